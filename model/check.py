@@ -19,7 +19,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-OWNERSHIP, SCHEDULES = (Path(__file__).with_name(f"{name}.pml") for name in ("ownership", "schedules"))
+OWNERSHIP, SCHEDULES, WORKFLOWS = (
+    Path(__file__).with_name(f"{name}.pml") for name in ("ownership", "schedules", "workflows")
+)
 MEMORY_MB = 9000
 DEPTH = 2_000_000
 ENDS = "ltl ends { <> FINAL }"
@@ -57,6 +59,8 @@ PROTOCOL = [
     Variant("the outbox alone, no sweeps, a broker that keeps", f"K=2 {NO_SWEEPS}", passes=True),
     Variant("schedules, three faults", "K=3", passes=True, model=SCHEDULES),
     Variant("every instant of a schedule gets its job", "K=3", passes=True, progress=True, model=SCHEDULES),
+    Variant("workflows, three deaths", "K=3", passes=True, model=WORKFLOWS),
+    Variant("every workflow comes to its end", "K=2", passes=True, progress=True, model=WORKFLOWS),
 ]
 """What must hold."""
 
@@ -84,6 +88,15 @@ ABLATIONS = [
     Variant("FIRE without the revision", "K=2 NO_REVISION", passes=False, model=SCHEDULES),
     Variant("FIRE as INSERT, then UPDATE", "K=2 INSERT_FIRST NO_LATER", passes=False, model=SCHEDULES),
     Variant("FIRE as UPDATE, then INSERT", "K=2 MOVE_FIRST", passes=False, progress=True, model=SCHEDULES),
+    Variant("FINISH without the generation", "K=2 NO_GENERATION", passes=False, model=WORKFLOWS),
+    Variant("NEEDS without the revision", "K=2 NO_REVISION", passes=False, model=WORKFLOWS),
+    Variant("RETRY that opens no batch", "K=2 NO_REOPEN", passes=False, progress=True, model=WORKFLOWS),
+    Variant(
+        "RETRY that holds nothing again", "K=2 NOT_HELD_AGAIN", passes=False, progress=True, model=WORKFLOWS
+    ),
+    Variant("FINISH and NEEDS without sweep", "K=1 NO_SWEEP", passes=False, progress=True, model=WORKFLOWS),
+    Variant("FINISH in the settle", "K=0 IN_SETTLE NO_SWEEP", passes=False, progress=True, model=WORKFLOWS),
+    Variant("NEEDS in FINISH", "K=0 NEEDS_IN_FINISH", passes=False, progress=True, model=WORKFLOWS),
 ]
 """What must not: each takes a protection away, and where layers cover for each other, those too."""
 

@@ -9,7 +9,7 @@ end. It has to drop the function for that, so it belongs into one transaction wi
 from alembic import op
 
 revision = "0021"
-down_revision = "0019"
+down_revision = "0023"
 branch_labels = None
 depends_on = None
 

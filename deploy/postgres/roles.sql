@@ -172,6 +172,15 @@ BEGIN
     REVOKE UPDATE ON jsworker.job_steps FROM jsworker_worker;
     GRANT INSERT, DELETE ON jsworker.job_steps TO jsworker_worker;
   END IF;
+  -- Workflows: producers enqueue them whole, and change none that is there.
+  IF to_regclass('jsworker.workflows') IS NOT NULL THEN
+    GRANT INSERT, UPDATE, DELETE ON jsworker.workflows, jsworker.batches TO jsworker_worker;
+    GRANT INSERT ON jsworker.batch_needs TO jsworker_worker;  -- a workflow takes them along
+    GRANT INSERT (id, name) ON jsworker.workflows TO jsworker_producer;
+    GRANT INSERT (id, workflow, name, kind, place, on_failure) ON jsworker.batches TO jsworker_producer;
+    GRANT INSERT (batch, needs) ON jsworker.batch_needs TO jsworker_producer;
+    GRANT INSERT (batch_id, held_by, held_at) ON jsworker.jobs TO jsworker_producer;
+  END IF;
   -- Producers that publish: the note that a message was sent, and whose turn it is to send it.
   GRANT SELECT (
     id, kind, status, dispatch, needs_publish, publish_after, cleared, clear_reason, traceparent, tracestate

@@ -43,6 +43,7 @@ _COMMANDS = {
     "limits": _Entry("limits", _JOBS, "How many jobs run at once, or begin in a span: list, set, reset."),
     "pause": _Entry("pausing", _JOBS, "Let no job of a kind or a key begin."),
     "resume": _Entry("pausing", _JOBS, "Let a paused kind or key go on."),
+    "workflow": _Entry("workflow", _JOBS, "Show a workflow as a tree; list, cancel or retry workflows."),
     "prune": _Entry("prune", _CARE, "Delete jobs that ended long ago, with their timelines."),
     "workers": _Entry("workers", _CARE, "List workers, the last seen first."),
     "db": _Entry("db_and_stream", _CARE, "Create or migrate jsworker's tables."),

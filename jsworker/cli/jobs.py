@@ -36,6 +36,7 @@ from jsworker.core.tracebacks import from_users_code, last_place
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.listing import Page
+from jsworker.ownership.queries.workflow_listing import place_of
 from jsworker.ownership.schema import STATUSES
 from jsworker.ownership.transitions.refused_rows import Mark, marks_of
 from jsworker.ownership.transitions.steps import steps_of
@@ -71,6 +72,7 @@ _FAILURES: Final = {
 }
 
 _CANCELLATIONS: Final = {
+    "needs": "what it needs has failed or was cancelled",
     "expired": "it had not begun by the time at which it expires",
     "superseded": "another job of its unique key waited already when it came back to the queue",
 }
@@ -312,6 +314,8 @@ async def _job(database: Database, named: str) -> dict[str, Any]:
     found = await find_job(database, named)
     marks = await marks_of(database, [found["id"]])
     timeline = await listing.timeline(database, found["id"])
+    if found["batch_id"] is not None:
+        found["workflow"] = await place_of(database, found["batch_id"])
     steps = await steps_of(database, found["id"])
     return found | {"refused": marks.get(found["id"], []), "steps": steps, "timeline": timeline}
 
@@ -347,6 +351,8 @@ def _summary(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
     yield "enqueued", Text(f"{moment(found['created_at'])}, {since(found['created_at'])} ago")
     if found["finished_at"] is not None:
         yield "finished", Text(f"{moment(found['finished_at'])}, {since(found['finished_at'])} ago")
+    if (flow := found.get("workflow")) is not None:
+        yield "workflow", Text(f"{cell(flow['name'])} {flow['workflow']}, node {cell(flow['node'])}")
     if found["priority"] != NORMAL:
         yield "priority", Text(PRIORITIES[found["priority"]])
     if (key := found["unique_key"] or found["waiting_key"]) is not None:

@@ -24,6 +24,7 @@ from jsworker.client.limits import Limits
 from jsworker.client.results import JobHandle, Results
 from jsworker.client.schedules import Schedules
 from jsworker.client.terms import Terms, is_due
+from jsworker.client.workflows import Flow, Workflows
 from jsworker.core import fault_points, tracing
 from jsworker.core.errors import JobNotFound, TransitionRefused
 from jsworker.core.events import Events
@@ -123,6 +124,11 @@ class JobClient:
         """Let a kind or a key go on; TransitionRefused: it is not paused."""
         await self.limits.resume(kind, key)
         self._publisher.publish_in_background()
+
+    @property
+    def workflows(self) -> Workflows:
+        """What was enqueued by ``workflow``: list, get, cancel, retry."""
+        return Workflows(self._opened(), self._publisher)
 
     @property
     def unpublished_because(self) -> str | None:
@@ -287,6 +293,10 @@ class JobClient:
         """
         self._opened()
         return await self._results.result(job_uuid(job_id), timeout)
+
+    def workflow(self, name: str) -> Flow:
+        """Return a workflow to fill in an ``async with`` block, which enqueues all of it at its end."""
+        return Flow(name, database=self._opened(), settings=self._settings, publisher=self._publisher)
 
     async def publish_pending(self) -> int:
         """Publish what the outbox holds, for example after your own transaction, and return how much.

@@ -138,6 +138,14 @@ class TransitionRefused(JsworkerError):
     """The job's state does not allow this."""
 
 
+class WorkflowNotFound(JsworkerError):
+    """No workflow has this id."""
+
+
+class WorkflowFailed(JsworkerError):
+    """A workflow has no result: a job of its last node has failed, was cancelled, or was pruned."""
+
+
 class ServersUnavailable(JsworkerError):
     """The embedded servers could not be started."""
 

@@ -36,6 +36,7 @@ EVENT_NAMES = frozenset(
         "reconcile.completed",
         "recovery.off",
         "heartbeat.failed",
+        "batch.finished",
         "database.changed",
         "prune.failed",
         "message.dead",
@@ -52,6 +53,7 @@ EVENT_NAMES = frozenset(
         "worker.stopped",
         "worker.degraded",
         "worker.restored",
+        "workflow.finished",
     }
 )
 

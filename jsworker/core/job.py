@@ -1,16 +1,28 @@
 """The job as a processor sees it: its payload, what an earlier run saved, and calls to report progress."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    overload,
+)
 from uuid import UUID
 
 if TYPE_CHECKING:
     from sqlalchemy import Executable
     from sqlalchemy.ext.asyncio import AsyncSession
     from sqlalchemy.orm import Session
+
+    from jsworker.core.processor import JobProcessor
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -27,6 +39,22 @@ class _Steps(Protocol):
         self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any: ...
     async def sleep(self, after: timedelta | float, name: str) -> None: ...
+
+
+class MemberResult(NamedTuple):
+    """What a member of a batch came to.
+
+    Attributes:
+        job_id: the member.
+        status: completed, failed or cancelled.
+        result: what it returned; None if it did not complete.
+        error: its last error; None if there was none.
+    """
+
+    job_id: UUID
+    status: str
+    result: Any
+    error: str | None
 
 
 class _Ownership(Protocol):
@@ -46,6 +74,13 @@ class _Ownership(Protocol):
     def sync_transaction(self, result: Any) -> AbstractContextManager["Session"]: ...
     def sync_transactions(self, result: Any) -> Iterator[AbstractContextManager["Session"]]: ...
     def complete_statement(self, result: Any) -> "Executable": ...
+    async def add_to_batch(
+        self, kind: Any, payloads: Iterable[Any], options: Mapping[str, Any]
+    ) -> list[UUID]: ...
+    def add_to_batch_statement(
+        self, kind: Any, payloads: Iterable[Any], options: Mapping[str, Any]
+    ) -> "Executable": ...
+    async def results_page(self, node: str, after: MemberResult | None) -> list[MemberResult]: ...
     def wait_for(self, call: Coroutine[Any, Any, T]) -> T: ...
     @property
     def steps(self) -> _Steps: ...
@@ -217,6 +252,56 @@ class Job(Generic[P]):
         """
         await self._ownership.steps.sleep(after, name)
 
+    async def add_to_batch(
+        self,
+        kind: "str | type[JobProcessor[Any]]",
+        payloads: Iterable[Any],
+        *,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
+    ) -> list[UUID]:
+        """Add jobs to the batch of a workflow to which this one belongs, and return their ids.
+
+        What needs the batch waits for them too. Another run that calls it adds others: where that matters,
+        take ``add_to_batch_statement`` and ``job.transaction()``.
+
+        Raises:
+            OwnershipLost: another run owns the job by now; nothing was added.
+            TransitionRefused: the job has no batch, or that has finished.
+            InvalidName, InvalidPayload, InvalidJson: the kind or a payload cannot be used; nothing was added.
+        """
+        return await self._ownership.add_to_batch(kind, payloads, _options(max_attempts, max_stalls))
+
+    def add_to_batch_statement(
+        self,
+        kind: "str | type[JobProcessor[Any]]",
+        payloads: Iterable[Any],
+        *,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
+    ) -> "Executable":
+        """Return the statement that adds jobs to this one's batch, for ``job.transaction()``.
+
+        Execute it and demand its rows, one for each job, up to 5,000: none means that the job has no batch,
+        or is lost. They are there once this job is completed, in the same commit.
+        """
+        return self._ownership.add_to_batch_statement(kind, payloads, _options(max_attempts, max_stalls))
+
+    async def results_of(self, node: str) -> AsyncIterator[MemberResult]:
+        """Yield what the members of a node came to that this job's own node comes ``after``.
+
+        They are read page by page: the completed ones in the order of their payloads, before and behind them
+        those that did not complete.
+
+        Raises:
+            ValueError: this job's node does not come after one of that name.
+        """
+        after: MemberResult | None = None
+        while page := await self._ownership.results_page(node, after):
+            for member in page:
+                yield member
+            after = page[-1]
+
     async def quiet(self, seconds: float) -> None:
         """Announce that the process may give no sign of life for ``seconds`` (a long call into C, a GPU).
 
@@ -281,6 +366,40 @@ class SyncJob:
         """See ``Job.sleep``."""
         self._ownership.wait_for(self._job.sleep(after, name=name))
 
+    def add_to_batch(
+        self,
+        kind: "str | type[JobProcessor[Any]]",
+        payloads: Iterable[Any],
+        *,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
+    ) -> list[UUID]:
+        """See ``Job.add_to_batch``."""
+        options = _options(max_attempts, max_stalls)
+        return self._ownership.wait_for(self._ownership.add_to_batch(kind, payloads, options))
+
+    def add_to_batch_statement(
+        self,
+        kind: "str | type[JobProcessor[Any]]",
+        payloads: Iterable[Any],
+        *,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
+    ) -> "Executable":
+        """See ``Job.add_to_batch_statement``."""
+        return self._ownership.add_to_batch_statement(kind, payloads, _options(max_attempts, max_stalls))
+
+    def results_of(self, node: str) -> Iterator[MemberResult]:
+        """See ``Job.results_of``."""
+        after: MemberResult | None = None
+        while page := self._ownership.wait_for(self._ownership.results_page(node, after)):
+            yield from page
+            after = page[-1]
+
     def quiet(self, seconds: float) -> None:
         """See ``Job.quiet``."""
         self._ownership.wait_for(self._job.quiet(seconds))
+
+
+def _options(max_attempts: int | None, max_stalls: int | None) -> dict[str, Any]:
+    return {"max_attempts": max_attempts, "max_stalls": max_stalls}

@@ -146,6 +146,22 @@ def limits(rows: Rows) -> Iterator[Finding]:
             )
 
 
+def workflows(rows: Rows) -> Iterator[Finding]:
+    """Every batch whose members have ended is finished, and every job that waits for needs has some."""
+    if rows.batches.unfinished:
+        yield warning(
+            f"{counted(rows.batches.unfinished, 'batch', plural='batches', bound=1000)} of workflows not "
+            "looked after for a minute since the last member ended",
+            "Run a worker, for each does it in its scan; look for row.refused in the workers' logs.",
+        )
+    if rows.batches.without_batch:
+        yield warning(
+            f"{counted(rows.batches.without_batch, 'job', bound=1000)} held by needs without a batch: "
+            "nothing will wake them",
+            "Whoever enqueued them wrote no batch: `jsworker jobs --status scheduled`, then cancel them.",
+        )
+
+
 def dead_messages(rows: Rows) -> Iterator[Finding]:
     """There are no messages that no worker could use."""
     if rows.newest_dead_message is None:
@@ -206,6 +222,6 @@ def pruning(rows: Rows, settings: Settings) -> Iterator[Finding]:
 
 
 CHECKS: Final = (
-    *(workers, time_limits, outbox, queues, schedules, limits, owners),
+    *(workers, time_limits, outbox, queues, schedules, limits, workflows, owners),
     *(refused_rows, failures, pruning, dead_messages),
 )

@@ -11,14 +11,14 @@ from sqlalchemy import TextClause, text
 from sqlalchemy.engine import URL
 
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, MigrationMissing
-from jsworker.ownership.pool import Parameters, Pool, Row, driver_url
+from jsworker.ownership.pool import Parameters, Pool, Row, Transaction, driver_url
 from jsworker.ownership.refusals import CONFLICTS, map_error
 
 T = TypeVar("T")
 
 REVISIONS: Final = (
     *("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0013", "0014"),
-    *("0015", "0016", "0020", "0020b", "0017", "0018", "0018b", "0019", "0021"),
+    *("0015", "0016", "0020", "0020b", "0017", "0018", "0018b", "0019", "0022", "0023", "0021"),
 )
 """The migrations that this version knows, in their order; a test compares them with the scripts."""
 
@@ -104,6 +104,20 @@ class Database:
         """Send a COPY … FROM STDIN its lines; as one transaction, with the errors of ``run``."""
         await self.call(lambda: self._statements.copy_in(statement, lines), self.seconds_for(len(lines)))
 
+    async def in_transaction(
+        self, write: Callable[[Transaction], Coroutine[Any, Any, T]], *, seconds: float | None = None
+    ) -> T:
+        """Return what ``write`` returns, all of whose statements commit together; with the errors of ``run``.
+
+        After a deadlock it is called again.
+        """
+
+        async def call() -> T:
+            async with self._statements.transaction() as opened:
+                return await write(opened)
+
+        return await self._execute(call, seconds)
+
     async def run_heartbeat(
         self, statement: TextClause, parameters: Parameters | None = None
     ) -> Sequence[Row]:
@@ -156,9 +170,7 @@ class Database:
         for pool in (self._heartbeats, self._by_key, self._statements):
             await pool.close()
 
-    async def _execute(
-        self, call: Callable[[], Coroutine[Any, Any, Sequence[Row]]], seconds: float | None = None
-    ) -> Sequence[Row]:
+    async def _execute(self, call: Callable[[], Coroutine[Any, Any, T]], seconds: float | None = None) -> T:
         for _ in range(_CONFLICT_TRIES - 1):
             try:
                 return await self.call(call, seconds)

@@ -113,6 +113,12 @@ class Pool:
         async with self._lend() as lent, lent.cursor().copy(_sql(statement)) as copy:
             await copy.write(lines)
 
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator["Transaction"]:
+        """Begin a transaction of several statements, committed at the end of the block; errors as above."""
+        async with self._lend() as lent, lent.transaction():
+            yield Transaction(lent)
+
     async def close(self) -> None:
         """Close every connection; one that is lent is closed when it comes back."""
         self._closed = True
@@ -156,6 +162,25 @@ class Pool:
                 await connection.close()
                 raise
         return connection
+
+
+class Transaction:
+    """Statements that commit together, each with a snapshot of its own."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def run(self, statement: TextClause, parameters: Parameters | None = None) -> Sequence[Row]:
+        """Run a statement and return its rows."""
+        cursor = self._connection.cursor(row_factory=namedtuple_row)
+        await cursor.execute(_sql(statement), parameters or {})
+        return await cursor.fetchall() if cursor.description else ()
+
+    async def copy_in(self, statement: TextClause, lines: Iterable[str]) -> None:
+        """Send a COPY … FROM STDIN its lines, in PostgreSQL's text format, piece by piece."""
+        async with self._connection.cursor().copy(_sql(statement)) as copy:
+            for piece in lines:
+                await copy.write(piece)
 
 
 async def connect(arguments: Mapping[str, Any]) -> Connection:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from jsworker.core.priorities import NORMAL
-from jsworker.ownership.schema import jobs, refused_rows
+from jsworker.ownership.schema import batches, jobs, refused_rows, workflows
 from jsworker.ownership.statements import AT_START, NOW, given, given_seconds, j, locked, seconds
 
 Predicate = sa.ColumnElement[bool]
@@ -218,3 +218,27 @@ def set_aside(*attempted: str) -> Predicate:
 
 def _marked(*which: Predicate) -> Predicate:
     return sa.select(r.c.job_id).where(r.c.job_id == j.c.id, *which, as_refused).exists()
+
+
+# Batches and workflows. What is decided by the rows of jobs is decided before the batch is locked; that it is unchanged
+# since shows its generation, which members that are added and jobs that run again move on, as does a workflow's revision.
+b: Final = batches.alias("b")
+w: Final = workflows.alias("w")
+sealed: Final = b.c.sealed
+unfinished: Final = b.c.finished_at.is_(None)
+finished: Final = b.c.finished_at.is_not(None)
+not_propagated: Final = ~b.c.propagated
+workflow_open: Final = w.c.finished_at.is_(None)
+not_cancelled: Final = w.c.cancelled_at.is_(None)
+without_batch: Final = j.c.batch_id.is_(None)
+cancelled_for_needs: Final = sa.and_(j.c.status == "cancelled", j.c.failure_reason == "needs")
+
+
+def at_generation(seen: sa.ColumnElement[Any]) -> Predicate:
+    """Return that no member of a batch was added or run again since it was looked at."""
+    return b.c.generation == seen
+
+
+def at_revision(seen: sa.ColumnElement[Any]) -> Predicate:
+    """Return that no batch of a workflow was opened again since it was looked at."""
+    return w.c.revision == seen

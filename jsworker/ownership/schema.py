@@ -74,6 +74,11 @@ _JOB_RULES = {
     ),
 }
 
+_NODE_NAME = r"name !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]' AND char_length(name) BETWEEN 1 AND 255"
+_OUTCOME = (
+    "(outcome IS NOT NULL) = (finished_at IS NOT NULL) AND outcome IN ('completed', 'failed', 'cancelled')"
+)
+
 metadata = sa.MetaData(schema=SCHEMA)
 
 
@@ -159,6 +164,7 @@ jobs = sa.Table(
     sa.Column("behind", sa.Uuid),
     _instant("debounce_until"),
     _count("snoozes"),
+    sa.Column("batch_id", sa.Uuid),
     *(sa.CheckConstraint(rule, name=name) for name, rule in _JOB_RULES.items()),
     # Owned rows are found by worker; last_activity_at is in no index, so heartbeats stay HOT updates.
     # The predicates are written so that only the sweeps, which repeat them, can use these indexes. With
@@ -216,6 +222,11 @@ jobs = sa.Table(
         "jobs_expiring",
         "expires_at",
         where="expires_at IS NOT NULL AND status || '' IN ('scheduled', 'queued')",
+    ),
+    # Members of a batch by their status, of which the youngest are looked at first; and those that wait for its needs.
+    _partial("jobs_of_batch", "batch_id", "status", "id", where="batch_id IS NOT NULL"),
+    _partial(
+        "jobs_held_of_batch", "batch_id", "id", where="held_by = 'needs' AND status || '' = 'scheduled'"
     ),
     _partial(
         "jobs_unique_live",
@@ -412,4 +423,58 @@ job_steps = sa.Table(
     _instant("sleeps_until"),
     sa.CheckConstraint("char_length(name) BETWEEN 1 AND 255", name="job_steps_name"),
     sa.CheckConstraint(f"sleeps_until BETWEEN {_FIRST} AND {_LAST}", name="job_steps_sleeps_until"),
+)
+
+workflows = sa.Table(
+    "workflows",
+    metadata,
+    sa.Column("id", sa.Uuid, primary_key=True),
+    sa.Column("name", sa.Text, nullable=False),
+    _now("created_at"),
+    # Moves on when a batch is opened again: what was decided by the rows as they were before is void.
+    sa.Column("revision", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+    _instant("cancelled_at"),
+    _instant("finished_at"),
+    sa.Column("outcome", sa.Text),
+    sa.CheckConstraint(_NODE_NAME, name="workflows_name"),
+    sa.CheckConstraint(_OUTCOME, name="workflows_outcome"),
+    _partial("workflows_open", "id", where="finished_at IS NULL"),
+    _partial("workflows_finished", "finished_at", where="finished_at IS NOT NULL"),
+)
+
+batches = sa.Table(
+    "batches",
+    metadata,
+    sa.Column("id", sa.Uuid, primary_key=True),
+    sa.Column(
+        "workflow", sa.Uuid, sa.ForeignKey("jsworker.workflows.id", ondelete="CASCADE"), nullable=False
+    ),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("place", sa.Integer, nullable=False),
+    sa.Column("on_failure", sa.Text, nullable=False, server_default=sa.text("'cancel'")),
+    sa.Column("sealed", sa.Boolean, nullable=False, server_default=sa.text("true")),
+    # Moves on when a member is added or runs again: what was counted before is void.
+    sa.Column("generation", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+    _now("created_at"),
+    _instant("finished_at"),
+    sa.Column("outcome", sa.Text),
+    # Whether those that need it were looked after since it finished.
+    _flag("propagated"),
+    sa.CheckConstraint(_NODE_NAME, name="batches_name"),
+    sa.CheckConstraint(_OUTCOME, name="batches_outcome"),
+    sa.CheckConstraint(_JOB_RULES["jobs_kind"], name="batches_kind"),
+    sa.CheckConstraint("on_failure IN ('cancel', 'run')", name="batches_on_failure"),
+    sa.Index("batches_of_workflow", "workflow", "place"),
+    _partial("batches_open", "id", where="finished_at IS NULL"),
+    _partial("batches_to_propagate", "id", where="finished_at IS NOT NULL AND NOT propagated"),
+)
+
+batch_needs = sa.Table(
+    "batch_needs",
+    metadata,
+    sa.Column("batch", sa.Uuid, sa.ForeignKey("jsworker.batches.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("needs", sa.Uuid, sa.ForeignKey("jsworker.batches.id", ondelete="CASCADE"), primary_key=True),
+    sa.CheckConstraint("batch <> needs", name="batch_needs_other"),
+    sa.Index("batch_needs_needs", "needs"),
 )

@@ -28,7 +28,7 @@ _WARNINGS: Final = (
     *("schedule.refused", "worker.degraded"),
 )
 _LEVELS: Final = {
-    **dict.fromkeys((*_PER_JOB, "job.held", "jobs.woken", "schedule.fired"), logging.DEBUG),
+    **dict.fromkeys((*_PER_JOB, "job.held", "jobs.woken", "schedule.fired", "batch.finished"), logging.DEBUG),
     **dict.fromkeys(_WARNINGS, logging.WARNING),
     "job.stop_ignored": logging.ERROR,
 }

@@ -67,6 +67,9 @@ class Metrics(Collector):
         self._fired = seconds("schedule_delay_seconds", "From a schedule's instant to its job.")
         self._left_out = counter("schedule_instants_skipped", "Instants without a job, by policy.", ["kind"])
         self._unfired = counter("schedules_refused", "Schedules that could not be fired.", ["kind"])
+        self._workflows = counter("workflows_finished", "Workflows that this process finished.", ["outcome"])
+        for outcome in ("completed", "failed", "cancelled"):
+            self._workflows.labels(outcome)
         self._publishing_refused = gauge("publishing_refused", "1 while JetStream stores no messages.")
         self._degraded = gauge("degraded", "1 while a server cannot be reached.", ["server"])
         for server in _SERVERS:
@@ -114,6 +117,7 @@ class Metrics(Collector):
             "schedule.skipped": lambda event: self._left_out.labels(self._kind(event)).inc(),
             "schedule.refused": lambda event: self._unfired.labels(self._kind(event)).inc(),
             "jobs.expired": lambda event: self._expired.labels(self._kind(event)).inc(event.fields["jobs"]),
+            "workflow.finished": lambda event: self._workflows.labels(event.fields["outcome"]).inc(),
             "jobs.pruned": lambda event: self._pruned.inc(event.fields["jobs"]),
             "heartbeat.failed": lambda _: self._unanswered.inc(),
             "worker.degraded": self._set_degraded,

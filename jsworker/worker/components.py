@@ -22,6 +22,7 @@ from jsworker.worker.maintenance.lanes import Lanes
 from jsworker.worker.maintenance.relay import Relay
 from jsworker.worker.maintenance.retention import TICK_SECONDS, Retention
 from jsworker.worker.maintenance.scheduler import Scheduler
+from jsworker.worker.maintenance.workflows import Workflows
 from jsworker.worker.pipeline.in_flight import StopReason
 from jsworker.worker.pipeline.pipeline import Pipeline
 from jsworker.worker.presence import Presence
@@ -67,8 +68,9 @@ class Components:
         self.pipeline = Pipeline(
             context, quiet=self.quiet, late=self.late, loop_ends=lambda: self.beats.is_cancelled
         )
-        ask_isolated = self.pipeline.isolated_runner.ask_stacks
-        self.presence = Presence(context, partial(stacks.answer, context, ask_isolated))
+        self.presence = Presence(
+            context, partial(stacks.answer, context, self.pipeline.isolated_runner.ask_stacks)
+        )
         self.heartbeat = Heartbeat(context, self.pipeline, presence=self.presence, quiet=self.quiet)
         interval = settings.heartbeat_interval
         self.beats = self._loop(HEARTBEAT, self.heartbeat.step, interval)
@@ -89,6 +91,7 @@ class Components:
         self.shape = self._scan("shape", partial(watches.keep_in_shape, context, self._lane_names), interval)
         self.schedules, self.scheduler, self.held, self.admissions = self._wakers()
         self.survey = FleetSurvey(context, self._lane_names)
+        self.workflows = self._loop_for_workflows(context)
         self._scan("survey", self.survey.step, SURVEY_SECONDS, runs=surveys)
         self.database_watch = watches.DatabaseWatch(
             context, revision=migration, on_failover=self.heartbeat.look_for_orphaned_claims
@@ -169,6 +172,11 @@ class Components:
 
     async def _find_held(self) -> None:
         await self.admissions.step()
+
+    def _loop_for_workflows(self, context: WorkerContext) -> Loop:
+        loop = self._loop("workflows", Workflows(context).step, context.settings.scan_interval)
+        context.batches.changed.append(loop.wake)
+        return loop
 
     async def _take_from_the_table(self) -> None:
         await self.publisher.try_again()
@@ -293,7 +301,7 @@ class Components:
 
         Not the whole outbox: a process that takes too long to end is killed, and other relays publish it too.
         """
-        for loop in (self.reconciliation, self.scans, self.repairs):
+        for loop in (self.reconciliation, self.scans, self.repairs, self.workflows):
             await loop.stop()
         await self.dead_owners.close()
         # Cut short, a batch would keep what it has taken from the others for five seconds.

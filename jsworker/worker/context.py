@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
+from uuid import UUID
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import (
@@ -42,6 +43,25 @@ class Notifier(list[Callable[[], None]]):
         """Call all of them."""
         for subscriber in self:
             subscriber()
+
+
+class TouchedBatches:
+    """Batches of which a member has ended here; ``changed`` is notified of each that was not known to be."""
+
+    def __init__(self) -> None:
+        self._touched: set[UUID] = set()
+        self.changed = Notifier()
+
+    def touch(self, batch: UUID) -> None:
+        """Have a batch looked after."""
+        if batch not in self._touched:
+            self._touched.add(batch)
+            self.changed.notify()
+
+    def take(self) -> set[UUID]:
+        """Return those that were touched since the last call."""
+        taken, self._touched = self._touched, set()
+        return taken
 
 
 class DatabaseHealth:
@@ -206,6 +226,7 @@ class WorkerContext:
         requeued: notified when a job went back to the queue and waits to be published.
         room: notified when more jobs may be claimed.
         held: notified when a job was held that time alone makes due again.
+        batches: those of which a member has ended.
     """
 
     settings: Settings
@@ -225,6 +246,7 @@ class WorkerContext:
     requeued: Notifier = field(default_factory=Notifier)
     room: Notifier = field(default_factory=Notifier)
     held: Notifier = field(default_factory=Notifier)
+    batches: TouchedBatches = field(default_factory=TouchedBatches)
 
     @property
     def worker_id(self) -> str:

@@ -29,6 +29,7 @@ PER_PROCESS = {
     "jsworker_schedule_delay_seconds_bucket": {"kind", "le"},
     "jsworker_schedule_instants_skipped_total": {"kind"},
     "jsworker_schedules_refused_total": {"kind"},
+    "jsworker_workflows_finished_total": {"outcome"},
 }
 FLEET_WIDE = {
     "jsworker_jobs": {"kind", "status"},

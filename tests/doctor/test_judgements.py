@@ -15,6 +15,7 @@ from jsworker.ownership.queries.job_report import (
     EndedSample,
     KeyLimit,
     Late,
+    LeftBatches,
     NextInstant,
     RegisteredWorker,
     Rows,
@@ -325,3 +326,11 @@ def test_schedules_that_are_late_or_of_kinds_that_nobody_works_on(
     found = list(job_checks.schedules(replace(ROWS, workers=(worker(),), schedules=(schedule,))))
     assert [each.level for each in found] == ([] if says is None else ["warning"])
     assert says is None or says in found[0].says
+
+
+def test_batches_that_nobody_has_looked_after() -> None:
+    found = list(job_checks.workflows(replace(ROWS, batches=LeftBatches(2, 1))))
+    assert [each.level for each in found] == ["warning", "warning"]
+    assert "2 batches of workflows not looked after for a minute" in found[0].says
+    assert "1 job held by needs without a batch" in found[1].says
+    assert list(job_checks.workflows(ROWS)) == []

@@ -21,6 +21,7 @@ from jsworker.ownership.transitions import (
     heartbeat,
     priorities,
     publish,
+    reopen,
     republish,
     reset,
     schedules,
@@ -28,6 +29,8 @@ from jsworker.ownership.transitions import (
     snooze,
     steps,
     waiting_keys,
+    workflow_control,
+    workflows,
 )
 
 WIDTH = 110
@@ -79,6 +82,17 @@ STATEMENTS: dict[str, TextClause] = {
     "ADMIT, first statement: lock": admission.LOCK,
     "ADMIT, second statement: count, CLAIM and HOLD": admission.ADMIT,
     "WAKE, after the same lock": admission.WAKE,
+    "FINISH of a batch": workflows.FINISH,
+    "NEEDS": workflows.NEEDS,
+    "NEEDS has come to its end": workflows.PROPAGATED,
+    "FINISH of a workflow": workflows.FINISH_WORKFLOW,
+    "What a process that died has left of these": workflows.LEFT,
+    "A member adds members": workflow_control.ADD_MEMBERS,
+    "CANCEL of a workflow": workflow_control.CANCEL_WORKFLOW,
+    "RETRY of members: the workflow moves on": reopen.MOVE_ON,
+    "RETRY of members: batches are opened again": reopen.REOPEN,
+    "RETRY of members": reopen.RETRY_MEMBERS,
+    "RETRY of members: what was cancelled for them is held again": reopen.HOLD_AGAIN,
 }
 _CLAUSE = re.compile(r" (?=(?:SET|FROM|WHERE|ORDER BY|RETURNING|SELECT|VALUES|FOR NO KEY UPDATE|FOR SHARE) )")
 

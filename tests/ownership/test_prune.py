@@ -8,6 +8,7 @@ from uuid import UUID
 import psycopg
 import pytest
 from psycopg.rows import dict_row
+from psycopg.sql import SQL, Identifier
 from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.engine import make_url
 
@@ -17,9 +18,11 @@ from jsworker.ownership.schema import FINAL, STATUSES
 from jsworker.ownership.transitions import control, prune
 from jsworker.ownership.transitions.enqueue import NewJob, enqueue, new_job_id
 from jsworker.ownership.transitions.prune import Batch, Ended, next_limit
+from jsworker.ownership.transitions.workflows import advance
 
 from .calls import claimed, opened
 from .conftest import TestDatabases
+from .flows import Stored, change, stored
 from .polling import eventually
 from .rows import KIND, Sql, ago, insert_job, read_value
 from .test_plans import access_paths, rows_read
@@ -296,7 +299,9 @@ class TestPlan:
     def test_a_batch(self, table: Connection, limit: int, place: int | None) -> None:
         parameters = values(table, place) | {"limit": limit}
         paths = access_paths(table, prune.PRUNE, parameters)
-        assert {path for path in paths if "workers" not in path} == {
+        # Of a member of a batch that is looked up, if it is: while there are hardly any, without an index.
+        others = {path for path in paths if "workers" not in path and "batches" not in path}
+        assert others == {
             "jobs_finished",
             "jobs_pkey",
             "job_events_job",
@@ -360,3 +365,68 @@ def index_reads(sql: Sql) -> int:
     sql.execute("SELECT pg_stat_clear_snapshot()")
     query = "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'jobs_finished'"
     return int(read_value(sql, query))
+
+
+class TestWorkflows:
+    @pytest.fixture
+    async def flow(self, database: Database, sql: Sql) -> Stored:
+        """A workflow that has ended, and so have its jobs, two days ago."""
+        sql.execute("DELETE FROM jsworker.workflows")
+        flow = await stored(database, sql, ("a", 3, ()), ("b", 1, ("a",)))
+        await flow.complete(*flow.members("a"))
+        await advance(database, [flow.batch("a")])
+        await flow.complete(flow.member("b"))
+        await advance(database, [flow.batch("b")])
+        sql.execute("UPDATE jsworker.jobs SET finished_at = finished_at - interval '2 days'")
+        return flow
+
+    @pytest.mark.usefixtures("flow")
+    async def test_it_stays_as_a_whole(self, database: Database, sql: Sql) -> None:
+        """Its jobs ended long ago; itself it did not."""
+        assert [batch.jobs for batch in await prune_all(database, await a_day_ago(database))] == [0]
+        assert await prune.count_old(database, await a_day_ago(database)) == 0
+        assert len(jobs_left(sql)) == 4
+
+    async def test_it_goes_as_a_whole(self, database: Database, sql: Sql, flow: Stored) -> None:
+        change(sql, "workflows", "finished_at = clock_timestamp() - interval '2 days'", flow.id)
+        assert await prune.count_old(database, await a_day_ago(database)) == 4
+        one = await a_day_ago(database, status="completed")
+        assert (await prune.prune(database, one, since=None, limit=10)).jobs == 0
+        assert [batch.jobs for batch in await prune_all(database, await a_day_ago(database))] == [4]
+        for table in ("workflows", "batches", "batch_needs", "jobs"):
+            assert sql.execute(SQL("SELECT FROM jsworker.{}").format(Identifier(table))).fetchall() == []
+
+    async def test_members_that_stay_hold_up_no_other(
+        self, database: Database, sql: Sql, flow: Stored
+    ) -> None:
+        """Also where they ended in one moment, and are more than one batch finds."""
+        moment = ago(3 * DAY)
+        sql.execute(
+            SQL("UPDATE jsworker.jobs SET finished_at = (SELECT date_trunc('day', {}))").format(moment)
+        )
+        younger = [insert_job(sql, "completed", finished_at=ago(2 * DAY)) for _ in range(3)]
+        ended, since, deleted = await a_day_ago(database), None, 0
+        for _ in range(10):
+            batch = await prune.prune(database, ended, since=since, limit=2)
+            since, deleted = batch.last, deleted + batch.jobs
+            if batch.is_last:
+                break
+        assert deleted == len(younger)
+        assert jobs_left(sql) == {*flow.members("a"), *flow.members("b")}
+
+    async def test_one_that_is_opened_again_stays(self, database: Database, sql: Sql, flow: Stored) -> None:
+        change(sql, "workflows", "finished_at = NULL, outcome = NULL", flow.id)
+        assert [batch.jobs for batch in await prune_all(database, await a_day_ago(database))] == [0]
+
+    async def test_a_workflow_that_a_foreign_key_keeps_keeps_no_other(
+        self, database: Database, sql: Sql, flow: Stored
+    ) -> None:
+        change(sql, "workflows", "finished_at = clock_timestamp() - interval '2 days'", flow.id)
+        insert_job(sql, "completed", finished_at=ago(2 * DAY))
+        sql.execute("CREATE TABLE kept (workflow uuid REFERENCES jsworker.workflows (id))")
+        try:
+            sql.execute("INSERT INTO kept VALUES (%s)", [flow.id])
+            assert [batch.jobs for batch in await prune_all(database, await a_day_ago(database))] == [1]
+            assert len(jobs_left(sql)) == 4
+        finally:
+            sql.execute("DROP TABLE kept")

@@ -44,6 +44,7 @@ SCHEDULE = (
 )
 
 ENQUEUE = "SELECT * FROM jsworker.enqueue('echo', '{}', unique_key => 'k', delay => '1 hour')"
+WORKFLOW = "INSERT INTO jsworker.workflows (id, name) VALUES (gen_random_uuid(), 'nightly')"
 
 MAY: dict[str, list[str]] = {
     "owner": [
@@ -69,6 +70,10 @@ MAY: dict[str, list[str]] = {
         "DELETE FROM jsworker.unique_windows",
         "INSERT INTO jsworker.job_steps (job_id, name, fencing_token) VALUES (gen_random_uuid(), 'a', 1)",
         "DELETE FROM jsworker.job_steps",
+        WORKFLOW,
+        "UPDATE jsworker.workflows SET revision = revision + 1",
+        "UPDATE jsworker.batches SET generation = generation + 1",
+        "DELETE FROM jsworker.workflows",
         (
             "INSERT INTO jsworker.untold_resets (job_id, kind, status, fencing_token, dispatch, owner,"
             " stalls) VALUES (gen_random_uuid(), 'echo', 'queued', 1, 2, 'w', 0)"
@@ -85,6 +90,15 @@ MAY: dict[str, list[str]] = {
         "SELECT id FROM jsworker.jobs WHERE kind = 'echo' AND waiting_key = 'a' AND status = 'queued'",
         "SELECT id, kind, unique_key, status, dispatch FROM jsworker.jobs",
         "SELECT version_num FROM jsworker.alembic_version",
+        WORKFLOW,
+        "INSERT INTO jsworker.batch_needs (batch, needs) SELECT w, w FROM gen_random_uuid() AS w WHERE false",
+        insert(
+            status="'scheduled'",
+            dispatch="0",
+            held_by="'needs'",
+            held_at="now()",
+            batch_id="gen_random_uuid()",
+        ),
     ],
     "publisher": [
         insert(),
@@ -108,6 +122,7 @@ MAY: dict[str, list[str]] = {
         "SELECT * FROM jsworker.refused_rows",
         "SELECT * FROM jsworker.schedules",
         "SELECT * FROM jsworker.job_steps",
+        "SELECT * FROM jsworker.workflows, jsworker.batches, jsworker.batch_needs",
         "SELECT * FROM jsworker.installation",
     ],
     "metrics": [
@@ -139,6 +154,10 @@ MAY_NOT: dict[str, list[str]] = {
         "DELETE FROM jsworker.unique_windows",
         "SELECT * FROM jsworker.job_steps",
         "INSERT INTO jsworker.job_steps (job_id, name, fencing_token) VALUES (gen_random_uuid(), 'a', 1)",
+        "UPDATE jsworker.workflows SET revision = revision + 1",
+        "UPDATE jsworker.batches SET generation = generation + 1",
+        "SELECT * FROM jsworker.batches",
+        "DELETE FROM jsworker.workflows",
         "SELECT id FROM jsworker.jobs FOR UPDATE",
         "SELECT id FROM jsworker.jobs FOR NO KEY UPDATE SKIP LOCKED",
         "SELECT id FROM jsworker.jobs FOR SHARE",

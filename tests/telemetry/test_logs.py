@@ -269,6 +269,7 @@ class TestLevels:
                     "job.held",
                     "jobs.woken",
                     "schedule.fired",
+                    "batch.finished",
                 ],
             ),
             (
@@ -289,6 +290,7 @@ class TestLevels:
                     "limit.paused",
                     "limit.resumed",
                     "schedule.skipped",
+                    "workflow.finished",
                 ],
             ),
             (

@@ -76,6 +76,21 @@ SELECT kind, key, free, held, extract(epoch FROM statement_timestamp() - held_si
 FROM ({LIST.text.replace(":all", "false")}) AS found
 WHERE held > 0 OR paused_at IS NOT NULL ORDER BY held_for DESC NULLS LAST LIMIT 1000
 """)  # noqa: S608 -- constants
+# Finished, or without a live member, for a minute, in which every worker's scan would have found it; and jobs that wait for
+# what a batch needs, and have none.
+LEFT_BATCHES = text("""
+SELECT (SELECT count(*) FROM (
+    (SELECT FROM jsworker.batches AS b WHERE b.finished_at IS NOT NULL AND NOT b.propagated
+       AND b.finished_at < statement_timestamp() - interval '1 minute' LIMIT 1000)
+    UNION ALL
+    (SELECT FROM jsworker.batches AS b WHERE b.finished_at IS NULL AND b.sealed
+       AND b.created_at < statement_timestamp() - interval '1 minute' AND NOT EXISTS (
+         SELECT FROM jsworker.jobs AS j WHERE j.batch_id = b.id AND (
+           j.status IN ('scheduled', 'queued', 'processing')
+           OR j.finished_at > statement_timestamp() - interval '1 minute')) LIMIT 1000)) AS batches) AS unfinished,
+  (SELECT count(*) FROM (SELECT FROM jsworker.jobs AS j WHERE j.held_by = 'needs' AND j.status || '' = 'scheduled'
+     AND NOT EXISTS (SELECT FROM jsworker.batches AS b WHERE b.id = j.batch_id) LIMIT 1000) AS jobs) AS without_batch
+""")
 
 # A worker without a row that goes on beating comes back to the registry by itself.
 SILENT_OWNERS = text("""
@@ -233,6 +248,16 @@ class KeyLimit(NamedTuple):
     reason: str | None = None
 
 
+class LeftBatches(NamedTuple):
+    """Batches that nobody has looked after for a minute, and jobs that wait for the needs of no batch."""
+
+    unfinished: int
+    without_batch: int
+
+
+_NONE_LEFT = LeftBatches(0, 0)
+
+
 class EndedSample(NamedTuple):
     """The jobs that ended last, ``within`` so many seconds; the oldest one ended ``oldest`` seconds ago."""
 
@@ -265,6 +290,7 @@ class Rows:
     refused: Sequence[RefusalGroup] = ()
     schedules: Sequence[NextInstant] = ()
     limits: Sequence[KeyLimit] = ()
+    batches: LeftBatches = _NONE_LEFT
 
 
 @dataclass(slots=True)
@@ -319,6 +345,7 @@ async def read_rows(database: Database, *, late_after: float) -> Rows:
         refused=[RefusalGroup(*row) for row in await database.run(REFUSED)],
         schedules=[NextInstant(*row) for row in await database.run(SCHEDULES)],
         limits=[KeyLimit(*row) for row in await database.run(LIMITS)],
+        batches=LeftBatches(*(await database.run(LEFT_BATCHES))[0]),
     )
 
 

@@ -30,6 +30,9 @@ _NEEDED_RIGHTS: Final = {
     "limits": "SELECT INSERT UPDATE DELETE",
     "unique_windows": "SELECT INSERT UPDATE DELETE",
     "job_steps": "SELECT INSERT DELETE",
+    "workflows": "SELECT INSERT UPDATE DELETE",
+    "batches": "SELECT INSERT UPDATE DELETE",
+    "batch_needs": "SELECT INSERT",
     "alembic_version": "SELECT",
 }
 """What the statements of a worker need of each table."""

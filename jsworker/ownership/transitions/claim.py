@@ -36,6 +36,7 @@ class ClaimedJob(NamedTuple):
         scheduled_for: the instant for which a schedule has enqueued it.
         limit_key: under which limits count it; None: no limit does.
         waiting_key: of which one other job may wait.
+        batch_id: the batch of a workflow to which it belongs.
     """
 
     id: UUID
@@ -60,6 +61,7 @@ class ClaimedJob(NamedTuple):
     limit_key: str | None = None
     priority: int = NORMAL
     waiting_key: str | None = None
+    batch_id: UUID | None = None
 
 
 def _inline(value: sa.ColumnElement[Any], size: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:

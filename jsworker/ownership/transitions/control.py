@@ -1,17 +1,27 @@
 """What operators and clients may do to a job: CANCEL and RETRY."""
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from uuid import UUID
 
 import sqlalchemy as sa
 
-from jsworker.core.errors import TransitionRefused
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, TransitionRefused
 from jsworker.ownership.database import Database
-from jsworker.ownership.predicates import ANY_AGE, RunAge, as_old_as_chosen, failed, live, processing
+from jsworker.ownership.predicates import (
+    ANY_AGE,
+    RunAge,
+    as_old_as_chosen,
+    failed,
+    live,
+    processing,
+    without_batch,
+)
 from jsworker.ownership.refusals import RowRefused, in_halves
 from jsworker.ownership.schema import FINAL, STATUSES
 from jsworker.ownership.statements import NOT_HELD, NOW, compiled, entry, given_array, j, json_object
+from jsworker.ownership.transitions import reopen, workflows
 from jsworker.ownership.transitions.publish import QUEUED_AGAIN
 
 LIVE = frozenset(STATUSES) - frozenset(FINAL)
@@ -34,7 +44,7 @@ def _cancel() -> sa.TextClause:
             **NOT_HELD,
         )
         .where(j.c.id == locked.c.id, live)
-        .returning(*j.c["id", "status", "worker_id", "fencing_token"])
+        .returning(*j.c["id", "status", "worker_id", "fencing_token", "batch_id"])
         .cte("asked")
     )
     logged = entry(
@@ -42,12 +52,12 @@ def _cancel() -> sa.TextClause:
         sa.case((asked.c.status == "processing", "cancel_requested"), else_="cancelled"),
         detail=sa.func.jsonb_strip_nulls(json_object(owner=asked.c.worker_id)),
     )
-    return compiled(sa.select(asked.c.id, asked.c.status).add_cte(logged))
+    return compiled(sa.select(*asked.c["id", "status", "batch_id"]).add_cte(logged))
 
 
 def _retry() -> sa.TextClause:
-    """Return RETRY. The fencing token is kept: it never goes back."""
-    dead = sa.select(j.c.id, j.c.failure_reason).where(j.c.id == sa.bindparam("id"), failed)
+    """Return RETRY. The fencing token is kept: it never goes back. Members of a batch are retried with it."""
+    dead = sa.select(j.c.id, j.c.failure_reason).where(j.c.id == sa.bindparam("id"), failed, without_batch)
     locked = dead.with_for_update(key_share=True).cte("dead")
     retried = (
         sa.update(j)
@@ -67,7 +77,7 @@ def _retry() -> sa.TextClause:
 
 CANCEL = _cancel()
 RETRY = _retry()
-STATUS = sa.text("SELECT status FROM jsworker.jobs WHERE id = :id")
+STATUS = sa.text("SELECT status, batch_id FROM jsworker.jobs WHERE id = :id")
 MISSED = compiled(sa.select(j.c.id, j.c.status, _is_meant.label("meant")).where(j.c.id == sa.any_(_ids)))
 
 
@@ -95,25 +105,29 @@ class Cancelled:
 async def cancel(
     database: Database, ids: Sequence[UUID], *, statuses: Collection[str] | None = None, age: RunAge = ANY_AGE
 ) -> Cancelled:
-    """Cancel waiting jobs at once and ask the owners of running ones to stop.
+    """Cancel waiting jobs at once, ask the owners of running ones to stop, and look after the batches of both.
 
     Only those that are of one of these statuses (None: any live one) and, if they run, so old at that moment.
     """
     meant = LIVE if statuses is None else LIVE.intersection(statuses)
     wanted = {"statuses": list(meant), **age.values()}
     asked: dict[UUID, str] = {}
+    batches: set[UUID] = set()
     seen: dict[UUID, str] = {}
     refused: dict[UUID, str] = {}
     missed = list(ids)
     while missed:  # once more for a job that was retried between the two statements
         rows, bad = await in_halves(missed, lambda some: database.run(CANCEL, {"ids": list(some), **wanted}))
         asked |= {row.id: row.status for row in rows}
+        batches |= {row.batch_id for row in rows if row.batch_id is not None and row.status == "cancelled"}
         refused |= {job_id: str(error) for job_id, error in bad}
         missed = [job_id for job_id in missed if job_id not in asked and job_id not in refused]
         if missed:
             found = await database.run(MISSED, {"ids": missed, **wanted})
             seen |= {row.id: row.status for row in found}
             missed = [row.id for row in found if row.meant]
+    with suppress(DatabaseUnavailable, DatabaseRefused):  # the workers' scans do it then
+        await workflows.advance(database, batches)
     left = {job_id: status for job_id, status in seen.items() if job_id not in asked | refused}
     return Cancelled(
         cancelled=[job_id for job_id, status in asked.items() if status == "cancelled"],
@@ -126,7 +140,10 @@ async def cancel(
 
 
 async def retry(database: Database, job_id: UUID) -> None:
-    """Put a failed job back into the queue, its counters at zero; TransitionRefused says why it cannot be."""
+    """Put a failed job back into the queue, its counters at zero; TransitionRefused says why it cannot be.
+
+    A member of a batch opens that again, and waits if what the batch needs is not finished.
+    """
     try:
         if await database.run(RETRY, {"id": job_id}):
             return
@@ -137,4 +154,8 @@ async def retry(database: Database, job_id: UUID) -> None:
     rows = await database.run(STATUS, {"id": job_id})
     if not rows:
         raise TransitionRefused(f"job {job_id} does not exist")
+    if rows[0].status == "failed" and rows[0].batch_id is not None:
+        if await reopen.retry_members(database, rows[0].batch_id, [job_id]):
+            return
+        rows = await database.run(STATUS, {"id": job_id})
     raise TransitionRefused(f"job {job_id} is {rows[0].status}; only a failed job can be retried")

@@ -249,17 +249,17 @@ async def _insert(
 
 def _lines(kind: str, new: Sequence[NewJob]) -> str:
     """Return a line of COPY's text format for each job; those of one call come from one span."""
-    tail = f"{_field(new[0].traceparent)}\t{_field(new[0].tracestate)}\tqueued\tnow\t1\tt\tnow\tnow\n"
+    tail = f"{field_of_copy(new[0].traceparent)}\t{field_of_copy(new[0].tracestate)}\tqueued\tnow\t1\tt\tnow\tnow\n"
     return "".join(
         [
-            f"{job.id.hex}\t{kind}\t{_field(job.payload)}\t{_field(job.max_attempts)}\t{_field(job.max_stalls)}\t"
-            f"{job.priority}\t{tail}"
+            f"{job.id.hex}\t{kind}\t{field_of_copy(job.payload)}\t{field_of_copy(job.max_attempts)}\t"
+            f"{field_of_copy(job.max_stalls)}\t{job.priority}\t{tail}"
             for job in new
         ]
     )
 
 
-def _field(value: str | int | None) -> str:
+def field_of_copy(value: str | int | None) -> str:
     """Return a value without what COPY's text format gives a meaning to."""
     if value is None:
         return r"\N"

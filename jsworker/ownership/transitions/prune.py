@@ -1,15 +1,20 @@
 """PRUNE: ended jobs leave with their timelines and steps when they have been kept for long enough.
 
+A workflow leaves as a whole: its row goes first, when its end is so long ago, and its jobs are then like any others.
+
 Only final rows are looked at and locked, and none is waited for, so no other statement meets a pruning.
 """
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, NamedTuple
+from uuid import UUID
 
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
+from jsworker.ownership.pool import uuid_array
 from jsworker.ownership.predicates import ended, ended_indexed, set_aside
+from jsworker.ownership.refusals import in_halves
 from jsworker.ownership.statements import condition, filled
 from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, run_sweep
 
@@ -37,36 +42,58 @@ _OLD = f"""
     AND (CAST(:status AS text) IS NULL OR j.status = CAST(:status AS text))"""
 
 # Skipping while it picks gives every pruner jobs of its own; a statement that never waits needs no lock order.
+# What was found says where the next batch begins: members of a workflow that is there are passed. Whether it is, is asked
+# of few rows alone: as a condition of the search the planner would rather sort every ended job.
 # Arrays, for a join with a thousand rows may be answered by reading whole tables.
 _PRUNE = """
 WITH old AS ({old}
 ), gone AS (
   DELETE FROM jsworker.jobs AS j
-  WHERE j.id = ANY(ARRAY(SELECT id FROM old)) AND {ended}
-  RETURNING j.id, j.finished_at
+  WHERE j.id = ANY(ARRAY(
+    SELECT id FROM old
+    WHERE batch_id IS NULL OR (SELECT b.id FROM jsworker.batches AS b WHERE b.id = old.batch_id) IS NULL)) AND {ended}
+  RETURNING j.id
 ), entries AS (
   DELETE FROM jsworker.job_events AS e WHERE e.job_id = ANY(ARRAY(SELECT id FROM gone)) RETURNING e.id
 ), steps AS (
   DELETE FROM jsworker.job_steps AS s WHERE s.job_id = ANY(ARRAY(SELECT id FROM gone))
 )
-SELECT count(*) AS jobs, max(finished_at) AS last, (SELECT count(*) FROM entries) AS events,
+SELECT count(*) AS jobs, (SELECT max(finished_at) FROM old) AS last, (SELECT count(*) FROM old) AS found, (SELECT count(*) FROM entries) AS events,
   (SELECT count(*) FROM jsworker.workers AS w
    WHERE w.state = 'running' AND w.last_seen_at > statement_timestamp() - interval '1 minute') AS workers
 FROM gone
 """
-_FIRST = f"SELECT j.id{_OLD} ORDER BY j.finished_at LIMIT :limit FOR UPDATE SKIP LOCKED"
+_FIRST = (
+    f"SELECT j.id, j.finished_at, j.batch_id{_OLD} ORDER BY j.finished_at LIMIT :limit FOR UPDATE SKIP LOCKED"
+)
 PRUNE = filled(_PRUNE, old=_FIRST, ended=_ENDED)
+
+OLD_WORKFLOWS = text("""
+SELECT w.id FROM jsworker.workflows AS w
+WHERE w.finished_at < CAST(:before AS timestamptz) AND w.id <> ALL(CAST(:besides AS uuid[]))
+ORDER BY w.finished_at LIMIT :limit FOR UPDATE SKIP LOCKED
+""")
+PRUNE_WORKFLOWS = text("""
+DELETE FROM jsworker.workflows AS w WHERE w.finished_at < CAST(:before AS timestamptz) AND w.id = ANY(ARRAY(
+  SELECT w.id FROM jsworker.workflows AS w WHERE w.id = ANY(CAST(:ids AS uuid[])) ORDER BY w.id FOR UPDATE SKIP LOCKED))
+RETURNING w.id
+""")
+_WORKFLOWS: Final = 100
 
 # Past jobs that a foreign key keeps, or a trigger.
 _PAST = condition(~set_aside("prune"))
 _FOUND = f"SELECT j.id, j.finished_at{_OLD} AND {_PAST} ORDER BY j.finished_at LIMIT :limit"
 _NAMED = """
-  SELECT j.id FROM jsworker.jobs AS j
+  SELECT j.id, j.finished_at, j.batch_id FROM jsworker.jobs AS j
   WHERE j.id = ANY(CAST(:ids AS uuid[])) AND {ended} AND j.finished_at < CAST(:before AS timestamptz)
   ORDER BY j.id FOR UPDATE SKIP LOCKED"""
 _PRUNING = Sweep("prune", ("prune",), PRUNE, text(_FOUND), filled(_PRUNE, old=_NAMED, ended=_ENDED))
 
-OLD_JOBS = text("SELECT count(*) AS jobs" + _OLD)
+OLD_JOBS = text(f"""
+SELECT count(*) AS jobs{_OLD} AND (j.batch_id IS NULL OR (
+  SELECT w.id FROM jsworker.batches AS b JOIN jsworker.workflows AS w ON w.id = b.workflow
+  WHERE b.id = j.batch_id AND coalesce(w.finished_at, 'infinity') >= CAST(:before AS timestamptz)) IS NULL)
+""")  # noqa: S608 -- constants of this file
 
 
 class Ended(NamedTuple):
@@ -110,15 +137,19 @@ async def prune(
 
     A job whose row is locked or refused stays.
     """
+    if since is None and ended.kind is None and ended.status is None:
+        await _prune_workflows(database, ended.before)
     values = ended._asdict() | {"since": since or _BEGINNING, "limit": limit}
     swept = await run_sweep(database, _PRUNING, values, refused_rows)
     jobs = sum(row.jobs for row in swept.rows)
     if swept.found is None:
-        last, is_last = swept.rows[0].last, jobs < limit
+        last, is_last = swept.rows[0].last, swept.rows[0].found < limit
     else:
         last = max((row.finished_at for row in swept.found), default=None)
-        # Nothing deleted and nothing set aside: the same jobs would be found again, for others hold their locks.
-        is_last = len(swept.found) < limit or not (jobs or swept.refused)
+        is_last = len(swept.found) < limit
+    if not (jobs or swept.refused or is_last) and last == since:
+        # Members of workflows, or locked rows, that ended in one moment: they would be found again and again.
+        last = None if last is None else last + timedelta(microseconds=1)
     return Batch(
         jobs=jobs,
         events=sum(row.events for row in swept.rows),
@@ -126,6 +157,20 @@ async def prune(
         workers=max((row.workers for row in swept.rows), default=0),
         is_last=is_last,
     )
+
+
+async def _prune_workflows(database: Database, before: datetime) -> None:
+    """Delete the rows of workflows that ended before an instant, past those that PostgreSQL keeps."""
+    kept: list[UUID] = []
+    while True:
+        values = {"before": before, "limit": _WORKFLOWS, "besides": uuid_array(kept)}
+        ids = [row.id for row in await database.run(OLD_WORKFLOWS, values)]
+        rows, _ = await in_halves(
+            ids, lambda half: database.run(PRUNE_WORKFLOWS, {"before": before, "ids": uuid_array(half)})
+        )
+        kept += set(ids) - {row.id for row in rows}
+        if len(ids) < _WORKFLOWS:
+            return
 
 
 async def count_old(database: Database, ended: Ended) -> int:

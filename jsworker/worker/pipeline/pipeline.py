@@ -62,6 +62,7 @@ class Pipeline:
             on_quiet=quiet.announce,
             cover_others=quiet.cover_others,
             kinds=frozenset(context.kinds),
+            on_added=context.requeued.notify,
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self.slots = Slots(context.settings.concurrency, len(context.kinds), context.in_flight)
@@ -236,6 +237,8 @@ class Pipeline:
             run.delivery.ack()
         if self.hints.somebody_waits and settled in ENDED:
             self.hints.tell(run.id)
+        if run.claimed.batch_id is not None and settled in ENDED:
+            self._context.batches.touch(run.claimed.batch_id)
         run_reports.emit_end(self._events, run, outcome, settled, error)
         if settled is Settled.QUEUED:
             self._context.requeued.notify()

@@ -2,21 +2,27 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
 import tenacity
 
-from jsworker.core import strict_json
+from jsworker.client.enqueueing import JobOptions, Kind, kind_name, new_jobs, one_for_each
+from jsworker.core import strict_json, tracing
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, OwnershipLost, may_answer_later
+from jsworker.core.job import MemberResult
+from jsworker.core.names import shown
 from jsworker.core.settings.variables import LONGEST_SECONDS
+from jsworker.ownership.queries import workflow_listing
 from jsworker.ownership.sessions import Attempt
 from jsworker.ownership.transitions import claim as claims
-from jsworker.ownership.transitions import heartbeat
+from jsworker.ownership.transitions import heartbeat, workflow_control
 from jsworker.ownership.transitions.claim import ClaimedJob
+from jsworker.ownership.transitions.enqueue import NewJob
 from jsworker.ownership.transitions.settle import Completion, complete_statement, was_committed
 from jsworker.worker.pipeline.in_flight import Run
 from jsworker.worker.pipeline.outcomes import check_size, result_text, storable
@@ -34,6 +40,7 @@ T = TypeVar("T")
 _RETRY_SECONDS = 60.0  # for so long a transaction is tried again in the same run
 _STAGE_CHARACTERS = 200
 _MESSAGE_CHARACTERS = 2000
+_MEMBERS_AT_ONCE = 5000
 
 
 async def fetch_content(run: Run, services: LeaseServices) -> None:
@@ -56,11 +63,12 @@ async def fetch_content(run: Run, services: LeaseServices) -> None:
 class RunLease:
     """The ownership of one run, as ``jsworker.core.job`` asks for it."""
 
-    __slots__ = ("_run", "_services")
+    __slots__ = ("_needs", "_run", "_services")
 
     def __init__(self, run: Run, services: LeaseServices) -> None:
         self._run = run
         self._services = services
+        self._needs: dict[str, UUID] | None = None
 
     @property
     def should_stop(self) -> bool:
@@ -151,6 +159,59 @@ class RunLease:
     def complete_statement(self, result: Any) -> "Executable":
         """Return the guarded statement that completes the job."""
         return complete_statement(self._services.worker_id, self._completion(result))
+
+    async def add_to_batch(
+        self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]
+    ) -> list[UUID]:
+        """Add members to the batch of the job, some thousand at a time."""
+        new = self._members(kind, payloads, options)
+        (job_id, token), services = self._run.held, self._services
+        for start in range(0, len(new), _MEMBERS_AT_ONCE):
+            add = partial(
+                workflow_control.add_members,
+                services.database,
+                worker_id=services.worker_id,
+                job_id=job_id,
+                token=token,
+                kind=kind_name(kind),
+                new=new[start : start + _MEMBERS_AT_ONCE],
+            )
+            try:
+                await add()
+            except OwnershipLost:
+                self._run.lose()
+                raise
+        services.on_added()
+        return [job.id for job in new]
+
+    def add_to_batch_statement(
+        self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]
+    ) -> "Executable":
+        """Return the statement that adds members to the batch of the job."""
+        new = self._members(kind, payloads, options)
+        if len(new) > _MEMBERS_AT_ONCE:
+            raise ValueError(f"{len(new):,} jobs in one statement; it takes up to {_MEMBERS_AT_ONCE:,}")
+        worker_id = self._services.worker_id
+        return workflow_control.add_members_statement(worker_id, *self._run.held, kind_name(kind), new)
+
+    async def results_page(self, node: str, after: MemberResult | None) -> list[MemberResult]:
+        """Return what members of a need of the job's batch came to, those behind one of them."""
+        if self._needs is None:
+            read = partial(workflow_listing.needs_of, self._services.database, self._run.id)
+            self._needs = await until_answered(self._run, read)
+        if (batch := self._needs.get(node)) is None:
+            names = ", ".join(map(shown, self._needs)) or "none"
+            raise ValueError(
+                f"results_of({shown(node)}): this job's node does not come after it; needs: {names}"
+            )
+        read_page = partial(workflow_listing.results, self._services.database, batch, after)
+        return await until_answered(self._run, read_page)
+
+    def _members(self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]) -> list[NewJob]:
+        given = one_for_each("payloads", payloads)
+        most = self._services.settings.max_payload_bytes
+        checked = JobOptions(0.0, max_payload_bytes=most, **options)
+        return list(new_jobs(kind, given, [None] * len(given), checked, tracing.current()))
 
     def wait_for(self, call: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the worker's loop from a processor's thread."""

@@ -4,14 +4,17 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 from jsworker.core import fault_points
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.core.events import Events
 from jsworker.ownership.database import Database
+from jsworker.ownership.schema import FINAL
 from jsworker.ownership.transitions import reset, workers
 from jsworker.ownership.transitions.reset import Reset, TakenBack, take_unreported
+from jsworker.ownership.transitions.workflows import batches_of
 from jsworker.worker.supervision import DeadOwner
 
 if TYPE_CHECKING:  # a parent of workers resets without NATS
@@ -119,7 +122,14 @@ async def report_taken(context: "WorkerContext", taken: TakenBack, *, cause: str
     if taken.resets:
         await fault_points.reach("after_reset_before_wake")
         context.requeued.notify()
+        await touch_batches(context, [job.id for job in taken.resets if job.status in FINAL])
     await context.refused_rows.note("reset", taken.refused.items())
+
+
+async def touch_batches(context: "WorkerContext", ended: Collection[UUID]) -> None:
+    """Have the batches looked after whose members have ended by a RESET."""
+    for batch in await batches_of(context.database, ended):
+        context.batches.touch(batch)
 
 
 async def report_operators(database: Database, *, events: Events) -> None:

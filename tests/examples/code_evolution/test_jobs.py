@@ -1,11 +1,11 @@
 import os
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psutil
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from code_evolution.jobs import CommitToCount, CountLines
 from jsworker.core import strict_json
 from jsworker.core.errors import Fail, InvalidPayload, OwnershipLost
-from jsworker.core.job import Job
+from jsworker.core.job import Job, MemberResult
 from jsworker.core.processor import read_payload, write_payload
 
 from .repositories import START, commit, git, new_repository, object_file
@@ -52,6 +52,17 @@ class RecordedOwnership:
         raise NotImplementedError
 
     def complete_statement(self, result: Any) -> Any:
+        raise NotImplementedError
+
+    async def add_to_batch(
+        self, kind: Any, payloads: Iterable[Any], options: Mapping[str, Any]
+    ) -> list[UUID]:
+        raise NotImplementedError
+
+    def add_to_batch_statement(self, kind: Any, payloads: Iterable[Any], options: Mapping[str, Any]) -> Any:
+        raise NotImplementedError
+
+    async def results_page(self, node: str, after: MemberResult | None) -> list[MemberResult]:
         raise NotImplementedError
 
     def wait_for(self, call: Coroutine[Any, Any, Any]) -> Any:

@@ -1,0 +1,191 @@
+"""``jsworker workflow``: how far workflows are, as a tree; cancel and retry them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final, TypeVar
+
+from rich.table import Column
+from rich.text import Text
+from rich.tree import Tree
+from typer.core import TyperGroup
+
+from jsworker.cli.options import Json, JsonObject, Limit, argument, new_app, option
+from jsworker.cli.output import (
+    cell,
+    console,
+    headline,
+    moment,
+    print_json,
+    print_line,
+    print_table,
+    remark,
+    seconds_in_words,
+    since,
+)
+from jsworker.client import JobClient
+
+T = TypeVar("T")
+
+_BAR_CELLS: Final = 20
+_ENDED: Final = ("completed", "failed", "cancelled")
+_COLOURS: Final = {"completed": "green", "failed": "red", "cancelled": "yellow", "running": "cyan"}
+
+
+class _Group(TyperGroup):
+    """Takes what is no command for the id of a workflow to show."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands:
+            args = ["show", *args]
+        return super().resolve_command(ctx, args)
+
+
+app = new_app(cls=_Group, no_args_is_help=True)
+
+Id = Annotated[str, argument("ID", "The workflow's id.")]
+
+
+@app.callback()
+def _workflow() -> None:
+    """Show a workflow as a tree (`jsworker workflow ID`), list, cancel or retry workflows.
+
+    Producers enqueue them: `JobClient.workflow`.
+    """
+
+
+@app.command("list")
+def list_workflows(
+    *,
+    limit: Limit = 50,
+    after: Annotated[str | None, option("ID", "Go on behind this workflow.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List workflows, the newest first."""
+    found = _call(lambda client: client.workflows.list(limit=limit, after=after))
+    if as_json:
+        print_json(found)
+        return
+    columns = [
+        Column("ID", no_wrap=True),
+        Column("NAME", overflow="fold", max_width=40),
+        Column("STATUS", no_wrap=True),
+        Column("NODES", no_wrap=True, justify="right"),
+        Column("ENQUEUED", no_wrap=True),
+        Column("FINISHED", no_wrap=True),
+    ]
+    print_table(columns, map(_row, found))
+    if not found:
+        remark("there are no workflows")
+
+
+def _row(workflow: Mapping[str, Any]) -> list[str]:
+    return [
+        str(workflow["id"]),
+        cell(workflow["name"]),
+        cell(workflow["status"]),
+        f"{workflow['nodes_finished']} of {workflow['nodes']}",
+        moment(workflow["created_at"]),
+        moment(workflow["finished_at"]),
+    ]
+
+
+@app.command()
+def show(workflow: Id, *, as_json: JsonObject = False) -> None:
+    """Show a workflow: its nodes, each below the last one that it comes after, and how far they are."""
+    found = _call(lambda client: client.workflows.get(workflow))
+    if as_json:
+        print_json(found)
+        return
+    out = console()
+    out.print(_tree(found))
+    for error in found["errors"]:
+        line = f"{cell(error['node'])}: job {error['id']} failed: {headline(error['last_error'])}"
+        out.print(Text(line, "red"))
+
+
+@app.command()
+def cancel(workflow: Id, *, as_json: JsonObject = False) -> None:
+    """Cancel what is live of a workflow; running jobs are asked to stop."""
+    done = _call(lambda client: client.workflows.cancel(workflow))
+    if as_json:
+        print_json(done._asdict())
+    else:
+        print_line(f"cancelled {done.cancelled}, asked {done.requested} running to stop")
+
+
+@app.command()
+def retry(workflow: Id, *, as_json: JsonObject = False) -> None:
+    """Put a workflow's failed jobs back into the queue; what was cancelled because of them waits again."""
+    retried = _call(lambda client: client.workflows.retry(workflow))
+    if as_json:
+        print_json({"retried": retried})
+    else:
+        print_line(f"retried {retried}")
+
+
+def _tree(found: Mapping[str, Any]) -> Tree:
+    """Return a workflow as a tree, in which each node stands once."""
+    status = str(found["status"])
+    ended = f"took {_took(found)}" if found["finished_at"] else f"since {since(found['created_at'])}"
+    head = Text.assemble(
+        (cell(found["name"]), "bold"),
+        f" {found['id']} ",
+        (status, _COLOURS.get(status, "yellow")),
+        f", {ended}",
+    )
+    root = Tree(head)
+    branches: dict[str, Tree] = {}
+    for node in _in_order(found["nodes"]):
+        needs: Sequence[str] = node["needs"]
+        parent = branches[needs[-1]] if needs else root
+        branches[node["name"]] = parent.add(_node(node))
+    return root
+
+
+def _in_order(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield nodes after all that they need; names may refer to nodes that were added later."""
+    waiting, done = list(nodes), set[str]()
+    while waiting:
+        ready = [node for node in waiting if done.issuperset(node["needs"])] or waiting[:1]
+        for node in ready:
+            waiting.remove(node)
+            done.add(node["name"])
+            yield node
+
+
+def _node(node: Mapping[str, Any]) -> Text:
+    jobs: Mapping[str, int] = node["jobs"]
+    ended, total = sum(jobs.get(status, 0) for status in _ENDED), sum(jobs.values())
+    full = _BAR_CELLS if not total else ended * _BAR_CELLS // total
+    state = node["outcome"] or ("waiting" if jobs.get("held") and not ended else "running")
+    colour = _COLOURS.get(state, "")
+    parts: list[Any] = [(cell(node["name"]), "bold")]
+    if node["kind"] != node["name"]:
+        parts.append(f" ({cell(node['kind'])})")
+    parts += [
+        " ",
+        ("━" * full, colour),
+        ("─" * (_BAR_CELLS - full), "dim"),
+        f" {ended}/{total} ",
+        (state, colour),
+    ]
+    others = [
+        f"{jobs[status]} {status}" for status in ("processing", "failed", "cancelled") if jobs.get(status)
+    ]
+    if (others and state != node["outcome"]) or jobs.get("failed"):
+        parts.append(f" ({', '.join(others)})")
+    if len(node["needs"]) > 1:
+        parts.append((f", after {', '.join(map(cell, node['needs']))}", "dim"))
+    return Text.assemble(*parts)
+
+
+def _took(found: Mapping[str, Any]) -> str:
+    return seconds_in_words((found["finished_at"] - found["created_at"]).total_seconds())
+
+
+def _call(act: Callable[[JobClient], Awaitable[T]]) -> T:
+    async def call() -> T:
+        async with JobClient.from_env() as client:
+            return await act(client)
+
+    return asyncio.run(call())

@@ -1,0 +1,327 @@
+"""Workflows: graphs of batches, enqueued in one transaction; and what operators do with them."""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from types import TracebackType
+from typing import Any, Final, Literal, Self, get_args
+from uuid import UUID
+
+from jsworker.client.client_publisher import ClientPublisher
+from jsworker.client.enqueueing import JobOptions, Kind, check_count, kind_name, new_jobs, one_for_each
+from jsworker.core import fault_points, tracing
+from jsworker.core.errors import WorkflowFailed, WorkflowNotFound
+from jsworker.core.job import MemberResult
+from jsworker.core.names import shown
+from jsworker.core.settings import Settings
+from jsworker.ownership.database import Database
+from jsworker.ownership.queries import workflow_listing
+from jsworker.ownership.refusals import operators_rights
+from jsworker.ownership.transitions import workflow_control
+from jsworker.ownership.transitions.enqueue import new_job_id
+from jsworker.ownership.transitions.workflow_control import CancelledWorkflow
+from jsworker.ownership.transitions.workflow_enqueue import NewBatch, enqueue_workflow
+from jsworker.stream.message import subject_of
+
+OnFailure = Literal["cancel", "run"]
+MOST_MEMBERS: Final = 100_000
+MOST_NODES: Final = 1_000
+_NAME_CHARACTERS: Final = 255
+_MOST_LISTED: Final = 2**31 - 1
+_FIRST_LOOK_SECONDS: Final = 0.05
+_LONGEST_LOOK_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """A batch of a workflow that is being made: ``after=`` of others takes it, or its name."""
+
+    id: UUID
+    name: str
+    kind: str
+    after: tuple["Node | str", ...]
+    on_failure: OnFailure
+    new: Sequence[Any] = field(repr=False)
+
+
+class Flow:
+    """A workflow: what is added in the ``async with`` block is enqueued at its end, all of it or nothing."""
+
+    def __init__(
+        self, name: str, *, database: Database, settings: Settings, publisher: ClientPublisher
+    ) -> None:
+        self.id = new_job_id()
+        self.name = _checked_name("workflow", name)
+        self._database = database
+        self._settings = settings
+        self._publisher = publisher
+        self._nodes: dict[str, Node] = {}
+        self._is_open = False
+        self._is_enqueued = False
+
+    async def __aenter__(self) -> Self:
+        if self._is_enqueued or self._is_open:
+            raise RuntimeError(f"workflow {shown(self.name)} was begun before: each is enqueued once")
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_open = False
+        if kind is None:
+            await self._enqueue()
+
+    def job(
+        self,
+        kind: Kind,
+        payload: Any,
+        *,
+        after: "Node | str | Iterable[Node | str]" = (),
+        on_failure: OnFailure = "cancel",
+        name: str | None = None,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
+    ) -> Node:
+        """Add one job; see ``batch``."""
+        return self.batch(
+            kind,
+            [payload],
+            after=after,
+            on_failure=on_failure,
+            name=name,
+            max_attempts=max_attempts,
+            max_stalls=max_stalls,
+        )
+
+    def batch(
+        self,
+        kind: Kind,
+        payloads: Iterable[Any],
+        *,
+        after: "Node | str | Iterable[Node | str]" = (),
+        on_failure: OnFailure = "cancel",
+        name: str | None = None,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
+    ) -> Node:
+        """Add a batch of jobs of one kind, up to 100,000.
+
+        Args:
+            kind: a kind's name, or its processor, which checks the payloads.
+            payloads: one for each job.
+            after: the nodes, or their names, that must have finished before these jobs begin.
+            on_failure: what becomes of these jobs when a member of ``after`` fails or is cancelled: they are
+                cancelled too, or they run all the same.
+            name: what the node is called within the workflow; the kind, unless given.
+            max_attempts: overrides the processor's.
+            max_stalls: overrides the processor's.
+
+        Limits, rates and the priority of a processor hold for its members; they have no unique keys, and do not
+        expire.
+
+        Raises:
+            InvalidName, InvalidPayload, InvalidJson: as ``JobClient.enqueue``.
+            ValueError: no payload, too many, a name that is taken, or an ``on_failure`` that there is not.
+            RuntimeError: outside of the ``async with`` block.
+        """
+        if not self._is_open:
+            raise RuntimeError(
+                f"workflow {shown(self.name)} is not open: add nodes inside its `async with` block"
+            )
+        name = self._free_name(kind_name(kind)) if name is None else _checked_name("node", name)
+        if name in self._nodes:
+            raise ValueError(f"workflow {shown(self.name)}: there is a node {shown(name)} already")
+        if on_failure not in get_args(OnFailure):
+            raise ValueError(f"node {shown(name)}: on_failure={shown(on_failure)} must be 'cancel' or 'run'")
+        if len(self._nodes) == MOST_NODES:
+            raise ValueError(f"workflow {shown(self.name)}: more than {MOST_NODES:,} nodes")
+        given = one_for_each("payloads", payloads)
+        if not 1 <= len(given) <= MOST_MEMBERS:
+            raise ValueError(
+                f"node {shown(name)}: a batch of {len(given):,} jobs; it takes 1 to {MOST_MEMBERS:,}"
+            )
+        needs = (after,) if isinstance(after, Node | str) else tuple(after)
+        for need in needs:
+            if not isinstance(need, Node | str):
+                raise TypeError(f"node {shown(name)}: after={shown(need)} must be a node or a node's name")
+        options = JobOptions(0.0, max_attempts, max_stalls, self._settings.max_payload_bytes)
+        jobs = list(new_jobs(kind, given, [None] * len(given), options))
+        node = Node(new_job_id(), name, kind_name(kind), needs, on_failure, jobs)
+        self._nodes[name] = node
+        return node
+
+    async def result(self, timeout: float | None = None) -> Any:  # noqa: ASYNC109 -- as wait_for's
+        """Wait until the node that was added last has finished, and return what its job returned.
+
+        Of a batch of several jobs, a list in the order of its payloads.
+
+        Raises:
+            WorkflowFailed: a job of it failed, was cancelled or was pruned.
+            TimeoutError: it has not finished within so many seconds; it goes on.
+            RuntimeError: the workflow was not enqueued.
+        """
+        if not self._is_enqueued:
+            raise RuntimeError(
+                f"workflow {shown(self.name)} was not enqueued: leave its `async with` block first"
+            )
+        last = list(self._nodes.values())[-1]
+        async with asyncio.timeout(timeout):
+            return await _result_of(self._database, last)
+
+    async def _enqueue(self) -> None:
+        if not self._nodes:
+            raise ValueError(f"workflow {shown(self.name)} has no nodes")
+        needs = {node.name: self._needs_of(node) for node in self._nodes.values()}
+        _refuse_cycles(self.name, needs)
+        subject = subject_of(self._settings.subject_prefix, next(iter(self._nodes.values())).kind)
+        with tracing.creating(subject, jobs=sum(len(node.new) for node in self._nodes.values())) as context:
+            span = context._asdict()
+            batches = [
+                NewBatch(
+                    node.id,
+                    node.name,
+                    node.kind,
+                    node.on_failure,
+                    [self._nodes[name].id for name in needs[node.name]],
+                    [job._replace(**span) for job in node.new] if context.traceparent else node.new,
+                )
+                for node in self._nodes.values()
+            ]
+            await enqueue_workflow(self._database, workflow=self.id, name=self.name, batches=batches)
+        self._is_enqueued = True
+        await fault_points.reach("after_commit_before_publish")
+        self._publisher.publish_in_background()
+
+    def _needs_of(self, node: Node) -> list[str]:
+        names: dict[str, None] = {}
+        for need in node.after:
+            name = need if isinstance(need, str) else need.name
+            found = self._nodes.get(name)
+            if found is None or (isinstance(need, Node) and found is not need):
+                raise ValueError(
+                    f"workflow {shown(self.name)}: node {shown(node.name)} comes after {shown(name)}, "
+                    "which is no node of it"
+                )
+            names[name] = None
+        return list(names)
+
+    def _free_name(self, kind: str) -> str:
+        names = (kind if number == 1 else f"{kind}-{number}" for number in range(1, MOST_NODES + 2))
+        return next(name for name in names if name not in self._nodes)
+
+
+async def _result_of(database: Database, node: Node) -> Any:
+    """Read a node again and again until it has finished, and return its result."""
+    what = f"node {shown(node.name)} has no result"
+    for looks in count():
+        try:
+            outcome = await workflow_listing.outcome_of(database, node.id)
+        except LookupError:
+            raise WorkflowFailed(f"{what}: its workflow was pruned") from None
+        if outcome is not None:
+            break
+        await asyncio.sleep(min(_LONGEST_LOOK_SECONDS, _FIRST_LOOK_SECONDS * 1.5 ** min(looks, 20)))
+    found: dict[UUID, MemberResult] = {}
+    after: MemberResult | None = None
+    while page := await workflow_listing.results(database, node.id, after):
+        after = page[-1]
+        found |= {each.job_id: each for each in page}
+    for each in found.values():
+        if each.status != "completed":
+            why = (each.error or "").split("\n", 1)[0]
+            raise WorkflowFailed(f"{what}: job {each.job_id} is {each.status}" + (f": {why}" if why else ""))
+    try:
+        results = [found[job.id].result for job in node.new]
+    except KeyError as missing:
+        raise WorkflowFailed(f"{what}: job {missing.args[0]} was pruned") from None
+    return results if len(results) > 1 else results[0]
+
+
+class Workflows:
+    """The workflows of an installation: list, get, cancel, retry."""
+
+    def __init__(self, database: Database, publisher: ClientPublisher) -> None:
+        self._database = database
+        self._publisher = publisher
+
+    async def list(self, *, limit: int = 50, after: UUID | str | None = None) -> list[dict[str, Any]]:
+        """Return workflows by column name, the newest first, or those behind one of them.
+
+        ``status`` is running, cancelling, completed, failed or cancelled.
+        """
+        check_count("limit", limit, _MOST_LISTED)
+        behind = None if after is None else workflow_uuid(after)
+        return await workflow_listing.list_workflows(self._database, limit=limit, after=behind)
+
+    async def get(self, workflow: UUID | str) -> dict[str, Any]:
+        """Return a workflow by column name, with its ``nodes``, and ``errors`` of the first failed jobs.
+
+        Each node has ``needs``, the names of the nodes that it comes after, and ``jobs``, how many it has by
+        status; ``held`` are those that wait for its needs.
+
+        Raises WorkflowNotFound: no workflow has this id.
+        """
+        found = await workflow_listing.get_workflow(self._database, workflow_uuid(workflow))
+        if found is None:
+            raise WorkflowNotFound(f"no workflow has id {workflow}")
+        return found
+
+    async def cancel(self, workflow: UUID | str) -> CancelledWorkflow:
+        """Cancel what is live of a workflow; running jobs are asked to stop within one heartbeat.
+
+        Raises TransitionRefused: there is no such workflow, or it has ended.
+        """
+        with operators_rights("workflows", "workflows"):
+            return await workflow_control.cancel_workflow(self._database, workflow_uuid(workflow))
+
+    async def retry(self, workflow: UUID | str) -> int:
+        """Put all failed jobs of a workflow back into the queue, and return how many.
+
+        What was cancelled because they had failed waits for them again.
+
+        Raises TransitionRefused: there is no such workflow, it was cancelled, or none of its jobs has failed.
+        """
+        with operators_rights("workflows", "workflows"):
+            retried = await workflow_control.retry_workflow(self._database, workflow_uuid(workflow))
+        self._publisher.publish_in_background()
+        return retried
+
+
+def workflow_uuid(workflow: UUID | str) -> UUID:
+    """Return the id of a workflow as a UUID; WorkflowNotFound: a text that is none."""
+    if isinstance(workflow, UUID):
+        return workflow
+    try:
+        return UUID(workflow)
+    except (ValueError, AttributeError, TypeError):
+        raise WorkflowNotFound(f"no workflow has id {shown(workflow)}") from None
+
+
+def _checked_name(what: str, name: str) -> str:
+    if not isinstance(name, str) or not 1 <= len(name) <= _NAME_CHARACTERS or not name.isprintable():
+        raise ValueError(
+            f"{what} name {shown(name)} must be text of 1 to {_NAME_CHARACTERS} printable characters"
+        )
+    return name
+
+
+def _refuse_cycles(workflow: str, needs: dict[str, list[str]]) -> None:
+    """Raise ValueError that names a circle of nodes, each of which comes after the next one."""
+    done: set[str] = set()
+    for start in needs:
+        way: list[str] = []
+        under_way: list[Iterator[str]] = []
+        node: str | None = start
+        while node is not None or under_way:
+            if node is not None and node not in done:
+                if node in way:
+                    circle = " after ".join(map(shown, [*way[way.index(node) :], node]))
+                    raise ValueError(f"workflow {shown(workflow)} goes in a circle: {circle}")
+                way.append(node)
+                under_way.append(iter(needs[node]))
+            node = next(under_way[-1], None) if under_way else None
+            if node is None and under_way:
+                under_way.pop()
+                done.add(way.pop())

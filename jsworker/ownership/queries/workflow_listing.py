@@ -1,0 +1,112 @@
+"""Reading workflows: a list, one with its nodes and how far they are, and the results of a node, page by page."""
+
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import text
+
+from jsworker.core.job import MemberResult
+from jsworker.ownership.database import Database
+
+_PAGE: Final = 200
+_SECONDS: Final = 30.0
+"""A node may have a hundred thousand members, and a result a megabyte."""
+
+_COLUMNS: Final = """w.id, w.name, CASE
+    WHEN w.outcome IS NOT NULL THEN w.outcome WHEN w.cancelled_at IS NOT NULL THEN 'cancelling' ELSE 'running' END AS status,
+  w.created_at, w.cancelled_at, w.finished_at"""
+
+LIST = text(f"""
+SELECT {_COLUMNS},
+  (SELECT count(*) FROM jsworker.batches AS b WHERE b.workflow = w.id) AS nodes,
+  (SELECT count(*) FROM jsworker.batches AS b WHERE b.workflow = w.id AND b.finished_at IS NOT NULL) AS nodes_finished
+FROM jsworker.workflows AS w
+WHERE (CAST(:after AS uuid) IS NULL OR w.id < CAST(:after AS uuid))
+ORDER BY w.id DESC LIMIT :limit
+""")  # noqa: S608 -- constants of this file
+
+ONE = text(f"SELECT {_COLUMNS} FROM jsworker.workflows AS w WHERE w.id = CAST(:id AS uuid)")  # noqa: S608 -- as above
+NODES = text("""
+SELECT b.id, b.name, b.kind, b.on_failure, b.created_at, b.finished_at, b.outcome,
+  ARRAY(SELECT need.name FROM jsworker.batch_needs AS n JOIN jsworker.batches AS need ON need.id = n.needs
+        WHERE n.batch = b.id ORDER BY need.place) AS needs,
+  (SELECT coalesce(jsonb_object_agg(by_status.status, by_status.number), '{}') FROM (
+     SELECT CASE WHEN j.held_by = 'needs' AND j.status = 'scheduled' THEN 'held' ELSE j.status END AS status,
+       count(*) AS number FROM jsworker.jobs AS j WHERE j.batch_id = b.id GROUP BY 1) AS by_status) AS jobs
+FROM jsworker.batches AS b WHERE b.workflow = CAST(:id AS uuid) ORDER BY b.place
+""")
+FAILED = text("""
+SELECT j.id, b.name AS node, j.last_error FROM jsworker.batches AS b JOIN jsworker.jobs AS j ON j.batch_id = b.id
+WHERE b.workflow = CAST(:id AS uuid) AND j.status = 'failed' ORDER BY b.place, j.id LIMIT 10
+""")
+
+PLACE_OF = text("""
+SELECT b.workflow, w.name, b.name AS node FROM jsworker.batches AS b JOIN jsworker.workflows AS w ON w.id = b.workflow
+WHERE b.id = CAST(:batch AS uuid)
+""")
+NEEDS_OF = text("""
+SELECT need.name, need.id FROM jsworker.jobs AS j
+JOIN jsworker.batch_needs AS n ON n.batch = j.batch_id JOIN jsworker.batches AS need ON need.id = n.needs
+WHERE j.id = CAST(:job_id AS uuid) ORDER BY need.place
+""")
+# In the order of the index: cancelled, completed, failed.
+RESULTS = text("""
+SELECT j.id, j.status, j.result, j.last_error FROM jsworker.jobs AS j
+WHERE j.batch_id = CAST(:batch AS uuid) AND j.status IN ('cancelled', 'completed', 'failed')
+  AND (j.status, j.id) > (CAST(:status AS text), CAST(:after AS uuid))
+ORDER BY j.batch_id, j.status, j.id LIMIT :limit
+""")
+OUTCOME = text("SELECT b.outcome FROM jsworker.batches AS b WHERE b.id = CAST(:batch AS uuid)")
+
+
+async def list_workflows(database: Database, *, limit: int, after: UUID | None) -> list[dict[str, Any]]:
+    """Return workflows by column name, the newest first."""
+    rows = await database.run_along_index(LIST, {"limit": limit, "after": after})
+    return [row._asdict() for row in rows]
+
+
+async def get_workflow(database: Database, workflow: UUID) -> dict[str, Any] | None:
+    """Return a workflow by column name, with ``nodes`` in the order in which they were added, and ``errors``.
+
+    Each node has the names of its ``needs`` and the number of its ``jobs`` by status, where ``held`` are those
+    that wait for its needs.
+    """
+    given = {"id": workflow}
+    rows = await database.run(ONE, given)
+    if not rows:
+        return None
+    nodes = [row._asdict() for row in await database.run(NODES, given, seconds=_SECONDS)]
+    errors = [row._asdict() for row in await database.run(FAILED, given, seconds=_SECONDS)]
+    return {**rows[0]._asdict(), "nodes": nodes, "errors": errors}
+
+
+async def place_of(database: Database, batch: UUID) -> dict[str, Any] | None:
+    """Return to which workflow a batch belongs: its id, its name and the node's."""
+    rows = await database.run(PLACE_OF, {"batch": batch})
+    return rows[0]._asdict() if rows else None
+
+
+async def needs_of(database: Database, job_id: UUID) -> dict[str, UUID]:
+    """Return what the batch of a job needs: names of nodes and their batches."""
+    return {row.name: row.id for row in await database.run(NEEDS_OF, {"job_id": job_id})}
+
+
+async def results(database: Database, batch: UUID, after: MemberResult | None) -> list[MemberResult]:
+    """Return what members of a batch came to, those behind one of them; none: it was the last one."""
+    place = (
+        {"status": "", "after": UUID(int=0)}
+        if after is None
+        else {"status": after.status, "after": after.job_id}
+    )
+    values = {"batch": batch, "limit": _PAGE, **place}
+    rows = await database.run_along_index(RESULTS, values)
+    return [MemberResult(row.id, row.status, row.result, row.last_error) for row in rows]
+
+
+async def outcome_of(database: Database, batch: UUID) -> str | None:
+    """Return the outcome of a batch; None: it has not finished. LookupError: it is gone."""
+    rows = await database.run(OUTCOME, {"batch": batch})
+    if not rows:
+        raise LookupError
+    found: str | None = rows[0].outcome
+    return found

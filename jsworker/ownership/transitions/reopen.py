@@ -1,0 +1,145 @@
+"""RETRY of a batch's members: the batch is opened again, and what was cancelled for it is held again.
+
+One transaction of several statements, each with a snapshot of its own. The first moves the workflow's revision on and
+keeps its row locked: no NEEDS decides meanwhile by batches that are being opened, and none that has begun takes effect.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+from uuid import UUID
+
+from sqlalchemy import TextClause
+
+from jsworker.core.errors import TransitionRefused
+from jsworker.ownership import predicates
+from jsworker.ownership.database import Database
+from jsworker.ownership.pool import Transaction, uuid_array
+from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.statements import condition, filled, sql
+
+_SECONDS: Final = 60.0
+"""As many jobs may be held again as a workflow has."""
+
+_PARTS: Final = {
+    "failed": condition(predicates.failed),
+    "cancelled_for_needs": condition(predicates.cancelled_for_needs),
+    "not_cancelled": sql(predicates.not_cancelled),
+}
+
+
+def _statement(template: str) -> TextClause:
+    return filled(template, **_PARTS)
+
+
+MOVE_ON = _statement("""
+UPDATE jsworker.workflows AS w SET revision = w.revision + 1, finished_at = NULL, outcome = NULL
+FROM jsworker.batches AS b
+WHERE b.id = CAST(:batch AS uuid) AND w.id = b.workflow AND {not_cancelled}
+RETURNING w.id
+""")
+WORKFLOW_OF = _statement("SELECT b.workflow FROM jsworker.batches AS b WHERE b.id = CAST(:batch AS uuid)")
+
+# The batches of what is retried, and those that have members which were cancelled because of one of these, and so on.
+REOPEN = _statement("""
+WITH RECURSIVE opened(id) AS (
+  SELECT j.batch_id FROM jsworker.jobs AS j JOIN jsworker.batches AS b ON b.id = j.batch_id
+  WHERE j.id = ANY(CAST(:ids AS uuid[])) AND {failed} AND b.workflow = CAST(:workflow AS uuid)
+  UNION
+  SELECT n.batch FROM opened JOIN jsworker.batch_needs AS n ON n.needs = opened.id
+  WHERE EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.batch_id = n.batch AND {cancelled_for_needs})
+), mine AS (
+  SELECT b.id FROM jsworker.batches AS b JOIN opened ON opened.id = b.id ORDER BY b.id FOR NO KEY UPDATE OF b
+)
+UPDATE jsworker.batches AS b SET
+  generation = b.generation + 1, finished_at = NULL, outcome = NULL, propagated = false
+FROM mine WHERE b.id = mine.id
+RETURNING b.id
+""")
+
+# What the opened ones need is looked at once more: it may have finished before their members are held.
+LOOK_AGAIN = _statement("""
+WITH mine AS (
+  SELECT b.id FROM jsworker.batches AS b
+  WHERE b.finished_at IS NOT NULL AND b.id IN (
+    SELECT n.needs FROM jsworker.batch_needs AS n WHERE n.batch = ANY(CAST(:batches AS uuid[])))
+  ORDER BY b.id FOR NO KEY UPDATE OF b
+)
+UPDATE jsworker.batches AS b SET propagated = false FROM mine WHERE b.id = mine.id
+""")
+
+RETRY_MEMBERS = _statement("""
+WITH dead AS MATERIALIZED (
+  SELECT j.id, j.failure_reason, EXISTS (
+      SELECT FROM jsworker.batch_needs AS n JOIN jsworker.batches AS need ON need.id = n.needs
+      WHERE n.batch = j.batch_id AND need.finished_at IS NULL) AS waits
+  FROM jsworker.jobs AS j
+  WHERE j.id = ANY(CAST(:ids AS uuid[])) AND j.batch_id = ANY(CAST(:batches AS uuid[])) AND {failed}
+  ORDER BY j.id FOR NO KEY UPDATE OF j
+), retried AS (
+  UPDATE jsworker.jobs AS j SET
+    status = CASE WHEN dead.waits THEN 'scheduled' ELSE 'queued' END,
+    held_by = CASE WHEN dead.waits THEN 'needs' END,
+    held_at = CASE WHEN dead.waits THEN clock_timestamp() END,
+    run_at = CASE WHEN NOT dead.waits THEN j.run_at END,
+    dispatch = j.dispatch + CASE WHEN dead.waits THEN 0 ELSE 1 END,
+    needs_publish = NOT dead.waits,
+    publish_after = clock_timestamp(),
+    queued_at = CASE WHEN dead.waits THEN j.queued_at ELSE clock_timestamp() END,
+    attempts = 0, errors = 0, stalls = 0, finished_at = NULL, failure_reason = NULL, clear_reason = NULL,
+    cancel_requested = false, cleared = false
+  FROM dead WHERE j.id = dead.id AND {failed}
+  RETURNING j.id, j.fencing_token, j.dispatch, dead.failure_reason
+), entries AS (
+  INSERT INTO jsworker.job_events (job_id, event, fencing_token, detail)
+  SELECT r.id, 'retried', r.fencing_token, jsonb_build_object('dispatch', r.dispatch, 'failed_for', r.failure_reason)
+  FROM retried AS r
+)
+SELECT id FROM retried
+""")
+
+HOLD_AGAIN = _statement("""
+WITH mine AS MATERIALIZED (
+  SELECT j.id FROM jsworker.jobs AS j
+  WHERE j.batch_id = ANY(CAST(:batches AS uuid[])) AND {cancelled_for_needs} ORDER BY j.id FOR NO KEY UPDATE OF j
+), held AS (
+  UPDATE jsworker.jobs AS j SET
+    status = 'scheduled', held_by = 'needs', held_at = clock_timestamp(), run_at = NULL, finished_at = NULL,
+    failure_reason = NULL
+  FROM mine WHERE j.id = mine.id AND {cancelled_for_needs}
+  RETURNING j.id, j.fencing_token
+)
+INSERT INTO jsworker.job_events (job_id, event, fencing_token, detail)
+SELECT held.id, 'held', held.fencing_token, jsonb_build_object('held_by', 'needs', 'key', '') FROM held
+RETURNING job_id AS id
+""")
+
+
+async def retry_members(database: Database, batch: UUID, ids: Sequence[UUID]) -> list[UUID]:
+    """Put failed jobs of the workflow of a batch back into the queue, and return those that were failed.
+
+    Raises:
+        TransitionRefused: the workflow was cancelled or is gone, or PostgreSQL refuses a row.
+    """
+
+    async def write(transaction: Transaction) -> list[UUID]:
+        moved = await transaction.run(MOVE_ON, {"batch": batch})
+        if not moved:
+            rows = await transaction.run(WORKFLOW_OF, {"batch": batch})
+            why = f"workflow {rows[0].workflow} was cancelled" if rows else "its workflow is gone"
+            raise TransitionRefused(f"{_named(ids)} cannot be retried: {why}")
+        given = {"ids": uuid_array(ids)}
+        rows = await transaction.run(REOPEN, given | {"workflow": moved[0].id})
+        opened = {"batches": uuid_array(row.id for row in rows)}
+        await transaction.run(LOOK_AGAIN, opened)
+        retried = await transaction.run(RETRY_MEMBERS, given | opened)
+        await transaction.run(HOLD_AGAIN, opened)
+        return [row.id for row in retried]
+
+    try:
+        return await database.in_transaction(write, seconds=_SECONDS)
+    except RowRefused as error:
+        raise TransitionRefused(f"{_named(ids)} cannot be retried: {error}") from None
+
+
+def _named(ids: Sequence[UUID]) -> str:
+    return f"job {ids[0]}" + (f" and {len(ids) - 1} more" if len(ids) > 1 else "")

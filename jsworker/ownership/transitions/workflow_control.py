@@ -1,0 +1,192 @@
+"""What operators may do to a workflow: cancel what is live of it, retry what has failed; and members that add members."""
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import TextClause, bindparam
+
+from jsworker.core.errors import OwnershipLost, TransitionRefused
+from jsworker.ownership import predicates
+from jsworker.ownership.database import Database
+from jsworker.ownership.pool import uuid_array
+from jsworker.ownership.statements import condition, filled, sql
+from jsworker.ownership.transitions import control, reopen
+from jsworker.ownership.transitions.enqueue import NewJob
+
+_PAGE: Final = 500
+_FIRST: Final = UUID(int=0)
+
+_PARTS: Final = {
+    "live": condition(predicates.live),
+    "failed": condition(predicates.failed),
+    "workflow_open": sql(predicates.workflow_open),
+    "unfinished": sql(predicates.unfinished),
+    "mine": condition(predicates.mine(bindparam("token"))),
+}
+
+
+def _statement(template: str, **parts: str) -> TextClause:
+    return filled(template, **parts, **_PARTS)
+
+
+# From here on NEEDS cancels, and every scan of any worker cancels what is live.
+CANCEL_WORKFLOW = _statement("""
+UPDATE jsworker.workflows AS w
+SET cancelled_at = coalesce(w.cancelled_at, clock_timestamp()), revision = w.revision + 1
+WHERE w.id = CAST(:id AS uuid) AND {workflow_open}
+RETURNING w.id
+""")
+WORKFLOW = _statement("SELECT w.name, w.outcome FROM jsworker.workflows AS w WHERE w.id = CAST(:id AS uuid)")
+
+_MEMBERS_OF: Final = """
+SELECT page.id, page.batch_id FROM jsworker.batches AS b CROSS JOIN LATERAL (
+  SELECT j.id, j.batch_id FROM jsworker.jobs AS j
+  WHERE j.batch_id = b.id AND {which} AND (j.batch_id, j.id) > (CAST(:batch AS uuid), CAST(:after AS uuid))
+  ORDER BY j.id LIMIT :limit
+) AS page
+WHERE b.workflow = CAST(:id AS uuid) AND b.id >= CAST(:batch AS uuid) ORDER BY page.batch_id, page.id LIMIT :limit
+"""
+LIVE_MEMBERS = _statement(_MEMBERS_OF, which="{live} AND NOT j.cancel_requested")
+FAILED_MEMBERS = _statement(_MEMBERS_OF, which="{failed}")
+CANCELLED_SINCE = _statement("""
+SELECT count(*) AS jobs FROM jsworker.workflows AS w JOIN jsworker.batches AS b ON b.workflow = w.id
+JOIN jsworker.jobs AS j ON j.batch_id = b.id AND j.status = 'cancelled' AND j.finished_at >= w.cancelled_at
+WHERE w.id = CAST(:id AS uuid)
+""")
+
+# A member adds others while it runs. Its batch's generation moves on first, so that no FINISH takes effect that has counted
+# without them; one that was faster has finished it, and then nothing is added.
+_ADD_MEMBERS: Final = """
+WITH owner AS MATERIALIZED (
+  SELECT j.id, j.batch_id FROM jsworker.jobs AS j WHERE j.id = CAST(:job_id AS uuid) AND {mine}{lock}
+), opened AS (
+  UPDATE jsworker.batches AS b SET generation = b.generation + 1
+  FROM owner WHERE b.id = owner.batch_id AND {unfinished}
+  RETURNING b.id
+)
+INSERT INTO jsworker.jobs (
+  id, kind, payload, max_attempts, max_stalls, traceparent, tracestate, limit_key, priority, batch_id,
+  status, run_at, dispatch, needs_publish, publish_after, queued_at)
+SELECT new.id, CAST(:kind AS text), CAST(new.payload AS jsonb), new.max_attempts, new.max_stalls, new.traceparent,
+  new.tracestate, new.limit_key, new.priority, opened.id, 'queued', clock_timestamp(), 1, true, clock_timestamp(), clock_timestamp()
+FROM opened CROSS JOIN unnest(
+  CAST(:ids AS uuid[]), CAST(:payloads AS text[]), CAST(:max_attempts AS integer[]), CAST(:max_stalls AS integer[]),
+  CAST(:traceparents AS text[]), CAST(:tracestates AS text[]), CAST(:limit_keys AS text[]),
+  CAST(:priorities AS smallint[])
+) AS new(id, payload, max_attempts, max_stalls, traceparent, tracestate, limit_key, priority)
+RETURNING id
+"""
+ADD_MEMBERS = _statement(_ADD_MEMBERS, lock=" FOR NO KEY UPDATE OF j")
+# In the job's own transaction, whose last statement is the guard: a lock until then would silence its heartbeats.
+ADD_MEMBERS_UNLOCKED = _statement(_ADD_MEMBERS, lock="")
+MAY_ADD = _statement("""
+SELECT {mine} AS mine, j.batch_id, EXISTS (
+  SELECT FROM jsworker.batches AS b WHERE b.id = j.batch_id AND {unfinished}) AS is_open
+FROM jsworker.jobs AS j WHERE j.id = CAST(:job_id AS uuid)
+""")
+
+
+class CancelledWorkflow(NamedTuple):
+    """What the cancel of a workflow did: jobs cancelled at once, and running ones that were asked to stop."""
+
+    cancelled: int
+    requested: int
+
+
+async def cancel_workflow(database: Database, workflow: UUID) -> CancelledWorkflow:
+    """Cancel what is live of a workflow; members that are added meanwhile are cancelled by the workers' scans.
+
+    Raises:
+        TransitionRefused: there is no such workflow, or it has ended.
+    """
+    if not await database.run(CANCEL_WORKFLOW, {"id": workflow}):
+        await _refuse(database, workflow, "cancelled")
+    return await cancel_live(database, workflow)
+
+
+async def cancel_live(database: Database, workflow: UUID) -> CancelledWorkflow:
+    """Cancel what is live of a workflow, page by page; again, where another did not come to the end of it."""
+    requested = 0
+    place = {"batch": _FIRST, "after": _FIRST}
+    while rows := await database.run(LIVE_MEMBERS, {"id": workflow, "limit": _PAGE, **place}):
+        done = await control.cancel(database, [row.id for row in rows])
+        requested += len(done.requested)
+        place = {"batch": rows[-1].batch_id, "after": rows[-1].id}
+    [row] = await database.run(CANCELLED_SINCE, {"id": workflow})  # most by NEEDS, perhaps
+    return CancelledWorkflow(row.jobs, requested)
+
+
+async def retry_workflow(database: Database, workflow: UUID) -> int:
+    """Retry all failed jobs of a workflow, and return how many.
+
+    Raises:
+        TransitionRefused: there is no such workflow, it was cancelled, or none of its jobs has failed.
+    """
+    retried = 0
+    place = {"batch": _FIRST, "after": _FIRST}
+    while rows := await database.run(FAILED_MEMBERS, {"id": workflow, "limit": _PAGE, **place}):
+        retried += len(await reopen.retry_members(database, rows[0].batch_id, [row.id for row in rows]))
+        place = {"batch": rows[-1].batch_id, "after": rows[-1].id}
+    if not retried:
+        await _refuse(database, workflow, "retried")
+    return retried
+
+
+async def _refuse(database: Database, workflow: UUID, what: str) -> None:
+    rows = await database.run(WORKFLOW, {"id": workflow})
+    if not rows:
+        raise TransitionRefused(f"there is no workflow {workflow}")
+    state = f"is {rows[0].outcome}" if rows[0].outcome else "runs, and none of its jobs has failed"
+    raise TransitionRefused(f"workflow {workflow} {state}; it cannot be {what}")
+
+
+def add_members_statement(
+    worker_id: str, job_id: UUID, token: int, kind: str, new: Sequence[NewJob]
+) -> TextClause:
+    """Return the statement that adds members to a job's batch, for the job's own transaction.
+
+    It returns a row for each; none: the job has no batch, or is lost.
+    """
+    return ADD_MEMBERS_UNLOCKED.bindparams(**_values(worker_id, job_id, token, kind, new))
+
+
+async def add_members(
+    database: Database, *, worker_id: str, job_id: UUID, token: int, kind: str, new: Sequence[NewJob]
+) -> None:
+    """Add members to the batch of a running job, in a transaction of its own.
+
+    Raises:
+        OwnershipLost: the run no longer owns the job.
+        TransitionRefused: the job has no batch, or that has finished.
+    """
+    seconds = database.seconds_for(sum(len(job.payload) for job in new))
+    values = _values(worker_id, job_id, token, kind, new)
+    if await database.run(ADD_MEMBERS, values, seconds=seconds):
+        return
+    given = {"worker_id": worker_id, "job_id": job_id, "token": token}
+    rows = await database.run(MAY_ADD, given)
+    if not rows or not rows[0].mine:
+        raise OwnershipLost(f"job {job_id}: token {token} no longer owns it; nothing was added to its batch")
+    if rows[0].batch_id is None:
+        raise TransitionRefused(f"job {job_id} belongs to no batch, so nothing can be added to that")
+    raise TransitionRefused(
+        f"batch {rows[0].batch_id} of job {job_id} has finished: nothing can be added to it"
+    )
+
+
+def _values(worker_id: str, job_id: UUID, token: int, kind: str, new: Sequence[NewJob]) -> dict[str, Any]:
+    return {
+        "worker_id": worker_id,
+        "job_id": job_id,
+        "token": token,
+        "kind": kind,
+        "ids": uuid_array(job.id for job in new),
+        "payloads": [job.payload for job in new],
+        "max_attempts": [job.max_attempts for job in new],
+        "max_stalls": [job.max_stalls for job in new],
+        "traceparents": [job.traceparent for job in new],
+        "tracestates": [job.tracestate for job in new],
+        "limit_keys": [job.limit_key for job in new],
+        "priorities": [job.priority for job in new],
+    }

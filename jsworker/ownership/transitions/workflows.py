@@ -1,0 +1,361 @@
+"""FINISH and NEEDS: a batch finishes once, after its last member; then what needs it is woken, or cancelled.
+
+Each is a statement of its own with a snapshot of its own. In the settle's statement its job still looks live; and of
+two needs that finish at once, each would still see the other unfinished, were NEEDS a part of FINISH. What a process that
+dies in between leaves undone is found by the sweep of any worker: a batch without a live member, or one that is finished
+and not ``propagated``.
+
+Nothing here waits for a lock: who holds it finishes the batch, or opens it again, or the sweep comes back.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import TextClause, literal_column
+
+from jsworker.core import fault_points
+from jsworker.ownership import predicates
+from jsworker.ownership.database import Database
+from jsworker.ownership.pool import uuid_array
+from jsworker.ownership.refusals import Refused, RowRefused, in_halves
+from jsworker.ownership.statements import condition, filled, sql
+from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, run_sweep
+
+_BATCHES: Final = 500
+_MEMBERS: Final = 1000
+"""Of one statement."""
+
+_FIRST, _LAST = "00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"
+
+
+def _member(status: str) -> str:
+    """Return whether a batch ``b`` has a member of a status, the youngest of which is looked for.
+
+    As a range of the index that no other one has: by equations the planner would read the whole table, for it
+    expects the first match soon. Backwards, for members end in the order of their ids, more or less, and the
+    index holds entries of dead versions of all that have ended.
+    """
+    return (
+        "(SELECT true FROM jsworker.jobs AS j WHERE j.batch_id IS NOT NULL"  # noqa: S608 -- constants
+        f" AND (j.batch_id, j.status, j.id) >= (b.id, '{status}', CAST('{_FIRST}' AS uuid))"
+        f" AND (j.batch_id, j.status, j.id) <= (b.id, '{status}', CAST('{_LAST}' AS uuid))"
+        " ORDER BY j.batch_id DESC, j.status DESC, j.id DESC LIMIT 1)"
+    )
+
+
+# Running ones first, for as a rule there is one.
+_HAS_LIVE_MEMBER: Final = ",\n    ".join(_member(status) for status in ("processing", "queued", "scheduled"))
+
+_PARTS: Final = {
+    "sealed": sql(predicates.sealed),
+    "unfinished": sql(predicates.unfinished),
+    "finished": sql(predicates.finished),
+    "not_propagated": sql(predicates.not_propagated),
+    "workflow_open": sql(predicates.workflow_open),
+    "not_cancelled": sql(predicates.not_cancelled),
+    "same_generation": sql(predicates.at_generation(literal_column("seen.generation"))),
+    "same_revision": sql(predicates.at_revision(literal_column("seen.revision"))),
+    "held": condition(predicates.held_by("needs")),
+    "held_indexed": condition(predicates.scheduled_indexed)
+    + " AND "
+    + condition(predicates.held_by("needs")),
+    "set_aside": condition(predicates.set_aside("needs")),
+    "has_live_member": f"coalesce(\n    {_HAS_LIVE_MEMBER},\n    false)",
+    "has_failed_member": _member("failed"),
+    "has_cancelled_member": _member("cancelled"),
+}
+
+
+def _statement(template: str, **parts: str) -> TextClause:
+    return filled(template, **(parts | _PARTS))
+
+
+FINISH = _statement("""
+WITH seen AS MATERIALIZED (
+  SELECT b.id, b.generation FROM jsworker.batches AS b
+  WHERE b.id = ANY(CAST(:ids AS uuid[])) AND {sealed} AND {unfinished} AND NOT {has_live_member}
+), mine AS MATERIALIZED (
+  SELECT b.id, b.generation FROM jsworker.batches AS b JOIN seen ON seen.id = b.id
+  WHERE {same_generation} AND {sealed} AND {unfinished}
+  ORDER BY b.id FOR NO KEY UPDATE OF b SKIP LOCKED
+)
+UPDATE jsworker.batches AS b SET finished_at = clock_timestamp(),
+  outcome = CASE
+    WHEN {has_failed_member} THEN 'failed'
+    WHEN {has_cancelled_member} THEN 'cancelled'
+    ELSE 'completed' END,
+  propagated = NOT EXISTS (SELECT FROM jsworker.batch_needs AS n WHERE n.needs = b.id)
+FROM mine WHERE b.id = mine.id
+RETURNING b.id, b.workflow, b.name, b.kind, b.outcome, b.generation, b.propagated
+""")
+
+# Those that need one of ``batches`` and whose needs have all finished. The workflow's row is shared until the end: no batch
+# of it is opened again meanwhile, and none was since.
+_READY = """ready AS MATERIALIZED (
+  SELECT d.id, d.workflow, w.revision, {not_cancelled} AND (d.on_failure = 'run' OR NOT EXISTS (
+      SELECT FROM jsworker.batch_needs AS n JOIN jsworker.batches AS need ON need.id = n.needs
+      WHERE n.batch = d.id AND need.outcome <> 'completed')) AS runs
+  FROM jsworker.batches AS d JOIN jsworker.workflows AS w ON w.id = d.workflow
+  WHERE d.id IN (SELECT n.batch FROM jsworker.batch_needs AS n WHERE n.needs = ANY(CAST(:batches AS uuid[])))
+    AND NOT EXISTS (
+      SELECT FROM jsworker.batch_needs AS n JOIN jsworker.batches AS b ON b.id = n.needs
+      WHERE n.batch = d.id AND {unfinished})
+)"""
+_UNCHANGED = """unchanged AS MATERIALIZED (
+  SELECT w.id FROM jsworker.workflows AS w
+  JOIN (SELECT DISTINCT ready.workflow, ready.revision FROM ready) AS seen ON seen.workflow = w.id
+  WHERE {same_revision} ORDER BY w.id FOR SHARE OF w SKIP LOCKED
+)"""
+_NEEDS: Final = """
+WITH {ready}, {unchanged}, mine AS MATERIALIZED (
+  SELECT page.id, ready.runs FROM ready JOIN unchanged ON unchanged.id = ready.workflow
+  CROSS JOIN LATERAL ({page} FOR NO KEY UPDATE OF j SKIP LOCKED) AS page LIMIT :limit
+), moved AS (
+  UPDATE jsworker.jobs AS j SET
+    status = CASE WHEN mine.runs THEN 'queued' ELSE 'cancelled' END,
+    dispatch = j.dispatch + CASE WHEN mine.runs THEN 1 ELSE 0 END,
+    needs_publish = mine.runs,
+    publish_after = CASE WHEN mine.runs THEN clock_timestamp() ELSE j.publish_after END,
+    queued_at = CASE WHEN mine.runs THEN clock_timestamp() ELSE j.queued_at END,
+    finished_at = CASE WHEN NOT mine.runs THEN clock_timestamp() END,
+    failure_reason = CASE WHEN NOT mine.runs THEN 'needs' END,
+    held_by = NULL, held_at = NULL, due_at = NULL
+  FROM mine WHERE j.id = mine.id AND {held}
+  RETURNING j.id, j.batch_id, j.status, j.fencing_token
+), entries AS (
+  INSERT INTO jsworker.job_events (job_id, event, fencing_token, detail)
+  SELECT moved.id, 'cancelled', moved.fencing_token, jsonb_build_object('reason', 'needs')
+  FROM moved WHERE moved.status = 'cancelled'
+)
+SELECT id, batch_id, status FROM moved
+"""
+_FOUND: Final = """
+WITH {ready}
+SELECT page.id FROM ready CROSS JOIN LATERAL ({page}) AS page LIMIT :limit
+"""
+# As above: a range of the one index that has this order.
+_PAGE: Final = f"""SELECT j.id FROM jsworker.jobs AS j
+    WHERE (j.batch_id, j.id) >= (ready.id, CAST('{_FIRST}' AS uuid)) AND (j.batch_id, j.id) <= (ready.id, CAST('{_LAST}' AS uuid))
+      AND {{held_indexed}}{{which}} ORDER BY j.batch_id, j.id LIMIT :limit"""  # noqa: S608 -- constants
+_BLOCKS: Final = {"ready": _READY, "unchanged": _UNCHANGED, "page": _PAGE}
+NEEDS = _statement(_NEEDS, **_BLOCKS, which="")
+_NEEDS_SWEEP: Final = Sweep(
+    "needs",
+    ("needs",),
+    NEEDS,
+    _statement(_FOUND, **_BLOCKS, which=" AND NOT {set_aside}"),
+    _statement(_NEEDS, **_BLOCKS, which=" AND j.id = ANY(CAST(:ids AS uuid[]))"),
+)
+
+# Not while a member is held that need not be: its row was locked, refused, or its workflow's was. Nor beside a batch that is
+# opened again: what that holds again is not to be seen yet.
+PROPAGATED = _statement(
+    """
+WITH ready AS MATERIALIZED (
+  SELECT b.id, b.workflow, b.generation, w.revision
+  FROM unnest(CAST(:ids AS uuid[]), CAST(:generations AS bigint[])) AS seen(id, generation)
+  JOIN jsworker.batches AS b ON b.id = seen.id JOIN jsworker.workflows AS w ON w.id = b.workflow
+  WHERE {same_generation} AND {finished} AND NOT EXISTS (
+    SELECT FROM jsworker.batch_needs AS of_mine
+    WHERE of_mine.needs = b.id
+      AND (SELECT true FROM jsworker.jobs AS j
+        WHERE (j.batch_id, j.id) >= (of_mine.batch, CAST('{first}' AS uuid))
+          AND (j.batch_id, j.id) <= (of_mine.batch, CAST('{last}' AS uuid)) AND {held_indexed}
+        ORDER BY j.batch_id, j.id LIMIT 1)
+      AND NOT EXISTS (
+        SELECT FROM jsworker.batch_needs AS n JOIN jsworker.batches AS need ON need.id = n.needs
+        WHERE n.batch = of_mine.batch AND need.finished_at IS NULL))
+), {unchanged}
+UPDATE jsworker.batches AS b SET propagated = true
+FROM ready AS seen JOIN unchanged ON unchanged.id = seen.workflow
+WHERE b.id = seen.id AND {same_generation} AND {finished}
+RETURNING b.id
+""",
+    unchanged=_UNCHANGED,
+    first=_FIRST,
+    last=_LAST,
+)
+
+# The workflow's own end, decided as a batch's is.
+FINISH_WORKFLOW = _statement("""
+WITH seen AS MATERIALIZED (
+  SELECT w.id, w.revision FROM jsworker.workflows AS w
+  WHERE w.id = ANY(CAST(:ids AS uuid[])) AND {workflow_open} AND NOT EXISTS (
+    SELECT FROM jsworker.batches AS b WHERE b.workflow = w.id AND {unfinished})
+), mine AS MATERIALIZED (
+  SELECT w.id FROM jsworker.workflows AS w JOIN seen ON seen.id = w.id
+  WHERE {same_revision} AND {workflow_open} ORDER BY w.id FOR NO KEY UPDATE OF w SKIP LOCKED
+)
+UPDATE jsworker.workflows AS w SET finished_at = clock_timestamp(), outcome = CASE
+    WHEN EXISTS (SELECT FROM jsworker.batches AS b WHERE b.workflow = w.id AND b.outcome = 'failed') THEN 'failed'
+    WHEN EXISTS (SELECT FROM jsworker.batches AS b WHERE b.workflow = w.id AND b.outcome = 'cancelled') THEN 'cancelled'
+    ELSE 'completed' END
+FROM mine WHERE w.id = mine.id
+RETURNING w.id, w.name, w.outcome, (SELECT count(*) FROM jsworker.batches AS b WHERE b.workflow = w.id) AS batches,
+  CAST(extract(epoch FROM w.finished_at - w.created_at) AS double precision) AS seconds
+""")
+
+# What nobody has come back to: of each kind the first few thousand.
+LEFT = _statement("""
+(SELECT 'batch' AS what, b.id, b.generation FROM jsworker.batches AS b
+ WHERE {unfinished} AND {sealed} AND NOT {has_live_member} LIMIT :limit)
+UNION ALL
+(SELECT 'needs', b.id, b.generation FROM jsworker.batches AS b WHERE {finished} AND {not_propagated} LIMIT :limit)
+UNION ALL
+(SELECT 'workflow', w.id, w.revision FROM jsworker.workflows AS w
+ WHERE {workflow_open} AND NOT EXISTS (SELECT FROM jsworker.batches AS b WHERE b.workflow = w.id AND {unfinished})
+ LIMIT :limit)
+UNION ALL
+(SELECT 'cancelled', w.id, w.revision FROM jsworker.workflows AS w
+ WHERE {workflow_open} AND NOT {not_cancelled} LIMIT :limit)
+""")
+_MOST_LEFT: Final = 2000
+
+BATCHES_OF = _statement("""
+SELECT DISTINCT j.batch_id FROM jsworker.jobs AS j WHERE j.id = ANY(CAST(:ids AS uuid[])) AND j.batch_id IS NOT NULL
+""")
+
+
+class FinishedBatch(NamedTuple):
+    """A batch whose last member has ended; ``propagated``: nothing needs it."""
+
+    id: UUID
+    workflow: UUID
+    name: str
+    kind: str
+    outcome: str
+    generation: int
+    propagated: bool
+
+
+class FinishedWorkflow(NamedTuple):
+    """A workflow whose last batch has finished, so many seconds after it was enqueued."""
+
+    id: UUID
+    name: str
+    outcome: str
+    batches: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Advanced:
+    """What came of looking after batches.
+
+    Attributes:
+        batches, workflows: those that have finished just now.
+        woken: jobs whose needs have finished, and that wait to be published.
+        cancelled: jobs that were cancelled because their needs have failed.
+        refused: batches and workflows whose row PostgreSQL refused to update.
+    """
+
+    batches: list[FinishedBatch] = field(default_factory=list)
+    workflows: list[FinishedWorkflow] = field(default_factory=list)
+    woken: int = 0
+    cancelled: int = 0
+    refused: Refused[UUID] = field(default_factory=list)
+
+
+class Left(NamedTuple):
+    """What was left undone: batches without a live member, finished ones with their generations, and workflows."""
+
+    batches: list[UUID]
+    needs: dict[UUID, int]
+    workflows: list[UUID]
+    cancelled: list[UUID]
+
+
+async def advance(
+    database: Database,
+    batches: Iterable[UUID],
+    *,
+    needs: dict[UUID, int] | None = None,
+    workflows: Iterable[UUID] = (),
+    refused_rows: RefusedRows | None = None,
+) -> Advanced:
+    """Finish those of ``batches`` whose members have all ended, and go on from there until nothing moves.
+
+    Args:
+        database: where.
+        batches: of which a member has ended.
+        needs: finished batches that were not propagated, with their generations.
+        workflows: of which the last batch may have finished.
+        refused_rows: sets jobs aside whose row is refused; without it one of them refuses all.
+    """
+    done = Advanced()
+    touched, finished, ended = set(batches), dict(needs or {}), set(workflows)
+    while touched or finished:
+        for batch in await _finish(database, touched, done):
+            ended.add(batch.workflow)
+            if not batch.propagated:
+                finished[batch.id] = batch.generation
+        if finished:
+            await fault_points.reach("after_finish_before_needs")
+        touched, finished = await _propagate(database, finished, done, refused_rows), {}
+    for some in _pieces(ended):
+        rows, refused = await in_halves(
+            some, lambda half: database.run(FINISH_WORKFLOW, {"ids": uuid_array(half)})
+        )
+        done.workflows += [FinishedWorkflow(*row) for row in rows]
+        done.refused += refused
+    return done
+
+
+async def left_undone(database: Database, *, seconds: float | None = None) -> Left:
+    """Return what a process left undone that died, or met a lock."""
+    rows = await database.run(LEFT, {"limit": _MOST_LEFT}, seconds=seconds)
+    of = {what: {row.id: row.generation for row in rows if row.what == what} for what in _WHAT}
+    return Left(list(of["batch"]), of["needs"], list(of["workflow"]), list(of["cancelled"]))
+
+
+_WHAT: Final = ("batch", "needs", "workflow", "cancelled")
+
+
+async def batches_of(database: Database, job_ids: Collection[UUID]) -> list[UUID]:
+    """Return the batches of jobs; those without one are left out."""
+    if not job_ids:
+        return []
+    return [row.batch_id for row in await database.run(BATCHES_OF, {"ids": uuid_array(job_ids)})]
+
+
+async def _finish(database: Database, ids: Collection[UUID], done: Advanced) -> list[FinishedBatch]:
+    finished: list[FinishedBatch] = []
+    for some in _pieces(ids):
+        rows, refused = await in_halves(some, lambda half: database.run(FINISH, {"ids": uuid_array(half)}))
+        finished += [FinishedBatch(*row) for row in rows]
+        done.refused += refused
+    done.batches += finished
+    return finished
+
+
+async def _propagate(
+    database: Database, finished: dict[UUID, int], done: Advanced, refused_rows: RefusedRows | None
+) -> set[UUID]:
+    """Wake or cancel what needs these batches, and return the batches whose members were cancelled."""
+    emptied: set[UUID] = set()
+    for some in _pieces(finished):
+        values = {"batches": uuid_array(some), "limit": _MEMBERS}
+        moved = _MEMBERS
+        while moved == _MEMBERS:
+            swept = await run_sweep(database, _NEEDS_SWEEP, values, refused_rows)
+            moved = len(swept.rows)
+            cancelled = [row.batch_id for row in swept.rows if row.status == "cancelled"]
+            emptied.update(cancelled)
+            done.cancelled += len(cancelled)
+            done.woken += moved - len(cancelled)
+        await fault_points.reach("after_needs_before_propagated")
+        generations = [finished[each] for each in some]
+        seen = {"ids": uuid_array(some), "generations": generations}
+        try:
+            await database.run(PROPAGATED, seen)
+        except RowRefused as error:
+            done.refused += [(each, error) for each in some]
+    return emptied
+
+
+def _pieces(ids: Iterable[UUID]) -> Iterable[Sequence[UUID]]:
+    """Return ids in their order, as many at a time as one statement takes."""
+    ordered = sorted(ids)
+    return (ordered[start : start + _BATCHES] for start in range(0, len(ordered), _BATCHES))

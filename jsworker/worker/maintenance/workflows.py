@@ -1,0 +1,74 @@
+"""Workflows: batches are finished as their last members end, and what needs them is woken or cancelled."""
+
+import random
+from typing import Final
+
+from jsworker.core.clock import boottime
+from jsworker.ownership.transitions import workflow_control, workflows
+from jsworker.ownership.transitions.workflows import Advanced
+from jsworker.worker.context import WorkerContext
+from jsworker.worker.maintenance.throttled_scan import ThrottledScan
+
+_JITTER: Final = 0.2
+
+
+class Workflows:
+    """Looks after the batches of this worker's own jobs at once, and in every scan after what others left."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._search = ThrottledScan(context, "batches that nobody has finished")
+        self._sweeps_at = 0.0
+
+    async def step(self) -> None:
+        """Finish what has ended here since the last step; once a scan, whatever has ended anywhere."""
+        context = self._context
+        if not context.health.up:
+            return
+        touched = context.batches.take()
+        try:
+            with context.noting("workflows"):
+                if touched:
+                    self._report(
+                        await workflows.advance(context.database, touched, refused_rows=context.refused_rows)
+                    )
+                    touched = set()
+        finally:
+            for batch in touched:  # unanswered: once more
+                context.batches.touch(batch)
+        if boottime() >= self._sweeps_at and self._search.is_due:
+            spread = random.uniform(1 - _JITTER, 1)  # noqa: S311 -- spreads load, hides nothing
+            self._sweeps_at = boottime() + context.settings.scan_interval * spread
+            with context.noting("workflows"):
+                await self._sweep()
+
+    async def _sweep(self) -> None:
+        context = self._context
+        left = await self._search.make(
+            lambda seconds: workflows.left_undone(context.database, seconds=seconds)
+        )
+        if left is None or not any(left):
+            return
+        for workflow in left.cancelled:  # whoever cancelled it did not come to the end, or members were added
+            await workflow_control.cancel_live(context.database, workflow)
+        advanced = await workflows.advance(
+            context.database,
+            left.batches,
+            needs=left.needs,
+            workflows=left.workflows,
+            refused_rows=context.refused_rows,
+        )
+        self._report(advanced)
+
+    def _report(self, advanced: Advanced) -> None:
+        events = self._context.events
+        for batch in advanced.batches:
+            facts = {"batch": str(batch.id), "workflow": str(batch.workflow), "name": batch.name}
+            events.emit("batch.finished", **facts, kind=batch.kind, outcome=batch.outcome)
+        for workflow in advanced.workflows:
+            facts = {"workflow": str(workflow.id), "name": workflow.name, "outcome": workflow.outcome}
+            events.emit("workflow.finished", **facts, batches=workflow.batches, seconds=workflow.seconds)
+        for refused, error in advanced.refused:
+            self._context.complaints.report(f"workflow or batch {refused}", str(error))
+        if advanced.woken:
+            self._context.requeued.notify()

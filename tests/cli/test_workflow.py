@@ -1,0 +1,96 @@
+"""``jsworker workflow``: the tree with its progress, the list, cancel and retry."""
+
+import asyncio
+import os
+from uuid import UUID
+
+import pytest
+
+from jsworker.client import JobClient
+from tests.ownership.rows import Sql
+
+from .commands import Cli
+
+
+@pytest.fixture(autouse=True)
+def _no_workflows(sql: Sql) -> None:
+    sql.execute("DELETE FROM jsworker.workflows")
+
+
+def enqueued() -> UUID:
+    async def enqueue() -> UUID:
+        assert os.environ["JSWORKER_DATABASE_URL"]
+        async with JobClient.from_env() as client, client.workflow("nightly run") as flow:
+            parts = flow.batch("count", [{"n": number} for number in range(4)], name="parts")
+            rates = flow.job("fetch", {})
+            merge = flow.job("merge", {}, after=[parts, rates])
+            flow.job("send", {}, after=merge, on_failure="run")
+        return flow.id
+
+    return asyncio.run(enqueue())
+
+
+def test_a_workflow_is_drawn_as_a_tree(cli: Cli, sql: Sql) -> None:
+    workflow = enqueued()
+    sql.execute(
+        "UPDATE jsworker.jobs SET status = 'completed', attempts = 1, finished_at = now(),"
+        " needs_publish = false"
+        " WHERE id IN (SELECT id FROM jsworker.jobs WHERE kind = 'count' ORDER BY id LIMIT 2)"
+    )
+    lines = cli("workflow", str(workflow)).ok().lines
+    assert lines[0].startswith(f"nightly run {workflow} running, since ")
+    assert [line.rstrip() for line in lines[1:]] == [
+        "├── parts (count) ━━━━━━━━━━────────── 2/4 running",
+        "└── fetch ──────────────────── 0/1 running",
+        "    └── merge ──────────────────── 0/1 waiting, after parts, fetch",
+        "        └── send ──────────────────── 0/1 waiting",
+    ]
+    found = cli("workflow", str(workflow), "--json").ok().json
+    assert (found["name"], found["status"], found["id"]) == ("nightly run", "running", str(workflow))
+    assert found["nodes"][0]["jobs"] == {"completed": 2, "queued": 2}
+    assert found["nodes"][2]["needs"] == ["parts", "fetch"]
+    assert cli("workflow", "show", str(workflow), "--json").ok().json["nodes"] == found["nodes"]
+
+
+def test_list_cancel_and_retry(cli: Cli, sql: Sql) -> None:
+    workflow = enqueued()
+    [listed] = cli("workflow", "list", "--json").ok().json
+    assert (listed["id"], listed["nodes"], listed["nodes_finished"]) == (str(workflow), 4, 0)
+    table = cli("workflow", "list").ok().lines
+    assert table[0].split() == ["ID", "NAME", "STATUS", "NODES", "ENQUEUED", "FINISHED"]
+    assert "0 of 4" in table[1]
+    said = cli("workflow", "retry", str(workflow)).refused(1)
+    assert said == f"workflow {workflow} runs, and none of its jobs has failed; it cannot be retried"
+    sql.execute(
+        "UPDATE jsworker.jobs SET status = 'failed', attempts = 1, errors = 1, finished_at = now(),"
+        " failure_reason = 'attempts', last_error = 'ValueError: broken', needs_publish = false"
+        " WHERE kind = 'fetch'"
+    )
+    lines = cli("workflow", str(workflow)).ok().lines
+    assert "━━━━━━━━━━━━━━━━━━━━ 1/1 running (1 failed)" in lines[2]
+    assert lines[-1].startswith("fetch: job ")
+    assert lines[-1].endswith("failed: ValueError: broken")
+    assert cli("workflow", "retry", str(workflow)).ok().lines == ["retried 1"]
+    assert cli("workflow", "cancel", str(workflow)).ok().lines == ["cancelled 7, asked 0 running to stop"]
+    assert "cancelled" in cli("workflow", str(workflow)).ok().lines[0]
+
+
+def test_a_job_tells_to_which_workflow_it_belongs(cli: Cli, sql: Sql) -> None:
+    workflow = enqueued()
+    row = sql.execute("SELECT id FROM jsworker.jobs WHERE kind = 'merge'").fetchone()
+    assert row is not None
+    lines = cli("job", str(row["id"])).ok().lines
+    assert any(
+        line.split() == ["workflow", "nightly", "run", f"{workflow},", "node", "merge"] for line in lines
+    )
+    assert any("held" in line or "waits" in line for line in lines)
+    found = cli("job", str(row["id"]), "--json").ok().json
+    assert found["workflow"] == {"workflow": str(workflow), "name": "nightly run", "node": "merge"}
+
+
+def test_unknown_workflows(cli: Cli) -> None:
+    assert cli("workflow", "nightly").refused(1) == "no workflow has id 'nightly'"
+    unknown = "01a20f47-e801-7589-9415-c0d406396231"
+    assert cli("workflow", unknown).refused(1) == f"no workflow has id {unknown}"
+    assert cli("workflow", "cancel", unknown).refused(1) == f"there is no workflow {unknown}"
+    assert cli("workflow", "list").code == 0

@@ -1,0 +1,77 @@
+"""However large a batch, and however many there are, each statement reads what it writes."""
+
+from collections.abc import Iterator
+from uuid import UUID
+
+import pytest
+from psycopg.sql import SQL
+from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.engine import make_url
+
+from jsworker.ownership.pool import uuid_array
+from jsworker.ownership.transitions import workflow_control, workflows
+
+from .conftest import TestDatabases
+from .rows import KIND
+from .test_plans import access_paths, rows_read
+
+MEMBERS = 20_000
+BATCH, NEEDS, WORKFLOW = UUID(int=1), UUID(int=2), UUID(int=3)
+ROWS = """
+INSERT INTO jsworker.workflows (id, name) VALUES (%(workflow)s, 'w');
+INSERT INTO jsworker.batches (id, workflow, name, kind, place)
+SELECT id, %(workflow)s, 'b', 'k', 0 FROM (VALUES (%(batch)s::uuid), (%(needs)s::uuid)) AS b(id);
+INSERT INTO jsworker.batches (id, workflow, name, kind, place)
+SELECT uuidv7(), %(workflow)s, 'b', 'k', 0 FROM generate_series(1, 2000);
+INSERT INTO jsworker.batch_needs VALUES (%(needs)s, %(batch)s);
+INSERT INTO jsworker.jobs (id, kind, payload, status, fencing_token, attempts, finished_at, batch_id)
+SELECT uuidv7(), %(kind)s, '{}', 'completed', 1, 1, now(), %(batch)s FROM generate_series(1, %(members)s);
+INSERT INTO jsworker.jobs (id, kind, payload, status, held_by, held_at, batch_id)
+SELECT uuidv7(), %(kind)s, '{}', 'scheduled', 'needs', now(), %(needs)s FROM generate_series(1, %(members)s);
+INSERT INTO jsworker.jobs (id, kind, payload, status, fencing_token, attempts, finished_at, dispatch)
+SELECT uuidv7(), %(kind)s, '{}', 'completed', 1, 1, now(), 1 FROM generate_series(1, %(members)s)
+"""
+
+
+@pytest.fixture(scope="module", params=["before ANALYZE", "after ANALYZE"])
+def table(request: pytest.FixtureRequest, databases: TestDatabases, migrated: str) -> Iterator[Connection]:
+    url = databases.create(migrated)
+    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        values = {"workflow": WORKFLOW, "batch": BATCH, "needs": NEEDS, "kind": KIND, "members": MEMBERS}
+        for statement in ROWS.split(";"):
+            assert connection.connection.driver_connection is not None
+            connection.connection.driver_connection.execute(SQL(statement), values)
+        if request.param == "after ANALYZE":
+            connection.execute(text("ANALYZE"))
+    with engine.connect() as connection:
+        yield connection
+    engine.dispose()
+
+
+def test_finish_looks_at_the_youngest_members(table: Connection) -> None:
+    values = {"ids": uuid_array([BATCH])}
+    assert rows_read(table, workflows.FINISH, values) < 30
+    assert "jobs_of_batch" in access_paths(table, workflows.FINISH, values)
+    assert rows_read(table, workflows.FINISH, {"ids": uuid_array([NEEDS])}) < 30
+
+
+def test_needs_reads_as_many_members_as_it_moves(table: Connection) -> None:
+    table.execute(workflows.FINISH, {"ids": uuid_array([BATCH])})
+    values = {"batches": uuid_array([BATCH]), "limit": 100}
+    table.commit()
+    # Without statistics it reads the batches, too, but never their members.
+    assert rows_read(table, workflows.NEEDS, values) < 12 * 100 + 2 * 2002 + 50
+    seen = {"ids": uuid_array([BATCH]), "generations": [0]}
+    assert rows_read(table, workflows.PROPAGATED, seen) < 50
+
+
+def test_the_sweep_reads_a_few_rows_of_each_open_batch(table: Connection) -> None:
+    assert rows_read(table, workflows.LEFT, {"limit": 2000}) < 5 * 2000
+    jobs = {path for path in access_paths(table, workflows.LEFT, {"limit": 2000}) if "jobs" in path}
+    assert jobs == {"jobs_of_batch"}
+
+
+def test_members_by_status(table: Connection) -> None:
+    place = {"id": WORKFLOW, "limit": 100, "batch": UUID(int=0), "after": UUID(int=0)}
+    assert rows_read(table, workflow_control.FAILED_MEMBERS, place) < 4 * 2002

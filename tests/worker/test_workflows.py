@@ -1,0 +1,192 @@
+"""Workers run workflows: stage after stage, through failures, and with members that add members."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from jsworker.client import JobClient
+from jsworker.core.errors import TransitionRefused, WorkflowFailed
+from jsworker.core.job import Job
+from tests.support.polling import eventually
+from tests.worker.processors import Gate, scripted
+from tests.worker.rows import Rows
+from tests.worker.running import StartWorker
+
+pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
+
+
+async def double(job: Job[Any]) -> int:
+    return int(job.payload["n"]) * 2
+
+
+async def total(job: Job[Any]) -> dict[str, Any]:
+    found = [each async for each in job.results_of("parts")]
+    return {"sum": sum(each.result for each in found if each.status == "completed"), "members": len(found)}
+
+
+async def test_a_graph_runs_stage_by_stage(client: JobClient, rows: Rows, start: StartWorker) -> None:
+    running = await start(scripted(double, kind="double"), scripted(total, kind="total"))
+    async with client.workflow("sums") as flow:
+        flow.batch("double", [{"n": number} for number in range(500)], name="parts")
+        flow.job("total", {}, after="parts")
+    assert await flow.result(timeout=60) == {"sum": 249_500, "members": 500}
+    await running.events.told("workflow.finished")
+    [end] = running.events.of("workflow.finished")
+    assert (end["workflow"], end["name"], end["outcome"], end["batches"]) == (
+        str(flow.id),
+        "sums",
+        "completed",
+        2,
+    )
+    assert Counter(event["outcome"] for event in running.events.of("batch.finished")) == {"completed": 2}
+    held = "SELECT count(*) FROM jsworker.jobs WHERE kind = 'total' AND dispatch = 1 AND attempts = 1"
+    assert await rows.value(held) == 1
+
+
+async def test_the_results_of_a_batch_come_in_the_order_of_its_payloads(
+    client: JobClient, start: StartWorker
+) -> None:
+    await start(scripted(double, kind="double"))
+    async with client.workflow("sums") as flow:
+        flow.batch("double", [{"n": number} for number in range(30)])
+    assert await flow.result(timeout=60) == [2 * number for number in range(30)]
+
+
+async def test_a_plain_function_reads_results_too(client: JobClient, start: StartWorker) -> None:
+    def summed(job: Job[Any]) -> int:
+        return sum(each.result for each in job.sync.results_of("double"))
+
+    await start(scripted(double, kind="double"), scripted(summed, kind="total"))
+    async with client.workflow("sums") as flow:
+        flow.batch("double", [{"n": 1}, {"n": 2}])
+        flow.job("total", {}, after="double")
+    assert await flow.result(timeout=60) == 6
+
+
+async def test_a_failure_cancels_and_a_retry_goes_on(client: JobClient, start: StartWorker) -> None:
+    is_broken = True
+
+    async def perhaps(job: Job[Any]) -> int:
+        if is_broken and job.payload["n"] == 3:
+            raise ValueError("broken")
+        return int(job.payload["n"])
+
+    await start(scripted(perhaps, kind="double", max_attempts=1), scripted(total, kind="total"))
+    async with client.workflow("sums") as flow:
+        flow.batch("double", [{"n": number} for number in range(5)], name="parts")
+        flow.job("total", {}, after="parts")
+    with pytest.raises(WorkflowFailed, match=r"node 'total' has no result: job .* is cancelled"):
+        await flow.result(timeout=60)
+    found = await client.workflows.get(flow.id)
+    assert (found["errors"][0]["node"], found["nodes"][1]["outcome"]) == ("parts", "cancelled")
+    is_broken = False
+    assert await client.workflows.retry(flow.id) == 1
+    assert await flow.result(timeout=60) == {"sum": 10, "members": 5}
+
+
+async def test_what_runs_after_failures_too_sees_them(client: JobClient, start: StartWorker) -> None:
+    async def fails(job: Job[Any]) -> None:
+        raise ValueError("broken")
+
+    async def report(job: Job[Any]) -> list[list[Any]]:
+        return [[each.status, (each.error or "").split("\n")[0]] async for each in job.results_of("double")]
+
+    await start(scripted(fails, kind="double", max_attempts=1), scripted(report, kind="report"))
+    async with client.workflow("sums") as flow:
+        flow.job("double", {})
+        flow.job("report", {}, after="double", on_failure="run")
+    assert await flow.result(timeout=60) == [["failed", "ValueError: broken"]]
+
+
+async def test_results_of_what_is_no_need(client: JobClient, start: StartWorker) -> None:
+    async def wrong(job: Job[Any]) -> str:
+        try:
+            return str([each async for each in job.results_of("elsewhere")])
+        except ValueError as error:
+            return str(error)
+
+    await start(scripted(double, kind="double"), scripted(wrong, kind="wrong"))
+    async with client.workflow("sums") as flow:
+        flow.job("double", {"n": 1})
+        flow.job("wrong", {}, after="double")
+    expected = "results_of('elsewhere'): this job's node does not come after it; needs: 'double'"
+    assert await flow.result(timeout=60) == expected
+
+
+async def test_members_add_members(client: JobClient, rows: Rows, start: StartWorker) -> None:
+    async def spread(job: Job[Any]) -> int:
+        if job.payload["n"] == 0:
+            await job.add_to_batch("spread", [{"n": number} for number in (1, 2, 3)])
+        elif job.payload["n"] == 1:
+            async with job.transaction(result=1) as session:
+                added = await session.execute(job.add_to_batch_statement("spread", [{"n": 4}]))
+                assert len(added.all()) == 1
+        return int(job.payload["n"])
+
+    await start(scripted(spread, kind="spread"), scripted(total, kind="total"))
+    async with client.workflow("sums") as flow:
+        flow.job("spread", {"n": 0}, name="parts")
+        flow.job("total", {}, after="parts")
+    assert await flow.result(timeout=60) == {"sum": 10, "members": 5}
+    assert await rows.value("SELECT generation FROM jsworker.batches WHERE name = 'parts'") == 2
+
+
+async def test_a_job_without_a_batch_adds_to_none(client: JobClient, rows: Rows, start: StartWorker) -> None:
+    async def adds(job: Job[Any]) -> str:
+        try:
+            await job.add_to_batch("spread", [{}])
+        except TransitionRefused as error:
+            return str(error)
+        return ""
+
+    await start(scripted(adds))
+    job_id = (await client.enqueue("scripted", {})).id
+    assert "belongs to no batch" in (await rows.becomes(job_id, "completed"))["result"]
+
+
+async def test_cancelling_stops_what_runs(client: JobClient, start: StartWorker) -> None:
+    gate = Gate()
+    await start(scripted(gate.process, kind="double"))
+    async with client.workflow("sums") as flow:
+        flow.batch("double", [{"n": 1}, {"n": 2}])
+        flow.job("double", {}, after="double", name="last")
+    await gate.met()
+    await client.workflows.cancel(flow.id)
+
+    async def ended() -> None:
+        assert (await client.workflows.get(flow.id))["status"] == "cancelled"
+
+    await eventually(ended)
+
+
+async def test_the_scan_finds_what_others_left(client: JobClient, rows: Rows, start: StartWorker) -> None:
+    """Ended by an operator's own SQL, or by a worker that died right then."""
+    async with client.workflow("sums") as flow:
+        flow.job("elsewhere", {}, name="parts")
+        flow.job("total", {}, after="parts")
+    await rows.query(
+        "UPDATE jsworker.jobs SET status = 'cancelled', finished_at = now(), needs_publish = false "
+        "WHERE kind = 'elsewhere'"
+    )
+    await rows.query("UPDATE jsworker.batches SET on_failure = 'run'")
+    await start(scripted(total, kind="total"))
+    assert await flow.result(timeout=60) == {"sum": 0, "members": 1}
+
+
+async def test_a_job_that_stalled_too_often_ends_its_batch(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    async with client.workflow("sums") as flow:
+        flow.job("elsewhere", {}, name="parts")
+        flow.job("total", {}, after="parts")
+    await rows.query(
+        "UPDATE jsworker.jobs SET status = 'processing', worker_id = 'gone-1-aaaa', fencing_token = 1,"
+        " attempts = 1, needs_publish = false, claimed_at = now() - interval '1 h',"
+        " last_activity_at = now() - interval '1 h',"
+        " stale_after = interval '1 s', max_stalls = 1, max_attempts = 1 WHERE kind = 'elsewhere'"
+    )
+    await start(scripted(total, kind="total"))
+    with pytest.raises(WorkflowFailed, match="is cancelled"):
+        await flow.result(timeout=60)
+    assert (await client.workflows.get(flow.id))["status"] == "failed"
