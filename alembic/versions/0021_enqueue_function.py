@@ -26,12 +26,19 @@ CREATE FUNCTION jsworker.enqueue(
   traceparent text DEFAULT NULL,
   tracestate text DEFAULT NULL,
   max_payload_bytes integer DEFAULT 1048576,
+  limit_key text DEFAULT NULL,
+  priority text DEFAULT 'normal',
+  run_at timestamptz DEFAULT NULL,
+  expires_in interval DEFAULT NULL,
   OUT id uuid,
   OUT created boolean
 ) LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   wait double precision := coalesce(extract(epoch FROM delay), 0);
   present timestamptz := clock_timestamp();
+  expiry double precision := extract(epoch FROM expires_in);
+  due timestamptz;
+  is_later boolean;
   size bigint := octet_length(payload::text);
   -- UUIDv7: 48 bits of milliseconds, so that new rows share warm index pages, then version, variant and chance.
   new_id uuid := encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid()) PLACING
@@ -53,22 +60,39 @@ DECLARE
       THEN 'traceparent ' || to_json(left(traceparent, 64))::text || ' must be a traceparent of W3C Trace Context'
     WHEN tracestate !~ '^[ -~]+$' OR octet_length(tracestate) > 512
       THEN 'tracestate ' || to_json(left(tracestate, 64))::text || ' must be 1 to 512 printable characters of ASCII'
+    WHEN char_length(limit_key) NOT BETWEEN 1 AND 255 OR limit_key ~ E'[\\u0001-\\u001f\\u007f-\\u009f\\u2028\\u2029]'
+      THEN 'limit_key ' || to_json(left(limit_key, 64))::text || ' must be text of 1 to 255 printable characters'
+    WHEN priority IS NULL OR priority NOT IN ('high', 'normal', 'low')
+      THEN 'priority ' || coalesce(to_json(left(priority, 64))::text, 'NULL') || ' must be high, normal or low'
+    WHEN run_at IS NOT NULL AND delay IS NOT NULL THEN 'delay and run_at: give one of them'
+    WHEN run_at NOT BETWEEN TIMESTAMPTZ '2000-01-01 00:00:00+00' AND present + INTERVAL '3660 days'
+      THEN 'run_at=' || run_at || ' must be from 2000 on and at most ten years ahead'
+    WHEN expiry NOT BETWEEN 0 AND 316224000 OR expiry = 0
+      THEN 'expires_in=' || expires_in || ' must be more than 0 and at most 316224000 seconds'
   END;
 BEGIN
+  IF wrong IS NULL THEN
+    due := coalesce(run_at, present + make_interval(secs => wait));
+    is_later := due > present;
+    IF present + make_interval(secs => expiry) <= due THEN
+      wrong := 'expires_in=' || expires_in || ' ends before the job is due';
+    END IF;
+  END IF;
   IF wrong IS NOT NULL THEN
     RAISE EXCEPTION USING MESSAGE = wrong, ERRCODE = 'invalid_parameter_value';
   END IF;
   FOR _try IN 1..3 LOOP
     -- It waits for a twin that is not committed yet, and never for its owner's work.
     INSERT INTO jsworker.jobs (
-      id, kind, payload, unique_key, max_attempts, max_stalls, traceparent, tracestate,
-      status, run_at, dispatch, needs_publish, publish_after, queued_at)
+      id, kind, payload, unique_key, max_attempts, max_stalls, traceparent, tracestate, limit_key, priority,
+      status, run_at, dispatch, needs_publish, publish_after, queued_at, expires_at)
     VALUES (
       new_id, enqueue.kind, enqueue.payload, enqueue.unique_key, enqueue.max_attempts, enqueue.max_stalls,
-      enqueue.traceparent, enqueue.tracestate,
-      CASE WHEN wait > 0 THEN 'scheduled' ELSE 'queued' END, present + make_interval(secs => wait),
-      CASE WHEN wait > 0 THEN 0 ELSE 1 END, wait <= 0,
-      CASE WHEN wait <= 0 THEN present END, CASE WHEN wait <= 0 THEN present END)
+      enqueue.traceparent, enqueue.tracestate, enqueue.limit_key,
+      CASE enqueue.priority WHEN 'high' THEN 0 WHEN 'low' THEN 2 ELSE 1 END,
+      CASE WHEN is_later THEN 'scheduled' ELSE 'queued' END, due, CASE WHEN is_later THEN 0 ELSE 1 END, NOT is_later,
+      CASE WHEN NOT is_later THEN present END, CASE WHEN NOT is_later THEN present END,
+      present + make_interval(secs => expiry))
     ON CONFLICT DO NOTHING;
     IF FOUND THEN
       id := new_id;

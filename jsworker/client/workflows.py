@@ -118,8 +118,8 @@ class Flow:
             max_attempts: overrides the processor's.
             max_stalls: overrides the processor's.
 
-        Limits, rates and the priority of a processor hold for its members; they have no unique keys, and do not
-        expire.
+        Limits, rates and the priority of a processor hold for its members; they have no unique keys and do
+        not expire.
 
         Raises:
             InvalidName, InvalidPayload, InvalidJson: as ``JobClient.enqueue``.

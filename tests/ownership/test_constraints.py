@@ -96,6 +96,8 @@ BROKEN = [
             "infinity",
         )
     ),
+    refused_row("jobs_priority", "queued", priority=-1),
+    refused_row("jobs_priority", "queued", priority=3),
     refused_row("jobs_progress", "processing", progress=-0.1),
     refused_row("jobs_progress", "processing", progress=1.1),
     refused_row("jobs_progress", "processing", progress=float("nan")),

@@ -33,6 +33,10 @@ CONTRACT = [
     ("traceparent", "text", "NULL::text"),
     ("tracestate", "text", "NULL::text"),
     ("max_payload_bytes", "integer", "1048576"),
+    ("limit_key", "text", "NULL::text"),
+    ("priority", "text", "'normal'::text"),
+    ("run_at", "timestamp with time zone", "NULL::timestamp with time zone"),
+    ("expires_in", "interval", "NULL::interval"),
 ]
 """Version 1: what is here keeps its place, name, type and default for good; more may follow."""
 
@@ -77,10 +81,19 @@ def columns_of(insert: str) -> set[str]:
     return {name.strip() for name in found[1].split(",")}
 
 
+def test_an_instant_and_an_expiry(sql: Sql) -> None:
+    [later] = sql.execute("SELECT clock_timestamp() + interval '1 hour' AS at").fetchall()
+    job = read_job(sql, call(sql, KIND, run_at=later["at"], expires_in="2 hours")[0])
+    assert (job["status"], job["run_at"], job["needs_publish"]) == ("scheduled", later["at"], False)
+    assert abs((job["expires_at"] - job["created_at"]).total_seconds() - 7200) < 60
+    past = read_job(sql, call(sql, KIND, run_at="2020-01-01 00:00:00+00")[0])
+    assert (past["status"], past["run_at"].year, past["dispatch"]) == ("queued", 2020, 1)
+
+
 class TestAsEnqueue:
     def test_the_columns_are_the_same(self, sql: Sql) -> None:
         function = read_value(sql, "SELECT prosrc FROM pg_proc WHERE oid = 'jsworker.enqueue'::regproc")
-        assert columns_of(function) == columns_of(ENQUEUE.text)
+        assert columns_of(function) == columns_of(ENQUEUE.text) | {"expires_at"}
 
     @pytest.mark.parametrize(
         ("new", "given"),
@@ -99,6 +112,11 @@ class TestAsEnqueue:
                     "tracestate": "vendor=1",
                 },
             ),
+            (
+                NewJob(UUID(int=0), "{}", limit_key="tenant 7", priority=0),
+                {"limit_key": "tenant 7", "priority": "high"},
+            ),
+            (NewJob(UUID(int=0), "{}", priority=2), {"priority": "low"}),
         ],
     )
     async def test_the_rows_are_the_same(
@@ -256,6 +274,18 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"delay": "11 years"}, "delay=11 years must be from 0 to 316224000 seconds"),
     ({"delay": "infinity"}, "delay=infinity must be from 0 to 316224000 seconds"),
     ({"delay": "-infinity"}, "delay=-infinity must be from 0 to 316224000 seconds"),
+    ({"limit_key": ""}, 'limit_key "" must be text of 1 to 255 printable characters'),
+    ({"limit_key": "k" * 256}, "must be text of 1 to 255 printable characters"),
+    ({"limit_key": "a\tb"}, r'limit_key "a\tb" must be text of 1 to 255 printable characters'),
+    ({"priority": "urgent"}, 'priority "urgent" must be high, normal or low'),
+    ({"priority": None}, "priority NULL must be high, normal or low"),
+    ({"run_at": "1999-01-01 00:00:00+00"}, "must be from 2000 on and at most ten years ahead"),
+    ({"run_at": "infinity"}, "run_at=infinity must be from 2000 on and at most ten years ahead"),
+    ({"run_at": "2030-01-01 00:00:00+00", "delay": "1 s"}, "delay and run_at: give one of them"),
+    ({"expires_in": "0"}, "expires_in=00:00:00 must be more than 0"),
+    ({"expires_in": "-1 s"}, "expires_in=-00:00:01 must be more than 0"),
+    ({"expires_in": "11 years"}, "expires_in=11 years must be more than 0 and at most 316224000 seconds"),
+    ({"expires_in": "1 s", "delay": "1 min"}, "expires_in=00:00:01 ends before the job is due"),
     ({"max_attempts": 0}, "max_attempts=0 must be from 1 to 1000000"),
     ({"max_attempts": MOST_ATTEMPTS + 1}, "max_attempts=1000001 must be from 1 to 1000000"),
     ({"max_stalls": 0}, "max_stalls=0 must be from 1 to 100"),
