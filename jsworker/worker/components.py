@@ -228,6 +228,8 @@ class Components:
         await self.retention.stop()
         await self.stop_pullers()
         await self.table.stop()
+        await self.held.stop()
+        self.admissions.close()
         for consumer in self.pipeline.consumers:
             await consumer.flush()
         self.pipeline.hand_back_waiting("the worker was stopped before the job began")
@@ -260,6 +262,8 @@ class Components:
         for loop in (self.reconciliation, self.scans, self.repairs):
             await loop.stop()
         await self.dead_owners.close()
+        for consumer in self.pipeline.consumers:  # what the last runs have freed is woken for others
+            await consumer.flush()
         # Cut short, a batch would keep what it has taken from the others for five seconds.
         self.publisher.end()
         # One time-out for all of them: a forced end has left little of the time that the parent allows.

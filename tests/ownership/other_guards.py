@@ -123,6 +123,7 @@ NOT_OWNER = [
         [
             *statuses(predicates.queued, "queued"),
             Flip("kind", predicates.of_kind, {"kind": "other-kind"}),
+            Flip("limit key", predicates.has_no_limit_key, {"limit_key": "tenant-7"}),
         ],
     ),
     Transition(

@@ -61,6 +61,9 @@ MAY: dict[str, list[str]] = {
         SCHEDULE,
         "UPDATE jsworker.schedules SET paused = true",
         "DELETE FROM jsworker.schedules",
+        "INSERT INTO jsworker.limits (kind, key) VALUES ('echo', 'a')",
+        "UPDATE jsworker.limits SET used_at = now()",
+        "DELETE FROM jsworker.limits",
         (
             "INSERT INTO jsworker.untold_resets (job_id, kind, status, fencing_token, dispatch, owner,"
             " stalls) VALUES (gen_random_uuid(), 'echo', 'queued', 1, 2, 'w', 0)"
@@ -68,6 +71,7 @@ MAY: dict[str, list[str]] = {
     ],
     "producer": [
         insert(),
+        insert(limit_key="'tenant-7'"),
         "SELECT id, kind, unique_key, status, dispatch FROM jsworker.jobs",
         "SELECT version_num FROM jsworker.alembic_version",
     ],
@@ -83,11 +87,14 @@ MAY: dict[str, list[str]] = {
         "SELECT * FROM jsworker.dead_messages",
         "SELECT * FROM jsworker.refused_rows",
         "SELECT * FROM jsworker.schedules",
+        "SELECT * FROM jsworker.limits",
         "SELECT * FROM jsworker.installation",
     ],
     "metrics": [
         "SELECT kind, status, count(*), min(queued_at) FROM jsworker.jobs GROUP BY 1, 2",
         "SELECT state, max(last_seen_at) FROM jsworker.workers GROUP BY 1",
+        "SELECT kind, held_by, count(*), min(held_at) FROM jsworker.jobs GROUP BY 1, 2",
+        "SELECT kind, max_running, rate, per FROM jsworker.limits",
     ],
 }
 
@@ -110,6 +117,8 @@ MAY_NOT: dict[str, list[str]] = {
     ],
     "producer": [
         SCHEDULE,
+        "SELECT * FROM jsworker.limits",
+        "INSERT INTO jsworker.limits (kind, key) VALUES ('echo', 'a')",
         "SELECT id FROM jsworker.jobs FOR UPDATE",
         "SELECT id FROM jsworker.jobs FOR NO KEY UPDATE SKIP LOCKED",
         "SELECT id FROM jsworker.jobs FOR SHARE",
