@@ -262,8 +262,6 @@ class Components:
         for loop in (self.reconciliation, self.scans, self.repairs):
             await loop.stop()
         await self.dead_owners.close()
-        for consumer in self.pipeline.consumers:  # what the last runs have freed is woken for others
-            await consumer.flush()
         # Cut short, a batch would keep what it has taken from the others for five seconds.
         self.publisher.end()
         # One time-out for all of them: a forced end has left little of the time that the parent allows.
@@ -272,6 +270,8 @@ class Components:
         await self.relay.stop(within=ends_at - clock())
         try:
             async with asyncio.timeout_at(ends_at):
+                for consumer in self.pipeline.consumers:  # what the last runs have freed is woken for others
+                    await consumer.flush()
                 await self.publisher.publish_latest()
         except TimeoutError:
             pass  # what was taken is due again in five seconds
