@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-OWNERSHIP, SCHEDULES, WORKFLOWS = (
-    Path(__file__).with_name(f"{name}.pml") for name in ("ownership", "schedules", "workflows")
+OWNERSHIP, SCHEDULES, ADMISSION, WORKFLOWS = (
+    Path(__file__).with_name(f"{name}.pml") for name in ("ownership", "schedules", "admission", "workflows")
 )
 MEMORY_MB = 9000
 DEPTH = 2_000_000
@@ -59,6 +59,15 @@ PROTOCOL = [
     Variant("the outbox alone, no sweeps, a broker that keeps", f"K=2 {NO_SWEEPS}", passes=True),
     Variant("schedules, three faults", "K=3", passes=True, model=SCHEDULES),
     Variant("every instant of a schedule gets its job", "K=3", passes=True, progress=True, model=SCHEDULES),
+    Variant("admission, three faults", "K=3", passes=True, model=ADMISSION),
+    Variant("every held job ends", "K=3", passes=True, progress=True, model=ADMISSION),
+    Variant(
+        "every held job ends without faults and sweeps",
+        "K=0 NO_SWEEP",
+        passes=True,
+        progress=True,
+        model=ADMISSION,
+    ),
     Variant("workflows, three deaths", "K=3", passes=True, model=WORKFLOWS),
     Variant("every workflow comes to its end", "K=2", passes=True, progress=True, model=WORKFLOWS),
 ]
@@ -88,6 +97,23 @@ ABLATIONS = [
     Variant("FIRE without the revision", "K=2 NO_REVISION", passes=False, model=SCHEDULES),
     Variant("FIRE as INSERT, then UPDATE", "K=2 INSERT_FIRST NO_LATER", passes=False, model=SCHEDULES),
     Variant("FIRE as UPDATE, then INSERT", "K=2 MOVE_FIRST", passes=False, progress=True, model=SCHEDULES),
+    Variant("admission that counts before it locks", "K=0 COUNT_FIRST", passes=False, model=ADMISSION),
+    Variant("admission without the lock", "K=0 NO_LOCK", passes=False, model=ADMISSION),
+    Variant("a counter that settling gives back", "K=2 COUNTER", passes=False, model=ADMISSION),
+    Variant(
+        "no sweep: WAKE without lock",
+        "K=0 NO_SWEEP NO_WAKE_LOCK",
+        passes=False,
+        progress=True,
+        model=ADMISSION,
+    ),
+    Variant(
+        "no sweep: an owner that dies, and its job with it",
+        "K=1 NO_SWEEP",
+        passes=False,
+        progress=True,
+        model=ADMISSION,
+    ),
     Variant("FINISH without the generation", "K=2 NO_GENERATION", passes=False, model=WORKFLOWS),
     Variant("NEEDS without the revision", "K=2 NO_REVISION", passes=False, model=WORKFLOWS),
     Variant("RETRY that opens no batch", "K=2 NO_REOPEN", passes=False, progress=True, model=WORKFLOWS),

@@ -2,6 +2,7 @@
 
 import getpass
 import socket
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +12,7 @@ from jsworker.core.limits import Limit, Rate
 from jsworker.core.names import check_limit_key, printable, shown
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
-from jsworker.ownership.refusals import operators_rights
+from jsworker.ownership.refusals import RowRefused, operators_rights
 from jsworker.ownership.transitions import admission, limits, schedules
 from jsworker.ownership.transitions.limits import Numbers
 
@@ -101,7 +102,8 @@ class Limits:
         """Wake what may begin now; of a kind with many keys workers wake the rest with their next scan."""
         if key is None:
             return
-        await admission.wake(self._database, worker_id=None, kind=kind_name(kind), keys=[_key(key)])
+        with suppress(RowRefused):  # workers wake what can be woken, and set the rest aside
+            await admission.wake(self._database, worker_id=None, kind=kind_name(kind), keys=[_key(key)])
 
 
 def _key(key: str | None) -> str:

@@ -272,6 +272,8 @@ class Components:
         await self.retention.stop()
         await self.stop_pullers()
         await self.table.stop()
+        await self.held.stop()
+        self.admissions.close()
         for consumer in self.pipeline.consumers:
             await consumer.flush()
         self.pipeline.hand_back_waiting("the worker was stopped before the job began")
@@ -312,6 +314,8 @@ class Components:
         await self.relay.stop(within=ends_at - clock())
         try:
             async with asyncio.timeout_at(ends_at):
+                for consumer in self.pipeline.consumers:  # what the last runs have freed is woken for others
+                    await consumer.flush()
                 await self.publisher.publish_latest()
         except TimeoutError:
             pass  # what was taken is due again in five seconds

@@ -126,6 +126,7 @@ NOT_OWNER = [
             *statuses(predicates.queued, "queued"),
             Flip("kind", predicates.of_kind, {"kind": "other-kind"}),
             Flip("in time", predicates.may_begin, {"expires_at": ago(1)}),
+            Flip("limit key", predicates.has_no_limit_key, {"limit_key": "tenant-7"}),
         ],
         columns={"expires_at": ago(-60)},
     ),

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -14,6 +15,7 @@ from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import admission, claim, limits
 from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.ownership.transitions.limits import Numbers
+from jsworker.ownership.transitions.refused_rows import RefusedRows
 
 from .polling import eventually
 from .rows import (
@@ -249,6 +251,7 @@ VALUES: dict[str, Any] = {
     "besides": [],
     "most": 5,
     "most_held": 5,
+    "only": None,
     "stale_after": 30.0,
     "crash_after": 15.0,
     "timeout": None,
@@ -289,6 +292,27 @@ def test_each_predicate_of_admission_refuses_alone_and_is_needed(sql: Sql, engin
     if name == "kind of asked":  # its key is not locked for this kind
         mutant = without(mutant, r"CAST\(pg_current_xact_id\(\) AS xid\) IN \(l\.xmin, l\.xmax\)")
     assert run(engine, mutant, **given) == [job_id]
+
+
+READ_BACK_GUARD: dict[str, tuple[str, dict[str, Any]]] = {
+    "worker": (r"j\.worker_id = :worker_id", {"worker_id": OTHER_WORKER}),
+    "kind": (r"j\.kind = :kind", {"kind": "other-kind"}),
+    "key": (r"j\.limit_key IS NOT NULL", {"limit_key": None}),
+    "in hand": (r"j\.id != ALL \(CAST\(:besides AS UUID\[\]\)\)", {}),
+}
+
+
+@pytest.mark.parametrize("name", READ_BACK_GUARD)
+def test_what_was_admitted_and_not_answered_is_read_back(sql: Sql, engine: Engine, name: str) -> None:
+    guard, columns = READ_BACK_GUARD[name]
+    mine = insert_job(sql, "processing", limit_key=KEY)
+    other = insert_job(sql, "processing", **{"limit_key": KEY} | columns)
+    given = {"worker_id": WORKER, "kind": KIND, "besides": [other] if name == "in hand" else []}
+    with engine.begin() as connection:
+        assert [row.id for row in connection.execute(claim.READ_BACK_ADMITTED, given)] == [mine]
+        mutant = without(claim.READ_BACK_ADMITTED, guard)
+        used = {each: value for each, value in given.items() if f":{each}" in mutant.text}
+        assert {row.id for row in connection.execute(mutant, used)} == {mine, other}
 
 
 def test_what_is_in_hand_is_left_out(sql: Sql, engine: Engine) -> None:
@@ -478,3 +502,25 @@ async def test_a_held_row_that_is_refused_holds_up_no_other(database: Database, 
         assert (taken.claimed, list(taken.refused_rows)) == ([], [bad])
     finally:
         sql.execute("ALTER TABLE jsworker.jobs DROP CONSTRAINT never")
+
+
+async def test_a_row_that_can_neither_be_claimed_nor_woken_is_set_aside(database: Database, sql: Sql) -> None:
+    bad, good, last = held(sql, 3)
+    change_job(sql, bad, max_attempts=77)
+    sql.execute(
+        "ALTER TABLE jsworker.jobs ADD CONSTRAINT never CHECK (max_attempts <> 77 OR held_by IS NOT NULL)"
+    )
+    try:
+        refused_rows = RefusedRows(database, worker_id=WORKER)
+        wake = partial(admission.wake, database, worker_id=WORKER, kind=KIND, keys=[KEY])
+        with pytest.raises(RowRefused, match="never"):
+            await wake()
+        assert await wake(refused_rows=refused_rows) == 2
+        assert statuses(sql, [bad, good, last]) == [("scheduled", "limit"), *[("queued", None)] * 2]
+        assert await refused_rows.among("wake") == {bad}
+        again = held(sql, 1, queued_at=BEGINNING)
+        assert await admitted(database, keys=[KEY], most=5) == again
+        sql.execute("UPDATE jsworker.refused_rows SET retry_at = now()")
+    finally:
+        sql.execute("ALTER TABLE jsworker.jobs DROP CONSTRAINT never")
+    assert await wake(refused_rows=refused_rows) == 1

@@ -74,6 +74,9 @@ MAY: dict[str, list[str]] = {
         "UPDATE jsworker.workflows SET revision = revision + 1",
         "UPDATE jsworker.batches SET generation = generation + 1",
         "DELETE FROM jsworker.workflows",
+        "INSERT INTO jsworker.limits (kind, key) VALUES ('echo', 'a')",
+        "UPDATE jsworker.limits SET used_at = now()",
+        "DELETE FROM jsworker.limits",
         (
             "INSERT INTO jsworker.untold_resets (job_id, kind, status, fencing_token, dispatch, owner,"
             " stalls) VALUES (gen_random_uuid(), 'echo', 'queued', 1, 2, 'w', 0)"
@@ -88,6 +91,7 @@ MAY: dict[str, list[str]] = {
             " ON CONFLICT (kind, key) DO UPDATE SET until = excluded.until WHERE w.until < now()"
         ),
         "SELECT id FROM jsworker.jobs WHERE kind = 'echo' AND waiting_key = 'a' AND status = 'queued'",
+        insert(limit_key="'tenant-7'"),
         "SELECT id, kind, unique_key, status, dispatch FROM jsworker.jobs",
         "SELECT version_num FROM jsworker.alembic_version",
         WORKFLOW,
@@ -123,11 +127,14 @@ MAY: dict[str, list[str]] = {
         "SELECT * FROM jsworker.schedules",
         "SELECT * FROM jsworker.job_steps",
         "SELECT * FROM jsworker.workflows, jsworker.batches, jsworker.batch_needs",
+        "SELECT * FROM jsworker.limits",
         "SELECT * FROM jsworker.installation",
     ],
     "metrics": [
         "SELECT kind, status, count(*), min(queued_at) FROM jsworker.jobs GROUP BY 1, 2",
         "SELECT state, max(last_seen_at) FROM jsworker.workers GROUP BY 1",
+        "SELECT kind, held_by, count(*), min(held_at) FROM jsworker.jobs GROUP BY 1, 2",
+        "SELECT kind, max_running, rate, per FROM jsworker.limits",
     ],
 }
 
@@ -158,6 +165,8 @@ MAY_NOT: dict[str, list[str]] = {
         "UPDATE jsworker.batches SET generation = generation + 1",
         "SELECT * FROM jsworker.batches",
         "DELETE FROM jsworker.workflows",
+        "SELECT * FROM jsworker.limits",
+        "INSERT INTO jsworker.limits (kind, key) VALUES ('echo', 'a')",
         "SELECT id FROM jsworker.jobs FOR UPDATE",
         "SELECT id FROM jsworker.jobs FOR NO KEY UPDATE SKIP LOCKED",
         "SELECT id FROM jsworker.jobs FOR SHARE",

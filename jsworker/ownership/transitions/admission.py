@@ -20,6 +20,7 @@ from jsworker.ownership.refusals import RowRefused, in_halves
 from jsworker.ownership.statements import NOT_HELD, condition, filled, j, sql
 from jsworker.ownership.transitions import hold
 from jsworker.ownership.transitions.claim import PICKED, ClaimedJob, Limits, Taken, claimed_of
+from jsworker.ownership.transitions.refused_rows import RefusedRows
 
 MOST_KEYS: Final = 200
 """Keys that one look returns."""
@@ -32,6 +33,7 @@ admissible: Final = sa.and_(sa.or_(predicates.queued, waits_for_admission), _may
 
 # The predicate of the index jobs_held_by_key, word for word.
 _HELD: Final = "j.status || '' = 'scheduled' AND j.held_by IN ('limit', 'rate', 'paused')"
+_NOT_ASIDE: Final = condition(~predicates.set_aside("wake"))
 
 # Locks the row of each key, in their order, and makes those that are missing. Also where it writes nothing: the
 # conflict locks. That it writes now and then keeps keys that are in use from being tidied away.
@@ -135,7 +137,7 @@ WITH asked AS MATERIALIZED (
   SELECT row.id, state.key, row.priority, row.queued_at, true AS held FROM state CROSS JOIN LATERAL (
     SELECT j.id, j.priority, j.queued_at FROM jsworker.jobs AS j
     WHERE {held} AND {may_begin} AND {of_kind} AND j.limit_key = state.key
-      AND j.id <> ALL(CAST(:besides AS uuid[]))
+      AND j.id <> ALL(CAST(:besides AS uuid[])) AND {not_aside}
     ORDER BY j.priority, j.queued_at, j.id LIMIT least(state.jobs, CAST(:most_held AS integer))
     FOR NO KEY UPDATE OF j SKIP LOCKED
   ) AS row
@@ -164,6 +166,7 @@ WITH asked AS MATERIALIZED (
     may_begin=condition(_may_begin),
     of_kind=condition(predicates.of_kind),
     held=_HELD,
+    not_aside=_NOT_ASIDE,
     state=state(
         "SELECT CAST(:kind AS text), asked.key FROM asked UNION SELECT CAST(:kind AS text), unnest(CAST(:keys AS text[]))"
     ),
@@ -182,6 +185,7 @@ WITH state AS MATERIALIZED ({state}
   SELECT row.id, row.held_by FROM state CROSS JOIN LATERAL (
     SELECT j.id, j.held_by FROM jsworker.jobs AS j
     WHERE {held} AND {of_kind} AND j.limit_key = state.key
+      AND (CAST(:only AS uuid[]) IS NULL OR j.id = ANY(CAST(:only AS uuid[]))) AND {not_aside}
     ORDER BY j.priority, j.queued_at, j.id LIMIT least(state.jobs, {most})
     FOR NO KEY UPDATE OF j SKIP LOCKED
   ) AS row LIMIT {most}
@@ -198,6 +202,7 @@ SELECT id FROM woken
 """,
     state=state("SELECT CAST(:kind AS text), unnest(CAST(:keys AS text[]))"),
     held=_HELD,
+    not_aside=_NOT_ASIDE,
     of_kind=condition(predicates.of_kind),
     waits=condition(waits_for_admission),
     woken=_assigned(hold.WOKEN),
@@ -229,6 +234,20 @@ ORDER BY 1, 2
     held=_HELD,
     most=str(MOST_KEYS),
     state=state("SELECT leap.kind, leap.limit_key FROM leap", locked=False),
+)
+
+
+HELD_OF_KEYS = filled(
+    """
+SELECT row.id FROM unnest(CAST(:keys AS text[])) AS k(key) CROSS JOIN LATERAL (
+  SELECT j.id FROM jsworker.jobs AS j
+  WHERE {held} AND {of_kind} AND j.limit_key = k.key AND {not_aside} ORDER BY j.queued_at, j.id LIMIT 100
+) AS row LIMIT {most}
+""",
+    held=_HELD,
+    of_kind=condition(predicates.of_kind),
+    not_aside=_NOT_ASIDE,
+    most=str(_MOST_WOKEN),
 )
 
 
@@ -286,10 +305,33 @@ async def admit(
     return Taken([ClaimedJob._make(row) for row in rows], refused)
 
 
-async def wake(database: Database, *, worker_id: str | None, kind: str, keys: Collection[str]) -> int:
-    """Put as many held jobs of keys into the queue as may begin now, and return how many there were."""
+async def wake(
+    database: Database,
+    *,
+    worker_id: str | None,
+    kind: str,
+    keys: Collection[str],
+    refused_rows: RefusedRows | None = None,
+) -> int:
+    """Put as many held jobs of keys into the queue as may begin now, and return how many there were.
+
+    Rows that are refused are set aside, in ``refused_rows``; without those one of them refuses all.
+    """
     values = {"worker_id": worker_id, "kind": kind, "keys": list(keys)}
-    return len(await database.run_by_key(WAKE, values, first=LOCK_KEYS))
+
+    async def ask(only: Sequence[UUID] | None) -> Sequence[Row]:
+        chosen = {"only": None if only is None else uuid_array(only)}
+        return await database.run_by_key(WAKE, values | chosen, first=LOCK_KEYS)
+
+    try:
+        return len(await ask(None))
+    except RowRefused:
+        if refused_rows is None:
+            raise
+    found = await database.run(HELD_OF_KEYS, {"kind": kind, "keys": list(keys)})
+    woken, refused = await in_halves([row.id for row in found], ask)
+    await refused_rows.note("wake", refused)
+    return len(woken)
 
 
 async def waiting_keys(database: Database, *, after: tuple[str, str] = ("", "")) -> list[WaitingKey]:

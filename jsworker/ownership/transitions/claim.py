@@ -172,6 +172,11 @@ _no_text = sa.cast(sa.null(), sa.Text)
 _without_texts = _columns(payload=_no_text, checkpoint=_no_text, stored_bytes=_stored_bytes)
 READ_BACK = compiled(sa.select(*_without_texts).where(predicates.held_by_me, j.c.id == sa.any_(_ids)))
 
+# The same where admission may have claimed what nobody had named: rows in nobody's hand.
+_besides = j.c.id != sa.all_(given_array("besides", sa.Uuid))
+_admitted = sa.and_(predicates.held_by_me_indexed, of_kind, ~predicates.has_no_limit_key, _besides)
+READ_BACK_ADMITTED = compiled(sa.select(*_without_texts).where(_admitted))
+
 _texts = [sa.cast(j.c[name], sa.Text).label(name) for name in ("payload", "checkpoint")]
 _mine = predicates.mine(sa.bindparam("token"))
 CONTENT = compiled(sa.select(*_texts).where(j.c.id == sa.bindparam("id"), _mine))
@@ -274,6 +279,14 @@ async def read_back(database: Database, *, worker_id: str, ids: Iterable[UUID]) 
     """Return which of ``ids`` this worker owns, without payloads, after a claim whose answer was lost."""
     rows = await database.run(READ_BACK, {"worker_id": worker_id, "ids": list(ids)})
     return [ClaimedJob._make(row) for row in rows]
+
+
+async def read_back_admitted(
+    database: Database, *, worker_id: str, kind: str, besides: Iterable[UUID]
+) -> list[ClaimedJob]:
+    """Return what this worker owns of a kind by admission, but for ``besides``, as ``read_back``."""
+    values = {"worker_id": worker_id, "kind": kind, "besides": list(besides)}
+    return [ClaimedJob._make(row) for row in await database.run(READ_BACK_ADMITTED, values)]
 
 
 async def fetch_content(

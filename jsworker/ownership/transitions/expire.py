@@ -8,7 +8,16 @@ import sqlalchemy as sa
 from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
-from jsworker.ownership.statements import AT_START, NOW, compiled, entry, given_array, j, json_object
+from jsworker.ownership.statements import (
+    AT_START,
+    NOT_HELD,
+    NOW,
+    compiled,
+    entry,
+    given_array,
+    j,
+    json_object,
+)
 from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, run_sweep
 
 _guard: Final = (predicates.waiting, predicates.never_claimed, predicates.is_over)
@@ -17,7 +26,9 @@ _guard: Final = (predicates.waiting, predicates.never_claimed, predicates.is_ove
 def _write(mine: sa.CTE) -> sa.TextClause:
     expired = (
         sa.update(j)
-        .values(status="cancelled", needs_publish=False, finished_at=NOW, failure_reason="expired")
+        .values(
+            status="cancelled", needs_publish=False, finished_at=NOW, failure_reason="expired", **NOT_HELD
+        )
         .where(j.c.id == mine.c.id, *_guard)
         .returning(*j.c["id", "kind", "fencing_token", "expires_at"])
         .cte("expired")

@@ -98,6 +98,9 @@ OF_KINDS = compiled(
     ).where(limits.c.kind == sa.any_(given("kinds", sa.ARRAY(sa.Text))), limits.c.key == "")
 )
 
+_TIDIED_AT_ONCE: Final = 1_000
+_MOST_TIDIED: Final = 50
+
 # Rows that say nothing, of keys that nobody has used for an hour.
 TIDY = sa.text("""
 DELETE FROM jsworker.limits AS l WHERE (l.kind, l.key) IN (
@@ -109,6 +112,7 @@ DELETE FROM jsworker.limits AS l WHERE (l.kind, l.key) IN (
       SELECT FROM jsworker.jobs AS j WHERE j.status || '' = 'scheduled'
         AND j.held_by IN ('limit', 'rate', 'paused') AND j.kind = t.kind AND j.limit_key = t.key)
   LIMIT 1000 FOR UPDATE SKIP LOCKED)
+RETURNING l.key
 """)
 
 LIST = filled(
@@ -235,8 +239,10 @@ async def list_limits(database: Database, *, all_keys: bool = False) -> list[dic
 
 
 async def tidy(database: Database) -> None:
-    """Delete up to 1,000 rows of keys that nobody has used for an hour."""
-    await database.run(TIDY)
+    """Delete rows of keys that nobody has used for an hour, a thousand at a time."""
+    for _ in range(_MOST_TIDIED):
+        if len(await database.run(TIDY)) < _TIDIED_AT_ONCE:
+            return
 
 
 def named(kind: str, key: str) -> str:

@@ -21,6 +21,8 @@ from jsworker.worker.pipeline.kinds import Kind
 _SHORTEST_WAIT_SECONDS: Final = 0.05
 _SPREAD_SECONDS: Final = 0.05
 """By which workers look after a token has come back."""
+_REST: Final = 4.0
+"""Times the length of a look: with very many keys tokens wait for that."""
 _MOST_PAGES: Final = 10
 """Of keys, in one look; the next look goes on behind them."""
 _BEGINNING: Final = ("", "")
@@ -94,6 +96,7 @@ class Admissions:
             return
         with self._context.noting("held jobs"):
             waits: list[float] = []
+            began = boottime()
             for _ in range(_MOST_PAGES):
                 keys = await admission.waiting_keys(self._context.database, after=self._place)
                 is_last = len(keys) < admission.MOST_KEYS
@@ -103,7 +106,7 @@ class Admissions:
                 if is_last:
                     break
             if waits:
-                self._wake_in(min(waits))
+                self._wake_in(max(min(waits), _REST * (boottime() - began)))
             if boottime() >= self._tidied_at + _TIDY_SECONDS:
                 self._tidied_at = boottime()
                 await limits.tidy(self._context.database)
@@ -122,7 +125,11 @@ class Admissions:
                 of_others[kind].append(key)
         for kind, names in of_others.items():
             jobs = await admission.wake(
-                self._context.database, worker_id=self._context.worker_id, kind=kind, keys=names
+                self._context.database,
+                worker_id=self._context.worker_id,
+                kind=kind,
+                keys=names,
+                refused_rows=self._context.refused_rows,
             )
             if jobs:
                 self._context.events.emit("jobs.woken", kind=kind, jobs=jobs)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 from uuid import UUID
 
 from jsworker.core.batching import Batcher
@@ -46,6 +47,7 @@ class KindState:
     def __init__(self, kind: Kind) -> None:
         self.is_limited = kind.processor.limit is not None or kind.processor.rate is not None
         self.is_paused = False
+        self.admitting = asyncio.Lock()
 
 
 class Consumer:
@@ -219,10 +221,7 @@ class Consumer:
         if aside and not (ids := self.undecided(ids)):
             return []
         if self.state.is_limited:
-            ask = partial(
-                admission.admit, self._context.database, ids=ids, besides=self._in_hand().difference(ids)
-            )
-            return await self._adopt(ask, ids)
+            return await self._admitted(ids)
         return await self._adopt(partial(claims.claim, self._context.database, ids=ids), ids)
 
     async def claim_freed(self, keys: Collection[str]) -> list[Run]:
@@ -231,22 +230,30 @@ class Consumer:
         if not self._context.health.up:  # the sweep comes back to them
             return runs
         if (room := self.room()) > 0:
-            ask = partial(
-                admission.admit, self._context.database, keys=keys, most=room, besides=self._in_hand()
-            )
             try:
-                runs = await self._adopt(ask, [])
+                runs = await self._admitted(keys=keys, most=room)
             except RowRefused:  # woken, it is claimed alone, and set aside
                 room = 0
         if len(runs) >= room:
             await self._wake(keys)
         return runs
 
+    async def _admitted(self, ids: Sequence[UUID] = (), **what: Any) -> list[Run]:
+        """Return the runs of what admission gives this worker, one admission after the other.
+
+        What it claims nobody has named before: beside another one a read-back could not tell whose it is.
+        """
+        async with self.state.admitting:
+            besides = self._in_hand().difference(ids)
+            ask = partial(admission.admit, self._context.database, ids=ids, besides=besides, **what)
+            return await self._adopt(ask, ids, besides=besides)
+
     async def _wake(self, keys: Collection[str]) -> None:
         context = self._context
         with context.noting(f"held jobs of {self.kind.name}"):
             worker_id, kind = context.worker_id, self.kind.name
-            if jobs := await admission.wake(context.database, worker_id=worker_id, kind=kind, keys=keys):
+            wake = partial(admission.wake, context.database, refused_rows=context.refused_rows)
+            if jobs := await wake(worker_id=worker_id, kind=kind, keys=keys):
                 context.events.emit("jobs.woken", kind=kind, jobs=jobs)
                 context.requeued.notify()
 
@@ -301,9 +308,16 @@ class Consumer:
                     self._answer_refused(delivery, row)
 
     async def _adopt(
-        self, ask: Callable[..., Awaitable[Taken]], ids: Sequence[UUID], seen: Sequence[Suspect] = ()
+        self,
+        ask: Callable[..., Awaitable[Taken]],
+        ids: Sequence[UUID],
+        seen: Sequence[Suspect] = (),
+        besides: Collection[UUID] | None = None,
     ) -> list[Run]:
-        """Return the runs of what a claim gives this worker; after a lost answer, find out what it was."""
+        """Return the runs of what a claim gives this worker; after a lost answer, find out what it was.
+
+        ``besides``: of an admission, what was in hand before.
+        """
         started, quiet = boottime(), self._quiet.seconds_left
         limits = self.kind.limits_when_quiet(quiet)
         try:
@@ -314,7 +328,7 @@ class Consumer:
             self._context.health.failed(error)
             if ids and not seen:
                 self._batches.limit = max(1, min(self._batches.limit, len(ids)) // 2)
-            taken = Taken(await self._read_back(ids) if ids else [], {})
+            taken = Taken(await self._read_back(ids, besides), {})
             self._put_off(set(ids).difference(row.id for row in taken.claimed))
         else:
             self._context.health.answered()
@@ -331,7 +345,9 @@ class Consumer:
         fresh = [row for row in taken.claimed if row.id not in self._in_flight.runs]
         return [self._adopt_row(row, started, now, quiet) for row in fresh]
 
-    async def _read_back(self, ids: Sequence[UUID]) -> list[ClaimedJob]:
+    async def _read_back(
+        self, ids: Sequence[UUID], besides: Collection[UUID] | None = None
+    ) -> list[ClaimedJob]:
         """Find out what an unclear claim has claimed; nothing if the database is silent for long.
 
         Until then the ids stay in flight, so that no other message starts a second claim of them. What did
@@ -340,7 +356,11 @@ class Consumer:
         context, found = self._context, list[ClaimedJob]()
         with suppress(TimeoutError):
             async with asyncio.timeout(2 * context.settings.statement_timeout):
-                read_back = partial(claims.read_back, context.database, worker_id=context.worker_id, ids=ids)
+                worker_id = context.worker_id
+                read_back = partial(claims.read_back, context.database, worker_id=worker_id, ids=ids)
+                if besides is not None:
+                    of_kind = partial(claims.read_back_admitted, kind=self.kind.name, besides=besides)
+                    read_back = partial(of_kind, context.database, worker_id=worker_id)
                 found = await context.health.until_answered(read_back)
         return [row for row in found if (row.id, row.fencing_token) not in self._in_flight.releasing]
 
