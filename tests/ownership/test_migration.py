@@ -199,6 +199,7 @@ def test_a_transaction_that_does_not_end_is_named(
         ("0003", "0004", ["jobs_kind", "jobs_unique_key"]),
         ("0005", "0006", ["jobs_limits", "jobs_numbers", "jobs_times"]),
         ("0009", "0010", ["jobs_unique_key"]),
+        ("0018", "0018b", ["jobs_expires_at", "jobs_waiting_key"]),
     ],
 )
 def test_the_rules_are_validated_beside_writers_in_a_transaction_of_their_own(
@@ -216,7 +217,7 @@ def test_the_rules_are_validated_beside_writers_in_a_transaction_of_their_own(
     assert [rule["convalidated"] for rule in rules] == [True] * len(names)
 
 
-@pytest.mark.parametrize("before", ["0002", "0004", "0008"])
+@pytest.mark.parametrize("before", ["0002", "0004", "0008", "0015"])
 def test_in_one_transaction_they_are_not_validated_beside_jobs(at_revision: AtRevision, before: str) -> None:
     url = at_revision(before)
     with connected(url) as sql:
