@@ -21,6 +21,7 @@ COLUMNS = {
     *("max_stalls", "stage", "progress", "message", "unique_key", "run_at", "queued_at", "claimed_at"),
     *("last_activity_at", "deadline_at", "cleared", "clear_reason", "cancel_requested", "last_error"),
     *("failure_reason", "created_at", "started_at", "finished_at", "progress_at", "refused"),
+    *("expires_at", "waiting_key", "behind", "debounce_until"),
 }
 
 

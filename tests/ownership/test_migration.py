@@ -199,7 +199,6 @@ def test_a_transaction_that_does_not_end_is_named(
         ("0003", "0004", ["jobs_kind", "jobs_unique_key"]),
         ("0005", "0006", ["jobs_limits", "jobs_numbers", "jobs_times"]),
         ("0009", "0010", ["jobs_unique_key"]),
-        ("0018", "0018b", ["jobs_expires_at", "jobs_waiting_key"]),
     ],
 )
 def test_the_rules_are_validated_beside_writers_in_a_transaction_of_their_own(
