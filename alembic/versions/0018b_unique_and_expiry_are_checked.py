@@ -12,7 +12,10 @@ down_revision = "0018"
 branch_labels = None
 depends_on = None
 
-RULES = ("jobs_expires_at", "jobs_waiting_key")
+# In one statement, which reads the table once.
+VALIDATE = """
+ALTER TABLE jsworker.jobs VALIDATE CONSTRAINT jobs_expires_at, VALIDATE CONSTRAINT jobs_waiting_key
+"""
 CONCURRENTLY = {
     "jobs_expiring": (
         "CREATE INDEX CONCURRENTLY jobs_expiring ON jsworker.jobs (expires_at) "
@@ -34,19 +37,18 @@ IS_VALID = "SELECT i.indisvalid FROM pg_index AS i WHERE i.indexrelid = to_regcl
 ARE_MANY = "SELECT count(*) > 10000 FROM (SELECT FROM jsworker.jobs LIMIT 10001) AS first"
 STILL_LOCKED = """
 SELECT xmin = CAST(pg_current_xact_id() AS xid) AND EXISTS (SELECT FROM jsworker.jobs) FROM pg_constraint
-WHERE conrelid = CAST('jsworker.jobs' AS regclass) AND conname = %s
+WHERE conrelid = CAST('jsworker.jobs' AS regclass) AND conname = 'jobs_expires_at'
 """
 
 
 def upgrade() -> None:
     connection = op.get_bind()
-    if connection.exec_driver_sql(STILL_LOCKED, (RULES[0],)).scalar():
+    if connection.exec_driver_sql(STILL_LOCKED).scalar():
         raise CommandError(
             "0018 and 0018b in one transaction would keep workers from their jobs while all are read: "
             "run `jsworker db upgrade`, or `alembic upgrade 0018` first"
         )
-    for rule in RULES:
-        op.execute(f"ALTER TABLE jsworker.jobs VALIDATE CONSTRAINT {rule}")
+    op.execute(VALIDATE)
     for name, statement in CONCURRENTLY.items():
         if connection.exec_driver_sql(IS_VALID, (name,)).scalar():
             continue

@@ -46,7 +46,7 @@ class RowRefused(DatabaseRefused):
         super().__init__(f"PostgreSQL refused a row: SQLSTATE {sqlstate}{named}")
 
 
-_TAKEN_MEANWHILE = "jobs_unique_waiting"
+_TAKEN_MEANWHILE = ("23505", "jobs_unique_waiting")
 _TRIES = 5
 
 T = TypeVar("T")
@@ -167,7 +167,7 @@ async def in_halves(
         try:
             rows += await write(batch)
         except RowRefused as error:
-            if error.constraint == _TAKEN_MEANWHILE and (tries := tries - 1) >= 0:
+            if (error.sqlstate, error.constraint) == _TAKEN_MEANWHILE and (tries := tries - 1) >= 0:
                 batches.insert(0, batch)
             elif len(batch) == 1:
                 refused.append((batch[0], error))

@@ -21,6 +21,9 @@ NOW: Final[sa.Function[Any]] = sa.func.clock_timestamp()
 AT_START: Final[sa.Function[Any]] = sa.func.statement_timestamp()
 """An index can be searched by it; ``clock_timestamp()`` would be compared with every row."""
 
+WAITS_FOR_NO_KEY: Final = sa.text("(SELECT set_config('lock_timeout', '200ms', true)) IS NOT NULL")
+"""Lets a statement that skips locked rows fail where a unique key of one of them is being taken: a producer may keep its
+transaction open for as long as it likes. Tables are locked before it counts."""
 NO_OWNER: Final = {"worker_id": sa.null(), "last_activity_at": sa.null()}
 """What is written when a job leaves ``processing``."""
 NOT_HELD: Final = dict.fromkeys(("held_by", "held_at", "due_at"), sa.null())

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 from psycopg.errors import CheckViolation, UniqueViolation
-from sqlalchemy import Engine, TextClause, exc
+from sqlalchemy import Engine, TextClause, exc, text
 
 from jsworker.core.errors import TransitionRefused
 from jsworker.ownership import predicates
@@ -266,6 +266,7 @@ BACK: dict[str, tuple[Back, str]] = {
     "an operator": (_operator, "queued"),
 }
 """Every way from a run to the queue, and where it leads when nobody waits."""
+SETTLED = ("an error", "a crash in quarantine", "a release", "a server's fault")
 
 
 @pytest.mark.parametrize("way", BACK)
@@ -312,7 +313,7 @@ async def test_other_jobs_supersede_nobody(
     assert read_job(sql, first)["status"] == without_another
 
 
-@pytest.mark.parametrize("way", BACK)
+@pytest.mark.parametrize("way", [way for way, (_, status) in BACK.items() if way in SETTLED])
 async def test_one_that_is_enqueued_meanwhile_supersedes_too(
     database: Database, sql: Sql, winner: Winner, way: str
 ) -> None:
@@ -325,6 +326,49 @@ async def test_one_that_is_enqueued_meanwhile_supersedes_too(
     await coming_back
     row = read_job(sql, first)
     assert (row["status"], row["failure_reason"]) == ("cancelled", "superseded")
+
+
+RESETS: dict[str, Callable[[Database, Sql, list[UUID]], Awaitable[reset.TakenBack]]] = {
+    "stale": lambda database, sql, ids: reset.reset_stale(
+        database,
+        worker_id=OTHER_WORKER,
+        stale=[suspect(sql, job_id) for job_id in ids],
+        reason="silent",
+        counted=True,
+    ),
+    "crashed": lambda database, sql, ids: reset.reset_crashed(
+        database,
+        worker_id=OTHER_WORKER,
+        crashed=[suspect(sql, job_id) for job_id in ids],
+        reason="silent",
+    ),
+    "dead": lambda database, _, __: reset.reset_dead(
+        database, worker_id=OTHER_WORKER, owner=WORKER, reason="killed"
+    ),
+    "operator": lambda database, _, ids: reset.reset_by_operator(
+        database, seen=[(job_id, 1) for job_id in ids], reason="by hand"
+    ),
+}
+
+
+@pytest.mark.parametrize("cause", RESETS)
+async def test_a_producers_open_transaction_holds_up_the_recovery_of_no_other_job(
+    database: Database, sql: Sql, winner: Winner, cause: str
+) -> None:
+    """The one whose key it is taking is refused, set aside by the caller, and taken back later."""
+    ids = [insert_job(sql, "processing", last_activity_at=ago(60)) for _ in range(6)]
+    keyed = running(sql)
+    winner.run(statement_for(KIND, new(), publish_after=0.0))
+    taken = await RESETS[cause](database, sql, [*ids[:3], keyed, *ids[3:]])
+    assert {each.id for each in taken.resets} == set(ids)
+    assert {job_id: error.sqlstate for job_id, error in taken.refused.items()} == {keyed: "55P03"}
+    assert read_job(sql, keyed)["status"] == "processing"
+    winner.commit()
+    taken = await RESETS[cause](database, sql, [keyed])
+    assert [(each.id, each.status) for each in taken.resets] == [(keyed, "cancelled")]
+    assert read_job(sql, keyed)["failure_reason"] == "superseded"
+    [setting] = await database.run(text("SELECT current_setting('lock_timeout') AS left"))
+    assert setting.left == "0"
 
 
 async def test_one_whose_enqueue_is_undone_supersedes_nobody(

@@ -4,12 +4,14 @@ import asyncio
 from typing import Any
 
 import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
 
-from jsworker.client import JobClient
+from jsworker.client import JobClient, enqueue_statement
 from jsworker.core.errors import SettingsError
 from jsworker.core.job import Job
+from jsworker.core.settings import Settings
 from tests.support.polling import eventually
-from tests.worker.processors import KIND, Gate, echo, scripted
+from tests.worker.processors import KIND, LATER, Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
@@ -104,6 +106,37 @@ async def test_a_superseded_job_is_told_as_cancelled(
     assert (row["status"], row["failure_reason"]) == ("cancelled", "superseded")
     [told] = await running.events.told("job.cancelled")
     assert told["job_id"] == str(first.id)
+
+
+async def test_a_producers_open_transaction_holds_up_no_other_outcome(
+    client: JobClient, rows: Rows, start: StartWorker, settings: Settings
+) -> None:
+    gate = Gate()
+
+    async def process(job: Job[Any]) -> None:
+        await gate.process(job)
+        raise RuntimeError("again")
+
+    running = await start(scripted(process, backoff=LATER))
+    keyed = await client.enqueue(KIND, {}, unique_key="a", unique="waiting")
+    others = [await client.enqueue(KIND, {}) for _ in range(3)]
+    for _ in range(4):
+        await gate.met()
+    engine = create_async_engine(settings.database_dsn().replace("postgresql://", "postgresql+psycopg://"))
+    async with engine.connect() as producer:
+        await producer.execute(enqueue_statement(KIND, {}, unique_key="a", unique="waiting"))
+        gate.open()
+        for each in others:
+            await rows.becomes(each.id, "scheduled")
+        await asyncio.sleep(
+            2 * settings.statement_timeout
+        )  # its owner asks again, and nobody is taken for dead
+        assert (await rows.job(keyed.id))["status"] == "processing"
+        await producer.commit()
+    await engine.dispose()
+    row = await rows.becomes(keyed.id, "cancelled")
+    assert row["failure_reason"] == "superseded"
+    assert running.events.of("worker.degraded") == []
 
 
 async def test_a_class_gives_its_jobs_their_scope(client: JobClient, rows: Rows) -> None:

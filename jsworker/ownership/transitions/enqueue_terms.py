@@ -120,7 +120,8 @@ DEBOUNCE = filled(
 INSERT INTO jsworker.jobs AS j ({columns}, waiting_key, debounce_until){of_one}
 ON CONFLICT (kind, waiting_key) WHERE waiting_key IS NOT NULL AND status IN ('scheduled', 'queued')
 DO UPDATE SET payload = CAST(:payload AS jsonb), checkpoint = NULL,
-  run_at = CASE WHEN {moves} THEN greatest(j.run_at, least(excluded.run_at, j.debounce_until)) ELSE j.run_at END,
+  run_at = j.run_at + CASE WHEN {moves}
+    THEN greatest(least(excluded.run_at, j.debounce_until) - j.run_at, interval '0') ELSE interval '0' END,
   debounce_until = coalesce(j.debounce_until, excluded.debounce_until),
   expires_at = CASE WHEN {never_claimed} THEN excluded.expires_at ELSE j.expires_at END
 RETURNING j.id, j.id = CAST(:id AS uuid) AS created, j.dispatch

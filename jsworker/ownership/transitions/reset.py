@@ -3,7 +3,7 @@
 Each statement repeats what its caller has seen before, so that an owner that was faster keeps its job.
 """
 
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -11,6 +11,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from jsworker.core.errors import DatabaseRefused
 from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
@@ -23,6 +24,7 @@ InLine = dict[tuple[UUID, int], bool]
 """Whether a job of a dead owner had not begun, by id and fencing token, as it was first seen."""
 
 _BATCH: Final = 500
+_LOCK_NOT_AVAILABLE: Final = "55P03"
 
 
 def _reset(
@@ -34,6 +36,7 @@ def _reset(
     """
     found = (j.c.id, j.c.worker_id.label("owner"), *j.c["cancel_requested", "stalls", "max_stalls"])
     found += (predicates.is_superseded.label("superseded"),)
+    rows = rows.where(statements.WAITS_FOR_NO_KEY)
     taken = statements.locked(rows.add_columns(*found, counted.label("counted")), "taken")
     next_status = sa.case(
         (taken.c.cancel_requested, "cancelled"),
@@ -338,11 +341,16 @@ async def take_unreported(database: Database) -> list[Reset]:
 async def _take_back(
     database: Database, statement: sa.TextClause, values: dict[str, Any], rows: Mapping[str, Sequence[Any]]
 ) -> TakenBack:
-    """Take back ``rows``, given column by column."""
+    """Take back ``rows``, given column by column; one whose key is being taken is refused until that has ended."""
 
-    def write(places: Sequence[int]) -> Awaitable[Sequence[Row]]:
+    async def write(places: Sequence[int]) -> Sequence[Row]:
         some = {name: [column[place] for place in places] for name, column in rows.items()}
-        return database.run(statement, values | some)
+        try:
+            return await database.run(statement, values | some)
+        except DatabaseRefused as error:
+            if error.sqlstate != _LOCK_NOT_AVAILABLE:
+                raise
+            raise RowRefused(_LOCK_NOT_AVAILABLE, "jobs_unique_waiting") from None
 
     taken, refused = await in_halves(range(len(rows["ids"])), write, size=_BATCH)
     return TakenBack([Reset(*row) for row in taken], {rows["ids"][place]: error for place, error in refused})

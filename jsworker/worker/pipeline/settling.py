@@ -72,11 +72,12 @@ class Settler:
             case Failed(error, permanent, delay, stalled):
                 if outcome.pauses_key:
                     await self._pause_key(run, outcome)
-                return await self._failed(Failure(*run.held, error, permanent, delay, stalled=stalled))
+                failure = Failure(*run.held, error, permanent, delay, stalled=stalled)
+                return await self._failed(failure, alone=_has_key(run))
             case HandedBack(reason):
                 if run.stop is StopReason.FENCED:
                     await self._note_fence(run)
-                return await self._written(settle.release, Return(*run.held, reason))
+                return await self._written(settle.release, Return(*run.held, reason), alone=_has_key(run))
             case Snoozed():
                 return await self._snoozed(run, outcome)
             case Interrupted():
@@ -122,7 +123,7 @@ class Settler:
         most = run.kind.processor.max_snoozes if outcome.counted else None
         used_up = f"snoozed more often than max_snoozes={most} allows: {outcome.reason}"
         snoozing = Snoozing(*run.held, outcome.reason, outcome.after, most, used_up)
-        settled = await self._written(snooze.snooze, snoozing)
+        settled = await self._written(snooze.snooze, snoozing, alone=_has_key(run))
         error = self._refusals.pop(run.held, None)
         if settled is Settled.REFUSED:
             run.refusal = f"cannot be snoozed: {error or 'PostgreSQL refused the row'}"
@@ -131,19 +132,24 @@ class Settler:
             run.refusal = used_up
         return settled
 
-    async def _failed(self, failure: Failure) -> Settled:
-        settled = await self._written(settle.fail, failure)
+    async def _failed(self, failure: Failure, *, alone: bool = False) -> Settled:
+        settled = await self._written(settle.fail, failure, alone=alone)
         if settled is Settled.REFUSED:
             self._refused[failure.id, failure.token] = failure
             if len(self._refused) > _REFUSED_KEPT:
                 del self._refused[next(iter(self._refused))]
         return settled
 
-    async def _written(self, statement: Statement, ended: Ended) -> Settled:
-        """Write an outcome without waiting for locks; unanswered, or behind a lock that stays, alone."""
+    async def _written(self, statement: Statement, ended: Ended, *, alone: bool = False) -> Settled:
+        """Write an outcome without waiting for locks; unanswered, or behind a lock that stays, alone.
+
+        So is what a producer's open transaction may hold up, for its key is being taken.
+        """
+        if alone:
+            return await self._persist(statement, ended)
         is_large = isinstance(ended, Completion) and _is_large(ended.result)
-        alone = partial(self._persist, statement, wait=False)
-        write = alone if is_large else self._batchers[statement].submit
+        by_itself = partial(self._persist, statement, wait=False)
+        write = by_itself if is_large else self._batchers[statement].submit
         for pause in _LOCKED_PAUSES:
             settled = await write(ended)
             if settled is None:
@@ -160,7 +166,8 @@ class Settler:
         if times >= _MOST_SERVER_FAULTS:
             return await self._failed(Failure(*run.held, outcome.error, None, outcome.delay))
         delay = _jittered(min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**times))
-        settled = await self._written(settle.release, Return(*run.held, outcome.reason, delay))
+        returned = Return(*run.held, outcome.reason, delay)
+        settled = await self._written(settle.release, returned, alone=_has_key(run))
         return Settled.QUEUED if settled is Settled.SCHEDULED else settled  # released, as no error
 
     async def _pause_key(self, run: Run, outcome: Failed) -> None:
@@ -242,6 +249,11 @@ class Settler:
             with self._context.health.noting():  # what is not set aside is found again as orphaned claims
                 await self._context.refused_rows.note(attempted, refused)
         return settled
+
+
+def _has_key(run: Run) -> bool:
+    """Return whether the job may have to wait for its key when it comes back to the queue."""
+    return run.claimed.waiting_key is not None
 
 
 def _is_large(result: str | None) -> bool:
