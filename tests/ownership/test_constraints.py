@@ -101,6 +101,8 @@ BROKEN = [
     refused_row("jobs_progress", "processing", progress=-0.1),
     refused_row("jobs_progress", "processing", progress=1.1),
     refused_row("jobs_progress", "processing", progress=float("nan")),
+    refused_row("jobs_priority", "queued", priority=-1),
+    refused_row("jobs_priority", "queued", priority=3),
 ]
 
 

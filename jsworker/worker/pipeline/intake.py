@@ -111,6 +111,10 @@ class Consumer:
     def _place(self) -> dict[str, int]:
         return {"claiming": self._claiming, "priority": self.priority}
 
+    def gives_way(self) -> float:
+        """Return for how many seconds jobs of higher priority are to be asked for alone."""
+        return self._slots.gives_way(self.kind, self.priority)
+
     @property
     def claiming(self) -> int:
         """How many jobs are being claimed."""

@@ -29,6 +29,7 @@ from jsworker.worker.pipeline.intake import Consumer
 
 _CHOICE: Final = 4  # candidates for each chosen row: workers should not all try the same
 _MOST: Final = 200
+_NEARLY: Final = 0.9  # of a time that two clocks measure
 
 
 class _Line:
@@ -43,6 +44,7 @@ class _Line:
         self.is_longer = False  # the last search says that there may be more
         self.passed = 0  # up to this number messages have been delivered, at least a scan ago
         self._delivered = 0
+        self._room_since: float | None = None
 
     def note_deliveries(self) -> None:
         """Note, once a scan, how far messages have been delivered."""
@@ -51,8 +53,22 @@ class _Line:
         self._delivered = delivered
         self.consumer.put_off.clear()
 
+    def is_first(self, look_again: Callable[[], None]) -> bool:
+        """Return whether messages of higher priority have had time to take the room that there is."""
+        if not (seconds := self.consumer.gives_way()):
+            return True
+        if self.consumer.room() <= 0:
+            self._room_since = None
+            return False
+        now = boottime()
+        if self._room_since is None:
+            self._room_since = now
+            asyncio.get_running_loop().call_later(seconds, look_again)
+        return now - self._room_since >= _NEARLY * seconds
+
     def take(self, in_flight: InFlight) -> None:
         """Claim rows while there is room for them."""
+        self._room_since = None
         while self.rows and self.consumer.room() > 0:
             if len(self.in_flight) >= self.most:
                 self.in_flight = {job_id for job_id in self.in_flight if job_id in in_flight}
@@ -114,7 +130,8 @@ class IdlePoll:
         if not self._active:  # as a rule
             return
         for name, line in list(self._active.items()):
-            line.take(self._context.in_flight)
+            if line.is_first(self.on_room):
+                line.take(self._context.in_flight)
             line.consumer.has_rows = bool(line.rows)
             if not line.rows and not line.is_longer:
                 del self._active[name]
