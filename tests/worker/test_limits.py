@@ -241,3 +241,24 @@ async def test_limits_that_cannot_be_are_refused_at_the_start(
 ) -> None:
     with pytest.raises(SettingsError, match=says.replace("(", r"\(")):
         await start(scripted(echo, **attributes))
+
+
+async def test_a_worker_that_ends_wakes_what_its_last_run_has_freed(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    release = asyncio.Event()
+
+    async def process(_: Job[Any]) -> None:
+        await release.wait()
+
+    running = await start(scripted(process, limit=Limit(1)))
+    await client.enqueue(KIND, {})
+    await running.events.told("job.started")
+    held = await client.enqueue(KIND, {})
+    await running.events.told("job.held")
+    ending = asyncio.create_task(running.worker.close())
+    await running.events.told("worker.draining")
+    release.set()
+    await ending
+    row = await rows.job(held.id)
+    assert (row["status"], row["held_by"], row["attempts"]) == ("queued", None, 0)
