@@ -1,6 +1,6 @@
 """Producers in any language enqueue by a function, in their own transactions.
 
-Revision: 0021, after 0020b
+Revision: 0018, after 0017
 
 What the function takes is a contract (docs/other-languages.md): a later version adds parameters with defaults at the
 end. It has to drop the function for that, so it belongs into one transaction with making it anew.
@@ -8,8 +8,8 @@ end. It has to drop the function for that, so it belongs into one transaction wi
 
 from alembic import op
 
-revision = "0021"
-down_revision = "0023"
+revision = "0018"
+down_revision = "0017"
 branch_labels = None
 depends_on = None
 
