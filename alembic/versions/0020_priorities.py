@@ -16,13 +16,14 @@ branch_labels = None
 depends_on = None
 
 RULE = "priority BETWEEN 0 AND 2"
+ADD_RULE = f"ALTER TABLE jsworker.jobs ADD CONSTRAINT jobs_priority CHECK ({RULE}) NOT VALID"
 
 
 def upgrade() -> None:
     for table in ("jobs", "schedules"):
         normal = sa.Column("priority", sa.SmallInteger(), server_default=sa.text("1"), nullable=False)
         op.add_column(table, normal, schema="jsworker")
-    op.execute(f"ALTER TABLE jsworker.jobs ADD CONSTRAINT jobs_priority CHECK ({RULE}) NOT VALID")
+    op.execute(ADD_RULE)
     op.create_check_constraint("schedules_priority", "schedules", RULE, schema="jsworker")
 
 
