@@ -1,5 +1,6 @@
 """``jsworker priority``, and ``--priority`` of the commands about jobs."""
 
+import re
 from uuid import uuid4
 
 import pytest
@@ -86,6 +87,7 @@ def test_consumers_of_lanes_are_made_on_request_and_the_doctor_knows_them(cli: C
     assert made["kinds"] == ["double"]
     cli("enqueue", "double", "--priority", "high").ok()
     told = " ".join(cli("doctor").out.split())
-    assert "consumer double=high holds 1 message, and no worker of this kind is alive" in told
+    holds = r"consumer double=high holds \d+ messages?, and no worker of this kind is alive"
+    assert re.search(holds, told)
     assert "jsworker cancel --kind double`" in told
     assert "is not as it must be" not in told
