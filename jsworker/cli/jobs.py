@@ -1,8 +1,7 @@
 """``jsworker jobs`` lists jobs; ``jsworker job ID`` shows everything about one, its timeline in words."""
 
 import json
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -12,6 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from jsworker.cli import options
+from jsworker.cli.job_timeline import CANCELLATIONS, entry_line, run_line, seconds_taken
 from jsworker.cli.options import argument, flag
 from jsworker.cli.output import (
     cell,
@@ -70,50 +70,6 @@ _FAILURES: Final = {
     "result": "its result cannot be stored",
     "snoozes": "it was snoozed too often",
 }
-
-_CANCELLATIONS: Final = {
-    "needs": "what it needs has failed or was cancelled",
-    "expired": "it had not begun by the time at which it expires",
-    "superseded": "another job of its unique key waited already when it came back to the queue",
-}
-"""Reasons of a cancellation that nobody asked for."""
-
-_CAUSES: Final = {
-    "stale": "its heartbeats stopped for longer than the stale threshold",
-    "crashed": "its heartbeats stopped and no process answered for it on NATS",
-    "dead": "its process was proven to have ended",
-    "operator": "an operator said so",
-}
-_ENDS: Final = frozenset({"reset", "error", "failed", "cancelled", "released", "snoozed"})
-_BY_OWNER: Final = frozenset(
-    {"claimed", "error", "failed", "released", "snoozed", "step", "sleep", "fenced", "rejected"}
-)
-"""Entries that the owner of a run wrote; others name it in their details."""
-_ENTRIES: Final = {
-    "released": "handed back: {reason}",
-    "snoozed": "put off: {reason}",
-    "step": "step {step} was done",
-    "sleep": "sleep {step} began, until {until}",
-    "cancelled": "cancelled{because}",
-    "error": "attempt failed: {error}",
-    "retried": "put back into the queue by hand; it had failed: {failed_for}",
-    "cancel_requested": "{owner} was asked to stop it",
-    "skipped": "{who} skipped a message about it: {owner} has it",
-    "rejected": "a late {write} by {who} was refused",
-    "fenced": "{who} stopped it: its heartbeats were not answered for {seconds_without_heartbeat} s",
-    "deferred": "waits for job {behind} of its unique key, which runs",
-    "republished": "its message was lost, and published again",
-    "held": "held by {held_by} {key}",
-    "woken": "woken: it was held by {held_by} {key}",
-    "priority_set": "its priority was set to {priority}, from {was}",
-}
-"""Names in braces are those of the details; who wrote it, and the error's first line."""
-_NOTES: Final = {
-    "rejected": "its late {write} was refused",
-    "fenced": "it stopped itself, because its heartbeats were not answered",
-    "skipped": "{who} skipped a message about it",
-}
-"""What is added to the line of a run."""
 
 app = options.new_app()
 
@@ -223,7 +179,7 @@ def _detail(job: Mapping[str, Any]) -> Iterator[str]:
             if job["cancel_requested"]:
                 yield "asked to stop"
         case "completed":
-            if (took := _took(job)) is not None:
+            if (took := seconds_taken(job)) is not None:
                 yield f"took {seconds_in_words(took)}" if took >= 1 else f"took {took * 1000:.0f}ms"
         case "failed":
             yield ": ".join(filter(None, (cell(job["failure_reason"]), headline(job["last_error"]))))
@@ -297,14 +253,14 @@ def job(
     if runs := int(found["fencing_token"]):
         print_line("")
         for token in range(1, runs + 1):
-            print_line(_run(token, found, timeline))
+            print_line(run_line(token, found, timeline))
     if steps:
         print_line("")
         print_table(["STEP", right("RUN"), "AT", folded("RESULT", at_least=20)], map(_step, steps))
     if timeline:
         print_line("")
         rows = [
-            (moment(each["at"], milliseconds=True), cell(each["fencing_token"]), _entry(each))
+            (moment(each["at"], milliseconds=True), cell(each["fencing_token"]), entry_line(each))
             for each in timeline
         ]
         print_table(["AT", right("RUN"), folded("WHAT HAPPENED", at_least=20)], rows)
@@ -389,7 +345,7 @@ def _standing(found: Mapping[str, Any]) -> str:
         case "completed":
             return f"by {cell(found['completed_by'])}" if found["completed_by"] else "done"
         case _:
-            return _CANCELLATIONS.get(found["failure_reason"], "on request")
+            return CANCELLATIONS.get(found["failure_reason"], "on request")
 
 
 def _when(found: Mapping[str, Any]) -> str:
@@ -422,89 +378,3 @@ def _in_words(value: Any) -> str:
 def _lines(text: str) -> str:
     # Line by line: a traceback keeps its shape, and no text steers the terminal.
     return "\n".join(printable(line, _LONGEST_VALUE) for line in text.split("\n"))
-
-
-def _entry(event: Mapping[str, Any]) -> str:
-    detail, name = event["detail"] or {}, event["event"]
-    if name in _ENDS:
-        return f"{_end(event)}{_again(detail.get('run_at'))}"
-    if name == "claimed":
-        return _claim(event, detail)
-    if name in _ENTRIES:
-        return _filled(_ENTRIES[name], event)
-    pairs = [f"{cell(key)}={cell(value)}" for key, value in detail.items()]
-    return ", ".join(filter(None, (cell(name), headline(event["error"]), *pairs)))
-
-
-def _filled(words: str, event: Mapping[str, Any]) -> str:
-    details = {name: cell(value) for name, value in (event["detail"] or {}).items()}
-    details.setdefault("key", "")
-    why = (event["detail"] or {}).get("reason")
-    details["because"] = f": {_CANCELLATIONS[why]}" if why in _CANCELLATIONS else ""
-    details |= {"who": cell(event["worker_id"]) or "an operator", "error": headline(event["error"])}
-    return words.format_map(defaultdict(lambda: "?", details)).rstrip()
-
-
-def _claim(event: Mapping[str, Any], detail: Mapping[str, Any]) -> str:
-    silent = f" from {cell(detail['owner'])}, whose heartbeats stopped" if detail.get("owner") else ""
-    again = f", after it was taken back: {cell(detail['clear_reason'])}" if detail.get("clear_reason") else ""
-    return f"claimed by {cell(event['worker_id'])}{silent} for attempt {cell(detail.get('attempt'))}{again}"
-
-
-def _again(run_at: Any) -> str:
-    if run_at is None:
-        return ""
-    try:
-        return f"; to run again from {moment(datetime.fromisoformat(str(run_at)))}"
-    except ValueError:  # infinity, say
-        return f"; to run again from {cell(run_at)}"
-
-
-def _run(token: int, found: Mapping[str, Any], timeline: Sequence[Mapping[str, Any]]) -> str:
-    events = [event for event in timeline if event["fencing_token"] == token]
-    owner = next(filter(None, map(_owner, events)), None)
-    end = next((_end(event) for event in events if event["event"] in _ENDS), None)
-    if token == found["fencing_token"]:
-        owner = owner or found["worker_id"] or found["completed_by"]
-        end = end or _present(found)
-    by = f" by {cell(owner)}" if owner else ""
-    notes = [_filled(_NOTES[event["event"]], event) for event in events if event["event"] in _NOTES]
-    return "; ".join([f"run {token}{by}: {end or 'ended without a trace'}", *notes])
-
-
-def _owner(event: Mapping[str, Any]) -> str | None:
-    owner: str | None = (event["detail"] or {}).get("owner")
-    return event["worker_id"] if event["event"] in _BY_OWNER else owner
-
-
-def _end(event: Mapping[str, Any]) -> str:
-    detail = event["detail"] or {}
-    match event["event"]:
-        case "reset":
-            cause = _CAUSES.get(str(detail.get("cause")), cell(detail.get("cause")))
-            if detail.get("reason") and detail.get("cause") in {"dead", "operator"}:
-                cause += f" ({cell(detail['reason'])})"
-            counted = f"stall {detail.get('stalls')}" if detail.get("counted") else "not counted as a stall"
-            return f"taken back by {cell(event['worker_id']) or 'an operator'}, because {cause}; {counted}"
-        case "failed":
-            reason = f" ({cell(detail['reason'])})" if detail.get("reason") else ""
-            return f"failed for good{reason}: {headline(event['error'])}"
-        case name:
-            return _filled(_ENTRIES[name], event)
-
-
-def _present(found: Mapping[str, Any]) -> str:
-    match found["status"]:
-        case "processing":
-            return "still running"
-        case "completed" if (took := _took(found)) is not None:
-            return f"completed after {took:.3g} s"
-        case status:
-            return str(status)
-
-
-def _took(job: Mapping[str, Any]) -> float | None:
-    if job["claimed_at"] is None or job["finished_at"] is None:
-        return None
-    took: timedelta = job["finished_at"] - job["claimed_at"]
-    return max(took.total_seconds(), 0.0)

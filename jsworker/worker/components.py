@@ -22,7 +22,7 @@ from jsworker.worker.maintenance.lanes import Lanes
 from jsworker.worker.maintenance.relay import Relay
 from jsworker.worker.maintenance.retention import TICK_SECONDS, Retention
 from jsworker.worker.maintenance.scheduler import Scheduler
-from jsworker.worker.maintenance.workflows import Workflows
+from jsworker.worker.maintenance.workflows import WorkflowSweep
 from jsworker.worker.pipeline.in_flight import StopReason
 from jsworker.worker.pipeline.pipeline import Pipeline
 from jsworker.worker.presence import Presence
@@ -174,7 +174,7 @@ class Components:
         await self.admissions.step()
 
     def _loop_for_workflows(self, context: WorkerContext) -> Loop:
-        loop = self._loop("workflows", Workflows(context).step, context.settings.scan_interval)
+        loop = self._loop("workflows", WorkflowSweep(context).step, context.settings.scan_interval)
         context.batches.changed.append(loop.wake)
         return loop
 

@@ -9,7 +9,7 @@ from psycopg import Connection
 from psycopg.rows import DictRow
 from psycopg.sql import SQL, Composable, Composed, Identifier, Placeholder
 
-from jsworker.ownership.transitions.claim import Limits
+from jsworker.ownership.transitions.claim import RunLimits
 from jsworker.ownership.transitions.enqueue import new_job_id
 
 Sql = Connection[DictRow]
@@ -17,7 +17,7 @@ Sql = Connection[DictRow]
 WORKER = "alpha-1-aaaa"
 OTHER_WORKER = "beta-2-bbbb"
 KIND = "count-lines"
-LIMITS = Limits(stale_after=30.0, crash_after=15.0, timeout=None, max_attempts=3, max_stalls=3)
+LIMITS = RunLimits(stale_after=30.0, crash_after=15.0, timeout=None, max_attempts=3, max_stalls=3)
 
 NOW = SQL("clock_timestamp()")
 

@@ -62,7 +62,7 @@ async def test_counts_the_stall_and_gives_a_new_owner_and_token(database: Databa
         "claimed_at": ago(90),
     }
     job_id = insert_job(sql, "processing", last_activity_at=ago(60), payload='{"a": 1}', **row)
-    limits = claim.Limits(stale_after=40.0, crash_after=20.0, timeout=60.0, max_attempts=9, max_stalls=9)
+    limits = claim.RunLimits(stale_after=40.0, crash_after=20.0, timeout=60.0, max_attempts=9, max_stalls=9)
     seen = [suspect(sql, job_id)]
     taken = await claim.claim_stale(database, worker_id=OTHER_WORKER, kind=KIND, seen=seen, limits=limits)
     job = read_job(sql, job_id)

@@ -33,7 +33,7 @@ from .rows import KIND, WORKER, Sql, insert_job
 SECONDS = 5.0
 BATCHES = 8
 KEYS = [f"key-{place}" for place in range(60)]
-LATE = claim.Limits(stale_after=0.0, crash_after=0.0, timeout=None, max_attempts=3, max_stalls=3)
+LATE = claim.RunLimits(stale_after=0.0, crash_after=0.0, timeout=None, max_attempts=3, max_stalls=3)
 """A limit that every silence is beyond, so that the stale rule applies at once."""
 
 JOBS = text("SELECT id, status, fencing_token, dispatch FROM jsworker.jobs WHERE unique_key IS NOT NULL")

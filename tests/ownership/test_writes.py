@@ -38,7 +38,9 @@ class TestClaim:
         job_id = insert_job(
             sql, needs_publish=True, payload='{"a": 1}', dispatch=4, traceparent="00-aa", tracestate="b"
         )
-        limits = claim.Limits(stale_after=30.0, crash_after=15.0, timeout=60.0, max_attempts=7, max_stalls=2)
+        limits = claim.RunLimits(
+            stale_after=30.0, crash_after=15.0, timeout=60.0, max_attempts=7, max_stalls=2
+        )
         taken = await claim.claim(database, worker_id=WORKER, kind=KIND, ids=[job_id], limits=limits)
         job = read_job(sql, job_id)
         assert (job["status"], job["worker_id"], job["fencing_token"]) == ("processing", WORKER, 1)
@@ -125,7 +127,9 @@ class TestClaim:
 
     async def test_open_limits_stay_open(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql)
-        limits = claim.Limits(stale_after=None, crash_after=None, timeout=None, max_attempts=3, max_stalls=3)
+        limits = claim.RunLimits(
+            stale_after=None, crash_after=None, timeout=None, max_attempts=3, max_stalls=3
+        )
         await claim.claim(database, worker_id=WORKER, kind=KIND, ids=[job_id], limits=limits)
         job = read_job(sql, job_id)
         assert (job["stale_after"], job["crash_after"], job["deadline_at"]) == (None, None, None)

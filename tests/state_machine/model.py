@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from jsworker.ownership.transitions.claim import Limits
+from jsworker.ownership.transitions.claim import RunLimits
 from jsworker.ownership.transitions.heartbeat import Beat, Held
 from jsworker.ownership.transitions.publish import Sent
 from jsworker.ownership.transitions.reset import Suspect
@@ -17,7 +17,7 @@ from jsworker.ownership.transitions.settle import Completion, Failure, Return, S
 
 KIND = "walk"
 OTHER_KIND = "talk"
-LIMITS = Limits(stale_after=3000.0, crash_after=1500.0, timeout=None, max_attempts=2, max_stalls=3)
+LIMITS = RunLimits(stale_after=3000.0, crash_after=1500.0, timeout=None, max_attempts=2, max_stalls=3)
 CRASHED = 2000.0
 """Seconds of silence: beyond the crash threshold, not stale."""
 STALE = 4000.0

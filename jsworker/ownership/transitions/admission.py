@@ -19,7 +19,7 @@ from jsworker.ownership.pool import Row, uuid_array
 from jsworker.ownership.refusals import RowRefused, in_halves
 from jsworker.ownership.statements import NOT_HELD, condition, filled, j, sql
 from jsworker.ownership.transitions import hold
-from jsworker.ownership.transitions.claim import PICKED, ClaimedJob, Limits, Taken, claimed_of
+from jsworker.ownership.transitions.claim import PICKED, ClaimedJob, RunLimits, Taken, claimed_of
 from jsworker.ownership.transitions.refused_rows import RefusedRows
 
 MOST_KEYS: Final = 200
@@ -268,7 +268,7 @@ async def admit(
     *,
     worker_id: str,
     kind: str,
-    limits: Limits,
+    limits: RunLimits,
     ids: Sequence[UUID] = (),
     keys: Collection[str] = (),
     most: int | None = None,

@@ -214,7 +214,7 @@ REFUSED = compiled(sa.select(*_row.c[_looked_at]).add_cte(_skipped))
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RunLimits:
     """What a claim writes into the row, so that sweepers of any settings agree on who is late.
 
     Attributes:
@@ -253,7 +253,7 @@ class RefusedJob(NamedTuple):
 
 
 async def claim(
-    database: Database, *, worker_id: str, kind: str, ids: Sequence[UUID], limits: Limits
+    database: Database, *, worker_id: str, kind: str, ids: Sequence[UUID], limits: RunLimits
 ) -> Taken:
     """Take what may be taken of ``ids``; a job that is not in the answer was refused, or its row is locked.
 
@@ -267,7 +267,7 @@ async def claim(
 
 
 async def claim_stale(
-    database: Database, *, worker_id: str, kind: str, seen: Sequence[Suspect], limits: Limits
+    database: Database, *, worker_id: str, kind: str, seen: Sequence[Suspect], limits: RunLimits
 ) -> Taken:
     """Take jobs of ``kind`` from their stale owners, each as rule 1 has last seen it; else as ``claim``."""
     values = {"worker_id": worker_id, "kind": kind, **asdict(limits)}

@@ -12,7 +12,7 @@ from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 _JITTER: Final = 0.2
 
 
-class Workflows:
+class WorkflowSweep:
     """Looks after the batches of this worker's own jobs at once, and in every scan after what others left."""
 
     def __init__(self, context: WorkerContext) -> None:

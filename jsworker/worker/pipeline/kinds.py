@@ -20,7 +20,7 @@ from jsworker.core.processor import Backoff, FromSettings, JobProcessor, Unique,
 from jsworker.core.settings import Settings
 from jsworker.core.settings.variables import LONGEST_SECONDS
 from jsworker.core.strict_json import result_type
-from jsworker.ownership.transitions.claim import Limits
+from jsworker.ownership.transitions.claim import RunLimits
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class Kind:
 
     name: str
     processor: JobProcessor[Any]
-    limits: Limits  # what a claim writes into the row
+    limits: RunLimits  # what a claim writes into the row
     progress_timeout: float | None
     concurrency: int  # job slots of this process that the kind may fill
     result_type: TypeAdapter[Any]
@@ -50,7 +50,7 @@ class Kind:
         timeout = self.limits.timeout
         return self.progress_timeout is not None or (timeout is not None and timeout < _LONG_SECONDS)
 
-    def limits_when_quiet(self, seconds: float) -> Limits:
+    def limits_when_quiet(self, seconds: float) -> RunLimits:
         """Return limits that allow so many seconds more of silence; None stays None: no such limit."""
         if not seconds:
             return self.limits
@@ -220,7 +220,7 @@ def _resolve(processor: JobProcessor[Any], settings: Settings, origin: str | Non
     return Kind(
         name=processor.kind,
         processor=processor,
-        limits=Limits(
+        limits=RunLimits(
             stale_after=_choose(processor.stale_threshold, settings.stale_threshold),
             crash_after=settings.crash_threshold,
             timeout=_choose(processor.timeout, settings.job_timeout),

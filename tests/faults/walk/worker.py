@@ -14,7 +14,7 @@ from jsworker.core.clock import boottime
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import claim, heartbeat, republish, reset, settle, workers
-from jsworker.ownership.transitions.claim import ClaimedJob, Limits
+from jsworker.ownership.transitions.claim import ClaimedJob, RunLimits
 from jsworker.ownership.transitions.reset import Suspect, TakenBack
 from jsworker.ownership.transitions.settle import Completion, Failure, Return, Settled
 from jsworker.ownership.transitions.workers import WorkerRow
@@ -26,7 +26,7 @@ HEARTBEAT_SECONDS = 0.08
 STALE_SECONDS = 0.35
 KINDS = ("ordinary", "transactional")
 
-_LIMITS = Limits(STALE_SECONDS, None, None, max_attempts=10_000, max_stalls=10_000)
+_LIMITS = RunLimits(STALE_SECONDS, None, None, max_attempts=10_000, max_stalls=10_000)
 _PAUSE_SECONDS = (0.2, 0.8)
 _STRAY_SECONDS = 0.15
 
