@@ -82,7 +82,9 @@ ALTER TABLE jsworker.jobs
 SCHEDULES = f"""
 ALTER TABLE jsworker.schedules
   ADD COLUMN priority smallint NOT NULL DEFAULT 1,
-  ADD CONSTRAINT schedules_priority CHECK ({PRIORITY})
+  ADD COLUMN limit_key text,
+  ADD CONSTRAINT schedules_priority CHECK ({PRIORITY}),
+  ADD CONSTRAINT schedules_limit_key CHECK (limit_key {IS_PRINTABLE} AND char_length(limit_key) <= 255)
 """
 
 # No foreign keys to jobs: nothing may stand in a job's way.
@@ -215,6 +217,7 @@ def downgrade() -> None:
     op.get_bind().exec_driver_sql(REFUSES.replace("{but}", "").replace("%", "%%"))
     for name in NAMES:
         op.drop_table(name, schema="jsworker")
-    op.drop_column("schedules", "priority", schema="jsworker")
+    for name in ("priority", "limit_key"):
+        op.drop_column("schedules", name, schema="jsworker")
     for statement in EARLIER_JOBS:
         op.execute(sa.text(statement))

@@ -104,6 +104,7 @@ def add(
         Literal["allow", "skip"],
         typer.Option(metavar="POLICY", help="skip leaves an instant out while the last job waits or runs."),
     ] = "allow",
+    limit_key: Annotated[str | None, option("KEY", "Limits, rates and pauses count its jobs by it.")] = None,
     priority: Annotated[
         Priority | None, option("PRIORITY", "high, normal or low; else the processor's.")
     ] = None,
@@ -113,7 +114,7 @@ def add(
     """Add a schedule, and say when it is due first."""
     policies = {"payload": read_payload(payload), "missed": missed, "catch_up": catch_up, "overlap": overlap}
     schedule = _rule(cron, tz, every, policies)
-    options = {"replace": replace, "priority": priority}
+    options = {"replace": replace, "priority": priority, "limit_key": limit_key}
     first = _call(lambda schedules: schedules.add(name, kind_of(kind), schedule, **options))  # type: ignore[arg-type] # each by its name
     if as_json:
         print_json({"name": name, "next_at": first})

@@ -200,6 +200,11 @@ def new_jobs(
     )
 
 
+def limit_key_of(kind: Kind, text: str, given: str | None = None) -> str | None:
+    """Return the limit key of a payload's JSON text: the one that is given, or its class's; None: no key."""
+    return _limit_key(kind, given)(text)
+
+
 def _limit_key(kind: Kind, given: str | None) -> Callable[[str], str | None]:
     """Return what gives a payload's JSON text its limit key: the one that is given, or that of its class."""
     key = None if isinstance(kind, str) else common_key(kind.limit, kind.rate)

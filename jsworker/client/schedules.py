@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from jsworker.client.client_publisher import ClientPublisher
-from jsworker.client.enqueueing import Kind, kind_name, payload_text, priority_of
+from jsworker.client.enqueueing import Kind, kind_name, limit_key_of, payload_text, priority_of
 from jsworker.client.results import JobHandle, Results
 from jsworker.core.names import shown
 from jsworker.core.priorities import Priority
@@ -52,6 +52,7 @@ class Schedules:
         *,
         replace: bool = False,
         priority: Priority | None = None,
+        limit_key: str | None = None,
     ) -> datetime:
         """Add a schedule, and return when it is due first.
 
@@ -61,6 +62,7 @@ class Schedules:
             schedule: a ``Cron`` or an ``Every``, with the payload.
             replace: take the place of a schedule of that name; else it is refused.
             priority: of its jobs; left out: the processor's, or normal for a kind's name.
+            limit_key: under which limits count its jobs; left out: what the ``limit`` of a processor says.
 
         Raises:
             TransitionRefused: there is one of that name.
@@ -71,9 +73,9 @@ class Schedules:
         if not isinstance(schedule, Cron | Every):
             raise TypeError(f"schedule={shown(schedule)} must be a Cron or an Every")
         payload = payload_text(kind, schedule.payload, self._settings.max_payload_bytes)
-        lane = priority_of(kind, priority)
+        lane, key = priority_of(kind, priority), limit_key_of(kind, payload, limit_key)
         first = schedule.after(await schedules.database_now(self._database))
-        new = NewSchedule(check_schedule_name(name), kind_name(kind), payload, schedule, first, lane)
+        new = NewSchedule(check_schedule_name(name), kind_name(kind), payload, schedule, first, lane, key)
         with operators_rights("schedules", "schedules"):
             await schedules.add(self._database, new, replace=replace)
         return first

@@ -348,8 +348,10 @@ schedules = sa.Table(
     sa.Column("set_by", sa.Text, nullable=False),
     _flag("paused"),
     _priority(),
+    sa.Column("limit_key", sa.Text),
     sa.CheckConstraint(_JOB_RULES["jobs_kind"], name="schedules_kind"),
     sa.CheckConstraint(_JOB_RULES["jobs_priority"], name="schedules_priority"),
+    sa.CheckConstraint(_JOB_RULES["jobs_limit_key"], name="schedules_limit_key"),
     sa.CheckConstraint(
         "missed IN ('coalesce', 'skip') OR missed ~ '^catch_up=[1-9][0-9]{0,3}$'", name="schedules_missed"
     ),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jsworker import Cron, Every
+from jsworker import Cron, Every, Limit
 from jsworker.client import JobClient
 from jsworker.core.errors import SettingsError
 from jsworker.core.job import Job
@@ -50,6 +50,24 @@ async def test_each_instant_is_run_once_by_three_workers(rows: Rows, start: Star
     assert [each - instants[0] for each in instants] == [timedelta(seconds=n) for n in range(len(instants))]
     fired = [event for running in workers for event in running.events.of("schedule.fired")]
     assert len({event["scheduled_for"] for event in fired}) == len(fired)
+
+
+async def test_the_jobs_of_a_schedule_have_the_limit_key_of_their_class(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    hourly = Every(hours=1, payload={"tenant": "a"})
+    running = await start(scripted(echo, limit=Limit(1, key="tenant"), schedule=hourly))
+    await client.schedules.add("by hand", "elsewhere", Every(hours=1), limit_key="b")
+    await client.schedules.run_now("by hand")
+    await rows.query(MAKE_DUE)
+    running.worker._components.schedules.wake()
+    await running.events.told("schedule.fired", times=2)
+    keys = await rows.query("SELECT kind, limit_key FROM jsworker.jobs ORDER BY 1, 2")
+    assert [(row["kind"], row["limit_key"]) for row in keys] == [
+        ("elsewhere", "b"),
+        ("elsewhere", "b"),
+        (KIND, "a"),
+    ]
 
 
 async def test_a_worker_fires_the_schedules_of_kinds_that_others_run(

@@ -27,6 +27,8 @@ from jsworker.ownership.transitions.enqueue import new_job_id
 s: Final = typing.cast("sa.Alias", schedules.alias("s"))
 
 _TIME: Final = sa.DateTime(timezone=True)
+_OF_JOBS: Final = ("name", "kind", "payload", "priority", "limit_key")
+"""What a schedule gives its jobs."""
 MOST_READ: Final = 100
 
 due_and_seen: Final = sa.and_(
@@ -65,6 +67,7 @@ def _job_of(source: sa.FromClause, instant: sa.ColumnElement[Any]) -> sa.Insert:
         "schedule": source.c.name,
         "scheduled_for": instant,
         "priority": source.c.priority,
+        "limit_key": source.c.limit_key,
     }
     return sa.insert(jobs).from_select(list(values), sa.select(*values.values()).select_from(source))
 
@@ -89,7 +92,7 @@ def _fire() -> sa.TextClause:
             last_job=sa.case((mine.c.runs, given("job_id", sa.Uuid)), else_=s.c.last_job),
         )
         .where(s.c.name == mine.c.name, due_and_seen)
-        .returning(s.c.name, s.c.kind, s.c.payload, mine.c.runs, mine.c.held_up, s.c.priority)
+        .returning(*s.c[_OF_JOBS], mine.c.runs, mine.c.held_up)
         .cte("moved")
     )
     runs = sa.select(moved).where(moved.c.runs).cte("runs")
@@ -98,7 +101,7 @@ def _fire() -> sa.TextClause:
 
 
 def _run_now() -> sa.TextClause:
-    described = sa.select(s.c.name, s.c.kind, s.c.payload, s.c.priority)
+    described = sa.select(*s.c[_OF_JOBS])
     chosen = described.where(s.c.name == sa.bindparam("name")).cte("chosen")
     created = _job_of(chosen, NOW).cte("created")
     return compiled(sa.select(chosen.c.kind).add_cte(created))
@@ -106,7 +109,7 @@ def _run_now() -> sa.TextClause:
 
 def _write(set_by: Literal["code", "operator"]) -> sa.TextClause:
     """Return the statement that writes schedules: the code's, unless an operator has one of that name; or an operator's."""
-    texts = ("name", "kind", "payload", "rule", "tz", "missed", "overlap")
+    texts = ("name", "kind", "payload", "rule", "tz", "missed", "overlap", "limit_key")
     each = given_rows(
         "each",
         **{name: given_array(f"{name}s", sa.Text) for name in texts},
@@ -120,7 +123,7 @@ def _write(set_by: Literal["code", "operator"]) -> sa.TextClause:
     rows = sa.select(*values, sa.literal(set_by)).order_by(each.c.name)
     new = insert(schedules).from_select([*columns, "set_by"], rows)
     same_rule = sa.and_(schedules.c.rule == new.excluded.rule, schedules.c.tz == new.excluded.tz)
-    is_same = sa.and_(*(schedules.c[name] == new.excluded[name] for name in described))
+    is_same = sa.and_(*(schedules.c[name].is_not_distinct_from(new.excluded[name]) for name in described))
     if set_by == "code":
         # A kind of this worker's own: its schedule moves to the class that has the name now.
         of_mine = schedules.c.kind == sa.any_(given_array("served", sa.Text))
@@ -176,7 +179,7 @@ LIST = compiled(
             s.c[name]
             for name in ("name", "kind", "rule", "tz", "next_at", "last_at", "last_job", "missed", "overlap")
         ),
-        *(s.c[name] for name in ("paused", "set_by", "revision", "payload", "priority")),
+        *(s.c[name] for name in ("paused", "set_by", "revision", "payload", "priority", "limit_key")),
         sa.select(j.c.status).where(j.c.id == s.c.last_job).scalar_subquery().label("last_status"),
     ).order_by(s.c.next_at, s.c.name)
 )
@@ -206,6 +209,7 @@ class NewSchedule:
     schedule: Schedule
     first: datetime
     priority: int = NORMAL
+    limit_key: str | None = None
 
 
 def _values(new: Sequence[NewSchedule]) -> dict[str, Any]:
@@ -219,6 +223,7 @@ def _values(new: Sequence[NewSchedule]) -> dict[str, Any]:
         "misseds": [each.schedule.missed_text for each in new],
         "overlaps": [each.schedule.overlap for each in new],
         "priorities": [each.priority for each in new],
+        "limit_keys": [each.limit_key for each in new],
         "next_ats": [each.first for each in new],
     }
 

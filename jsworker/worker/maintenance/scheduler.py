@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
-from jsworker.client.enqueueing import payload_text
+from jsworker.client.enqueueing import limit_key_of, payload_text
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, SettingsError
 from jsworker.core.schedule_rules import Schedule, due, named_schedules
@@ -65,7 +65,8 @@ def _schedules_of(kind: Kind, now: datetime, most_bytes: int) -> dict[str, NewSc
 
     def new(name: str, each: Schedule) -> NewSchedule:
         payload = payload_text(processor, each.payload, most_bytes)
-        return NewSchedule(name, kind.name, payload, each, each.after(now), kind.priority)
+        key = limit_key_of(processor, payload)
+        return NewSchedule(name, kind.name, payload, each, each.after(now), kind.priority, key)
 
     found = named_schedules(kind.name, kind.processor.schedule)
     return {name: new(name, each) for name, each in found.items()}

@@ -1,0 +1,141 @@
+"""The timeline of a job in words: a line for each entry, and one for each run."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from jsworker.cli.output import cell, headline, moment
+
+CANCELLATIONS: Final = {
+    "needs": "what it needs has failed or was cancelled",
+    "expired": "it had not begun by the time at which it expires",
+    "superseded": "another job of its unique key waited already when it came back to the queue",
+}
+"""Reasons of a cancellation that nobody asked for."""
+
+_CAUSES: Final = {
+    "stale": "its heartbeats stopped for longer than the stale threshold",
+    "crashed": "its heartbeats stopped and no process answered for it on NATS",
+    "dead": "its process was proven to have ended",
+    "operator": "an operator said so",
+}
+_ENDS: Final = frozenset({"reset", "error", "failed", "cancelled", "released", "snoozed"})
+_BY_OWNER: Final = frozenset(
+    {"claimed", "error", "failed", "released", "snoozed", "step", "sleep", "fenced", "rejected"}
+)
+"""Entries that the owner of a run wrote; others name it in their details."""
+_ENTRIES: Final = {
+    "released": "handed back: {reason}",
+    "snoozed": "put off: {reason}",
+    "step": "step {step} was done",
+    "sleep": "sleep {step} began, until {until}",
+    "cancelled": "cancelled{because}",
+    "error": "attempt failed: {error}",
+    "retried": "put back into the queue by hand; it had failed: {failed_for}",
+    "cancel_requested": "{owner} was asked to stop it",
+    "skipped": "{who} skipped a message about it: {owner} has it",
+    "rejected": "a late {write} by {who} was refused",
+    "fenced": "{who} stopped it: its heartbeats were not answered for {seconds_without_heartbeat} s",
+    "deferred": "waits for job {behind} of its unique key, which runs",
+    "republished": "its message was lost, and published again",
+    "held": "held by {held_by} {key}",
+    "woken": "woken: it was held by {held_by} {key}",
+    "priority_set": "its priority was set to {priority}, from {was}",
+}
+"""Names in braces are those of the details; who wrote it, and the error's first line."""
+_NOTES: Final = {
+    "rejected": "its late {write} was refused",
+    "fenced": "it stopped itself, because its heartbeats were not answered",
+    "skipped": "{who} skipped a message about it",
+}
+"""What is added to the line of a run."""
+
+
+def entry_line(event: Mapping[str, Any]) -> str:
+    """Return what happened, in words."""
+    detail, name = event["detail"] or {}, event["event"]
+    if name in _ENDS:
+        return f"{_end(event)}{_again(detail.get('run_at'))}"
+    if name == "claimed":
+        return _claim(event, detail)
+    if name in _ENTRIES:
+        return _filled(_ENTRIES[name], event)
+    pairs = [f"{cell(key)}={cell(value)}" for key, value in detail.items()]
+    return ", ".join(filter(None, (cell(name), headline(event["error"]), *pairs)))
+
+
+def _filled(words: str, event: Mapping[str, Any]) -> str:
+    details = {name: cell(value) for name, value in (event["detail"] or {}).items()}
+    details.setdefault("key", "")
+    why = (event["detail"] or {}).get("reason")
+    details["because"] = f": {CANCELLATIONS[why]}" if why in CANCELLATIONS else ""
+    details |= {"who": cell(event["worker_id"]) or "an operator", "error": headline(event["error"])}
+    return words.format_map(defaultdict(lambda: "?", details)).rstrip()
+
+
+def _claim(event: Mapping[str, Any], detail: Mapping[str, Any]) -> str:
+    silent = f" from {cell(detail['owner'])}, whose heartbeats stopped" if detail.get("owner") else ""
+    again = f", after it was taken back: {cell(detail['clear_reason'])}" if detail.get("clear_reason") else ""
+    return f"claimed by {cell(event['worker_id'])}{silent} for attempt {cell(detail.get('attempt'))}{again}"
+
+
+def _again(run_at: Any) -> str:
+    if run_at is None:
+        return ""
+    try:
+        return f"; to run again from {moment(datetime.fromisoformat(str(run_at)))}"
+    except ValueError:  # infinity, say
+        return f"; to run again from {cell(run_at)}"
+
+
+def run_line(token: int, found: Mapping[str, Any], timeline: Sequence[Mapping[str, Any]]) -> str:
+    """Return who ran a job at a token, and how that ended."""
+    events = [event for event in timeline if event["fencing_token"] == token]
+    owner = next(filter(None, map(_owner, events)), None)
+    end = next((_end(event) for event in events if event["event"] in _ENDS), None)
+    if token == found["fencing_token"]:
+        owner = owner or found["worker_id"] or found["completed_by"]
+        end = end or _present(found)
+    by = f" by {cell(owner)}" if owner else ""
+    notes = [_filled(_NOTES[event["event"]], event) for event in events if event["event"] in _NOTES]
+    return "; ".join([f"run {token}{by}: {end or 'ended without a trace'}", *notes])
+
+
+def _owner(event: Mapping[str, Any]) -> str | None:
+    owner: str | None = (event["detail"] or {}).get("owner")
+    return event["worker_id"] if event["event"] in _BY_OWNER else owner
+
+
+def _end(event: Mapping[str, Any]) -> str:
+    detail = event["detail"] or {}
+    match event["event"]:
+        case "reset":
+            cause = _CAUSES.get(str(detail.get("cause")), cell(detail.get("cause")))
+            if detail.get("reason") and detail.get("cause") in {"dead", "operator"}:
+                cause += f" ({cell(detail['reason'])})"
+            counted = f"stall {detail.get('stalls')}" if detail.get("counted") else "not counted as a stall"
+            return f"taken back by {cell(event['worker_id']) or 'an operator'}, because {cause}; {counted}"
+        case "failed":
+            reason = f" ({cell(detail['reason'])})" if detail.get("reason") else ""
+            return f"failed for good{reason}: {headline(event['error'])}"
+        case name:
+            return _filled(_ENTRIES[name], event)
+
+
+def _present(found: Mapping[str, Any]) -> str:
+    match found["status"]:
+        case "processing":
+            return "still running"
+        case "completed" if (took := seconds_taken(found)) is not None:
+            return f"completed after {took:.3g} s"
+        case status:
+            return str(status)
+
+
+def seconds_taken(job: Mapping[str, Any]) -> float | None:
+    """Return the seconds of a job's last run, if it has ended."""
+    if job["claimed_at"] is None or job["finished_at"] is None:
+        return None
+    took: timedelta = job["finished_at"] - job["claimed_at"]
+    return max(took.total_seconds(), 0.0)
