@@ -17,7 +17,7 @@ from pgqueuer.models import Job as PeersJob
 from benchmarks.limits import counter_queue, journal
 from benchmarks.processes import module
 from benchmarks.servers import Servers
-from jsworker import Job, JobClient, JobProcessor
+from jsworker import Job, JobClient, JobProcessor, Limit
 from jsworker.core.settings import Settings
 
 LIMIT = 4
@@ -50,7 +50,7 @@ class System:
 class Limited(JobProcessor[dict[str, Any]]):
     """Sleeps for a moment."""
 
-    concurrency = LIMIT
+    limit = Limit(LIMIT)
 
     async def process(self, job: Job[dict[str, Any]]) -> None:
         """Sleep, and write down when."""
