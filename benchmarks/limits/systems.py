@@ -63,8 +63,9 @@ def _prepare_jsworker(servers: Servers, jobs: int) -> Mapping[str, str]:
         "JSWORKER_CONCURRENCY": str(SLOTS),
         "JSWORKER_HEARTBEAT_INTERVAL": str(SILENCE_SECONDS / 6),
         "JSWORKER_CRASH_THRESHOLD": str(SILENCE_SECONDS),
-        "JSWORKER_STALE_THRESHOLD": "20",
-        "JSWORKER_STATEMENT_TIMEOUT": "1",
+        "JSWORKER_STALE_THRESHOLD": str(5 * SILENCE_SECONDS),
+        "JSWORKER_WATCHDOG_TIMEOUT": str(2 * SILENCE_SECONDS),
+        "JSWORKER_STATEMENT_TIMEOUT": str(SILENCE_SECONDS / 12),
         "JSWORKER_SCAN_INTERVAL": "1",
     }
 
