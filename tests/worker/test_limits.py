@@ -11,7 +11,7 @@ from jsworker.client import JobClient
 from jsworker.core.errors import SettingsError
 from jsworker.core.job import Job
 from tests.support.polling import eventually
-from tests.worker.processors import KIND, echo, scripted
+from tests.worker.processors import KIND, Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
@@ -123,6 +123,62 @@ async def test_held_jobs_of_kinds_that_others_run_are_woken(
     assert (woken["kind"], woken["jobs"]) == ("elsewhere", 1)
     [row] = await rows.query("SELECT status FROM jsworker.jobs")
     assert row["status"] == "queued"
+
+
+async def test_a_worker_knows_limits_and_pauses_before_its_first_claim(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    crowd, other = Crowd(), Crowd()
+    await client.limits.set(KIND, Limit(1))
+    await client.pause("resting")
+    await client.enqueue_many(KIND, [{}] * 60)
+    await client.enqueue_many("resting", [{}] * 20)
+    for _ in range(3):
+        await start(scripted(crowd.process), scripted(other.process, kind="resting"))
+
+    async def limited_ended() -> None:
+        left = await rows.value(
+            "SELECT count(*) FROM jsworker.jobs WHERE kind <> 'resting' AND finished_at IS NULL"
+        )
+        assert left == 0
+
+    await eventually(limited_ended)
+    assert crowd.most == {"": 1}
+    assert other.most == {}
+    await client.resume("resting")
+    await ended(rows, 80)
+
+
+async def test_what_is_held_in_favour_of_another_is_answered(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    """A message brings one job, and admission claims another one that was held before it."""
+    gate = Gate()
+    running = await start(scripted(gate.process, limit=Limit(1)))
+    await client.enqueue_many(KIND, [{}] * 3)
+    in_flight = running.worker._context.in_flight
+
+    async def two_are_held() -> None:
+        held = await rows.value("SELECT count(*) FROM jsworker.jobs WHERE held_by = 'limit'")
+        assert (held, gate.waiting, len(in_flight.claiming)) == (2, 1, 0)
+
+    await eventually(two_are_held)
+    first_held = await rows.value(
+        "SELECT id FROM jsworker.jobs WHERE held_by = 'limit' ORDER BY queued_at LIMIT 1"
+    )
+    # The slot falls free without a word: the owner has gone, say.
+    await rows.query("UPDATE jsworker.limits SET max_running = 2")
+    late = (await client.enqueue(KIND, {})).id
+
+    async def decided() -> None:
+        held = await rows.query("SELECT id FROM jsworker.jobs WHERE held_by = 'limit'")
+        assert {row["id"] for row in held} >= {late}
+        assert first_held not in {row["id"] for row in held}
+        assert not in_flight.claiming
+
+    await eventually(decided)
+    gate.open()
+    await ended(rows, 4)
 
 
 async def test_a_worker_learns_of_an_operators_limit(

@@ -139,7 +139,7 @@ WHERE kind IS NOT NULL AND kind <> ALL(CAST(:besides AS text[])) ORDER BY kind L
 
 _WAITING = {
     "queued": "status || '' = 'queued'",
-    "scheduled": "status || '' = 'scheduled'",
+    "scheduled": "status || '' = 'scheduled' AND run_at IS NOT NULL",  # the others are counted as held
     "processing": "status || '' = 'processing'",
     "outbox": "CAST(needs_publish AS integer) = 1",
 }
@@ -370,12 +370,13 @@ async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Bac
             case what if what.startswith("held by "):
                 waiting, why = found.setdefault(row.kind, Waiting()), what.removeprefix("held by ")
                 waiting.held[why], waiting.held_oldest_seconds[why] = row.number, row.oldest
+                waiting.jobs["scheduled"] += row.number
             case "high" | "low" as priority:
                 waiting = found.setdefault(row.kind, Waiting())
                 waiting.lanes[priority] = row.number, row.oldest
             case status:
                 waiting = found.setdefault(row.kind, Waiting())
-                waiting.jobs[status] = row.number
+                waiting.jobs[status] += row.number
                 if status == "queued":
                     waiting.oldest_seconds = row.oldest
     others = found.pop(None, None)

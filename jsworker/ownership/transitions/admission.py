@@ -290,8 +290,10 @@ async def admit(
 
     async def ask(most_held: int, batch: Sequence[UUID]) -> Sequence[Row]:
         given = {"ids": uuid_array(batch), "keys": list(keys)}
-        wanted = {"most": len(batch) if most is None else most, "most_held": most_held}
-        return await database.run_by_key(ADMIT, values | given | wanted, first=LOCK)
+        wanted = len(batch) if most is None else most
+        # No more held rows are locked and sorted than can be taken, however many a key holds.
+        room = {"most": wanted, "most_held": min(most_held, wanted)}
+        return await database.run_by_key(ADMIT, values | given | room, first=LOCK)
 
     refused: Mapping[UUID, RowRefused] = {}
     try:

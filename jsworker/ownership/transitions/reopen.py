@@ -85,7 +85,7 @@ WITH dead AS MATERIALIZED (
     needs_publish = NOT dead.waits,
     publish_after = clock_timestamp(),
     queued_at = CASE WHEN dead.waits THEN j.queued_at ELSE clock_timestamp() END,
-    attempts = 0, errors = 0, stalls = 0, finished_at = NULL, failure_reason = NULL, clear_reason = NULL,
+    attempts = 0, errors = 0, stalls = 0, snoozes = 0, finished_at = NULL, failure_reason = NULL, clear_reason = NULL,
     cancel_requested = false, cleared = false
   FROM dead WHERE j.id = dead.id AND {failed}
   RETURNING j.id, j.fencing_token, j.dispatch, dead.failure_reason
@@ -114,6 +114,10 @@ RETURNING job_id AS id
 """)
 
 
+class _NoneHasFailed(Exception):
+    """None of the members is failed any more."""
+
+
 async def retry_members(database: Database, batch: UUID, ids: Sequence[UUID]) -> list[UUID]:
     """Put failed jobs of the workflow of a batch back into the queue, and return those that were failed.
 
@@ -129,6 +133,8 @@ async def retry_members(database: Database, batch: UUID, ids: Sequence[UUID]) ->
             raise TransitionRefused(f"{_named(ids)} cannot be retried: {why}")
         given = {"ids": uuid_array(ids)}
         rows = await transaction.run(REOPEN, given | {"workflow": moved[0].id})
+        if not rows:
+            raise _NoneHasFailed  # retried by somebody else meanwhile: the workflow stays as it is
         opened = {"batches": uuid_array(row.id for row in rows)}
         await transaction.run(LOOK_AGAIN, opened)
         retried = await transaction.run(RETRY_MEMBERS, given | opened)
@@ -137,6 +143,8 @@ async def retry_members(database: Database, batch: UUID, ids: Sequence[UUID]) ->
 
     try:
         return await database.in_transaction(write, seconds=_SECONDS)
+    except _NoneHasFailed:
+        return []
     except RowRefused as error:
         raise TransitionRefused(f"{_named(ids)} cannot be retried: {error}") from None
 

@@ -69,26 +69,20 @@ class Admissions:
         self._place = _BEGINNING
         self._tidied_at = boottime()
 
+    async def learn_before_pulling(self) -> None:
+        """Learn what ``learn`` does before the first job is claimed; a refused statement is reported."""
+        try:
+            await self._learn()
+        except DatabaseRefused as error:  # rights that an older installation has not granted yet
+            if error.sqlstate is None:
+                raise
+            self._context.complaints.report("limits", str(error))
+
     async def learn(self) -> None:
         """Once a relay tick: learn which kinds are limited or paused."""
-        if not self._context.health.up:
-            return
-        with self._context.noting("limits"):
-            found = await limits.of_kinds(self._context.database, list(self._consumers))
-            for name, consumer in self._consumers.items():
-                known, state = found.get(name), consumer.state
-                if known is not None and known.is_limited and not state.is_limited:
-                    state.is_limited = True
-                    await limits.count_running(self._context.database, name)
-                is_paused = known is not None and known.is_paused
-                if is_paused is not state.is_paused:
-                    state.is_paused = is_paused
-                    self._context.events.emit(
-                        "limit.paused" if is_paused else "limit.resumed", kind=name, key=""
-                    )
-                    if not is_paused:
-                        self._context.room.notify()
-                        self._wake()
+        if self._context.health.up:
+            with self._context.noting("limits"):
+                await self._learn()
 
     async def step(self) -> None:
         """Claim or wake what is held and may begin, and begin the next step when something else may."""
@@ -140,3 +134,18 @@ class Admissions:
         spread = random.uniform(0, _SPREAD_SECONDS)  # noqa: S311 -- spreads load, hides nothing
         delay = max(seconds, _SHORTEST_WAIT_SECONDS) + spread
         self._timer = asyncio.get_running_loop().call_later(delay, self._wake)
+
+    async def _learn(self) -> None:
+        found = await limits.of_kinds(self._context.database, list(self._consumers))
+        for name, consumer in self._consumers.items():
+            known, state = found.get(name), consumer.state
+            if known is not None and known.is_limited and not state.is_limited:
+                state.is_limited = True
+                await limits.count_running(self._context.database, name)
+            is_paused = known is not None and known.is_paused
+            if is_paused is not state.is_paused:
+                state.is_paused = is_paused
+                self._context.events.emit("limit.paused" if is_paused else "limit.resumed", kind=name, key="")
+                if not is_paused:
+                    self._context.room.notify()
+                    self._wake()

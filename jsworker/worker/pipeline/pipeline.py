@@ -114,7 +114,8 @@ class Pipeline:
     async def _claim(self, consumer: Consumer, ids: Sequence[UUID]) -> None:
         runs = await consumer.claim(ids)
         self._wait_for_slots(runs)
-        if len(runs) < len(ids) and (refused := consumer.undecided(ids)):
+        # Whatever came: admission may have claimed others in their place, which were held before them.
+        if refused := consumer.undecided(ids):
             self._wait_for_slots(await consumer.claim_from_stale_owners(refused))
             await consumer.answer_refused(refused)
         self._context.room.notify()  # what was refused makes room, and no run of it ends
