@@ -183,10 +183,11 @@ CREATE INDEX batch_needs_needs ON jsworker.batch_needs (needs)
 """
 NAMES = ("batch_needs", "batches", "workflows", "job_steps", "unique_windows", "limits")
 
-REFUSES = """
+REFUSES_BEGIN = """
 CREATE OR REPLACE FUNCTION jsworker.refuse_job_update() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN{but}
-  RAISE EXCEPTION 'jsworker refuses % token % dispatch % -> % token % dispatch %',
+BEGIN"""
+REFUSES_END = """
+  RAISE EXCEPTION 'jsworker refuses %% token %% dispatch %% -> %% token %% dispatch %%',
     OLD.status, OLD.fencing_token, OLD.dispatch, NEW.status, NEW.fencing_token, NEW.dispatch || CASE
       WHEN OLD.status IN ('completed', 'failed', 'cancelled') THEN ': what a job was and came to stays' ELSE '' END
     USING ERRCODE = 'restrict_violation', CONSTRAINT = 'jobs_guard', SCHEMA = 'jsworker', TABLE = 'jobs';
@@ -202,6 +203,9 @@ BUT_HELD_AGAIN = """
   THEN
     RETURN NEW;
   END IF;"""
+# Percent signs are doubled, for the driver.
+REFUSES = REFUSES_BEGIN + BUT_HELD_AGAIN + REFUSES_END
+EARLIER_REFUSES = REFUSES_BEGIN + REFUSES_END
 
 
 def upgrade() -> None:
@@ -210,11 +214,11 @@ def upgrade() -> None:
     connection.exec_driver_sql(SCHEDULES)
     for statement in TABLES.split(";"):
         connection.exec_driver_sql(statement)
-    connection.exec_driver_sql(REFUSES.replace("{but}", BUT_HELD_AGAIN).replace("%", "%%"))
+    connection.exec_driver_sql(REFUSES)
 
 
 def downgrade() -> None:
-    op.get_bind().exec_driver_sql(REFUSES.replace("{but}", "").replace("%", "%%"))
+    op.get_bind().exec_driver_sql(EARLIER_REFUSES)
     for name in NAMES:
         op.drop_table(name, schema="jsworker")
     for name in ("priority", "limit_key"):

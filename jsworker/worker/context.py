@@ -63,6 +63,10 @@ class TouchedBatches:
         taken, self._touched = self._touched, set()
         return taken
 
+    def put_back(self, batches: set[UUID]) -> None:
+        """Keep batches for the next call; nobody is notified: what has failed would fail again at once."""
+        self._touched |= batches
+
 
 class DatabaseHealth:
     """Whether the database answers, as its users report it; ``changed`` is notified of both."""

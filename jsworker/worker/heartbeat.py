@@ -282,8 +282,7 @@ class Heartbeat:
     def _request_kill(self, runs: list[Run]) -> None:
         """Have this process killed: nothing else ends these runs, and no job may run twice at a time."""
         for run in runs:
-            if not run.ignores_stop:
-                self._pipeline.note_ignored(run)
+            self._pipeline.note_ignored(run)
         if self._context.supervision is not None:
             more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
             named = f"job {runs[0].id}{more} went on although it was told to stop: {runs[0].stop_in_words}"

@@ -39,7 +39,7 @@ def test_commands_and_their_options_exist(command: str, capsys: pytest.CaptureFi
     assert command in _COMMANDS
     typed = [words for words in typed_commands() if words[0] == command]
     for words in typed:
-        subcommand = words[1:2] if command in ("db", "limits", "schedules") else []
+        subcommand = words[1:2] if command in ("db", "limits", "schedules", "stream") else []
         shown = Cli(capsys)(command, *subcommand, "--help").ok().out
         options = {word for word in words if word.startswith("--")}
         assert options <= set(re.findall(r"--[a-z-]+", shown))

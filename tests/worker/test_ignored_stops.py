@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -157,6 +158,42 @@ async def test_inside_an_application_its_attempt_fails_and_it_keeps_its_slot(
     assert len(swallower.refused) == 1
     after = await rows.job(job.id)
     assert (after["status"], after["checkpoint"], after["result"]) == ("failed", None, None)
+
+
+async def test_inside_an_application_a_step_in_a_thread_keeps_its_job(
+    client: JobClient, rows: Rows, start: StartWorker, swallower: Swallower
+) -> None:
+    """Given up, its next attempt would call the step again, beside the thread."""
+    calls: list[int] = []
+    may_end = threading.Event()
+
+    def charge() -> str:
+        calls.append(1)
+        may_end.wait(120.0)
+        return "charged"
+
+    async def process(job: Job[Any]) -> Any:
+        try:
+            charged = await job.step("charge", charge)
+        except asyncio.CancelledError:
+            return await swallower.process(job)
+        return charged
+
+    running = await start(scripted(process, timeout=0.1, max_attempts=3))
+    job = await client.enqueue(KIND, {})
+    await running.events.told("job.stop_ignored")
+    await rounds_pass(count_rounds(running.worker._components.beats), 5)
+    row = await rows.job(job.id)
+    assert (row["status"], row["fencing_token"], row["errors"]) == ("processing", 1, 0)
+    assert not running.worker._context.in_flight.given_up
+
+    may_end.set()  # what the processor swallows then is not the thread's
+    row = await rows.becomes(job.id, "completed")
+    assert (row["result"], row["fencing_token"], row["errors"]) == ("charged", 2, 1)
+    assert len(calls) == 1
+    assert swallower.swallowed >= 1
+    assert len(running.events.of("job.stop_ignored")) == 1
+    swallower.end()
 
 
 async def test_inside_an_application_a_cancelled_job_is_cancelled(

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -13,10 +14,12 @@ from pydantic import BaseModel
 from sqlalchemy import text
 
 from jsworker.client import JobClient
-from jsworker.core.errors import InvalidJson, InvalidName, InvalidStep, OwnershipLost
+from jsworker.core.errors import DatabaseUnavailable, InvalidJson, InvalidName, InvalidStep, OwnershipLost
 from jsworker.core.job import Job
 from jsworker.core.processor import Backoff
 from jsworker.core.settings import Settings
+from jsworker.ownership.transitions import steps
+from jsworker.worker.pipeline.in_flight import StopReason
 from tests.support.polling import eventually
 from tests.support.proxy import proxied
 from tests.worker.perilous import InSteps
@@ -470,6 +473,40 @@ async def test_a_plain_step_is_waited_for_and_kept_when_its_run_is_stopped(
     row = await rows.becomes(job.id, "completed")
     assert (row["result"], row["errors"]) == (5, 1)
     assert made == ["run 1", "begun", "ended", "run 2"]
+
+
+async def test_a_keep_ends_with_its_run_and_nobody_is_told_of_its_error(
+    client: JobClient, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, ended = asyncio.Event(), asyncio.Event()
+
+    async def never_kept(*_args: Any, **_kwargs: Any) -> bool:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+            raise DatabaseUnavailable("its connection was closed")
+
+    async def process(job: Job[Any]) -> Any:
+        return await job.step("nothing", Calls().nothing)
+
+    monkeypatch.setattr(steps, "keep_step", never_kept)
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    running = await start(scripted(process))
+    await client.enqueue(KIND, {})
+    await entered.wait()
+    [run] = running.worker._context.in_flight.runs.values()
+    run.signal(StopReason.CANCELLED)
+    await asyncio.sleep(0)  # the cancellation arrives
+    run.signal(StopReason.LOST)
+    await running.events.told("job.lost")
+    assert ended.is_set()
+    await running.worker.close(force=True)
+    del run
+    gc.collect()
+    assert reported == []
 
 
 async def test_a_step_stays_when_the_jobs_own_transaction_is_rolled_back(

@@ -1,6 +1,7 @@
 """Workers run workflows: stage after stage, through failures, and with members that add members."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +9,10 @@ import pytest
 from jsworker.client import JobClient
 from jsworker.core.errors import TransitionRefused, WorkflowFailed
 from jsworker.core.job import Job
+from jsworker.core.settings import Settings
+from jsworker.ownership.transitions import workflows
 from tests.support.polling import eventually
+from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import Gate, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
@@ -190,3 +194,79 @@ async def test_a_job_that_stalled_too_often_ends_its_batch(
     with pytest.raises(WorkflowFailed, match="is cancelled"):
         await flow.result(timeout=60)
     assert (await client.workflows.get(flow.id))["status"] == "failed"
+
+
+async def test_what_is_refused_waits_for_the_next_scan_or_end(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    make_settings: Callable[..., Settings],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = 0
+    advance = workflows.advance
+
+    async def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return await advance(*args, **kwargs)
+
+    monkeypatch.setattr(workflows, "advance", counted)
+    gate = Gate()
+    running = await start(
+        scripted(gate.process, kind="gate"),
+        scripted(double, kind="double"),
+        with_settings=make_settings(scan_interval=600.0, stale_threshold=3600.0, ack_wait=7200.0),
+    )
+    async with client.workflow("refused") as refused:
+        refused.job("gate", {"n": 1})
+    await gate.met()
+    await rows.query("ALTER TABLE jsworker.batches RENAME TO gone")
+    gate.open()
+
+    async def told() -> None:
+        assert "workflows" in [event["what"] for event in running.events.of("worker.degraded")]
+
+    await eventually(told)
+    await rounds_pass(count_rounds(running.worker._components.fences), 3)
+    assert calls == 1
+    assert running.worker._context.health.up
+
+    await rows.query("ALTER TABLE jsworker.gone RENAME TO batches")
+    async with client.workflow("later") as later:
+        later.job("double", {"n": 1})
+    assert await later.result(timeout=60) == 2
+    assert await refused.result(timeout=60) == {"n": 1}
+
+
+async def test_batches_that_are_refused_are_one_complaint_which_ends(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    await rows.query(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no'; END $$"
+    )
+    await rows.query(
+        "CREATE TRIGGER theirs BEFORE UPDATE ON jsworker.batches FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    flows = []
+    for number in range(3):
+        async with client.workflow("refused") as flow:
+            flow.job("double", {"n": number})
+        flows.append(flow)
+    running = await start(scripted(double, kind="double"))
+    reported = running.worker._context.complaints._reasons
+    what = "rows of workflows and batches"
+    await running.events.told("worker.degraded")
+
+    async def all_ended() -> None:
+        assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE status = 'completed'") == 3
+
+    await eventually(all_ended)
+    await rounds_pass(count_rounds(running.worker._components.workflows), 2)
+    assert set(reported) == {what}
+    assert "P0001" in reported[what]
+
+    await rows.query("DROP TRIGGER theirs ON jsworker.batches")
+    assert [await flow.result(timeout=60) for flow in flows] == [0, 2, 4]
+    [ended] = await running.events.told("worker.restored")
+    assert ended["what"] == what

@@ -10,6 +10,7 @@ from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 
 _JITTER: Final = 0.2
+_REFUSED: Final = "rows of workflows and batches"
 
 
 class WorkflowSweep:
@@ -34,8 +35,7 @@ class WorkflowSweep:
                     )
                     touched = set()
         finally:
-            for batch in touched:  # unanswered: once more
-                context.batches.touch(batch)
+            context.batches.put_back(touched)  # unanswered or refused
         if boottime() >= self._sweeps_at and self._search.is_due:
             spread = random.uniform(1 - _JITTER, 1)  # noqa: S311 -- spreads load, hides nothing
             self._sweeps_at = boottime() + context.settings.scan_interval * spread
@@ -47,7 +47,10 @@ class WorkflowSweep:
         left = await self._search.make(
             lambda seconds: workflows.left_undone(context.database, seconds=seconds)
         )
-        if left is None or not any(left):
+        if left is None:
+            return
+        if not any(left):
+            context.complaints.end(_REFUSED)
             return
         for workflow in left.cancelled:  # whoever cancelled it did not come to the end, or members were added
             await workflow_control.cancel_live(context.database, workflow)
@@ -59,6 +62,8 @@ class WorkflowSweep:
             refused_rows=context.refused_rows,
         )
         self._report(advanced)
+        if not advanced.refused:
+            context.complaints.end(_REFUSED)
 
     def _report(self, advanced: Advanced) -> None:
         events = self._context.events
@@ -68,7 +73,8 @@ class WorkflowSweep:
         for workflow in advanced.workflows:
             facts = {"workflow": str(workflow.id), "name": workflow.name, "outcome": workflow.outcome}
             events.emit("workflow.finished", **facts, batches=workflow.batches, seconds=workflow.seconds)
-        for refused, error in advanced.refused:
-            self._context.complaints.report(f"workflow or batch {refused}", str(error))
+        if advanced.refused:  # the first stands for all, or a fleet of them would be remembered for ever
+            refused, error = advanced.refused[0]
+            self._context.complaints.report(_REFUSED, f"among others {refused}: {error}")
         if advanced.woken:
             self._context.requeued.notify()

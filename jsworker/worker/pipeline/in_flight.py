@@ -68,6 +68,7 @@ class Run:
     job: Job[Any] | None = None  # None until the payload has been read
     quarantined: bool = False  # it runs in a process of its own, which is ended without ours
     steps: "Steps | None" = None  # those that it has asked for
+    steps_in_threads: int = 0  # of a coroutine; their ends are waited for
     on_drain: Callable[[], None] | None = None
     abandoned: bool = False  # its end is not waited for any more
     spans: "RunSpans | None" = None
@@ -140,6 +141,12 @@ class Run:
         self.should_stop = True
         if self.on_drain is not None:
             self.on_drain()
+
+    def leave_thread(self) -> None:
+        """Note that a step in a thread is over; a coroutine that is to stop has time for it from now on."""
+        self.steps_in_threads -= 1
+        if self.first_cancelled_at is not None:
+            self.cancelled_at = boottime()
 
     def lose(self) -> None:
         """Note that a statement of the run itself found the job lost; nothing is cancelled."""

@@ -273,11 +273,13 @@ class Pipeline:
 
         Without supervision, which would end the process, the attempt of a coroutine fails here and now,
         although it goes on: what it still wants to write is refused by its fencing token. It keeps its job
-        slot. A thread keeps its job.
+        slot. A thread keeps its job, and so does a coroutine while a step of it works in one.
         """
-        run.ignores_stop = True
-        run_reports.emit_ignored_stop(self._events, run)
-        if self._supervision is not None or not run.kind.is_async or run.task is None:
+        if not run.ignores_stop:
+            run.ignores_stop = True
+            run_reports.emit_ignored_stop(self._events, run)
+        is_threads = not run.kind.is_async or run.steps_in_threads > 0
+        if self._supervision is not None or is_threads or run.task is None:
             return
         run.left_task = run.task
         self._in_flight.given_up.add(run)

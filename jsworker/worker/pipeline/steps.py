@@ -123,21 +123,26 @@ class Steps:
         thread_name = f"jsworker {run.kind.name} {run.id} step {shown(step.name)}"
         _, ended = start_thread(thread_name, call, f"step {shown(step.name)}")
         cancelled: asyncio.CancelledError | None = None
-        while not ended.done():
-            try:
-                await asyncio.wait({ended})
-            except asyncio.CancelledError as error:
-                if run.abandoned:
-                    raise
-                cancelled = error
-        value = ended.result()
-        if cancelled is not None and inspect.isawaitable(value):
-            raise cancelled
-        if inspect.isawaitable(value):  # of a lambda that calls a coroutine function
-            value = await value
-        kept = await self._kept(step, value, started)
+        kept: Any = None
+        run.steps_in_threads += 1
+        try:
+            while not ended.done():
+                try:
+                    await asyncio.wait({ended})
+                except asyncio.CancelledError as error:
+                    if run.abandoned:
+                        raise
+                    cancelled = error
+            value = ended.result()
+            if not inspect.isawaitable(value):
+                kept = await self._kept(step, value, started)
+        finally:
+            if ended.done():
+                run.leave_thread()
         if cancelled is not None:
             raise cancelled
+        if inspect.isawaitable(value):  # of a lambda that calls a coroutine function
+            kept = await self._kept(step, await value, started)
         return kept
 
     async def _kept(self, step: "_Step", value: Any, started: float) -> Any:
@@ -149,9 +154,11 @@ class Steps:
         try:
             found = await asyncio.shield(keeping)
         except asyncio.CancelledError:
+            keeping.add_done_callback(_retrieve)
             await asyncio.wait({keeping}, timeout=self._services.database.seconds_for(len(text or "")))
-            keeping.cancel()
             raise
+        finally:
+            keeping.cancel()
         if self._services.events.wants("job.step"):
             seconds = boottime() - started
             self._services.events.emit("job.step", **self._run.facts(), step=step.name, seconds=seconds)
@@ -180,6 +187,12 @@ class Steps:
     @property
     def _most_bytes(self) -> int:
         return self._services.settings.max_result_bytes
+
+
+def _retrieve(keeping: "asyncio.Future[FoundStep]") -> None:
+    """Take notice of an error that nobody waits for any more, or asyncio would report it."""
+    if not keeping.cancelled():
+        keeping.exception()
 
 
 class _Step:
