@@ -207,6 +207,8 @@ MAY_NOT: dict[str, list[str]] = {
         "UPDATE jsworker.jobs SET fencing_token = 1",
         "UPDATE jsworker.jobs SET result = '{}'",
         "DELETE FROM jsworker.jobs",
+        "SELECT result FROM jsworker.job_steps",
+        "INSERT INTO jsworker.job_steps (job_id, name, fencing_token) VALUES (gen_random_uuid(), 'a', 1)",
     ],
     "publisher": [
         SCHEDULE,

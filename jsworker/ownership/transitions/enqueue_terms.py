@@ -114,22 +114,33 @@ RETURNING w.job_id
 
 # The one of its key that waits takes the payload; not ``excluded.payload``, which takes the right to read it. DO
 # UPDATE locks the row until the producer commits: it has no owner, and who claims or promotes skips what is locked.
-# What is due already, was claimed before, or waits behind another keeps its place.
+# What is due already, was claimed before, or waits behind another keeps its place. What is held is found by its key.
+# Steps of the payload before go with it, and are those of the snapshot: of a run that it has not seen end there may be
+# more. Then there is no answer.
 DEBOUNCE = filled(
     """
-INSERT INTO jsworker.jobs AS j ({columns}, waiting_key, debounce_until){of_one}
-ON CONFLICT (kind, waiting_key) WHERE waiting_key IS NOT NULL AND status IN ('scheduled', 'queued')
-DO UPDATE SET payload = CAST(:payload AS jsonb), checkpoint = NULL,
-  run_at = j.run_at + CASE WHEN {moves}
-    THEN greatest(least(excluded.run_at, j.debounce_until) - j.run_at, interval '0') ELSE interval '0' END,
-  debounce_until = coalesce(j.debounce_until, excluded.debounce_until),
-  expires_at = CASE WHEN {never_claimed} THEN excluded.expires_at ELSE j.expires_at END
-RETURNING j.id, j.id = CAST(:id AS uuid) AS created, j.dispatch
+WITH debounced AS (
+  INSERT INTO jsworker.jobs AS j ({columns}, waiting_key, debounce_until){of_one}
+  ON CONFLICT (kind, waiting_key) WHERE waiting_key IS NOT NULL AND status IN ('scheduled', 'queued')
+  DO UPDATE SET payload = CAST(:payload AS jsonb), checkpoint = NULL,
+    limit_key = CASE WHEN j.held_by IS NULL THEN CAST(:limit_key AS text) ELSE coalesce(CAST(:limit_key AS text), '') END,
+    run_at = j.run_at + CASE WHEN {moves}
+      THEN greatest(least(excluded.run_at, j.debounce_until) - j.run_at, interval '0') ELSE interval '0' END,
+    debounce_until = coalesce(j.debounce_until, excluded.debounce_until),
+    expires_at = CASE WHEN {never_claimed} THEN excluded.expires_at ELSE j.expires_at END
+  WHERE {never_claimed} OR EXISTS (
+    SELECT FROM jsworker.jobs AS o WHERE o.id = j.id AND o.fencing_token = j.fencing_token AND {waited})
+  RETURNING j.id, j.id = CAST(:id AS uuid) AS created, j.dispatch
+), forgotten AS (
+  DELETE FROM jsworker.job_steps AS s USING debounced WHERE s.job_id = debounced.id AND NOT debounced.created
+)
+SELECT id, created, dispatch FROM debounced
 """,
     of_one=_OF_ONE,
     live_key="NULL",
     moves=condition(and_(scheduled, never_claimed, j.c.behind.is_(None))),
     never_claimed=condition(never_claimed),
+    waited=condition(waiting).replace("j.", "o."),
     more=f", {_KEY}, n.now + make_interval(secs => CAST(:debounce_max AS double precision))",
     **_one,
 )
