@@ -140,7 +140,7 @@ BEGIN
     SELECT FROM pg_attribute WHERE attrelid = 'jsworker.jobs'::regclass AND attname = 'expires_at' AND NOT attisdropped
   ) THEN
     GRANT INSERT (expires_at, waiting_key) ON jsworker.jobs TO jsworker_producer;
-    GRANT SELECT (waiting_key) ON jsworker.jobs TO jsworker_producer;
+    GRANT SELECT (waiting_key, expires_at, fencing_token) ON jsworker.jobs TO jsworker_producer;
     -- Who debounces writes the job of the key that waits. A trigger refuses it of jobs that have ended.
     GRANT INSERT (debounce_until) ON jsworker.jobs TO jsworker_debouncer;
     GRANT SELECT (

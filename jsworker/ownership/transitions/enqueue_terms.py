@@ -6,7 +6,7 @@ from typing import Any, Final
 from sqlalchemy import TextClause, and_
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.predicates import live, never_claimed, scheduled, waiting
+from jsworker.ownership.predicates import live, may_begin, never_claimed, scheduled, waiting
 from jsworker.ownership.statements import condition, filled, j
 from jsworker.ownership.transitions import enqueue
 from jsworker.ownership.transitions.enqueue import COLUMNS, Enqueued, JobTerms, NewJob, values_of
@@ -30,6 +30,8 @@ _parts: Final = {"columns": f"{COLUMNS}, expires_at", "due": _DUE, "present": _P
 _KEY: Final = "CAST(:unique_key AS text)"
 _one: Final = _parts | {"instant": _INSTANT.format(delay="CAST(:delay AS double precision)")}
 
+# One that has expired before it began holds no key, although the table still thinks so: no row.
+_holds_its_key: Final = and_(live, may_begin)
 ENQUEUE_TERMS = filled(
     """
 WITH created AS (
@@ -44,7 +46,7 @@ WHERE j.kind = :kind AND j.unique_key = :unique_key AND {live} AND NOT EXISTS (S
 """,
     of_one=_OF_ONE,
     live_key=_KEY,
-    live=condition(live),
+    live=condition(_holds_its_key),
     more="",
     **_one,
 )
@@ -64,14 +66,16 @@ WHERE j.kind = :kind AND j.waiting_key = :unique_key AND {waiting} AND NOT EXIST
 """,
     of_one=_OF_ONE,
     live_key="NULL",
-    waiting=condition(waiting),
+    waiting=condition(and_(waiting, may_begin)),
     more=f", {_KEY}",
     **_one,
 )
 
 # One in a window, ended ones included, and as long as its job lives. Who takes the window inserts the job; twins wait
 # for the window's row, and find it taken. Of one that was taken meanwhile they see the old row, and give no answer.
-_IN_THE_WINDOW: Final = f"EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.id = w.job_id AND {condition(live)})"
+_IN_THE_WINDOW: Final = (
+    f"EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.id = w.job_id AND {condition(_holds_its_key)})"
+)
 ENQUEUE_WINDOW = filled(
     """
 WITH taken AS (
@@ -187,7 +191,10 @@ def _more(terms: JobTerms) -> dict[str, Any]:
 
 
 def statement_for(kind: str, job: NewJob, *, publish_after: float) -> TextClause:
-    """Return the statement that enqueues a job, for anybody's transaction; no row: execute it again."""
+    """Return the statement that enqueues a job, for anybody's transaction; no row: execute it again.
+
+    A key that an expired job still holds gives no row until a worker has cancelled that.
+    """
     if job.terms is None:
         return enqueue.enqueue_statement(kind, job, publish_after=publish_after)
     values = {**values_of(kind, job, publish_after), **_more(job.terms)}
