@@ -334,6 +334,15 @@ class TestSweeps:
     def test_expire(self, table: Connection) -> None:
         assert access_paths(table, expire.EXPIRE, {"limit": 200}) == {"jobs_expiring", "jobs_pkey"}
 
+    def test_what_was_claimed_once_is_not_passed_by_each_search_for_the_expired(
+        self, table: Connection
+    ) -> None:
+        row = table.exec_driver_sql(
+            "SELECT pg_get_expr(indpred, indrelid) FROM pg_index"
+            " WHERE indexrelid = 'jsworker.jobs_expiring'::regclass"
+        )
+        assert "(fencing_token = 0)" in row.scalar_one()
+
     def test_suspects(self, table: Connection) -> None:
         parameters = {"heartbeat_interval": 5.0, "limit": 500}
         assert of_jobs(access_paths(table, reset.LATE, parameters)) == {"jobs_owned"}
