@@ -52,7 +52,7 @@ CONCURRENTLY = {
     ),
     "jobs_expiring": (
         "CREATE INDEX CONCURRENTLY jobs_expiring ON jsworker.jobs (expires_at) "
-        "WHERE expires_at IS NOT NULL AND status || '' IN ('scheduled', 'queued')"
+        "WHERE expires_at IS NOT NULL AND status || '' IN ('scheduled', 'queued') AND fencing_token = 0"
     ),
     "jobs_unique_waiting": (
         "CREATE UNIQUE INDEX CONCURRENTLY jobs_unique_waiting ON jsworker.jobs (kind, waiting_key) "

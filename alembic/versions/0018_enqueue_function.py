@@ -39,6 +39,7 @@ DECLARE
   expiry double precision := extract(epoch FROM expires_in);
   due timestamptz;
   is_later boolean;
+  is_over boolean;
   size bigint := octet_length(payload::text);
   -- UUIDv7: 48 bits of milliseconds, so that new rows share warm index pages, then version, variant and chance.
   new_id uuid := encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid()) PLACING
@@ -99,11 +100,31 @@ BEGIN
       created := true;
       RETURN;
     END IF;
-    SELECT j.id, false INTO id, created FROM jsworker.jobs AS j
+    SELECT j.id, false, j.fencing_token = 0 AND j.expires_at <= clock_timestamp() INTO id, created, is_over
+    FROM jsworker.jobs AS j
     WHERE j.kind = enqueue.kind AND j.unique_key = enqueue.unique_key
       AND j.status IN ('scheduled', 'queued', 'processing');
-    IF FOUND THEN
+    IF FOUND AND is_over IS NOT TRUE THEN
       RETURN;
+    END IF;
+    -- It has expired, and no worker will begin it: who may, cancels it, as EXPIRE does.
+    IF is_over AND NOT has_table_privilege('jsworker.jobs', 'UPDATE') THEN
+      RAISE EXCEPTION USING
+        MESSAGE = 'unique_key ' || to_json(left(unique_key, 64))::text || ' of kind ' || kind || ' is held by job ' || id
+          || ', which has expired; this login may not cancel it, and no worker has done so yet; try again',
+        ERRCODE = 'object_in_use';
+    END IF;
+    IF is_over THEN
+      WITH expired AS (
+        UPDATE jsworker.jobs AS j SET status = 'cancelled', needs_publish = false, finished_at = clock_timestamp(),
+          failure_reason = 'expired', held_by = NULL, held_at = NULL, due_at = NULL
+        WHERE j.id = enqueue.id AND j.status IN ('scheduled', 'queued') AND j.fencing_token = 0
+          AND j.expires_at <= clock_timestamp()
+        RETURNING j.id, j.fencing_token, j.expires_at
+      )
+      INSERT INTO jsworker.job_events (job_id, event, fencing_token, detail)
+      SELECT e.id, 'cancelled', e.fencing_token, jsonb_build_object('reason', 'expired', 'expires_at', e.expires_at)
+      FROM expired AS e;
     END IF;
   END LOOP;
   RAISE EXCEPTION USING

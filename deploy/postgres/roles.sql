@@ -140,13 +140,14 @@ BEGIN
     SELECT FROM pg_attribute WHERE attrelid = 'jsworker.jobs'::regclass AND attname = 'expires_at' AND NOT attisdropped
   ) THEN
     GRANT INSERT (expires_at, waiting_key) ON jsworker.jobs TO jsworker_producer;
-    GRANT SELECT (waiting_key) ON jsworker.jobs TO jsworker_producer;
+    GRANT SELECT (waiting_key, expires_at, fencing_token) ON jsworker.jobs TO jsworker_producer;
     -- Who debounces writes the job of the key that waits. A trigger refuses it of jobs that have ended.
     GRANT INSERT (debounce_until) ON jsworker.jobs TO jsworker_debouncer;
     GRANT SELECT (
-      id, kind, status, dispatch, waiting_key, fencing_token, run_at, behind, debounce_until, expires_at
+      id, kind, status, dispatch, waiting_key, fencing_token, run_at, behind, held_by, debounce_until, expires_at
     ) ON jsworker.jobs TO jsworker_debouncer;
-    GRANT UPDATE (payload, checkpoint, run_at, debounce_until, expires_at) ON jsworker.jobs TO jsworker_debouncer;
+    GRANT UPDATE (payload, checkpoint, limit_key, run_at, debounce_until, expires_at)
+      ON jsworker.jobs TO jsworker_debouncer;
   END IF;
   -- Keys of which one job is enqueued in a window: who enqueues it takes the window.
   IF to_regclass('jsworker.unique_windows') IS NOT NULL THEN
@@ -171,6 +172,8 @@ BEGIN
   IF to_regclass('jsworker.job_steps') IS NOT NULL THEN
     REVOKE UPDATE ON jsworker.job_steps FROM jsworker_worker;
     GRANT INSERT, DELETE ON jsworker.job_steps TO jsworker_worker;
+    -- With a payload the steps that were made of it go.
+    GRANT SELECT (job_id), DELETE ON jsworker.job_steps TO jsworker_debouncer;
   END IF;
   -- Workflows: producers enqueue them whole, and change none that is there.
   IF to_regclass('jsworker.workflows') IS NOT NULL THEN

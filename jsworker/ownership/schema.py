@@ -221,7 +221,7 @@ jobs = sa.Table(
     _partial(
         "jobs_expiring",
         "expires_at",
-        where="expires_at IS NOT NULL AND status || '' IN ('scheduled', 'queued')",
+        where="expires_at IS NOT NULL AND status || '' IN ('scheduled', 'queued') AND fencing_token = 0",
     ),
     # Members of a batch by their status, of which the youngest are looked at first; and those that wait for its needs.
     _partial("jobs_of_batch", "batch_id", "status", "id", where="batch_id IS NOT NULL"),

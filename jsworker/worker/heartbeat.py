@@ -200,11 +200,11 @@ class Heartbeat:
             older_than=2 * self._context.settings.statement_timeout,
             past_refused=self._context.refused_rows.any_of("release", "fail"),
         )
-        for held, ended in found.items():
+        for held, orphan in found.items():
             if held[0] not in self._in_flight and held not in self._in_flight.releasing:
                 self._in_flight.releasing.add(held)
                 why = "claimed, but the claim's answer was lost"
-                release = self._pipeline.settler.let_go(held, why, ended=ended)
+                release = self._pipeline.settler.let_go(held, why, orphan)
                 release.add_done_callback(partial(self._released, held))
         return True
 

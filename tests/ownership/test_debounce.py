@@ -6,15 +6,27 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.transitions import publish
+from jsworker.ownership.transitions import admission, publish, steps
 from jsworker.ownership.transitions.enqueue import Enqueued, JobTerms, NewJob, new_job_id
 from jsworker.ownership.transitions.enqueue_terms import DEBOUNCE, enqueue_many, enqueue_one, statement_for
 
 from .calls import claimed, fail
-from .rows import KIND, OTHER_WORKER, Sql, ago, change_job, insert_job, read_job, read_value
+from .rows import (
+    HELD,
+    KIND,
+    LIMITS,
+    OTHER_WORKER,
+    WORKER,
+    Sql,
+    ago,
+    change_job,
+    insert_job,
+    read_job,
+    read_value,
+)
 from .transitions import without
 from .winner import Winner
 
@@ -185,6 +197,75 @@ async def test_a_producers_open_transaction_holds_up_no_claim_and_no_relay(
     assert read_job(sql, due)["status"] == "queued"
     winner.commit()
     assert [job.payload for job in await claimed(database, queued)] == ['{"n": 2}']
+
+
+async def keep_step(database: Database, job_id: UUID) -> None:
+    await steps.keep_step(database, worker_id=WORKER, held=(job_id, 1), name="charge", result='"A"')
+
+
+async def test_steps_of_the_payload_before_go_with_it(database: Database, sql: Sql) -> None:
+    first = (await enqueue(database)).id
+    change_job(sql, first, run_at=ago(1))
+    await publish.promote(database, limit=10)
+    other = insert_job(sql)
+    await claimed(database, first, other)
+    for job_id in (first, other):
+        await keep_step(database, job_id)
+    await fail(database, first)
+    assert await enqueue(database, new(2)) == Enqueued(first, created=False)
+    change_job(sql, first, run_at=ago(1))
+    await publish.promote(database, limit=10)
+    [job] = await claimed(database, first)
+    found = await steps.find_step(database, worker_id=WORKER, held=(first, 2), name="charge")
+    assert (job.payload, found.is_done, found.steps) == ('{"n": 2}', False, 0)
+    assert len(await steps.steps_of(database, other)) == 1
+
+
+async def test_a_step_that_the_snapshot_lacks_is_not_taken_for_the_new_payloads(
+    database: Database, sql: Sql, winner: Winner
+) -> None:
+    """The statement begins before the step was kept, and waits until the run has failed."""
+    job_id = insert_job(sql, "processing", waiting_key=KEY)
+    token = read_job(sql, job_id)["fencing_token"]
+    step = """INSERT INTO jsworker.job_steps (job_id, name, fencing_token)
+      VALUES (:id, 'charge', :token) RETURNING 1"""
+    back = """UPDATE jsworker.jobs SET status = 'scheduled', run_at = clock_timestamp() + interval '1 minute',
+      errors = 1, worker_id = NULL, last_activity_at = NULL WHERE id = :id RETURNING 1"""
+    winner.run(text(step), {"id": job_id, "token": token})
+    winner.run(text(back), {"id": job_id})
+    second = asyncio.create_task(enqueue(database, new(2)))
+    await winner.blocks()
+    winner.commit()
+    assert await second == Enqueued(job_id, created=False)
+    assert read_job(sql, job_id)["payload"] == {"n": 2}
+    assert await steps.steps_of(database, job_id) == []
+
+
+@pytest.mark.parametrize(("key", "held_key"), [("b", "b"), (None, "")])
+async def test_the_limit_is_that_of_the_new_payload(
+    database: Database, sql: Sql, key: str | None, held_key: str
+) -> None:
+    """What is held is found under its new key."""
+    first = (await enqueue(database, new()._replace(limit_key="a"))).id
+    await enqueue(database, new(2)._replace(limit_key=key))
+    assert read_job(sql, first)["limit_key"] == key
+    change_job(
+        sql,
+        first,
+        status="scheduled",
+        dispatch=1,
+        queued_at=ago(9),
+        limit_key="a",
+        **HELD | {"held_by": "limit"},
+    )
+    await enqueue(database, new(3)._replace(limit_key=key))
+    row = read_job(sql, first)
+    assert (row["held_by"], row["limit_key"]) == ("limit", held_key)
+    assert [(each.kind, each.key) for each in await admission.waiting_keys(database)] == [(KIND, held_key)]
+    taken = await admission.admit(
+        database, worker_id=WORKER, kind=KIND, limits=LIMITS, keys=[held_key], most=1
+    )
+    assert [(job.id, job.payload) for job in taken.claimed] == [(first, '{"n": 3}')]
 
 
 MOVES: list[Any] = [

@@ -20,7 +20,7 @@ from jsworker.ownership.transitions import publish
 from jsworker.ownership.transitions.enqueue import ENQUEUE, NewJob, enqueue, new_job_id
 
 from .polling import eventually
-from .rows import KIND, Sql, insert_job, read_job, read_value
+from .rows import KIND, Sql, ago, event_names, insert_job, read_job, read_value
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 CONTRACT = [
@@ -356,3 +356,24 @@ class TestBadInput:
         assert call(other, KIND, unique_key="u0001")[1]
         with pytest.raises(errors.InvalidParameterValue):
             call(other, KIND, unique_key="a\tb")
+
+
+@pytest.mark.parametrize("expires_in", ["1 hour", None])
+def test_what_has_expired_holds_no_key(sql: Sql, expires_in: str | None) -> None:
+    first = insert_job(sql, unique_key="a", expires_at=ago(1))
+    second, created = call(sql, KIND, unique_key="a", expires_in=expires_in)
+    assert (created, second == first) == (True, False)
+    row = read_job(sql, first)
+    assert (row["status"], row["failure_reason"]) == ("cancelled", "expired")
+    assert event_names(sql, first) == ["cancelled"]
+    assert call(sql, KIND, unique_key="a") == (second, False)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [{"expires_at": ago(-60)}, {"expires_at": ago(1), "fencing_token": 1}],
+    ids=["not yet", "claimed"],
+)
+def test_what_has_not_or_began_before_holds_it(sql: Sql, columns: dict[str, Any]) -> None:
+    first = insert_job(sql, unique_key="a", **columns)
+    assert call(sql, KIND, unique_key="a") == (first, False)

@@ -1,20 +1,23 @@
 """Expiry: what was not claimed in time is refused by CLAIM and ended by a sweep; what was claimed goes on."""
 
 import asyncio
+from typing import Literal
 
 import pytest
 from psycopg.errors import CheckViolation
+from sqlalchemy import text
 
+from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import control, publish
 from jsworker.ownership.transitions.claim import look_at_refused
-from jsworker.ownership.transitions.enqueue import JobTerms, NewJob, new_job_id
+from jsworker.ownership.transitions.enqueue import Enqueued, JobTerms, NewJob, new_job_id
 from jsworker.ownership.transitions.enqueue_terms import enqueue_many, enqueue_one
 from jsworker.ownership.transitions.expire import expire
 from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.ownership.transitions.settle import Settled
 
-from .calls import claimed, complete
+from .calls import claimed, complete, fail
 from .rows import (
     KIND,
     OTHER_WORKER,
@@ -136,3 +139,62 @@ async def test_a_row_that_is_refused_keeps_none_of_the_others(database: Database
 async def test_no_producer_writes_what_python_cannot_read(sql: Sql, instant: str) -> None:
     with pytest.raises(CheckViolation, match="jobs_expires_at"):
         insert_job(sql, expires_at=instant)
+
+
+def again(scope: Literal["live", "waiting"], *, expires_in: float | None = 3600.0) -> NewJob:
+    return NewJob(new_job_id(), "{}", "a", terms=JobTerms(scope=scope, expires_in=expires_in))
+
+
+@pytest.mark.parametrize("expires_in", [3600.0, None])
+@pytest.mark.parametrize("scope", ["live", "waiting"])
+@pytest.mark.parametrize("many", [False, True])
+async def test_a_call_after_its_expiry_is_a_job_of_its_own(
+    database: Database, sql: Sql, scope: Literal["live", "waiting"], expires_in: float | None, *, many: bool
+) -> None:
+    """No sweep has come yet: all workers are away, say."""
+    first = await enqueue_one(database, KIND, again(scope), publish_after=0.0)
+    change_job(sql, first.id, expires_at=ago(1))
+    job = again(scope, expires_in=expires_in)
+    if many:
+        [second] = await enqueue_many(database, KIND, [job])
+    else:
+        second = await enqueue_one(database, KIND, job, publish_after=0.0)
+    assert second == Enqueued(job.id, created=True)
+    row = read_job(sql, first.id)
+    assert (row["status"], row["failure_reason"]) == ("cancelled", "expired")
+    assert event_names(sql, first.id) == ["cancelled"]
+    assert await enqueue_one(database, KIND, again(scope), publish_after=0.0) == Enqueued(
+        job.id, created=False
+    )
+
+
+async def test_a_window_that_is_over_is_not_held_by_what_has_expired(database: Database, sql: Sql) -> None:
+    terms = JobTerms(scope="window", unique_for=60.0, expires_in=3600.0)
+    first, second, third = (NewJob(new_job_id(), "{}", "a", terms=terms) for _ in range(3))
+    await enqueue_one(database, KIND, first, publish_after=0.0)
+    sql.execute("UPDATE jsworker.unique_windows SET until = clock_timestamp()")
+    assert not (await enqueue_one(database, KIND, second, publish_after=0.0)).created
+    change_job(sql, first.id, expires_at=ago(1))
+    assert (await enqueue_one(database, KIND, third, publish_after=0.0)).created
+
+
+async def test_what_was_claimed_once_keeps_its_key_past_its_expiry(database: Database, sql: Sql) -> None:
+    first = await enqueue_one(database, KIND, again("live"), publish_after=0.0)
+    await claimed(database, first.id)
+    change_job(sql, first.id, expires_at=ago(1))
+    for end in (None, fail):
+        if end is not None:
+            await end(database, first.id)
+        answers = await enqueue_many(database, KIND, [again("live")])
+        answers.append(await enqueue_one(database, KIND, again("live"), publish_after=0.0))
+        assert answers == [Enqueued(first.id, created=False)] * 2
+
+
+async def test_what_is_locked_just_then_is_told(database: Database, sql: Sql, winner: Winner) -> None:
+    first = await enqueue_one(database, KIND, again("live"), publish_after=0.0)
+    change_job(sql, first.id, expires_at=ago(1))
+    winner.run(text("SELECT 1 FROM jsworker.jobs FOR UPDATE"))
+    with pytest.raises(TransitionRefused, match="try again"):
+        await enqueue_one(database, KIND, again("live"), publish_after=0.0)
+    winner.rollback()
+    assert (await enqueue_one(database, KIND, again("live"), publish_after=0.0)).created

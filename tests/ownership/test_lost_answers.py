@@ -90,14 +90,14 @@ async def test_a_claim_that_is_executed_later_is_a_stray(
     assert await orphaned_claims(database) == {}
     change_job(sql, job_id, claimed_at=ago(60))
     orphaned = await orphaned_claims(database)
-    assert orphaned == {(job_id, 1): False}
+    assert orphaned == {(job_id, 1): heartbeat.Orphan(ended=False, has_key=False)}
     runs = [Return(*held, "in nobody's hand") for held in orphaned]
     assert await settle.release(database, worker_id=WORKER, runs=runs) == [Settled.QUEUED]
     job = read_job(sql, job_id)
     assert (job["status"], job["attempts"], job["needs_publish"]) == ("queued", 0, True)
 
 
-async def orphaned_claims(database: Database) -> dict[heartbeat.Held, bool]:
+async def orphaned_claims(database: Database) -> dict[heartbeat.Held, heartbeat.Orphan]:
     return await heartbeat.orphaned_claims(
         database, worker_id=WORKER, in_flight=[], claiming=[], older_than=6.0
     )

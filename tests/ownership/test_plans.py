@@ -334,6 +334,19 @@ class TestSweeps:
     def test_expire(self, table: Connection) -> None:
         assert access_paths(table, expire.EXPIRE, {"limit": 200}) == {"jobs_expiring", "jobs_pkey"}
 
+    def test_expired_jobs_of_keys(self, table: Connection) -> None:
+        values = {"kind": KIND, "unique_keys": ["a", "b"]}
+        assert access_paths(table, expire.OVER_BY_KEY, values) <= {"jobs_unique_live", "jobs_unique_waiting"}
+
+    def test_what_was_claimed_once_is_not_passed_by_each_search_for_the_expired(
+        self, table: Connection
+    ) -> None:
+        row = table.exec_driver_sql(
+            "SELECT pg_get_expr(indpred, indrelid) FROM pg_index"
+            " WHERE indexrelid = 'jsworker.jobs_expiring'::regclass"
+        )
+        assert "(fencing_token = 0)" in row.scalar_one()
+
     def test_suspects(self, table: Connection) -> None:
         parameters = {"heartbeat_interval": 5.0, "limit": 500}
         assert of_jobs(access_paths(table, reset.LATE, parameters)) == {"jobs_owned"}

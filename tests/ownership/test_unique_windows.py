@@ -25,7 +25,7 @@ from .winner import Winner
 
 HOUR = JobTerms(scope="window", unique_for=3600.0)
 KEY = "order:12"
-LIVES = r"EXISTS \(SELECT FROM jsworker\.jobs AS j WHERE j\.id = w\.job_id AND [^)]+\)\)"
+LIVES = r"EXISTS \(SELECT FROM jsworker\.jobs AS j WHERE j\.id = w\.job_id AND .+?clock_timestamp\(\)\)\)"
 
 
 def new(key: str = KEY, **changes: Any) -> NewJob:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -141,6 +142,18 @@ async def test_a_lost_wake_is_made_good_by_promote(database: Database, sql: Sql)
     assert await publish.promote(database, limit=10) == 1
     assert [job.id for job in await claimed(database, second)] == [second]
     assert read_job(sql, second)["behind"] is None
+
+
+async def test_the_one_that_waits_keeps_its_place_in_the_queue(database: Database, sql: Sql) -> None:
+    first, queued_at = running(sql), datetime(2026, 1, 1, tzinfo=UTC)
+    second = insert_job(sql, waiting_key=KEY, queued_at=queued_at)
+    await defer(database, [second])
+    change_job(sql, second, run_at=ago(1))
+    await publish.promote(database, limit=10)
+    assert read_job(sql, second)["queued_at"] == queued_at
+    await defer(database, [second])
+    await wake(database, [first])
+    assert read_job(sql, second)["queued_at"] == queued_at
 
 
 async def test_a_long_wait_is_one_entry_in_the_timeline(database: Database, sql: Sql) -> None:

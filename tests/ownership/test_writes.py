@@ -287,7 +287,8 @@ class TestLease:
             claiming=[claiming],
             older_than=6.0,
         )
-        assert found == {(stray, 2): False, (older_token, 2): False}
+        orphan = heartbeat.Orphan(ended=False, has_key=False)
+        assert found == {(stray, 2): orphan, (older_token, 2): orphan}
         assert young not in dict(found.keys())
 
 

@@ -7,14 +7,15 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 from psycopg import errors
+from sqlalchemy import text
 
-from jsworker.core.errors import DatabaseRefused
+from jsworker.core.errors import DatabaseRefused, TransitionRefused
 from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.job_report import read_rows
 from jsworker.ownership.queries.server_report import read_missing_rights
 from jsworker.ownership.transitions import control, prune, workers
 from jsworker.ownership.transitions.enqueue import JobTerms, NewJob, new_job_id
-from jsworker.ownership.transitions.enqueue_terms import enqueue_one
+from jsworker.ownership.transitions.enqueue_terms import enqueue_many, enqueue_one
 from jsworker.ownership.upgrading import current_revision, upgrade_database
 from tests.ownership.calls import opened
 from tests.ownership.rows import Sql, insert_job
@@ -207,6 +208,8 @@ MAY_NOT: dict[str, list[str]] = {
         "UPDATE jsworker.jobs SET fencing_token = 1",
         "UPDATE jsworker.jobs SET result = '{}'",
         "DELETE FROM jsworker.jobs",
+        "SELECT result FROM jsworker.job_steps",
+        "INSERT INTO jsworker.job_steps (job_id, name, fencing_token) VALUES (gen_random_uuid(), 'a', 1)",
     ],
     "publisher": [
         SCHEDULE,
@@ -469,6 +472,25 @@ async def test_who_enqueues_by_terms_needs_no_more(guarded: Guarded, role: str, 
             job = NewJob(new_job_id(), "{}", "a", terms=terms)
             answer = await enqueue_one(database, f"{role}-{terms.scope}", job, publish_after=0.0)
             assert answer.created is created
+
+
+async def test_who_may_not_cancel_what_has_expired_is_told(guarded: Guarded) -> None:
+    kind, job = "expired", NewJob(new_job_id(), "{}", "a", terms=JobTerms(expires_in=60.0))
+    async with opened(guarded.url("producer")) as producer, opened(guarded.url("worker")) as worker:
+        assert (await enqueue_one(producer, kind, job, publish_after=0.0)).created
+        over = text("UPDATE jsworker.jobs SET expires_at = clock_timestamp() WHERE kind = :kind")
+        await worker.run(over, {"kind": kind})
+        for call in (
+            enqueue_one(producer, kind, job._replace(id=new_job_id()), publish_after=0.0),
+            enqueue_many(producer, kind, [job._replace(id=new_job_id())]),
+        ):
+            with pytest.raises(TransitionRefused, match=f"held by job {job.id}, which has expired"):
+                await call
+        function = text("SELECT created FROM jsworker.enqueue(:kind, unique_key => 'a')")
+        with pytest.raises(DatabaseRefused, match="55006"):
+            await producer.run(function, {"kind": kind})
+        [row] = await worker.run(function, {"kind": kind})
+        assert row.created
 
 
 async def test_a_producer_debounces_nothing(guarded: Guarded) -> None:

@@ -3,17 +3,22 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 from psycopg.sql import SQL, Identifier
 from sqlalchemy.engine import make_url
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import settle
-from jsworker.ownership.transitions.settle import Completion, Settled
+from jsworker.ownership.transitions.heartbeat import Orphan, orphaned_claims
+from jsworker.ownership.transitions.settle import Completion, Failure, Settled
 from jsworker.worker.context import DatabaseHealth
+from jsworker.worker.pipeline.outcomes import Interrupted, Snoozed
 from jsworker.worker.pipeline.settling import Settler
 from tests.support.contexts import make_context
 from tests.support.polling import eventually
@@ -111,5 +116,94 @@ async def test_an_outcome_that_gets_no_connection_makes_the_database_unavailable
             assert await settling is Settled.COMPLETED
     finally:
         settling.cancel()
+        await settler.close()
+        await database.close()
+
+
+@asynccontextmanager
+async def a_key_being_taken(rows: Rows, database_url: str) -> AsyncIterator[UUID]:
+    """A producer whose open transaction inserts the next job of the key that a running one has."""
+    async with await psycopg.AsyncConnection.connect(database_url) as producer:
+        keyed = await running_job(rows)
+        await rows.query("UPDATE jsworker.jobs SET waiting_key = 'a' WHERE id = %s", keyed)
+        await producer.execute(
+            "INSERT INTO jsworker.jobs (id, kind, payload, waiting_key, status, dispatch, needs_publish,"
+            " publish_after, queued_at) VALUES (%s, %s, '{}', 'a', 'queued', 1, true, now(), now())",
+            (uuid4(), KIND),
+        )
+        yield keyed
+        await producer.rollback()
+
+
+async def is_waited_for(rows: Rows) -> None:
+    [found] = await rows.query(
+        "SELECT count(*) AS n FROM pg_stat_activity"
+        " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    assert found["n"] == 1
+
+
+OUTCOMES: list[Any] = [
+    pytest.param(Snoozed("later", 60.0, counted=True), id="a snooze that is refused"),
+    pytest.param(Interrupted("a server's fault", "faults", 60.0), id="too many faults"),
+]
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+async def test_a_failure_that_waits_for_its_key_is_written_alone(
+    database_url: str, rows: Rows, outcome: Any
+) -> None:
+    database = Database(database_url, statement_timeout=60.0)
+    settler, _ = new_settler(database)
+    other = await running_job(rows)
+    await rows.query("ALTER TABLE jsworker.jobs ADD CONSTRAINT of_this_test CHECK (snoozes = 0)")
+    try:
+        async with a_key_being_taken(rows, database_url) as keyed:
+            await rows.query(
+                "INSERT INTO jsworker.job_events (job_id, event, detail)"
+                """ SELECT %s, 'released', '{"server_fault": "x"}' FROM generate_series(1, 16)""",
+                keyed,
+            )
+            kind = SimpleNamespace(processor=SimpleNamespace(max_snoozes=9))
+            claimed = SimpleNamespace(waiting_key="a")
+            run: Any = SimpleNamespace(held=(keyed, 1), id=keyed, claimed=claimed, kind=kind, refusal=None)
+            settling = asyncio.create_task(settler.settle(run, outcome))
+            await eventually(lambda: is_waited_for(rows))
+            async with asyncio.timeout(20.0):
+                assert await settler._failed(Failure(other, 1, "broken", None, 60.0)) is Settled.SCHEDULED
+            assert not settling.done()
+        async with asyncio.timeout(20.0):
+            assert await settling is Settled.SCHEDULED
+    finally:
+        await rows.query("ALTER TABLE jsworker.jobs DROP CONSTRAINT of_this_test")
+        await settler.close()
+        await database.close()
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_an_orphaned_claim_that_waits_for_its_key_is_let_go_alone(
+    database_url: str, rows: Rows, *, ended: bool
+) -> None:
+    database = Database(database_url, statement_timeout=60.0)
+    settler, _ = new_settler(database)
+    other = await running_job(rows)
+    try:
+        async with a_key_being_taken(rows, database_url) as keyed:
+            found = await orphaned_claims(
+                database, worker_id=OWNER, in_flight=[], claiming=[], older_than=0.0
+            )
+            assert {job_id: orphan.has_key for (job_id, _), orphan in found.items()} == {
+                keyed: True,
+                other: False,
+            }
+            first = settler.let_go((keyed, 1), "orphaned", Orphan(ended, has_key=True))
+            await eventually(lambda: is_waited_for(rows))
+            async with asyncio.timeout(20.0):
+                second = await settler.let_go((other, 1), "orphaned", Orphan(ended, has_key=False))
+            assert second is (Settled.SCHEDULED if ended else Settled.QUEUED)
+            assert not first.done()
+        async with asyncio.timeout(20.0):
+            assert await first is second
+    finally:
         await settler.close()
         await database.close()

@@ -12,8 +12,9 @@ from jsworker.core.errors import TransitionRefused
 from jsworker.core.priorities import NORMAL
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import uuid_array
-from jsworker.ownership.predicates import live, of_kind
+from jsworker.ownership.predicates import live, may_begin, of_kind
 from jsworker.ownership.statements import compiled, condition, filled, given_array, j
+from jsworker.ownership.transitions.expire import free_keys
 
 COLUMNS = """
     id, kind, payload, unique_key, max_attempts, max_stalls, traceparent, tracestate, limit_key, priority,
@@ -96,7 +97,9 @@ COPY jsworker.jobs (
 """)
 
 _has_one_of_the_keys = j.c.unique_key == any_(given_array("unique_keys", Text))
-LIVE_BY_KEY = compiled(select(j.c.unique_key, j.c.id).where(of_kind, _has_one_of_the_keys, live))
+_live_by_key = select(j.c.unique_key, j.c.id).where(of_kind, _has_one_of_the_keys, live)
+LIVE_BY_KEY = compiled(_live_by_key)
+LIVE_BY_KEY_TERMS = compiled(_live_by_key.where(may_begin))
 
 _TRIES = 3
 NO_MORE: Final[Mapping[str, Any]] = {}
@@ -180,6 +183,8 @@ async def enqueue(
         rows = await database.run_by_key(statement, values, seconds=database.seconds_for(len(job.payload)))
         if rows:
             return Enqueued(*rows[0][:2])
+        if more:
+            await free_keys(database, kind, [job.unique_key])
     raise _too_fast(kind, job)
 
 
@@ -214,13 +219,16 @@ async def enqueue_many(
         found |= {job_id: Enqueued(job_id, True) for job_id in inserted}
         if waiting := [job for job in new if job.id not in found]:
             keys = {"kind": kind, "unique_keys": [job.unique_key for job in waiting]}
-            holders = {row.unique_key: row.id for row in await database.run(LIVE_BY_KEY, keys)}
+            by_key = LIVE_BY_KEY_TERMS if more else LIVE_BY_KEY
+            holders = {row.unique_key: row.id for row in await database.run(by_key, keys)}
             for job in waiting:
                 if job.unique_key in holders:
                     found[job.id] = Enqueued(holders[job.unique_key], created=False)
             waiting = [job for job in waiting if job.id not in found]
         if not waiting:
             return [found[job.id] for job in new]
+        if more:
+            await free_keys(database, kind, [job.unique_key for job in waiting])
     raise _too_fast(kind, waiting[0])
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 from sqlalchemy import TextClause, and_
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.predicates import live, never_claimed, scheduled, waiting
+from jsworker.ownership.predicates import live, may_begin, never_claimed, scheduled, waiting
 from jsworker.ownership.statements import condition, filled, j
 from jsworker.ownership.transitions import enqueue
 from jsworker.ownership.transitions.enqueue import COLUMNS, Enqueued, JobTerms, NewJob, values_of
@@ -30,6 +30,8 @@ _parts: Final = {"columns": f"{COLUMNS}, expires_at", "due": _DUE, "present": _P
 _KEY: Final = "CAST(:unique_key AS text)"
 _one: Final = _parts | {"instant": _INSTANT.format(delay="CAST(:delay AS double precision)")}
 
+# One that has expired before it began holds no key, although the table still thinks so: no row.
+_holds_its_key: Final = and_(live, may_begin)
 ENQUEUE_TERMS = filled(
     """
 WITH created AS (
@@ -44,7 +46,7 @@ WHERE j.kind = :kind AND j.unique_key = :unique_key AND {live} AND NOT EXISTS (S
 """,
     of_one=_OF_ONE,
     live_key=_KEY,
-    live=condition(live),
+    live=condition(_holds_its_key),
     more="",
     **_one,
 )
@@ -64,14 +66,16 @@ WHERE j.kind = :kind AND j.waiting_key = :unique_key AND {waiting} AND NOT EXIST
 """,
     of_one=_OF_ONE,
     live_key="NULL",
-    waiting=condition(waiting),
+    waiting=condition(and_(waiting, may_begin)),
     more=f", {_KEY}",
     **_one,
 )
 
 # One in a window, ended ones included, and as long as its job lives. Who takes the window inserts the job; twins wait
 # for the window's row, and find it taken. Of one that was taken meanwhile they see the old row, and give no answer.
-_IN_THE_WINDOW: Final = f"EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.id = w.job_id AND {condition(live)})"
+_IN_THE_WINDOW: Final = (
+    f"EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.id = w.job_id AND {condition(_holds_its_key)})"
+)
 ENQUEUE_WINDOW = filled(
     """
 WITH taken AS (
@@ -114,22 +118,33 @@ RETURNING w.job_id
 
 # The one of its key that waits takes the payload; not ``excluded.payload``, which takes the right to read it. DO
 # UPDATE locks the row until the producer commits: it has no owner, and who claims or promotes skips what is locked.
-# What is due already, was claimed before, or waits behind another keeps its place.
+# What is due already, was claimed before, or waits behind another keeps its place. What is held is found by its key.
+# Steps of the payload before go with it, and are those of the snapshot: of a run that it has not seen end there may be
+# more. Then there is no answer.
 DEBOUNCE = filled(
     """
-INSERT INTO jsworker.jobs AS j ({columns}, waiting_key, debounce_until){of_one}
-ON CONFLICT (kind, waiting_key) WHERE waiting_key IS NOT NULL AND status IN ('scheduled', 'queued')
-DO UPDATE SET payload = CAST(:payload AS jsonb), checkpoint = NULL,
-  run_at = j.run_at + CASE WHEN {moves}
-    THEN greatest(least(excluded.run_at, j.debounce_until) - j.run_at, interval '0') ELSE interval '0' END,
-  debounce_until = coalesce(j.debounce_until, excluded.debounce_until),
-  expires_at = CASE WHEN {never_claimed} THEN excluded.expires_at ELSE j.expires_at END
-RETURNING j.id, j.id = CAST(:id AS uuid) AS created, j.dispatch
+WITH debounced AS (
+  INSERT INTO jsworker.jobs AS j ({columns}, waiting_key, debounce_until){of_one}
+  ON CONFLICT (kind, waiting_key) WHERE waiting_key IS NOT NULL AND status IN ('scheduled', 'queued')
+  DO UPDATE SET payload = CAST(:payload AS jsonb), checkpoint = NULL,
+    limit_key = CASE WHEN j.held_by IS NULL THEN CAST(:limit_key AS text) ELSE coalesce(CAST(:limit_key AS text), '') END,
+    run_at = j.run_at + CASE WHEN {moves}
+      THEN greatest(least(excluded.run_at, j.debounce_until) - j.run_at, interval '0') ELSE interval '0' END,
+    debounce_until = coalesce(j.debounce_until, excluded.debounce_until),
+    expires_at = CASE WHEN {never_claimed} THEN excluded.expires_at ELSE j.expires_at END
+  WHERE {never_claimed} OR EXISTS (
+    SELECT FROM jsworker.jobs AS o WHERE o.id = j.id AND o.fencing_token = j.fencing_token AND {waited})
+  RETURNING j.id, j.id = CAST(:id AS uuid) AS created, j.dispatch
+), forgotten AS (
+  DELETE FROM jsworker.job_steps AS s USING debounced WHERE s.job_id = debounced.id AND NOT debounced.created
+)
+SELECT id, created, dispatch FROM debounced
 """,
     of_one=_OF_ONE,
     live_key="NULL",
     moves=condition(and_(scheduled, never_claimed, j.c.behind.is_(None))),
     never_claimed=condition(never_claimed),
+    waited=condition(waiting).replace("j.", "o."),
     more=f", {_KEY}, n.now + make_interval(secs => CAST(:debounce_max AS double precision))",
     **_one,
 )
@@ -176,7 +191,10 @@ def _more(terms: JobTerms) -> dict[str, Any]:
 
 
 def statement_for(kind: str, job: NewJob, *, publish_after: float) -> TextClause:
-    """Return the statement that enqueues a job, for anybody's transaction; no row: execute it again."""
+    """Return the statement that enqueues a job, for anybody's transaction; no row: execute it again.
+
+    A key that an expired job still holds gives no row until a worker has cancelled that.
+    """
     if job.terms is None:
         return enqueue.enqueue_statement(kind, job, publish_after=publish_after)
     values = {**values_of(kind, job, publish_after), **_more(job.terms)}

@@ -5,9 +5,10 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from jsworker.core.errors import DatabaseRefused, TransitionRefused
 from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import Row
+from jsworker.ownership.pool import Row, uuid_array
 from jsworker.ownership.statements import (
     AT_START,
     NOT_HELD,
@@ -52,8 +53,42 @@ def _expire() -> Sweep:
 _EXPIRY: Final = _expire()
 EXPIRE: Final = _EXPIRY.at_once
 
+_has_one_of_the_keys: Final = sa.or_(
+    *(
+        sa.and_(key.is_not(None), key == sa.any_(given_array("unique_keys", sa.Text)))
+        for key in (j.c.unique_key, j.c.waiting_key)
+    )
+)
+OVER_BY_KEY: Final = compiled(
+    sa.select(j.c.id, sa.func.coalesce(j.c.unique_key, j.c.waiting_key)).where(
+        predicates.of_kind, _has_one_of_the_keys, *_guard
+    )
+)
+_NOT_ALLOWED: Final = "42501"
+
 
 async def expire(database: Database, *, limit: int, refused_rows: RefusedRows | None = None) -> Sequence[Row]:
     """Cancel up to ``limit`` jobs that have expired and return id and kind of each; refused rows are set aside."""
     values: dict[str, Any] = {"limit": limit}
     return (await run_sweep(database, _EXPIRY, values, refused_rows)).rows
+
+
+async def free_keys(database: Database, kind: str, unique_keys: Sequence[str | None]) -> None:
+    """Cancel the jobs that have expired, and still hold one of these keys.
+
+    Raises:
+        TransitionRefused: there are some, and this login may write none.
+    """
+    over = await database.run(OVER_BY_KEY, {"kind": kind, "unique_keys": list(unique_keys)})
+    if not over:
+        return
+    try:
+        await database.run(_EXPIRY.write, {"ids": uuid_array([job_id for job_id, _ in over])})
+    except DatabaseRefused as error:
+        if error.sqlstate != _NOT_ALLOWED:
+            raise
+        job_id, key = over[0]
+        raise TransitionRefused(
+            f"unique key {key!r} of kind {kind} is held by job {job_id}, which has expired; "
+            "this login may not cancel it, and no worker has done so yet; try again"
+        ) from None

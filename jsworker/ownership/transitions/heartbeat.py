@@ -91,7 +91,9 @@ QUIET_BESIDE = compiled(
 def _orphaned(ended: Predicate, *besides: Predicate) -> sa.TextClause:
     """Return the search for rows claimed under my id by a statement whose answer never came."""
     return compiled(
-        sa.select(j.c.id, j.c.fencing_token, ended.label("ended"))
+        sa.select(
+            j.c.id, j.c.fencing_token, ended.label("ended"), j.c.waiting_key.is_not(None).label("has_key")
+        )
         .where(
             predicates.held_by_me_indexed,
             predicates.claimed_before("older_than"),  # younger ones may still be on their way in
@@ -107,6 +109,18 @@ def _orphaned(ended: Predicate, *besides: Predicate) -> sa.TextClause:
 ORPHANED = _orphaned(sa.false())
 # A row whose FAIL was refused has run: handed back, it would run again for ever, and uncounted.
 ORPHANED_BESIDES = _orphaned(predicates.refused("fail"), ~predicates.set_aside("fail", "release"))
+
+
+class Orphan(NamedTuple):
+    """A claim in nobody's hand.
+
+    Attributes:
+        ended: it has run: its FAIL was refused, and is to be tried again.
+        has_key: to come back to the queue it may have to wait for its key.
+    """
+
+    ended: bool
+    has_key: bool
 
 
 class Beat(NamedTuple):
@@ -223,10 +237,8 @@ async def orphaned_claims(
     claiming: Iterable[UUID],
     older_than: float,
     past_refused: bool = False,
-) -> dict[Held, bool]:
+) -> dict[Held, Orphan]:
     """Return processing rows of this worker that are not in flight: claimed by a statement whose answer was lost.
-
-    Each with whether it has run: its FAIL was refused, and is to be tried again.
 
     Args:
         in_flight: settling runs included.
@@ -237,7 +249,7 @@ async def orphaned_claims(
     parameters = _held_by(worker_id, in_flight) | {"claiming": list(claiming), "older_than": older_than}
     statement = ORPHANED_BESIDES if past_refused else ORPHANED
     rows = await database.run_heartbeat(statement, parameters)
-    return {(row.id, row.fencing_token): row.ended for row in rows}
+    return {(row.id, row.fencing_token): Orphan(row.ended, row.has_key) for row in rows}
 
 
 def _held_by(worker_id: str, held: Collection[Held]) -> dict[str, Any]:

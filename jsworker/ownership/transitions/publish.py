@@ -27,6 +27,9 @@ QUEUED_AGAIN: Final = {
     "queued_at": NOW,
 }
 """What is written when a job that has no message enters the queue."""
+AT_ITS_PLACE: Final = {"queued_at": sa.func.coalesce(j.c.queued_at, NOW)}
+"""And when it was in the queue before, and only made room."""
+_was_deferred: Final = j.c.behind.is_not(None)
 
 
 def _sweep(
@@ -76,7 +79,7 @@ _PROMOTION = _sweep(
     since=j.c.run_at,
     indexed=(predicates.scheduled_indexed,),
     guard=(predicates.scheduled,),
-    values=QUEUED_AGAIN,
+    values=QUEUED_AGAIN | {"queued_at": sa.case((_was_deferred, AT_ITS_PLACE["queued_at"]), else_=NOW)},
     answer=(j.c.id,),
 )
 PROMOTE = _PROMOTION.at_once

@@ -1,6 +1,7 @@
 """STEP: what a step of a run returned is kept under the run's fence, and found by later runs of the job.
 
-The steps of a job stay until the job is pruned: a reset, a retry by hand and a release clear none of them.
+The steps of a job stay until the job is pruned: a reset, a retry by hand and a release clear none of them. DEBOUNCE,
+which replaces the payload, does.
 """
 
 from typing import Any, Final, NamedTuple

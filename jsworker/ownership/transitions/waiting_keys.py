@@ -1,7 +1,7 @@
 """DEFER and WAKE: of a key one job runs and one waits; the one that waits is due when the other has ended.
 
 The claimer that is refused defers the job: it leaves the queue for a while, so that nothing looks for it there.
-Whoever ends the job that ran wakes it; what died before it did, or came too late, PROMOTE makes good.
+Whoever ends the job that ran wakes it, at its old place; what died before it did, or came too late, PROMOTE makes good.
 """
 
 from collections.abc import Collection
@@ -16,7 +16,7 @@ from jsworker.ownership.pool import uuid_array
 from jsworker.ownership.predicates import o
 from jsworker.ownership.refusals import in_halves
 from jsworker.ownership.statements import NOW, compiled, entry, given_array, j, json_object
-from jsworker.ownership.transitions.publish import QUEUED_AGAIN
+from jsworker.ownership.transitions.publish import AT_ITS_PLACE, QUEUED_AGAIN
 
 LOOKS_AGAIN_SECONDS: Final = 10.0
 
@@ -54,7 +54,7 @@ def _wake() -> sa.TextClause:
     )
     return compiled(
         sa.update(j)
-        .values(**QUEUED_AGAIN, behind=sa.null())
+        .values(**QUEUED_AGAIN | AT_ITS_PLACE, behind=sa.null())
         .where(j.c.id == row.c.id, predicates.scheduled)
         .returning(j.c.id)
     )

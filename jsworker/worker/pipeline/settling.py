@@ -12,7 +12,7 @@ from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseBusy, DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import limits, settle, snooze, timeline
-from jsworker.ownership.transitions.heartbeat import Held
+from jsworker.ownership.transitions.heartbeat import Held, Orphan
 from jsworker.ownership.transitions.settle import Completion, Failure, Refusals, Return, Settled, Snoozing
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.in_flight import Run, StopReason
@@ -58,6 +58,7 @@ class Settler:
         self._refused: dict[Held, Failure] = {}
         self._waiting = asyncio.Semaphore(_ALONE_AT_ONCE)
         self._large = asyncio.Semaphore(_ALONE_AT_ONCE)
+        self._letting_go: set[asyncio.Task[Settled | None]] = set()
         self._batchers: dict[Statement, Batcher[Any, Settled | None]] = {
             statement: Batcher(name, partial(self._write, statement), limit=_BATCH, died=context.died)
             for statement, name in _STATEMENTS.items()
@@ -92,22 +93,29 @@ class Settler:
         else:
             self.completions.post(Completion(*run.held, result), then)
 
-    def let_go(self, held: Held, reason: str, *, ended: bool) -> asyncio.Future[Settled | None]:
+    def let_go(self, held: Held, reason: str, orphan: Orphan) -> asyncio.Future[Settled | None]:
         """End an orphaned claim; None: not answered.
 
-        ``ended``: it has run, but its failure was refused: that is written now, if it can be. Else it is
-        released, and ``reason`` stands in the timeline.
+        If it has run, but its failure was refused, that is written now, if it can be. Else it is released,
+        and ``reason`` stands in the timeline.
         """
         failure = self._refused.get(held)
-        if failure is None and ended:
+        if failure is None and orphan.ended:
             error = "its run has ended, but PostgreSQL refused to write how"
             failure = Failure(*held, error, None, _LONGEST_PAUSE_SECONDS)
-        if failure is not None:
-            return self._batchers[settle.fail].submit(failure)
-        return self._batchers[settle.release].submit(Return(*held, reason))
+        what = Return(*held, reason) if failure is None else failure
+        statement = settle.release if failure is None else settle.fail
+        if not orphan.has_key:
+            return self._batchers[statement].submit(what)
+        task = asyncio.create_task(self._once(statement, what))
+        self._letting_go.add(task)
+        task.add_done_callback(self._letting_go.discard)
+        return task
 
     async def close(self) -> None:
         """Give up outcomes that are not written; their jobs go back by the stale rule."""
+        for task in self._letting_go:
+            task.cancel()
         for batcher in self._batchers.values():
             await batcher.close()
 
@@ -127,7 +135,8 @@ class Settler:
         error = self._refusals.pop(run.held, None)
         if settled is Settled.REFUSED:
             run.refusal = f"cannot be snoozed: {error or 'PostgreSQL refused the row'}"
-            return await self._failed(Failure(*run.held, run.refusal, None, outcome.after))
+            failure = Failure(*run.held, run.refusal, None, outcome.after)
+            return await self._failed(failure, alone=_has_key(run))
         if settled is Settled.FAILED:
             run.refusal = used_up
         return settled
@@ -164,7 +173,8 @@ class Settler:
         faults = partial(settle.server_faults, self._context.database, job_id=run.id)
         times = await self._context.health.until_answered(faults)
         if times >= _MOST_SERVER_FAULTS:
-            return await self._failed(Failure(*run.held, outcome.error, None, outcome.delay))
+            failure = Failure(*run.held, outcome.error, None, outcome.delay)
+            return await self._failed(failure, alone=_has_key(run))
         delay = _jittered(min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**times))
         returned = Return(*run.held, outcome.reason, delay)
         settled = await self._written(settle.release, returned, alone=_has_key(run))
@@ -224,6 +234,11 @@ class Settler:
             seconds = min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2 ** min(tries, 10))
             await asyncio.sleep(_jittered(seconds))
         raise AssertionError
+
+    async def _once(self, statement: Statement, ended: Ended) -> Settled | None:
+        async with self._waiting:
+            [settled] = await self._write(statement, [ended])
+        return settled
 
     async def _write(self, statement: Statement, runs: Sequence[Ended]) -> Sequence[Settled | None]:
         """Write outcomes once, as soon as the database is up; None for each when that was not answered."""
