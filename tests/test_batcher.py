@@ -90,6 +90,18 @@ async def test_what_is_closed_answers_nobody(door: Door) -> None:
     assert (waiting.cancelled(), told) == (True, [])
 
 
+async def test_what_is_closed_takes_nothing_more(door: Door) -> None:
+    batcher = door.batcher()
+    await batcher.close()
+    told: list[int] = []
+    batcher.post(1, told.append)
+    late = batcher.submit(2)
+    assert (batcher.is_busy, late.cancelled()) == (False, True)
+    assert len(asyncio.all_tasks()) == 1
+    await batcher.flush()
+    assert (door.batches, told) == ([], [])
+
+
 async def test_the_first_item_lingers_for_others_until_somebody_flushes(door: Door) -> None:
     batcher = door.batcher(linger=3600.0)
     batcher.post(1)

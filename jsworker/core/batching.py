@@ -36,6 +36,7 @@ class Batcher(Generic[ItemT, AnswerT]):
         self._hurry = asyncio.Event()
         self._waiting: deque[tuple[ItemT, _Taker[AnswerT]]] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     def submit(self, item: ItemT) -> asyncio.Future[AnswerT]:
         """Queue an item; the future brings its answer, or the error of its batch."""
@@ -44,7 +45,14 @@ class Batcher(Generic[ItemT, AnswerT]):
         return answer
 
     def post(self, item: ItemT, taker: _Taker[AnswerT] = None) -> None:
-        """Queue an item without waiting for its answer; a function is called with it, but not without one."""
+        """Queue an item without waiting for its answer; a function is called with it, but not without one.
+
+        After ``close`` it is given up at once: nobody would wait for the task that writes it.
+        """
+        if self._is_closed:
+            for answer in _awaited([(item, taker)]):
+                answer.cancel()
+            return
         self._waiting.append((item, taker))
         if self._task is None or self._task.done():
             self._hurry.clear()
@@ -62,7 +70,8 @@ class Batcher(Generic[ItemT, AnswerT]):
             await asyncio.wait({self._task})
 
     async def close(self) -> None:
-        """Give up what has not been answered yet."""
+        """Give up what has not been answered yet, and whatever comes."""
+        self._is_closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})

@@ -1,7 +1,8 @@
 """A row that PostgreSQL refuses to write, for its content, a foreign key or a trigger, stops nobody else."""
 
+import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, LiteralString
 from uuid import UUID, uuid4
@@ -12,11 +13,14 @@ from nats.js import JetStreamContext
 from psycopg.sql import SQL, Identifier
 from sqlalchemy import make_url
 
+from jsworker import Limit
 from jsworker.client import JobClient
+from jsworker.core.errors import DatabaseUnavailable
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
-from jsworker.ownership.transitions import heartbeat, publish
+from jsworker.ownership.transitions import admission, heartbeat, publish
+from jsworker.ownership.transitions import claim as claims
 from jsworker.ownership.transitions.heartbeat import Held
 from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.telemetry.worker_status import Fleet
@@ -447,6 +451,57 @@ async def test_a_job_that_is_never_stale_ends_once_its_failure_is_refused_no_mor
     for job in (kept, forgotten):
         assert "released" not in await rows.told(job.id)
     await marks_are_gone(rows)
+
+
+@pytest.mark.parametrize("limit", [None, Limit(5)], ids=["claim", "admission"])
+async def test_a_run_that_could_not_be_settled_is_read_back_by_no_unclear_claim(
+    *,
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    refusing: Refusing,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: Limit | None,
+) -> None:
+    room, name = (claims, "claim") if limit is None else (admission, "admit")
+    ask, lose, runs = getattr(room, name), asyncio.Event(), list[tuple[UUID, int]]()
+
+    async def unanswered(*arguments: Any, ids: Sequence[UUID] = (), **named: Any) -> Any:
+        taken = await ask(*arguments, ids=ids, **named)
+        if ids and lose.is_set():
+            lose.clear()
+            raise DatabaseUnavailable("no answer")
+        return taken
+
+    async def process(job: Job[Any]) -> None:
+        runs.append((job.id, job.fencing_token))
+
+    monkeypatch.setattr(room, name, unanswered)
+    await refusing.begin(TAKE_BACK)
+    running = await start(scripted(process, limit=limit))
+    context, [consumer] = running.worker._context, running.worker._components.pipeline.consumers
+    hostile = await client.enqueue(KIND, {"hostile": True})
+    await running.events.told("job.lost")
+    assert context.in_flight.unsettled == {(hostile.id, 1)}
+    lose.set()
+    consumer.take(hostile.id)  # as when a late copy of its message comes
+    await consumer.flush()
+    assert (lose.is_set(), hostile.id in context.in_flight) == (False, False)
+    if limit is not None:  # an admission reads back what nobody has named, too
+        lose.set()
+        good = await client.enqueue(KIND, {})
+        await rows.becomes(good.id, "completed")
+        assert not lose.is_set()
+    assert [run for run in runs if run[0] == hostile.id] == [(hostile.id, 1)]
+
+    await refusing.end()
+    await rows.query("UPDATE jsworker.jobs SET claimed_at = claimed_at - interval '1 hour'")
+    running.worker._components.heartbeat.look_for_orphaned_claims()
+
+    async def is_forgotten() -> None:
+        assert not context.in_flight.unsettled
+
+    await eventually(is_forgotten)
 
 
 async def test_a_job_whose_every_outcome_is_refused_runs_no_more_often_than_its_stalls_allow(

@@ -11,13 +11,13 @@ from uuid import UUID
 
 from jsworker.core.clock import boottime
 from jsworker.core.job import Job
-from jsworker.core.priorities import NORMAL
 from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.stream.message import Delivery
 from jsworker.worker.pipeline.kinds import Kind
 
 if TYPE_CHECKING:
     from jsworker.core.spans import RunSpans
+    from jsworker.worker.pipeline.intake import Consumer
     from jsworker.worker.pipeline.steps import Steps
 
 
@@ -184,10 +184,9 @@ class Run:
 class Claiming:
     """A claim on its way, and the messages that wait for it: none when the row was found in the table."""
 
-    kind: str
+    consumer: "Consumer"  # it may be granted to another one of the same kind
     deliveries: list[Delivery]
     times_locked: int = 0
-    priority: int = NORMAL  # of the consumer whose claim it is
 
 
 class InFlight:
@@ -200,7 +199,9 @@ class InFlight:
         self.claiming: dict[UUID, Claiming] = {}
         self.runs: dict[UUID, Run] = {}
         self.given_up: set[Run] = set()  # they go on although they are settled; each keeps its job slot
-        self.releasing: set[tuple[UUID, int]] = set()  # orphaned claims: no read-back may adopt one
+        # No read-back may adopt these: orphaned claims, and runs that ended while their rows stayed owned.
+        self.releasing: set[tuple[UUID, int]] = set()
+        self.unsettled: set[tuple[UUID, int]] = set()
 
     def __contains__(self, job_id: UUID) -> bool:
         return job_id in self.runs or job_id in self.claiming

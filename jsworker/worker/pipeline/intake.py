@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import admission, waiting_keys
 from jsworker.ownership.transitions import claim as claims
 from jsworker.ownership.transitions.claim import ClaimedJob, RefusedJob, Taken
+from jsworker.ownership.transitions.heartbeat import Held
 from jsworker.ownership.transitions.reset import Reset, Suspect
 from jsworker.stream.message import Delivery, Undecodable, consumer_of
 from jsworker.worker.context import WorkerContext
@@ -88,7 +89,8 @@ class Consumer:
         self._late = late
         self._quiet = quiet
         self._claim = claim
-        self._claiming = 0
+        self.claiming = 0
+        """How many jobs are being claimed."""
         self._unusable = 0
         self._waiting_for_locks = 0
         self._room = 0  # for more deliveries at the last look; looked at again with every batch
@@ -109,16 +111,11 @@ class Consumer:
 
     @property
     def _place(self) -> dict[str, int]:
-        return {"claiming": self._claiming, "priority": self.priority}
+        return {"claiming": self.claiming, "priority": self.priority}
 
     def gives_way(self) -> float:
         """Return for how many seconds jobs of higher priority are to be asked for alone."""
         return self._slots.gives_way(self.kind, self.priority)
-
-    @property
-    def claiming(self) -> int:
-        """How many jobs are being claimed."""
-        return self._claiming
 
     @property
     def has_more(self) -> bool:
@@ -171,9 +168,8 @@ class Consumer:
         await self._locked.flush()
         await self._freed.flush()
         # Claims that died undecided: their messages would wait out ack_wait.
-        own = (self.kind.name, self.priority)
         claims = self._in_flight.claiming.items()
-        self._put_off([job_id for job_id, claim in claims if (claim.kind, claim.priority) == own])
+        self._put_off([job_id for job_id, claim in claims if claim.consumer is self])
 
     async def close(self) -> None:
         """Give up claims on their way."""
@@ -190,8 +186,8 @@ class Consumer:
 
     def _begin(self, job_id: UUID, deliveries: list[Delivery]) -> None:
         self._room -= 1
-        self._in_flight.claiming[job_id] = Claiming(self.kind.name, deliveries, priority=self.priority)
-        self._claiming += 1
+        self._in_flight.claiming[job_id] = Claiming(self, deliveries)
+        self.claiming += 1
         self._batches.post(job_id)
 
     async def _claim_batch(self, ids: Sequence[UUID]) -> Sequence[None]:
@@ -222,9 +218,9 @@ class Consumer:
             self._put_off(ids)
             return []
         self._put_off(aside, _REFUSED_DELAY)
-        if aside and not (ids := self.undecided(ids)):
+        if not (ids := self.undecided(ids)):  # set aside, or given to another lane's admission meanwhile
             return []
-        if self.state.is_limited:
+        if self._goes_by_admission:
             return await self._admitted(ids)
         return await self._adopt(partial(claims.claim, self._context.database, ids=ids), ids)
 
@@ -248,9 +244,16 @@ class Consumer:
         What it claims nobody has named before: beside another one a read-back could not tell whose it is.
         """
         async with self.state.admitting:
+            if ids and not (ids := self.undecided(ids)):  # one before has claimed them
+                return []
             besides = self._in_hand().difference(ids)
             ask = partial(admission.admit, self._context.database, ids=ids, besides=besides, **what)
             return await self._adopt(ask, ids, besides=besides)
+
+    @property
+    def _goes_by_admission(self) -> bool:
+        """Whether a claim is to wait for its turn: keys are counted, or at least one has just been freed."""
+        return self.state.is_limited or self.state.admitting.locked()
 
     async def _wake(self, keys: Collection[str]) -> None:
         context = self._context
@@ -263,17 +266,22 @@ class Consumer:
 
     def _in_hand(self) -> set[UUID]:
         """Return the jobs of this kind that the process runs or is claiming."""
-        name = self.kind.name
         running = {job_id for job_id, run in self._in_flight.runs.items() if run.kind is self.kind}
-        return running | {job_id for job_id, each in self._in_flight.claiming.items() if each.kind == name}
+        return running | {
+            job_id for job_id, each in self._in_flight.claiming.items() if each.consumer.kind is self.kind
+        }
 
     async def claim_from_stale_owners(self, ids: Sequence[UUID]) -> list[Run]:
         """Claim jobs straight from owners that this worker has proven stale, and return their runs."""
-        seen = [self._late.proven[job_id] for job_id in ids if job_id in self._late.proven]
-        if not seen:
+        proven = self._late.proven
+        if proven.keys().isdisjoint(ids):
             return []
-        ask = partial(claims.claim_stale, self._context.database, seen=seen)
-        return await self._adopt(ask, [row.id for row in seen], seen)
+        async with self.state.admitting if self._goes_by_admission else nullcontext():
+            seen = [proven[job_id] for job_id in self.undecided(ids) if job_id in proven]
+            if not seen:
+                return []
+            ask = partial(claims.claim_stale, self._context.database, seen=seen)
+            return await self._adopt(ask, [row.id for row in seen], seen)
 
     def undecided(self, ids: Iterable[UUID]) -> list[UUID]:
         """Return those of the jobs whose claim is neither granted nor given up."""
@@ -300,7 +308,7 @@ class Consumer:
             self._context.health.failed(error)
             self._put_off(ids)
             return
-        for job_id in ids:
+        for job_id in self.undecided(ids):
             row = rows.get(job_id)
             if row is not None and row.held_by is not None:
                 self._note_held(job_id, row)
@@ -357,16 +365,23 @@ class Consumer:
         Until then the ids stay in flight, so that no other message starts a second claim of them. What did
         commit after all is an orphaned claim, which the heartbeat finds and releases, perhaps just now.
         """
-        context, found = self._context, list[ClaimedJob]()
+        context, found, over = self._context, list[ClaimedJob](), set[Held]()
+        worker_id, in_flight = context.worker_id, self._in_flight
+        read_back = partial(claims.read_back, context.database, worker_id=worker_id, ids=ids)
+        if besides is not None:
+            of_kind = partial(claims.read_back_admitted, kind=self.kind.name, besides=besides)
+            read_back = partial(of_kind, context.database, worker_id=worker_id)
+
+        async def ask() -> list[ClaimedJob]:
+            # The answer may be older than the end of a release.
+            over.update(in_flight.releasing, in_flight.unsettled)
+            return await read_back()
+
         with suppress(TimeoutError):
             async with asyncio.timeout(2 * context.settings.statement_timeout):
-                worker_id = context.worker_id
-                read_back = partial(claims.read_back, context.database, worker_id=worker_id, ids=ids)
-                if besides is not None:
-                    of_kind = partial(claims.read_back_admitted, kind=self.kind.name, besides=besides)
-                    read_back = partial(of_kind, context.database, worker_id=worker_id)
-                found = await context.health.until_answered(read_back)
-        return [row for row in found if (row.id, row.fencing_token) not in self._in_flight.releasing]
+                found = await context.health.until_answered(ask)
+        over.update(in_flight.releasing, in_flight.unsettled)
+        return [row for row in found if (row.id, row.fencing_token) not in over]
 
     def _report_stalled(self, claimed: Collection[ClaimedJob], seen: Iterable[Suspect]) -> None:
         owners = {row.id: row.worker_id for row in seen}
@@ -398,7 +413,7 @@ class Consumer:
             self._put_off([job_id], min(_LOCKED_LONGEST_DELAY, 2.0 ** min(num_delivered, 10)))
 
     def _adopt_row(self, row: ClaimedJob, started: float, now: float, quiet_seconds: float) -> Run:
-        deliveries = self._let_go(row.id) if row.id in self._in_flight.claiming else []
+        deliveries = self._let_go(row.id)
         delivery = deliveries[0] if deliveries else None
         run = Run(row, self.kind, delivery, beaten_at=started, now=now)
         self._in_flight.runs[row.id] = run
@@ -430,7 +445,7 @@ class Consumer:
             self.keep_unusable(delivery, "no job of this kind has this id")
 
     def _put_off(self, ids: Iterable[UUID], seconds: float = _DATABASE_DELAY) -> None:
-        for job_id in ids:
+        for job_id in self.undecided(ids):
             deliveries = self._let_go(job_id)
             if not deliveries:
                 self.put_off.add(job_id)
@@ -442,8 +457,10 @@ class Consumer:
         self._context.room.notify()
 
     def _let_go(self, job_id: UUID) -> list[Delivery]:
-        self._claiming -= 1
-        return self._in_flight.claiming.pop(job_id).deliveries
+        if (claim := self._in_flight.claiming.pop(job_id, None)) is None:
+            return []
+        claim.consumer.claiming -= 1
+        return claim.deliveries
 
 
 def _answer_copy(copy: Delivery, claimed_at_dispatch: int) -> None:

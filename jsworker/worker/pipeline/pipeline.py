@@ -12,6 +12,7 @@ from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.core.priorities import NORMAL
+from jsworker.ownership.transitions import claim as claims
 from jsworker.ownership.transitions import waiting_keys
 from jsworker.ownership.transitions.settle import ENDED, Settled
 from jsworker.stream.puller import Puller
@@ -219,7 +220,7 @@ class Pipeline:
                     await asyncio.wait({run.noting})
                 settled = await self.settler.settle(run, outcome)
         except BaseException:
-            self._let_go(run)
+            self._let_go(run, owned=True)
             raise
         await fault_points.reach("after_settle_before_ack")
         self._answer(run, outcome, settled, error)
@@ -231,7 +232,7 @@ class Pipeline:
     def _answer(
         self, run: Run, outcome: Outcome, settled: Settled, error: BaseException | None = None
     ) -> None:
-        self._let_go(run)
+        self._let_go(run, owned=settled is Settled.REFUSED)
         if self._supervision is not None:  # not before: a job whose settling ends the process has begun
             self._supervision.ended(run.id)
         if run.delivery is not None:
@@ -255,10 +256,19 @@ class Pipeline:
                 self._context.requeued.notify()
         return [None] * len(ended)
 
-    def _let_go(self, run: Run) -> None:
+    def _let_go(self, run: Run, *, owned: bool) -> None:
         self._in_flight.runs.pop(run.id, None)
+        if owned:
+            self._in_flight.unsettled.add(run.held)
         if self.slots.has_room_again:
             self._context.room.notify()
+
+    async def forget_unsettled(self) -> None:
+        """Forget runs that ended unsettled once this worker owns their jobs under their tokens no more."""
+        if unsettled := set(self._in_flight.unsettled):
+            ids = [job_id for job_id, _ in unsettled]
+            rows = await claims.read_back(self._context.database, worker_id=self._context.worker_id, ids=ids)
+            self._in_flight.unsettled -= unsettled - {(row.id, row.fencing_token) for row in rows}
 
     # --- Other ends: runs without a slot, runs that ignore their stop, the worker's own end. ---
 
