@@ -10,6 +10,7 @@ from jsworker import Limit, Rate, Retry
 from jsworker.client import JobClient
 from jsworker.core.errors import SettingsError
 from jsworker.core.job import Job
+from jsworker.core.settings import Settings
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
@@ -172,6 +173,22 @@ async def test_a_rate_lets_a_burst_through_and_then_one_by_one(
         "SELECT extract(epoch FROM max(claimed_at) - min(claimed_at)) AS seconds FROM jsworker.jobs"
     )
     assert row["seconds"] >= 1.95  # ten at once, twenty more at ten a second
+
+
+@pytest.mark.parametrize("limit", [None, Limit(1), Limit(1_000)], ids=["rate", "one at once", "many at once"])
+async def test_tokens_are_used_as_they_come_back_and_not_once_a_scan(
+    client: JobClient,
+    rows: Rows,
+    make_settings: Callable[..., Settings],
+    start: StartWorker,
+    limit: Limit | None,
+) -> None:
+    processor = scripted(echo, limit=limit, rate=Rate(20, per=1))
+    await start(
+        processor, with_settings=make_settings(scan_interval=600.0, stale_threshold=3600.0, ack_wait=7200.0)
+    )
+    await client.enqueue_many(KIND, [{}] * 60)
+    await ended(rows, 60)  # forty of them each with a token that came back
 
 
 async def test_a_paused_kind_rests_and_goes_on(client: JobClient, rows: Rows, start: StartWorker) -> None:

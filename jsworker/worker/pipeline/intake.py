@@ -42,10 +42,11 @@ _NO_ROW_SECONDS = 60.0  # a message may overtake its row's commit by this much, 
 
 
 class KindState:
-    """What the table says of a kind: whether keys are counted, and whether it rests. Its lanes share it."""
+    """What the table says of a kind: whether keys are counted, have rates, and rest. Its lanes share it."""
 
     def __init__(self, kind: Kind) -> None:
         self.is_limited = kind.processor.limit is not None or kind.processor.rate is not None
+        self.is_rated = kind.processor.rate is not None
         self.is_paused = False
         self.admitting = asyncio.Lock()
 
@@ -240,6 +241,8 @@ class Consumer:
                 room = 0
         if len(runs) >= room:
             await self._wake(keys)
+        elif self.state.is_rated:  # what is left waits for a token, no more for a slot
+            self._context.held.notify()
         return runs
 
     async def _admitted(self, ids: Sequence[UUID] = (), **what: Any) -> list[Run]:
