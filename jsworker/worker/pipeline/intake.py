@@ -74,6 +74,7 @@ class Consumer:
         self.state = state
         self.has_rows = False  # found in the table, and not taken yet
         self.is_dry: Callable[[], bool] = lambda: False  # messages are asked for, and none comes
+        self.is_pulling: Callable[[], bool] = lambda: True  # else nothing is known of messages
         self._had_more = False  # messages, when the last one came
         self._admit = admit
         self._freed: Batcher[str, None] = Batcher(
@@ -123,10 +124,10 @@ class Consumer:
 
     @property
     def has_more(self) -> bool:
-        """Whether there are more jobs to be had, as far as is known."""
-        if self._had_more and self.is_dry():
+        """Whether there are more jobs to be had, as far as is known, and may be claimed."""
+        if self._had_more and (self.is_dry() or not self.is_pulling()):
             self._had_more = False
-        return self._had_more or self.has_rows
+        return self._is_open and (self._had_more or self.has_rows)
 
     def most(self) -> int:
         """Return how many jobs of this kind may be in flight now, if no other kind has any."""
