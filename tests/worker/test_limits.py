@@ -110,6 +110,26 @@ async def test_a_slot_that_nobody_gave_back_is_found_by_a_scan(
     await ended(rows, 1)
 
 
+async def test_a_job_that_is_held_while_an_older_one_is_claimed_in_its_place_is_let_go(
+    client: JobClient, rows: Rows, make_settings: Callable[..., Settings], start: StartWorker
+) -> None:
+    older = await client.enqueue("elsewhere", {}, delay=3600)
+    calm = make_settings(scan_interval=600.0, stale_threshold=3600.0, ack_wait=7200.0)
+    running = await start(scripted(echo, limit=Limit(1)), with_settings=calm)
+    await client.enqueue(KIND, {})
+    await ended(rows, 1)
+    await rows.query(
+        "UPDATE jsworker.jobs SET run_at = NULL, held_by = 'limit', held_at = now(), limit_key = '',"
+        " kind = %s WHERE id = %s",
+        KIND,
+        older.id,
+    )
+    await client.enqueue(KIND, {})  # its admission finds the older one, and room for one
+    await ended(rows, 3)
+    assert not running.worker._context.in_flight.claiming
+    await running.stream_is_empty()
+
+
 async def test_held_jobs_of_kinds_that_others_run_are_woken(
     client: JobClient, rows: Rows, start: StartWorker
 ) -> None:

@@ -115,7 +115,9 @@ class Pipeline:
     async def _claim(self, consumer: Consumer, ids: Sequence[UUID]) -> None:
         runs = await consumer.claim(ids)
         self._wait_for_slots(runs)
-        if len(runs) < len(ids) and (refused := consumer.undecided(ids)):
+        # Admission gives runs of held jobs too: of as many runs as ids some may be others.
+        is_less = len(runs) < len(ids) or consumer.state.is_limited
+        if is_less and (refused := consumer.undecided(ids)):
             self._wait_for_slots(await consumer.claim_from_stale_owners(refused))
             await consumer.answer_refused(refused)
         self._context.room.notify()  # what was refused makes room, and no run of it ends
