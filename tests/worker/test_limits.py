@@ -8,9 +8,12 @@ import pytest
 
 from jsworker import Limit, Rate, Retry
 from jsworker.client import JobClient
-from jsworker.core.errors import SettingsError
+from jsworker.core.errors import DatabaseUnavailable, SettingsError
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
+from jsworker.ownership.database import Database
+from jsworker.ownership.transitions import claim as claims
+from jsworker.ownership.transitions import limits
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
@@ -161,6 +164,48 @@ async def test_a_worker_learns_of_an_operators_limit(
     await client.enqueue_many(KIND, [{}] * 20)
     await ended(rows, 20)
     assert crowd.most == {"": 1}
+
+
+async def test_claims_on_their_way_when_a_limit_is_learned_take_slots_too(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, may_claim, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    counts: list[str] = []
+    claim, count_running = claims.claim, limits.count_running
+
+    async def late_claim(*args: Any, **values: Any) -> Any:
+        asked.set()
+        await may_claim.wait()
+        return await claim(*args, **values)
+
+    async def count_not_at_first(database: Database, kind: str) -> None:
+        counts.append(kind)
+        if len(counts) == 1:
+            raise DatabaseUnavailable("the test says so")
+        await count_running(database, kind)
+
+    async def process(_: Job[Any]) -> None:
+        await release.wait()
+
+    await start(scripted(process))
+    monkeypatch.setattr(claims, "claim", late_claim)
+    first = await client.enqueue(KIND, {})
+    await asked.wait()
+    await client.limits.set(KIND, Limit(1))
+    monkeypatch.setattr(limits, "count_running", count_not_at_first)
+
+    async def counted() -> None:
+        assert len(counts) >= 3
+
+    await eventually(counted)
+    may_claim.set()
+    await rows.becomes(first.id, "processing")
+
+    async def takes_a_slot() -> None:
+        assert (await rows.job(first.id))["limit_key"] == ""
+
+    await eventually(takes_a_slot)
+    release.set()
 
 
 async def test_a_job_with_a_key_goes_by_admission_wherever_it_is_claimed(

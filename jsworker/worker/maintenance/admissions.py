@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.transitions import admission, limits
 from jsworker.ownership.transitions.admission import WaitingKey
 from jsworker.ownership.transitions.limits import Numbers
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.pipeline.intake import Consumer
+from jsworker.worker.pipeline.intake import Consumer, KindState
 from jsworker.worker.pipeline.kinds import Kind
 
 _SHORTEST_WAIT_SECONDS: Final = 0.02
@@ -79,9 +79,8 @@ class Admissions:
             found = await limits.of_kinds(self._context.database, list(self._consumers))
             for name, consumer in self._consumers.items():
                 known, state = found.get(name), consumer.state
-                if known is not None and known.is_limited and not state.is_limited:
-                    state.is_limited = True
-                    await limits.count_running(self._context.database, name)
+                if known is not None and known.is_limited and not state.is_counted:
+                    await self._count(state, name)
                 is_paused = known is not None and known.is_paused
                 if is_paused is not state.is_paused:
                     state.is_paused = is_paused
@@ -91,6 +90,14 @@ class Admissions:
                     self._context.room.notify()  # a kind that rests leaves its turns to others
                     if not is_paused:
                         self._wake()
+
+    async def _count(self, state: KindState, kind: str) -> None:
+        """Let runs that were claimed without admission take slots, again until no such claim can follow."""
+        state.is_limited = True
+        is_last = not state.plain_claims
+        with self._context.noting("limits"):
+            await limits.count_running(self._context.database, kind)
+            state.is_counted = is_last
 
     async def step(self) -> None:
         """Claim or wake what is held and may begin, and begin the next step when something else may."""
@@ -143,13 +150,17 @@ class Admissions:
             else:
                 of_others[kind].append(key)
         for kind, names in of_others.items():
-            jobs = await admission.wake(
-                self._context.database,
-                worker_id=self._context.worker_id,
-                kind=kind,
-                keys=names,
-                refused_rows=self._context.refused_rows,
-            )
+            try:
+                jobs = await admission.wake(
+                    self._context.database,
+                    worker_id=self._context.worker_id,
+                    kind=kind,
+                    keys=names,
+                    refused_rows=self._context.refused_rows,
+                )
+            except DatabaseUnavailable as error:
+                await self._context.unanswered(error)
+                continue
             if jobs:
                 self._context.events.emit("jobs.woken", kind=kind, jobs=jobs)
                 self._context.requeued.notify()

@@ -46,6 +46,8 @@ class KindState:
 
     def __init__(self, kind: Kind) -> None:
         self.is_limited = kind.processor.limit is not None or kind.processor.rate is not None
+        self.is_counted = False  # runs that were claimed without admission take slots, too
+        self.plain_claims = 0  # on their way, without admission
         self.is_rated = kind.processor.rate is not None
         self.is_paused = False
         self.admitting = asyncio.Lock()
@@ -228,7 +230,11 @@ class Consumer:
             return []
         if self.state.is_limited:
             return await self._admitted(ids)
-        return await self._adopt(partial(claims.claim, self._context.database, ids=ids), ids)
+        self.state.plain_claims += 1
+        try:
+            return await self._adopt(partial(claims.claim, self._context.database, ids=ids), ids)
+        finally:
+            self.state.plain_claims -= 1
 
     async def claim_freed(self, keys: Collection[str]) -> list[Run]:
         """Claim what is held of keys as far as there is room, wake the rest for others; return the runs."""
@@ -261,7 +267,12 @@ class Consumer:
         with context.noting(f"held jobs of {self.kind.name}"):
             worker_id, kind = context.worker_id, self.kind.name
             wake = partial(admission.wake, context.database, refused_rows=context.refused_rows)
-            if jobs := await wake(worker_id=worker_id, kind=kind, keys=keys):
+            try:
+                jobs = await wake(worker_id=worker_id, kind=kind, keys=keys)
+            except DatabaseUnavailable as error:
+                await context.unanswered(error)
+                return
+            if jobs:
                 context.events.emit("jobs.woken", kind=kind, jobs=jobs)
                 context.requeued.notify()
 
@@ -333,7 +344,10 @@ class Consumer:
         except (DatabaseUnavailable, DatabaseRefused) as error:
             if isinstance(error, RowRefused) and not ids:  # of what admission has found by itself
                 raise
-            self._context.health.failed(error)
+            if besides is not None and isinstance(error, DatabaseUnavailable):
+                await self._context.unanswered(error)  # somebody may hold the lock of a key's row
+            else:
+                self._context.health.failed(error)
             if ids and not seen:
                 self._batches.limit = max(1, min(self._batches.limit, len(ids)) // 2)
             taken = Taken(await self._read_back(ids, besides), {})
