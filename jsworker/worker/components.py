@@ -135,7 +135,7 @@ class Components:
         held = self._scan("held jobs", self._find_held, settings.scan_interval)
         admissions = Admissions(context, self.pipeline.of_kind, wake=held.wake)
         self._loop("limits", admissions.learn, settings.relay_interval)
-        context.held.append(held.wake)
+        context.held.append(admissions.look_soon)
         return schedules, Scheduler(context, wake=schedules.wake), held, admissions
 
     def _end_reconciliation(self) -> None:

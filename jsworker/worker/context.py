@@ -11,6 +11,7 @@ from uuid import UUID
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import (
+    DatabaseBusy,
     DatabaseRefused,
     DatabaseUnavailable,
     JsworkerError,
@@ -267,3 +268,13 @@ class WorkerContext:
                 if error.sqlstate is None:
                     raise
                 self.complaints.report(what, str(error))
+
+    async def unanswered(self, error: DatabaseUnavailable) -> None:
+        """Note that a statement that may wait for a lock was not answered, unless the database answers.
+
+        Busy: the heartbeats' connection is open already, and would answer.
+        """
+        with self.health.noting():
+            if isinstance(error, DatabaseBusy):
+                raise error
+            await self.database.ping()

@@ -128,6 +128,28 @@ async def test_without_nats_work_goes_on_and_is_answered_for_later(
     await running.worker.close()
 
 
+async def test_without_nats_messages_that_cannot_come_keep_no_turns(
+    client: JobClient, nats_server: NatsServer, start: StartWorker, rows: Rows
+) -> None:
+    gate = Gate()
+    await client.enqueue_many("scripted", [{}] * 3, priority="high")
+    changes = {"statement_timeout": FAST["statement_timeout"], "concurrency": 1}
+    settings = client._settings.model_copy(update=changes)
+    running = await start(scripted(gate.process, priority="high"), with_settings=settings)
+    pipeline = running.worker._components.pipeline
+    pipeline.slots._mean_seconds["scripted"] = 100.0  # nothing is claimed ahead
+    await gate.met()
+    [high] = [each for each in pipeline.consumers if each.priority == 0]
+    assert high.has_more
+    await nats_server.stop()
+    await running.events.told("worker.degraded")
+    await client.enqueue_many("scripted", [{}] * 40)
+    gate.open()
+    await all_completed(rows)  # without NATS
+    assert not running.worker._stream.connected
+    await running.worker.close()
+
+
 async def handed_on(rows: Rows, job_id: UUID) -> list[str]:
     """Return what the timeline tells but for skips: of a message that came again, on a busy machine.
 

@@ -233,6 +233,40 @@ async def test_without_messages_the_table_brings_jobs_by_their_priority(
     assert first["high"] > first["normal"] > first["low"] >= 1, first
 
 
+@pytest.mark.parametrize("closed_by", ["pause", "dead letters"])
+async def test_a_kind_that_may_claim_nothing_leaves_its_turns_to_others(
+    client: JobClient, rows: Rows, make_settings: MakeSettings, start: StartWorker, closed_by: str
+) -> None:
+    gate = Gate()
+    urgent, other = scripted(gate.process, kind="urgent", priority="high"), scripted(echo, kind="other")
+    await client.enqueue_many("urgent", [{}] * 10, priority="high")
+    running = await start(urgent, other, with_settings=make_settings(concurrency=1))
+    pipeline = running.worker._components.pipeline
+    pipeline.slots._mean_seconds |= {"urgent": 100.0, "other": 100.0}  # nothing is claimed ahead
+    await gate.met()
+    [high] = [each for each in pipeline.consumers if each.name == "urgent=high"]
+
+    async def has_more() -> None:
+        assert high.has_more
+
+    await eventually(has_more)
+    if closed_by == "pause":
+        await client.pause("urgent", reason="their API is down")
+        await running.events.told("limit.paused")
+    else:
+        high._unusable = 1_000
+    await client.enqueue_many("other", [{}] * 40)
+    gate.open()
+
+    async def all_of_the_other() -> None:
+        done = await rows.query(
+            "SELECT kind, count(*) FROM jsworker.jobs WHERE status = 'completed' GROUP BY kind"
+        )
+        assert {row["kind"]: row["count"] for row in done} == {"urgent": 1, "other": 40}
+
+    await eventually(all_of_the_other)
+
+
 async def test_a_waiting_job_changes_lanes(
     client: JobClient, rows: Rows, js: JetStreamContext, make_settings: MakeSettings, start: StartWorker
 ) -> None:

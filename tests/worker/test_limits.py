@@ -8,8 +8,12 @@ import pytest
 
 from jsworker import Limit, Rate, Retry
 from jsworker.client import JobClient
-from jsworker.core.errors import SettingsError
+from jsworker.core.errors import DatabaseUnavailable, SettingsError
 from jsworker.core.job import Job
+from jsworker.core.settings import Settings
+from jsworker.ownership.database import Database
+from jsworker.ownership.transitions import claim as claims
+from jsworker.ownership.transitions import limits
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, Gate, echo, scripted
 from tests.worker.rows import Rows
@@ -109,6 +113,26 @@ async def test_a_slot_that_nobody_gave_back_is_found_by_a_scan(
     await ended(rows, 1)
 
 
+async def test_a_job_that_is_held_while_an_older_one_is_claimed_in_its_place_is_let_go(
+    client: JobClient, rows: Rows, make_settings: Callable[..., Settings], start: StartWorker
+) -> None:
+    older = await client.enqueue("elsewhere", {}, delay=3600)
+    calm = make_settings(scan_interval=600.0, stale_threshold=3600.0, ack_wait=7200.0)
+    running = await start(scripted(echo, limit=Limit(1)), with_settings=calm)
+    await client.enqueue(KIND, {})
+    await ended(rows, 1)
+    await rows.query(
+        "UPDATE jsworker.jobs SET run_at = NULL, held_by = 'limit', held_at = now(), limit_key = '',"
+        " kind = %s WHERE id = %s",
+        KIND,
+        older.id,
+    )
+    await client.enqueue(KIND, {})  # its admission finds the older one, and room for one
+    await ended(rows, 3)
+    assert not running.worker._context.in_flight.claiming
+    await running.stream_is_empty()
+
+
 async def test_held_jobs_of_kinds_that_others_run_are_woken(
     client: JobClient, rows: Rows, start: StartWorker
 ) -> None:
@@ -198,6 +222,48 @@ async def test_a_worker_learns_of_an_operators_limit(
     assert crowd.most == {"": 1}
 
 
+async def test_claims_on_their_way_when_a_limit_is_learned_take_slots_too(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, may_claim, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    counts: list[str] = []
+    claim, count_running = claims.claim, limits.count_running
+
+    async def late_claim(*args: Any, **values: Any) -> Any:
+        asked.set()
+        await may_claim.wait()
+        return await claim(*args, **values)
+
+    async def count_not_at_first(database: Database, kind: str) -> None:
+        counts.append(kind)
+        if len(counts) == 1:
+            raise DatabaseUnavailable("the test says so")
+        await count_running(database, kind)
+
+    async def process(_: Job[Any]) -> None:
+        await release.wait()
+
+    await start(scripted(process))
+    monkeypatch.setattr(claims, "claim", late_claim)
+    first = await client.enqueue(KIND, {})
+    await asked.wait()
+    await client.limits.set(KIND, Limit(1))
+    monkeypatch.setattr(limits, "count_running", count_not_at_first)
+
+    async def counted() -> None:
+        assert len(counts) >= 3
+
+    await eventually(counted)
+    may_claim.set()
+    await rows.becomes(first.id, "processing")
+
+    async def takes_a_slot() -> None:
+        assert (await rows.job(first.id))["limit_key"] == ""
+
+    await eventually(takes_a_slot)
+    release.set()
+
+
 async def test_a_job_with_a_key_goes_by_admission_wherever_it_is_claimed(
     client: JobClient, rows: Rows, start: StartWorker
 ) -> None:
@@ -228,6 +294,22 @@ async def test_a_rate_lets_a_burst_through_and_then_one_by_one(
         "SELECT extract(epoch FROM max(claimed_at) - min(claimed_at)) AS seconds FROM jsworker.jobs"
     )
     assert row["seconds"] >= 1.95  # ten at once, twenty more at ten a second
+
+
+@pytest.mark.parametrize("limit", [None, Limit(1), Limit(1_000)], ids=["rate", "one at once", "many at once"])
+async def test_tokens_are_used_as_they_come_back_and_not_once_a_scan(
+    client: JobClient,
+    rows: Rows,
+    make_settings: Callable[..., Settings],
+    start: StartWorker,
+    limit: Limit | None,
+) -> None:
+    processor = scripted(echo, limit=limit, rate=Rate(20, per=1))
+    await start(
+        processor, with_settings=make_settings(scan_interval=600.0, stale_threshold=3600.0, ack_wait=7200.0)
+    )
+    await client.enqueue_many(KIND, [{}] * 60)
+    await ended(rows, 60)  # forty of them each with a token that came back
 
 
 async def test_a_paused_kind_rests_and_goes_on(client: JobClient, rows: Rows, start: StartWorker) -> None:

@@ -9,7 +9,9 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from jsworker import Limit, Retry
 from jsworker.client import JobClient
+from jsworker.core.job import Job
 from jsworker.core.settings import Settings
 from jsworker.worker.pipeline.in_flight import Run
 from jsworker.worker.pipeline.intake import Consumer
@@ -46,6 +48,11 @@ def lock(holder: psycopg.Connection[Any], *job_ids: Any) -> None:
     assert rows.rowcount == len(job_ids)
 
 
+def lock_key(holder: psycopg.Connection[Any], kind: str, key: str) -> None:
+    rows = holder.execute("SELECT FROM jsworker.limits WHERE (kind, key) = (%s, %s) FOR UPDATE", [kind, key])
+    assert rows.rowcount == 1
+
+
 def never_silent(running: Running) -> bool:
     return not [event for event in running.events.of("worker.degraded") if event["what"] == "postgresql"]
 
@@ -67,6 +74,47 @@ async def test_a_queued_job_behind_a_lock_keeps_its_message_and_keeps_nobody_wai
     assert (row["fencing_token"], row["attempts"], row["dispatch"]) == (1, 1, 1)
     assert running.events.of("job.skipped") == []
     await running.stream_is_empty()
+
+
+async def test_a_key_whose_row_is_locked_waits_alone(
+    client: JobClient, rows: Rows, start: StartWorker, holder: psycopg.Connection[Any]
+) -> None:
+    running = await start(scripted(echo, kind="limited", limit=Limit(2)), scripted(echo))
+    lock_key(holder, "limited", "")
+    waiting = [job.id for job in await client.enqueue_many("limited", [{}] * 5)]
+    await asyncio.sleep(2 * HELD_SECONDS)
+    later = await client.enqueue("scripted", {})
+    await rows.becomes(later.id, "completed")
+    assert never_silent(running)
+    assert {(await rows.job(job_id))["status"] for job_id in waiting} == {"queued"}
+    holder.rollback()
+    for job_id in waiting:
+        await rows.becomes(job_id, "completed")
+
+
+async def test_a_job_pauses_its_key_as_soon_as_that_is_unlocked(
+    client: JobClient, rows: Rows, start: StartWorker, holder: psycopg.Connection[Any]
+) -> None:
+    gate = Gate()
+
+    async def process(job: Job[Any]) -> None:
+        await gate.process(job)
+        raise Retry(3600, "429", pause="key")
+
+    running = await start(scripted(process, limit=Limit(1)))
+    job = await client.enqueue("scripted", {})
+    await gate.met()
+    lock_key(holder, "scripted", "")
+    gate.open()
+    await asyncio.sleep(HELD_SECONDS)
+    assert (await rows.job(job.id))["status"] == "processing"  # its key is paused before its slot falls free
+    holder.rollback()
+    [paused] = await running.events.told("limit.paused")
+    assert paused["job_id"] == str(job.id)
+    await rows.becomes(job.id, "scheduled")
+    [limit] = await client.limits.list()
+    assert (limit["paused_by"], limit["reason"]) == (running.worker.id, f"job {job.id}: 429")
+    assert never_silent(running)
 
 
 @pytest.mark.parametrize("from_the_table", [False, True])

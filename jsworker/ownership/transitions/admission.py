@@ -226,7 +226,7 @@ WITH RECURSIVE leap AS (
 )
 SELECT coalesce(state.kind, found.kind) AS kind, coalesce(state.key, found.key) AS key,
   coalesce(state.jobs, 1000000) AS jobs,
-  CASE WHEN state.seconds < 1e9 THEN greatest(state.seconds, 0) END AS seconds
+  CASE WHEN state.seconds < 1e9 THEN greatest(state.seconds, 0) END AS seconds, state.step
 FROM (SELECT leap.kind, leap.limit_key AS key FROM leap) AS found
 LEFT JOIN ({state}) AS state ON state.kind = found.kind AND state.key = found.key
 ORDER BY 1, 2
@@ -254,13 +254,14 @@ SELECT row.id FROM unnest(CAST(:keys AS text[])) AS k(key) CROSS JOIN LATERAL (
 class WaitingKey(NamedTuple):
     """A key of which jobs are held: how many may begin now, and in how many seconds one may that may not yet.
 
-    None: when a slot falls free, or an operator resumes it.
+    None: when a slot falls free, or an operator resumes it. ``step``: seconds between two tokens of its rate.
     """
 
     kind: str
     key: str
     jobs: int
     seconds: float | None
+    step: float | None
 
 
 async def admit(

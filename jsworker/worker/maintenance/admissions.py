@@ -11,15 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.transitions import admission, limits
+from jsworker.ownership.transitions.admission import WaitingKey
 from jsworker.ownership.transitions.limits import Numbers
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.pipeline.intake import Consumer
+from jsworker.worker.pipeline.intake import Consumer, KindState
 from jsworker.worker.pipeline.kinds import Kind
 
-_SHORTEST_WAIT_SECONDS: Final = 0.05
-_SPREAD_SECONDS: Final = 0.05
+_SHORTEST_WAIT_SECONDS: Final = 0.02
+_SPREAD_SECONDS: Final = 0.02
 """By which workers look after a token has come back."""
 _REST: Final = 4.0
 """Times the length of a look: with very many keys tokens wait for that."""
@@ -66,6 +67,7 @@ class Admissions:
         self._consumers = consumers
         self._wake = wake
         self._timer: asyncio.TimerHandle | None = None
+        self._rest = 0.0
         self._place = _BEGINNING
         self._tidied_at = boottime()
 
@@ -84,10 +86,19 @@ class Admissions:
             with self._context.noting("limits"):
                 await self._learn()
 
+    async def _count(self, state: KindState, kind: str) -> None:
+        """Let runs that were claimed without admission take slots, again until no such claim can follow."""
+        state.is_limited = True
+        is_last = not state.plain_claims
+        with self._context.noting("limits"):
+            await limits.count_running(self._context.database, kind)
+            state.is_counted = is_last
+
     async def step(self) -> None:
         """Claim or wake what is held and may begin, and begin the next step when something else may."""
         if not self._context.health.up:
             return
+        self.close()
         with self._context.noting("held jobs"):
             waits: list[float] = []
             began = boottime()
@@ -95,20 +106,36 @@ class Admissions:
                 keys = await admission.waiting_keys(self._context.database, after=self._place)
                 is_last = len(keys) < admission.MOST_KEYS
                 self._place = _BEGINNING if is_last else (keys[-1].kind, keys[-1].key)
-                waits += [key.seconds for key in keys if key.seconds is not None and key.jobs == 0]
+                waits += [wait for key in keys if (wait := self._wait_for(key)) is not None]
                 await self._free([(key.kind, key.key) for key in keys if key.jobs > 0])
                 if is_last:
                     break
+            self._rest = _REST * (boottime() - began)
             if waits:
-                self._wake_in(max(min(waits), _REST * (boottime() - began)))
+                self._wake_in(min(waits))
             if boottime() >= self._tidied_at + _TIDY_SECONDS:
                 self._tidied_at = boottime()
                 await limits.tidy(self._context.database)
+
+    def look_soon(self) -> None:
+        """Begin a step within a moment: a job waits for an instant that the last step did not know."""
+        self._wake_in(0.0)
 
     def close(self) -> None:
         """Begin no step by itself any more."""
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
+
+    def _wait_for(self, key: WaitingKey) -> float | None:
+        """Return in how many seconds a job of a key may begin that may not yet."""
+        consumer = self._consumers.get(key.kind)
+        if consumer is not None and key.step is not None:
+            consumer.state.is_rated = True
+        if key.jobs == 0:
+            return key.seconds
+        # What may begin is claimed now, which spends all its tokens. Those of other kinds look after theirs.
+        return None if consumer is None else key.step
 
     async def _free(self, ready: Sequence[tuple[str, str]]) -> None:
         of_others: defaultdict[str, list[str]] = defaultdict(list)
@@ -118,34 +145,40 @@ class Admissions:
             else:
                 of_others[kind].append(key)
         for kind, names in of_others.items():
-            jobs = await admission.wake(
-                self._context.database,
-                worker_id=self._context.worker_id,
-                kind=kind,
-                keys=names,
-                refused_rows=self._context.refused_rows,
-            )
+            try:
+                jobs = await admission.wake(
+                    self._context.database,
+                    worker_id=self._context.worker_id,
+                    kind=kind,
+                    keys=names,
+                    refused_rows=self._context.refused_rows,
+                )
+            except DatabaseUnavailable as error:
+                await self._context.unanswered(error)
+                continue
             if jobs:
                 self._context.events.emit("jobs.woken", kind=kind, jobs=jobs)
                 self._context.requeued.notify()
 
     def _wake_in(self, seconds: float) -> None:
-        self.close()
+        """Begin a step in so many seconds, unless one begins sooner."""
+        loop = asyncio.get_running_loop()
         spread = random.uniform(0, _SPREAD_SECONDS)  # noqa: S311 -- spreads load, hides nothing
-        delay = max(seconds, _SHORTEST_WAIT_SECONDS) + spread
-        self._timer = asyncio.get_running_loop().call_later(delay, self._wake)
+        at = loop.time() + max(seconds, _SHORTEST_WAIT_SECONDS, self._rest) + spread
+        if self._timer is None or at < self._timer.when():
+            self.close()
+            self._timer = loop.call_at(at, self._wake)
 
     async def _learn(self) -> None:
         found = await limits.of_kinds(self._context.database, list(self._consumers))
         for name, consumer in self._consumers.items():
             known, state = found.get(name), consumer.state
-            if known is not None and known.is_limited and not state.is_limited:
-                state.is_limited = True
-                await limits.count_running(self._context.database, name)
+            if known is not None and known.is_limited and not state.is_counted:
+                await self._count(state, name)
             is_paused = known is not None and known.is_paused
             if is_paused is not state.is_paused:
                 state.is_paused = is_paused
                 self._context.events.emit("limit.paused" if is_paused else "limit.resumed", kind=name, key="")
+                self._context.room.notify()  # a kind that rests leaves its turns to others
                 if not is_paused:
-                    self._context.room.notify()
                     self._wake()

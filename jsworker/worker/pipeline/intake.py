@@ -43,10 +43,13 @@ _NO_ROW_SECONDS = 60.0  # a message may overtake its row's commit by this much, 
 
 
 class KindState:
-    """What the table says of a kind: whether keys are counted, and whether it rests. Its lanes share it."""
+    """What the table says of a kind: whether keys are counted, have rates, and rest. Its lanes share it."""
 
     def __init__(self, kind: Kind) -> None:
         self.is_limited = kind.processor.limit is not None or kind.processor.rate is not None
+        self.is_counted = False  # runs that were claimed without admission take slots, too
+        self.plain_claims = 0  # on their way, without admission
+        self.is_rated = kind.processor.rate is not None
         self.is_paused = False
         self.admitting = asyncio.Lock()
 
@@ -74,6 +77,7 @@ class Consumer:
         self.state = state
         self.has_rows = False  # found in the table, and not taken yet
         self.is_dry: Callable[[], bool] = lambda: False  # messages are asked for, and none comes
+        self.is_pulling: Callable[[], bool] = lambda: True  # else nothing is known of messages
         self._had_more = False  # messages, when the last one came
         self._admit = admit
         self._freed: Batcher[str, None] = Batcher(
@@ -119,10 +123,10 @@ class Consumer:
 
     @property
     def has_more(self) -> bool:
-        """Whether there are more jobs to be had, as far as is known."""
-        if self._had_more and self.is_dry():
+        """Whether there are more jobs to be had, as far as is known, and may be claimed."""
+        if self._had_more and (self.is_dry() or not self.is_pulling()):
             self._had_more = False
-        return self._had_more or self.has_rows
+        return self._is_open and (self._had_more or self.has_rows)
 
     def most(self) -> int:
         """Return how many jobs of this kind may be in flight now, if no other kind has any."""
@@ -222,7 +226,11 @@ class Consumer:
             return []
         if self._goes_by_admission:
             return await self._admitted(ids)
-        return await self._adopt(partial(claims.claim, self._context.database, ids=ids), ids)
+        self.state.plain_claims += 1
+        try:
+            return await self._adopt(partial(claims.claim, self._context.database, ids=ids), ids)
+        finally:
+            self.state.plain_claims -= 1
 
     async def claim_freed(self, keys: Collection[str]) -> list[Run]:
         """Claim what is held of keys as far as there is room, wake the rest for others; return the runs."""
@@ -236,6 +244,8 @@ class Consumer:
                 room = 0
         if len(runs) >= room:
             await self._wake(keys)
+        elif self.state.is_rated:  # what is left waits for a token, no more for a slot
+            self._context.held.notify()
         return runs
 
     async def _admitted(self, ids: Sequence[UUID] = (), **what: Any) -> list[Run]:
@@ -260,7 +270,12 @@ class Consumer:
         with context.noting(f"held jobs of {self.kind.name}"):
             worker_id, kind = context.worker_id, self.kind.name
             wake = partial(admission.wake, context.database, refused_rows=context.refused_rows)
-            if jobs := await wake(worker_id=worker_id, kind=kind, keys=keys):
+            try:
+                jobs = await wake(worker_id=worker_id, kind=kind, keys=keys)
+            except DatabaseUnavailable as error:
+                await context.unanswered(error)
+                return
+            if jobs:
                 context.events.emit("jobs.woken", kind=kind, jobs=jobs)
                 context.requeued.notify()
 
@@ -337,7 +352,10 @@ class Consumer:
         except (DatabaseUnavailable, DatabaseRefused) as error:
             if isinstance(error, RowRefused) and not ids:  # of what admission has found by itself
                 raise
-            self._context.health.failed(error)
+            if besides is not None and isinstance(error, DatabaseUnavailable):
+                await self._context.unanswered(error)  # somebody may hold the lock of a key's row
+            else:
+                self._context.health.failed(error)
             if ids and not seen:
                 self._batches.limit = max(1, min(self._batches.limit, len(ids)) // 2)
             taken = Taken(await self._read_back(ids, besides), {})

@@ -105,6 +105,7 @@ class Pipeline:
             died=partial(self._context.died, "pull loop"),
         )
         consumer.is_dry = lambda: puller.is_dry
+        consumer.is_pulling = lambda: puller.is_pulling
         self.slots.open_lane(consumer)
         self.consumers.append(consumer)
         self.pullers.append(puller)

@@ -181,19 +181,35 @@ class Settler:
         return Settled.QUEUED if settled is Settled.SCHEDULED else settled  # released, as no error
 
     async def _pause_key(self, run: Run, outcome: Failed) -> None:
-        """Pause the job's key before its slot falls free; what the database refuses is reported."""
+        """Pause the job's key before its slot falls free; what the database refuses is reported.
+
+        Until it is answered, as the failure itself.
+        """
         key = run.claimed.limit_key or ""
-        with self._context.noting("pauses"):
-            await limits.pause_for(
-                self._context.database,
-                run.kind.name,
-                key,
-                seconds=outcome.delay,
-                paused_by=self._context.worker_id,
-                reason=f"job {run.id}: {first_line(outcome.error)}",
-            )
-            facts = {"kind": run.kind.name, "key": key, "seconds": round(outcome.delay, 3)}
-            self._context.events.emit("limit.paused", **facts, job_id=str(run.id))
+        pause = partial(
+            limits.pause_for,
+            self._context.database,
+            run.kind.name,
+            key,
+            seconds=outcome.delay,
+            paused_by=self._context.worker_id,
+            reason=f"job {run.id}: {first_line(outcome.error)}",
+        )
+        while True:
+            await self._context.health.wait_until_up()
+            try:
+                await pause()
+                break
+            except DatabaseUnavailable as error:
+                await self._context.unanswered(error)
+            except DatabaseRefused as error:
+                if error.sqlstate is not None:
+                    self._context.complaints.report("pauses", str(error))
+                    return
+                self._context.health.failed(error)
+            await asyncio.sleep(_jittered(_FIRST_WAIT_SECONDS))
+        facts = {"kind": run.kind.name, "key": key, "seconds": round(outcome.delay, 3)}
+        self._context.events.emit("limit.paused", **facts, job_id=str(run.id))
 
     async def _note_fence(self, run: Run) -> None:
         """Note in the timeline, as soon as the database answers, that the fence stopped the run."""
