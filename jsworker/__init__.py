@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jsworker.client import JobClient, JobHandle, enqueue_statement
     from jsworker.core.errors import (
+        DatabaseUnavailable,
         Fail,
         JobCancelled,
         JobFailed,
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
         OwnershipLost,
         Retry,
         Snooze,
+        UsageError,
+        WorkflowFailed,
     )
     from jsworker.core.job import Job
     from jsworker.core.limits import Limit, Rate
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Backoff",
     "Cron",
+    "DatabaseUnavailable",
     "Every",
     "Fail",
     "Job",
@@ -41,7 +45,9 @@ __all__ = [
     "Retry",
     "Settings",
     "Snooze",
+    "UsageError",
     "Worker",
+    "WorkflowFailed",
     "__version__",
     "enqueue_statement",
     "load_settings",
@@ -50,6 +56,7 @@ __all__ = [
 _HOMES = {
     "Backoff": "jsworker.core.processor",
     "Cron": "jsworker.core.schedule_rules",
+    "DatabaseUnavailable": "jsworker.core.errors",
     "Every": "jsworker.core.schedule_rules",
     "Fail": "jsworker.core.errors",
     "Job": "jsworker.core.job",
@@ -66,7 +73,9 @@ _HOMES = {
     "Retry": "jsworker.core.errors",
     "Settings": "jsworker.core.settings",
     "Snooze": "jsworker.core.errors",
+    "UsageError": "jsworker.core.errors",
     "Worker": "jsworker.worker.worker",
+    "WorkflowFailed": "jsworker.core.errors",
     "enqueue_statement": "jsworker.client",
     "load_settings": "jsworker.core.settings",
 }

@@ -77,7 +77,8 @@ def raising(_: Any) -> Any:
 @pytest.mark.parametrize(
     ("key", "payload", "says"),
     [
-        ("tenant", {}, "limit key of kind sync: the payload has no field 'tenant'"),
+        ("tenant", {}, "limit key of kind sync: field 'tenant' is null"),  # its default
+        ("tenant", {"tenant": None}, "limit key of kind sync: field 'tenant' is null"),
         ("nothing", {}, "limit key of kind sync: the payload has no field 'nothing'"),
         (raising, {}, "limit key of kind sync: its callable raised KeyError"),
         (lambda _: None, {}, "limit key of kind sync: what its callable returned is NoneType"),

@@ -1,5 +1,6 @@
 """docs/limits.md: its code is run, and its commands do what they say."""
 
+import asyncio
 import re
 import shlex
 from pathlib import Path
@@ -35,6 +36,10 @@ def test_its_commands_do_what_they_say(
     monkeypatch.setenv("JSWORKER_NATS_URL", servers.nats.url)
     monkeypatch.setenv("JSWORKER_STREAM", "PAGE_OF_LIMITS")
     monkeypatch.setenv("JSWORKER_SUBJECT_PREFIX", "page-of-limits")
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in blocks("python"):
+        exec(block, names)  # noqa: S102 -- the page's own code
+    asyncio.run(names["by_hand"]())
     [commands] = blocks("sh")
     for line in commands.splitlines():
         assert run_command(shlex.split(line)[1:]) == 0, line

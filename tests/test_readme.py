@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+import jsworker
+from jsworker.cli.app import _COMMANDS
+from jsworker.core import errors
 from jsworker.core.settings import Settings, variable_of
 
 README = Path(__file__).parent.parent / "README.md"
@@ -98,6 +101,22 @@ def test_the_error_that_it_shows_is_the_one_that_is_printed(
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert line in err
+
+
+def test_it_names_every_command_and_every_page() -> None:
+    text = README.read_text()
+    assert [name for name in _COMMANDS if f"jsworker {name}" not in text] == []
+    pages = sorted(page.name for page in (README.parent / "docs").glob("*.md"))
+    assert [name for name in pages if f"(docs/{name})" not in text] == []
+
+
+@pytest.mark.parametrize(
+    "page", [README, *sorted((README.parent / "docs").glob("*.md"))], ids=lambda p: p.name
+)
+def test_errors_that_a_page_names_can_be_imported_from_jsworker(page: Path) -> None:
+    raised = {name for name, found in vars(errors).items() if isinstance(found, type)} - {"timedelta", "UUID"}
+    named = set(re.findall(r"`(?:jsworker\.)?(\w+)`", page.read_text())) & raised
+    assert [name for name in named if name not in jsworker.__all__] == []
 
 
 def _indented(code: str) -> str:

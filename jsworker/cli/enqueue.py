@@ -15,6 +15,7 @@ from jsworker.client import Enqueued, JobClient, JobHandle
 from jsworker.client.enqueueing import Kind
 from jsworker.client.terms import LONGEST_DELAY, Terms
 from jsworker.core import strict_json
+from jsworker.core.errors import JobCancelled, JobFailed, JobNotCompleted
 from jsworker.core.exit_codes import TIMED_OUT, WrongUsage
 from jsworker.core.names import check_kind, shown
 from jsworker.core.priorities import Priority
@@ -75,7 +76,7 @@ def enqueue(
     stored all the same, and a worker publishes them.
 
     With --wait the exit code is 3 when the job failed, was cancelled or is gone, and 4 when it has not ended
-    in time; --json adds the result to the object.
+    in time; --json adds the status and the result, or the reason and the error, to the object.
     """
     if unique_key is not None and count > 1:
         raise WrongUsage(
@@ -108,7 +109,11 @@ def enqueue(
             print_line(str(each.id))
 
     async def print_result(job: JobHandle) -> None:
-        results.append({"result": await job.result(timeout)})
+        try:
+            results.append({"status": "completed", "result": await job.result(timeout)})
+        except JobNotCompleted as error:
+            results.append({"status": _status(error), "reason": error.reason, "error": error.error})
+            raise
         if not as_json:
             print_line(strict_json.dumps(results[0]["result"]))
 
@@ -123,11 +128,25 @@ def enqueue(
     except TimeoutError as error:
         remark(str(error))
         raise typer.Exit(TIMED_OUT) from None
+    except KeyboardInterrupt:
+        if wait and enqueued and not results:
+            remark(f"job {enqueued[0].id} goes on")
+        raise
     finally:  # what is committed is committed, whatever came after it
         if as_json:
             rest: list[Any] = results or [{}] * len(enqueued)
             both = zip(enqueued, rest, strict=True)
             print_json([{"id": each.id, "created": each.created} | more for each, more in both])
+
+
+def _status(error: JobNotCompleted) -> str:
+    match error:
+        case JobFailed():
+            return "failed"
+        case JobCancelled():
+            return "cancelled"
+        case _:
+            return "gone"
 
 
 def _check_waiting(*, wait: bool, timeout: float | None, count: int) -> None:

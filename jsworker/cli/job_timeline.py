@@ -68,6 +68,8 @@ def entry_line(event: Mapping[str, Any]) -> str:
 def _filled(words: str, event: Mapping[str, Any]) -> str:
     details = {name: cell(value) for name, value in (event["detail"] or {}).items()}
     details.setdefault("key", "")
+    if details.get("until"):
+        details["until"] = _time(details["until"])
     why = (event["detail"] or {}).get("reason")
     details["because"] = f": {CANCELLATIONS[why]}" if why in CANCELLATIONS else ""
     details |= {"who": cell(event["worker_id"]) or "an operator", "error": headline(event["error"])}
@@ -81,12 +83,14 @@ def _claim(event: Mapping[str, Any], detail: Mapping[str, Any]) -> str:
 
 
 def _again(run_at: Any) -> str:
-    if run_at is None:
-        return ""
+    return "" if run_at is None else f"; to run again from {_time(run_at)}"
+
+
+def _time(stored: Any) -> str:
     try:
-        return f"; to run again from {moment(datetime.fromisoformat(str(run_at)))}"
+        return moment(datetime.fromisoformat(str(stored)))
     except ValueError:  # infinity, say
-        return f"; to run again from {cell(run_at)}"
+        return cell(stored)
 
 
 def run_line(token: int, found: Mapping[str, Any], timeline: Sequence[Mapping[str, Any]]) -> str:

@@ -314,6 +314,8 @@ def _summary(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
     if (key := found["unique_key"] or found["waiting_key"]) is not None:
         scope = "" if found["waiting_key"] is None else " (one may wait, one may run)"
         yield "unique key", Text(f"{cell(key)}{scope}")
+    if found["limit_key"]:
+        yield "limit key", Text(cell(found["limit_key"]))
     for name in ("payload", "checkpoint", "result"):
         if found[name] is not None:
             yield name, Text(_in_words(found[name]))

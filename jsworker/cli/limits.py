@@ -2,20 +2,25 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any, TypeVar
+from functools import partial
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 from rich.table import Column
 
 from jsworker.cli.options import Json, argument, flag, new_app, option
-from jsworker.cli.output import cell, print_json, print_line, print_table, remark, right, since, until
+from jsworker.cli.output import cell, moment, print_json, print_line, print_table, remark, right, since
+from jsworker.cli.selection import ask_database
 from jsworker.client import JobClient
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.limits import Limit, Rate
 from jsworker.core.names import check_kind
-from jsworker.ownership.transitions.limits import named
+from jsworker.ownership.transitions.limits import Numbers, named
+from jsworker.ownership.transitions.workers import list_workers
 
 T = TypeVar("T")
+
+_MOST_WORKERS: Final = 10_000
 
 app = new_app()
 
@@ -24,14 +29,16 @@ Key = Annotated[str | None, option("KEY", "Only jobs with this limit key.")]
 
 
 @app.callback(invoke_without_command=True)
-def _limits(context: typer.Context) -> None:
+def _limits(context: typer.Context, *, as_json: Json = False) -> None:
     """List, set or reset how many jobs may run at once, and how many may begin in a span of time.
 
     Limits of processors' classes are written by workers when they start; what is set here takes their place
     until it is reset.
     """
     if context.invoked_subcommand is None:
-        list_limits()
+        list_limits(as_json=as_json)
+    elif as_json:
+        raise WrongUsage(f"limits --json {context.invoked_subcommand}: give --json behind the subcommand")
 
 
 @app.command("list")
@@ -44,7 +51,8 @@ def list_limits(
 ) -> None:
     """List limits, rates and pauses, with the jobs that run and are held now.
 
-    A line without a KEY is that of a kind: its numbers hold for each key that has none of its own.
+    The line with the KEY (each key) is that of a kind: its numbers hold for each key that has none of its
+    own.
     """
     found = call(lambda client: client.limits.list(all_keys=all_keys))
     if as_json:
@@ -71,7 +79,7 @@ def _row(limit: Mapping[str, Any]) -> list[str]:
     held = "" if not limit["held"] else str(limit["held"]) if limit["held"] <= 10_000 else ">10000"
     return [
         cell(limit["kind"]),
-        cell(limit["key"]),
+        cell(limit["key"]) or "(each key)",
         cell(limit["running"]),
         cell(limit["max_running"]),
         rate,
@@ -85,9 +93,9 @@ def _row(limit: Mapping[str, Any]) -> list[str]:
 def _pause(limit: Mapping[str, Any]) -> str:
     if limit["paused_at"] is None:
         return ""
-    ends = "" if limit["paused_until"] is None else f", {until(limit['paused_until'])} more"
+    ends = "" if limit["paused_until"] is None else f", until {moment(limit['paused_until'])}"
     why = f": {cell(limit['reason'])}" if limit["reason"] else ""
-    return f"for {since(limit['paused_at'])}{ends} by {cell(limit['paused_by'])}{why}"
+    return f"since {moment(limit['paused_at'])}{ends}, by {cell(limit['paused_by'])}{why}"
 
 
 @app.command("set")
@@ -101,8 +109,9 @@ def set_limit(
 ) -> None:
     """Set the numbers of a kind, for each of its keys, or of one key.
 
-    What is left out of a kind's numbers is not limited, what is left out of a key's is as for its kind. Runs
-    that are under way go on; a lower limit holds for new ones.
+    They take the place of all numbers of its class: what is left out of a kind's numbers is not limited,
+    what is left out of a key's is as for its kind. Runs that are under way go on; a lower limit holds for
+    new ones.
     """
     if running is None and rate is None:
         raise WrongUsage("limits set takes --running N, --rate N or both")
@@ -111,15 +120,42 @@ def set_limit(
         both: list[Limit | Rate] = [*numbers, *([] if rate is None else [Rate(rate, per)])]
     except ValueError as error:
         raise WrongUsage(str(error)) from None
-    call(lambda client: client.limits.set(check_kind(kind), *both, key=key))
-    print_line(f"{named(kind, key or '')} is limited")
+    _change(kind, key, lambda client: client.limits.set(check_kind(kind), *both, key=key))
+    warn_unless_served(kind)
 
 
 @app.command("reset")
 def reset_limit(kind: Kind, *, key: Key = None) -> None:
     """Take away what was set here; a class's numbers come back with the next worker that starts."""
-    call(lambda client: client.limits.reset(check_kind(kind), key=key))
-    print_line(f"{named(kind, key or '')} has no limit of an operator's any more")
+    later = ", until a worker with its class starts" if key is None else ", as its kind"
+    _change(kind, key, lambda client: client.limits.reset(check_kind(kind), key=key), later)
+
+
+def _change(kind: str, key: str | None, act: Callable[[JobClient], Awaitable[None]], later: str = "") -> None:
+    """Set or reset numbers, and print those that hold now and those that held before."""
+
+    async def change(client: JobClient) -> tuple[Numbers, Numbers]:
+        before = await client.limits.numbers(kind, key=key)
+        await act(client)
+        return before, await client.limits.numbers(kind, key=key)
+
+    before, now = call(change)
+    print_line(f"{named(kind, key or '')}: {_in_words(now)}{later}; before: {_in_words(before)}")
+
+
+def _in_words(numbers: Numbers) -> str:
+    if numbers.max_running is None and numbers.rate is None:
+        return "not limited"
+    running = "any number" if numbers.max_running is None else f"at most {numbers.max_running}"
+    rate = "no rate" if numbers.rate is None else f"{numbers.rate} begin per {numbers.per:g} s"
+    return f"{running} at once, {rate}"
+
+
+def warn_unless_served(kind: str) -> None:
+    """Say on stderr that no live worker is for a kind: it may be mistyped."""
+    workers = ask_database(partial(list_workers, limit=_MOST_WORKERS))
+    if not any(worker["alive"] and kind in worker["kinds"] for worker in workers):
+        remark(f"no live worker serves kind {kind}: is it spelled right?")
 
 
 def call(act: Callable[[JobClient], Awaitable[T]]) -> T:

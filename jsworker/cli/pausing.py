@@ -4,9 +4,9 @@ import math
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
-from jsworker.cli.limits import Kind, call
+from jsworker.cli.limits import Kind, call, warn_unless_served
 from jsworker.cli.options import argument, new_app, option
-from jsworker.cli.output import iso, print_line
+from jsworker.cli.output import moment, print_line
 from jsworker.client.terms import LONGEST_DELAY
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import check_kind
@@ -35,7 +35,8 @@ def pause(
             raise WrongUsage(f"--seconds {seconds:g} must be from 1 to {LONGEST_DELAY:.0f}")
         until = datetime.now(UTC) + timedelta(seconds=seconds)
     ends = call(lambda client: client.pause(check_kind(kind), key, until=until, reason=reason))
-    print_line(f"{named(kind, key or '')} is paused" + ("" if ends is None else f" until {iso(ends)}"))
+    print_line(f"{named(kind, key or '')} is paused" + ("" if ends is None else f" until {moment(ends)}"))
+    warn_unless_served(kind)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from rich.table import Column
 
 from jsworker.cli.enqueue import kind_of, read_payload
 from jsworker.cli.options import Json, JsonObject, argument, flag, new_app, option
-from jsworker.cli.output import cell, iso, moment, print_json, print_line, print_table, remark, since, until
+from jsworker.cli.output import cell, moment, print_json, print_line, print_table, remark, since, until
 from jsworker.client import JobClient
 from jsworker.client.schedules import Schedules
 from jsworker.core.exit_codes import WrongUsage
@@ -25,14 +25,16 @@ Name = Annotated[str, argument("NAME", "What the schedule is called.")]
 
 
 @app.callback(invoke_without_command=True)
-def _schedules(context: typer.Context) -> None:
+def _schedules(context: typer.Context, *, as_json: Json = False) -> None:
     """List, add, pause, resume, run or remove what enqueues jobs by the clock.
 
     Schedules of processors' classes are written by workers when they start; others are added here. Any worker
     fires them, each instant once.
     """
     if context.invoked_subcommand is None:
-        list_schedules()
+        list_schedules(as_json=as_json)
+    elif as_json:
+        raise WrongUsage(f"schedules --json {context.invoked_subcommand}: give --json behind the subcommand")
 
 
 @app.command("list")
@@ -119,7 +121,7 @@ def add(
     if as_json:
         print_json({"name": name, "next_at": first})
     else:
-        print_line(f"{cell(name)} is due at {iso(first)}")
+        print_line(f"{cell(name)} is due at {moment(first)}")
 
 
 def _rule(cron: str | None, tz: str, every: float | None, policies: Mapping[str, Any]) -> Schedule:
@@ -141,7 +143,7 @@ def pause(name: Name) -> None:
 @app.command()
 def resume(name: Name) -> None:
     """Let a schedule go on; instants of the pause are left out."""
-    print_line(f"{cell(name)} is due at {iso(_call(lambda schedules: schedules.resume(name)))}")
+    print_line(f"{cell(name)} is due at {moment(_call(lambda schedules: schedules.resume(name)))}")
 
 
 @app.command("run-now")

@@ -127,11 +127,13 @@ def _tree(found: Mapping[str, Any]) -> Tree:
     """Return a workflow as a tree, in which each node stands once."""
     status = str(found["status"])
     ended = f"took {_took(found)}" if found["finished_at"] else f"since {since(found['created_at'])}"
+    by = {"failed": ", cancelled by an operator", "cancelled": " by an operator"}.get(status, "")
+    by = by if found["cancelled_at"] else ""
     head = Text.assemble(
         (cell(found["name"]), "bold"),
         f" {found['id']} ",
         (status, _COLOURS.get(status, "yellow")),
-        f", {ended}",
+        f"{by}, {ended}",
     )
     root = Tree(head)
     branches: dict[str, Tree] = {}
@@ -156,6 +158,7 @@ def _in_order(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]
 def _node(node: Mapping[str, Any]) -> Text:
     jobs: Mapping[str, int] = node["jobs"]
     ended, total = sum(jobs.get(status, 0) for status in _ENDED), sum(jobs.values())
+    ends = [status for status in _ENDED if jobs.get(status)]
     full = _BAR_CELLS if not total else ended * _BAR_CELLS // total
     state = node["outcome"] or ("waiting" if jobs.get("held") and not ended else "running")
     colour = _COLOURS.get(state, "")
@@ -166,13 +169,13 @@ def _node(node: Mapping[str, Any]) -> Text:
         " ",
         ("━" * full, colour),
         ("─" * (_BAR_CELLS - full), "dim"),
-        f" {ended}/{total} ",
-        (state, colour),
+        f" {ended}/{total}",
     ]
-    others = [
-        f"{jobs[status]} {status}" for status in ("processing", "failed", "cancelled") if jobs.get(status)
-    ]
-    if (others and state != node["outcome"]) or jobs.get("failed"):
+    if len(ends) <= 1 or not node["outcome"]:
+        parts.append((f" {state}", colour))
+    of_note = ends if node["outcome"] else ("processing", "failed", "cancelled")
+    others = [f"{jobs[status]} {status}" for status in of_note if jobs.get(status)]
+    if others and (len(ends) > 1 or not node["outcome"]):
         parts.append(f" ({', '.join(others)})")
     if len(node["needs"]) > 1:
         parts.append((f", after {', '.join(map(cell, node['needs']))}", "dim"))

@@ -61,6 +61,10 @@ class Limits:
             await limits.set_numbers(self._database, kind_name(kind), _key(key), Numbers(**found))
             await self._wake(kind, key)
 
+    async def numbers(self, kind: Kind, *, key: str | None = None) -> Numbers:
+        """Return the numbers that hold for a kind, or for one of its keys: its own, else its kind's."""
+        return await limits.numbers_of(self._database, kind_name(kind), _key(key))
+
     async def reset(self, kind: Kind, *, key: str | None = None) -> None:
         """Take away what an operator has set; a class's numbers come back with the next worker that starts.
 

@@ -106,7 +106,9 @@ def key_of(kind: str, key: Key, payload: Any) -> str:
         what = f"field {shown(key)}"
         found = payload.get(key) if isinstance(payload, Mapping) else getattr(payload, key, None)
         if found is None:
-            raise InvalidPayload(f"limit key of kind {kind}: the payload has no {what}")
+            is_there = key in payload if isinstance(payload, Mapping) else hasattr(payload, key)
+            fault = f"{what} is null" if is_there else f"the payload has no {what}"
+            raise InvalidPayload(f"limit key of kind {kind}: {fault}")
     else:
         what = "what its callable returned"
         try:

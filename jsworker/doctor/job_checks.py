@@ -1,5 +1,6 @@
 """Checks of the rows: jobs that wait and should not, owners without signs of life, what was left behind."""
 
+import shlex
 from collections.abc import Iterator
 from typing import Final
 
@@ -131,7 +132,8 @@ def limits(rows: Rows) -> Iterator[Finding]:
         if each.paused_for is not None:
             by = printable(each.paused_by or "somebody", 100)
             why = f": {printable(each.reason, 200)}" if each.reason else ""
-            resume = f"`jsworker resume {printable(each.kind, 64)}{' KEY' if each.key else ''}`"
+            key = f" {shlex.quote(printable(each.key, 255))}" if each.key else ""
+            resume = f"`jsworker resume {printable(each.kind, 64)}{key}`"
             yield info(
                 f"{name} has been paused for {seconds(each.paused_for)} by {by}{why}",
                 f"{resume}, should it go on.",

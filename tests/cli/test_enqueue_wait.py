@@ -1,5 +1,7 @@
 """``jsworker enqueue --wait``: the result on stdout, and how the job ended as the exit code."""
 
+import signal
+
 import pytest
 
 from tests.ownership.rows import Sql, read_value
@@ -16,12 +18,15 @@ def test_a_result_and_an_error(cli: Cli, spawn: Spawn) -> None:
     )
     assert cli("enqueue", "double", "--payload", '{"n": 21}', *IN_TIME).ok().lines == ["42"]
     [one] = cli("enqueue", "double", "--payload", '{"n": 1}', *IN_TIME, "--json").ok().json
-    assert (one["created"], one["result"], len(one["id"])) == (True, 2, 36)
+    assert (one["created"], one["result"], one["status"], len(one["id"])) == (True, 2, "completed", 36)
     assert cli("enqueue", "double", "--payload", '{"n": 2}', "--wait").ok().lines == ["4"]
     said = cli("enqueue", "boom", *IN_TIME).refused(3)
     assert "failed (attempts): ValueError: boom" in said
     failed = cli("enqueue", "boom", *IN_TIME, "--json")
-    assert (failed.code, set(failed.json[0])) == (3, {"id", "created"})
+    [one] = failed.json
+    assert (failed.code, one["status"], one["reason"]) == (3, "failed", "attempts")
+    assert one["error"].startswith("ValueError: boom")
+    assert set(one) == {"id", "created", "status", "reason", "error"}
 
 
 def test_one_that_has_not_ended_in_time(cli: Cli, sql: Sql) -> None:
@@ -41,6 +46,16 @@ def test_one_that_is_cancelled(cli: Cli, sql: Sql, spawn: Spawn) -> None:
     cli("cancel", job_id).ok()
     ended = waiting.wait()
     assert (ended.code, ended.out, ended.errors) == (3, "", [f"job {job_id} was cancelled"])
+
+
+def test_ctrl_c_names_the_job_that_goes_on(cli: Cli, sql: Sql, spawn: Spawn) -> None:
+    [job_id] = cli("enqueue", "double", "--unique-key", "k").lines
+    waiting = spawn("enqueue", "double", "--unique-key", "k", "--wait")
+    waiting.read_errors_until("nothing was enqueued")
+    waiting.signal(signal.SIGINT)
+    ended = waiting.wait()
+    assert (ended.code, ended.out, ended.errors) == (130, "", [f"job {job_id} goes on"])
+    assert read_value(sql, "SELECT status FROM jsworker.jobs") == "queued"
 
 
 @pytest.mark.parametrize(

@@ -1,32 +1,51 @@
 """``jsworker limits``, ``pause`` and ``resume``: what is set and shown, and wrong numbers in one line."""
 
+import re
+
 import pytest
 
 from tests.ownership.rows import HELD, Sql, ago, insert_job, read_job
 
 from .commands import Cli
 
+TIME = r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d"
+
 
 @pytest.fixture(autouse=True)
 def _no_limits(sql: Sql) -> None:
     sql.execute("DELETE FROM jsworker.limits")
+    sql.execute(
+        "INSERT INTO jsworker.workers"
+        " (id, hostname, pid, kinds, concurrency, version, heartbeat_interval, state, last_seen_at)"
+        " VALUES (%s, 'h', 1, %s, 1, '1', '5 s', 'running', now() + interval '1 hour')"
+        " ON CONFLICT DO NOTHING",
+        ["worker-of-limits", ["sync", "count-lines"]],
+    )
+
+
+def table_of(cli: Cli, *arguments: str) -> list[str]:
+    return [" ".join(line.split()) for line in cli("limits", *arguments).ok().lines]
 
 
 def test_from_set_to_reset(cli: Cli) -> None:
     assert cli("limits").err == "there are no limits\n"
-    assert cli("limits", "set", "sync", "--running", 2).ok().lines == ["kind sync is limited"]
-    cli("limits", "set", "sync", "--key", "tenant-7", "--rate", 50, "--per", 60).ok()
+    assert cli("limits", "set", "sync", "--running", 2).ok().lines == [
+        "kind sync: at most 2 at once, no rate; before: not limited"
+    ]
+    of_key = "at most 2 at once, 50 begin per 60 s"
+    assert cli("limits", "set", "sync", "--key", "tenant-7", "--rate", 50, "--per", 60).ok().lines == [
+        f"key 'tenant-7' of kind sync: {of_key}; before: at most 2 at once, no rate"
+    ]
     listed = {each["key"]: each for each in cli("limits", "list", "--json").ok().json}
     assert (listed[""]["max_running"], listed[""]["rate"], listed[""]["set_by"]) == (2, None, "operator")
     assert (listed["tenant-7"]["rate"], listed["tenant-7"]["per"]) == (50, 60.0)
-    table = [" ".join(line.split()) for line in cli("limits").ok().lines]
-    assert table == [
+    assert table_of(cli) == [
         "KIND KEY RUNNING LIMIT RATE HELD FOR SET BY PAUSED",
-        "sync 0 2 operator",
+        "sync (each key) 0 2 operator",
         "sync tenant-7 0 2 50 per 60 s operator",
     ]
     assert cli("limits", "reset", "sync", "--key", "tenant-7").ok().lines == [
-        "key 'tenant-7' of kind sync has no limit of an operator's any more"
+        f"key 'tenant-7' of kind sync: at most 2 at once, no rate, as its kind; before: {of_key}"
     ]
     assert cli("limits", "reset", "sync", "--key", "tenant-7").refused(1) == (
         "no operator has set a limit of key 'tenant-7' of kind sync"
@@ -40,8 +59,7 @@ def test_what_runs_and_is_held_is_counted(cli: Cli, sql: Sql) -> None:
     )
     insert_job(sql, "processing", limit_key="t")
     insert_job(sql, "scheduled", **HELD | {"held_at": ago(7200.5)}, limit_key="t")
-    table = [" ".join(line.split()) for line in cli("limits").ok().lines]
-    assert table[1:] == ["count-lines 0 1 operator", "count-lines t 1 1 1 2h"]
+    assert table_of(cli)[1:] == ["count-lines (each key) 0 1 operator", "count-lines t 1 1 1 2h"]
     assert len(cli("limits", "list", "--all").ok().lines) == 4
 
 
@@ -54,13 +72,45 @@ def test_pause_and_resume(cli: Cli, sql: Sql) -> None:
         .startswith("key 't' of kind count-lines is paused until 20")
     )
     [line] = [line for line in cli("limits").ok().lines if line.startswith("count-lines")]
-    assert "1h more by" in line or "60m more by" in line or "59m more by" in line
-    assert line.endswith(r": 429\n")
+    assert re.search(rf"since {TIME}, until {TIME}, by \S+@\S+: 429\\n$", line)
     held = insert_job(sql, "scheduled", **HELD | {"held_by": "paused"}, limit_key="t")
     assert cli("resume", "count-lines", "t").ok().lines == ["key 't' of kind count-lines goes on"]
     assert read_job(sql, held)["status"] == "queued"
     assert cli("resume", "count-lines", "t").refused(1) == "key 't' of kind count-lines is not paused"
     assert cli("resume", "sync").ok().lines == ["kind sync goes on"]
+
+
+def test_what_an_operator_sets_takes_the_place_of_all_numbers_of_a_class(cli: Cli, sql: Sql) -> None:
+    sql.execute(
+        "INSERT INTO jsworker.limits (kind, key, max_running, rate, per, set_by)"
+        " VALUES ('sync', '', 2, 50, 60, 'code')"
+    )
+    assert cli("limits", "set", "sync", "--running", 5).ok().lines == [
+        "kind sync: at most 5 at once, no rate; before: at most 2 at once, 50 begin per 60 s"
+    ]
+    assert cli("limits", "reset", "sync").ok().lines == [
+        "kind sync: not limited, until a worker with its class starts; before: at most 5 at once, no rate"
+    ]
+
+
+def test_json_behind_the_group(cli: Cli) -> None:
+    cli("limits", "set", "sync", "--rate", 5).ok()
+    [one] = cli("limits", "--json").ok().json
+    assert (one["kind"], one["rate"], one["max_running"]) == ("sync", 5, None)
+    cli("pause", "count-lines").ok()
+    cli("resume", "count-lines").ok()
+    found = {each["kind"]: each["free"] for each in cli("limits", "--json").ok().json}
+    assert found == {"count-lines": None, "sync": 5}
+    assert "give --json behind the subcommand" in cli("limits", "--json", "reset", "sync").refused(2)
+    assert cli("schedules", "--json").ok().json == cli("schedules", "list", "--json").ok().json
+    assert "give --json behind the subcommand" in cli("schedules", "--json", "list").refused(2)
+
+
+@pytest.mark.parametrize("command", [("pause", "snyc"), ("limits", "set", "snyc", "--running", 1)])
+def test_a_kind_that_nobody_serves_is_told(cli: Cli, command: tuple[object, ...]) -> None:
+    done = cli(*command)
+    assert (done.code, len(done.lines)) == (0, 1)
+    assert done.errors == ["no live worker serves kind snyc: is it spelled right?"]
 
 
 @pytest.mark.parametrize(

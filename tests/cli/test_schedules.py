@@ -1,5 +1,7 @@
 """``jsworker schedules``: what is added, listed, paused and run; wrong rules are told in one line."""
 
+import re
+
 import pytest
 
 from tests.ownership.rows import Sql, read_value
@@ -29,6 +31,7 @@ def test_from_add_to_remove(cli: Cli, sql: Sql) -> None:
     assert cli("schedules", "pause", "nightly").ok().lines == ["nightly is paused"]
     assert any("paused" in line for line in cli("schedules", "list").ok().lines)
     assert cli("schedules", "resume", "nightly").ok().lines[0].startswith("nightly is due at 20")
+    assert re.fullmatch(r"nightly is due at \S{10} \S{8}", added.lines[0])
     [job_id] = cli("schedules", "run-now", "often").ok().lines
     assert str(read_value(sql, "SELECT id FROM jsworker.jobs WHERE schedule = 'often'")) == job_id
     assert cli("schedules", "remove", "often").ok().lines == ["often is removed"]

@@ -75,6 +75,25 @@ def test_list_cancel_and_retry(cli: Cli, sql: Sql) -> None:
     assert "cancelled" in cli("workflow", str(workflow)).ok().lines[0]
 
 
+def test_a_cancelled_workflow_says_what_was_done_before(cli: Cli, sql: Sql) -> None:
+    workflow = enqueued()
+    sql.execute(
+        "UPDATE jsworker.jobs SET status = 'completed', attempts = 1, finished_at = now(),"
+        " needs_publish = false"
+        " WHERE id IN (SELECT id FROM jsworker.jobs WHERE kind = 'count' ORDER BY id LIMIT 1)"
+    )
+    cli("workflow", "cancel", str(workflow)).ok()
+    sql.execute("UPDATE jsworker.batches SET outcome = 'cancelled', finished_at = now()")
+    sql.execute("UPDATE jsworker.workflows SET outcome = 'failed', finished_at = now()")
+    lines = cli("workflow", str(workflow)).ok().lines
+    assert lines[0].startswith(f"nightly run {workflow} failed, cancelled by an operator, took ")
+    assert lines[1].endswith(" 4/4 (1 completed, 3 cancelled)")
+    assert lines[2].endswith(" 1/1 cancelled")
+    assert lines[3].endswith(" 1/1 cancelled, after parts, fetch")
+    sql.execute("UPDATE jsworker.workflows SET outcome = 'cancelled'")
+    assert " cancelled by an operator, took " in cli("workflow", str(workflow)).ok().lines[0]
+
+
 def test_a_job_tells_to_which_workflow_it_belongs(cli: Cli, sql: Sql) -> None:
     workflow = enqueued()
     row = sql.execute("SELECT id FROM jsworker.jobs WHERE kind = 'merge'").fetchone()

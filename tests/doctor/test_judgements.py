@@ -307,6 +307,12 @@ def test_what_is_held_and_may_begin_and_what_is_paused(limit: KeyLimit, level: s
     assert all(says in each.says for each in found)
 
 
+def test_a_paused_key_is_named_for_the_shell() -> None:
+    paused = KeyLimit("resize", "acme & sons", 0, 5, 10.0, 60.0)
+    [found] = job_checks.limits(replace(ROWS, limits=(paused,)))
+    assert found.do == "`jsworker resume resize 'acme & sons'`, should it go on."
+
+
 @pytest.mark.parametrize(
     ("schedule", "says"),
     [

@@ -39,7 +39,7 @@ COLUMNS = text("""
 SELECT id, kind, status, worker_id, fencing_token, attempts, errors, stalls, max_attempts, max_stalls, stage,
   progress, message, unique_key, run_at, queued_at, claimed_at, last_activity_at, deadline_at, cleared, clear_reason,
   cancel_requested, last_error, failure_reason, created_at, started_at, finished_at,
-  progress_at, held_by, held_at, due_at, limit_key, priority, expires_at, waiting_key, behind, debounce_until
+  progress_at, held_by, held_at, due_at, limit_key, priority, expires_at, waiting_key, behind, debounce_until, batch_id
 FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[]))
 """)
 

@@ -83,6 +83,13 @@ RESUME = compiled(
     .returning(limits.c.kind)
 )
 
+# What is set of a kind, and of one of its keys, which is below it.
+NUMBERS = compiled(
+    sa.select(limits.c.max_running, limits.c.rate, limits.c.per)
+    .where(limits.c.kind == _kind, limits.c.key.in_(["", _key]))
+    .order_by(limits.c.key)
+)
+
 _is_paused: Final = sa.and_(
     limits.c.paused_at.is_not(None), sa.or_(limits.c.paused_until.is_(None), limits.c.paused_until > NOW)
 )
@@ -117,7 +124,8 @@ RETURNING l.key
 
 LIST = filled(
     """
-SELECT l.kind, l.key, state.max_running, state.rate, state.per, l.set_by, state.running, state.jobs AS free,
+SELECT l.kind, l.key, state.max_running, state.rate, state.per, l.set_by, state.running,
+  nullif(state.jobs, 1000000) AS free,
   held.jobs AS held,
   held.oldest AS held_since, CASE WHEN state.paused THEN l.paused_at END AS paused_at,
   CASE WHEN state.paused THEN l.paused_until END AS paused_until,
@@ -177,6 +185,17 @@ async def set_numbers(database: Database, kind: str, key: str, numbers: Numbers)
     await database.run(WRITE_OPERATOR, {"kind": kind, "key": key, **numbers._asdict()})
     if not key:
         await count_running(database, kind)
+
+
+async def numbers_of(database: Database, kind: str, key: str) -> Numbers:
+    """Return the numbers that hold for a kind, or for one of its keys."""
+    found = Numbers(None)
+    for row in await database.run(NUMBERS, {"kind": kind, "key": key}):
+        if row.max_running is not None:
+            found = found._replace(max_running=row.max_running)
+        if row.rate is not None:
+            found = found._replace(rate=row.rate, per=row.per)
+    return found
 
 
 async def count_running(database: Database, kind: str) -> None:
