@@ -130,7 +130,7 @@ async def test_a_job_that_is_held_while_an_older_one_is_claimed_in_its_place_is_
     await eventually(looked_for_more)
     await rows.query(
         "UPDATE jsworker.jobs SET run_at = NULL, held_by = 'limit', held_at = now(), limit_key = '',"
-        " kind = %s WHERE id = %s",
+        " kind = %s, queued_at = now() - interval '1 hour' WHERE id = %s",
         KIND,
         older.id,
     )
