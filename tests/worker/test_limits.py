@@ -119,11 +119,18 @@ async def test_a_job_that_is_held_while_an_older_one_is_claimed_in_its_place_is_
     older = await client.enqueue("elsewhere", {}, delay=3600)
     calm = make_settings(scan_interval=600.0, stale_threshold=3600.0, ack_wait=7200.0)
     running = await start(scripted(echo, limit=Limit(1)), with_settings=calm)
+    [consumer] = running.worker._components.pipeline.consumers
     await client.enqueue(KIND, {})
     await ended(rows, 1)
+
+    async def looked_for_more() -> None:
+        assert not running.worker._context.in_flight.runs
+        assert not consumer._freed.is_busy
+
+    await eventually(looked_for_more)
     await rows.query(
         "UPDATE jsworker.jobs SET run_at = NULL, held_by = 'limit', held_at = now(), limit_key = '',"
-        " kind = %s WHERE id = %s",
+        " kind = %s, queued_at = now() - interval '1 hour' WHERE id = %s",
         KIND,
         older.id,
     )
