@@ -12,6 +12,7 @@ from jsworker.cli.options import Json, argument, flag, new_app, option
 from jsworker.cli.output import cell, moment, print_json, print_line, print_table, remark, right, since
 from jsworker.cli.selection import ask_database
 from jsworker.client import JobClient
+from jsworker.core.errors import DatabaseRefused
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.limits import Limit, Rate
 from jsworker.core.names import check_kind
@@ -153,7 +154,10 @@ def _in_words(numbers: Numbers) -> str:
 
 def warn_unless_served(kind: str) -> None:
     """Say on stderr that no live worker is for a kind: it may be mistyped."""
-    workers = ask_database(partial(list_workers, limit=_MOST_WORKERS))
+    try:
+        workers = ask_database(partial(list_workers, limit=_MOST_WORKERS))
+    except DatabaseRefused:  # its login may change limits, but not read workers
+        return
     if not any(worker["alive"] and kind in worker["kinds"] for worker in workers):
         remark(f"no live worker serves kind {kind}: is it spelled right?")
 
