@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         OwnershipLost,
         Retry,
         Snooze,
+        TransitionRefused,
         UsageError,
         WorkflowFailed,
     )
@@ -45,6 +46,7 @@ __all__ = [
     "Retry",
     "Settings",
     "Snooze",
+    "TransitionRefused",
     "UsageError",
     "Worker",
     "WorkflowFailed",
@@ -73,6 +75,7 @@ _HOMES = {
     "Retry": "jsworker.core.errors",
     "Settings": "jsworker.core.settings",
     "Snooze": "jsworker.core.errors",
+    "TransitionRefused": "jsworker.core.errors",
     "UsageError": "jsworker.core.errors",
     "Worker": "jsworker.worker.worker",
     "WorkflowFailed": "jsworker.core.errors",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jsworker.client import JobClient
-from jsworker.core.errors import DatabaseRefused
+from jsworker.core.errors import DatabaseRefused, TransitionRefused
 from jsworker.core.settings import Settings
 from tests.cli.commands import COMMAND, Cli, Result
 from tests.ownership.rows import Sql, change_job, insert_job, read_job, seconds
@@ -143,11 +143,9 @@ async def test_an_application_enqueues_and_is_told_what_it_may_not(
         published = await client.publish_pending()
         assert ("jsworker_publisher" in str(client.unpublished_because)) is (login == "producer")
         assert login == "publisher" or published == 0
-        for call in (
-            client.cancel(jobs[0].id),
-            client.retry(jobs[0].id),
-            client.clear_and_reenqueue(jobs[0].id, "told so"),
-        ):
+        with pytest.raises(TransitionRefused, match="only a running job can be cleared"):
+            await client.clear_and_reenqueue(jobs[0].id, "told so")
+        for call in (client.cancel(jobs[0].id), client.retry(jobs[0].id)):
             with pytest.raises(
                 DatabaseRefused, match=r"^\w+ needs UPDATE on jsworker\.jobs, which role .*42501"
             ):

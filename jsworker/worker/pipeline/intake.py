@@ -52,6 +52,7 @@ class KindState:
         self.is_rated = kind.processor.rate is not None
         self.is_paused = False
         self.admitting = asyncio.Lock()
+        self.freed_meanwhile: set[str] = set()  # keys that fell free while claims were undecided
 
 
 class Consumer:
@@ -238,10 +239,14 @@ class Consumer:
         if not self._context.health.up:  # the sweep comes back to them
             return runs
         if (room := self.room()) > 0:
+            # A job that is being claimed is passed over, and may be held this very moment.
+            self.state.freed_meanwhile.update(keys)
             try:
                 runs = await self._admitted(keys=keys, most=room)
             except RowRefused:  # woken, it is claimed alone, and set aside
                 room = 0
+        if not any(each.consumer.kind is self.kind for each in self._in_flight.claiming.values()):
+            self.state.freed_meanwhile.clear()
         if len(runs) >= room:
             await self._wake(keys)
         elif self.state.is_rated:  # what is left waits for a token, no more for a slot
@@ -327,6 +332,9 @@ class Consumer:
             row = rows.get(job_id)
             if row is not None and row.held_by is not None:
                 self._note_held(job_id, row)
+                if (key := row.limit_key or "") in self.state.freed_meanwhile:
+                    self.state.freed_meanwhile.discard(key)
+                    self.free(key)
             if row is not None and (row.status == "queued" or job_id in behind):
                 self.state.is_limited |= row.limit_key is not None
                 self._claim_again(job_id)
