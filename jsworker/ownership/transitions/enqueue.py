@@ -168,7 +168,7 @@ async def enqueue(
     job: NewJob,
     *,
     publish_after: float,
-    statement: TextClause = ENQUEUE,
+    statement: TextClause | None = None,
     more: Mapping[str, Any] = NO_MORE,
 ) -> Enqueued:
     """Insert a job in a transaction of its own, unless a live one holds its unique key.
@@ -179,8 +179,9 @@ async def enqueue(
         TransitionRefused: the key was taken and freed again three times in a row.
     """
     values = {**values_of(kind, job, publish_after), **more}
+    asked = ENQUEUE if statement is None else statement
     for _ in range(_TRIES):
-        rows = await database.run_by_key(statement, values, seconds=database.seconds_for(len(job.payload)))
+        rows = await database.run_by_key(asked, values, seconds=database.seconds_for(len(job.payload)))
         if rows:
             return Enqueued(*rows[0][:2])
         if more:
@@ -194,7 +195,7 @@ async def enqueue_many(
     new: Sequence[NewJob],
     *,
     publish_after: float = 0.0,
-    statement: TextClause = ENQUEUE_MANY,
+    statement: TextClause | None = None,
     more: Mapping[str, Any] = NO_MORE,
 ) -> list[Enqueued]:
     """Insert jobs in one statement, as ``enqueue``, and tell, in order, which were created and which existed.
@@ -208,14 +209,15 @@ async def enqueue_many(
         job.unique_key is None and job.limit_key is None and job.delay == 0 and job.traceparent is span
         for job in new
     )
-    if plain and publish_after == 0 and statement is ENQUEUE_MANY:
+    if plain and publish_after == 0 and statement is None:
         await database.copy_in(COPY_MANY, _lines(kind, new))
         return [Enqueued(job.id, created=True) for job in new]
     found: dict[UUID, Enqueued] = {}
     values = {"kind": kind, "publish_after": publish_after, **more}
+    asked = ENQUEUE_MANY if statement is None else statement
     waiting = new
     for _ in range(_TRIES):
-        inserted = await _insert(database, statement, waiting, values)
+        inserted = await _insert(database, asked, waiting, values)
         found |= {job_id: Enqueued(job_id, True) for job_id in inserted}
         if waiting := [job for job in new if job.id not in found]:
             keys = {"kind": kind, "unique_keys": [job.unique_key for job in waiting]}

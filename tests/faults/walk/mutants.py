@@ -134,7 +134,7 @@ MUTANTS = (
     Mutant(
         "RELEASE ignores cancel_requested",
         frozenset({"refused by the database"}),
-        write("release", ("j.cancel_requested AS cancel", "false AS cancel")),
+        write("release", ("j.cancel_requested OR ", "false OR ")),
     ),
     Mutant(
         "RESET ignores cancel_requested",
