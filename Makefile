@@ -86,8 +86,9 @@ chaos: $(VENV)/.project ## Kill 1,000 processes, break everything else, publish 
 	$(BIN)/python -m tests.faults --defaults --json $(CHAOS)
 	$(BIN)/python -m tests.faults.document $(CHAOS) docs/reliability.md
 
+# As many as cores: these compute all the time, and some of them judge how fast or how soon something was.
 verify-quick: test-oldest ## Run what takes minutes: mutants, short fault runs, the guard of speed, the oldest SQLAlchemy.
-	@$(PYTEST) -m thorough tests $(ARGS)
+	@$(BIN)/pytest -n 2 --dist worksteal -m thorough tests $(ARGS)
 
 verify: verify-quick ## Check also what needs Debian packages: prometheus, pgbouncer, spin and gcc.
 	$(BIN)/pytest -m verify tests $(ARGS)
