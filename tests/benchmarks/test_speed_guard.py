@@ -36,7 +36,7 @@ def _rounds(bench: Servers) -> dict[str, list[float]]:
     rates: dict[str, list[float]] = {JSWORKER: [], RAW: []}
     for turn in range(ROUNDS):
         for system in order(list(rates), turn):
-            rates[system].append(drain(bench, system, JOBS, seconds=150.0))
+            rates[system].append(drain(bench, system, JOBS, seconds=30.0))
     return rates
 
 
