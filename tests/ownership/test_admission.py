@@ -524,3 +524,27 @@ async def test_a_row_that_can_neither_be_claimed_nor_woken_is_set_aside(database
     finally:
         sql.execute("ALTER TABLE jsworker.jobs DROP CONSTRAINT never")
     assert await wake(refused_rows=refused_rows) == 1
+
+
+async def test_no_more_held_rows_are_locked_than_are_taken(
+    database: Database, sql: Sql, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that was resumed has no bound of its own: all that it holds could begin."""
+    waiting = held(sql, 200)
+    asked: list[dict[str, Any]] = []
+    run_by_key = database.run_by_key
+
+    async def noted(statement: TextClause, values: dict[str, Any], **more: Any) -> Any:
+        asked.append(values)
+        return await run_by_key(statement, values, **more)
+
+    monkeypatch.setattr(database, "run_by_key", noted)
+    assert [job.id for job in await admit(database, keys=[KEY], most=3)] == waiting[:3]
+    plan = text(f"EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) {admission.ADMIT.text}")
+    with engine.connect() as connection:
+        connection.execute(admission.LOCK, asked[0])
+        lines = list(connection.execute(plan, asked[0]).scalars())
+        connection.rollback()
+    locks = [line for line in lines if "LockRows" in line and "rows=0" not in line and "never" not in line]
+    assert len(locks) == 1
+    assert "rows=3" in locks[0]

@@ -181,6 +181,30 @@ async def test_finish_behind_a_retry_finishes_nothing(database: Database, winner
     assert flow.outcome("a") is None
 
 
+async def test_a_retried_member_has_all_its_snoozes_again(
+    database: Database, sql: Sql, failed: Stored
+) -> None:
+    change_job(sql, failed.member("a"), snoozes=1000)
+    await control.retry(database, failed.member("a"))
+    assert read_job(sql, failed.member("a"))["snoozes"] == 0
+
+
+async def test_a_retry_that_comes_late_leaves_a_finished_workflow_finished(
+    database: Database, sql: Sql
+) -> None:
+    flow = await stored(database, sql, ("a", 1, ()))
+    await flow.fail(flow.member("a"))
+    await advance(database, [flow.batch("a")])
+    ids = flow.members("a")
+    assert await reopen.retry_members(database, flow.batch("a"), ids) == ids
+    await flow.complete(flow.member("a"))
+    finished = await advance(database, [flow.batch("a")])
+    assert [each.outcome for each in finished.workflows] == ["completed"]
+    before = sql.execute("SELECT * FROM jsworker.workflows").fetchall()
+    assert await reopen.retry_members(database, flow.batch("a"), ids) == []
+    assert sql.execute("SELECT * FROM jsworker.workflows").fetchall() == before
+
+
 async def test_two_retries_at_once_put_it_back_once(database: Database, sql: Sql, failed: Stored) -> None:
     calls = (control.retry(database, failed.member("a")) for _ in range(10))
     answers = await asyncio.gather(*calls, return_exceptions=True)
