@@ -294,6 +294,15 @@ async def test_ten_thousand_jobs_in_one_call_are_stored_in_order_and_published_o
     assert (await js.stream_info(settings.stream)).state.messages == 10_000
 
 
+async def test_closing_publishes_what_was_enqueued(
+    rows: Rows, js: JetStreamContext, settings: Settings
+) -> None:
+    async with JobClient(settings) as client:
+        await client.enqueue_many(KIND, [{"n": n} for n in range(300)])
+    assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE needs_publish") == 0
+    assert (await js.stream_info(settings.stream)).state.messages == 300
+
+
 async def test_many_jobs_with_keys_tell_in_order_which_existed(client: JobClient, rows: Rows) -> None:
     held = await client.enqueue(KIND, {"n": 0}, unique_key="b")
     keys = ["a", "b", None, "a", None]
