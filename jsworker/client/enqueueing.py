@@ -6,10 +6,11 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from datetime import datetime
 from functools import partial
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from uuid import UUID
 
 from pydantic import BaseModel
+from typing_extensions import TypedDict, Unpack
 
 from jsworker.client.terms import Terms, is_due, of_job
 from jsworker.core import strict_json, tracing
@@ -42,16 +43,62 @@ _SHARED_BATCH: Final = 500
 _Answer = Enqueued | JsworkerError
 
 
-class JobOptions(NamedTuple):
-    """What is given once for all jobs of a call."""
+class EnqueueOptions(TypedDict, total=False):
+    """What a call may say by keyword of each job that it enqueues.
+
+    Attributes:
+        delay: seconds, or a timedelta, until the job is due.
+        max_attempts: overrides the processor's; at most 1,000,000.
+        max_stalls: overrides the processor's; at most 100. After two the job runs in quarantine.
+        limit_key: under which limits, rates and pauses count it, 1 to 255 printable characters; left out:
+            what the ``limit`` or ``rate`` of a processor that is given says.
+        priority: ``high``, ``normal`` or ``low``; left out: the processor's, or normal for a kind's name.
+        run_at: when the job is due, instead of a delay: a datetime with a time zone. One that is over is now.
+        expires_in: seconds, or a timedelta, from the insert; a job that has not begun by then is cancelled. A
+            claim is a beginning: what is retried or taken back later does not expire. Overrides the
+            processor's.
+        unique: of the unique key: ``live`` (the default), at most one waits or runs; ``waiting``, at most one
+            waits and one runs. Overrides the processor's.
+        unique_for: seconds, or a timedelta: of the unique key at most one job is enqueued in so long, ended
+            ones included, and none while it waits or runs. Overrides the processor's.
+        debounce: seconds, or a timedelta, until the job is due. Of the unique key one waits and one runs;
+            each further call replaces the payload of the one that waits, and lets it wait anew.
+        debounce_max: seconds, or a timedelta, from the first of these calls: no later is it moved.
+    """
 
     delay: Seconds
     max_attempts: int | None
     max_stalls: int | None
+    limit_key: str | None
+    priority: Priority | None
+    run_at: datetime | None
+    expires_in: Seconds | None
+    unique: Unique | None
+    unique_for: Seconds | None
+    debounce: Seconds | None
+    debounce_max: Seconds | None
+
+
+class JobOptions(NamedTuple):
+    """What is given once for all jobs of a call."""
+
     max_payload_bytes: int
+    delay: Seconds = 0.0
+    max_attempts: int | None = None
+    max_stalls: int | None = None
     limit_key: str | None = None
     priority: Priority | None = None
     terms: Terms = Terms()
+
+    @classmethod
+    def of(cls, max_payload_bytes: int, options: EnqueueOptions) -> Self:
+        """Return what a call says; TypeError: it says what there is not."""
+        said: dict[str, Any] = {**options}
+        for name, value in said.items():
+            if name not in EnqueueOptions.__annotations__:
+                raise TypeError(f"{name}={shown(value)}: there is no such argument")
+        terms = {name: said.pop(name) for name in Terms._fields if name in said}
+        return cls(max_payload_bytes, terms=Terms(**terms), **said)
 
     def check(self, kind: Kind, keys: Sequence[str | None]) -> tuple[float, JobTerms]:
         """Return the delay, and the terms of jobs with a key.
@@ -82,18 +129,8 @@ def enqueue_statement(
     payload: Any,
     *,
     unique_key: str | None = None,
-    delay: Seconds = 0.0,
-    max_attempts: int | None = None,
-    max_stalls: int | None = None,
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
-    limit_key: str | None = None,
-    priority: Priority | None = None,
-    run_at: datetime | None = None,
-    expires_in: Seconds | None = None,
-    unique: Unique | None = None,
-    unique_for: Seconds | None = None,
-    debounce: Seconds | None = None,
-    debounce_max: Seconds | None = None,
+    **options: Unpack[EnqueueOptions],
 ) -> "TextClause":
     """Return a statement that enqueues a job in your own transaction, sync or async session alike.
 
@@ -106,40 +143,16 @@ def enqueue_statement(
         kind: the kind, or its processor, which checks the payload.
         payload: what the processor gets.
         unique_key: at most one live job of the kind has it; 1 to 255 printable characters.
-        delay: seconds, or a timedelta, until the job is due.
-        max_attempts: overrides the processor's; at most 1,000,000.
-        max_stalls: overrides the processor's; at most 100. After two the job runs in quarantine.
         max_payload_bytes: most bytes of the payload's JSON text.
-        limit_key: under which limits, rates and pauses count it, 1 to 255 printable characters; left out:
-            what the ``limit`` or ``rate`` of a processor that is given says.
-        priority: ``high``, ``normal`` or ``low``; left out: the processor's, or normal for a kind's name.
-        run_at: when the job is due, instead of a delay: a datetime with a time zone. One that is over is now.
-        expires_in: seconds, or a timedelta, from the insert; a job that has not begun by then is cancelled. A
-            claim is a beginning: what is retried or taken back later does not expire. Overrides the
-            processor's.
-        unique: of the unique key: ``live`` (the default), at most one waits or runs; ``waiting``, at most one
-            waits and one runs. Overrides the processor's.
-        unique_for: seconds, or a timedelta: of the unique key at most one job is enqueued in so long, ended
-            ones included, and none while it waits or runs. Overrides the processor's.
-        debounce: seconds, or a timedelta, until the job is due. Of the unique key one waits and one runs;
-            each further call replaces the payload of the one that waits, and lets it wait anew.
-        debounce_max: seconds, or a timedelta, from the first of these calls: no later is it moved.
+        options: see ``EnqueueOptions``.
 
     Raises:
         InvalidName: the kind, the unique key or the limit key is not allowed.
         InvalidPayload, InvalidJson: the payload does not fit the processor, is too large, or no JSON.
         ValueError, TypeError: another argument is out of range, of the wrong type, or contradicts one.
     """
-    options = JobOptions(
-        delay,
-        max_attempts,
-        max_stalls,
-        max_payload_bytes,
-        limit_key,
-        priority,
-        Terms(run_at, expires_in, unique, unique_for, debounce, debounce_max),
-    )
-    [job] = new_jobs(kind, [payload], [unique_key], options, tracing.current())
+    said = JobOptions.of(max_payload_bytes, options)
+    [job] = new_jobs(kind, [payload], [unique_key], said, tracing.current())
     return enqueue_terms.statement_for(kind_name(kind), job, publish_after=0.0)
 
 

@@ -8,8 +8,11 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
+from typing_extensions import Unpack
+
 from jsworker.client.client_publisher import ClientPublisher
 from jsworker.client.enqueueing import (
+    EnqueueOptions,
     JobOptions,
     Kind,
     SharedInserts,
@@ -23,14 +26,13 @@ from jsworker.client.enqueueing import (
 from jsworker.client.limits import Limits
 from jsworker.client.results import JobHandle, Results
 from jsworker.client.schedules import Schedules
-from jsworker.client.terms import Terms, is_due
+from jsworker.client.terms import is_due
 from jsworker.client.workflows import Flow, Workflows
 from jsworker.core import fault_points, tracing
 from jsworker.core.errors import JobNotFound, TransitionRefused
 from jsworker.core.events import Events
 from jsworker.core.names import printable, shown
 from jsworker.core.priorities import NORMAL, Priority, priority_number
-from jsworker.core.processor import Seconds, Unique
 from jsworker.core.settings import Settings, load_settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import RunAge
@@ -177,19 +179,9 @@ class JobClient:
         payload: Any,
         *,
         unique_key: str | None = None,
-        delay: Seconds = 0.0,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
-        limit_key: str | None = None,
-        priority: Priority | None = None,
-        run_at: datetime | None = None,
-        expires_in: Seconds | None = None,
-        unique: Unique | None = None,
-        unique_for: Seconds | None = None,
-        debounce: Seconds | None = None,
-        debounce_max: Seconds | None = None,
+        **options: Unpack[EnqueueOptions],
     ) -> JobHandle:
-        """Enqueue a job in a transaction of its own and publish it; see ``enqueue_statement`` for the rest.
+        """Enqueue a job in a transaction of its own and publish it; see ``EnqueueOptions`` for ``options``.
 
         Returns the job's id, and whether it was created or a live one holds the unique key; ``result`` of it
         waits for the job's end.
@@ -198,16 +190,8 @@ class JobClient:
             DatabaseUnavailable: unclear whether the job was stored; a ``unique_key`` makes a second try safe.
             RuntimeError: the client is not open, or closed; as every other call does.
         """
-        options = JobOptions(
-            delay,
-            max_attempts,
-            max_stalls,
-            self._settings.max_payload_bytes,
-            limit_key,
-            priority,
-            Terms(run_at, expires_in, unique, unique_for, debounce, debounce_max),
-        )
-        [job] = new_jobs(kind, [payload], [unique_key], options)
+        said = JobOptions.of(self._settings.max_payload_bytes, options)
+        [job] = new_jobs(kind, [payload], [unique_key], said)
         name = kind_name(kind)
         with tracing.creating(self._subject_of(name, job.priority), job_id=job.id) as context:
             self._opened()
@@ -225,17 +209,7 @@ class JobClient:
         payloads: Iterable[Any],
         *,
         unique_keys: Sequence[str | None] | None = None,
-        delay: Seconds = 0.0,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
-        limit_key: str | None = None,
-        priority: Priority | None = None,
-        run_at: datetime | None = None,
-        expires_in: Seconds | None = None,
-        unique: Unique | None = None,
-        unique_for: Seconds | None = None,
-        debounce: Seconds | None = None,
-        debounce_max: Seconds | None = None,
+        **options: Unpack[EnqueueOptions],
     ) -> list[JobHandle]:
         """Enqueue a job for each payload, in statements of up to 5,000, and publish them in the background.
 
@@ -247,19 +221,11 @@ class JobClient:
         if len(keys) != len(given):
             raise ValueError(f"{len(keys)} unique_keys for {len(given)} payloads: one for each is needed")
         name = kind_name(kind)
-        options = JobOptions(
-            delay,
-            max_attempts,
-            max_stalls,
-            self._settings.max_payload_bytes,
-            limit_key,
-            priority,
-            Terms(run_at, expires_in, unique, unique_for, debounce, debounce_max),
-        )
-        subject = self._subject_of(name, priority_of(kind, priority))
+        said = JobOptions.of(self._settings.max_payload_bytes, options)
+        subject = self._subject_of(name, priority_of(kind, said.priority))
         enqueued: list[JobHandle] = []
         with tracing.creating(subject, jobs=len(given)) as context:
-            jobs = new_jobs(kind, given, keys, options, context)
+            jobs = new_jobs(kind, given, keys, said, context)
             clock = asyncio.get_running_loop().time
             began = clock()
             keyed = any(key is not None for key in keys)

@@ -146,7 +146,9 @@ class Flow:
         for need in needs:
             if not isinstance(need, Node | str):
                 raise TypeError(f"node {shown(name)}: after={shown(need)} must be a node or a node's name")
-        options = JobOptions(0.0, max_attempts, max_stalls, self._settings.max_payload_bytes)
+        options = JobOptions(
+            self._settings.max_payload_bytes, max_attempts=max_attempts, max_stalls=max_stalls
+        )
         jobs = list(new_jobs(kind, given, [None] * len(given), options))
         node = Node(new_job_id(), name, kind_name(kind), needs, on_failure, jobs)
         self._nodes[name] = node

@@ -11,7 +11,7 @@ import pytest
 from nats.js import JetStreamContext
 from pydantic import BaseModel
 
-from jsworker.client import JobClient
+from jsworker.client import JobClient, enqueue_statement
 from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload, JsworkerError
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
@@ -330,3 +330,8 @@ async def test_the_limit_of_payloads_is_a_setting() -> None:
     client = JobClient(UNREACHABLE.model_copy(update={"max_payload_bytes": 100}))
     with pytest.raises(JsworkerError, match="payload of 102 bytes exceeds JSWORKER_MAX_PAYLOAD_BYTES=100"):
         await client.enqueue(KIND, "x" * 100)
+
+
+def test_an_argument_that_there_is_not_is_named() -> None:
+    with pytest.raises(TypeError, match=r"^delai=3: there is no such argument$"):
+        enqueue_statement("count-words", {}, delai=3)  # type: ignore[call-arg]

@@ -210,7 +210,7 @@ class RunLease:
     def _members(self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]) -> list[NewJob]:
         given = one_for_each("payloads", payloads)
         most = self._services.settings.max_payload_bytes
-        checked = JobOptions(0.0, max_payload_bytes=most, **options)
+        checked = JobOptions(most, **options)
         return list(new_jobs(kind, given, [None] * len(given), checked, tracing.current()))
 
     def wait_for(self, call: Coroutine[Any, Any, T]) -> T:
