@@ -15,10 +15,11 @@ from jsworker.worker.context import WorkerContext
 from jsworker.worker.heartbeat import Heartbeat
 from jsworker.worker.lifecycle import Loop
 from jsworker.worker.maintenance import watches
-from jsworker.worker.maintenance.admissions import Admissions
-from jsworker.worker.maintenance.expiry import Expiry
+from jsworker.worker.maintenance.admissions import TIDY_SECONDS, Admissions
+from jsworker.worker.maintenance.expiry import WINDOWS_SECONDS, Expiry
 from jsworker.worker.maintenance.fleet_survey import SURVEY_SECONDS, FleetSurvey
 from jsworker.worker.maintenance.lanes import Lanes
+from jsworker.worker.maintenance.looks import RelayLook, ScanLook
 from jsworker.worker.maintenance.relay import Relay
 from jsworker.worker.maintenance.retention import TICK_SECONDS, Retention
 from jsworker.worker.maintenance.scheduler import Scheduler
@@ -43,6 +44,8 @@ _FENCE_LOOKS_A_HEARTBEAT: Final = 4
 _HEARTBEATS_A_FAILOVER_LOOK: Final = 6
 _SCANS_A_SHAPE_LOOK: Final = 6
 _RECONCILE_ROUNDS_A_TIMEOUT: Final = 4
+_SELDOM_SECONDS: Final = 600.0
+"""Between two rounds of a loop that is woken when there is something to do."""
 _NAMED: Final = 5
 """Kinds or jobs that a status names; there may be hundreds."""
 _LEAST_FLUSH_SECONDS: Final = 0.5
@@ -83,15 +86,18 @@ class Components:
 
         # Maintenance.
         self.publisher = Relay(context)
-        self.relay = self._loop("relay", self.publisher.step, settings.relay_interval)
+        self.relay = self._loop("relay", self.publisher.step, _SELDOM_SECONDS)
         prunes = settings.retention is not None
         self.retention = self._scan("retention", Retention(context).step, TICK_SECONDS, runs=prunes)
-        self._scan("expiry", Expiry(context).step, settings.scan_interval)
         interval = min(watches.SHAPE_SECONDS, _SCANS_A_SHAPE_LOOK * settings.scan_interval)
         self.shape = self._scan("shape", partial(watches.keep_in_shape, context, self._lane_names), interval)
         self.schedules, self.scheduler, self.held, self.admissions = self._wakers()
+        self.relay_look = RelayLook(context, self.admissions, wake_relay=self.relay.wake)
+        self._loop("relay look", self.relay_look.step, settings.relay_interval)
         self.survey = FleetSurvey(context, self._lane_names)
-        self.workflows = self._loop_for_workflows(context)
+        self.workflow_sweep = WorkflowSweep(context)
+        self.workflows = self._loop("workflows", self.workflow_sweep.step, _SELDOM_SECONDS)
+        context.batches.changed.append(self.workflows.wake)
         self._scan("survey", self.survey.step, SURVEY_SECONDS, runs=surveys)
         self.database_watch = watches.DatabaseWatch(
             context, revision=migration, on_failover=self.heartbeat.look_for_orphaned_claims
@@ -126,17 +132,27 @@ class Components:
         context.publishing.changed.extend([self.relay.wake, self.table.wake, self.presences.wake])
         context.stream.on_disconnect(context.room.notify)
         context.stream.on_disconnect(self.table.wake)
-        self.lanes = Lanes(context, self._open_lane)
+        self._look_each_scan()
 
     def _wakers(self) -> tuple[Loop, Scheduler, Loop, Admissions]:
         """Return what begins its next round when an instant has come: of a schedule, a token, a pause."""
         context, settings = self._context, self._context.settings
         schedules = self._scan("schedules", self._fire_schedules, settings.scan_interval)
-        held = self._scan("held jobs", self._find_held, settings.scan_interval)
+        held = self._scan("held jobs", self._find_held, TIDY_SECONDS)
         admissions = Admissions(context, self.pipeline.of_kind, wake=held.wake)
-        self._loop("limits", admissions.learn, settings.relay_interval)
         context.held.append(admissions.look_soon)
         return schedules, Scheduler(context, wake=schedules.wake), held, admissions
+
+    def _look_each_scan(self) -> None:
+        context = self._context
+        expiry = self._scan("expiry", Expiry(context).step, WINDOWS_SECONDS)
+        wake = {"held": self.held.wake, "expired": expiry.wake, "in_workflows": self._sweep_workflows}
+        look = ScanLook(context, Lanes(context, self._open_lane), wake=wake)
+        self._scan("scan look", look.step, context.settings.scan_interval)
+
+    def _sweep_workflows(self) -> None:
+        self.workflow_sweep.sweep_soon()
+        self.workflows.wake()
 
     def _end_reconciliation(self) -> None:
         self.reconciliation.end()
@@ -163,7 +179,6 @@ class Components:
                 await self.pipeline.forget_unsettled()
             with context.noting("events of what operators take back"):
                 await report_operators(context.database, events=context.events)
-            await self.lanes.look()
             await self.poll.step()
             await self._lost_messages.step()
 
@@ -173,11 +188,6 @@ class Components:
 
     async def _find_held(self) -> None:
         await self.admissions.step()
-
-    def _loop_for_workflows(self, context: WorkerContext) -> Loop:
-        loop = self._loop("workflows", WorkflowSweep(context).step, context.settings.scan_interval)
-        context.batches.changed.append(loop.wake)
-        return loop
 
     async def _take_from_the_table(self) -> None:
         await self.publisher.try_again()

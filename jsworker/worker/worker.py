@@ -267,7 +267,7 @@ class Worker:
             await self._once_answered(lambda: self._refuse_duplicate(name))
         await self._once_answered(self._write_schedules)
         await self._once_answered(lambda: write_limits(self._context))
-        await self._once_answered(components.admissions.learn_before_pulling)
+        await self._once_answered(components.relay_look.look)
         self._opened.callback(components.scheduler.close)
         self._opened.callback(components.admissions.close)
         if supervision is None:  # else the supervisor watches, and kills

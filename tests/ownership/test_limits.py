@@ -9,7 +9,7 @@ from sqlalchemy import Engine, TextClause
 
 from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
-from jsworker.ownership.transitions import limits
+from jsworker.ownership.transitions import limits, looks
 from jsworker.ownership.transitions.limits import Numbers
 
 from .rows import HELD, KIND, Sql, insert_job, read_job, read_value
@@ -82,9 +82,9 @@ async def test_a_jobs_pause_neither_shortens_nor_replaces_another(database: Data
 
 async def test_pauses_that_have_ended_are_none(database: Database, sql: Sql) -> None:
     await limits.pause(database, KIND, "", seconds=60, paused_by="ann", reason="x")
-    assert (await limits.of_kinds(database, [KIND]))[KIND].is_paused
+    assert (await looks.due(database, [KIND])).limits[KIND].is_paused
     sql.execute("UPDATE jsworker.limits SET paused_until = clock_timestamp()")
-    assert not (await limits.of_kinds(database, [KIND]))[KIND].is_paused
+    assert not (await looks.due(database, [KIND])).limits[KIND].is_paused
     [listed] = await limits.list_limits(database)
     assert (listed["paused_at"], listed["reason"]) == (None, None)
 

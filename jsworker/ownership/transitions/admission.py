@@ -31,8 +31,10 @@ _may_begin: Final = sa.and_(predicates.may_begin, predicates.none_of_its_key_run
 admissible: Final = sa.and_(sa.or_(predicates.queued, waits_for_admission), _may_begin)
 """What admission may claim: what a message brings, and what waits for a slot, a token or the end of a pause."""
 
-# The predicate of the index jobs_held_by_key, word for word.
-_HELD: Final = "j.status || '' = 'scheduled' AND j.held_by IN ('limit', 'rate', 'paused')"
+waits_for_admission_indexed: Final = sa.and_(
+    predicates.scheduled_indexed, j.c.held_by.in_(("limit", "rate", "paused"))
+)
+_HELD: Final = condition(waits_for_admission_indexed)
 _NOT_ASIDE: Final = condition(~predicates.set_aside("wake"))
 
 # Locks the row of each key, in their order, and makes those that are missing. Also where it writes nothing: the

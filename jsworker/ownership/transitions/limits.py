@@ -1,6 +1,5 @@
 """How limits, rates and pauses are written and read; what they admit is decided in ``admission``."""
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -90,21 +89,6 @@ NUMBERS = compiled(
     .order_by(limits.c.key)
 )
 
-_is_paused: Final = sa.and_(
-    limits.c.paused_at.is_not(None), sa.or_(limits.c.paused_until.is_(None), limits.c.paused_until > NOW)
-)
-# What a worker must know of its kinds.
-OF_KINDS = compiled(
-    sa.select(
-        limits.c.kind,
-        sa.or_(limits.c.max_running.is_not(None), limits.c.rate.is_not(None)).label("is_limited"),
-        _is_paused.label("is_paused"),
-        limits.c.max_running,
-        limits.c.rate,
-        limits.c.per,
-    ).where(limits.c.kind == sa.any_(given("kinds", sa.ARRAY(sa.Text))), limits.c.key == "")
-)
-
 _TIDIED_AT_ONCE: Final = 1_000
 _MOST_TIDIED: Final = 50
 
@@ -151,15 +135,6 @@ class Numbers(NamedTuple):
     max_running: int | None
     rate: int | None = None
     per: float | None = None
-
-
-class KindLimits(NamedTuple):
-    """What a worker must know of one of its kinds."""
-
-    kind: str
-    is_limited: bool
-    is_paused: bool
-    numbers: Numbers
 
 
 async def write_code(database: Database, new: dict[str, Numbers | None]) -> list[str]:
@@ -239,17 +214,6 @@ async def resume(database: Database, kind: str, key: str) -> None:
     """
     if not await database.run(RESUME, {"kind": kind, "key": key}):
         raise TransitionRefused(f"{named(kind, key)} is not paused")
-
-
-async def of_kinds(database: Database, kinds: Sequence[str]) -> dict[str, KindLimits]:
-    """Return what is known of kinds; one without any limit and pause may be missing."""
-    rows = await database.run(OF_KINDS, {"kinds": list(kinds)})
-    return {
-        row.kind: KindLimits(
-            row.kind, row.is_limited, row.is_paused, Numbers(row.max_running, row.rate, row.per)
-        )
-        for row in rows
-    }
 
 
 async def list_limits(database: Database, *, all_keys: bool = False) -> list[dict[str, Any]]:

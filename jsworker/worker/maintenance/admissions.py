@@ -15,6 +15,7 @@ from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.transitions import admission, limits
 from jsworker.ownership.transitions.admission import WaitingKey
 from jsworker.ownership.transitions.limits import Numbers
+from jsworker.ownership.transitions.looks import KindLimits
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.intake import Consumer, KindState
 from jsworker.worker.pipeline.kinds import Kind
@@ -27,7 +28,8 @@ _REST: Final = 4.0
 _MOST_PAGES: Final = 10
 """Of keys, in one look; the next look goes on behind them."""
 _BEGINNING: Final = ("", "")
-_TIDY_SECONDS: Final = 600.0
+TIDY_SECONDS: Final = 600.0
+"""Between two steps at most: nothing tells of rows to tidy away."""
 
 
 async def write_limits(context: WorkerContext) -> None:
@@ -71,20 +73,19 @@ class Admissions:
         self._place = _BEGINNING
         self._tidied_at = boottime()
 
-    async def learn_before_pulling(self) -> None:
-        """Learn what ``learn`` does before the first job is claimed; a refused statement is reported."""
-        try:
-            await self._learn()
-        except DatabaseRefused as error:  # rights that an older installation has not granted yet
-            if error.sqlstate is None:
-                raise
-            self._context.complaints.report("limits", str(error))
-
-    async def learn(self) -> None:
-        """Once a relay tick: learn which kinds are limited or paused."""
-        if self._context.health.up:
-            with self._context.noting("limits"):
-                await self._learn()
+    async def learn(self, found: Mapping[str, KindLimits]) -> None:
+        """Learn which kinds are limited or paused; one that is not there is neither."""
+        for name, consumer in self._consumers.items():
+            known, state = found.get(name), consumer.state
+            if known is not None and known.is_limited and not state.is_counted:
+                await self._count(state, name)
+            is_paused = known is not None and known.is_paused
+            if is_paused is not state.is_paused:
+                state.is_paused = is_paused
+                self._context.events.emit("limit.paused" if is_paused else "limit.resumed", kind=name, key="")
+                self._context.room.notify()  # a kind that rests leaves its turns to others
+                if not is_paused:
+                    self._wake()
 
     async def _count(self, state: KindState, kind: str) -> None:
         """Let runs that were claimed without admission take slots, again until no such claim can follow."""
@@ -113,7 +114,7 @@ class Admissions:
             self._rest = _REST * (boottime() - began)
             if waits:
                 self._wake_in(min(waits))
-            if boottime() >= self._tidied_at + _TIDY_SECONDS:
+            if boottime() >= self._tidied_at + TIDY_SECONDS:
                 self._tidied_at = boottime()
                 await limits.tidy(self._context.database)
 
@@ -168,17 +169,3 @@ class Admissions:
         if self._timer is None or at < self._timer.when():
             self.close()
             self._timer = loop.call_at(at, self._wake)
-
-    async def _learn(self) -> None:
-        found = await limits.of_kinds(self._context.database, list(self._consumers))
-        for name, consumer in self._consumers.items():
-            known, state = found.get(name), consumer.state
-            if known is not None and known.is_limited and not state.is_counted:
-                await self._count(state, name)
-            is_paused = known is not None and known.is_paused
-            if is_paused is not state.is_paused:
-                state.is_paused = is_paused
-                self._context.events.emit("limit.paused" if is_paused else "limit.resumed", kind=name, key="")
-                self._context.room.notify()  # a kind that rests leaves its turns to others
-                if not is_paused:
-                    self._wake()

@@ -6,14 +6,14 @@ Any worker does it, and nothing depends on it: CLAIM refuses such jobs, and who 
 from collections import Counter
 from typing import Final
 
-from jsworker.core.clock import boottime
 from jsworker.ownership.transitions.enqueue_terms import forget_windows
 from jsworker.ownership.transitions.expire import expire
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import ScanPace
 
 _BATCH: Final = 500
-_WINDOWS_SECONDS: Final = 60.0
+WINDOWS_SECONDS: Final = 60.0
+"""Between two steps at most: nothing tells of windows that are over."""
 
 
 class Expiry:
@@ -22,7 +22,6 @@ class Expiry:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._pace = ScanPace()
-        self._windows_due = boottime()
 
     async def step(self) -> None:
         """Look once, unless the database does not answer or the last look was slow."""
@@ -36,7 +35,5 @@ class Expiry:
                 )
                 for kind, jobs in Counter(row.kind for row in expired).items():
                     self._context.events.emit("jobs.expired", kind=kind, jobs=jobs)
-            if boottime() >= self._windows_due:
-                self._windows_due = boottime() + _WINDOWS_SECONDS
-                while await forget_windows(self._context.database, limit=_BATCH) == _BATCH:
-                    continue
+            while await forget_windows(self._context.database, limit=_BATCH) == _BATCH:
+                continue

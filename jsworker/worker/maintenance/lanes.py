@@ -29,12 +29,14 @@ class Lanes:
             if kind.priority in (HIGH, LOW):  # the class says that there will be some
                 self._open((name, kind.priority))
 
-    async def look(self) -> None:
-        """Look once a scan for lanes that have jobs; the first time also for lanes that had some."""
+    async def look(self, *, has_jobs: bool) -> None:
+        """Once a scan: open lanes that have jobs, if any lane has some; the first time also those that had some."""
         if not self._closed:
             return
         if not self._looked_for_consumers and self._context.stream.connected:
             await self._look_for_consumers()
+        if not has_jobs:
+            return
         with self._context.noting("search for jobs of other priorities"):
             for place in await lanes_with_jobs(self._context.database, sorted(self._closed)):
                 self._open(place)

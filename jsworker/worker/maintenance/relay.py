@@ -1,4 +1,4 @@
-"""The relay tick: what is due enters the queue, what is queued is published. Every worker has one."""
+"""The relay: what is due enters the queue, what is queued is published. Every worker has one."""
 
 from collections.abc import Awaitable, Callable, Sized
 from functools import partial
@@ -8,13 +8,11 @@ from jsworker.client.publishing import OutboxPublisher, Tally
 from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.ownership.transitions import publish
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.maintenance.throttled_scan import ScanPace
+from jsworker.worker.maintenance.throttled_scan import RECENT_SECONDS, ScanPace
 
 TakenT = TypeVar("TakenT", bound=Sized)
 
 _BATCH: Final = 1000
-_RECENT_SECONDS: Final = 10.0
-"""How far back a scan looks that may not look at everything now: what turns up late stands within it."""
 _LAST_SECONDS: Final = 5.0
 _TRIAL: Final = 10
 """Messages that are published to learn whether the stream stores any again."""
@@ -66,7 +64,7 @@ class Relay:
         """Publish one batch of what has become due lately: jobs that were just handed back."""
         if self._is_connected and not self._publishing_health.refused:
             with self._health.noting():
-                latest = await self._take(within=_RECENT_SECONDS, limit=_BATCH)
+                latest = await self._take(within=RECENT_SECONDS, limit=_BATCH)
                 await self._publisher.try_out(latest, seconds=_LAST_SECONDS)
 
     async def try_again(self) -> None:
@@ -77,7 +75,7 @@ class Relay:
         publishing = self._publishing_health
         if not (publishing.refused and publishing.is_trial_due and self._is_connected):
             return
-        within = None if self._publishing.is_due else _RECENT_SECONDS
+        within = None if self._publishing.is_due else RECENT_SECONDS
         with self._health.noting():
             outgoing = await self._take(within=within, limit=_TRIAL)
             if outgoing:
@@ -112,7 +110,7 @@ class Relay:
     async def _at_pace(self, pace: ScanPace, take: Callable[..., Awaitable[TakenT]]) -> TakenT:
         """Take a batch of everything that is due or, while such a scan rests, of what became due lately."""
         if not pace.is_due:
-            return await take(within=_RECENT_SECONDS, limit=_BATCH)
+            return await take(within=RECENT_SECONDS, limit=_BATCH)
         refused = self._refused_rows.noted
         with pace.timed():
             taken = await take(within=None, limit=_BATCH)

@@ -15,6 +15,8 @@ from jsworker.worker.context import WorkerContext
 
 T = TypeVar("T")
 
+RECENT_SECONDS: Final = 10.0
+"""How far back a scan looks that may not look at everything now: what turns up late stands within it."""
 _REST: Final = 50
 _LONGEST_REST_SECONDS: Final = 30.0
 _QUICK_SECONDS: Final = 0.02

@@ -1,28 +1,29 @@
 """Workflows: batches are finished as their last members end, and what needs them is woken or cancelled."""
 
-import random
 from typing import Final
 
-from jsworker.core.clock import boottime
 from jsworker.ownership.transitions import workflow_control, workflows
 from jsworker.ownership.transitions.workflows import Advanced
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 
-_JITTER: Final = 0.2
 _REFUSED: Final = "rows of workflows and batches"
 
 
 class WorkflowSweep:
-    """Looks after the batches of this worker's own jobs at once, and in every scan after what others left."""
+    """Looks after the batches of this worker's own jobs at once, and once a scan after what others left."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._search = ThrottledScan(context, "batches that nobody has finished")
-        self._sweeps_at = 0.0
+        self._is_to_sweep = True
+
+    def sweep_soon(self) -> None:
+        """Have the next step look for whatever has ended anywhere."""
+        self._is_to_sweep = True
 
     async def step(self) -> None:
-        """Finish what has ended here since the last step; once a scan, whatever has ended anywhere."""
+        """Finish what has ended here since the last step; after ``sweep_soon``, what has ended anywhere."""
         context = self._context
         if not context.health.up:
             return
@@ -36,9 +37,8 @@ class WorkflowSweep:
                     touched = set()
         finally:
             context.batches.put_back(touched)  # unanswered or refused
-        if boottime() >= self._sweeps_at and self._search.is_due:
-            spread = random.uniform(1 - _JITTER, 1)  # noqa: S311 -- spreads load, hides nothing
-            self._sweeps_at = boottime() + context.settings.scan_interval * spread
+        if self._is_to_sweep and self._search.is_due:
+            self._is_to_sweep = False
             with context.noting("workflows"):
                 await self._sweep()
 

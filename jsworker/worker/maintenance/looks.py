@@ -1,0 +1,90 @@
+"""Looks for what there is to do: one statement a relay tick and one a scan, for all of their sweeps.
+
+A sweep is woken when there is something for it, so a worker does not pay for features that nobody uses. A look
+that PostgreSQL refuses, for want of a right, or that is slow, wakes all of them: each says what it lacks.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from jsworker.core.errors import DatabaseRefused
+from jsworker.ownership.transitions import looks
+from jsworker.ownership.transitions.looks import LeftToDo
+from jsworker.worker.context import WorkerContext
+from jsworker.worker.maintenance.admissions import Admissions
+from jsworker.worker.maintenance.lanes import Lanes
+from jsworker.worker.maintenance.throttled_scan import RECENT_SECONDS, ScanPace, ThrottledScan
+
+_EVERYTHING: Final = LeftToDo(held=True, expired=True, in_lanes=True, in_workflows=True)
+
+
+class RelayLook:
+    """Learns of limits and pauses, and wakes the relay when jobs are due; apart from it, which may be busy for long."""
+
+    def __init__(
+        self, context: WorkerContext, admissions: Admissions, *, wake_relay: Callable[[], None]
+    ) -> None:
+        self._context = context
+        self._admissions = admissions
+        self._wake_relay = wake_relay
+        self._pace = ScanPace()
+
+    async def step(self) -> None:
+        """Look once; while such a look rests, only for what became due lately."""
+        if self._context.health.up:
+            with self._context.health.noting():
+                await self.look()
+
+    async def look(self) -> None:
+        """Look as ``step`` does, and raise when the database does not answer."""
+        database, kinds = self._context.database, self._context.kinds
+        try:
+            if self._pace.is_due:
+                with self._pace.timed():
+                    due = await looks.due(database, kinds)
+            else:
+                due = await looks.due(database, kinds, within=RECENT_SECONDS)
+        except DatabaseRefused as error:  # rights that an older installation has not granted yet
+            if error.sqlstate is None:
+                raise
+            self._context.complaints.report("limits", str(error))
+            self._wake_relay()
+            return
+        if due.to_promote or due.to_publish:
+            self._wake_relay()
+        await self._admissions.learn(due.limits)
+
+
+class ScanLook:
+    """Wakes the sweeps of a scan that have anything to do: ``wake`` by the names of ``LeftToDo``."""
+
+    def __init__(
+        self, context: WorkerContext, lanes: Lanes, *, wake: Mapping[str, Callable[[], None]]
+    ) -> None:
+        self._context = context
+        self._lanes = lanes
+        self._wake = wake
+        self._search = ThrottledScan(context, "what there is to do")
+
+    async def step(self) -> None:
+        """Look once."""
+        if not self._context.health.up:
+            return
+        found = await self._look() if self._search.is_due else _EVERYTHING
+        for name, wake in self._wake.items():
+            if getattr(found, name):
+                wake()
+        await self._lanes.look(has_jobs=found.in_lanes)
+
+    async def _look(self) -> LeftToDo:
+        with self._context.health.noting():
+            try:
+                found = await self._search.make(
+                    lambda seconds: looks.left_to_do(self._context.database, seconds=seconds)
+                )
+            except DatabaseRefused as error:
+                if error.sqlstate is None:
+                    raise
+            else:
+                return found or _EVERYTHING
+        return _EVERYTHING
