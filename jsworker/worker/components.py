@@ -92,12 +92,7 @@ class Components:
         interval = min(watches.SHAPE_SECONDS, _SCANS_A_SHAPE_LOOK * settings.scan_interval)
         self.shape = self._scan("shape", partial(watches.keep_in_shape, context, self._lane_names), interval)
         self.schedules, self.scheduler, self.held, self.admissions = self._wakers()
-        self.relay_look = RelayLook(context, self.admissions, wake_relay=self.relay.wake)
-        self._loop("relay look", self.relay_look.step, settings.relay_interval)
         self.survey = FleetSurvey(context, self._lane_names)
-        self.workflow_sweep = WorkflowSweep(context)
-        self.workflows = self._loop("workflows", self.workflow_sweep.step, _SELDOM_SECONDS)
-        context.batches.changed.append(self.workflows.wake)
         self._scan("survey", self.survey.step, SURVEY_SECONDS, runs=surveys)
         self.database_watch = watches.DatabaseWatch(
             context, revision=migration, on_failover=self.heartbeat.look_for_orphaned_claims
@@ -132,7 +127,7 @@ class Components:
         context.publishing.changed.extend([self.relay.wake, self.table.wake, self.presences.wake])
         context.stream.on_disconnect(context.room.notify)
         context.stream.on_disconnect(self.table.wake)
-        self._look_each_scan()
+        self._look_for_work()
 
     def _wakers(self) -> tuple[Loop, Scheduler, Loop, Admissions]:
         """Return what begins its next round when an instant has come: of a schedule, a token, a pause."""
@@ -143,12 +138,17 @@ class Components:
         context.held.append(admissions.look_soon)
         return schedules, Scheduler(context, wake=schedules.wake), held, admissions
 
-    def _look_each_scan(self) -> None:
-        context = self._context
+    def _look_for_work(self) -> None:
+        context, settings = self._context, self._context.settings
+        self.relay_look = RelayLook(context, self.admissions, wake_relay=self.relay.wake)
+        self.looks = self._loop("relay look", self.relay_look.step, settings.relay_interval)
+        self.workflow_sweep = WorkflowSweep(context)
+        self.workflows = self._loop("workflows", self.workflow_sweep.step, _SELDOM_SECONDS)
+        context.batches.changed.append(self.workflows.wake)
         expiry = self._scan("expiry", Expiry(context).step, WINDOWS_SECONDS)
         wake = {"held": self.held.wake, "expired": expiry.wake, "in_workflows": self._sweep_workflows}
         look = ScanLook(context, Lanes(context, self._open_lane), wake=wake)
-        self._scan("scan look", look.step, context.settings.scan_interval)
+        self.scan_looks = self._scan("scan look", look.step, settings.scan_interval)
 
     def _sweep_workflows(self) -> None:
         self.workflow_sweep.sweep_soon()

@@ -21,6 +21,7 @@ from jsworker.ownership.transitions import (
     control,
     expire,
     heartbeat,
+    looks,
     publish,
     republish,
     reset,
@@ -330,6 +331,12 @@ class TestSweeps:
             "jobs_due",
             "jobs_pkey",
         }
+
+    def test_looks(self, table: Connection) -> None:
+        paths = access_paths(table, looks.DUE, {"within": 1e9, "kinds": [KIND]})
+        assert {path for path in paths if "limits" not in path} == {"jobs_due", "jobs_to_publish"}
+        assert not any("Seq Scan on jobs" in path for path in access_paths(table, looks.LEFT_TO_DO, {}))
+        assert rows_read(table, looks.LEFT_TO_DO, {}) <= 10
 
     def test_expire(self, table: Connection) -> None:
         assert access_paths(table, expire.EXPIRE, {"limit": 200}) == {"jobs_expiring", "jobs_pkey"}

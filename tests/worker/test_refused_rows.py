@@ -177,7 +177,7 @@ async def test_a_row_that_cannot_be_taken_is_named_once_set_aside_and_stepped_pa
 
     times = await refusing.times()
     components = running.worker._components
-    await rounds_pass(count_rounds(components.relay), 5)
+    await rounds_pass(count_rounds(components.looks), 5)
     await rounds_pass(count_rounds(components.repairs), 2)
     later = [await insert(rows, "good") for _ in range(3)]
     for job_id in later:

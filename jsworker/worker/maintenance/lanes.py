@@ -30,7 +30,7 @@ class Lanes:
                 self._open((name, kind.priority))
 
     async def look(self, *, has_jobs: bool) -> None:
-        """Once a scan: open lanes that have jobs, if any lane has some; the first time also those that had some."""
+        """Once a scan: open lanes that have jobs, if any has; the first time also those that had some."""
         if not self._closed:
             return
         if not self._looked_for_consumers and self._context.stream.connected:

@@ -1,7 +1,7 @@
 """Looks for what there is to do: one statement a relay tick and one a scan, for all of their sweeps.
 
-A sweep is woken when there is something for it, so a worker does not pay for features that nobody uses. A look
-that PostgreSQL refuses, for want of a right, or that is slow, wakes all of them: each says what it lacks.
+A sweep is woken when there is something for it, so a worker does not pay for features that nobody uses. A
+look that PostgreSQL refuses for want of a right, or that is slow, wakes them all: each says what it lacks.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ _EVERYTHING: Final = LeftToDo(held=True, expired=True, in_lanes=True, in_workflo
 
 
 class RelayLook:
-    """Learns of limits and pauses, and wakes the relay when jobs are due; apart from it, which may be busy for long."""
+    """Learns of limits and pauses, and wakes the relay when jobs are due, which may keep that busy long."""
 
     def __init__(
         self, context: WorkerContext, admissions: Admissions, *, wake_relay: Callable[[], None]
