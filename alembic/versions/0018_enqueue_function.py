@@ -149,7 +149,9 @@ BEGIN
       id := new_id;
       RETURN;
     END IF;
-    -- Of the new one, too, so that whoever may not debounce learns it at the first call. See DEBOUNCE for its guards.
+    -- Of the new one, too, so that whoever may not debounce learns it at the first call. What is due already, was
+    -- claimed before, or waits behind another keeps its place, as in DEBOUNCE. The row is locked when the steps go,
+    -- and that statement's snapshot is newer than the lock: it sees those of every run that has ended.
     IF scope = 'debounce' THEN
       UPDATE jsworker.jobs AS j SET payload = enqueue.payload, checkpoint = NULL,
         limit_key = CASE WHEN j.held_by IS NULL THEN enqueue.limit_key ELSE coalesce(enqueue.limit_key, '') END,
@@ -158,9 +160,6 @@ BEGIN
         debounce_until = coalesce(j.debounce_until, present + make_interval(secs => debounce_max_seconds)),
         expires_at = CASE WHEN j.fencing_token = 0 THEN present + make_interval(secs => expiry) ELSE j.expires_at END
       WHERE j.kind = enqueue.kind AND j.waiting_key = enqueue.unique_key AND j.status IN ('scheduled', 'queued')
-        AND (j.fencing_token = 0 OR EXISTS (
-          SELECT FROM jsworker.jobs AS o
-          WHERE o.id = j.id AND o.fencing_token = j.fencing_token AND o.status IN ('scheduled', 'queued')))
       RETURNING j.id INTO id;
       IF FOUND THEN
         DELETE FROM jsworker.job_steps AS s WHERE s.job_id = enqueue.id;
