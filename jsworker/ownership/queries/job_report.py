@@ -73,7 +73,7 @@ FROM jsworker.schedules WHERE NOT paused ORDER BY next_at LIMIT 1000
 """)
 
 LIMITS = text(f"""
-SELECT kind, key, free, held, extract(epoch FROM statement_timestamp() - held_since) AS held_for,
+SELECT kind, key, coalesce(free, 1000000) AS free, held, extract(epoch FROM statement_timestamp() - held_since) AS held_for,
   extract(epoch FROM statement_timestamp() - paused_at) AS paused_for, paused_by, reason
 FROM ({LIST.text.replace(":all", "false")}) AS found
 WHERE held > 0 OR paused_at IS NOT NULL ORDER BY held_for DESC NULLS LAST LIMIT 1000
