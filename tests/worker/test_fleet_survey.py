@@ -178,7 +178,8 @@ async def test_for_how_long_workflows_are_left_is_seen_from_survey_to_survey(
             " WHERE batch_id = %s",
             first["id"],
         )
-        return first["id"]
+        batch: UUID = first["id"]
+        return batch
 
     first = await with_an_end("one")
     assert await left_seconds() == 0
