@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy.engine import make_url
 
 from tests.ownership.test_enqueue_function import CONTRACT
 from tests.security.guarded import apply_roles, make_logins
@@ -32,7 +33,7 @@ def producer(database_url: str) -> str:
 
 
 def test_everything_that_it_shows(producer: str, database_url: str, servers: TestServers) -> None:
-    transaction, version = blocks("sql")
+    transaction, scopes, debounce, version = blocks("sql")
     with psycopg.connect(producer, autocommit=True) as connection:
         connection.execute(transaction.encode())
         said = connection.execute(version.encode()).fetchone()
@@ -44,6 +45,15 @@ def test_everything_that_it_shows(producer: str, database_url: str, servers: Tes
     assert names["place_order"](producer, 13)
     with pytest.raises(psycopg.errors.UniqueViolation):
         names["place_order"](producer, 13)
+    with psycopg.connect(producer) as connection:
+        calls = [connection.execute(each.encode()).fetchall() for each in scopes.splitlines() * 2]
+        connection.commit()
+        assert [created for [(_, created)] in calls] == [True, True, False, False]
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute(debounce.encode())
+    make_logins(database_url, {"debouncer": str(make_url(producer).username)})
+    with psycopg.connect(producer) as connection:
+        assert [connection.execute(debounce.encode()).fetchall()[0][1] for _ in "12"] == [True, False]
     ran = subprocess.run(
         ["/bin/sh", "-c", command.replace("psql", str(servers.postgres.program("psql")), 1)],
         env={"DATABASE_URL": producer},
@@ -53,14 +63,18 @@ def test_everything_that_it_shows(producer: str, database_url: str, servers: Tes
     )
     with psycopg.connect(database_url) as connection:
         rows = connection.execute(
-            "SELECT id::text, kind, payload, unique_key, status FROM jsworker.jobs ORDER BY id"
+            "SELECT id::text, kind, payload, coalesce(unique_key, waiting_key), status FROM jsworker.jobs"
+            " ORDER BY id"
         ).fetchall()
     assert [row[1:] for row in rows] == [
         ("send-invoice", {"order": 12}, "order:12", "scheduled"),
         ("send-invoice", {"order": 13}, "order:13", "queued"),
+        ("index-document", {"id": 7}, "document:7", "queued"),
+        ("send-report", {"user": 7}, None, "queued"),
+        ("index-document", {"id": 8}, "document:8", "scheduled"),
         ("count-words", {"text": "a b a"}, None, "queued"),
     ]
-    assert rows[2][0] == ran.stdout.strip()
+    assert rows[-1][0] == ran.stdout.strip()
 
 
 def test_what_it_says_of_inserts_of_one_s_own(producer: str) -> None:

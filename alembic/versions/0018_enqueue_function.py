@@ -13,8 +13,9 @@ down_revision = "0017"
 branch_labels = None
 depends_on = None
 
-# As ENQUEUE in jsworker/ownership/transitions/enqueue.py, but that a twin which is committed meanwhile is looked for
-# by another statement, with a snapshot of its own. Names of parameters that are columns too are qualified.
+# As ENQUEUE and its kin in jsworker/ownership/transitions/enqueue.py and enqueue_terms.py, but that a twin which is
+# committed meanwhile is looked for by another statement, with a snapshot of its own. Names of parameters that are
+# columns too are qualified.
 ENQUEUE = r"""
 CREATE FUNCTION jsworker.enqueue(
   kind text,
@@ -30,6 +31,10 @@ CREATE FUNCTION jsworker.enqueue(
   priority text DEFAULT 'normal',
   run_at timestamptz DEFAULT NULL,
   expires_in interval DEFAULT NULL,
+  unique_scope text DEFAULT NULL,
+  unique_for interval DEFAULT NULL,
+  debounce interval DEFAULT NULL,
+  debounce_max interval DEFAULT NULL,
   OUT id uuid,
   OUT created boolean
 ) LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp AS $$
@@ -37,6 +42,13 @@ DECLARE
   wait double precision := coalesce(extract(epoch FROM delay), 0);
   present timestamptz := clock_timestamp();
   expiry double precision := extract(epoch FROM expires_in);
+  window_seconds double precision := extract(epoch FROM unique_for);
+  debounce_seconds double precision := extract(epoch FROM debounce);
+  debounce_max_seconds double precision := extract(epoch FROM debounce_max);
+  of_keys text := coalesce('unique_scope=' || unique_scope, 'unique_for=' || unique_for, 'debounce=' || debounce,
+    'debounce_max=' || debounce_max);
+  scope text := CASE WHEN debounce IS NOT NULL THEN 'debounce' WHEN unique_for IS NOT NULL THEN 'window'
+    ELSE coalesce(unique_scope, 'live') END;
   due timestamptz;
   is_later boolean;
   is_over boolean;
@@ -70,10 +82,30 @@ DECLARE
       THEN 'run_at=' || run_at || ' must be from 2000 on and at most ten years ahead'
     WHEN expiry NOT BETWEEN 0 AND 316224000 OR expiry = 0
       THEN 'expires_in=' || expires_in || ' must be more than 0 and at most 316224000 seconds'
+    WHEN unique_scope NOT IN ('live', 'waiting')
+      THEN 'unique_scope ' || to_json(left(unique_scope, 64))::text || ' must be live or waiting'
+    WHEN unique_key IS NULL AND of_keys IS NOT NULL THEN of_keys || ' needs a unique_key'
+    WHEN window_seconds NOT BETWEEN 0 AND 316224000 OR window_seconds = 0
+      THEN 'unique_for=' || unique_for || ' must be more than 0 and at most 316224000 seconds'
+    WHEN debounce_seconds NOT BETWEEN 0 AND 316224000 OR debounce_seconds = 0
+      THEN 'debounce=' || debounce || ' must be more than 0 and at most 316224000 seconds'
+    WHEN debounce_max_seconds NOT BETWEEN 0 AND 316224000 OR debounce_max_seconds = 0
+      THEN 'debounce_max=' || debounce_max || ' must be more than 0 and at most 316224000 seconds'
+    WHEN unique_for IS NOT NULL AND unique_scope = 'waiting'
+      THEN 'unique_for=' || unique_for || ' and unique_scope=waiting: give one of them'
+    WHEN debounce IS NOT NULL AND unique_scope = 'live'
+      THEN 'debounce=' || debounce || ' and unique_scope=live: give one of them'
+    WHEN debounce IS NOT NULL AND unique_for IS NOT NULL
+      THEN 'debounce=' || debounce || ' and unique_for=' || unique_for || ': give one of them'
+    WHEN debounce IS NOT NULL AND (delay IS NOT NULL OR run_at IS NOT NULL)
+      THEN 'debounce=' || debounce || ' and ' || coalesce('delay=' || delay, 'run_at=' || run_at) || ': give one of them'
+    WHEN debounce_max IS NOT NULL AND debounce IS NULL THEN 'debounce_max=' || debounce_max || ' needs debounce'
+    WHEN debounce_seconds > debounce_max_seconds
+      THEN 'debounce=' || debounce || ' must not be longer than debounce_max=' || debounce_max
   END;
 BEGIN
   IF wrong IS NULL THEN
-    due := coalesce(run_at, present + make_interval(secs => wait));
+    due := coalesce(run_at, present + make_interval(secs => coalesce(debounce_seconds, wait)));
     is_later := due > present;
     IF present + make_interval(secs => expiry) <= due THEN
       wrong := 'expires_in=' || expires_in || ' ends before the job is due';
@@ -83,27 +115,68 @@ BEGIN
     RAISE EXCEPTION USING MESSAGE = wrong, ERRCODE = 'invalid_parameter_value';
   END IF;
   FOR _try IN 1..3 LOOP
+    -- Who takes the window inserts the job; twins wait for the window's row.
+    IF scope = 'window' THEN
+      INSERT INTO jsworker.unique_windows AS w (kind, key, job_id, until)
+      VALUES (enqueue.kind, enqueue.unique_key, new_id, clock_timestamp() + make_interval(secs => window_seconds))
+      ON CONFLICT ON CONSTRAINT unique_windows_pkey DO UPDATE SET job_id = excluded.job_id, until = excluded.until
+      WHERE w.until <= clock_timestamp() AND NOT EXISTS (
+        SELECT FROM jsworker.jobs AS j WHERE j.id = w.job_id AND j.status IN ('scheduled', 'queued', 'processing')
+          AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp() OR j.fencing_token > 0));
+      IF NOT FOUND THEN
+        SELECT w.job_id, false INTO id, created FROM jsworker.unique_windows AS w
+        WHERE w.kind = enqueue.kind AND w.key = enqueue.unique_key;
+        IF FOUND THEN
+          RETURN;
+        END IF;
+        CONTINUE;
+      END IF;
+    END IF;
     -- It waits for a twin that is not committed yet, and never for its owner's work.
     INSERT INTO jsworker.jobs (
       id, kind, payload, unique_key, max_attempts, max_stalls, traceparent, tracestate, limit_key, priority,
-      status, run_at, dispatch, needs_publish, publish_after, queued_at, expires_at)
+      status, run_at, dispatch, needs_publish, publish_after, queued_at, expires_at, waiting_key)
     VALUES (
-      new_id, enqueue.kind, enqueue.payload, enqueue.unique_key, enqueue.max_attempts, enqueue.max_stalls,
+      new_id, enqueue.kind, enqueue.payload, CASE WHEN scope = 'live' THEN enqueue.unique_key END, enqueue.max_attempts, enqueue.max_stalls,
       enqueue.traceparent, enqueue.tracestate, enqueue.limit_key,
       CASE enqueue.priority WHEN 'high' THEN 0 WHEN 'low' THEN 2 ELSE 1 END,
       CASE WHEN is_later THEN 'scheduled' ELSE 'queued' END, due, CASE WHEN is_later THEN 0 ELSE 1 END, NOT is_later,
       CASE WHEN NOT is_later THEN present END, CASE WHEN NOT is_later THEN present END,
-      present + make_interval(secs => expiry))
+      present + make_interval(secs => expiry), CASE WHEN scope IN ('waiting', 'debounce') THEN enqueue.unique_key END)
     ON CONFLICT DO NOTHING;
-    IF FOUND THEN
+    created := FOUND;
+    IF created AND scope <> 'debounce' THEN
       id := new_id;
-      created := true;
       RETURN;
     END IF;
-    SELECT j.id, false, j.fencing_token = 0 AND j.expires_at <= clock_timestamp() INTO id, created, is_over
-    FROM jsworker.jobs AS j
-    WHERE j.kind = enqueue.kind AND j.unique_key = enqueue.unique_key
-      AND j.status IN ('scheduled', 'queued', 'processing');
+    -- Of the new one, too, so that whoever may not debounce learns it at the first call. What is due already, was
+    -- claimed before, or waits behind another keeps its place, as in DEBOUNCE. The row is locked when the steps go,
+    -- and that statement's snapshot is newer than the lock: it sees those of every run that has ended.
+    IF scope = 'debounce' THEN
+      UPDATE jsworker.jobs AS j SET payload = enqueue.payload, checkpoint = NULL,
+        limit_key = CASE WHEN j.held_by IS NULL THEN enqueue.limit_key ELSE coalesce(enqueue.limit_key, '') END,
+        run_at = j.run_at + CASE WHEN j.status = 'scheduled' AND j.fencing_token = 0 AND j.behind IS NULL
+          THEN greatest(least(due, j.debounce_until) - j.run_at, interval '0') ELSE interval '0' END,
+        debounce_until = coalesce(j.debounce_until, present + make_interval(secs => debounce_max_seconds)),
+        expires_at = CASE WHEN j.fencing_token = 0 THEN present + make_interval(secs => expiry) ELSE j.expires_at END
+      WHERE j.kind = enqueue.kind AND j.waiting_key = enqueue.unique_key AND j.status IN ('scheduled', 'queued')
+      RETURNING j.id INTO id;
+      IF FOUND THEN
+        DELETE FROM jsworker.job_steps AS s WHERE s.job_id = enqueue.id;
+        RETURN;
+      END IF;
+      CONTINUE;
+    END IF;
+    SELECT held.id, held.fencing_token = 0 AND held.expires_at <= clock_timestamp() INTO id, is_over
+    FROM (
+      SELECT j.id, j.fencing_token, j.expires_at FROM jsworker.jobs AS j
+      WHERE scope = 'live' AND j.kind = enqueue.kind AND j.unique_key = enqueue.unique_key
+        AND j.status IN ('scheduled', 'queued', 'processing')
+      UNION ALL
+      SELECT j.id, j.fencing_token, j.expires_at FROM jsworker.jobs AS j
+      WHERE scope = 'waiting' AND j.kind = enqueue.kind AND j.waiting_key = enqueue.unique_key
+        AND j.status IN ('scheduled', 'queued')
+    ) AS held;
     IF FOUND AND is_over IS NOT TRUE THEN
       RETURN;
     END IF;

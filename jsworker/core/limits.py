@@ -81,13 +81,13 @@ def common_key(limit: Limit | None, rate: Rate | None) -> Key:
     """
     keys = [each.key for each in (limit, rate) if each is not None]
     if len(keys) == 2 and keys[0] != keys[1]:
-        raise ValueError(
-            f"limit key={_named(keys[0])} and rate key={_named(keys[1])} must be the same: a job has one key"
-        )
+        one, other = map(name_of_key, keys)
+        raise ValueError(f"limit key={one} and rate key={other} must be the same: a job has one key")
     return keys[0] if keys else None
 
 
-def _named(key: Key) -> str:
+def name_of_key(key: Key) -> str:
+    """Return how a key is called in messages: the field, or the callable's name."""
     return (
         shown(key)
         if key is None or isinstance(key, str)

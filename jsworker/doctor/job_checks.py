@@ -148,19 +148,44 @@ def limits(rows: Rows) -> Iterator[Finding]:
             )
 
 
+def declared_limits(rows: Rows) -> Iterator[Finding]:
+    """The workers that are alive declare the same limits of each kind."""
+    declared: dict[str, dict[str, list[str]]] = {}
+    for worker in rows.workers:
+        if worker.alive and worker.limits is not None:
+            for kind in worker.kinds:
+                limit = worker.limits.get(kind, {})
+                said = ", ".join(f"{name} {value}" for name, value in limit.items() if value is not None)
+                declared.setdefault(kind, {}).setdefault(said or "none", []).append(worker.id)
+    for kind, workers_of in sorted(declared.items()):
+        if len(workers_of) > 1:
+            differ = [f"{said} ({listed(sorted(ids))})" for said, ids in sorted(workers_of.items())]
+            yield warning(
+                f"workers declare different limits of kind {kind}: {printable(' or '.join(differ), 1000)}",
+                "Finish the roll-out; the numbers of the worker that started last hold: `jsworker limits`.",
+            )
+
+
 def workflows(rows: Rows) -> Iterator[Finding]:
-    """Every batch whose members have ended is finished, and every job that waits for needs has some."""
-    if rows.batches.unfinished:
+    """Every batch and workflow whose jobs have ended is finished, and what waits for needs has some."""
+    left = rows.batches
+    look = (
+        "Run a worker, for each does it in its scan; look for worker.degraded and row.refused in their logs."
+    )
+    if left.batches:
         yield warning(
-            f"{counted(rows.batches.unfinished, 'batch', plural='batches', bound=1000)} of workflows not "
+            f"{counted(left.batches, 'batch', plural='batches', bound=1000)} of workflows not "
             "looked after for a minute since the last member ended",
-            "Run a worker, for each does it in its scan; look for row.refused in the workers' logs.",
+            look,
         )
-    if rows.batches.without_batch:
+    if left.workflows:
+        workflows = counted(left.workflows, "workflow", bound=1000)
+        yield warning(f"{workflows} not finished a minute after the last batch", look)
+    if left.without_needs:
         yield warning(
-            f"{counted(rows.batches.without_batch, 'job', bound=1000)} held by needs without a batch: "
+            f"{counted(left.without_needs, 'job', bound=1000)} held by needs, of which none is unfinished: "
             "nothing will wake them",
-            "Whoever enqueued them wrote no batch: `jsworker jobs --status scheduled`, then cancel them.",
+            "Whoever enqueued them wrote no needs: `jsworker jobs --status scheduled`, then cancel them.",
         )
 
 
@@ -224,6 +249,6 @@ def pruning(rows: Rows, settings: Settings) -> Iterator[Finding]:
 
 
 CHECKS: Final = (
-    *(workers, time_limits, outbox, queues, schedules, limits, workflows, owners),
+    *(workers, time_limits, outbox, queues, schedules, limits, declared_limits, workflows, owners),
     *(refused_rows, failures, pruning, dead_messages),
 )

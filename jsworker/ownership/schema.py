@@ -257,6 +257,7 @@ workers = sa.Table(
     _now("started_at"),
     _now("last_seen_at"),
     sa.Column("kinds_without_timeout", ARRAY(sa.Text)),
+    sa.Column("limits", JSONB),
     sa.CheckConstraint("state IN ('running', 'draining', 'stopped')", name="workers_state"),
     sa.Index("workers_hostname", "hostname"),
 )

@@ -30,8 +30,15 @@ _OF_QUEUES: Final = (
     ("queue_drift_jobs", "drift", "Jobs that expect a message in the stream minus messages there."),
     ("consumer_pending_messages", "pending", "Messages that were never delivered."),
     ("consumer_unacknowledged_messages", "unacknowledged", "Messages delivered and not answered."),
+    ("schedule_lag_seconds", "schedule_lag_seconds", "For how long the first due schedule was not fired."),
 )
 """Name, field of ``KindQueue`` and documentation of the gauges by kind."""
+_OF_LIMITS: Final = (
+    ("limit_running_jobs", "Running jobs of the key that is nearest to its limit."),
+    ("limit_max_running_jobs", "How many jobs of that key may run."),
+    ("limit_full_keys", "Keys of which as many jobs run as may."),
+)
+"""Names and documentation of the gauges of ``KindQueue.limit``: by kind, however many keys there are."""
 
 
 class Metrics(Collector):
@@ -225,11 +232,19 @@ def of_fleet(fleet: Fleet) -> Iterator[Metric]:
         values = {kind: getattr(queue, field) for kind, queue in fleet.queues.items()}
         yield gauge_by("kind", name, documentation, values)
     yield from _of_lanes(fleet)
+    for place, (name, documentation) in enumerate(_OF_LIMITS):
+        uses = {kind: queue.limit[place] for kind, queue in fleet.queues.items() if queue.limit is not None}
+        yield gauge_by("kind", name, documentation, uses)
     oldest, refused = fleet.outbox_oldest_seconds, fleet.refused_rows
     yield gauge("outbox_jobs", "Queued jobs whose message is still to be sent.", fleet.outbox_jobs)
     yield gauge("outbox_oldest_seconds", "For how long the oldest of them has been queued.", oldest)
     yield gauge_by("attempted", "refused_rows", "Jobs whose row PostgreSQL refuses: set aside.", refused)
     yield gauge("dead_messages", "Messages kept because nobody could use them.", fleet.dead_messages)
+    yield gauge(
+        "workflows_left_seconds",
+        "For how long a batch or workflow was not finished although all its jobs have ended.",
+        fleet.workflows_left_seconds,
+    )
 
 
 def _of_lanes(fleet: Fleet) -> Iterator[Metric]:

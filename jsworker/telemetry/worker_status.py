@@ -60,6 +60,9 @@ class KindQueue:
     The job at the front has been queued for ``oldest_seconds``; messages of ``to_publish`` are to be sent.
     Held jobs are counted by what they wait for, with the seconds for which the first has been held.
     ``lanes`` tells of the queued jobs that are not of normal priority: how many, and the age of the oldest.
+    ``limit`` tells of the key that is nearest to its limit how many jobs run and how many may, and then how
+    many keys are at theirs; None: there is no limit. ``schedule_lag_seconds``: for how long the first due
+    schedule was not fired; None: there is no schedule.
     """
 
     jobs: Mapping[str, int]
@@ -70,6 +73,8 @@ class KindQueue:
     held: Mapping[str, int] = field(default_factory=dict)
     held_oldest_seconds: Mapping[str, float] = field(default_factory=dict)
     lanes: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    limit: tuple[int, int, int] | None = None
+    schedule_lag_seconds: float | None = None
 
     @property
     def drift(self) -> int | None:
@@ -88,6 +93,8 @@ class Fleet:
         queues: by kind; those without figures of their own together as ``OTHER_KINDS``.
         outbox_jobs: queued jobs whose message is still to be sent; the oldest for ``outbox_oldest_seconds``.
         refused_rows: jobs that are set aside because PostgreSQL refuses their row, by what was attempted.
+        workflows_left_seconds: for how long the surveys have seen a batch or workflow that is not finished
+            although all its jobs have ended.
     """
 
     queues: Mapping[str, KindQueue]
@@ -95,6 +102,7 @@ class Fleet:
     outbox_oldest_seconds: float
     dead_messages: int
     refused_rows: Mapping[str, int] = field(default_factory=dict)
+    workflows_left_seconds: float = 0.0
 
 
 class Observed(Protocol):

@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -32,7 +32,7 @@ from jsworker.worker.context import Complaints, DatabaseHealth, PublishingHealth
 from jsworker.worker.lifecycle import Loop
 from jsworker.worker.maintenance.admissions import write_limits
 from jsworker.worker.maintenance.scheduler import write_schedules
-from jsworker.worker.pipeline.kinds import Kind, resolve_kinds, without_timeout
+from jsworker.worker.pipeline.kinds import Kind, declared_limits, resolve_kinds, without_timeout
 from jsworker.worker.pipeline.outcomes import headline
 from jsworker.worker.recovery.earlier_lives import identify, refuse_live_duplicate
 from jsworker.worker.supervision import DeadOwner, Supervision
@@ -87,7 +87,11 @@ class Worker:
         self._surveys = surveys
         self._kinds = resolve_kinds(processors, settings)
         check_timing(settings, {name: kind.limits.stale_after for name, kind in self._kinds.items()})
-        self._me = identify(settings, sorted(self._kinds), without_timeout(self._kinds))
+        self._me = replace(
+            identify(settings, sorted(self._kinds)),
+            kinds_without_timeout=without_timeout(self._kinds),
+            limits=declared_limits(self._kinds),
+        )
         self.siblings: set[str] = set()
         """Workers whose jobs the supervisor of this process takes back itself, for it knows more."""
         self.events = Events()

@@ -45,6 +45,11 @@ FLEET_WIDE = {
     "jsworker_consumer_unacknowledged_messages": {"kind"},
     "jsworker_refused_rows": {"attempted"},
     "jsworker_dead_messages": set[str](),
+    "jsworker_schedule_lag_seconds": {"kind"},
+    "jsworker_limit_running_jobs": {"kind"},
+    "jsworker_limit_max_running_jobs": {"kind"},
+    "jsworker_limit_full_keys": {"kind"},
+    "jsworker_workflows_left_seconds": set[str](),
 }
 """The same from every pod: to be read by their maximum, never by their sum."""
 SUPERVISORS = {

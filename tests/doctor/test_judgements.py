@@ -1,6 +1,6 @@
 """What the checks say of facts that no test can bring about on a real server, or not quickly."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -307,6 +307,46 @@ def test_what_is_held_and_may_begin_and_what_is_paused(limit: KeyLimit, level: s
     assert all(says in each.says for each in found)
 
 
+def declaring(name: str, limit: Mapping[str, Any] | None, **changes: Any) -> RegisteredWorker:
+    """Return a worker of kinds resize and count, of which the first has a limit."""
+    declared = {} if limit is None else {"resize": limit}
+    told: dict[str, Any] = {"id": name, "kinds": ("resize", "count"), "limits": declared}
+    return replace(worker(), **told | changes)
+
+
+TWO = {"max_running": 2, "rate": None, "per": None, "key": "'tenant'"}
+
+
+@pytest.mark.parametrize(
+    ("others", "says"),
+    [
+        ([declaring("beta", TWO)], None),
+        ([declaring("beta", None, limits=None)], None),
+        ([declaring("beta", None, alive=False)], None),
+        ([declaring("beta", None, kinds=("count",))], None),
+        (
+            [declaring("gamma", None), declaring("beta", TWO)],
+            "max_running 2, key 'tenant' (alpha, beta) or none (gamma)",
+        ),
+        (
+            [declaring("b\n", TWO | {"rate": 50, "per": 60.0})],
+            r"max_running 2, key 'tenant' (alpha) or max_running 2, rate 50, per 60.0, key 'tenant' (b\n)",
+        ),
+        (
+            [declaring("beta", TWO | {"key": "'account'"})],
+            "max_running 2, key 'account' (beta) or max_running 2, key 'tenant' (alpha)",
+        ),
+    ],
+    ids=["alike", "older", "dead", "another kind", "no limit", "a rate", "another key"],
+)
+def test_limits_on_which_workers_disagree(others: Sequence[RegisteredWorker], says: str | None) -> None:
+    rows = replace(ROWS, workers=(declaring("alpha", TWO), *others))
+    found = list(job_checks.declared_limits(rows))
+    assert [each.level for each in found] == ([] if says is None else ["warning"])
+    if says is not None:
+        assert found[0].says == f"workers declare different limits of kind resize: {says}"
+
+
 def test_a_paused_key_is_named_for_the_shell() -> None:
     paused = KeyLimit("resize", "acme & sons", 0, 5, 10.0, 60.0)
     [found] = job_checks.limits(replace(ROWS, limits=(paused,)))
@@ -335,8 +375,9 @@ def test_schedules_that_are_late_or_of_kinds_that_nobody_works_on(
 
 
 def test_batches_that_nobody_has_looked_after() -> None:
-    found = list(job_checks.workflows(replace(ROWS, batches=LeftBatches(2, 1))))
-    assert [each.level for each in found] == ["warning", "warning"]
+    found = list(job_checks.workflows(replace(ROWS, batches=LeftBatches(2, 1, 1))))
+    assert [each.level for each in found] == ["warning"] * 3
     assert "2 batches of workflows not looked after for a minute" in found[0].says
-    assert "1 job held by needs without a batch" in found[1].says
+    assert "1 workflow not finished a minute after the last batch" in found[1].says
+    assert "1 job held by needs, of which none is unfinished" in found[2].says
     assert list(job_checks.workflows(ROWS)) == []

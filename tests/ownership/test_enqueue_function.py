@@ -1,8 +1,10 @@
 """``jsworker.enqueue``: what ENQUEUE does, for producers in any language, in their own transactions."""
 
 import asyncio
+import json
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -10,17 +12,31 @@ import psycopg
 import pytest
 from psycopg import Connection, errors
 from psycopg.rows import DictRow, dict_row
+from psycopg.types.json import Jsonb
+from sqlalchemy import Engine, TextClause
 
-from jsworker.client.enqueueing import MAX_PAYLOAD_BYTES, MOST_ATTEMPTS, MOST_STALLS
+from jsworker.client.enqueueing import MAX_PAYLOAD_BYTES, MOST_ATTEMPTS, MOST_STALLS, enqueue_statement
 from jsworker.client.terms import LONGEST_DELAY
 from jsworker.core.errors import InvalidName
 from jsworker.core.names import check_kind, check_unique_key
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import publish
-from jsworker.ownership.transitions.enqueue import ENQUEUE, NewJob, enqueue, new_job_id
+from jsworker.ownership.transitions.enqueue import ENQUEUE, new_job_id
 
 from .polling import eventually
-from .rows import KIND, Sql, ago, event_names, insert_job, read_job, read_value
+from .rows import (
+    HELD,
+    KIND,
+    NOW,
+    STATES,
+    Sql,
+    ago,
+    change_job,
+    event_names,
+    insert_job,
+    read_job,
+    read_value,
+)
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 CONTRACT = [
@@ -37,6 +53,10 @@ CONTRACT = [
     ("priority", "text", "'normal'::text"),
     ("run_at", "timestamp with time zone", "NULL::timestamp with time zone"),
     ("expires_in", "interval", "NULL::interval"),
+    ("unique_scope", "text", "NULL::text"),
+    ("unique_for", "interval", "NULL::interval"),
+    ("debounce", "interval", "NULL::interval"),
+    ("debounce_max", "interval", "NULL::interval"),
 ]
 """Version 1: what is here keeps its place, name, type and default for good; more may follow."""
 
@@ -81,6 +101,60 @@ def columns_of(insert: str) -> set[str]:
     return {name.strip() for name in found[1].split(",")}
 
 
+def run_statement(engine: Engine, statement: TextClause) -> tuple[UUID, bool]:
+    """Execute a statement as an application does that has a transaction of its own."""
+    with engine.begin() as connection:
+        row = connection.execute(statement).one()
+    return row.id, row.created
+
+
+def assert_alike(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Compare rows of two kinds; instants by whether they are there, and about when."""
+    assert set(one) == set(other)
+    for name in set(one) - {"id", "kind"}:
+        if isinstance(one[name], datetime) and isinstance(other[name], datetime):
+            assert abs((one[name] - other[name]).total_seconds()) < 60, name
+        else:
+            assert one[name] == other[name], name
+
+
+HOUR = timedelta(hours=1)
+IN_SQL = {"unique": "unique_scope"}
+"""Options of the client that have another name here: UNIQUE is a word of SQL's own."""
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"payload": [1, "é"], "unique_key": "order:12"},
+    {"payload": None, "delay": HOUR},
+    {"unique_key": "k", "delay": timedelta(0), "max_attempts": 7, "max_stalls": 100},
+    {"limit_key": "tenant 7", "priority": "high"},
+    {"priority": "low"},
+    {"priority": "normal"},
+    {"run_at": datetime.now(UTC) + HOUR, "expires_in": 2 * HOUR},
+    {"run_at": datetime(2020, 1, 1, tzinfo=UTC)},
+    {"unique_key": "k", "expires_in": HOUR, "unique": "live"},
+    {"unique_key": "k", "unique": "waiting"},
+    {"unique_key": "k", "unique": "waiting", "run_at": datetime.now(UTC) + HOUR, "limit_key": "acme"},
+    {"unique_key": "k", "unique_for": HOUR},
+    {"unique_key": "k", "unique_for": HOUR, "unique": "live", "delay": 2 * HOUR, "priority": "low"},
+    {"unique_key": "k", "debounce": HOUR},
+    {"unique_key": "k", "debounce": HOUR, "unique": "waiting", "expires_in": 2 * HOUR, "limit_key": "acme"},
+    {"unique_key": "k", "debounce": HOUR, "debounce_max": 2 * HOUR, "second": {"debounce": 2 * HOUR}},
+    {
+        "unique_key": "k",
+        "debounce": HOUR,
+        "debounce_max": HOUR * 1.5,
+        "limit_key": "acme",
+        "second": {"debounce": HOUR * 1.5, "debounce_max": 9 * HOUR, "limit_key": "other"},
+    },
+]
+"""As ``enqueue_statement`` takes them; ``second``: what the second of two calls has instead."""
+
+
+def test_the_span_of_a_producer(sql: Sql) -> None:
+    job = read_job(sql, call(sql, KIND, traceparent=TRACEPARENT, tracestate="vendor=1")[0])
+    assert (job["traceparent"], job["tracestate"]) == (TRACEPARENT, "vendor=1")
+
+
 def test_an_instant_and_an_expiry(sql: Sql) -> None:
     [later] = sql.execute("SELECT clock_timestamp() + interval '1 hour' AS at").fetchall()
     job = read_job(sql, call(sql, KIND, run_at=later["at"], expires_in="2 hours")[0])
@@ -93,50 +167,30 @@ def test_an_instant_and_an_expiry(sql: Sql) -> None:
 class TestAsEnqueue:
     def test_the_columns_are_the_same(self, sql: Sql) -> None:
         function = read_value(sql, "SELECT prosrc FROM pg_proc WHERE oid = 'jsworker.enqueue'::regproc")
-        assert columns_of(function) == columns_of(ENQUEUE.text) | {"expires_at"}
+        assert columns_of(function) == columns_of(ENQUEUE.text) | {"expires_at", "waiting_key"}
 
-    @pytest.mark.parametrize(
-        ("new", "given"),
-        [
-            (NewJob(UUID(int=0), "{}"), {}),
-            (NewJob(UUID(int=0), '[1, "é"]', "order:12"), {"payload": '[1, "é"]', "unique_key": "order:12"}),
-            (NewJob(UUID(int=0), "null", None, 3600.0), {"payload": "null", "delay": "1 hour"}),
-            (
-                NewJob(UUID(int=0), "{}", "k", 0.0, 7, 100, TRACEPARENT, "vendor=1"),
-                {
-                    "unique_key": "k",
-                    "delay": "0",
-                    "max_attempts": 7,
-                    "max_stalls": 100,
-                    "traceparent": TRACEPARENT,
-                    "tracestate": "vendor=1",
-                },
-            ),
-            (
-                NewJob(UUID(int=0), "{}", limit_key="tenant 7", priority=0),
-                {"limit_key": "tenant 7", "priority": "high"},
-            ),
-            (NewJob(UUID(int=0), "{}", priority=2), {"priority": "low"}),
-        ],
-    )
-    async def test_the_rows_are_the_same(
-        self, database: Database, sql: Sql, new: NewJob, given: dict[str, Any]
-    ) -> None:
-        job_id, created = call(sql, KIND, **given)
-        assert created
-        made = read_job(sql, job_id)
-        # Keys are of the live: the twin takes another kind.
-        answer = await enqueue(database, "other-kind", new._replace(id=new_job_id()), publish_after=0.0)
-        twin = read_job(sql, answer.id)
-        instants = ("run_at", "queued_at", "publish_after", "created_at")
-        for name in instants:
-            assert (made[name] is None) == (twin[name] is None), name
-            if made[name] is not None:
-                assert abs((twin[name] - made[name]).total_seconds()) < 60, name
-        apart = {"id", "kind", *instants}
-        assert {name: made[name] for name in made if name not in apart} == {
-            name: twin[name] for name in twin if name not in apart
-        }
+    @pytest.mark.parametrize("given", OPTIONS, ids=lambda given: ",".join(given) or "none")
+    def test_the_rows_are_those_of_the_client(self, sql: Sql, engine: Engine, given: dict[str, Any]) -> None:
+        """Of the first call with these options, and of a second one."""
+        payload, second = given.get("payload", {}), given.get("second", {})
+        options = {name: value for name, value in given.items() if name not in {"payload", "second"}}
+        of_client = [
+            run_statement(engine, enqueue_statement("other-kind", payload, **options)),
+            run_statement(engine, enqueue_statement("other-kind", [2], **options | second)),
+        ]
+        in_sql = {IN_SQL.get(name, name): value for name, value in options.items()}
+        of_function = [
+            call(sql, KIND, json.dumps(payload), **in_sql),
+            call(sql, KIND, "[2]", **in_sql | {IN_SQL.get(name, name): of for name, of in second.items()}),
+        ]
+        assert [created for _, created in of_function] == [created for _, created in of_client]
+        for (job_id, _), (twin_id, _) in zip(of_function, of_client, strict=True):
+            assert_alike(read_job(sql, job_id), read_job(sql, twin_id))
+        windows = "SELECT kind, until FROM jsworker.unique_windows ORDER BY kind"
+        of_kinds = {row["kind"]: row for row in sql.execute(windows).fetchall()}
+        assert set(of_kinds) in (set(), {KIND, "other-kind"})
+        if of_kinds:
+            assert_alike(of_kinds[KIND], of_kinds["other-kind"])
 
     def test_ids_rise_with_time(self, sql: Sql) -> None:
         ids = [call(sql, KIND)[0] for _ in range(20)]
@@ -286,6 +340,45 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"expires_in": "-1 s"}, "expires_in=-00:00:01 must be more than 0"),
     ({"expires_in": "11 years"}, "expires_in=11 years must be more than 0 and at most 316224000 seconds"),
     ({"expires_in": "1 s", "delay": "1 min"}, "expires_in=00:00:01 ends before the job is due"),
+    ({"unique_scope": "all", "unique_key": "k"}, 'unique_scope "all" must be live or waiting'),
+    ({"unique_scope": "waiting"}, "unique_scope=waiting needs a unique_key"),
+    ({"unique_for": "1 hour"}, "unique_for=01:00:00 needs a unique_key"),
+    ({"debounce": "1 s"}, "debounce=00:00:01 needs a unique_key"),
+    ({"debounce_max": "1 s"}, "debounce_max=00:00:01 needs a unique_key"),
+    ({"unique_key": "k", "unique_for": "0"}, "unique_for=00:00:00 must be more than 0 and at most 316224000"),
+    ({"unique_key": "k", "unique_for": "infinity"}, "unique_for=infinity must be more than 0"),
+    ({"unique_key": "k", "debounce": "0"}, "debounce=00:00:00 must be more than 0 and at most 316224000"),
+    ({"unique_key": "k", "debounce": "-1 s"}, "debounce=-00:00:01 must be more than 0"),
+    (
+        {"unique_key": "k", "debounce": "1 s", "debounce_max": "11 years"},
+        "debounce_max=11 years must be more than 0 and at most 316224000 seconds",
+    ),
+    (
+        {"unique_key": "k", "unique_for": "1 s", "unique_scope": "waiting"},
+        "unique_for=00:00:01 and unique_scope=waiting: give one of them",
+    ),
+    (
+        {"unique_key": "k", "debounce": "1 s", "unique_scope": "live"},
+        "debounce=00:00:01 and unique_scope=live: give one of them",
+    ),
+    (
+        {"unique_key": "k", "debounce": "1 s", "unique_for": "1 s"},
+        "debounce=00:00:01 and unique_for=00:00:01: give one of them",
+    ),
+    (
+        {"unique_key": "k", "debounce": "1 s", "delay": "2 s"},
+        "debounce=00:00:01 and delay=00:00:02: give one of them",
+    ),
+    ({"unique_key": "k", "debounce": "1 s", "run_at": "2030-01-01 00:00:00+00"}, "give one of them"),
+    ({"unique_key": "k", "debounce_max": "1 s"}, "debounce_max=00:00:01 needs debounce"),
+    (
+        {"unique_key": "k", "debounce": "2 s", "debounce_max": "1 s"},
+        "debounce=00:00:02 must not be longer than debounce_max=00:00:01",
+    ),
+    (
+        {"unique_key": "k", "debounce": "1 min", "expires_in": "1 s"},
+        "expires_in=00:00:01 ends before the job is due",
+    ),
     ({"max_attempts": 0}, "max_attempts=0 must be from 1 to 1000000"),
     ({"max_attempts": MOST_ATTEMPTS + 1}, "max_attempts=1000001 must be from 1 to 1000000"),
     ({"max_stalls": 0}, "max_stalls=0 must be from 1 to 100"),
@@ -358,15 +451,163 @@ class TestBadInput:
             call(other, KIND, unique_key="a\tb")
 
 
+@pytest.mark.parametrize("status", ["completed", "failed", "cancelled", None])
+def test_a_window_outlives_its_job(sql: Sql, status: str | None) -> None:
+    ended = insert_job(sql, status) if status else UUID(int=7)
+    sql.execute(
+        "INSERT INTO jsworker.unique_windows VALUES (%s, 'a', %s, clock_timestamp() + interval '1 hour')",
+        [KIND, ended],
+    )
+    assert call(sql, KIND, unique_key="a", unique_for="1 s") == (ended, False)
+    sql.execute("UPDATE jsworker.unique_windows SET until = clock_timestamp() - interval '1 s'")
+    second, created = call(sql, KIND, unique_key="a", unique_for="1 hour")
+    assert (created, second == ended) == (True, False)
+    assert call(sql, KIND, unique_key="a", unique_for="1 hour") == (second, False)
+
+
+@pytest.mark.parametrize(
+    ("expires_at", "fencing_token", "created"),
+    [(None, 0, False), (ago(1), 0, True), (ago(1), 1, False)],
+    ids=["live", "expired", "claimed in time"],
+)
+def test_a_window_that_is_over_is_held_by_a_live_job(
+    sql: Sql, expires_at: Any, fencing_token: int, *, created: bool
+) -> None:
+    first = insert_job(sql, expires_at=expires_at, fencing_token=fencing_token)
+    sql.execute(
+        "INSERT INTO jsworker.unique_windows VALUES (%s, 'a', %s, clock_timestamp() - interval '1 s')",
+        [KIND, first],
+    )
+    job_id, is_new = call(sql, KIND, unique_key="a", unique_for="1 hour")
+    assert (is_new, job_id == first) == (created, not created)
+
+
+async def test_twins_of_a_window_create_one_job(database_url: str, sql: Sql) -> None:
+    def one() -> tuple[UUID, bool]:
+        with psycopg.connect(database_url, autocommit=True, row_factory=dict_row) as connection:
+            return call(connection, KIND, unique_key="k", unique_for="1 hour")
+
+    answers = await asyncio.gather(*(asyncio.to_thread(one) for _ in range(8)))
+    assert sum(created for _, created in answers) == 1
+    assert len({job_id for job_id, _ in answers}) == 1
+    assert read_value(sql, "SELECT count(*) FROM jsworker.jobs") == 1
+
+
+@pytest.mark.parametrize("option", [{"unique_scope": "waiting"}, {"debounce": "1 hour"}])
+def test_one_may_wait_beside_one_that_runs(sql: Sql, option: dict[str, str]) -> None:
+    running = insert_job(sql, "processing", waiting_key="a")
+    waits, created = call(sql, KIND, unique_key="a", **option)
+    assert (created, waits == running) == (True, False)
+    assert call(sql, KIND, unique_key="a", **option) == (waits, False)
+
+
+def debounce_again(sql: Sql, **columns: Any) -> dict[str, Any]:
+    """Enqueue a job that debounces, change its row, enqueue once more and return the row."""
+    first, _ = call(sql, KIND, '{"n": 1}', unique_key="a", debounce="1 hour", debounce_max="3 hours")
+    change_job(sql, first, **columns)
+    more = {"debounce": "2 hours", "limit_key": None, "expires_in": "9 hours"}
+    assert call(sql, KIND, '{"n": 2}', unique_key="a", **more) == (first, False)
+    return read_job(sql, first)
+
+
+@pytest.mark.parametrize(
+    ("columns", "ahead"),
+    [
+        ({"dispatch": 0}, 7200),
+        ({"debounce_until": ago(-5000)}, 5000),
+        ({"debounce_until": ago(-1000)}, 3600),
+        ({"status": "queued", "dispatch": 1, "queued_at": NOW, "publish_after": NOW}, 3600),
+        ({"fencing_token": 1, "attempts": 1, "errors": 1}, 3600),
+        ({"behind": UUID(int=7)}, 3600),
+    ],
+    ids=["waits", "at most so far", "never earlier", "queued", "claimed before", "behind another"],
+)
+def test_a_further_call_moves_back_what_was_never_due(
+    sql: Sql, columns: dict[str, Any], ahead: float
+) -> None:
+    job = debounce_again(sql, **columns)
+    assert job["payload"] == {"n": 2}
+    assert abs((job["run_at"] - job["created_at"]).total_seconds() - ahead) < 60
+    expires = job["expires_at"]
+    assert (expires is None) == ("fencing_token" in columns)
+
+
+def test_what_was_made_of_the_payload_before_goes_with_it(sql: Sql) -> None:
+    first, _ = call(sql, KIND, unique_key="a", debounce="1 hour", debounce_max="3 hours")
+    before = read_job(sql, first)["debounce_until"]
+    other = insert_job(sql)
+    change_job(sql, first, checkpoint=Jsonb({"page": 3}))
+    for job_id in (first, other):
+        sql.execute(
+            "INSERT INTO jsworker.job_steps (job_id, name, result, fencing_token)"
+            " VALUES (%s, 'charge', '1', 1)",
+            [job_id],
+        )
+    call(sql, KIND, unique_key="a", debounce="1 hour", debounce_max="9 hours")
+    job = read_job(sql, first)
+    assert (job["checkpoint"], job["debounce_until"]) == (None, before)
+    assert [row["job_id"] for row in sql.execute("SELECT job_id FROM jsworker.job_steps").fetchall()] == [
+        other
+    ]
+
+
+@pytest.mark.parametrize(("limit_key", "waits_under"), [("acme", "acme"), (None, "")])
+def test_what_is_held_by_a_limit_waits_under_the_new_key(
+    sql: Sql, limit_key: str | None, waits_under: str
+) -> None:
+    held = insert_job(sql, "scheduled", **HELD | {"limit_key": "before", "waiting_key": "a"})
+    assert call(sql, KIND, unique_key="a", debounce="1 hour", limit_key=limit_key) == (held, False)
+    assert read_job(sql, held)["limit_key"] == waits_under
+
+
+async def test_a_debouncer_waits_for_a_twin_that_is_not_committed(
+    database_url: str, sql: Sql, other: Connection[DictRow]
+) -> None:
+    first, _ = call(other, KIND, '{"n": 1}', unique_key="k", debounce="1 hour")
+
+    def second() -> tuple[UUID, bool]:
+        with psycopg.connect(database_url, autocommit=True, row_factory=dict_row) as connection:
+            return call(connection, KIND, '{"n": 2}', unique_key="k", debounce="1 hour")
+
+    waiting = asyncio.create_task(asyncio.to_thread(second))
+    blocked = "SELECT 1 FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
+    await eventually(lambda: sql.execute(blocked).rowcount == 1, "the second producer waits")
+    other.commit()
+    assert await waiting == (first, False)
+    assert read_job(sql, first)["payload"] == {"n": 2}
+
+
+async def test_what_was_claimed_meanwhile_is_left_alone(
+    database_url: str, sql: Sql, other: Connection[DictRow]
+) -> None:
+    first = insert_job(sql, payload=Jsonb({"n": 1}), waiting_key="k")
+    claim = STATES["processing"] | {"status": "processing", "needs_publish": False}
+    change_job(other, first, **claim)
+
+    def second() -> tuple[UUID, bool]:
+        with psycopg.connect(database_url, autocommit=True, row_factory=dict_row) as connection:
+            return call(connection, KIND, '{"n": 2}', unique_key="k", debounce="1 hour")
+
+    waiting = asyncio.create_task(asyncio.to_thread(second))
+    blocked = "SELECT 1 FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
+    await eventually(lambda: sql.execute(blocked).rowcount == 1, "the second producer waits")
+    other.commit()
+    found, created = await waiting
+    assert (created, found == first) == (True, False)
+    assert read_job(sql, first)["payload"] == {"n": 1}
+
+
+@pytest.mark.parametrize("key", ["unique_key", "waiting_key"])
 @pytest.mark.parametrize("expires_in", ["1 hour", None])
-def test_what_has_expired_holds_no_key(sql: Sql, expires_in: str | None) -> None:
-    first = insert_job(sql, unique_key="a", expires_at=ago(1))
-    second, created = call(sql, KIND, unique_key="a", expires_in=expires_in)
+def test_what_has_expired_holds_no_key(sql: Sql, expires_in: str | None, key: str) -> None:
+    first = insert_job(sql, expires_at=ago(1), **{key: "a"})
+    scope = "live" if key == "unique_key" else "waiting"
+    second, created = call(sql, KIND, unique_key="a", expires_in=expires_in, unique_scope=scope)
     assert (created, second == first) == (True, False)
     row = read_job(sql, first)
     assert (row["status"], row["failure_reason"]) == ("cancelled", "expired")
     assert event_names(sql, first) == ["cancelled"]
-    assert call(sql, KIND, unique_key="a") == (second, False)
+    assert call(sql, KIND, unique_key="a", unique_scope=scope) == (second, False)
 
 
 @pytest.mark.parametrize(

@@ -526,7 +526,8 @@ class TestManyKinds:
         queued = {row.kind: row.number for row in rows if row.what == "queued"}
         assert queued == {"zzz-served": 1, None: KINDS}
         paths = access_paths(many_kinds, BACKLOG, {"kinds": ["zzz-served", "idle"]})
-        assert paths - {"Seq Scan on dead_messages", "Seq Scan on refused_rows"} == {
+        others = {f"Seq Scan on {name}" for name in ("dead_messages", "refused_rows", "schedules")}
+        assert paths - others == {
             "jobs_queued",
             "jobs_due",
             "jobs_owned",
@@ -534,6 +535,14 @@ class TestManyKinds:
             "jobs_to_publish",
             "jobs_held",
         }
+
+    def test_limits_are_read_where_slots_and_held_jobs_stand(self, many_kinds: Connection) -> None:
+        use = access_paths(many_kinds, inspection.LIMIT_USE, {"kinds": ["idle"]})
+        assert {path for path in use if "jobs" in path} == {"jobs_slots"}
+        beginning = {"after_kind": "", "after_key": ""}
+        held = access_paths(many_kinds, inspection.WITHOUT_LIMIT, beginning)
+        assert {path for path in held if "jobs" in path} == {"jobs_held_by_key"}
+        assert rows_read(many_kinds, inspection.WITHOUT_LIMIT, beginning) == 0
 
 
 MIDDLE = text("""

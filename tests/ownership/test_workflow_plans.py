@@ -9,6 +9,7 @@ from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.engine import make_url
 
 from jsworker.ownership.pool import uuid_array
+from jsworker.ownership.queries.job_report import LEFT_BATCHES
 from jsworker.ownership.transitions import workflow_control, workflows
 
 from .conftest import TestDatabases
@@ -70,6 +71,12 @@ def test_the_sweep_reads_a_few_rows_of_each_open_batch(table: Connection) -> Non
     assert rows_read(table, workflows.LEFT, {"limit": 2000}) < 5 * 2000
     jobs = {path for path in access_paths(table, workflows.LEFT, {"limit": 2000}) if "jobs" in path}
     assert jobs == {"jobs_of_batch"}
+
+
+def test_doctor_reads_the_table_of_jobs_by_indexes(table: Connection) -> None:
+    jobs = {path for path in access_paths(table, LEFT_BATCHES, {}) if "jobs" in path}
+    assert jobs <= {"jobs_of_batch", "jobs_held_of_batch", "jobs_held"}
+    assert rows_read(table, LEFT_BATCHES, {}) < 2 * MEMBERS + 10 * 2002
 
 
 def test_members_by_status(table: Connection) -> None:

@@ -474,6 +474,23 @@ async def test_who_enqueues_by_terms_needs_no_more(guarded: Guarded, role: str, 
             assert answer.created is created
 
 
+@pytest.mark.parametrize(
+    ("role", "option"),
+    [
+        ("producer", "expires_in => '1 minute'"),
+        ("producer", "unique_scope => 'waiting'"),
+        ("producer", "unique_for => '1 minute'"),
+        ("debouncer", "debounce => '5 seconds', debounce_max => '1 minute'"),
+        ("debouncer", "debounce => '5 seconds'"),
+    ],
+)
+def test_who_calls_the_function_needs_no_more(guarded: Guarded, role: str, option: str) -> None:
+    with psycopg.connect(guarded.url(role)) as connection:
+        kind = f"called-{secrets.token_hex(4)}"
+        call = f"SELECT created FROM jsworker.enqueue('{kind}', unique_key => 'a', {option})"  # noqa: S608 -- words of this file
+        assert [connection.execute(call.encode()).fetchone() for _ in range(2)] == [(True,), (False,)]
+
+
 async def test_who_may_not_cancel_what_has_expired_is_told(guarded: Guarded) -> None:
     kind, job = "expired", NewJob(new_job_id(), "{}", "a", terms=JobTerms(expires_in=60.0))
     async with opened(guarded.url("producer")) as producer, opened(guarded.url("worker")) as worker:
@@ -498,3 +515,7 @@ async def test_a_producer_debounces_nothing(guarded: Guarded) -> None:
     async with opened(guarded.url("producer")) as database:
         with pytest.raises(DatabaseRefused, match="permission denied"):
             await enqueue_one(database, "echo", job, publish_after=0.0)
+        with pytest.raises(DatabaseRefused, match="42501"):
+            await database.run(
+                text("SELECT * FROM jsworker.enqueue('b', unique_key => 'a', debounce => '1 s')")
+            )

@@ -1,20 +1,25 @@
 """What waits is asked without harm, and shown as far as it is known."""
 
 from collections.abc import AsyncIterator, Iterator
+from uuid import UUID
 
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from jsworker import Every, Limit
 from jsworker.client import JobClient
+from jsworker.core.clock import boottime
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
+from jsworker.ownership.transitions.workflows import advance
 from jsworker.stream.jetstream import Stream
 from jsworker.telemetry.figures import packed, unpacked
 from jsworker.telemetry.metrics import of_fleet
 from jsworker.telemetry.worker_status import MOST_KINDS, OTHER_KINDS, Fleet
+from jsworker.worker.maintenance import fleet_survey
 from jsworker.worker.maintenance.fleet_survey import FleetSurvey
 from tests.support.contexts import make_context
 from tests.support.proxy import Proxy, proxied
@@ -119,6 +124,71 @@ class Given(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from of_fleet(self._fleet)
+
+
+async def test_limits_and_schedules_are_shown_by_kind(
+    client: JobClient, database: Database, cut_off: tuple[Proxy, Stream]
+) -> None:
+    _, stream = cut_off
+    await client.limits.set("here", Limit(3))
+    await client.schedules.add("nightly", "here", Every(days=1))
+    survey = FleetSurvey(make_context(database, stream=stream, kinds=dict.fromkeys(KINDS)))
+    await survey.step()
+    found = survey.latest
+    assert found is not None
+    samples = {
+        (family.name, sample.labels.get("kind")): sample.value
+        for family in of_fleet(found)
+        for sample in family.samples
+    }
+    assert samples["jsworker_limit_running_jobs", "here"] == 0
+    assert samples["jsworker_limit_max_running_jobs", "here"] == 3
+    assert samples["jsworker_limit_full_keys", "here"] == 0
+    assert samples["jsworker_schedule_lag_seconds", "here"] == 0
+    assert ("jsworker_limit_max_running_jobs", "idle") not in samples
+    assert ("jsworker_schedule_lag_seconds", "idle") not in samples
+    assert samples["jsworker_workflows_left_seconds", None] == 0
+
+
+async def test_for_how_long_workflows_are_left_is_seen_from_survey_to_survey(
+    client: JobClient,
+    database: Database,
+    cut_off: tuple[Proxy, Stream],
+    rows: Rows,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, stream = cut_off
+    present = boottime()
+    monkeypatch.setattr(fleet_survey, "boottime", lambda: present)
+    survey = FleetSurvey(make_context(database, stream=stream, kinds=dict.fromkeys(KINDS)))
+
+    async def left_seconds() -> float:
+        survey._pace.hurry()
+        await survey.step()
+        assert survey.latest is not None
+        return survey.latest.workflows_left_seconds
+
+    async def with_an_end(name: str) -> UUID:
+        async with client.workflow(name) as flow:
+            flow.job("here", {})
+            flow.job("here", {})
+        [first, _] = await rows.query("SELECT id FROM jsworker.batches WHERE workflow = %s", flow.id)
+        await rows.query(
+            "UPDATE jsworker.jobs SET status = 'cancelled', finished_at = now(), needs_publish = false"
+            " WHERE batch_id = %s",
+            first["id"],
+        )
+        batch: UUID = first["id"]
+        return batch
+
+    first = await with_an_end("one")
+    assert await left_seconds() == 0
+    present += 40
+    await with_an_end("two")
+    assert await left_seconds() == 40
+    await advance(database, [first])
+    present += 10
+    assert await left_seconds() == 10
 
 
 async def test_a_count_that_takes_too_long_is_not_repeated_soon(

@@ -66,6 +66,20 @@ async def test_of_each_key_no_more_run_than_its_limit_in_all_workers(
     assert crowd.most == {f"t{n}": 2 for n in range(4)}
 
 
+async def test_a_worker_tells_in_its_row_what_its_classes_declare(rows: Rows, start: StartWorker) -> None:
+    await start(
+        scripted(echo, kind="free"),
+        scripted(echo, kind="limited", limit=Limit(2, key="tenant"), rate=Rate(50, per=60, key="tenant")),
+        scripted(echo, kind="called", limit=Limit(1, key=tenant_of)),
+        scripted(echo, kind="rated", rate=Rate(5)),
+    )
+    assert await rows.value("SELECT limits FROM jsworker.workers") == {
+        "limited": {"max_running": 2, "rate": 50, "per": 60.0, "key": "'tenant'"},
+        "called": {"max_running": 1, "rate": None, "per": None, "key": "tenant_of"},
+        "rated": {"max_running": None, "rate": 5, "per": 1.0, "key": None},
+    }
+
+
 async def test_of_a_kind_no_more_run_than_its_limit(
     client: JobClient, rows: Rows, start: StartWorker
 ) -> None:

@@ -4,7 +4,7 @@ Each statement reads an index that holds only what it asks for, however many job
 count ends at a bound.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -15,8 +15,10 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import in_lane_indexed, queued_indexed
 from jsworker.ownership.schema import HELD_BY
 from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled
+from jsworker.ownership.transitions.admission import HELD, held_keys
 from jsworker.ownership.transitions.limits import LIST
 from jsworker.ownership.transitions.workers import IS_ALIVE
+from jsworker.ownership.transitions.workflows import HAS_LIVE_MEMBER
 
 BOUND: Final = 1_001
 """Where counting ends: what is more than a thousand is many."""
@@ -61,7 +63,7 @@ SELECT * FROM queues WHERE jobs > 0 ORDER BY kind
 
 WORKERS = text(f"""
 SELECT w.id, w.kinds, w.concurrency, w.version, w.state, {IS_ALIVE} AS alive,
-  coalesce(w.kinds_without_timeout, '{{}}') AS kinds_without_timeout
+  coalesce(w.kinds_without_timeout, '{{}}') AS kinds_without_timeout, w.limits
 FROM jsworker.workers AS w ORDER BY w.last_seen_at DESC LIMIT 1000
 """)  # noqa: S608 -- a constant
 
@@ -71,26 +73,54 @@ FROM jsworker.schedules WHERE NOT paused ORDER BY next_at LIMIT 1000
 """)
 
 LIMITS = text(f"""
-SELECT kind, key, free, held, extract(epoch FROM statement_timestamp() - held_since) AS held_for,
+SELECT kind, key, coalesce(free, 1000000) AS free, held, extract(epoch FROM statement_timestamp() - held_since) AS held_for,
   extract(epoch FROM statement_timestamp() - paused_at) AS paused_for, paused_by, reason
 FROM ({LIST.text.replace(":all", "false")}) AS found
 WHERE held > 0 OR paused_at IS NOT NULL ORDER BY held_for DESC NULLS LAST LIMIT 1000
 """)  # noqa: S608 -- constants
-# Finished, or without a live member, for a minute, in which every worker's scan would have found it; and jobs that wait for
-# what a batch needs, and have none.
-LEFT_BATCHES = text("""
+# Held by keys that have no row any more: somebody has deleted it, and nothing limits or pauses them.
+WITHOUT_LIMIT = filled(
+    """
+WITH RECURSIVE {leap}
+SELECT leap.kind, leap.limit_key AS key, 1000000 AS free, held.jobs AS held, held.seconds AS held_for
+FROM leap CROSS JOIN LATERAL (
+  SELECT count(*) AS jobs, extract(epoch FROM statement_timestamp() - min(few.held_at)) AS seconds FROM (
+    SELECT j.held_at FROM jsworker.jobs AS j
+    WHERE {held} AND j.kind = leap.kind AND j.limit_key = leap.limit_key LIMIT 10001) AS few
+) AS held
+WHERE NOT EXISTS (SELECT FROM jsworker.limits AS l WHERE l.kind = leap.kind AND l.key = leap.limit_key)
+""",
+    leap=held_keys(10_000),
+    held=HELD,
+)
+
+# For a minute, in which every worker's scan would have found it: batches that are finished, and what needs them was not
+# looked for, or that have no live member; workflows whose batches have all finished; and jobs that wait for the needs of
+# their batch, and it has none that has not finished.
+LEFT_BATCHES = filled(
+    """
 SELECT (SELECT count(*) FROM (
     (SELECT FROM jsworker.batches AS b WHERE b.finished_at IS NOT NULL AND NOT b.propagated
-       AND b.finished_at < statement_timestamp() - interval '1 minute' LIMIT 1000)
+       AND b.finished_at < {a_minute_ago} LIMIT 1000)
     UNION ALL
     (SELECT FROM jsworker.batches AS b WHERE b.finished_at IS NULL AND b.sealed
-       AND b.created_at < statement_timestamp() - interval '1 minute' AND NOT EXISTS (
-         SELECT FROM jsworker.jobs AS j WHERE j.batch_id = b.id AND (
-           j.status IN ('scheduled', 'queued', 'processing')
-           OR j.finished_at > statement_timestamp() - interval '1 minute')) LIMIT 1000)) AS batches) AS unfinished,
+       AND b.created_at < {a_minute_ago} AND NOT {has_live_member} AND NOT EXISTS (
+         SELECT FROM jsworker.jobs AS j WHERE j.batch_id = b.id AND j.finished_at > {a_minute_ago}) LIMIT 1000)
+  ) AS batches) AS batches,
+  (SELECT count(*) FROM (SELECT FROM jsworker.workflows AS w WHERE w.finished_at IS NULL
+     AND w.created_at < {a_minute_ago} AND NOT EXISTS (
+       SELECT FROM jsworker.batches AS b WHERE b.workflow = w.id
+         AND (b.finished_at IS NULL OR b.finished_at > {a_minute_ago})) LIMIT 1000) AS workflows) AS workflows,
   (SELECT count(*) FROM (SELECT FROM jsworker.jobs AS j WHERE j.held_by = 'needs' AND j.status || '' = 'scheduled'
-     AND NOT EXISTS (SELECT FROM jsworker.batches AS b WHERE b.id = j.batch_id) LIMIT 1000) AS jobs) AS without_batch
-""")
+     AND j.held_at < {a_minute_ago} AND NOT EXISTS (
+       SELECT FROM jsworker.batch_needs AS n JOIN jsworker.batches AS need ON need.id = n.needs
+       WHERE n.batch = j.batch_id AND (
+         need.finished_at IS NULL OR NOT need.propagated OR need.finished_at > {a_minute_ago})) LIMIT 1000
+   ) AS jobs) AS without_needs
+""",
+    has_live_member=HAS_LIVE_MEMBER,
+    a_minute_ago="statement_timestamp() - interval '1 minute'",
+)
 
 # A worker without a row that goes on beating comes back to the registry by itself.
 SILENT_OWNERS = text("""
@@ -173,9 +203,35 @@ SELECT CASE WHEN j.kind = ANY(CAST(:kinds AS text[])) THEN j.kind END AS kind,
     AS double precision) AS oldest
 FROM jsworker.jobs AS j WHERE {queued} AND {in_lane} GROUP BY 1, 2
 """
+# For how long the first that is due was not fired.
+_SCHEDULES = """
+SELECT CASE WHEN kind = ANY(CAST(:kinds AS text[])) THEN kind END AS kind, 'schedules' AS what, count(*) AS number,
+  CAST(least(greatest(extract(epoch FROM clock_timestamp()) - extract(epoch FROM min(next_at)), 0), 1e10)
+    AS double precision) AS oldest
+FROM jsworker.schedules WHERE NOT paused GROUP BY 1
+"""
 _IN_LANES = filled(_LANES, queued=condition(queued_indexed), in_lane=condition(in_lane_indexed)).text
 _COUNTS = [filled(_BY_KIND, what=what, which=which).text for what, which in _WAITING.items()]
-BACKLOG = text("UNION ALL".join([*_COUNTS, _HELD, _IN_LANES, _OTHERS]))
+BACKLOG = text("UNION ALL".join([*_COUNTS, _HELD, _IN_LANES, _SCHEDULES, _OTHERS]))
+
+# Of each kind the key that is nearest to its limit, and how many keys are at theirs.
+LIMIT_USE = text("""
+WITH used AS MATERIALIZED (
+  SELECT j.kind, j.limit_key AS key, count(*) AS running FROM jsworker.jobs AS j
+  WHERE j.status || '' = 'processing' AND j.limit_key IS NOT NULL GROUP BY j.kind, j.limit_key
+), keys AS (
+  SELECT CASE WHEN k.kind = ANY(CAST(:kinds AS text[])) THEN k.kind END AS kind,
+    coalesce(used.running, 0) AS running, coalesce(l.max_running, d.max_running) AS max_running
+  FROM (SELECT kind, key FROM used UNION SELECT kind, key FROM jsworker.limits WHERE max_running IS NOT NULL) AS k
+  LEFT JOIN used ON used.kind = k.kind AND used.key = k.key
+  LEFT JOIN jsworker.limits AS l ON l.kind = k.kind AND l.key = k.key
+  LEFT JOIN jsworker.limits AS d ON d.kind = k.kind AND d.key = ''
+  WHERE coalesce(l.max_running, d.max_running) IS NOT NULL
+)
+SELECT DISTINCT ON (kind) kind, running, max_running,
+  count(*) FILTER (WHERE running >= max_running) OVER (PARTITION BY kind) AS full_keys
+FROM keys ORDER BY kind, CAST(running AS double precision) / max_running DESC
+""")
 
 
 class Late(NamedTuple):
@@ -195,7 +251,10 @@ class QueuedKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RegisteredWorker:
-    """A worker's row; ``alive``: see ``list_workers``."""
+    """A worker's row; ``alive``: see ``list_workers``.
+
+    ``limits``: by kind what its class declares of limits, see ``WorkerRow``; None: an older worker does not tell.
+    """
 
     id: str
     kinds: Sequence[str]
@@ -204,6 +263,7 @@ class RegisteredWorker:
     state: str
     alive: bool
     kinds_without_timeout: Sequence[str] = ()
+    limits: Mapping[str, Mapping[str, Any]] | None = None
 
 
 class SilentOwner(NamedTuple):
@@ -249,13 +309,14 @@ class KeyLimit(NamedTuple):
 
 
 class LeftBatches(NamedTuple):
-    """Batches that nobody has looked after for a minute, and jobs that wait for the needs of no batch."""
+    """Batches and workflows that nobody has looked after for a minute, and jobs that wait for needs, and have none."""
 
-    unfinished: int
-    without_batch: int
+    batches: int
+    workflows: int
+    without_needs: int
 
 
-_NONE_LEFT = LeftBatches(0, 0)
+_NONE_LEFT = LeftBatches(0, 0, 0)
 
 
 class EndedSample(NamedTuple):
@@ -293,12 +354,22 @@ class Rows:
     batches: LeftBatches = _NONE_LEFT
 
 
+class LimitUse(NamedTuple):
+    """Of the key of a kind that is nearest to its limit: jobs that run, and that may; and how many keys are full."""
+
+    running: int
+    max_running: int
+    full_keys: int
+
+
 @dataclass(slots=True)
 class Waiting:
     """One kind's live jobs by status, those queued ones whose message is still to be sent, and held ones by reason.
 
     The oldest of each has been queued, or held, for so many seconds; 0 when there is none. ``lanes`` holds how many
     of those that are queued are of high and of low priority, and the age of the oldest, where there are any.
+    ``limit``: None: the kind has none; ``schedule_lag_seconds``: since when the first of its schedules is due, 0 when
+    none is, None: it has no schedule.
     """
 
     jobs: dict[str, int] = field(default_factory=lambda: {"scheduled": 0, "queued": 0, "processing": 0})
@@ -308,6 +379,8 @@ class Waiting:
     held: dict[str, int] = field(default_factory=lambda: dict.fromkeys(HELD_BY, 0))
     held_oldest_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(HELD_BY, 0.0))
     lanes: dict[str, tuple[int, float]] = field(default_factory=dict)
+    limit: LimitUse | None = None
+    schedule_lag_seconds: float | None = None
 
 
 class Backlog(NamedTuple):
@@ -344,7 +417,13 @@ async def read_rows(database: Database, *, late_after: float) -> Rows:
         ended=EndedSample(*ended),
         refused=[RefusalGroup(*row) for row in await database.run(REFUSED)],
         schedules=[NextInstant(*row) for row in await database.run(SCHEDULES)],
-        limits=[KeyLimit(*row) for row in await database.run(LIMITS)],
+        limits=[
+            *(KeyLimit(*row) for row in await database.run(LIMITS)),
+            *(
+                KeyLimit(*row)
+                for row in await database.run(WITHOUT_LIMIT, {"after_kind": "", "after_key": ""})
+            ),
+        ],
         batches=LeftBatches(*(await database.run(LEFT_BATCHES))[0]),
     )
 
@@ -371,6 +450,8 @@ async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Bac
                 waiting, why = found.setdefault(row.kind, Waiting()), what.removeprefix("held by ")
                 waiting.held[why], waiting.held_oldest_seconds[why] = row.number, row.oldest
                 waiting.jobs["scheduled"] += row.number
+            case "schedules":
+                found.setdefault(row.kind, Waiting()).schedule_lag_seconds = row.oldest
             case "high" | "low" as priority:
                 waiting = found.setdefault(row.kind, Waiting())
                 waiting.lanes[priority] = row.number, row.oldest
@@ -379,5 +460,7 @@ async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Bac
                 waiting.jobs[status] += row.number
                 if status == "queued":
                     waiting.oldest_seconds = row.oldest
+    for row in await database.run(LIMIT_USE, {"kinds": named}):
+        found.setdefault(row.kind, Waiting()).limit = LimitUse(row.running, row.max_running, row.full_keys)
     others = found.pop(None, None)
     return Backlog(found, others, dead_messages, refused_rows)

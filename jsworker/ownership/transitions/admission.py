@@ -34,7 +34,7 @@ admissible: Final = sa.and_(sa.or_(predicates.queued, waits_for_admission), _may
 waits_for_admission_indexed: Final = sa.and_(
     predicates.scheduled_indexed, j.c.held_by.in_(("limit", "rate", "paused"))
 )
-_HELD: Final = condition(waits_for_admission_indexed)
+HELD: Final = condition(waits_for_admission_indexed)
 _NOT_ASIDE: Final = condition(~predicates.set_aside("wake"))
 
 # Locks the row of each key, in their order, and makes those that are missing. Also where it writes nothing: the
@@ -167,7 +167,7 @@ WITH asked AS MATERIALIZED (
     queued=condition(predicates.queued),
     may_begin=condition(_may_begin),
     of_kind=condition(predicates.of_kind),
-    held=_HELD,
+    held=HELD,
     not_aside=_NOT_ASIDE,
     state=state(
         "SELECT CAST(:kind AS text), asked.key FROM asked UNION SELECT CAST(:kind AS text), unnest(CAST(:keys AS text[]))"
@@ -203,7 +203,7 @@ WITH state AS MATERIALIZED ({state}
 SELECT id FROM woken
 """,
     state=state("SELECT CAST(:kind AS text), unnest(CAST(:keys AS text[]))"),
-    held=_HELD,
+    held=HELD,
     not_aside=_NOT_ASIDE,
     of_kind=condition(predicates.of_kind),
     waits=condition(waits_for_admission),
@@ -211,10 +211,8 @@ SELECT id FROM woken
     most=str(_MOST_WOKEN),
 )
 
-# Keys of which jobs are held, by leaps through the index, from a place on; and how they stand.
-WAITING_KEYS = filled(
-    """
-WITH RECURSIVE leap AS (
+# Keys of which jobs are held, by leaps through the index, from a place on.
+_LEAP: Final = """leap AS (
   (SELECT j.kind, j.limit_key, 1 AS place FROM jsworker.jobs AS j
    WHERE {held} AND (j.kind, j.limit_key) > (CAST(:after_kind AS text), CAST(:after_key AS text))
    ORDER BY j.kind, j.limit_key LIMIT 1)
@@ -225,7 +223,18 @@ WITH RECURSIVE leap AS (
     ORDER BY j.kind, j.limit_key LIMIT 1
   ) AS next
   WHERE leap.place < {most}
-)
+)"""
+
+
+def held_keys(most: int) -> str:
+    """Return the SQL of ``leap``: up to so many keys behind :after_kind and :after_key of which jobs are held."""
+    return _LEAP.replace("{held}", HELD).replace("{most}", str(most))
+
+
+# How they stand.
+WAITING_KEYS = filled(
+    """
+WITH RECURSIVE {leap}
 SELECT coalesce(state.kind, found.kind) AS kind, coalesce(state.key, found.key) AS key,
   coalesce(state.jobs, 1000000) AS jobs,
   CASE WHEN state.seconds < 1e9 THEN greatest(state.seconds, 0) END AS seconds, state.step
@@ -233,8 +242,7 @@ FROM (SELECT leap.kind, leap.limit_key AS key FROM leap) AS found
 LEFT JOIN ({state}) AS state ON state.kind = found.kind AND state.key = found.key
 ORDER BY 1, 2
 """,
-    held=_HELD,
-    most=str(MOST_KEYS),
+    leap=held_keys(MOST_KEYS),
     state=state("SELECT leap.kind, leap.limit_key FROM leap", locked=False),
 )
 
@@ -246,7 +254,7 @@ SELECT row.id FROM unnest(CAST(:keys AS text[])) AS k(key) CROSS JOIN LATERAL (
   WHERE {held} AND {of_kind} AND j.limit_key = k.key AND {not_aside} ORDER BY j.queued_at, j.id LIMIT 100
 ) AS row LIMIT {most}
 """,
-    held=_HELD,
+    held=HELD,
     of_kind=condition(predicates.of_kind),
     not_aside=_NOT_ASIDE,
     most=str(_MOST_WOKEN),

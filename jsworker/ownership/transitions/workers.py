@@ -1,6 +1,7 @@
 """The registry: worker processes, and the id that pairs this database with its stream."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
@@ -15,12 +16,12 @@ from jsworker.ownership.refusals import in_halves
 SEEN = text("""
 INSERT INTO jsworker.workers (
   id, hostname, pod_uid, container, boot_id, pid_namespace, pid, process_started, kinds, concurrency, version,
-  heartbeat_interval, kinds_without_timeout, answers, state)
+  heartbeat_interval, kinds_without_timeout, limits, answers, state)
 VALUES (
   :id, :hostname, :pod_uid, :container, :boot_id, :pid_namespace, :pid, :process_started,
   CAST(:kinds AS text[]), :concurrency, :version,
   make_interval(secs => CAST(:heartbeat_interval AS double precision)), CAST(:kinds_without_timeout AS text[]),
-  :answers, :state)
+  CAST(:limits AS jsonb), :answers, :state)
 ON CONFLICT (id) DO UPDATE SET
   last_seen_at = clock_timestamp(), answers = excluded.answers, state = excluded.state
 """)
@@ -92,6 +93,8 @@ class WorkerRow:
         boot_id, pid_namespace, pid, process_started: evidence by which a later life can prove this one dead.
         kinds_without_timeout: kinds whose runs are limited by nothing but JSWORKER_JOB_TIMEOUT, or not at all; not
             read of other workers.
+        limits: by kind what its class declares of limits: ``max_running``, ``rate``, ``per``, and the name of their
+            ``key``. Kinds without are left out. Not read of other workers.
     """
 
     id: str
@@ -107,6 +110,7 @@ class WorkerRow:
     version: str
     heartbeat_interval: float
     kinds_without_timeout: Sequence[str] = field(default=(), kw_only=True)
+    limits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,8 @@ class EarlierLife(WorkerRow):
 async def seen(database: Database, worker: WorkerRow, *, state: str, answers: bool = False) -> None:
     """Register a worker, or note that it is still there, and whether its NATS subject was proven to answer."""
     lists = {"kinds": list(worker.kinds), "kinds_without_timeout": list(worker.kinds_without_timeout)}
-    await database.run_heartbeat(SEEN, asdict(worker) | lists | {"answers": answers, "state": state})
+    more = {"limits": json.dumps(worker.limits), "answers": answers, "state": state}
+    await database.run_heartbeat(SEEN, asdict(worker) | lists | more)
 
 
 async def earlier_lives(database: Database, *, worker: WorkerRow) -> list[EarlierLife]:

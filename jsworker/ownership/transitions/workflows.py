@@ -46,7 +46,9 @@ def _member(status: str) -> str:
 
 
 # Running ones first, for as a rule there is one.
-_HAS_LIVE_MEMBER: Final = ",\n    ".join(_member(status) for status in ("processing", "queued", "scheduled"))
+_LIVE_MEMBERS: Final = ",\n    ".join(_member(status) for status in ("processing", "queued", "scheduled"))
+HAS_LIVE_MEMBER: Final = f"coalesce(\n    {_LIVE_MEMBERS},\n    false)"
+"""SQL: whether a batch ``b`` has a member that has not ended."""
 
 _PARTS: Final = {
     "sealed": sql(predicates.sealed),
@@ -62,7 +64,7 @@ _PARTS: Final = {
     + " AND "
     + condition(predicates.held_by("needs")),
     "set_aside": condition(predicates.set_aside("needs")),
-    "has_live_member": f"coalesce(\n    {_HAS_LIVE_MEMBER},\n    false)",
+    "has_live_member": HAS_LIVE_MEMBER,
     "has_failed_member": _member("failed"),
     "has_cancelled_member": _member("cancelled"),
 }

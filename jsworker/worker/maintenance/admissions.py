@@ -18,7 +18,7 @@ from jsworker.ownership.transitions.limits import Numbers
 from jsworker.ownership.transitions.looks import KindLimits
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.intake import Consumer, KindState
-from jsworker.worker.pipeline.kinds import Kind
+from jsworker.worker.pipeline.kinds import numbers_of
 
 _SHORTEST_WAIT_SECONDS: Final = 0.02
 _SPREAD_SECONDS: Final = 0.02
@@ -38,7 +38,7 @@ async def write_limits(context: WorkerContext) -> None:
     Raises:
         DatabaseUnavailable, DatabaseRefused: they were not written, or not all.
     """
-    new = {name: _numbers(kind) for name, kind in context.kinds.items()}
+    new = {name: numbers_of(kind) for name, kind in context.kinds.items()}
     try:
         changed = await limits.write_code(context.database, new)
     except DatabaseRefused as error:  # rights that an older installation has not granted yet
@@ -49,14 +49,6 @@ async def write_limits(context: WorkerContext) -> None:
     for kind in changed:
         numbers = new[kind] or Numbers(None)
         context.events.emit("limit.changed", kind=kind, **numbers._asdict())
-
-
-def _numbers(kind: Kind) -> Numbers | None:
-    limit, rate = kind.processor.limit, kind.processor.rate
-    if limit is None and rate is None:
-        return None
-    most = None if limit is None else limit.max_running
-    return Numbers(most) if rate is None else Numbers(most, rate.number, float(rate.per))
 
 
 class Admissions:

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
+from uuid import UUID
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, StreamRefused, StreamUnavailable
 from jsworker.core.priorities import PRIORITIES, priority_number
 from jsworker.ownership.queries.job_report import Backlog, Waiting, backlog
+from jsworker.ownership.transitions.workflows import Left, left_undone
 from jsworker.stream.api import ConsumerInfo, NotThere
 from jsworker.stream.message import consumer_of, lane_of
 from jsworker.telemetry.worker_status import MOST_KINDS, OTHER_KINDS, Fleet, KindQueue
@@ -33,6 +35,7 @@ class FleetSurvey:
         self._lanes: dict[str, set[str]] = {}  # priorities of which each kind has had jobs
         self._found: Fleet | None = None
         self._found_at = 0.0
+        self._left_since: dict[UUID, float] = {}  # batches and workflows that are left undone
 
     @property
     def latest(self) -> Fleet | None:
@@ -46,12 +49,24 @@ class FleetSurvey:
         try:
             with self._pace.timed():
                 found = await backlog(self._context.database, self._kinds, most=MOST_KINDS)
+                left = await left_undone(self._context.database)
         except (DatabaseUnavailable, DatabaseRefused):  # a slow count says nothing about the server's health
             return
         self._note_lanes(found)
+        left_seconds = self._left_seconds(left)
         # At once, without the stream: its silence must not hide what the table says about it.
-        self._found, self._found_at = _fleet(found, {}), boottime()
-        self._found = _fleet(found, await self._consumer_states(found.kinds))
+        self._found, self._found_at = _fleet(found, {}, left_seconds), boottime()
+        self._found = _fleet(found, await self._consumer_states(found.kinds), left_seconds)
+
+    def _left_seconds(self, left: Left) -> float:
+        """Return for how long the first of what is left undone has been so in all surveys.
+
+        No row tells when the last job of a batch has ended, and in a busy installation one has at any moment.
+        """
+        present = boottime()
+        ids = [*left.batches, *left.needs, *left.workflows, *left.cancelled]
+        self._left_since = {each: self._left_since.get(each, present) for each in ids}
+        return max((present - since for since in self._left_since.values()), default=0.0)
 
     def _note_lanes(self, found: Backlog) -> None:
         """Show as empty, not as gone, a lane that had jobs."""
@@ -78,7 +93,7 @@ class FleetSurvey:
         return states
 
 
-def _fleet(found: Backlog, states: Mapping[str, Sequence[ConsumerInfo]]) -> Fleet:
+def _fleet(found: Backlog, states: Mapping[str, Sequence[ConsumerInfo]], left_seconds: float) -> Fleet:
     kinds = found.kinds if found.others is None else found.kinds | {OTHER_KINDS: found.others}
     return Fleet(
         queues={kind: _queue(waiting, states.get(kind)) for kind, waiting in kinds.items()},
@@ -88,6 +103,7 @@ def _fleet(found: Backlog, states: Mapping[str, Sequence[ConsumerInfo]]) -> Flee
         ),
         dead_messages=found.dead_messages,
         refused_rows=found.refused_rows,
+        workflows_left_seconds=left_seconds,
     )
 
 
@@ -101,4 +117,6 @@ def _queue(waiting: Waiting, states: Sequence[ConsumerInfo] | None) -> KindQueue
         held=waiting.held,
         held_oldest_seconds=waiting.held_oldest_seconds,
         lanes=waiting.lanes,
+        limit=waiting.limit,
+        schedule_lag_seconds=waiting.schedule_lag_seconds,
     )

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from jsworker.client.terms import Terms, positive_seconds
 from jsworker.core.errors import InvalidTarget, SettingsError
-from jsworker.core.limits import Limit, Rate, common_key
+from jsworker.core.limits import Limit, Rate, common_key, name_of_key
 from jsworker.core.names import printable, shown
 from jsworker.core.priorities import NORMAL, PRIORITIES, priority_number
 from jsworker.core.processor import Backoff, FromSettings, JobProcessor, Unique, payload_type
@@ -21,6 +21,7 @@ from jsworker.core.settings import Settings
 from jsworker.core.settings.variables import LONGEST_SECONDS
 from jsworker.core.strict_json import result_type
 from jsworker.ownership.transitions.claim import RunLimits
+from jsworker.ownership.transitions.limits import Numbers
 
 T = TypeVar("T")
 
@@ -91,6 +92,25 @@ def resolve_kinds(
 def without_timeout(kinds: dict[str, Kind]) -> list[str]:
     """Return the kinds whose runs are limited by nothing but JSWORKER_JOB_TIMEOUT, or by nothing at all."""
     return sorted(name for name, kind in kinds.items() if not kind.has_own_timeout)
+
+
+def numbers_of(kind: Kind) -> Numbers | None:
+    """Return the limit and the rate of a kind's class; None: it has neither."""
+    limit, rate = kind.processor.limit, kind.processor.rate
+    if limit is None and rate is None:
+        return None
+    most = None if limit is None else limit.max_running
+    return Numbers(most) if rate is None else Numbers(most, rate.number, float(rate.per))
+
+
+def declared_limits(kinds: dict[str, Kind]) -> dict[str, dict[str, Any]]:
+    """Return by kind what its class says of limits, by which workers are compared; not those without."""
+    declared: dict[str, dict[str, Any]] = {}
+    for name, kind in kinds.items():
+        if numbers := numbers_of(kind):
+            key = common_key(kind.processor.limit, kind.processor.rate)
+            declared[name] = numbers._asdict() | {"key": None if key is None else name_of_key(key)}
+    return declared
 
 
 def processor_at(origin: str) -> JobProcessor[Any]:

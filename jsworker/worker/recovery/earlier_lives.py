@@ -29,9 +29,7 @@ _LOOKS_PER_INTERVAL: Final = 4
 _ENDED = frozenset("ZX")  # a zombie waits only for its parent to take note
 
 
-def identify(
-    settings: Settings, kinds: Sequence[str], kinds_without_timeout: Sequence[str] = ()
-) -> WorkerRow:
+def identify(settings: Settings, kinds: Sequence[str]) -> WorkerRow:
     """Return this process's row of the registry: ``hostname-pid-random`` and what Linux knows of it."""
     hostname, pid = settings.hostname or socket.gethostname(), os.getpid()
     return WorkerRow(
@@ -47,7 +45,6 @@ def identify(
         concurrency=settings.concurrency,
         version=__version__,
         heartbeat_interval=settings.heartbeat_interval,
-        kinds_without_timeout=kinds_without_timeout,
     )
 
 
