@@ -5,7 +5,7 @@
    protection away. */
 
 #ifndef K
-#define K 1            /* deaths and false suspicions, in all */
+#define K 1            /* deaths, false suspicions and rows that somebody has locked, in all */
 #endif
 
 mtype = { QUEUED, HELD, RUNNING, DONE };
@@ -35,15 +35,23 @@ byte taken;                                 /* with COUNTER: slots, as a column 
 #endif
 
 #define MINE (job[id] == RUNNING && token[id] == mine)
+#define WAITS(which) (job[which] == QUEUED || job[which] == HELD)
+
+inline begins(which) {
+	job[which] = RUNNING; token[which]++; mine = token[which]; dead[which] = false; taken++; UNLOCK;
+	assert(RUNS <= 1)                           /* A1, at the commit */
+}
 
 active [2] proctype worker() {
 	byte id, mine, seen;
+	bool held;
 idle:
 end:
 	if
 	:: atomic { message[0] -> id = 0; message[0] = false }
 	:: atomic { message[1] -> id = 1; message[1] = false }
 	fi;
+admits:                                             /* LOCK and ADMIT */
 #ifdef COUNT_FIRST
 	seen = SLOTS;
 	LOCK;
@@ -52,20 +60,22 @@ end:
 	seen = SLOTS;
 #endif
 	if
-	:: atomic { job[id] == QUEUED && seen == 0 ->
-		job[id] = RUNNING; token[id]++; mine = token[id]; dead[id] = false; taken++; UNLOCK;
-		assert(RUNS <= 1) }                 /* A1, at the commit */
-	:: atomic { job[id] == QUEUED && seen > 0 -> job[id] = HELD; UNLOCK }; goto forget
-	:: atomic { job[id] != QUEUED -> UNLOCK }; goto forget
+	:: atomic { WAITS(id) && seen == 0 -> begins(id) }
+	:: atomic {                                 /* one that is held goes before */
+		job[id] == QUEUED && job[1 - id] == HELD && seen == 0 -> job[id] = HELD; id = 1 - id; begins(id) }
+	:: atomic { job[id] == QUEUED && seen > 0 -> job[id] = HELD; UNLOCK; goto forget }
+	:: atomic { !WAITS(id) || (job[id] == HELD && seen > 0) -> UNLOCK; goto forget }
+	:: atomic {                                 /* somebody has locked the row: it is passed over */
+		faults < K && WAITS(id) -> faults++; message[id] = (job[id] == QUEUED); UNLOCK; goto forget }
 	fi;
 	if
 	:: true                                     /* it settles, perhaps late */
-	:: atomic { faults < K && MINE -> faults++; dead[id] = true }; goto forget
+	:: atomic { faults < K && MINE -> faults++; dead[id] = true; goto forget }
 	fi;
 	atomic {                                    /* COMPLETE, under its fence */
 		if
 		:: MINE -> job[id] = DONE; ended[id]++; taken--; assert(ended[id] == 1)
-		:: else -> 
+		:: else ->
 #ifdef COUNTER
 			taken--                     /* a zombie gives back what it does not hold */
 #else
@@ -73,16 +83,20 @@ end:
 #endif
 		fi
 	};
+	/* It admits what is held, or, where others run that kind, it wakes it. */
+	if
+	:: atomic { id = 1 - id; mine = 0; seen = 0; goto admits }
+	:: true
+	fi;
 	WAKE_LOCK;
-	atomic {
-		if
-		:: job[1 - id] == HELD && SLOTS == 0 -> job[1 - id] = QUEUED; message[1 - id] = true
-		:: else
-		fi;
-		UNLOCK
-	};
+	atomic { held = job[1 - id] == HELD; seen = SLOTS };
+	if
+	:: atomic { held && seen == 0 && job[1 - id] == HELD -> job[1 - id] = QUEUED; message[1 - id] = true; UNLOCK }
+	:: atomic { faults < K && held -> faults++; UNLOCK }
+	:: atomic { !(held && seen == 0 && job[1 - id] == HELD) -> UNLOCK }
+	fi;
 forget:
-	id = 0; mine = 0; seen = 0;
+	atomic { id = 0; mine = 0; seen = 0; held = false };
 	goto idle
 }
 

@@ -68,7 +68,7 @@ PROTOCOL = [
         progress=True,
         model=ADMISSION,
     ),
-    Variant("workflows, three deaths", "K=3", passes=True, model=WORKFLOWS),
+    Variant("workflows, three faults", "K=3", passes=True, model=WORKFLOWS),
     Variant("every workflow comes to its end", "K=2", passes=True, progress=True, model=WORKFLOWS),
 ]
 """What must hold."""
@@ -95,6 +95,7 @@ ABLATIONS = [
     Variant("FIRE of an instant that had its job", "K=2 NO_LATER", passes=False, model=SCHEDULES),
     Variant("FIRE without the instant that was read", "K=2 NO_SEEN NO_LATER", passes=False, model=SCHEDULES),
     Variant("FIRE without the revision", "K=2 NO_REVISION", passes=False, model=SCHEDULES),
+    Variant("changed code that forgets what was fired", "K=2 FORGETS", passes=False, model=SCHEDULES),
     Variant("FIRE as INSERT, then UPDATE", "K=2 INSERT_FIRST NO_LATER", passes=False, model=SCHEDULES),
     Variant("FIRE as UPDATE, then INSERT", "K=2 MOVE_FIRST", passes=False, progress=True, model=SCHEDULES),
     Variant("admission that counts before it locks", "K=0 COUNT_FIRST", passes=False, model=ADMISSION),
@@ -121,6 +122,13 @@ ABLATIONS = [
         "RETRY that holds nothing again", "K=2 NOT_HELD_AGAIN", passes=False, progress=True, model=WORKFLOWS
     ),
     Variant("FINISH and NEEDS without sweep", "K=1 NO_SWEEP", passes=False, progress=True, model=WORKFLOWS),
+    Variant(
+        "a need that is done with whatever it holds",
+        "K=1 PROPAGATED_BLIND",
+        passes=False,
+        progress=True,
+        model=WORKFLOWS,
+    ),
     Variant("FINISH in the settle", "K=0 IN_SETTLE NO_SWEEP", passes=False, progress=True, model=WORKFLOWS),
     Variant("NEEDS in FINISH", "K=0 NEEDS_IN_FINISH", passes=False, progress=True, model=WORKFLOWS),
 ]

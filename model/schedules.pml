@@ -1,4 +1,4 @@
-/* FIRE: a schedule, two workers that may die anywhere, a clock that may go back, an operator who changes the rule.
+/* FIRE: a schedule, two workers that may die anywhere, a clock that may go back, code that changes the rule.
 
    Instants are 1 .. LAST. The rule is every instant (revision 1), after a change every second one (revision 2).
    Each statement of jsworker/ownership/transitions/schedules.py is one atomic step; what a worker has read before
@@ -88,10 +88,15 @@ active proctype time() {
 	od
 }
 
-/* Another rule, from its first instant after the present one on; what the old one has due is not run. */
-active proctype operator() {
+/* Code with another rule, from its first instant after the present one on; what the old one has due is not run. */
+active proctype change() {
 	if
-	:: atomic { revision = 2; is_changed = true; next_at = (clock / 2 + 1) * 2 }
+	:: atomic {
+		revision = 2; is_changed = true; next_at = (clock / 2 + 1) * 2;
+#ifdef FORGETS
+		last = (last > clock -> 0 : last)   /* as an operator's resume does */
+#endif
+	   }
 	:: true
 	fi
 }

@@ -5,7 +5,7 @@
    PostgreSQL checks the locked row once more and nothing else. A flag takes a protection away. */
 
 #ifndef K
-#define K 2            /* deaths of workers */
+#define K 2            /* deaths of workers, and rows that somebody has locked, in all */
 #endif
 
 #define A 0
@@ -33,6 +33,11 @@ bool operator_left;
 #else
 #define SAME_REVISION (revision == rule)
 #endif
+#ifdef PROPAGATED_BLIND
+#define LEFT_NOTHING true
+#else
+#define LEFT_NOTHING (!(READY && member[3] == HELD))
+#endif
 #ifdef NO_SWEEP
 #define SWEEPS false
 #else
@@ -41,7 +46,9 @@ bool operator_left;
 
 #define MAY_DIE faults < K -> faults++; goto idle
 
-inline finish_looks() { seen = generation[b]; can = !HAS_LIVE(b) && !finished[b] }
+#define HAS_FAILED(b) ((b == A && (member[0] == FAILED || member[1] == FAILED)) || (b == D && member[3] == CANCELLED))
+
+inline finish_looks() { seen = generation[b]; can = !HAS_LIVE(b) && !finished[b]; runs = !HAS_FAILED(b) }
 inline needs_looks() { rule = revision; can = READY; runs = !(failed[A] || failed[B]) }
 
 proctype worker() {
@@ -60,8 +67,8 @@ end:
 	:: atomic { SWEEPS && !HAS_LIVE(A) && !finished[A] -> b = A; goto looks }
 	:: atomic { SWEEPS && !HAS_LIVE(B) && !finished[B] -> b = B; goto looks }
 	:: atomic { SWEEPS && !HAS_LIVE(D) && !finished[D] -> b = D; goto looks }
-	:: atomic { SWEEPS && finished[A] && !propagated[A] -> b = A; goto needs }
-	:: atomic { SWEEPS && finished[B] && !propagated[B] -> b = B; goto needs }
+	:: atomic { SWEEPS && finished[A] && !propagated[A] -> b = A; seen = generation[A]; goto needs }
+	:: atomic { SWEEPS && finished[B] && !propagated[B] -> b = B; seen = generation[B]; goto needs }
 	fi;
 	b = BATCH(i);
 #ifdef IN_SETTLE
@@ -103,7 +110,7 @@ writes:
 		:: can && !finished[b] && SAME_GENERATION ->
 		   assert(!HAS_LIVE(b));
 		   finished[b] = true;
-		   failed[b] = (b == A && (member[0] == FAILED || member[1] == FAILED)) || (b == D && member[3] == CANCELLED);
+		   failed[b] = !runs;
 		   propagated[b] = (b == D);
 		   ends[b]++;
 		   assert(ends[b] == generation[b] + 1 || ends[b] <= generation[b])
@@ -122,6 +129,7 @@ needs:
 		:: can && SAME_REVISION && member[3] == HELD ->
 		   assert(READY);              /* nothing is woken, or cancelled, for what runs again */
 		   member[3] = (runs -> LIVE : CANCELLED)
+		:: can && faults < K -> faults++    /* somebody has locked the row: it is passed over */
 		:: else
 		fi
 	};
@@ -130,7 +138,7 @@ needs:
 	:: atomic { MAY_DIE }
 	fi;
 	/* It has come to its end, unless D's member is held and need not be. */
-	atomic { rule = revision; seen = generation[b]; can = finished[b] && !(READY && member[3] == HELD) };
+	atomic { rule = revision; can = finished[b] && LEFT_NOTHING };
 	atomic {
 		if
 		:: can && SAME_REVISION && SAME_GENERATION && finished[b] -> propagated[b] = true

@@ -62,7 +62,7 @@ async def reset_stale(database: Database, *suspects: Suspect, counted: bool = Tr
     taken = await reset.reset_stale(
         database, worker_id=OTHER_WORKER, stale=suspects, reason="silent", counted=counted
     )
-    assert not taken.refused
+    assert not taken.refused, f"refused: {taken.refused}"
     return taken.resets
 
 

@@ -46,6 +46,15 @@ def _seen(beyond: ColumnElement[bool], column: str) -> list[Flip]:
     ]
 
 
+def _expired() -> list[Flip]:
+    return [
+        *statuses(predicates.waiting, "scheduled", "queued"),
+        Flip("never claimed", predicates.never_claimed, {"fencing_token": 1}),
+        Flip("over", predicates.is_over, {"expires_at": ago(-60)}),
+        Flip("expires", predicates.is_over, {"expires_at": None}),
+    ]
+
+
 _AGE = {"stale_for": 30.0, "running_for": 30.0, "no_progress_for": 30.0}
 _OLD_RUN = {"last_activity_at": ago(60), "claimed_at": ago(60), "progress_at": ago(60)}
 _AGE_FLIPS = [
@@ -146,6 +155,28 @@ NOT_OWNER = [
             names_rows=False,
         )
         for status in ("scheduled", "queued")
+    ),
+    Transition(
+        "EXPIRE of a key's holder",
+        expire.OVER_BY_KEY,
+        "queued",
+        lambda _: {"kind": KIND, "unique_keys": ["order:12"]},
+        [
+            *_expired(),
+            Flip("kind", predicates.of_kind, {"kind": "other-kind"}),
+            Flip("key", r"j\.unique_key = ANY \(.+?\)\)", {"unique_key": "order:13"}),
+        ],
+        columns={"expires_at": ago(1), "unique_key": "order:12"},
+        writes=False,
+        names_rows=False,
+    ),
+    Transition(
+        "EXPIRE of named rows",
+        expire._EXPIRY.write,
+        "queued",
+        lambda job: {"ids": [job["id"]]},
+        _expired(),
+        columns={"expires_at": ago(1)},
     ),
     Transition(
         "CLAIM of a stale owner's job",

@@ -1,6 +1,7 @@
 """Admission: never more of a key than its limit says, whoever comes at once, and nobody's turn is lost."""
 
 import asyncio
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -16,7 +17,9 @@ from jsworker.ownership.transitions import admission, claim, limits
 from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.ownership.transitions.limits import Numbers
 from jsworker.ownership.transitions.refused_rows import RefusedRows
+from jsworker.ownership.transitions.settle import Settled
 
+from .calls import complete, reset_stale, suspect
 from .polling import eventually
 from .rows import (
     HELD,
@@ -120,6 +123,18 @@ async def test_the_owned_row_is_the_slot(database: Database, sql: Sql) -> None:
         None,
         1,
     )
+
+
+async def test_a_zombie_gives_back_no_slot(database: Database, sql: Sql) -> None:
+    await limited(database, 1)
+    first, second = queued(sql, 2)
+    assert await admitted(database, [first, second]) == [first]
+    change_job(sql, first, last_activity_at=ago(60))
+    await reset_stale(database, suspect(sql, first))
+    assert await admitted(database, [first]) == [second]
+    assert await complete(database, first, token=1) is Settled.LOST
+    assert await admitted(database, keys=[KEY], most=5) == []
+    assert statuses(sql, [first, second]) == [("scheduled", "limit"), RUNNING]
 
 
 async def test_keys_and_kinds_are_counted_apart(database: Database, sql: Sql) -> None:
@@ -294,6 +309,67 @@ def test_each_predicate_of_admission_refuses_alone_and_is_needed(sql: Sql, engin
     assert run(engine, mutant, **given) == [job_id]
 
 
+CANNOT_BEGIN: dict[str, dict[str, Any]] = {
+    "it has expired": {"expires_at": ago(1)},
+    "another of its key runs": {"waiting_key": "order:12"},
+}
+
+
+@pytest.mark.parametrize("why", CANNOT_BEGIN)
+@pytest.mark.parametrize("how", ["asked", "held"])
+async def test_what_cannot_begin_is_not_held_and_takes_nobodys_slot(
+    database: Database, sql: Sql, how: str, why: str
+) -> None:
+    insert_job(sql, "processing", waiting_key="order:12")
+    await limited(database, 1)
+    [waits] = (queued if how == "asked" else held)(sql, 1, **CANNOT_BEGIN[why])
+    [other] = queued(sql, 1, queued_at=BEGINNING + timedelta(seconds=9))
+    before = read_job(sql, waits)
+    assert await admitted(database, [waits, other]) == [other]
+    assert read_job(sql, waits) == before
+
+
+async def test_a_claim_uses_the_tokens_of_its_own_key(database: Database, sql: Sql) -> None:
+    await limited(database, None, 5, 3600.0)
+    await limited(database, None, 5, 3600.0, key=KEY)
+    await limits.set_numbers(database, "other-kind", KEY, Numbers(None, 5, 3600.0))
+    assert len(await admitted(database, queued(sql, 1))) == 1
+    spent = sql.execute("SELECT kind, key FROM jsworker.limits WHERE full_at IS NOT NULL").fetchall()
+    assert [(row["kind"], row["key"]) for row in spent] == [(KIND, KEY)]
+
+
+HELD_OF_KEYS_GUARD: dict[str, tuple[str, dict[str, Any]]] = {
+    "held by": (_IN, {"held_by": "needs"}),
+    "kind": (r"j\.kind = :kind", {"kind": "other-kind"}),
+    "key": (r"j\.limit_key = k\.key", {"limit_key": "other"}),
+    "not aside": (re.escape(admission._NOT_ASIDE), {}),
+}
+
+
+@pytest.mark.parametrize("name", HELD_OF_KEYS_GUARD)
+def test_each_predicate_of_what_is_woken_one_by_one_is_needed(sql: Sql, engine: Engine, name: str) -> None:
+    guard, columns = HELD_OF_KEYS_GUARD[name]
+    [job_id] = held(sql, 1, **columns)
+    if name == "not aside":
+        set_aside(sql, job_id)
+    given = {"kind": KIND, "keys": [KEY]}
+    with engine.connect() as connection:
+        assert connection.execute(admission.HELD_OF_KEYS, given).all() == []
+        mutant = without(admission.HELD_OF_KEYS, guard)
+        used = {each: value for each, value in given.items() if f":{each}" in mutant.text}
+        assert [row.id for row in connection.execute(mutant, used)] == [job_id]
+
+
+def set_aside(sql: Sql, job_id: UUID) -> None:
+    sql.execute(
+        "INSERT INTO jsworker.refused_rows"
+        " (job_id, attempted, kind, status, fencing_token, dispatch, sqlstate, retry_at)"
+        " SELECT id, 'wake', kind, status, fencing_token, dispatch, '23514', now() + interval '1 h'"
+        " FROM jsworker.jobs WHERE id = %s",
+        [job_id],
+    )
+
+
 READ_BACK_GUARD: dict[str, tuple[str, dict[str, Any]]] = {
     "worker": (r"j\.worker_id = :worker_id", {"worker_id": OTHER_WORKER}),
     "kind": (r"j\.kind = :kind", {"kind": "other-kind"}),
@@ -329,6 +405,7 @@ WAKE_GUARD: dict[str, tuple[str, dict[str, Any]]] = {
     "kind": (r"j\.kind = :kind", {"kind": "other-kind"}),
     "key": (r"j\.limit_key = state\.key", {"key": "other"}),
     "lock": (r"CAST\(pg_current_xact_id\(\) AS xid\) IN \(l\.xmin, l\.xmax\)", {}),
+    "not aside": (re.escape(admission._NOT_ASIDE), {}),
 }
 
 
@@ -336,6 +413,8 @@ WAKE_GUARD: dict[str, tuple[str, dict[str, Any]]] = {
 def test_each_predicate_of_wake_refuses_alone_and_is_needed(sql: Sql, engine: Engine, name: str) -> None:
     guard, columns = WAKE_GUARD[name]
     [job_id] = held(sql, 1, **columns)
+    if name == "not aside":
+        set_aside(sql, job_id)
     sql.execute("INSERT INTO jsworker.limits (kind, key) VALUES (%s, %s)", [KIND, KEY])
     lock = text("SELECT 1") if name == "lock" else admission.LOCK_KEYS
     assert run(engine, admission.WAKE, lock, keys=[KEY]) == []
@@ -468,8 +547,22 @@ class TestWake:
             change_job(observer, job_id, status="scheduled", **HELD)
             waking = asyncio.create_task(admission.wake(database, worker_id=WORKER, kind=KIND, keys=[KEY]))
             waits = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-            await eventually(lambda: read_value(sql, waits) == 1, "WAKE waits")
-        assert await waking == 1
+            await eventually(lambda: waking.done() or read_value(sql, waits) == 1, "WAKE waits, or has ended")
+        await waking
+        assert statuses(sql, [job_id]) == [("queued", None)]
+
+    async def test_what_its_owner_did_not_live_to_wake_is_found_by_a_scan(
+        self, database: Database, sql: Sql
+    ) -> None:
+        await limited(database, 1)
+        first, second = queued(sql, 2)
+        assert await admitted(database, [first, second]) == [first]
+        change_job(sql, first, last_activity_at=ago(60), max_stalls=1)
+        await reset_stale(database, suspect(sql, first))
+        assert statuses(sql, [first, second]) == [("failed", None), ("scheduled", "limit")]
+        free = [key.key for key in await admission.waiting_keys(database) if key.jobs]
+        await admission.wake(database, worker_id=OTHER_WORKER, kind=KIND, keys=free)
+        assert statuses(sql, [second]) == [("queued", None)]
 
 
 async def test_keys_are_found_page_by_page(
@@ -478,10 +571,11 @@ async def test_keys_are_found_page_by_page(
     for n in range(admission.MOST_KEYS + 5):
         held(sql, 1, key=f"key-{n:04}")
     held(sql, 1, held_by="needs", key="needs")
+    held(sql, 1, kind="zip", key="first")
     first = await admission.waiting_keys(database)
     assert len(first) == admission.MOST_KEYS
     rest = await admission.waiting_keys(database, after=(first[-1].kind, first[-1].key))
-    assert [key.key for key in rest] == [f"key-{admission.MOST_KEYS + n:04}" for n in range(5)]
+    assert [key.key for key in rest] == [*(f"key-{admission.MOST_KEYS + n:04}" for n in range(5)), "first"]
     assert all(key.jobs == 1_000_000 for key in rest)  # nobody limits them: all may begin
 
 

@@ -221,16 +221,22 @@ async def test_steps_of_the_payload_before_go_with_it(database: Database, sql: S
     assert len(await steps.steps_of(database, other)) == 1
 
 
+@pytest.mark.parametrize("began", ["before the step", "before the run"])
 async def test_a_step_that_the_snapshot_lacks_is_not_taken_for_the_new_payloads(
-    database: Database, sql: Sql, winner: Winner
+    database: Database, sql: Sql, winner: Winner, began: str
 ) -> None:
     """The statement begins before the step was kept, and waits until the run has failed."""
-    job_id = insert_job(sql, "processing", waiting_key=KEY)
-    token = read_job(sql, job_id)["fencing_token"]
+    if began == "before the step":
+        job_id = insert_job(sql, "processing", waiting_key=KEY)
+        token = 1
+    else:
+        job_id = insert_job(sql, "queued", waiting_key=KEY, fencing_token=1, attempts=1, errors=1)
+        winner.claims(job_id, WORKER)
+        token = 2
     step = """INSERT INTO jsworker.job_steps (job_id, name, fencing_token)
       VALUES (:id, 'charge', :token) RETURNING 1"""
     back = """UPDATE jsworker.jobs SET status = 'scheduled', run_at = clock_timestamp() + interval '1 minute',
-      errors = 1, worker_id = NULL, last_activity_at = NULL WHERE id = :id RETURNING 1"""
+      errors = attempts, worker_id = NULL, last_activity_at = NULL WHERE id = :id RETURNING 1"""
     winner.run(text(step), {"id": job_id, "token": token})
     winner.run(text(back), {"id": job_id})
     second = asyncio.create_task(enqueue(database, new(2)))

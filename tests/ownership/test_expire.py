@@ -168,6 +168,20 @@ async def test_a_call_after_its_expiry_is_a_job_of_its_own(
     )
 
 
+@pytest.mark.parametrize("scope", ["live", "waiting"])
+async def test_the_holder_of_a_key_is_none_that_has_ended(
+    database: Database, sql: Sql, scope: Literal["live", "waiting"]
+) -> None:
+    first = await enqueue_one(database, KIND, again(scope), publish_after=0.0)
+    await claimed(database, first.id)
+    await complete(database, first.id)
+    second = await enqueue_one(database, KIND, again(scope), publish_after=0.0)
+    assert second.created
+    assert await enqueue_one(database, KIND, again(scope), publish_after=0.0) == Enqueued(
+        second.id, created=False
+    )
+
+
 async def test_a_window_that_is_over_is_not_held_by_what_has_expired(database: Database, sql: Sql) -> None:
     terms = JobTerms(scope="window", unique_for=60.0, expires_in=3600.0)
     first, second, third = (NewJob(new_job_id(), "{}", "a", terms=terms) for _ in range(3))

@@ -78,6 +78,13 @@ async def test_a_jobs_pause_neither_shortens_nor_replaces_another(database: Data
     await limits.resume(database, KIND, KEY)
     with pytest.raises(TransitionRefused, match=f"key '{KEY}' of kind {KIND} is not paused"):
         await limits.resume(database, KIND, KEY)
+    await limits.pause_for(database, KIND, KEY, seconds=60, paused_by="w", reason="again")
+    assert row(sql, KEY)["reason"] == "again"
+
+
+async def test_the_numbers_of_a_key_are_not_those_of_its_kind(database: Database, sql: Sql) -> None:
+    await limits.set_numbers(database, KIND, KEY, Numbers(1))
+    assert await limits.of_kinds(database, [KIND]) == {}
 
 
 async def test_pauses_that_have_ended_are_none(database: Database, sql: Sql) -> None:

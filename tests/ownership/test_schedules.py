@@ -115,6 +115,39 @@ async def test_each_predicate_of_the_guard_refuses_alone_and_is_needed(
     assert jobs(sql) == 1
 
 
+async def test_no_other_schedule_is_fired_moved_or_resumed(database: Database, sql: Sql) -> None:
+    stored = await due(database, sql)
+    await added(database, name="other")
+    sql.execute("UPDATE jsworker.schedules SET next_at = %s", [stored.next_at])
+    before = row(sql, "other")
+    assert await fire(database, stored) is not None
+    await schedules.pause(database, NAME)
+    assert (row(sql, "other"), jobs(sql)) == (before, 1)
+    await schedules.pause(database, "other")
+    await schedules.resume(database, NAME)
+    assert row(sql, "other") == before | {"paused": True}
+
+
+RESUME_GUARD: dict[str, LiteralString] = {
+    r"s\.revision = :revision": "paused = true, revision = 7",
+    r"\bs\.paused\b": "paused = false",
+}
+
+
+@pytest.mark.parametrize("guard", RESUME_GUARD)
+async def test_each_predicate_of_resume_refuses_alone_and_is_needed(
+    database: Database, sql: Sql, engine: Engine, guard: str
+) -> None:
+    stored = await due(database, sql)
+    change(sql, RESUME_GUARD[guard])
+    before = row(sql)
+    values = {"name": NAME, "revision": stored.revision, "then": LATER}
+    assert await database.run(schedules.RESUME, values) == []
+    assert row(sql) == before
+    with engine.begin() as connection:
+        assert len(connection.execute(without(schedules.RESUME, guard), values).all()) == 1
+
+
 async def test_a_rule_that_was_changed_after_the_clock_went_back_fires_no_instant_twice(
     database: Database, sql: Sql
 ) -> None:
@@ -278,6 +311,19 @@ async def test_a_clock_that_was_ahead_silences_a_schedule_until_it_is_resumed(
     [stored] = await schedules.upcoming(database)
     assert (fired := await fire(database, stored)) is not None
     assert fired.job_id is not None
+
+
+async def test_changed_code_fires_no_instant_again_after_the_clock_went_back(
+    database: Database, sql: Sql
+) -> None:
+    await schedules.write_code(database, kinds=[KIND], new=[of_code(NAME, Every(hours=1))])
+    change(sql, "next_at = date_trunc('second', clock_timestamp()) - interval '1 second'")
+    [stored] = await schedules.upcoming(database)
+    assert await fire(database, stored) is not None
+    change(sql, "last_at = clock_timestamp() + interval '2 seconds'")  # as if it had gone back since
+    before = row(sql)["last_at"]
+    await schedules.write_code(database, kinds=[KIND], new=[of_code(NAME, Every(hours=2))])
+    assert (row(sql)["revision"], row(sql)["last_at"]) == (2, before)
 
 
 async def test_times_are_compared_in_utc(database: Database, sql: Sql) -> None:

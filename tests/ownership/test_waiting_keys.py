@@ -13,7 +13,7 @@ from sqlalchemy import Engine, TextClause, exc, text
 from jsworker.core.errors import TransitionRefused
 from jsworker.ownership import predicates
 from jsworker.ownership.database import Database
-from jsworker.ownership.transitions import claim, control, publish, reset, settle
+from jsworker.ownership.transitions import claim, control, publish, reset, settle, snooze
 from jsworker.ownership.transitions.claim import look_at_refused
 from jsworker.ownership.transitions.enqueue import Enqueued, JobTerms, NewJob, new_job_id
 from jsworker.ownership.transitions.enqueue_terms import enqueue_many, enqueue_one, statement_for
@@ -264,11 +264,17 @@ async def _server_fault(database: Database, _: Sql, job_id: UUID) -> Any:
     return await settle.release(database, worker_id=WORKER, runs=runs)
 
 
+async def _snooze(database: Database, _: Sql, job_id: UUID) -> Any:
+    runs = [settle.Snoozing(job_id, 1, "not yet", 60.0, 1000, "too often")]
+    return await snooze.snooze(database, worker_id=WORKER, runs=runs)
+
+
 BACK: dict[str, tuple[Back, str]] = {
     "an error": (lambda database, _, job_id: fail(database, job_id), "scheduled"),
     "a crash in quarantine": (_stall_in_quarantine, "scheduled"),
     "a release": (lambda database, _, job_id: release(database, job_id), "queued"),
     "a server's fault": (_server_fault, "scheduled"),
+    "a snooze": (_snooze, "scheduled"),
     "a stall": (lambda database, sql, job_id: reset_stale(database, suspect(sql, job_id)), "queued"),
     "a stall without a count": (
         lambda database, sql, job_id: reset_stale(database, suspect(sql, job_id), counted=False),
@@ -279,7 +285,7 @@ BACK: dict[str, tuple[Back, str]] = {
     "an operator": (_operator, "queued"),
 }
 """Every way from a run to the queue, and where it leads when nobody waits."""
-SETTLED = ("an error", "a crash in quarantine", "a release", "a server's fault")
+SETTLED = ("an error", "a crash in quarantine", "a release", "a server's fault", "a snooze")
 
 
 @pytest.mark.parametrize("way", BACK)

@@ -4,11 +4,12 @@ import asyncio
 from typing import Any, LiteralString
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, TextClause
 
 from jsworker.core.errors import OwnershipLost, TransitionRefused
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import uuid_array
+from jsworker.ownership.statements import waiting
 from jsworker.ownership.transitions import control, reopen, workflow_control, workflows
 from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
 from jsworker.ownership.transitions.workflow_control import add_members, cancel_workflow, retry_workflow
@@ -166,19 +167,55 @@ async def test_the_plain_retry_takes_no_member(database: Database, engine: Engin
         assert connection.execute(without(control.RETRY, r"j\.batch_id IS NULL"), values).all()
 
 
+def retries(winner: Winner, flow: Stored, name: str) -> None:
+    """Retry the members of a batch, and leave it open."""
+    ids = uuid_array(flow.members(name))
+    winner.run(reopen.MOVE_ON, {"batch": flow.batch(name)})
+    opened = winner.run(reopen.REOPEN, {"ids": ids, "workflow": flow.id})
+    winner.run(reopen.RETRY_MEMBERS, {"ids": ids, "batches": uuid_array(row.id for row in opened)})
+
+
+async def behind(winner: Winner, database: Database, statement: TextClause, **values: Any) -> Any:
+    """Run a statement that looks before the winner commits and locks after it."""
+    loser = asyncio.create_task(database.run(waiting(statement), values))
+    await winner.blocks()
+    winner.commit()
+    return await loser
+
+
 async def test_finish_behind_a_retry_finishes_nothing(database: Database, winner: Winner, sql: Sql) -> None:
     flow = await stored(database, sql, ("a", 1, ()))
     await flow.fail(flow.member("a"))
-    winner.run(reopen.MOVE_ON, {"batch": flow.batch("a")})
-    ids = uuid_array(flow.members("a"))
-    winner.run(reopen.REOPEN, {"ids": ids, "workflow": flow.id})
-    winner.run(reopen.RETRY_MEMBERS, {"ids": ids, "batches": uuid_array([flow.batch("a")])})
-    waiting = text(workflows.FINISH.text.replace(" SKIP LOCKED", ""))
-    loser = asyncio.create_task(database.run(waiting, {"ids": uuid_array([flow.batch("a")])}))
-    await winner.blocks()
-    winner.commit()
-    assert await loser == []
+    retries(winner, flow, "a")
+    assert await behind(winner, database, workflows.FINISH, ids=uuid_array([flow.batch("a")])) == []
     assert flow.outcome("a") is None
+
+
+async def test_a_workflow_behind_a_retry_does_not_end(database: Database, winner: Winner, sql: Sql) -> None:
+    flow = await stored(database, sql, ("a", 1, ()))
+    await flow.fail(flow.member("a"))
+    await database.run(workflows.FINISH, {"ids": uuid_array([flow.batch("a")])})
+    retries(winner, flow, "a")
+    assert await behind(winner, database, workflows.FINISH_WORKFLOW, ids=uuid_array([flow.id])) == []
+    assert flow.workflow_row()["outcome"] is None
+
+
+async def test_what_a_retry_holds_beside_the_end_of_its_need_is_found_by_the_sweep(
+    database: Database, winner: Winner, sql: Sql
+) -> None:
+    flow = await stored(database, sql, ("a", 1, ()), ("b", 1, ("a",)), on_failure={"b": "run"})
+    for name in "ab":
+        await flow.fail(flow.member(name))
+        await advance(database, [flow.batch(name)])
+    await control.retry(database, flow.member("a"))
+    await flow.complete(flow.member("a"))
+    retries(winner, flow, "b")
+    [a] = await database.run(workflows.FINISH, {"ids": uuid_array([flow.batch("a")])})
+    seen = {"ids": uuid_array([a.id]), "generations": [a.generation]}
+    assert await behind(winner, database, workflows.PROPAGATED, **seen) == []
+    assert flow.status("b") == "scheduled"
+    await sweep(database)
+    assert flow.status("b") == "queued"
 
 
 async def test_a_retried_member_has_all_its_snoozes_again(
@@ -270,6 +307,16 @@ async def test_each_predicate_of_a_retry_refuses_alone_and_is_needed(
         connection.rollback()
 
 
+async def test_members_of_another_workflow_are_not_retried_with_it(
+    database: Database, sql: Sql, failed: Stored
+) -> None:
+    other = await stored(database, sql, ("a", 1, ()))
+    await other.fail(other.member("a"))
+    ids = [failed.member("a"), other.member("a")]
+    assert await reopen.retry_members(database, failed.batch("a"), ids) == ids[:1]
+    assert (other.status("a"), other.row("a")["generation"]) == ("failed", 0)
+
+
 async def test_only_an_open_workflow_is_cancelled(
     database: Database, engine: Engine, sql: Sql, failed: Stored
 ) -> None:
@@ -287,8 +334,10 @@ async def test_only_an_open_workflow_is_cancelled(
 async def test_a_cancelled_workflow_ends(database: Database, sql: Sql) -> None:
     flow = await stored(database, sql, *CHAIN)
     await claimed(database, flow.member("a"))
+    await control.cancel(database, flow.members("other"))
     done = await cancel_workflow(database, flow.id)
-    assert (done.cancelled, done.requested) == (5, 1)
+    assert (done.cancelled, done.requested) == (4, 1)
+    assert (await workflow_control.cancel_live(database, flow.id)).requested == 0  # it was asked before
     assert read_job(sql, flow.member("a"))["cancel_requested"]
     assert flow.outcome("other") == "cancelled"
     assert flow.workflow_row()["outcome"] is None
@@ -413,15 +462,20 @@ async def test_who_lost_its_job_adds_nothing(
 CLOSED: LiteralString = "finished_at = clock_timestamp(), outcome = 'completed'"
 
 
-async def test_nothing_is_added_to_a_finished_batch(database: Database, sql: Sql, engine: Engine) -> None:
+@pytest.mark.parametrize("statement", ["ADD_MEMBERS", "ADD_MEMBERS_UNLOCKED"])
+async def test_nothing_is_added_to_a_finished_batch(
+    database: Database, sql: Sql, engine: Engine, statement: str
+) -> None:
     flow = await stored(database, sql, ("a", 1, ()))
     await claimed(database, flow.member("a"))
     change(sql, "batches", CLOSED, flow.batch("a"))
     with pytest.raises(TransitionRefused, match=f"batch {flow.batch('a')} of job .* has finished"):
         await add(database, flow)
     values = workflow_control._values(WORKER, flow.member("a"), 1, KIND, new())
+    adding = getattr(workflow_control, statement)
+    assert await database.run(adding, values) == []
     with engine.begin() as connection:
-        mutant = without(workflow_control.ADD_MEMBERS, r"b\.finished_at IS NULL")
+        mutant = without(adding, r"b\.finished_at IS NULL")
         assert len(connection.execute(mutant, values).all()) == 2
 
 

@@ -17,7 +17,7 @@ from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.ownership.transitions.workflow_enqueue import NewBatch, enqueue_workflow
 from jsworker.ownership.transitions.workflows import Advanced, advance, left_undone
 
-from .calls import claimed
+from .calls import claimed, complete
 from .flows import Stored, change, stored
 from .rows import KIND, Sql, change_job, delete_rows, event_names, insert_job, read_job, read_value
 from .transitions import without
@@ -134,6 +134,22 @@ async def test_two_last_members_that_settle_at_once(database: Database, sql: Sql
         assert (flow.status("merge"), read_job(sql, flow.member("merge"))["dispatch"]) == ("queued", 1)
 
 
+async def test_of_two_last_members_the_one_that_commits_last_finishes_it(
+    database: Database, sql: Sql, winner: Winner
+) -> None:
+    """To each of them the other still looks live."""
+    flow = await stored(database, sql, ("parts", 2, ()))
+    first, second = flow.members("parts")
+    await claimed(database, first, second)
+    winner.completes(first)
+    await complete(database, second)
+    await look(database, flow, "parts")
+    assert flow.outcome("parts") is None
+    winner.commit()
+    await look(database, flow, "parts")
+    assert flow.outcome("parts") == "completed"
+
+
 async def test_of_many_that_look_at_once_one_finishes_it(database: Database, sql: Sql) -> None:
     flow = await stored(database, sql, ("parts", 1, ()), ("merge", 1, ("parts",)))
     await flow.complete(flow.member("parts"))
@@ -148,36 +164,26 @@ ADD = text(
     "UPDATE jsworker.batches SET generation = generation + 1"
     " WHERE id = :id AND finished_at IS NULL RETURNING id"
 )
-ALONE = statements.waiting(workflows.FINISH)
 
 
 class TestFinishBehindALock:
     """A member is added in a transaction that is still open when FINISH looks."""
 
-    @staticmethod
-    async def finishes(database: Database, flow: Stored, winner: Winner, sql: Sql, statement: Any) -> Any:
-        await flow.complete(flow.member("parts"))
-        winner.run(ADD, {"id": flow.batch("parts")})
-        loser = asyncio.create_task(database.run(statement, {"ids": uuid_array([flow.batch("parts")])}))
-        await winner.blocks()
-        insert_job(sql, batch_id=flow.batch("parts"))  # as if it were of that transaction
-        winner.commit()
-        return await loser
-
     async def test_what_was_added_meanwhile_keeps_it_open(
         self, database: Database, sql: Sql, winner: Winner
     ) -> None:
         flow = await stored(database, sql, ("parts", 1, ()))
-        assert await self.finishes(database, flow, winner, sql, ALONE) == []
-        assert flow.outcome("parts") is None
-
-    async def test_without_the_generation_it_would_finish_with_a_live_member(
-        self, database: Database, sql: Sql, winner: Winner
-    ) -> None:
-        flow = await stored(database, sql, ("parts", 1, ()))
-        mutant = without(ALONE, r"b\.generation = seen\.generation")
-        assert len(await self.finishes(database, flow, winner, sql, mutant)) == 1
-        assert flow.statuses("parts") == ["completed", "queued"]
+        await flow.complete(flow.member("parts"))
+        winner.run(ADD, {"id": flow.batch("parts")})
+        finish = statements.waiting(
+            workflows.FINISH
+        )  # as one that looks before that commit and locks after it
+        loser = asyncio.create_task(database.run(finish, {"ids": uuid_array([flow.batch("parts")])}))
+        await winner.blocks()
+        insert_job(sql, batch_id=flow.batch("parts"))  # as if it were of that transaction
+        winner.commit()
+        await loser
+        assert (flow.outcome("parts"), flow.statuses("parts")) == (None, ["completed", "queued"])
 
     async def test_nobody_waits_and_the_sweep_comes_back(
         self, database: Database, sql: Sql, winner: Winner
@@ -215,6 +221,20 @@ async def test_two_needs_that_finish_at_once_wake_their_dependant_once(database:
         answers = await asyncio.gather(look(database, flow, "a"), look(database, flow, "b"))
         assert sum(answer.woken for answer in answers) == 3
         assert {read_job(sql, each)["dispatch"] for each in flow.members("both")} == {1}
+
+
+async def test_of_two_needs_the_one_that_commits_last_wakes(
+    database: Database, sql: Sql, winner: Winner
+) -> None:
+    """To each of them the other still looks unfinished."""
+    flow = await stored(database, sql, ("a", 1, ()), ("b", 1, ()), ("both", 2, ("a", "b")))
+    await flow.complete(flow.member("a"), flow.member("b"))
+    [a] = winner.run(workflows.FINISH, {"ids": [flow.batch("a")]})
+    await look(database, flow, "b")
+    assert flow.statuses("both") == ["scheduled", "scheduled"]
+    winner.commit()
+    await advance(database, [], needs={} if a.propagated else {a.id: a.generation})
+    assert flow.statuses("both") == ["queued", "queued"]
 
 
 async def test_more_members_than_one_statement_moves(
@@ -317,6 +337,7 @@ async def test_a_refused_member_stops_no_other(database: Database, sql: Sql) -> 
         assert not flow.row("a")["propagated"]
         left = await left_undone(database)
         assert (await advance(database, [], needs=left.needs, refused_rows=refused)).woken == 0
+        assert read_value(sql, "SELECT tries FROM jsworker.refused_rows") == 1  # it was set aside
     finally:
         sql.execute("ALTER TABLE jsworker.jobs DROP CONSTRAINT not_me")
     sql.execute("DELETE FROM jsworker.refused_rows")
@@ -478,12 +499,41 @@ async def test_what_holds_members_that_could_run_is_not_propagated(
     database: Database, sql: Sql, engine: Engine
 ) -> None:
     flow = await ready(database, sql)
+    await stored(database, sql, ("of another", 1, ()), ("waits", 1, ("of another",)))
     seen = {"ids": uuid_array([flow.batch("a")]), "generations": [0]}
     assert await database.run(workflows.PROPAGATED, seen) == []
     with engine.begin() as connection:
         mutant = without(workflows.PROPAGATED, r"of_mine\.needs = b\.id")
         mutant = text(mutant.text.replace("WHERE true", "WHERE false"))
         assert len(connection.execute(mutant, seen).all()) == 1
+
+
+LEFT_GUARD: dict[str, tuple[str, LiteralString | None]] = {
+    r"\bb\.sealed": ("ended", "sealed = false"),
+    r"b\.finished_at IS NULL": ("finished", None),
+    r"b\.finished_at IS NOT NULL": ("live", None),
+    r"NOT b\.propagated": ("finished", None),
+    r"w\.finished_at IS NULL": ("finished", None),
+    r"NOT w\.cancelled_at IS NULL": ("live", None),
+    r"NOT EXISTS \(SELECT FROM jsworker\.batches AS b WHERE b\.workflow = w\.id.*?\)": ("live", None),
+}
+
+
+@pytest.mark.parametrize("guard", LEFT_GUARD)
+async def test_a_scan_finds_nothing_where_nothing_was_left(
+    database: Database, sql: Sql, engine: Engine, guard: str
+) -> None:
+    state, columns = LEFT_GUARD[guard]
+    flow = await stored(database, sql, ("a", 1, ()))
+    if state != "live":
+        await flow.complete(flow.member("a"))
+    if state == "finished":
+        await look(database, flow, "a")
+    if columns is not None:
+        change(sql, "batches", columns, flow.batch("a"))
+    assert not any(await left_undone(database))
+    with engine.connect() as connection:
+        assert connection.execute(without(workflows.LEFT, guard), {"limit": 10}).all()
 
 
 async def test_the_workflow_ends_with_its_last_batch_and_once(

@@ -131,12 +131,12 @@ _CLAIMED = sql(
 ADMIT = filled(
     """
 WITH asked AS MATERIALIZED (
-  SELECT j.id, coalesce(j.limit_key, '') AS key, j.priority, j.queued_at, false AS held FROM jsworker.jobs AS j
+  SELECT j.id, coalesce(j.limit_key, '') AS key, j.priority, j.queued_at FROM jsworker.jobs AS j
   WHERE j.id = ANY(CAST(:ids AS uuid[])) AND {queued} AND {may_begin} AND {of_kind}
   ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
 ), state AS MATERIALIZED ({state}
 ), held AS MATERIALIZED (
-  SELECT row.id, state.key, row.priority, row.queued_at, true AS held FROM state CROSS JOIN LATERAL (
+  SELECT row.id, state.key, row.priority, row.queued_at FROM state CROSS JOIN LATERAL (
     SELECT j.id, j.priority, j.queued_at FROM jsworker.jobs AS j
     WHERE {held} AND {may_begin} AND {of_kind} AND j.limit_key = state.key
       AND j.id <> ALL(CAST(:besides AS uuid[])) AND {not_aside}
@@ -144,7 +144,7 @@ WITH asked AS MATERIALIZED (
     FOR NO KEY UPDATE OF j SKIP LOCKED
   ) AS row
 ), ranked AS MATERIALIZED (
-  SELECT c.id, c.key, c.priority, c.queued_at, c.held, state.held_by,
+  SELECT c.id, c.key, c.priority, c.queued_at, state.held_by,
     row_number() OVER (PARTITION BY c.key ORDER BY c.priority, c.queued_at, c.id) <= state.jobs AS fits
   FROM (SELECT * FROM asked UNION ALL SELECT * FROM held) AS c JOIN state ON state.key = c.key
 ), admitted AS MATERIALIZED (
@@ -155,7 +155,7 @@ WITH asked AS MATERIALIZED (
   WHERE l.kind = :kind AND l.key = a.key AND state.step IS NOT NULL
 ), kept AS (
   UPDATE jsworker.jobs AS j SET {hold}
-  FROM ranked WHERE j.id = ranked.id AND NOT ranked.fits AND NOT ranked.held AND {queued} AND {of_kind}
+  FROM ranked WHERE j.id = ranked.id AND NOT ranked.fits AND {queued} AND {of_kind}
   RETURNING j.id, j.fencing_token, j.held_by, j.limit_key
 ), told AS (
   INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)

@@ -46,6 +46,11 @@ def _has_no_job(instant: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
     return sa.or_(s.c.last_at.is_(None), s.c.last_at < instant)
 
 
+def _unless_ahead(last_at: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """Return the last instant, or NULL where the clock was ahead: an operator's word alone lets it fire once more."""
+    return sa.case((last_at <= NOW, last_at))
+
+
 _last_job_lives: Final = sa.select(j.c.id).where(j.c.id == s.c.last_job, live).exists()
 
 
@@ -124,21 +129,21 @@ def _write(set_by: Literal["code", "operator"]) -> sa.TextClause:
     new = insert(schedules).from_select([*columns, "set_by"], rows)
     same_rule = sa.and_(schedules.c.rule == new.excluded.rule, schedules.c.tz == new.excluded.tz)
     is_same = sa.and_(*(schedules.c[name].is_not_distinct_from(new.excluded[name]) for name in described))
+    described_anew: dict[str, Any] = {name: new.excluded[name] for name in described}
     if set_by == "code":
         # A kind of this worker's own: its schedule moves to the class that has the name now.
         of_mine = schedules.c.kind == sa.any_(given_array("served", sa.Text))
         may = sa.and_(schedules.c.set_by == "code", of_mine, ~is_same)
     else:
         may = given("replace", sa.Boolean)
+        described_anew["last_at"] = _unless_ahead(schedules.c.last_at)
     return compiled(
         new.on_conflict_do_update(
             index_elements=[schedules.c.name],
-            set_={name: new.excluded[name] for name in described}
+            set_=described_anew
             | {
                 # The instant at which an unchanged rule is due next stays, missed or not.
                 "next_at": sa.case((same_rule, schedules.c.next_at), else_=new.excluded.next_at),
-                # A clock that was ahead for a while must not silence it until then.
-                "last_at": sa.case((schedules.c.last_at <= NOW, schedules.c.last_at)),
                 "set_by": set_by,
                 "revision": schedules.c.revision + 1,
             },
@@ -190,7 +195,7 @@ PAUSE = compiled(sa.update(s).values(paused=True).where(s.c.name == sa.bindparam
 # What came due meanwhile is not run.
 RESUME = compiled(
     sa.update(s)
-    .values(paused=False, next_at=given("then", _TIME), last_at=sa.case((s.c.last_at <= NOW, s.c.last_at)))
+    .values(paused=False, next_at=given("then", _TIME), last_at=_unless_ahead(s.c.last_at))
     .where(s.c.name == sa.bindparam("name"), s.c.revision == sa.bindparam("revision"), s.c.paused)
     .returning(s.c.name)
 )

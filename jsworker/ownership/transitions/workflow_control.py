@@ -81,9 +81,7 @@ ADD_MEMBERS = _statement(_ADD_MEMBERS, lock=" FOR NO KEY UPDATE OF j")
 # In the job's own transaction, whose last statement is the guard: a lock until then would silence its heartbeats.
 ADD_MEMBERS_UNLOCKED = _statement(_ADD_MEMBERS, lock="")
 MAY_ADD = _statement("""
-SELECT {mine} AS mine, j.batch_id, EXISTS (
-  SELECT FROM jsworker.batches AS b WHERE b.id = j.batch_id AND {unfinished}) AS is_open
-FROM jsworker.jobs AS j WHERE j.id = CAST(:job_id AS uuid)
+SELECT {mine} AS mine, j.batch_id FROM jsworker.jobs AS j WHERE j.id = CAST(:job_id AS uuid)
 """)
 
 
