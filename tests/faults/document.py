@@ -18,11 +18,12 @@ Where processes die faster than two cores can start new ones, jobs queue, and th
 tell of the queue: the calm run tells of recovery. From its second stall on a job waits out a back-off of 5 s.
 
 Among the jobs are some with a limit (four keys, one to three at once), some with a rate (5 a second), one of
-each second by a schedule, and workflows of four nodes, one of which adds members to its batch; operators pause
-keys and retry what has failed. SQL in [flow_control.py](../tests/faults/flow_control.py) looks, at commits and
-every half second, whether no key has more runs than its limit, each instant has one job, and each batch finishes
-once, after its last member. Something is left alone when nobody claims what a key may begin, finishes a batch or
-fires a schedule for 15 s in which the database can be reached and the machine is not too busy.
+each second by a schedule, and workflows of four nodes, one of which adds members to its batch; operators
+pause keys and retry what has failed. SQL in [flow_control.py](../tests/faults/flow_control.py) looks, at
+commits and every half second, whether no key has more runs than its limit, each instant has one job, and each
+batch finishes once, after its last member. Something is left alone when nobody claims what a key may begin,
+finishes a batch or fires a schedule for 15 s in which the database can be reached and the machine is not too
+busy.
 """
 
 _CALM_SECONDS = 3.0

@@ -89,7 +89,7 @@ WHERE b.finished_at IS NOT NULL AND EXISTS (SELECT FROM jsworker.jobs AS j
   WHERE j.batch_id = b.id AND j.status IN ('scheduled', 'queued', 'processing'))
 """  # noqa: S608 -- constants
 
-# Once everything has ended. What needs a batch that was opened again may have begun before that finished anew.
+# Once everything has ended. What needs a batch that was opened again may have begun before it finished anew.
 IN_THE_END: Final = f"""
 SELECT '{BATCHES}' AS rule, b.id::text AS subject, b.name || ' never finished' AS found
 FROM jsworker.batches AS b WHERE b.finished_at IS NULL

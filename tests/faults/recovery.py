@@ -195,7 +195,7 @@ def liveness(history: History) -> Iterator[Finding]:
 
 
 def held_up(history: History) -> Iterator[Finding]:
-    """L6: what may go on is not left alone while the database can be reached and the machine is not too busy."""
+    """L6: what may go on is not left alone, unless the database is away or the machine too busy."""
     outages = [
         (fault.start, fault.end + AFTERMATH_SECONDS)
         for fault in history.faults
