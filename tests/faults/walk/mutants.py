@@ -279,12 +279,7 @@ MUTANTS = (
     Mutant(
         "FINISH with live members",
         frozenset({BATCHES}),
-        sql(
-            workflows,
-            "FINISH",
-            ("AND NOT coalesce(", "AND (true OR coalesce("),
-            ("    false)\n), mine", "    false))\n), mine"),
-        ),
+        sql(workflows, "FINISH", ("AND NOT coalesce(", "AND coalesce(true, ")),
     ),
-    Mutant("nobody looks after what is held", _STUCK, looks_after=False),
+    Mutant("nobody looks after what is held", _STUCK | {BATCHES}, looks_after=False),
 )

@@ -309,8 +309,9 @@ class Walk:
                     self._world.note_resets(
                         await reset.reset_by_operator(self._world.database, seen=seen, reason="told so")
                     )
-            for job_id, _ in (await self._some("queued", "scheduled", "processing"))[:1]:
-                if self._world.chance(0.3):
+            live = self._world.dice.choice([("processing",), ("queued", "scheduled", "processing")])
+            for job_id, _ in (await self._some(*live))[:1]:
+                if self._world.chance(0.5):
                     await self._cancel(job_id)
             for job_id, _ in (await self._some("failed"))[:1]:
                 with suppress(TransitionRefused):
