@@ -70,8 +70,24 @@ def _members(machine: "FlowMachine") -> list[Run]:
     return [run for run in machine.runs if run.job.batch is not None and run.job.live]
 
 
-def _unclear(machine: "FlowMachine") -> list[Life]:
-    return [life for life in machine.alive if life.unclear or life in orphaned(machine)]
+def _waiting(machine: "FlowMachine") -> list[Job]:
+    return [job for job in machine.model.having("queued", "scheduled") if job.held_by != "needs"]
+
+
+def _has_not_looked(machine: "FlowMachine") -> bool:
+    now = (machine.fired, machine.revision)
+    return not machine.looks or (machine.looks[-1].fired, machine.looks[-1].revision) != now
+
+
+def _members_in_hand(machine: "FlowMachine") -> list[Run]:
+    return [run for life in machine.alive for run in life.in_hand if run.job.batch is not None]
+
+
+def _failed(machine: "FlowMachine") -> list[Job]:
+    """Return failed jobs; where there are any, those for which others were cancelled."""
+    failed = machine.model.having("failed")
+    waited_for = [job for job in failed if any(one.is_cancelled_for_needs for one in machine.model.all())]
+    return [job for job in waited_for if job.batch is not None] or failed
 
 
 _answers = st.sampled_from(["comes", "comes", "comes", "is lost"])
@@ -85,8 +101,13 @@ class FlowMachine(Settling, Recovering):
     heartbeat = Claiming.heartbeat
     release_strays = Claiming.release_strays
 
-    @initialize(workers=st.sampled_from([1, 2]), keys=st.lists(_keys, min_size=2, max_size=4))
-    def begin(self, workers: int, keys: list[str | None]) -> None:
+    @initialize(
+        workers=st.sampled_from([1, 2]),
+        keys=st.lists(_keys, min_size=1, max_size=4),
+        flow=st.booleans(),
+        on_failure=st.sampled_from(["cancel", "cancel", "run"]),
+    )
+    def begin(self, workers: int, keys: list[str | None], on_failure: str, *, flow: bool) -> None:
         """Begin with a kind of which two run at once, of key ``a`` one; of ``b`` two begin in two hours."""
         self.keys = {"": Key(2), "a": Key(1), "b": Key(None, tokens=2)}
         self.looks: list[Look] = []
@@ -98,6 +119,9 @@ class FlowMachine(Settling, Recovering):
         self._write_schedule(replace=False)
         for hostname in HOSTNAMES[1:workers]:
             self.start(hostname)
+        if flow:
+            self.enqueue_flow(members=1, key=None, on_failure=on_failure)
+            self.admit(life=self.alive[0], asked=self.model.having("queued"), answer="comes")
         for each in keys:
             self.enqueue(key=each)
 
@@ -222,8 +246,8 @@ class FlowMachine(Settling, Recovering):
         else:
             self.world.saw("admit: answer lost")
 
-    @when(_unclear)
-    @rule(life=one_of(_unclear))
+    @when(orphaned)
+    @rule(life=one_of(orphaned))
     def read_back(self, life: Life) -> None:
         """After an answer that was lost, whatever admission gave and nobody runs is taken up."""
         hand = {run.job.id for run in life.in_hand}
@@ -233,7 +257,7 @@ class FlowMachine(Settling, Recovering):
         )
         assert {row.id: row.fencing_token for row in found} == owned
         self.adopt(life, found, {})
-        self.world.saw("read back: mine" if owned else "read back: nothing")
+        self.world.saw("read back: mine", len(owned))
 
     @when(lambda machine: any(job.held_by in ADMISSION for job in machine.model.all()))
     @rule(keys=st.lists(st.sampled_from(["", "a", "b"]), min_size=1, max_size=3, unique=True))
@@ -247,6 +271,7 @@ class FlowMachine(Settling, Recovering):
         assert self.world.run(call) == predicted
         self.world.saw("wake: woken" if predicted else "wake: nothing")
 
+    @when(_waiting)
     @rule(key=st.sampled_from(["", "a", "b"]))
     def pause(self, key: str) -> None:
         """An operator pauses a key or the kind, or lets it go on."""
@@ -258,6 +283,7 @@ class FlowMachine(Settling, Recovering):
             self.world.run(call)
         state.paused = not state.paused
 
+    @when(_waiting)
     @rule(most=st.sampled_from([1, 2, 3]))
     def set_limit(self, most: int) -> None:
         """An operator sets another limit of key ``a``; what runs goes on."""
@@ -365,8 +391,17 @@ class FlowMachine(Settling, Recovering):
         self.world.saw("batches: woken", predicted.woken)
         self.world.saw("batches: cancelled", predicted.cancelled)
 
-    @when(lambda machine: machine.model.having("failed"))
-    @rule(job=one_of(lambda machine: machine.model.having("failed")))
+    @when(_members_in_hand)
+    @rule(run=one_of(_members_in_hand))
+    def fail_member(self, run: Run) -> None:
+        """A member fails for good, and its worker looks after its batch."""
+        batch = run.job.batch
+        assert batch is not None
+        self._settle([run], "fail for good", answered=True)
+        self.look_after([batch])
+
+    @when(_failed)
+    @rule(job=one_of(_failed))
     def retry(self, job: Job) -> None:
         """An operator retries a job: a member's batch is opened, what was cancelled for it is held again."""
         cancelled = sum(one.is_cancelled_for_needs for one in self.model.all())
@@ -386,6 +421,7 @@ class FlowMachine(Settling, Recovering):
         new = NewSchedule(_SCHEDULE, KIND, "{}", Every(hours=1), first)
         self.world.run(schedules.add(database, new, replace=replace))
 
+    @when(_has_not_looked)
     @rule()
     def look_at_schedule(self) -> None:
         """A worker reads what is due, and acts in a later step."""
@@ -412,7 +448,7 @@ class FlowMachine(Settling, Recovering):
         self._added(fired.job_id, None, None)
         self.world.saw("fire: fired")
 
-    @when(lambda machine: machine.looks)
+    @when(lambda machine: machine.looks and machine.looks[-1].revision == machine.revision)
     @rule()
     def change_rule(self) -> None:
         """An operator writes the schedule anew."""
@@ -463,7 +499,7 @@ class FlowMachine(Settling, Recovering):
             if state.paused:
                 self._step(self.pause, key=key)
         for life in self.alive:
-            if life in _unclear(self):
+            if life in orphaned(self):
                 self._step(self.read_back, life=life)
             if life.in_hand:
                 self._step(self.heartbeat, life=life, late=False)

@@ -52,7 +52,7 @@ _MET_IN_FLOWS = {
     "held by": ["limit", "paused", "rate"],
     "in the end": ["cancelled", "completed", "failed"],
     "limit": ["lowered", "raised"],
-    "read back": ["mine", "nothing"],
+    "read back": ["mine"],
     "retry": ["taken"],
     "retry of a member": ["held again", "opened"],
     "wake": ["nothing", "woken"],
