@@ -22,6 +22,7 @@ from tests.faults.checker import check
 from tests.faults.collect import collect
 from tests.faults.figures import figures
 from tests.faults.fleet import Fleet
+from tests.faults.flow_control import Watch
 from tests.faults.history import History
 from tests.faults.journal import Journal
 from tests.faults.nemeses import CLUSTER, FAULTS_OF, KILLS, OTHERS
@@ -29,6 +30,7 @@ from tests.faults.producing import start_producer
 from tests.faults.report import surroundings
 from tests.faults.slowness import Slowness
 from tests.faults.stores import EVERYTHING, PREFIX, STREAM, Access, Stores, new_stores
+from tests.faults.workload import MOST_RUNNING
 
 TIME_SCALE: dict[str, float] = {
     "heartbeat_interval": 0.3,
@@ -57,10 +59,12 @@ EVERY_PATH = frozenset(
         "claimed",
         "error",
         "failed",
+        "held",
         "released",
         "fenced",
         "skipped",
         "republished",
+        "retried",
         "cancel_requested",
         "cancelled",
         "rejected: complete",
@@ -76,6 +80,18 @@ EVERY_PATH = frozenset(
 LONG_RUN_KILLS = 300
 """From so many kills on a run of every nemesis must have seen every path; a shorter one may miss some."""
 
+_HASTEN = (
+    "UPDATE jsworker.jobs SET run_at = clock_timestamp()"
+    " WHERE status = 'scheduled' AND run_at IS NOT NULL AND stalls > 0"
+)
+_LIVE = """
+SELECT (SELECT count(*) FROM jsworker.jobs WHERE finished_at IS NULL)
+  + (SELECT count(*) FROM jsworker.workflows WHERE finished_at IS NULL)
+  + (SELECT count(*) FROM jsworker.batches WHERE NOT propagated)
+"""
+_NUMBER = (
+    "INSERT INTO jsworker.limits (kind, key, max_running, set_by) VALUES ('limited', %s, %s, 'operator')"
+)
 _ENOUGH_KILLS = 20
 _WARM_UP_SECONDS = 20.0
 _PRODUCERS = 2
@@ -177,13 +193,18 @@ async def _fight(plan: Plan, stores: Stores, folder: Path, history: History, pro
     field_ = Battlefield(stores, fleet, own, clients, TIME_SCALE["stale_threshold"], folder, dice, journal)
     messages = _count_messages(stores, history)
     slowness = Slowness(stores.admin_url)
+    flow = Watch(stores.execute)
     watching = [
         asyncio.create_task(messages, name="count messages"),
         asyncio.create_task(slowness.watch(), name="watch the machine"),
         asyncio.create_task(slowness.watch_processors(), name="watch the processors"),
+        asyncio.create_task(flow.watch(), name="watch what flows"),
         asyncio.create_task(access.operate(stores), name="operate"),
     ]
     try:
+        for key, most in MOST_RUNNING.items():
+            if most is not None:
+                await stores.execute(_NUMBER, key, most)
         for number in range(plan.pods):
             await fleet.add(f"pod{number}")
         await field_.until(lambda: _all_work(fleet), _WARM_UP_SECONDS)
@@ -194,6 +215,7 @@ async def _fight(plan: Plan, stores: Stores, folder: Path, history: History, pro
         progress("draining", 1.0)
         await asyncio.to_thread(stores.restart_all)
         history.quiet_since = boottime()
+        await stores.execute("UPDATE jsworker.schedules SET paused = true")
         if await field_.until(lambda: _drained(stores), plan.drain_seconds):
             history.drained = boottime()
         await fleet.stop()
@@ -201,6 +223,7 @@ async def _fight(plan: Plan, stores: Stores, folder: Path, history: History, pro
         await end_tasks(watching)
         await asyncio.gather(*watching, return_exceptions=True)
         history.slow, history.crowded = slowness.times, slowness.crowded
+        history.broken, history.idle = flow.broken, flow.idle
         await fleet.close()
         journal.close()
         history.faults = field_.faults
@@ -289,11 +312,9 @@ async def _all_work(fleet: Fleet) -> bool:
 
 
 async def _drained(stores: Stores) -> bool:
-    """Tell whether every job has ended; none of them waits out minutes of back-off for many stalls."""
-    hasten = "UPDATE jsworker.jobs SET run_at = clock_timestamp() WHERE status = 'scheduled' AND stalls > 0"
-    query = "SELECT count(*) FROM jsworker.jobs WHERE finished_at IS NULL"
-    await stores.execute(hasten)
-    return (await stores.execute(query))[0][0] == 0
+    """Tell whether every job and workflow has ended; none waits out minutes of back-off for many stalls."""
+    await stores.execute(_HASTEN)
+    return (await stores.execute(_LIVE))[0][0] == 0
 
 
 async def _count_messages(stores: Stores, history: History) -> None:

@@ -8,6 +8,8 @@ from tests.faults.history import History
 from tests.faults.recovery import Recovery, Rerun
 from tests.faults.safety import SAFETY, Finding
 
+HELD_UP = "L6: left alone, although it might have gone on"
+
 
 @dataclass
 class Verdict:
@@ -65,6 +67,7 @@ def _rules(history: History, judge: Recovery) -> Iterable[tuple[str, Callable[[]
         ("runs without a claim", judge.unclaimed),
         ("errors of innocent jobs", judge.innocent_errors),
         ("never ended", lambda: recovery.liveness(history)),
+        (HELD_UP, lambda: recovery.held_up(history)),
         ("ended by itself", lambda: recovery.exits(history)),
         ("died by itself", lambda: recovery.deaths(history)),
         ("never seen", lambda: recovery.sometimes(history)),

@@ -12,6 +12,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from jsworker.core.clock import boottime
+from tests.faults.flow_control import ALWAYS, IN_THE_END
 from tests.faults.history import (
     Effect,
     Event,
@@ -27,8 +28,10 @@ from tests.faults.journal import read_journals
 JOBS = """
 SELECT id::text, unique_key AS key, kind, status, fencing_token AS token, attempts, errors, stalls, dispatch,
   failure_reason AS reason, (result->>'token')::bigint AS result_token,
-  extract(epoch FROM created_at)::float8 AS created
-FROM jsworker.jobs
+  extract(epoch FROM created_at)::float8 AS created, schedule,
+  (SELECT w.name FROM jsworker.batches AS b JOIN jsworker.workflows AS w ON w.id = b.workflow
+   WHERE b.id = j.batch_id) AS workflow
+FROM jsworker.jobs AS j
 """
 MOVES = """
 SELECT seq, job_id::text AS job, extract(epoch FROM at)::float8 AS at, was, now, old_token, token, dispatch,
@@ -43,6 +46,8 @@ FROM jsworker.job_events ORDER BY id
 EFFECTS = "SELECT job_id::text AS job, token FROM faults.effects ORDER BY id"
 LEDGER = "SELECT job_id::text AS job, fence AS token FROM faults.ledger_log ORDER BY id"
 DELETED = "SELECT job_id::text AS job FROM faults.deleted"
+WORKFLOWS = "SELECT id::text, name FROM jsworker.workflows"
+FINISHES = "SELECT count(*) AS batches FROM faults.finishes"
 
 
 def collect(history: History, database_url: str, folder: Path) -> None:
@@ -54,7 +59,7 @@ def collect(history: History, database_url: str, folder: Path) -> None:
 
 
 def read_database(history: History, url: str) -> None:
-    """Fill in rows, moves, timeline and effects."""
+    """Fill in rows, moves, timeline, effects and what broke a rule of admission, schedules and workflows."""
     # Database and processes share a machine: one offset turns its clock into boot time.
     offset = boottime() - time.time()
 
@@ -71,6 +76,10 @@ def read_database(history: History, url: str) -> None:
         history.effects = [Effect(**row) for row in rows(EFFECTS)]
         history.ledger = [Effect(**row) for row in rows(LEDGER)]
         history.deleted = [row["job"] for row in rows(DELETED)]
+        history.workflows = {row["id"]: row["name"] for row in rows(WORKFLOWS)}
+        [history.batches] = [row["batches"] for row in rows(FINISHES)]
+        for query in (ALWAYS, IN_THE_END):
+            history.broken |= {(row["rule"], row["subject"], row["found"]) for row in rows(query)}
 
 
 def read_runs(history: History, folder: Path) -> None:

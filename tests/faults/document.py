@@ -16,6 +16,14 @@ Time scale: heartbeat 0.3 s, crash threshold 0.9 s, stale threshold 2 s, scan 0.
 
 Where processes die faster than two cores can start new ones, jobs queue, and the seconds until they run again
 tell of the queue: the calm run tells of recovery. From its second stall on a job waits out a back-off of 5 s.
+
+Among the jobs are some with a limit (four keys, one to three at once), some with a rate (5 a second), one of
+each second by a schedule, and workflows of four nodes, one of which adds members to its batch; operators
+pause keys and retry what has failed. SQL in [flow_control.py](../tests/faults/flow_control.py) looks, at
+commits and every half second, whether no key has more runs than its limit, each instant has one job, and each
+batch finishes once, after its last member. Something is left alone when nobody claims what a key may begin,
+finishes a batch or fires a schedule for 15 s in which the database can be reached and the machine is not too
+busy.
 """
 
 _CALM_SECONDS = 3.0
@@ -30,6 +38,15 @@ _COUNTS = (
     ("of these, only by a busy machine", "pauses_nobody_injected"),
     ("duplicate runs that nothing explains", "duplicate_runs_unexplained"),
     ("false resets", "false_resets"),
+    ("times a job was held for a limit, a rate or a pause", "held"),
+    ("moments with more runs of a key than its limit", "over_limit"),
+    ("jobs of the schedule", "instants"),
+    ("instants without a job, or with two", "wrong_instants"),
+    ("workflows", "workflows"),
+    ("ends of their batches, again after a retry too", "batches"),
+    ("batches that did not finish once, after their last member", "wrong_batches"),
+    ("held jobs that lost their place in the order", "lost_places"),
+    ("times that something was left alone", "held_up"),
     ("messages published for each job", "messages_per_job"),
 )
 

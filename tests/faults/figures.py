@@ -5,7 +5,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from tests.faults.checker import Verdict
+from tests.faults import flow_control
+from tests.faults.checker import HELD_UP, Verdict
 from tests.faults.excuses import NOBODY_INJECTED
 from tests.faults.history import FINAL, Fault, History, Move, pid_of
 from tests.faults.recovery import Claim, cause_of, claims, seen_paths
@@ -44,6 +45,16 @@ def figures(history: History, verdict: Verdict) -> dict[str, Any]:
         "rejected_late_writes": rejected(history),
         "resets": dict(sorted(Counter(filter(None, map(cause_of, owned))).items())),
         "false_resets": verdict.count("false resets"),
+        "held": sum(event.event == "held" for event in history.events),
+        "over_limit": verdict.count(flow_control.OVER_LIMIT),
+        "instants": sum(row.schedule is not None for row in history.jobs.values()),
+        "wrong_instants": verdict.count(flow_control.INSTANTS),
+        "workflows": len(history.workflows),
+        "batches": history.batches,
+        "wrong_batches": verdict.count(flow_control.BATCHES),
+        "lost_places": verdict.count(flow_control.PLACES),
+        "held_up": verdict.count(HELD_UP),
+        "longest_idle": round(max((until - since for _, since, until in history.idle), default=0.0), 2),
         "taken_back": by_fault(history, owned, taken_back=True),
         "recovery": by_fault(history, owned, taken_back=False),
         "recovery_after_connect": after_connect(history, owned),
@@ -128,12 +139,14 @@ def _next_start(history: History, claim: Claim) -> float | None:
 
 
 def queue_latencies(history: History) -> list[float]:
-    """Return the seconds that jobs waited in the queue for their first claim."""
+    """Return the seconds for which jobs that were never held waited in the queue for their first claim."""
+    held = {event.job for event in history.events if event.event == "held"}
     first: dict[str, Move] = {}
     for move in sorted(history.moves, key=lambda move: move.seq):
         if move.is_claim:
             first.setdefault(move.job, move)
-    return [move.at - history.jobs[job].created for job, move in first.items() if job in history.jobs]
+    rows = ((history.jobs.get(job), move) for job, move in first.items() if job not in held)
+    return [move.at - row.created for row, move in rows if row is not None and row.workflow is None]
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:

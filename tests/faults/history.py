@@ -35,7 +35,12 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job as the database had it at the end."""
+    """A job as the database had it at the end.
+
+    Attributes:
+        workflow: the name of the one to which it belongs.
+        schedule: the name of the one whose instant it is.
+    """
 
     id: str
     key: str | None
@@ -49,6 +54,8 @@ class JobRow:
     reason: str | None
     result_token: int | None
     created: float
+    workflow: str | None = None
+    schedule: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +232,10 @@ class History:
         crowded: times in which processes waited for a processor for most of the time; a worker may then
             well give its jobs back, but nobody may take them unless it said that it could not renew them.
         failed_heartbeats: by worker, when it said that it could not renew its heartbeat.
+        workflows: names of workflows by their ids.
+        batches: how many batches have finished, again after a retry too.
+        broken: what broke a rule of ``flow_control``, by rule.
+        idle: what nobody looked after, from when to when.
         must_fire: nemeses that were asked for.
         must_see: what must have happened at least once, as ``seen_paths`` names it.
     """
@@ -250,6 +261,10 @@ class History:
     log_events: dict[str, int] = field(default_factory=dict)
     failed_heartbeats: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     published: int = 0
+    workflows: dict[str, str] = field(default_factory=dict)
+    batches: int = 0
+    broken: set[tuple[str, str, str]] = field(default_factory=set)
+    idle: list[tuple[str, float, float]] = field(default_factory=list)
     must_fire: frozenset[str] = frozenset()
     must_see: frozenset[str] = frozenset()
 

@@ -20,19 +20,24 @@ from jsworker.core.errors import DatabaseUnavailable, JsworkerError
 from jsworker.core.priorities import Priority
 from tests.faults.journal import Journal, records_folder
 from tests.faults.process_life import strike_once
+from tests.faults.workload import MOST_RUNNING, WORKFLOW
 
 STRIKE_VARIABLE = "FAULTS_STRIKE"
 """A fault point at which this producer kills itself."""
 
 _MIXTURE = (
-    ("ordinary", 60),
-    ("threaded", 10),
-    ("transactional", 13),
-    ("fenced", 10),
+    ("ordinary", 43),
+    ("threaded", 8),
+    ("transactional", 12),
+    ("fenced", 8),
     ("flaky", 6),
     ("doomed", 1),
+    ("limited", 14),
+    ("rated", 6),
+    (WORKFLOW, 2),
 )
 _PRIORITIES: tuple[Priority, ...] = ("normal", "high", "normal", "low", "normal")
+_PARTS = 4
 _LONG_SHARE = 0.1
 _TRY_AGAIN_SECONDS = 0.3
 _LAST_TRIES_SECONDS = 30.0
@@ -40,12 +45,13 @@ _LAST_TRIES_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A job that is to exist once."""
+    """A job, or a workflow of that name, that is to exist once."""
 
     key: str
     kind: str
     payload: dict[str, Any]
     priority: Priority
+    limit_key: str | None
 
 
 class Producer:
@@ -78,13 +84,15 @@ class Producer:
 
     def _next_orders(self) -> list[Order]:
         [kind] = self._dice.choices([kind for kind, _ in _MIXTURE], [weight for _, weight in _MIXTURE])
-        return [self._order(kind) for _ in range(self._dice.choice([1, 1, 1, 1, 4]))]
+        number = 1 if kind == WORKFLOW else self._dice.choice([1, 1, 1, 1, 4])
+        tenant = self._dice.choice([*MOST_RUNNING]) if kind == "limited" else None
+        return [self._order(kind, tenant) for _ in range(number)]
 
-    def _order(self, kind: str) -> Order:
+    def _order(self, kind: str, tenant: str | None) -> Order:
         self._made += 1
         key = f"{self._name}-{self._made}"
         priority = _PRIORITIES[self._made % len(_PRIORITIES)]
-        return Order(key, kind, {"key": key, "seconds": self._seconds(kind)}, priority)
+        return Order(key, kind, {"key": key, "seconds": self._seconds(kind)}, priority, tenant)
 
     def _seconds(self, kind: str) -> float:
         if kind == "ordinary" and self._dice.random() < _LONG_SHARE:
@@ -121,19 +129,47 @@ class Producer:
         if len(orders) > 1:
             payloads, keys = [one.payload for one in orders], [one.key for one in orders]
             first = orders[0]
-            many = await client.enqueue_many(first.kind, payloads, unique_keys=keys, priority=first.priority)
+            many = await client.enqueue_many(
+                first.kind,
+                payloads,
+                unique_keys=keys,
+                priority=first.priority,
+                limit_key=first.limit_key,
+            )
             return [str(one.id) for one in many]
         [order] = orders
+        if order.kind == WORKFLOW:
+            return [await self._workflow(client, order)]
         if how < 0.2:
             return [await self._in_own_transaction(order)]
-        one = await client.enqueue(order.kind, order.payload, unique_key=order.key, priority=order.priority)
+        one = await client.enqueue(
+            order.kind,
+            order.payload,
+            unique_key=order.key,
+            priority=order.priority,
+            limit_key=order.limit_key,
+        )
         return [str(one.id)]
+
+    async def _workflow(self, client: JobClient, order: Order) -> str:
+        """Enqueue a workflow of four nodes, the last of which runs whatever becomes of the others."""
+        part = {"seconds": order.payload["seconds"] / 4}
+        async with client.workflow(order.key) as flow:
+            flow.batch(self._dice.choice(["ordinary", "limited"]), [part] * _PARTS, name="parts")
+            flow.job(self._dice.choice(["growing", "growing", "doomed", "rated"]), part, name="beside")
+            flow.batch("ordinary", [part] * 2, name="after", after=["parts", "beside"])
+            flow.job("merging", {"parts": _PARTS}, after=["parts", "after"], on_failure="run")
+        return str(flow.id)
 
     async def _in_own_transaction(self, order: Order) -> str:
         """Enqueue without telling NATS: the relay of some worker has to find it."""
         async with asyncio.timeout(3.0), AsyncSession(self._engine) as session, session.begin():
             statement = enqueue_statement(
-                order.kind, order.payload, unique_key=order.key, priority=order.priority
+                order.kind,
+                order.payload,
+                unique_key=order.key,
+                priority=order.priority,
+                limit_key=order.limit_key,
             )
             rows = (await session.execute(statement)).all()
             if not rows:  # a twin, our own earlier try, is just being committed

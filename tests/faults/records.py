@@ -1,6 +1,8 @@
-"""What the harness keeps in the database beside the jobs: effects, and a record of every move of a job."""
+"""What the harness keeps in the database: effects, every move of a job, and what broke a rule."""
 
 import psycopg
+
+from tests.faults.flow_control import TRIGGERS
 
 ROLE = "faults_worker"
 """The fleet's login: no superuser, so that a limit on its connections binds it."""
@@ -45,7 +47,7 @@ BEGIN
 END $$;
 CREATE TRIGGER record_deletion AFTER DELETE ON jsworker.jobs FOR EACH ROW
 EXECUTE FUNCTION faults.record_deletion();
-
+{TRIGGERS}
 GRANT USAGE ON SCHEMA faults TO {ROLE};
 GRANT ALL ON ALL TABLES IN SCHEMA faults TO {ROLE};
 GRANT ALL ON ALL SEQUENCES IN SCHEMA faults TO {ROLE};

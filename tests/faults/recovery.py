@@ -5,13 +5,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tests.faults.excuses import Excuses
+from tests.faults.excuses import AFTERMATH_SECONDS, Excuses
 from tests.faults.history import FINAL, SLOTS_EXHAUSTED, Event, History, Move, Run, pod_of
 from tests.faults.safety import Finding
 from tests.faults.workload import FAILS_FOR, NEVER_ERRS
 
 _ERRING_KINDS = frozenset({"flaky", "deaf", *FAILS_FOR})
 _DEADLY_KINDS = frozenset({"poisonous", "loop-blocking", "gil-holding", "deaf"})
+LONGEST_IDLE_SECONDS = 15.0
+"""Two scans are under a second; but whoever would see to it may be killed, again and again."""
 _SAME_END_SECONDS = 0.25
 _DEATH_SECONDS = 1.0
 
@@ -190,6 +192,23 @@ def liveness(history: History) -> Iterator[Finding]:
     for row in history.jobs.values():
         if row.status not in FINAL:
             yield row.id, f"{row.kind} is {row.status} (token {row.token}, dispatch {row.dispatch})"
+
+
+def held_up(history: History) -> Iterator[Finding]:
+    """L6: what may go on is not left alone, unless the database is away or the machine too busy."""
+    outages = [
+        (fault.start, fault.end + AFTERMATH_SECONDS)
+        for fault in history.faults
+        if fault.touches & {"database", "rows"}
+    ]
+    outages = sorted(outages + history.slow + history.crowded)
+    for what, since, until in history.idle:
+        begun = since
+        for start, end in outages:
+            if start <= until and end >= begun:
+                begun = max(begun, end)
+        if until - begun > LONGEST_IDLE_SECONDS:
+            yield what, f"might have gone on for {until - begun:.1f} s, and nobody saw to it"
 
 
 def exits(history: History) -> Iterator[Finding]:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+from tests.faults import flow_control
 from tests.faults.history import FINAL, History, Move
-from tests.faults.workload import FAILS_FOR
+from tests.faults.workload import FAILS_FOR, SCHEDULES, WORKFLOW
 
 Finding = tuple[str, str]
 """Which job or process, and what is wrong."""
@@ -19,7 +20,10 @@ def lost(history: History) -> Iterator[Finding]:
     for job in history.deleted:
         yield job, "its row was deleted"
     for one in history.tries:
-        if one.outcome == "ok" and one.job is not None:
+        if one.outcome == "ok" and one.kind == WORKFLOW:
+            if one.job not in history.workflows:
+                yield str(one.job), f"workflow {one.key} was promised and has no row"
+        elif one.outcome == "ok" and one.job is not None:
             row = history.jobs.get(one.job)
             if row is None:
                 yield one.job, f"{one.key} was promised and has no row"
@@ -32,7 +36,13 @@ def unexpected(history: History) -> Iterator[Finding]:
     keys = {one.key for one in history.tries}
     promised = {one.job for one in history.tries if one.outcome == "ok"}
     by_key: dict[str, list[str]] = defaultdict(list)
+    for workflow, name in history.workflows.items():
+        if name not in keys:
+            yield workflow, f"nobody enqueued workflow {name}"
+        by_key[name].append(workflow)
     for row in history.jobs.values():
+        if row.workflow is not None or row.schedule in SCHEDULES:
+            continue
         if row.key not in keys and row.id not in promised:
             yield row.id, f"nobody enqueued it (key {row.key})"
         elif row.key is not None:
@@ -96,9 +106,16 @@ def token_order(history: History) -> Iterator[Finding]:
 
 
 def stability(history: History) -> Iterator[Finding]:
-    """A final row never changes; a failed one only by an operator's retry."""
+    """A final row never changes; a failed one only by an operator's retry, and what was cancelled for it."""
     retried = {(event.job, event.token) for event in history.events if event.event == "retried"}
+    held_again = {
+        event.job
+        for event in history.events
+        if (event.event, event.detail.get("held_by")) == ("held", "needs")
+    }
     for move in history.moves:
+        if move.was == "cancelled" and move.now == "scheduled" and move.job in held_again:
+            continue
         if move.was in ("completed", "cancelled") and move.was != move.now:
             yield move.job, f"{move.was} -> {move.now}"
         if move.was == "failed" != move.now and (move.job, move.token) not in retried:
@@ -155,10 +172,22 @@ def cancelled_as_asked(history: History) -> Iterator[Finding]:
 
 def cancel_missed(history: History) -> Iterator[Finding]:
     """A cancel finds a job that has not ended, whatever the job does meanwhile."""
-    ends = {move.job: move.at for move in history.moves if move.now in FINAL}
+    ends: dict[str, float] = {}
+    for move in sorted(history.moves, key=lambda move: move.seq):
+        if move.now in FINAL:
+            ends.setdefault(move.job, move.at)
     for cancel in history.cancels:
         if not cancel.heard and ends.get(cancel.job, cancel.end + 1.0) > cancel.end:
             yield cancel.job, "a cancel missed it while it was live"
+
+
+def _flow_rule(name: str) -> "NamedRule":
+    """Return the rule that finds what SQL saw broken."""
+
+    def found(history: History) -> Iterator[Finding]:
+        return ((subject, what) for rule, subject, what in sorted(history.broken) if rule == name)
+
+    return NamedRule(name, found)
 
 
 def _told(move: Move) -> str:
@@ -188,4 +217,8 @@ SAFETY = (
     NamedRule("wrong end", right_end),
     NamedRule("cancelled and run again", cancelled_as_asked),
     NamedRule("cancel missed", cancel_missed),
+    *map(
+        _flow_rule,
+        (flow_control.OVER_LIMIT, flow_control.INSTANTS, flow_control.BATCHES, flow_control.PLACES),
+    ),
 )

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.checker import Verdict, check
+from tests.faults import flow_control
+from tests.faults.checker import HELD_UP, Verdict, check
 from tests.faults.figures import figures
 from tests.faults.history import Cancel, Effect, Event, Exit, Fault, History, JobRow, Life, Move, Run, Try
 
@@ -133,6 +134,14 @@ def test_a_kill_that_was_recovered_is_in_order() -> None:
     assert verdict.overlaps == []
 
 
+def broken(rule: str) -> tuple[str, Change]:
+    return rule, lambda history: history.broken.add((rule, "b", "as SQL told"))
+
+
+def idle(start: float, end: float) -> Change:
+    return lambda history: history.idle.append(("schedule nightly", start, end))
+
+
 BROKEN: dict[str, tuple[str, Change]] = {
     "a promised job has no row": ("lost", lambda history: history.jobs.pop("b")),
     "a promised job never ended": ("lost", row("b", status="queued")),
@@ -227,6 +236,11 @@ BROKEN: dict[str, tuple[str, Change]] = {
             lambda history: history.events.append(replace(history.events.pop(0), event="error", detail={})),
         ),
     ),
+    "SQL saw more runs of a key than its limit": broken(flow_control.OVER_LIMIT),
+    "SQL saw an instant with two jobs": broken(flow_control.INSTANTS),
+    "SQL saw a batch that finished twice": broken(flow_control.BATCHES),
+    "SQL saw a held job that lost its place": broken(flow_control.PLACES),
+    "nobody fired a schedule, although the database could be reached": (HELD_UP, idle(10.0, 26.0)),
     "a job is left over": ("never ended", row("b", status="scheduled")),
     "a parent ended by itself": (
         "ended by itself",
@@ -249,6 +263,46 @@ def test_each_rule_finds_what_it_is_there_for(name: str) -> None:
 
 def test_every_rule_is_shown_to_fail() -> None:
     assert {rule for rule, _ in BROKEN.values()} == set(verdict_of().findings)
+
+
+def test_nobody_is_to_see_to_what_is_held_while_the_database_is_away() -> None:
+    outage = Fault("postgres_outage", 9.0, 12.0, frozenset({"database"}))
+    away = both(idle(10.0, 26.0), lambda history: history.faults.append(outage))
+    assert verdict_of(away).ok
+
+
+def test_members_and_jobs_of_schedules_need_no_order_of_their_own() -> None:
+    def many(history: History) -> None:
+        history.tries += [
+            Try("flow", "workflow", "unknown", None, 1.0),
+            Try("flow", "workflow", "ok", "w", 1.1),
+        ]
+        history.workflows |= {"w": "flow", "v": "flow"}
+        plain = replace(history.jobs["b"], key=None, kind="ordinary")
+        history.jobs["c"] = replace(plain, id="c", workflow="flow")
+        history.jobs["d"] = replace(plain, id="d", schedule="every-second")
+
+    assert verdict_of(many).ok
+    assert verdict_of(both(many, lambda history: history.workflows.pop("w"))).broken == ["lost"]
+    assert verdict_of(both(many, lambda history: history.workflows.update(x="other"))).broken == [
+        "unexpected"
+    ]
+
+
+def test_a_member_that_was_cancelled_for_a_failed_one_is_held_again_when_that_is_retried() -> None:
+    def retried(history: History) -> None:
+        again = [
+            move(9, "c", 11.0, "scheduled cancelled", "0 0"),
+            move(10, "c", 12.0, "cancelled scheduled", "0 0"),
+        ]
+        history.moves += again
+
+    held = both(
+        retried,
+        lambda history: history.events.append(Event("c", 12.0, "held", None, 0, {"held_by": "needs"})),
+    )
+    assert "stability" in verdict_of(retried).broken
+    assert verdict_of(held).ok
 
 
 def test_a_job_enqueued_twice_is_fine_when_the_first_answer_was_lost() -> None:

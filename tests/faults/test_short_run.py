@@ -25,6 +25,8 @@ NEMESES = (
     "connections_reset_both",
     "forged_messages",
     "producer_killed",
+    "operator_pauses",
+    "operator_retries",
 )
 SEED = 20_260
 KILLS = 10
@@ -44,6 +46,7 @@ async def test_no_fault_of_a_short_run_loses_a_job_or_completes_one_twice(tmp_pa
     assert result["process_kills"] >= KILLS
     assert (result["lost"], result["completed_twice"], result["false_resets"]) == (0, 0, 0)
     assert result["ended"] == result["jobs"] > 0
+    assert min(result[name] for name in ("held", "instants", "workflows", "batches")) > 0
     logs = logs_in(tmp_path)
     assert "worker.started" in logs
     assert "permission denied" not in logs

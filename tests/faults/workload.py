@@ -11,9 +11,12 @@ from typing import Any
 import psycopg
 from sqlalchemy import text
 
-from jsworker.core.errors import Retry
+from jsworker.core.errors import Fail, Retry
 from jsworker.core.job import Job
+from jsworker.core.limits import Limit, Rate
 from jsworker.core.processor import Backoff, JobProcessor
+from jsworker.core.schedule_rules import Every
+from tests.faults.history import FINAL
 from tests.faults.process_life import process_life
 
 _SLICE_SECONDS = 0.05
@@ -172,6 +175,53 @@ class Deaf(Recorded):
         return {"token": job.fencing_token}
 
 
+class Limited(Ordinary):
+    """At most two of each tenant run at once; some tenants have numbers of their own."""
+
+    limit = Limit(2, key="tenant")
+
+
+class Rated(Ordinary):
+    """So many begin in a second."""
+
+    rate = Rate(5, per=1.0)
+
+
+class EverySecond(Recorded):
+    """Each second has its job, also those in which no worker lived."""
+
+    schedule = Every(seconds=1, catch_up=1000)
+
+    async def process(self, job: Job[dict[str, Any]]) -> dict[str, Any]:
+        with process_life().run(job):
+            await asyncio.sleep(_SLICE_SECONDS)
+        return {"token": job.fencing_token}
+
+
+class Growing(Recorded):
+    """Adds members to its batch, in the commit that completes it."""
+
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        with process_life().run(job):
+            await asyncio.sleep(job.payload["seconds"])
+            new = [{"seconds": job.payload["seconds"]}] * 2
+            async with job.transaction(result={"token": job.fencing_token}) as session:
+                added = (await session.execute(job.add_to_batch_statement("ordinary", new))).all()
+                if len(added) != len(new):
+                    raise RuntimeError(f"{len(added)} members were added, not {len(new)}")
+
+
+class Merging(Recorded):
+    """Reads what the members came to that its batch waited for: all of them must have ended."""
+
+    async def process(self, job: Job[dict[str, Any]]) -> dict[str, Any]:
+        with process_life().run(job):
+            statuses = [member.status async for member in job.results_of("parts")]
+            if len(statuses) < job.payload["parts"] or not FINAL.issuperset(statuses):
+                raise Fail(f"the members of parts are {statuses}")
+        return {"token": job.fencing_token}
+
+
 KINDS: tuple[type[Recorded], ...] = (
     Ordinary,
     Threaded,
@@ -184,7 +234,21 @@ KINDS: tuple[type[Recorded], ...] = (
     GilHolding,
     Quiet,
     Deaf,
+    Limited,
+    Rated,
+    EverySecond,
+    Growing,
+    Merging,
 )
+
+WORKFLOW = "workflow"
+"""What a producer's order of a workflow has instead of a kind."""
+
+SCHEDULES = frozenset({EverySecond.kind})
+"""Names of schedules: those of their kinds."""
+
+MOST_RUNNING = {"tenant-0": 1, "tenant-1": 3, "tenant-2": None, "tenant-3": None}
+"""Keys of limited jobs, and the numbers that an operator has set for some."""
 
 TARGETS = tuple(f"{__name__}:{kind.__name__}" for kind in KINDS)
 """What ``jsworker run`` is told."""

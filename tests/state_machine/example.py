@@ -69,7 +69,7 @@ class Example(RuleBasedStateMachine):
         self.completions: Counter[UUID] = Counter()
         self._rows: Rows = {}
         self._rights: list[Right] = []
-        self._retried: UUID | None = None
+        self._retried: set[UUID] = set()
         world.empty()
         self.start(HOSTNAMES[0])
 
@@ -135,8 +135,8 @@ class Example(RuleBasedStateMachine):
         )
 
     def is_retried(self, job: Job) -> None:
-        """State that this step retries a failed job."""
-        self._retried = job.id
+        """State that this step retries a failed job, and holds again what was cancelled for it."""
+        self._retried = {job.id, *(one.id for one in self.model.all() if one.is_cancelled_for_needs)}
 
     def settled(self, run: Run, answer: Settled) -> None:
         """Take the answer to the end of a run, which must be the same for ever."""
@@ -155,7 +155,7 @@ class Example(RuleBasedStateMachine):
         before, after = self._rows, self.world.rows()
         found = list(violations(before, after, rights=self._rights, retried=self._retried))
         assert not found, "; ".join(found)
-        self._rows, self._rights, self._retried = after, [], None
+        self._rows, self._rights, self._retried = after, [], set()
         for job_id, row in after.items():
             was = before[job_id]["status"] if job_id in before else None
             self.completions[job_id] += row["status"] == "completed" and was != "completed"

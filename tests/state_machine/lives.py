@@ -86,7 +86,7 @@ class Life:
             pid=1,
             process_started="1",
             kinds=[KIND],
-            concurrency=4,
+            concurrency=16,  # more than anybody has in hand: nothing waits for a slot
             version="0",
             heartbeat_interval=600.0,
         )

@@ -28,6 +28,34 @@ FINAL = frozenset({"completed", "failed", "cancelled"})
 
 
 @dataclass(eq=False, repr=False)
+class Batch:
+    """A batch of a workflow as its row should be; ``members`` are in the model."""
+
+    name: str
+    id: UUID
+    needs: list["Batch"]
+    on_failure: str
+    generation: int = 0
+    outcome: str | None = None
+    propagated: bool = False
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def ready(self) -> bool:
+        return all(need.outcome for need in self.needs)
+
+    @property
+    def runs(self) -> bool:
+        return self.on_failure == "run" or all(need.outcome == "completed" for need in self.needs)
+
+    def columns(self) -> dict[str, object]:
+        """Return the columns that a machine compares."""
+        return {"generation": self.generation, "outcome": self.outcome, "propagated": self.propagated}
+
+
+@dataclass(eq=False, repr=False)
 class Job:
     """A job as its row should be.
 
@@ -56,6 +84,9 @@ class Job:
     clear_reason: str | None = None
     cancel_requested: bool = False
     failure_reason: str | None = None
+    held_by: str | None = None
+    limit_key: str | None = None
+    batch: Batch | None = None
     last_error: str | None = None
     progress: float | None = None
     checkpoint: str | None = None
@@ -77,6 +108,14 @@ class Job:
     @property
     def live(self) -> bool:
         return self.status not in FINAL
+
+    @property
+    def key(self) -> str:
+        return self.limit_key or ""
+
+    @property
+    def is_cancelled_for_needs(self) -> bool:
+        return (self.status, self.failure_reason) == ("cancelled", "needs")
 
     @property
     def late(self) -> bool:
@@ -110,6 +149,8 @@ class Job:
             "cancel_requested": self.cancel_requested,
             "finished": self.status in FINAL,
             "failure_reason": self.failure_reason,
+            "held_by": self.held_by,
+            "limit_key": self.limit_key,
             "last_error": self.last_error,
             "progress": self.progress,
             "checkpoint": self.checkpoint and json.loads(self.checkpoint),
@@ -123,6 +164,7 @@ class Job:
 
     def own(self, worker_id: str) -> None:
         self.status = "processing"
+        self.held_by = None
         self.worker_id = worker_id
         self.token += 1
         self.attempts += 1
@@ -135,13 +177,18 @@ class Job:
     def enter(self, status: str) -> None:
         """Go to a status that no worker owns."""
         self.status = status
-        self.worker_id = None
+        self.worker_id = self.held_by = None
         self.needs_publish = status == "queued"
         if status == "queued":
             self.dispatch += 1
             self.publish_due = True
             self.queued_long = False
         self.due = False
+
+    def hold(self, why: str) -> None:
+        """Wait for an event."""
+        self.enter("scheduled")
+        self.held_by = why
 
     def clear(self, reason: str | None) -> None:
         self.cleared = reason is not None
@@ -195,11 +242,21 @@ class Gone:
         return f"{self.job} at dispatch {self.dispatch}"
 
 
+@dataclass
+class Advance:
+    """What came of looking after batches."""
+
+    finished: list[UUID] = field(default_factory=list)
+    woken: int = 0
+    cancelled: int = 0
+
+
 class Model:
     """All jobs of one example."""
 
     def __init__(self) -> None:
         self.jobs: dict[UUID, Job] = {}
+        self.batches: list[Batch] = []
 
     def all(self) -> list[Job]:
         return list(self.jobs.values())
@@ -387,14 +444,83 @@ class Model:
         return job.status == "completed" and job.token == held[1]
 
     def retry(self, job: Job) -> bool:
-        """RETRY; False when it must be refused."""
+        """RETRY; False when it must be refused. It opens a member's batch, and what was cancelled for it."""
         if job.status != "failed" or self.holder(job.unique_key):
             return False
+        opened = self._reopen(job.batch) if job.batch else []
         job.attempts = job.errors = job.stalls = job.snoozes = 0
         job.failure_reason = None
         job.clear(None)
-        job.enter("queued")
+        if job.batch and not job.batch.ready:
+            job.hold("needs")
+        else:
+            job.enter("queued")
+        for one in self.all():
+            if one.batch in opened and one.is_cancelled_for_needs:
+                one.failure_reason = None
+                one.hold("needs")
         return True
+
+    # -- batches
+
+    def members(self, batch: Batch) -> list[Job]:
+        return [job for job in self.jobs.values() if job.batch is batch]
+
+    def advance(self, touched: Iterable[Batch | None], *, needs: Iterable[Batch] = ()) -> Advance:
+        """FINISH and NEEDS, until nothing moves."""
+        done = Advance()
+        batches, finished = {batch for batch in touched if batch}, set(needs)
+        while batches or finished:
+            for batch in batches:
+                if batch.outcome is None and not any(job.live for job in self.members(batch)):
+                    statuses = {job.status for job in self.members(batch)}
+                    batch.outcome = next(
+                        (bad for bad in ("failed", "cancelled") if bad in statuses), "completed"
+                    )
+                    done.finished.append(batch.id)
+                    batch.propagated = not self._dependants(batch)
+                    if not batch.propagated:
+                        finished.add(batch)
+            batches = self._propagate(finished, done)
+            finished = set()
+        return done
+
+    def _propagate(self, finished: Iterable[Batch], done: Advance) -> set[Batch]:
+        emptied: set[Batch] = set()
+        for batch in finished:
+            batch.propagated = True
+            for other in self._dependants(batch):
+                held = [job for job in self.members(other) if job.held_by == "needs"]
+                for job in held if other.ready else []:
+                    if other.runs:
+                        job.enter("queued")
+                        done.woken += 1
+                    else:
+                        job.enter("cancelled")
+                        job.failure_reason = "needs"
+                        done.cancelled += 1
+                        emptied.add(other)
+        return emptied
+
+    def _dependants(self, batch: Batch) -> list[Batch]:
+        return [other for other in self.batches if batch in other.needs]
+
+    def _reopen(self, first: Batch) -> list[Batch]:
+        opened = [first]
+        for batch in opened:
+            opened += [
+                other
+                for other in self._dependants(batch)
+                if other not in opened and any(job.is_cancelled_for_needs for job in self.members(other))
+            ]
+        for batch in opened:
+            batch.generation += 1
+            batch.outcome, batch.propagated = None, False
+        for batch in opened:
+            for need in batch.needs:
+                if need.outcome:
+                    need.propagated = False
+        return opened
 
 
 def _known(limit: int | None) -> int:

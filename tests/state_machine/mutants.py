@@ -9,16 +9,21 @@ from unittest.mock import patch
 from sqlalchemy import TextClause, text
 
 from jsworker.ownership.transitions import (
+    admission,
     claim,
     control,
     heartbeat,
     publish,
+    reopen,
     republish,
     reset,
+    schedules,
     settle,
     snooze,
     steps,
     workers,
+    workflow_control,
+    workflows,
 )
 from jsworker.ownership.transitions.refused_rows import Sweep
 
@@ -165,4 +170,48 @@ MUTANTS = [
         "w.hostname = :hostname",
         "w.hostname LIKE :hostname || '%'",
     ),
+]
+
+FLOW_MUTANTS = [
+    Mutant("what runs takes no slot", admission, "ADMIT", "x.max_running - x.running", "x.max_running"),
+    Mutant("a paused key admits", admission, "ADMIT", "CASE WHEN x.paused THEN 0", "CASE WHEN false THEN 0"),
+    Mutant("a run uses no token", admission, "ADMIT", "state.step * a.jobs", "0.0 * a.jobs"),
+    Mutant(
+        "a place is lost at WAKE",
+        admission,
+        "WAKE",
+        "coalesce(j.queued_at, clock_timestamp())",
+        "clock_timestamp()",
+    ),
+    Mutant(
+        "a batch finishes with live members", workflows, "FINISH", "AND NOT coalesce(", "AND coalesce(true, "
+    ),
+    Mutant(
+        "what needs two batches waits for one",
+        workflows,
+        "_NEEDS_SWEEP",
+        "WHERE n.batch = d.id AND b.finished_at IS NULL",
+        "WHERE n.batch = d.id AND false",
+    ),
+    Mutant(
+        "a run that has lost its job adds members",
+        workflow_control,
+        "ADD_MEMBERS",
+        " AND j.fencing_token = :token",
+    ),
+    Mutant(
+        "what was cancelled for a retried member stays so",
+        reopen,
+        "HOLD_AGAIN",
+        "WHERE j.batch_id",
+        "WHERE false AND j.batch_id",
+    ),
+    Mutant(
+        "an instant is fired again",
+        schedules,
+        "FIRE",
+        "s.next_at = CAST(:seen AS TIMESTAMP WITH TIME ZONE)",
+        "CAST(:seen AS timestamptz) IS NOT NULL",
+    ),
+    Mutant("a schedule is fired as it was", schedules, "FIRE", "s.revision = :revision", "true"),
 ]

@@ -43,7 +43,28 @@ _MET = {
     "taken back": ["cancelled", "failed", "queued", "scheduled"],
 }
 
-OUTCOMES = frozenset(
-    f"{what}: {outcome}" if outcome else what for what, outcomes in _MET.items() for outcome in outcomes
-)
+_MET_IN_FLOWS = {
+    "admit": ["answer lost", "held", "held row taken", "nothing", "queued row left", "taken"],
+    "add member": ["added", "rejected"],
+    "batches": ["cancelled", "finished", "not finished", "woken"],
+    "fire": ["fired", "too late"],
+    "free": ["nothing", "taken"],
+    "held by": ["limit", "paused", "rate"],
+    "in the end": ["cancelled", "completed", "failed"],
+    "limit": ["lowered", "raised"],
+    "read back": ["mine"],
+    "retry": ["taken"],
+    "retry of a member": ["held again", "opened"],
+    "wake": ["nothing", "woken"],
+}
+
+
+def _named(met: dict[str, list[str]]) -> frozenset[str]:
+    return frozenset(
+        f"{what}: {outcome}" if outcome else what for what, outcomes in met.items() for outcome in outcomes
+    )
+
+
+FLOW_OUTCOMES = _named(_MET_IN_FLOWS)
+OUTCOMES = _named(_MET)
 """For an outcome that was not met the run goes on beyond its usual length."""

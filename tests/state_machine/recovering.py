@@ -234,6 +234,7 @@ class Recovering(Example):
                 job.enter("cancelled")
             else:
                 self.world.saw("cancel: final")
+        self.model.advance(job.batch for job in jobs if job.status == "cancelled" and job.id not in final)
         assert set(said.requested) == running
         assert set(said.cancelled) == {job.id for job in jobs} - running - final.keys()
         assert (said.final, said.unknown) == (final, [unknown])

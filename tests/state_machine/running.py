@@ -5,6 +5,7 @@ import os
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from .example import Example
 from .machine import OwnershipMachine
 from .world import World
 
@@ -13,7 +14,15 @@ STEPS = int(os.environ.get("STATE_MACHINE_STEPS", "40"))
 SEED = int(os.environ.get("STATE_MACHINE_SEED", "20"))
 
 
-def run_machine(world: World, *, examples: int, steps: int, with_seed: int, shrink: bool = True) -> None:
+def run_machine(
+    world: World,
+    *,
+    examples: int,
+    steps: int,
+    with_seed: int,
+    shrink: bool = True,
+    machine: type[Example] = OwnershipMachine,
+) -> None:
     """Run examples; the first violation is raised, by default in its smallest form.
 
     Args:
@@ -22,9 +31,10 @@ def run_machine(world: World, *, examples: int, steps: int, with_seed: int, shri
         steps: of each.
         with_seed: the same one gives the same examples.
         shrink: whether to look for a smaller example of a violation.
+        machine: which rules.
     """
 
-    class SeededMachine(OwnershipMachine):
+    class SeededMachine(machine):  # type: ignore[valid-type, misc]  # the rules are chosen at run time
         def __init__(self) -> None:
             super().__init__(world)
 

@@ -2,7 +2,10 @@
 
 import pytest
 
-from .mutants import MUTANTS, Mutant
+from .example import Example
+from .flow import FlowMachine
+from .machine import OwnershipMachine
+from .mutants import FLOW_MUTANTS, MUTANTS, Mutant
 from .running import run_machine
 from .world import World
 
@@ -27,14 +30,19 @@ may be found elsewhere: a search of all seeds still finds them, in ten seconds.
 """
 
 
+CASES = [(mutant, OwnershipMachine) for mutant in MUTANTS] + [
+    (mutant, FlowMachine) for mutant in FLOW_MUTANTS
+]
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_mutant_is_found(world: World, mutant: Mutant) -> None:
+@pytest.mark.parametrize(("mutant", "machine"), CASES, ids=[mutant.name for mutant, _ in CASES])
+def test_a_mutant_is_found(world: World, mutant: Mutant, machine: type[Example]) -> None:
     with mutant.installed(), pytest.raises(AssertionError):
-        _search(world, SEEDS.get(mutant.name, 1))
+        _search(world, SEEDS.get(mutant.name, 1), machine)
 
 
-def _search(world: World, first: int) -> None:
+def _search(world: World, first: int, machine: type[Example]) -> None:
     # A few examples of many seeds: those of one seed resemble each other.
     for seed in range(first, first + MOST_SEEDS):
-        run_machine(world, examples=3, steps=40, with_seed=seed, shrink=False)
+        run_machine(world, examples=3, steps=40, with_seed=seed, shrink=False, machine=machine)

@@ -14,9 +14,9 @@ from psycopg.sql import SQL, Identifier
 from jsworker.client import JobClient
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
-from tests.ownership.rows import Sql, delete_rows
+from tests.ownership.rows import Sql, empty_tables
 
-from .outcomes import OUTCOMES
+from .outcomes import FLOW_OUTCOMES, OUTCOMES
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -26,6 +26,10 @@ _PATIENT = 30.0
 """Seconds for a statement: no machine under load may change what a test sees."""
 
 
+_TABLES: tuple[LiteralString, ...] = (
+    *("jobs", "job_events", "job_steps", "workers"),
+    *("batch_needs", "batches", "workflows", "limits", "schedules"),
+)
 _ROWS = """
 SELECT j.*, clock_timestamp() AS now, s.result AS step
 FROM jsworker.jobs AS j LEFT JOIN jsworker.job_steps AS s ON s.job_id = j.id
@@ -66,18 +70,26 @@ class World:
 
     def saw(self, outcome: str, times: int = 1) -> None:
         """Note what a rule met."""
-        assert outcome in OUTCOMES, f"outcomes.py does not name {outcome!r}"
+        assert outcome in OUTCOMES | FLOW_OUTCOMES, f"outcomes.py does not name {outcome!r}"
         self.seen[outcome] += times
 
     def empty(self) -> None:
         """Delete what the last example left."""
-        for table in ("jobs", "job_events", "job_steps", "workers"):
-            delete_rows(self._sql, table)
+        empty_tables(self._sql, _TABLES)
 
     def rows(self) -> Rows:
         """Return every job's row."""
         found = self._sql.execute(_ROWS).fetchall()
         return {row["id"]: row for row in found}
+
+    def batches(self) -> Rows:
+        """Return every batch's row."""
+        found = self._sql.execute("SELECT * FROM jsworker.batches").fetchall()
+        return {row["id"]: row for row in found}
+
+    def return_tokens(self) -> None:
+        """Let so much time pass that every rate has all its tokens again."""
+        self._sql.execute("UPDATE jsworker.limits SET full_at = NULL")
 
     def stop_clock(self) -> None:
         """Put whatever would be due within seconds an hour off, so that no real time changes what is due."""
@@ -94,7 +106,7 @@ class World:
 
     def make_due(self) -> None:
         """Let the time of every scheduled job come."""
-        self._age("run_at", 1.0, "status = 'scheduled'")
+        self._age("run_at", 1.0, "status = 'scheduled' AND held_by IS NULL")
 
     def end_publishers_turn(self) -> None:
         """Let the five seconds pass that a publisher has for itself."""

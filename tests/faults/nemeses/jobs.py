@@ -12,6 +12,8 @@ from tests.faults.history import pid_of, pod_of
 
 _END_SECONDS = 60.0
 _INTERVENTIONS = 8
+_PAUSE_SECONDS = 1.0
+_PAUSED = (("limited", "tenant-0"), ("rated", None))
 
 
 async def event_loop_block(field: Battlefield) -> None:
@@ -61,6 +63,31 @@ async def operator_cancels(field: Battlefield) -> None:
     )
 
 
+async def operator_pauses(field: Battlefield) -> None:
+    """An operator pauses a key, and a kind, each for longer than a scan."""
+    async with field.fault("operator_pauses", "operator"), JobClient(field.settings) as client:
+        for _ in range(3):
+            for kind, key in _PAUSED:
+                await client.pause(kind, key, reason="told so")
+            await asyncio.sleep(_PAUSE_SECONDS)
+            for kind, key in _PAUSED:
+                await client.resume(kind, key)
+
+
+async def operator_retries(field: Battlefield) -> None:
+    """An operator retries what has failed, members of batches too: those are opened again."""
+    failed = (
+        "SELECT id::text FROM jsworker.jobs WHERE kind = 'doomed' AND status = 'failed'"
+        " ORDER BY batch_id IS NULL, random() LIMIT %s"
+    )
+    async with field.fault("operator_retries", "operator") as fault, JobClient(field.settings) as client:
+        await field.ends(await field.enqueue("doomed"), _END_SECONDS)
+        for row in await field.stores.execute(failed, _INTERVENTIONS):
+            await client.retry(str(row[0]))
+            fault.jobs.add(str(row[0]))
+        fault.fired = bool(fault.jobs)
+
+
 async def registry_row_deleted(field: Battlefield) -> None:
     """The rows of live workers are deleted under them."""
     async with field.fault("registry_row_deleted", "registry") as fault:
@@ -96,7 +123,7 @@ async def _intervene(
     act: Callable[[JobClient, str], Awaitable[object]],
 ) -> None:
     running = (
-        "SELECT id::text FROM jsworker.jobs WHERE kind = 'ordinary' AND status = %s "
+        "SELECT id::text FROM jsworker.jobs WHERE kind IN ('ordinary', 'limited') AND status = %s "
         "ORDER BY random() LIMIT %s"
     )
     async with field.fault(name, "operator") as fault, JobClient(field.settings) as client:
@@ -120,5 +147,7 @@ NEMESES: dict[str, Nemesis] = {
     "poison": poison,
     "operator_clears": operator_clears,
     "operator_cancels": operator_cancels,
+    "operator_pauses": operator_pauses,
+    "operator_retries": operator_retries,
     "registry_row_deleted": registry_row_deleted,
 }

@@ -27,6 +27,7 @@ _RESET_THRESHOLDS = 8
 _HELD_JOBS = 40
 _HELD_SECONDS = 3.0
 _STAYS_DOWN_SECONDS = 6.0
+_START_SECONDS = 40.0
 _TWIN_SECONDS = 6.0
 _REPLACED_SECONDS = 20.0
 _BUSY_RATE = 1200
@@ -175,7 +176,7 @@ async def twin_hostname(field: Battlefield) -> None:
     pod = await field.working_pod()
     async with field.fault("twin_hostname", "twin", pods=[pod]) as fault:
         twin = await field.fleet.add(pod.hostname)
-        fault.fired = await field.until(lambda: _works(twin), 10.0)
+        fault.fired = await field.until(lambda: _works(twin), _START_SECONDS)
         await asyncio.sleep(_TWIN_SECONDS / 2)
         async with field.fault("sigterm", "process", pods=[twin], pids=twin.tree()):
             await twin.stop()
@@ -188,7 +189,7 @@ async def rolling_restart(field: Battlefield) -> None:
         async with field.fault("sigterm", "process", pods=[pod], pids=pod.tree()):
             await pod.stop()
             pod.wanted = True
-            await field.until(partial(_works, pod), 10.0)
+            await field.until(partial(_works, pod), _START_SECONDS)
 
 
 async def output_not_read(field: Battlefield) -> None:

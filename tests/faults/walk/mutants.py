@@ -12,8 +12,21 @@ from sqlalchemy import TextClause, text
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import ANY_AGE
 from jsworker.ownership.statements import waiting
-from jsworker.ownership.transitions import claim, control, enqueue, heartbeat, publish, reset, settle, workers
+from jsworker.ownership.transitions import (
+    admission,
+    claim,
+    control,
+    enqueue,
+    heartbeat,
+    publish,
+    reset,
+    schedules,
+    settle,
+    workers,
+    workflows,
+)
 from jsworker.ownership.transitions.control import Cancelled
+from tests.faults.flow_control import BATCHES, INSTANTS, OVER_LIMIT, PLACES
 from tests.faults.walk.walk import Options
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -32,6 +45,7 @@ class Mutant:
         sweeps: with the layer that covers for it, or without.
         loses_messages: whether messages get lost, which only the sweeps can heal.
         strays: whether rows in nobody's hand are released.
+        looks_after: whether held jobs and batches are looked after that nobody came back to.
         habits: what is wrong outside of SQL.
     """
 
@@ -41,6 +55,7 @@ class Mutant:
     sweeps: bool = True
     loses_messages: bool = True
     strays: bool = True
+    looks_after: bool = True
     habits: frozenset[str] = frozenset()
 
     def options(self, seed: int) -> Options:
@@ -50,6 +65,7 @@ class Mutant:
             sweeps=self.sweeps,
             loses_messages=self.loses_messages,
             strays=self.strays,
+            looks_after=self.looks_after,
             habits=self.habits,
         )
 
@@ -101,6 +117,16 @@ def in_two(patch: pytest.MonkeyPatch) -> None:
         return Cancelled([row.id for row in cancelled], [row.id for row in requested], {}, [])
 
     patch.setattr(control, "cancel", cancel)
+
+
+def in_turn(*patches: Patch) -> Patch:
+    """Return the patch that applies several."""
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        for one in patches:
+            one(patch)
+
+    return apply
 
 
 MUTANTS = (
@@ -227,4 +253,33 @@ MUTANTS = (
         strays=False,
         habits=frozenset({"beat for all rows"}),
     ),
+    Mutant(
+        "slots are counted without a lock",
+        frozenset({OVER_LIMIT}),
+        in_turn(
+            lambda patch: patch.setattr(admission, "LOCK", text("SELECT CAST(:kind AS text)")),
+            sql(admission, "ADMIT", (" AND CAST(pg_current_xact_id() AS xid) IN (l.xmin, l.xmax)", "")),
+        ),
+    ),
+    Mutant(
+        "a job loses its place at WAKE",
+        frozenset({PLACES}),
+        sql(admission, "WAKE", ("coalesce(j.queued_at, clock_timestamp())", "clock_timestamp()")),
+    ),
+    Mutant(
+        "FIRE whatever the instant at which a schedule stands",
+        frozenset({INSTANTS}),
+        sql(
+            schedules,
+            "FIRE",
+            ("s.next_at = CAST(:seen AS TIMESTAMP WITH TIME ZONE)", "CAST(:seen AS timestamptz) IS NOT NULL"),
+            ("s.last_at IS NULL OR s.last_at < CAST(:due AS TIMESTAMP WITH TIME ZONE)", "true"),
+        ),
+    ),
+    Mutant(
+        "FINISH with live members",
+        frozenset({BATCHES}),
+        sql(workflows, "FINISH", ("AND NOT coalesce(", "AND coalesce(true, ")),
+    ),
+    Mutant("nobody looks after what is held", _STUCK | {BATCHES}, looks_after=False),
 )

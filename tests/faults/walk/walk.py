@@ -5,29 +5,51 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from uuid import UUID
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, TransitionRefused
+from jsworker.core.schedule_rules import Every
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
-from jsworker.ownership.transitions import control, enqueue, publish, republish, reset
-from jsworker.ownership.transitions.enqueue import new_job_id
+from jsworker.ownership.transitions import (
+    admission,
+    control,
+    enqueue,
+    limits,
+    publish,
+    republish,
+    reset,
+    schedules,
+    workflows,
+)
+from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
+from jsworker.ownership.transitions.limits import Numbers
 from jsworker.ownership.transitions.publish import Sent
 from jsworker.ownership.transitions.reset import Suspect
+from jsworker.ownership.transitions.schedules import NewSchedule
+from jsworker.ownership.transitions.workflow_enqueue import NewBatch, enqueue_workflow
 from tests.faults.checker import Verdict, check
 from tests.faults.collect import read_database
+from tests.faults.flow_control import Watch
 from tests.faults.history import Cancel, History, Life, Try
 from tests.faults.walk.bus import Bus
 from tests.faults.walk.worker import HEARTBEAT_SECONDS, KINDS, STALE_SECONDS, Worker, World
+from tests.faults.workload import WORKFLOW
 
 HOSTS = ("h-1", "h-10", "h-2")
 """The first is a prefix of the second."""
 
 _JOBS = 70
+_FLOWS = 4
+_NUMBERS = {"": Numbers(2), "tenant-0": Numbers(1), "tenant-1": Numbers(3, 100, 1.0)}
+"""Of limited jobs, by key."""
+_SCHEDULE = "every-second"
+_INSTANT = timedelta(seconds=1)
 _WALK_SECONDS = 1.0
 _STUCK_SECONDS = 0.7
 _LAST_SECONDS = 8.0
@@ -45,7 +67,11 @@ HURRY = (
         "WHERE needs_publish AND publish_after > clock_timestamp() + interval '0.3 seconds'"
     ),
 )
-LIVE = text("SELECT count(*) AS live FROM jsworker.jobs WHERE finished_at IS NULL")
+LIVE = text(
+    "SELECT (SELECT count(*) FROM jsworker.jobs WHERE finished_at IS NULL)"
+    " + (SELECT count(*) FROM jsworker.workflows WHERE finished_at IS NULL)"
+    " + (SELECT count(*) FROM jsworker.batches WHERE NOT propagated) AS live"
+)
 MOVES = text("SELECT coalesce(max(seq), 0) AS seq FROM faults.moves")
 LOCK = text("SELECT id FROM jsworker.jobs WHERE status = 'queued' LIMIT 4 FOR NO KEY UPDATE SKIP LOCKED")
 SOME = text(
@@ -61,6 +87,7 @@ class Options:
         sweeps: republish lost messages and claim old rows; else no message is ever lost.
         loses_messages: whether the bus loses some.
         strays: release rows in nobody's hand.
+        looks_after: wake what is held, and finish batches, that nobody else came back to.
         habits: of workers and producers, outside of SQL: what a mutant does wrong there.
     """
 
@@ -68,6 +95,7 @@ class Options:
     sweeps: bool = True
     loses_messages: bool = True
     strays: bool = True
+    looks_after: bool = True
     habits: frozenset[str] = frozenset()
 
 
@@ -101,14 +129,21 @@ class Walk:
             self._sweep,
             self._sweep,
             self._operate,
+            self._look_after,
+            self._fire,
+            self._fire,
             self._lock,
             self._hurry,
         ]
+        await self._prepare()
         tasks = [asyncio.create_task(_again(act, self._world)) for act in actors]
         tasks += [asyncio.create_task(self._host(hostname)) for hostname in HOSTS]
+        watch = Watch(lambda query: self._world.database.run(text(query)))
+        tasks.append(asyncio.create_task(watch.watch()))
         try:
             async with asyncio.timeout(30):
-                await asyncio.gather(self._produce(), self._walk())
+                await asyncio.gather(self._produce(), self._produce_workflows(), self._walk())
+                await schedules.pause(self._world.database, _SCHEDULE)
                 self._world.faults = False
                 self._world.bus.loss = 0.0
                 self._history.quiet_since = boottime()
@@ -117,6 +152,7 @@ class Walk:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._history.broken = watch.broken
             await self._world.engine.dispose()
             await self._world.database.close()
         return self._judge()
@@ -160,7 +196,8 @@ class Walk:
     async def _produce(self) -> None:
         for number in range(_JOBS):
             kind = self._world.dice.choice(KINDS)
-            job = enqueue.NewJob(id=new_job_id(), payload="{}", unique_key=f"walk-{number}")
+            tenant = self._world.dice.choice([*_NUMBERS]) if kind == "limited" else None
+            job = NewJob(new_job_id(), "{}", f"walk-{number}", limit_key=tenant)
             self._world.kinds[job.id] = kind
             await enqueue.enqueue(self._world.database, kind, job, publish_after=5.0)
             self._history.tries.append(Try(f"walk-{number}", kind, "ok", str(job.id), boottime()))
@@ -170,10 +207,57 @@ class Walk:
                 await publish.mark(self._world.database, [Sent(job.id, 1, 1, None)])
             await self._world.some_time(0.02)
 
+    async def _prepare(self) -> None:
+        database = self._world.database
+        for key, numbers in _NUMBERS.items():
+            await limits.set_numbers(database, "limited", key, numbers)
+        # Always due: its instants lie in the past.
+        first = (await schedules.database_now(database)).replace(microsecond=0) - 10_000 * _INSTANT
+        new = NewSchedule(_SCHEDULE, "ordinary", "{}", Every(seconds=1), first)
+        await schedules.add(database, new, replace=False)
+
+    async def _produce_workflows(self) -> None:
+        for number in range(_FLOWS):
+            parts, beside, after = (
+                [NewJob(new_job_id(), "{}") for _ in range(members)] for members in (3, 1, 2)
+            )
+            kind = self._world.dice.choice(["growing", "doomed"])
+            first = NewBatch(new_job_id(), "parts", "limited", "cancel", [], parts)
+            second = NewBatch(new_job_id(), "beside", kind, "cancel", [], beside)
+            how = self._world.dice.choice(["cancel", "run"])
+            last = NewBatch(new_job_id(), "after", "ordinary", how, [first.id, second.id], after)
+            workflow, name = new_job_id(), f"flow-{number}"
+            await enqueue_workflow(
+                self._world.database, workflow=workflow, name=name, batches=[first, second, last]
+            )
+            self._history.tries.append(Try(name, WORKFLOW, "ok", str(workflow), boottime()))
+            await self._world.some_time(0.2)
+
+    async def _look_after(self) -> None:
+        """Do what every scan does: wake what may begin, and finish what has ended."""
+        if self._options.looks_after:
+            database = self._world.database
+            for key in await admission.waiting_keys(database):
+                if key.jobs:
+                    await admission.wake(database, worker_id="sweeper", kind=key.kind, keys=[key.key])
+            left = await workflows.left_undone(database)
+            await workflows.advance(database, left.batches, needs=left.needs, workflows=left.workflows)
+        await self._world.some_time(0.1)
+
+    async def _fire(self) -> None:
+        """Fire what is due, which the other one has perhaps done meanwhile."""
+        for due in await schedules.upcoming(self._world.database):
+            await self._world.some_time(0.04)
+            await schedules.fire(
+                self._world.database, due, seen=due.next_at, instant=due.next_at, then=due.next_at + _INSTANT
+            )
+        await self._world.some_time(0.08)
+
     async def _relay(self) -> None:
         await publish.promote(self._world.database, limit=50)
         outgoing = await publish.take_outgoing(self._world.database, limit=50)
         for job in outgoing:
+            self._world.kinds[job.id] = job.kind
             self._world.bus.publish(job.id, job.dispatch)
         if self._world.chance(0.5):
             await asyncio.sleep(0.1)  # a slow relay: its marks come late
@@ -225,9 +309,22 @@ class Walk:
                     self._world.note_resets(
                         await reset.reset_by_operator(self._world.database, seen=seen, reason="told so")
                     )
-            for job_id, _ in (await self._some("queued", "scheduled", "processing"))[:1]:
+            live = self._world.dice.choice([("processing",), ("queued", "scheduled", "processing")])
+            for job_id, _ in (await self._some(*live))[:1]:
                 if self._world.chance(0.5):
                     await self._cancel(job_id)
+            for job_id, _ in (await self._some("failed"))[:1]:
+                with suppress(TransitionRefused):
+                    await control.retry(self._world.database, job_id)
+            if self._world.chance(0.1):
+                await limits.pause(
+                    self._world.database,
+                    "limited",
+                    self._world.dice.choice([*_NUMBERS]),
+                    seconds=0.15,
+                    paused_by="operator",
+                    reason=None,
+                )
         await self._world.some_time(0.04)
 
     async def _cancel(self, job_id: UUID) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import random
 import secrets
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -11,10 +12,22 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from jsworker.core.clock import boottime
+from jsworker.core.errors import OwnershipLost
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
-from jsworker.ownership.transitions import claim, heartbeat, republish, reset, settle, workers
+from jsworker.ownership.transitions import (
+    admission,
+    claim,
+    heartbeat,
+    republish,
+    reset,
+    settle,
+    workers,
+    workflow_control,
+    workflows,
+)
 from jsworker.ownership.transitions.claim import ClaimedJob, RunLimits
+from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
 from jsworker.ownership.transitions.reset import Suspect, TakenBack
 from jsworker.ownership.transitions.settle import Completion, Failure, Return, Settled
 from jsworker.ownership.transitions.workers import WorkerRow
@@ -24,7 +37,8 @@ from tests.faults.workload import EFFECT
 
 HEARTBEAT_SECONDS = 0.08
 STALE_SECONDS = 0.35
-KINDS = ("ordinary", "transactional")
+KINDS = ("ordinary", "transactional", "limited")
+"""Of jobs by themselves; members of batches are also growing or doomed."""
 
 _LIMITS = RunLimits(STALE_SECONDS, None, None, max_attempts=10_000, max_stalls=10_000)
 _PAUSE_SECONDS = (0.2, 0.8)
@@ -81,6 +95,8 @@ class Worker:
         self._hostname = hostname
         self._in_flight: dict[UUID, ClaimedJob] = {}
         self._claiming: set[UUID] = set()
+        # One admission at a time: a read-back would find what another has just been given.
+        self._admitting = asyncio.Lock()
         self._awake = asyncio.Event()
         self._awake.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -200,51 +216,86 @@ class Worker:
             self._world.database, kind=kind, older_than=0.3, limit=3, besides=besides
         ):
             if job not in self._in_flight and job not in self._claiming:
+                self._world.kinds[job] = kind
                 await self._claim(job, None)
 
     async def _claim(self, job: UUID, message: Message | None) -> None:
         self._claiming.add(job)
         try:
-            row = await self._claimed(job, message)
+            if self._world.kinds[job] == "limited":
+                async with self._admitting:
+                    for row in await self._claimed(job, message):
+                        self._adopt(row)
+                return
+            rows = await self._claimed(job, message)
         finally:
             self._claiming.discard(job)
         await self._awake.wait()
-        if row is not None:
+        for row in rows:
             self._adopt(row)
 
-    async def _claimed(self, job: UUID, message: Message | None) -> ClaimedJob | None:
-        """Claim a job; now and then the request or its answer is lost, and then the read-back decides."""
+    async def _claimed(self, job: UUID, message: Message | None) -> list[ClaimedJob]:
+        """Claim a job; now and then the request or its answer is lost, and then the read-back decides.
+
+        What was held of its key before may be claimed in its place.
+        """
         lost_request, lost_answer = self._world.chance(0.08), self._world.chance(0.15)
         claimed: list[ClaimedJob] = []
         if not lost_request:
-            taken = await claim.claim(
-                self._world.database,
-                worker_id=self.id,
-                kind=self._world.kinds[job],
-                ids=[job],
-                limits=_LIMITS,
-            )
-            claimed = taken.claimed
-            self._world.refusals += [f"CLAIM of {refused}" for refused in taken.refused_rows]
+            claimed = await self._taken(job)
         if lost_request or lost_answer:
             if "ack unclear claims" in self._world.habits:
                 if message is not None:
                     self._world.bus.ack(message)
-                return None
+                return []
             if self._world.chance(0.5):  # the read-back is given up: the row may be in nobody's hand
                 if message is not None:
                     self._world.bus.nak(message, 0.05)
-                return None
-            claimed = await claim.read_back(self._world.database, worker_id=self.id, ids=[job])
+                return []
+            claimed = await self._read_back(job)
             if not claimed and message is not None:
                 self._world.bus.nak(message, 0.05)
-                return None
+                return []
         if message is not None:
-            if claimed or not await self._is_queued(job):
+            if any(row.id == job for row in claimed) or not await self._is_queued(job):
                 self._world.bus.ack(message)
             else:
                 self._world.bus.nak(message, 0.02)
-        return claimed[0] if claimed else None
+        return claimed
+
+    async def _taken(self, job: UUID) -> list[ClaimedJob]:
+        how: dict[str, Any] = {"worker_id": self.id, "kind": self._world.kinds[job], "ids": [job]}
+        database = self._world.database
+        if how["kind"] == "limited":
+            taken = await admission.admit(database, **how, limits=_LIMITS, besides=list(self._in_flight))
+        else:
+            taken = await claim.claim(database, **how, limits=_LIMITS)
+        self._world.refusals += [f"CLAIM of {refused}" for refused in taken.refused_rows]
+        return taken.claimed
+
+    async def _read_back(self, job: UUID) -> list[ClaimedJob]:
+        kind = self._world.kinds[job]
+        if kind != "limited":
+            return await claim.read_back(self._world.database, worker_id=self.id, ids=[job])
+        hand = list(self._in_flight)
+        return await claim.read_back_admitted(
+            self._world.database, worker_id=self.id, kind=kind, besides=hand
+        )
+
+    async def _free(self, key: str) -> None:
+        """Claim what is held of a key of which a slot has fallen free."""
+        async with self._admitting:
+            taken = await admission.admit(
+                self._world.database,
+                worker_id=self.id,
+                kind="limited",
+                limits=_LIMITS,
+                keys=[key],
+                most=1,
+                besides=list(self._in_flight),
+            )
+            for row in taken.claimed:
+                self._adopt(row)
 
     async def _is_queued(self, job: UUID) -> bool:
         """Look at a job that a claim did not take: one whose row was locked is not refused."""
@@ -271,7 +322,14 @@ class Worker:
         await self._awake.wait()
         how = self._world.dice.random()
         try:
+            if row.kind == "growing" and self._world.chance(0.7):
+                await self._add_member(row)
             await self._end(row, how if self._world.faults else 1.0)
+            if not self._world.chance(0.3):  # else it dies before it could look after what follows
+                if row.batch_id is not None:
+                    await workflows.advance(self._world.database, [row.batch_id])
+                if row.limit_key is not None:
+                    await self._free(row.limit_key)
         except RowRefused as refused:
             self._world.refusals.append(str(refused))
         finally:
@@ -290,12 +348,27 @@ class Worker:
         elif how < 0.5:
             back = Return(*held, "as it happens")
             self._note(await settle.release(database, worker_id=self.id, runs=[back]), "release")
+        elif row.kind == "doomed":
+            failure = Failure(*held, error="as always", permanent="attempts", delay=0.02)
+            self._note(await settle.fail(database, worker_id=self.id, runs=[failure]), "fail")
         elif row.kind == "transactional":
             await self._complete_in_transaction(row)
         else:
             done = Completion(*held, f'{{"token": {row.fencing_token}}}')
             for _ in range(2 if self._world.chance(0.2) else 1):  # the first answer was lost
                 self._note(await settle.complete(database, worker_id=self.id, runs=[done]), "complete")
+
+    async def _add_member(self, row: ClaimedJob) -> None:
+        new = [NewJob(new_job_id(), "{}")]
+        with suppress(OwnershipLost):
+            await workflow_control.add_members(
+                self._world.database,
+                worker_id=self.id,
+                job_id=row.id,
+                token=row.fencing_token,
+                kind="ordinary",
+                new=new,
+            )
 
     async def _complete_in_transaction(self, row: ClaimedJob) -> None:
         done = Completion(row.id, row.fencing_token, f'{{"token": {row.fencing_token}}}')
