@@ -104,8 +104,7 @@ def servers() -> Iterator[TestServers]:
 def database_url(servers: TestServers) -> Iterator[str]:
     """A database of the test's own, dropped with it: a thousand of them would fill the memory.
 
-    To empty one for the next test would take half the time, a hundredth of a second less; what a test leaves
-    in it would be the next one's.
+    None is emptied for the next test: what a test leaves in it would be the next one's.
     """
     name = f"test_{secrets.token_hex(6)}"
     yield copy_database(servers.postgres, name, TEMPLATE)

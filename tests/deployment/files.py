@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from jsworker.core.settings import Settings, load_settings, unknown_variables
 
@@ -18,6 +19,11 @@ DOWNWARD = {
     "metadata.uid": "c2f7b8f0-6c0e-4d9e-9d4e-0a4a0f4ff3f1",
 }
 """What Kubernetes puts in for a field of the pod."""
+
+
+def read_yaml(text: str) -> Any:
+    """Return the only document of a text, parsed in C: ten times as fast, and each test process begins so."""
+    return yaml.load(text, Loader=yaml.CSafeLoader)
 
 
 def pod(workload: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from tests.deployment.files import KUBERNETES
+from tests.deployment.files import KUBERNETES, read_yaml
 
 Manifest: TypeAlias = dict[str, Any]
 Rendered: TypeAlias = dict[tuple[str, str], Manifest]
@@ -25,7 +25,7 @@ OVERLAYS = ("single", "scale-out")
 
 
 def read_kustomization(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    content: dict[str, Any] = read_yaml((folder / "kustomization.yaml").read_text())
     assert set(content) <= UNDERSTOOD, f"{folder}: {set(content) - UNDERSTOOD} is not understood here"
     return content
 
@@ -53,13 +53,13 @@ def overlay(name: str) -> Rendered:
 
 
 def read_manifests(file: Path) -> list[Manifest]:
-    return list(yaml.safe_load_all(file.read_text()))
+    return list(yaml.load_all(file.read_text(), Loader=yaml.CSafeLoader))
 
 
 def operations(folder: Path, patch: Manifest) -> list[Manifest]:
     """The operations of a JSON patch, which stands in the kustomization or in a file beside it."""
     text = patch["patch"] if "patch" in patch else (folder / patch["path"]).read_text()
-    found: list[Manifest] = yaml.safe_load(text)
+    found: list[Manifest] = read_yaml(text)
     return found
 
 

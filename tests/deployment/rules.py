@@ -10,13 +10,13 @@ from typing import Any
 
 import yaml
 
-from tests.deployment.files import DEPLOY, KUBERNETES
+from tests.deployment.files import DEPLOY, KUBERNETES, read_yaml
 
 TESTS = DEPLOY / "prometheus/rules.test.yaml"
 
 
 def groups() -> list[dict[str, Any]]:
-    manifest = yaml.safe_load((KUBERNETES / "overlays/scale-out/rules.yaml").read_text())
+    manifest = read_yaml((KUBERNETES / "overlays/scale-out/rules.yaml").read_text())
     found: list[dict[str, Any]] = manifest["spec"]["groups"]
     return found
 

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.deployment.files import ROOT, pod, settings_from
+from tests.deployment.files import ROOT, pod, read_yaml, settings_from
 from tests.deployment.nats_servers import get_json, greet, nats_server, replaced
 from tests.deployment.rendering import overlay
 
-COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+COMPOSE: dict[str, Any] = read_yaml((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 
 

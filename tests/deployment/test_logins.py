@@ -14,12 +14,11 @@ from typing import Any
 
 import psycopg
 import pytest
-import yaml
 from psycopg import errors
 
 from jsworker.ownership.queries.server_report import read_missing_rights
 from jsworker.ownership.upgrading import upgrade_database
-from tests.deployment.files import DEPLOY, ROOT, container, given_variables, pod
+from tests.deployment.files import DEPLOY, ROOT, container, given_variables, pod, read_yaml
 from tests.deployment.nats_servers import single_server
 from tests.deployment.rendering import OVERLAYS, Manifest, Rendered, overlay, read_manifests, render
 from tests.ownership.calls import opened
@@ -30,7 +29,7 @@ from tests.support.servers import TestServers, as_role
 RENDERED = {name: overlay(name) for name in OVERLAYS}
 SINGLE = RENDERED["single"]
 (CLUSTER,) = read_manifests(DEPLOY / "postgres/cluster.yaml")
-VALUES: dict[str, Any] = yaml.safe_load((DEPLOY / "nats/helm-values.yaml").read_text())
+VALUES: dict[str, Any] = read_yaml((DEPLOY / "nats/helm-values.yaml").read_text())
 GUIDE = (ROOT / "docs/kubernetes.md").read_text()
 LOGINS = {
     "worker": "jsworker_worker",

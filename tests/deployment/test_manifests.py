@@ -5,10 +5,9 @@ from typing import Any
 
 import kubernetes_validate  # type: ignore[import-untyped] # it brings no types
 import pytest
-import yaml
 
 from tests.deployment.custom_resources import KEDA_CHART, NATS_CHART, check, shape_of
-from tests.deployment.files import DEPLOY, KUBERNETES, container, pod
+from tests.deployment.files import DEPLOY, KUBERNETES, container, pod, read_yaml
 from tests.deployment.rendering import OVERLAYS, Manifest, overlay, read_manifests, render
 from tests.deployment.shapes import Path, Shape
 
@@ -23,8 +22,8 @@ EACH = {
     for where, manifests in RENDERED.items()
     for manifest in manifests
 }
-VALUES: dict[str, Any] = yaml.safe_load((DEPLOY / "nats/helm-values.yaml").read_text())
-KEDA_VALUES: dict[str, Any] = yaml.safe_load((DEPLOY / "keda/helm-values.yaml").read_text())
+VALUES: dict[str, Any] = read_yaml((DEPLOY / "nats/helm-values.yaml").read_text())
+KEDA_VALUES: dict[str, Any] = read_yaml((DEPLOY / "keda/helm-values.yaml").read_text())
 WORKLOADS = [name for name, manifest in EACH.items() if manifest["kind"] in ("StatefulSet", "Job")]
 
 

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.deployment.files import DEPLOY, container, own_variables, pod
+from tests.deployment.files import DEPLOY, container, own_variables, pod, read_yaml
 from tests.deployment.nats_servers import expanded, get_json, greet, nats_server, single_server
 from tests.deployment.rendering import overlay
 
-VALUES: dict[str, Any] = yaml.safe_load((DEPLOY / "nats/helm-values.yaml").read_text())
+VALUES: dict[str, Any] = read_yaml((DEPLOY / "nats/helm-values.yaml").read_text())
 SINGLE = overlay("single")
 SCALE_OUT = overlay("scale-out")
 PERMISSIONS = (DEPLOY / "nats/permissions.conf").read_text()

@@ -8,13 +8,12 @@ from typing import Any, cast
 
 import psycopg
 import pytest
-import yaml
 from psycopg.rows import DictRow
 from psycopg.sql import SQL, Identifier, Literal
 
 from jsworker.embedded import EmbeddedPostgres
 from jsworker.ownership.database import Database
-from tests.deployment.files import DEPLOY, ROOT, container, own_variables, pod, settings_from
+from tests.deployment.files import DEPLOY, ROOT, container, own_variables, pod, read_yaml, settings_from
 from tests.deployment.rendering import overlay, read_manifests
 from tests.ownership.rows import ago, insert_job
 from tests.security.guarded import apply_roles
@@ -109,7 +108,7 @@ def test_keda_logs_in_to_count_and_checks_whom_it_asks() -> None:
 
 
 def test_keda_has_the_authority_of_the_database() -> None:
-    values = yaml.safe_load((DEPLOY / "keda/helm-values.yaml").read_text())
+    values = read_yaml((DEPLOY / "keda/helm-values.yaml").read_text())
     (variable,) = values["env"]
     (volume,) = values["volumes"]["keda"]["extraVolumes"]
     (mount,) = values["volumes"]["keda"]["extraVolumeMounts"]

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import psycopg
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL, Composed, Identifier
 
 from jsworker.embedded import EmbeddedNats, EmbeddedPostgres
 from jsworker.embedded.resources import LOOPBACK
@@ -56,6 +56,22 @@ def _delete_leftovers(parent: Path) -> None:
 class ThrowawayPostgres(EmbeddedPostgres):
     """A PostgreSQL whose databases are made, whose crash is feigned and whose data are deleted by tests."""
 
+    _administration: psycopg.Connection | None = None
+
+    def start(self) -> None:
+        """Start the server, to which no connection leads any more."""
+        self._disconnect()
+        super().start()
+
+    def administer(self, statement: Composed) -> None:
+        """Run a statement as the superuser, on a connection that is kept for the next one.
+
+        A connection of its own would double the work of making and dropping a database.
+        """
+        if self._administration is None:
+            self._administration = psycopg.connect(self.url, autocommit=True)
+        self._administration.execute(statement)
+
     def create_database(self, name: str, template: str | None = None) -> str:
         """Create an empty database, or a copy of one without connections to it, and return its URL."""
         statement = SQL("CREATE DATABASE {} TEMPLATE {}")
@@ -76,8 +92,14 @@ class ThrowawayPostgres(EmbeddedPostgres):
 
     def discard(self) -> None:
         """End the server and delete its folder."""
+        self._disconnect()
         self.kill()
         shutil.rmtree(self.data, ignore_errors=True)
+
+    def _disconnect(self) -> None:
+        if self._administration is not None:
+            self._administration.close()
+            self._administration = None
 
 
 def let_everybody_in(server: EmbeddedPostgres) -> None:
@@ -92,25 +114,20 @@ def as_role(url: str, role: str) -> str:
     return urlsplit(url)._replace(netloc=f"{role}@{urlsplit(url).netloc.rpartition('@')[2]}").geturl()
 
 
-def copy_database(postgres: EmbeddedPostgres, name: str, template: str) -> str:
+def copy_database(postgres: ThrowawayPostgres, name: str, template: str) -> str:
     """Copy a database file by file and return the copy's URL.
 
     Half the work of PostgreSQL's own way, which logs each page; the checkpoint that it needs costs nothing
     without fsync.
     """
-    with psycopg.connect(postgres.url, autocommit=True) as connection:
-        connection.execute(
-            SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY").format(
-                Identifier(name), Identifier(template)
-            )
-        )
+    statement = SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY")
+    postgres.administer(statement.format(Identifier(name), Identifier(template)))
     return postgres.database_url(name)
 
 
-def drop_database(postgres: EmbeddedPostgres, name: str) -> None:
+def drop_database(postgres: ThrowawayPostgres, name: str) -> None:
     """Drop a database and end its connections."""
-    with psycopg.connect(postgres.url, autocommit=True) as connection:
-        connection.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))
+    postgres.administer(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))
 
 
 @dataclass(frozen=True)
