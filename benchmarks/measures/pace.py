@@ -27,6 +27,8 @@ _ADMITTED = """
 SELECT extract(epoch FROM claimed_at)::double precision FROM jsworker.jobs
 WHERE claimed_at IS NOT NULL ORDER BY claimed_at
 """
+# A bucket that was never full again: each job has moved that instant on by a step.
+_FULL_AT = "SELECT extract(epoch FROM full_at)::double precision FROM jsworker.limits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +75,12 @@ async def _enqueue(variables: Mapping[str, str], seconds: int) -> None:
 
 def _admitted(url: str, seconds: int) -> Admitted:
     with psycopg.connect(url) as connection:
+        [[full_at]] = connection.execute(_FULL_AT)
         times = [float(row[0]) for row in connection.execute(_ADMITTED)]
     counts = Counter(int(at - times[0]) for at in times)
     step = _RATE.per / _RATE.number
-    due = [times[0] + (n + 1) * step for n in range(len(times) - _RATE.number)]
+    began = full_at - step * len(times)
+    due = [began + (n + 1) * step for n in range(len(times) - _RATE.number)]
     late = [1000 * (at - token) for at, token in zip(times[_RATE.number :], due, strict=True)]
     return Admitted([counts[second] for second in range(seconds)], late)
 
