@@ -19,6 +19,9 @@ MODULES = MappingProxyType(
         "h": "memory",
         "i": "pgbouncer",
         "j": "retention",
+        "k": "flow_control",
+        "l": "held_rows",
+        "m": "pace",
     }
 )
 """Letter and module; a module tells its title itself."""

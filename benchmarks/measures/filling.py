@@ -34,6 +34,40 @@ SELECT uuidv7(), %(kind)s,
 FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n
 """
 
+# What admission leaves of jobs whose key rests.
+_HELD_BY_KEY = """
+INSERT INTO jsworker.jobs (id, kind, payload, status, dispatch, queued_at, limit_key, held_by, held_at)
+SELECT uuidv7(), %(kind)s, jsonb_build_object('tenant', 'acme', 'n', n),
+  'scheduled', 1, clock_timestamp(), 'acme', 'paused', clock_timestamp()
+FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n
+"""
+_PAUSED = """
+INSERT INTO jsworker.limits (kind, key, paused_at, paused_by, reason)
+VALUES (%(kind)s, 'acme', clock_timestamp(), 'bench', 'measured beside others')
+"""
+
+# Workflows as a client enqueues them: a first job, here due in a year, and ten batches that need it.
+_WORKFLOW = """
+WITH workflow AS (
+  INSERT INTO jsworker.workflows (id, name) VALUES (uuidv7(), 'bench') RETURNING id
+), node AS (
+  INSERT INTO jsworker.batches (id, workflow, name, kind, place)
+  SELECT uuidv7(), workflow.id, 'node-' || place, %(kind)s, place
+  FROM workflow CROSS JOIN generate_series(0, 10) AS place RETURNING id, place
+), first AS (
+  INSERT INTO jsworker.jobs (id, kind, payload, status, run_at, batch_id)
+  SELECT uuidv7(), %(kind)s, '{}', 'scheduled', clock_timestamp() + interval '1 year', id FROM node WHERE place = 0
+)
+INSERT INTO jsworker.batch_needs (batch, needs)
+SELECT later.id, first.id FROM node AS later JOIN node AS first ON first.place = 0 AND later.place > 0
+"""
+_HELD_BY_NEEDS = """
+INSERT INTO jsworker.jobs (id, kind, payload, status, held_by, held_at, batch_id)
+SELECT uuidv7(), %(kind)s, jsonb_build_object('n', n), 'scheduled', 'needs', clock_timestamp(), b.id
+FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n
+JOIN jsworker.batches AS b ON b.kind = %(kind)s AND b.place = 1 + (n - 1) * 10 / %(total)s
+"""
+
 
 def fill_finished(url: str, rows: int, *, kind: str, show: Callable[[str], None]) -> None:
     """Put finished jobs into the table and leave it as autovacuum would."""
@@ -45,16 +79,30 @@ def fill_queued(url: str, rows: int, *, kind: str, show: Callable[[str], None]) 
     _fill(url, _QUEUED, rows, kind, show)
 
 
+def fill_held_by_key(url: str, rows: int, *, kind: str, show: Callable[[str], None]) -> None:
+    """Put jobs into the table that are held by one key, which is paused."""
+    _fill(url, _HELD_BY_KEY, rows, kind, show, first=_PAUSED)
+
+
+def fill_held_by_needs(url: str, rows: int, *, kind: str, show: Callable[[str], None]) -> None:
+    """Put jobs into the table that are held in ten batches of a workflow, whose first job is not due."""
+    _fill(url, _HELD_BY_NEEDS, rows, kind, show, first=_WORKFLOW)
+
+
 def vacuum(url: str) -> None:
     """Do what autovacuum would, now."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("VACUUM (ANALYZE) jsworker.jobs")
 
 
-def _fill(url: str, statement: str, rows: int, kind: str, show: Callable[[str], None]) -> None:
+def _fill(
+    url: str, statement: str, rows: int, kind: str, show: Callable[[str], None], *, first: str = ""
+) -> None:
     with psycopg.connect(url, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection:
-        for first in range(1, rows + 1, _CHUNK):
-            show(f"filling the table: {first - 1:,} of {rows:,} rows")
-            values = {"kind": kind, "total": rows, "first": first, "last": min(first + _CHUNK - 1, rows)}
+        if first:
+            connection.execute(first.encode(), {"kind": kind})
+        for begin in range(1, rows + 1, _CHUNK):
+            show(f"filling the table: {begin - 1:,} of {rows:,} rows")
+            values = {"kind": kind, "total": rows, "first": begin, "last": min(begin + _CHUNK - 1, rows)}
             connection.execute(statement.encode(), values)
     vacuum(url)

@@ -56,7 +56,7 @@ async def publish_all(variables: Mapping[str, str]) -> None:
 
         async def all_published() -> bool:
             await client.publish_pending()
-            return await _is_false(variables["JSWORKER_DATABASE_URL"], waiting)
+            return await is_false(variables["JSWORKER_DATABASE_URL"], waiting)
 
         await until(all_published)
 
@@ -67,7 +67,7 @@ async def wait_until_finished(url: str, first: UUID, *, seconds: float = 600.0) 
     Raises:
         TimeoutError: it took too long.
     """
-    await until(lambda: _is_false(url, _UNFINISHED, first), seconds=seconds)
+    await until(lambda: is_false(url, _UNFINISHED, first), seconds=seconds)
 
 
 def finished_per_second(url: str, *, first: UUID = _FIRST_OF_ALL, since: float = 0.0) -> float:
@@ -120,7 +120,7 @@ def _worker(variables: Mapping[str, str], target: str, listed_at: str | None) ->
 
         async def is_registered() -> bool:
             supervisor.check()
-            return await _is_false(listed_at or "", registered, f"{name}-")
+            return await is_false(listed_at or "", registered, f"{name}-")
 
         asyncio.run(until(is_registered, seconds=_START_SECONDS))
         yield
@@ -172,7 +172,8 @@ async def until(is_so: Callable[[], Awaitable[bool]], *, seconds: float = 600.0)
             await asyncio.sleep(_POLL_SECONDS)
 
 
-async def _is_false(url: str, query: str, *values: Any) -> bool:
+async def is_false(url: str, query: str, *values: Any) -> bool:
+    """Return whether the one value of a statement is false."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         row = await (await connection.execute(query.encode(), values)).fetchone()
     return row is not None and not row[0]

@@ -476,6 +476,24 @@ class TestRates:
         sql.execute("UPDATE jsworker.limits SET full_at = full_at - interval '1441 s' WHERE key = %s", [KEY])
         assert set(await admitted(database, keys=[KEY], most=5)) == set(ids[6:])
 
+    async def test_the_instant_of_the_next_token_is_known_while_others_are_there(
+        self, database: Database, sql: Sql
+    ) -> None:
+        await limited(database, None, 5, 3600.0)
+        await admit(database, queued(sql, 2))
+        sql.execute("UPDATE jsworker.limits SET full_at = full_at - interval '100 s' WHERE key = %s", [KEY])
+        held(sql, 4)
+        [key] = await admission.waiting_keys(database)
+        assert key.jobs == 3
+        assert key.seconds is not None
+        assert 500 < key.seconds <= 620
+
+    async def test_what_waits_for_a_slot_waits_for_no_token(self, database: Database, sql: Sql) -> None:
+        await limited(database, 2, 100, 3600.0)
+        await admit(database, queued(sql, 3))
+        [key] = await admission.waiting_keys(database)
+        assert (key.jobs, key.seconds) == (0, None)
+
     async def test_a_clock_that_went_back_costs_a_span_at_most(self, database: Database, sql: Sql) -> None:
         await limited(database, None, 5, 3600.0)
         await admit(database, queued(sql, 1))

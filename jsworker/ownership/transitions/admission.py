@@ -66,7 +66,8 @@ SELECT l.kind, l.key, x.paused, x.max_running, x.rate, x.per, x.running, r.step,
   CASE WHEN x.paused THEN 'paused' WHEN x.max_running - x.running <= coalesce(r.tokens, 0)
     OR r.tokens IS NULL THEN 'limit' ELSE 'rate' END AS held_by,
   CASE WHEN x.paused THEN extract(epoch FROM x.until - x.now)
-    WHEN r.tokens < 1 THEN extract(epoch FROM r.full_at - x.now) + r.step - x.per END AS seconds
+    WHEN r.tokens < 1 OR x.max_running IS NULL OR r.tokens < x.max_running - x.running
+      THEN extract(epoch FROM r.full_at - x.now) + (r.tokens + 1) * r.step - x.per END AS seconds
 FROM ({keys}) AS k(kind, key)
 LEFT JOIN jsworker.limits AS l ON l.kind = k.kind AND l.key = k.key{locked}
 LEFT JOIN jsworker.limits AS d ON d.kind = k.kind AND d.key = ''
@@ -262,7 +263,7 @@ SELECT row.id FROM unnest(CAST(:keys AS text[])) AS k(key) CROSS JOIN LATERAL (
 
 
 class WaitingKey(NamedTuple):
-    """A key of which jobs are held: how many may begin now, and in how many seconds one may that may not yet.
+    """A key of which jobs are held: how many may begin now, and in how many seconds one more may.
 
     None: when a slot falls free, or an operator resumes it. ``step``: seconds between two tokens of its rate.
     """

@@ -20,9 +20,13 @@ from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.intake import Consumer, KindState
 from jsworker.worker.pipeline.kinds import numbers_of
 
-_SHORTEST_WAIT_SECONDS: Final = 0.02
-_SPREAD_SECONDS: Final = 0.02
-"""By which workers look after a token has come back."""
+_SHORTEST_WAIT_SECONDS: Final = 0.01
+_SOON_SECONDS: Final = 0.02
+"""Until a look that is for no single token."""
+_EARLY_SECONDS: Final = 0.002
+"""By which a timer may fire too early."""
+_OTHERS_SECONDS: Final = 0.05
+"""For which a token is left to the worker that took the one before."""
 _REST: Final = 4.0
 """Times the length of a look: with very many keys tokens wait for that."""
 _MOST_PAGES: Final = 10
@@ -112,7 +116,7 @@ class Admissions:
 
     def look_soon(self) -> None:
         """Begin a step within a moment: a job waits for an instant that the last step did not know."""
-        self._wake_in(0.0)
+        self._wake_in(_spread(_SOON_SECONDS))
 
     def close(self) -> None:
         """Begin no step by itself any more."""
@@ -125,10 +129,13 @@ class Admissions:
         consumer = self._consumers.get(key.kind)
         if consumer is not None and key.step is not None:
             consumer.state.is_rated = True
-        if key.jobs == 0:
-            return key.seconds
-        # What may begin is claimed now, which spends all its tokens. Those of other kinds look after theirs.
-        return None if consumer is None else key.step
+        if key.seconds is None or (consumer is None and key.jobs > 0):
+            return None  # those of other kinds are woken now, and whoever claims them looks after the next ones
+        if key.step is not None and key.step < _SHORTEST_WAIT_SECONDS:
+            return _spread(_SOON_SECONDS)
+        # Who takes a token looks after the next one to the moment. The others look if it does not come: else
+        # each token would cost a look of every worker.
+        return key.seconds if key.jobs > 0 else key.seconds + _spread(_OTHERS_SECONDS)
 
     async def _free(self, ready: Sequence[tuple[str, str]]) -> None:
         of_others: defaultdict[str, list[str]] = defaultdict(list)
@@ -156,8 +163,11 @@ class Admissions:
     def _wake_in(self, seconds: float) -> None:
         """Begin a step in so many seconds, unless one begins sooner."""
         loop = asyncio.get_running_loop()
-        spread = random.uniform(0, _SPREAD_SECONDS)  # noqa: S311 -- spreads load, hides nothing
-        at = loop.time() + max(seconds, _SHORTEST_WAIT_SECONDS, self._rest) + spread
+        at = loop.time() + max(seconds + _EARLY_SECONDS, _SHORTEST_WAIT_SECONDS, self._rest)
         if self._timer is None or at < self._timer.when():
             self.close()
             self._timer = loop.call_at(at, self._wake)
+
+
+def _spread(seconds: float) -> float:
+    return seconds * random.uniform(1, 2)  # noqa: S311 -- spreads load, hides nothing
