@@ -56,7 +56,8 @@ WITH workflow AS (
   FROM workflow CROSS JOIN generate_series(0, 10) AS place RETURNING id, place
 ), first AS (
   INSERT INTO jsworker.jobs (id, kind, payload, status, run_at, batch_id)
-  SELECT uuidv7(), %(kind)s, '{}', 'scheduled', clock_timestamp() + interval '1 year', id FROM node WHERE place = 0
+  SELECT uuidv7(), %(kind)s, '{}', 'scheduled', clock_timestamp() + interval '1 year', id
+  FROM node WHERE place = 0
 )
 INSERT INTO jsworker.batch_needs (batch, needs)
 SELECT later.id, first.id FROM node AS later JOIN node AS first ON first.place = 0 AND later.place > 0

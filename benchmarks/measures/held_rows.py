@@ -1,4 +1,4 @@
-"""(l) What plain jobs notice of many held ones: of a key that rests, and of batches whose needs have not ended."""
+"""(l) What plain jobs notice of many held ones: of a key that rests, of batches with open needs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,7 +73,8 @@ def _figures(measured: Mapping[str, _Measured]) -> list[Figure]:
             (f"start p99 at {_PER_SECOND:g}/s", "ms", values.p99s, without.p99s),
         ):
             more = unit == "jobs/s"
-            figures.append(Figure(LETTER, f"{name}, {table}", JSWORKER, unit, tuple(own), more_is_better=more))
+            what = f"{name}, {table}"
+            figures.append(Figure(LETTER, what, JSWORKER, unit, tuple(own), more_is_better=more))
             if values is not without:
                 figures.append(_ratio(f"{name}, {table} ÷ {_NONE}", own, reference, more_is_better=more))
     return figures

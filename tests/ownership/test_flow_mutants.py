@@ -160,7 +160,7 @@ MUTANTS = (
     ),
     FlowMutant(
         "WAKE without sweep",
-        in_module(admission, "WAITING_KEYS", (admission._HELD, "false")),
+        in_module(admission, "WAITING_KEYS", (admission.HELD, "false")),
         (_WAKE.test_what_its_owner_did_not_live_to_wake_is_found_by_a_scan,),
         r"\('scheduled', 'limit'\)",
     ),

@@ -84,7 +84,7 @@ async def test_a_jobs_pause_neither_shortens_nor_replaces_another(database: Data
 
 async def test_the_numbers_of_a_key_are_not_those_of_its_kind(database: Database, sql: Sql) -> None:
     await limits.set_numbers(database, KIND, KEY, Numbers(1))
-    assert await limits.of_kinds(database, [KIND]) == {}
+    assert (await looks.due(database, [KIND])).limits == {}
 
 
 async def test_pauses_that_have_ended_are_none(database: Database, sql: Sql) -> None:

@@ -130,7 +130,7 @@ class Admissions:
         if consumer is not None and key.step is not None:
             consumer.state.is_rated = True
         if key.seconds is None or (consumer is None and key.jobs > 0):
-            return None  # those of other kinds are woken now, and whoever claims them looks after the next ones
+            return None  # those of other kinds are woken now; who claims them looks after the next ones
         if key.step is not None and key.step < _SHORTEST_WAIT_SECONDS:
             return _spread(_SOON_SECONDS)
         # Who takes a token looks after the next one to the moment. The others look if it does not come: else
