@@ -75,7 +75,7 @@ class KindLimits(NamedTuple):
     is_paused: bool
 
 
-class Due(NamedTuple):
+class TickFindings(NamedTuple):
     """Whether any job is due to be promoted or published; and the limits of kinds, without those that have none."""
 
     to_promote: bool
@@ -92,12 +92,14 @@ class LeftToDo(NamedTuple):
     in_workflows: bool
 
 
-async def due(database: Database, kinds: Collection[str], *, within: float | None = None) -> Due:
+async def due(database: Database, kinds: Collection[str], *, within: float | None = None) -> TickFindings:
     """Look for jobs that became due within so many seconds (None: ever), and read the limits of kinds."""
     values = {"kinds": list(kinds), "within": _EVER if within is None else within}
     rows = await database.run_by_key(DUE, values)
     to_promote, to_publish = rows[0][:2]
-    return Due(to_promote, to_publish, {kind: KindLimits(*known) for _, _, kind, *known in rows if kind})
+    return TickFindings(
+        to_promote, to_publish, {kind: KindLimits(*known) for _, _, kind, *known in rows if kind}
+    )
 
 
 async def left_to_do(database: Database, *, seconds: float | None = None) -> LeftToDo:

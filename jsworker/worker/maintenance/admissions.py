@@ -17,8 +17,8 @@ from jsworker.ownership.transitions.admission import WaitingKey
 from jsworker.ownership.transitions.limits import Numbers
 from jsworker.ownership.transitions.looks import KindLimits
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.pipeline.intake import Consumer, KindState
-from jsworker.worker.pipeline.kinds import numbers_of
+from jsworker.worker.pipeline.intake import Consumer
+from jsworker.worker.pipeline.kinds import KindState, numbers_of
 
 _SHORTEST_WAIT_SECONDS: Final = 0.01
 _SOON_SECONDS: Final = 0.02

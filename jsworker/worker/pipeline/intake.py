@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -17,16 +17,16 @@ from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import admission, waiting_keys
 from jsworker.ownership.transitions import claim as claims
 from jsworker.ownership.transitions.claim import ClaimedJob, RefusedJob, Taken
-from jsworker.ownership.transitions.heartbeat import Held
-from jsworker.ownership.transitions.reset import Reset, Suspect
+from jsworker.ownership.transitions.reset import Suspect
 from jsworker.stream.message import Delivery, Undecodable, consumer_of
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.dead_letters import DeadLetters
 from jsworker.worker.pipeline.in_flight import Claiming, Run, StopReason
-from jsworker.worker.pipeline.kinds import Kind
+from jsworker.worker.pipeline.kinds import Kind, KindState
 from jsworker.worker.pipeline.slots import Slots
+from jsworker.worker.pipeline.unclear_claims import read_back
 from jsworker.worker.quiet_phases import QuietPhases
-from jsworker.worker.recovery.resets import report_resets
+from jsworker.worker.recovery.resets import report_taken_over
 from jsworker.worker.recovery.sweeper import LateRows
 
 _MOST_AT_ONCE = 500
@@ -40,19 +40,6 @@ _LOCKED_TRIES = 40  # of a locked row, soon; a relay that marks it holds the loc
 _LOCKED_LONGEST_DELAY = 60.0
 _NO_ROW_DELAY = 5.0
 _NO_ROW_SECONDS = 60.0  # a message may overtake its row's commit by this much, not by more
-
-
-class KindState:
-    """What the table says of a kind: whether keys are counted, have rates, and rest. Its lanes share it."""
-
-    def __init__(self, kind: Kind) -> None:
-        self.is_limited = kind.processor.limit is not None or kind.processor.rate is not None
-        self.is_counted = False  # runs that were claimed without admission take slots, too
-        self.plain_claims = 0  # on their way, without admission
-        self.is_rated = kind.processor.rate is not None
-        self.is_paused = False
-        self.admitting = asyncio.Lock()
-        self.freed_meanwhile: set[str] = set()  # keys that fell free while claims were undecided
 
 
 class Consumer:
@@ -366,7 +353,7 @@ class Consumer:
                 self._context.health.failed(error)
             if ids and not seen:
                 self._batches.limit = max(1, min(self._batches.limit, len(ids)) // 2)
-            taken = Taken(await self._read_back(ids, besides), {})
+            taken = Taken(await read_back(self._context, self.kind.name, ids, besides), {})
             self._put_off(set(ids).difference(row.id for row in taken.claimed))
         else:
             self._context.health.answered()
@@ -376,56 +363,13 @@ class Consumer:
                 await self._context.refused_rows.note("claim", taken.refused_rows.items())
             self._put_off(taken.refused_rows, _REFUSED_DELAY)
         if seen:
-            self._report_stalled(taken.claimed, seen)
+            report_taken_over(taken.claimed, seen, events=self._context.events)
+            self._late.taken_back(job.id for job in taken.claimed)
         # A row's last sign of life is as old as the claim, at most.
         now = boottime()
         # Admission finds jobs by itself. One whose earlier run has not ended here is released as an orphan.
         fresh = [row for row in taken.claimed if row.id not in self._in_flight.runs]
         return [self._adopt_row(row, started, now, quiet) for row in fresh]
-
-    async def _read_back(
-        self, ids: Sequence[UUID], besides: Collection[UUID] | None = None
-    ) -> list[ClaimedJob]:
-        """Find out what an unclear claim has claimed; nothing if the database is silent for long.
-
-        Until then the ids stay in flight, so that no other message starts a second claim of them. What did
-        commit after all is an orphaned claim, which the heartbeat finds and releases, perhaps just now.
-        """
-        context, found, over = self._context, list[ClaimedJob](), set[Held]()
-        worker_id, in_flight = context.worker_id, self._in_flight
-        read_back = partial(claims.read_back, context.database, worker_id=worker_id, ids=ids)
-        if besides is not None:
-            of_kind = partial(claims.read_back_admitted, kind=self.kind.name, besides=besides)
-            read_back = partial(of_kind, context.database, worker_id=worker_id)
-
-        async def ask() -> list[ClaimedJob]:
-            # The answer may be older than the end of a release.
-            over.update(in_flight.releasing, in_flight.unsettled)
-            return await read_back()
-
-        with suppress(TimeoutError):
-            async with asyncio.timeout(2 * context.settings.statement_timeout):
-                found = await context.health.until_answered(ask)
-        over.update(in_flight.releasing, in_flight.unsettled)
-        return [row for row in found if (row.id, row.fencing_token) not in over]
-
-    def _report_stalled(self, claimed: Collection[ClaimedJob], seen: Iterable[Suspect]) -> None:
-        owners = {row.id: row.worker_id for row in seen}
-        stalled = [
-            Reset(
-                id=job.id,
-                kind=job.kind,
-                status="processing",
-                fencing_token=job.fencing_token - 1,
-                dispatch=job.dispatch,
-                owner=owners[job.id],
-                counted=True,
-                stalls=job.stalls,
-            )
-            for job in claimed
-        ]
-        report_resets(stalled, cause="stale", events=self._context.events)
-        self._late.taken_back(job.id for job in claimed)
 
     def _claim_again(self, job_id: UUID) -> None:
         """Claim a job again whose row is locked, soon or ever later; many of them leave room to others."""

@@ -1,5 +1,6 @@
 """The kinds a worker works on: processors, with the limits that their classes leave to the settings."""
 
+import asyncio
 import importlib
 import inspect
 import sys
@@ -61,6 +62,19 @@ class Kind:
             stale_after=None if stale_after is None else stale_after + seconds,
             crash_after=None if crash_after is None else crash_after + seconds,
         )
+
+
+class KindState:
+    """What the table says of a kind: whether keys are counted, have rates, and rest. Its lanes share it."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.is_limited = kind.processor.limit is not None or kind.processor.rate is not None
+        self.is_counted = False  # runs that were claimed without admission take slots, too
+        self.plain_claims = 0  # on their way, without admission
+        self.is_rated = kind.processor.rate is not None
+        self.is_paused = False
+        self.admitting = asyncio.Lock()
+        self.freed_meanwhile: set[str] = set()  # keys that fell free while claims were undecided
 
 
 def resolve_kinds(

@@ -22,8 +22,8 @@ from jsworker.worker.maintenance.dead_letters import DeadLetters
 from jsworker.worker.pipeline import outcomes, run_reports
 from jsworker.worker.pipeline.attempt import forget_cancellation, judged, open_job, process_job
 from jsworker.worker.pipeline.in_flight import Phase, Run
-from jsworker.worker.pipeline.intake import Consumer, KindState
-from jsworker.worker.pipeline.kinds import Kind
+from jsworker.worker.pipeline.intake import Consumer
+from jsworker.worker.pipeline.kinds import Kind, KindState
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Lost, Outcome
 from jsworker.worker.pipeline.run_ownership import fetch_content
 from jsworker.worker.pipeline.run_writes import LeaseServices

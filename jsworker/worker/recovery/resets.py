@@ -13,7 +13,8 @@ from jsworker.core.events import Events
 from jsworker.ownership.database import Database
 from jsworker.ownership.schema import FINAL
 from jsworker.ownership.transitions import reset, workers
-from jsworker.ownership.transitions.reset import Reset, TakenBack, take_unreported
+from jsworker.ownership.transitions.claim import ClaimedJob
+from jsworker.ownership.transitions.reset import Reset, Suspect, TakenBack, take_unreported
 from jsworker.ownership.transitions.workflows import batches_of
 from jsworker.worker.supervision import DeadOwner
 
@@ -165,3 +166,22 @@ def report_resets(resets: Collection[Reset], *, cause: str, events: Events) -> N
             counted=sum(job.counted for job in resets),
             to=dict(Counter(job.status for job in resets)),
         )
+
+
+def report_taken_over(claimed: Collection[ClaimedJob], seen: Collection[Suspect], *, events: Events) -> None:
+    """Emit the events of jobs that were claimed straight from owners who had been seen silent."""
+    owners = {row.id: row.worker_id for row in seen}
+    stalled = [
+        Reset(
+            id=job.id,
+            kind=job.kind,
+            status="processing",
+            fencing_token=job.fencing_token - 1,
+            dispatch=job.dispatch,
+            owner=owners[job.id],
+            counted=True,
+            stalls=job.stalls,
+        )
+        for job in claimed
+    ]
+    report_resets(stalled, cause="stale", events=events)
