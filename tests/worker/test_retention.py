@@ -112,7 +112,7 @@ class TestWorker:
         running = await start(scripted(echo), with_settings=make_settings(retention="none"))
         components = running.worker._components
         assert components.retention._task is None
-        await rounds_pass(count_rounds(components.relay), 5)
+        await rounds_pass(count_rounds(components.looks), 5)
         assert await rows.value(LEFT) == 1
 
     @pytest.mark.usefixtures("one_pass_after_the_other")
@@ -144,7 +144,7 @@ class TestWorker:
 
         await eventually(ended)
         await rows.query(OLD_JOBS, 1)
-        await rounds_pass(count_rounds(components.relay), 5)
+        await rounds_pass(count_rounds(components.looks), 5)
         assert await rows.value(LEFT) == 1
         gate.open()
 

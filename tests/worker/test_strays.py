@@ -142,6 +142,13 @@ async def test_and_again_at_once_while_somebody_locks_the_row(
 ) -> None:
     running = await start(scripted(echo))
     heartbeat, beats = running.worker._components.heartbeat, count_rounds(running.worker._components.beats)
+
+    async def no_longer_doubts() -> None:
+        assert not heartbeat._is_doubtful()
+
+    await eventually(no_longer_doubts)
+    await rounds_pass(beats, 1)
+    heartbeat._look_at = math.inf  # a look would take the row back before it is locked
     job = await client.enqueue(KIND, {}, delay=3600.0)
     await rows.query(
         "UPDATE jsworker.jobs SET status = 'processing', worker_id = %s, fencing_token = 1, attempts = 1, "
@@ -150,11 +157,6 @@ async def test_and_again_at_once_while_somebody_locks_the_row(
         running.worker.id,
         job.id,
     )
-
-    async def no_longer_doubts() -> None:
-        assert not heartbeat._is_doubtful()
-
-    await eventually(no_longer_doubts)
     async with rows.connection.transaction():
         await rows.query("SELECT FROM jsworker.jobs WHERE id = %s FOR UPDATE", job.id)
         heartbeat._look_at = -math.inf  # the routine look, and no other comes
