@@ -101,7 +101,7 @@ bench: $(VENV)/.project ## Measure throughput, enqueueing and latency beside the
 	$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) --json docs/benchmarks.json --chart docs $(ARGS)
 	$(BIN)/python -m benchmarks.document docs/benchmarks.json docs/performance.md
 
-bench-full: $(VENV)/.project ## Measure everything: growth, costs, memory, PgBouncer (Debian package: pgbouncer), retention. About an hour.
+bench-full: $(VENV)/.project ## Measure everything: growth, costs, memory, PgBouncer (Debian package: pgbouncer), retention, flow control. Over an hour.
 	$(BIN)/pytest -m slow tests/benchmarks
 	$(BIN)/python -m benchmarks --full --json docs/benchmarks.json --chart docs $(ARGS)
 	$(BIN)/python -m benchmarks.document docs/benchmarks.json docs/performance.md

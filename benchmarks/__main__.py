@@ -82,7 +82,7 @@ def _draw(console: Console, path: Path, folder: Path) -> None:
 def _options(arguments: Sequence[str] | None) -> Any:
     parser = _Parser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", type=_letters, metavar="LETTERS", help=_letters_help())
-    parser.add_argument("--full", action="store_true", help="every measure; about an hour")
+    parser.add_argument("--full", action="store_true", help="every measure; over an hour")
     parser.add_argument("--rounds", type=_count, default=3, metavar="N", help="of every system (default: 3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="merge the figures into this file")
     parser.add_argument(

@@ -1,12 +1,15 @@
 """Workers run workflows: stage after stage, through failures, and with members that add members."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from jsworker.client import JobClient
+from jsworker.core.clock import boottime
 from jsworker.core.errors import TransitionRefused, WorkflowFailed
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
@@ -270,3 +273,35 @@ async def test_batches_that_are_refused_are_one_complaint_which_ends(
     assert [await flow.result(timeout=60) for flow in flows] == [0, 2, 4]
     [ended] = await running.events.told("worker.restored")
     assert ended["what"] == what
+
+
+async def test_a_batch_is_not_looked_after_all_the_time(
+    client: JobClient,
+    start: StartWorker,
+    make_settings: Callable[..., Settings],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[tuple[float, float, bool]] = []
+    advance = workflows.advance
+
+    async def timed(*values: Any, **names: Any) -> workflows.Advanced:
+        began = boottime()
+        advanced = await advance(*values, **names)
+        looks.append((began, boottime(), bool(advanced.batches)))
+        return advanced
+
+    async def short(job: Job[Any]) -> None:
+        await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(workflows, "advance", timed)
+    await start(scripted(short, kind="short"), with_settings=make_settings(concurrency=2))
+    async with client.workflow("many") as flow:
+        flow.batch("short", [{}] * 200)
+    await flow.result(timeout=60)
+    rests = [
+        (next_began - ended, ended - began)
+        for (began, ended, finished), (next_began, _, _) in pairwise(looks)
+        if not finished
+    ]
+    assert rests
+    assert all(rest >= min(5 * took, 0.05) for rest, took in rests)

@@ -28,7 +28,7 @@ _EARLY_SECONDS: Final = 0.002
 _OTHERS_SECONDS: Final = 0.05
 """For which a token is left to the worker that took the one before."""
 _REST: Final = 4.0
-"""Times the length of a look: with very many keys tokens wait for that."""
+"""Times the length of a look: with very many keys tokens wait for that. The first look of all is slow."""
 _MOST_PAGES: Final = 10
 """Of keys, in one look; the next look goes on behind them."""
 _BEGINNING: Final = ("", "")
@@ -65,6 +65,7 @@ class Admissions:
         self._consumers = consumers
         self._wake = wake
         self._timer: asyncio.TimerHandle | None = None
+        self._took = 0.0  # the last look
         self._rest = 0.0
         self._place = _BEGINNING
         self._tidied_at = boottime()
@@ -107,7 +108,8 @@ class Admissions:
                 await self._free([(key.kind, key.key) for key in keys if key.jobs > 0])
                 if is_last:
                     break
-            self._rest = _REST * (boottime() - began)
+            took, before = boottime() - began, self._took
+            self._took, self._rest = took, _REST * min(took, before)
             if waits:
                 self._wake_in(min(waits))
             if boottime() >= self._tidied_at + TIDY_SECONDS:

@@ -1,12 +1,17 @@
 """Workflows: batches are finished as their last members end, and what needs them is woken or cancelled."""
 
+import asyncio
 from typing import Final
 
+from jsworker.core.clock import boottime
 from jsworker.ownership.transitions import workflow_control, workflows
 from jsworker.ownership.transitions.workflows import Advanced
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 
+_REST: Final = 10.0
+"""Times the length of a look that finished nothing: members of a large batch end all the time."""
+_LONGEST_REST_SECONDS: Final = 0.1
 _REFUSED: Final = "rows of workflows and batches"
 
 
@@ -31,10 +36,14 @@ class WorkflowSweep:
         try:
             with context.noting("workflows"):
                 if touched:
-                    self._report(
-                        await workflows.advance(context.database, touched, refused_rows=context.refused_rows)
+                    began = boottime()
+                    advanced = await workflows.advance(
+                        context.database, touched, refused_rows=context.refused_rows
                     )
-                    touched = set()
+                    took, touched = boottime() - began, set()
+                    self._report(advanced)
+                    if not advanced.batches:
+                        await asyncio.sleep(min(_REST * took, _LONGEST_REST_SECONDS))
         finally:
             context.batches.put_back(touched)  # unanswered or refused
         if self._is_to_sweep and self._search.is_due:
