@@ -327,6 +327,7 @@ class Components:
             async with asyncio.timeout_at(ends_at):
                 for consumer in self.pipeline.consumers:  # what the last runs have freed is woken for others
                     await consumer.flush()
+                await self.workflow_sweep.step()  # of the batches whose last members ended here
                 await self.publisher.publish_latest()
         except TimeoutError:
             pass  # what was taken is due again in five seconds

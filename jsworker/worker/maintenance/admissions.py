@@ -94,9 +94,9 @@ class Admissions:
 
     async def step(self) -> None:
         """Claim or wake what is held and may begin, and begin the next step when something else may."""
+        self.close()
         if not self._context.health.up:
             return
-        self.close()
         with self._context.noting("held jobs"):
             waits: list[float] = []
             began = boottime()
@@ -134,7 +134,7 @@ class Admissions:
         if key.seconds is None or (consumer is None and key.jobs > 0):
             return None  # those of other kinds are woken now; who claims them looks after the next ones
         if key.step is not None and key.step < _SHORTEST_WAIT_SECONDS:
-            return _spread(_SOON_SECONDS)
+            return max(key.seconds, _spread(_SOON_SECONDS))
         # Who takes a token looks after the next one to the moment. The others look if it does not come: else
         # each token would cost a look of every worker.
         return key.seconds if key.jobs > 0 else key.seconds + _spread(_OTHERS_SECONDS)

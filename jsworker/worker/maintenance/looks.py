@@ -44,6 +44,7 @@ class RelayLook:
                     due = await looks.due(database, kinds)
             else:
                 due = await looks.due(database, kinds, within=RECENT_SECONDS)
+                self._wake_relay()  # for what is older: its own searches rest when they are slow
         except DatabaseRefused as error:  # rights that an older installation has not granted yet
             if error.sqlstate is None:
                 raise
@@ -64,7 +65,8 @@ class ScanLook:
         self._context = context
         self._lanes = lanes
         self._wake = wake
-        self._search = ThrottledScan(context, "what there is to do")
+        # Not answered in time, all sweeps are woken: to wait for longer would keep them from their work.
+        self._search = ThrottledScan(context, "what there is to do", most_timeouts=1)
 
     async def step(self) -> None:
         """Look once."""
