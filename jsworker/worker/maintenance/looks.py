@@ -28,6 +28,7 @@ class RelayLook:
         self._admissions = admissions
         self._wake_relay = wake_relay
         self._pace = ScanPace()
+        self._is_answered = True  # the last look for everything
 
     async def step(self) -> None:
         """Look once; while such a look rests, only for what became due lately."""
@@ -40,11 +41,14 @@ class RelayLook:
         database, kinds = self._context.database, self._context.kinds
         try:
             if self._pace.is_due:
+                self._is_answered = False
                 with self._pace.timed():
                     due = await looks.due(database, kinds)
+                self._is_answered = True
             else:
                 due = await looks.due(database, kinds, within=RECENT_SECONDS)
-                self._wake_relay()  # for what is older: its own searches rest when they are slow
+                if not self._is_answered:  # the relay's own searches find what is older
+                    self._wake_relay()
         except DatabaseRefused as error:  # rights that an older installation has not granted yet
             if error.sqlstate is None:
                 raise
