@@ -305,3 +305,24 @@ async def test_a_batch_is_not_looked_after_all_the_time(
     ]
     assert rests
     assert all(rest >= min(5 * took, 0.05) for rest, took in rests)
+
+
+async def test_a_worker_that_ends_finishes_the_batches_of_its_last_runs(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    gate = Gate()
+    running = await start(scripted(gate.process, kind="gated"), scripted(total, kind="total"))
+
+    async def nothing() -> None:
+        """Leave what ends to the end of the worker."""
+
+    async with client.workflow("last") as flow:
+        flow.job("gated", {}, name="parts")
+        flow.job("total", {}, after="parts")
+    await gate.met()
+    running.worker._components.workflows._step = nothing
+    closing = asyncio.create_task(running.worker.close())
+    await running.events.told("worker.draining")
+    gate.open()
+    await closing
+    assert await rows.value("SELECT status FROM jsworker.jobs WHERE kind = 'total'") == "queued"
