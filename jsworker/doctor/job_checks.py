@@ -133,8 +133,8 @@ def limits(rows: Rows) -> Iterator[Finding]:
             by = printable(each.paused_by or "somebody", 100)
             why = f": {printable(each.reason, 200)}" if each.reason else ""
             key = f" {shlex.quote(printable(each.key, 255))}" if each.key else ""
-            options_end = " --" if each.key.startswith("-") else ""
-            resume = f"`jsworker resume{options_end} {printable(each.kind, 64)}{key}`"
+            key = f" --{key}" if each.key.startswith("-") else key  # else an option
+            resume = f"`jsworker resume {printable(each.kind, 64)}{key}`"
             yield info(
                 f"{name} has been paused for {seconds(each.paused_for)} by {by}{why}",
                 f"{resume}, should it go on.",

@@ -127,7 +127,7 @@ async def test_the_jobs_of_a_killed_worker_run_again_right_after_the_stale_thres
     reason = f"worker {dead['worker_id']} stopped responding"
     assert {run[0] for run in rescued.runs} == ids
     assert [run[1:] for run in rescued.runs] == [(2, True, reason)] * 3
-    assert [event["jobs"] for event in rescuer.events.of("stale.recovered")] == [3]
+    assert sum(event["jobs"] for event in rescuer.events.of("stale.recovered")) == 3
     for job_id in ids:
         row = await rows.job(job_id)
         counts = (row["status"], row["attempts"], row["stalls"], row["errors"], row["dispatch"])

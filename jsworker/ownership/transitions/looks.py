@@ -102,7 +102,7 @@ async def due(database: Database, kinds: Collection[str], *, within: float | Non
     )
 
 
-async def left_to_do(database: Database, *, seconds: float | None = None) -> LeftToDo:
-    """Look which of the sweeps of a scan have anything to do, within ``seconds`` or the statement time-out."""
-    [row] = await database.run_by_key(LEFT_TO_DO, {}, seconds=seconds)
+async def left_to_do(database: Database) -> LeftToDo:
+    """Look which of the sweeps of a scan have anything to do."""
+    [row] = await database.run_by_key(LEFT_TO_DO, {})
     return LeftToDo(*row)

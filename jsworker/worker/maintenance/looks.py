@@ -7,13 +7,13 @@ look that PostgreSQL refuses for want of a right, or that is slow, wakes them al
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from jsworker.core.errors import DatabaseRefused
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.transitions import looks
 from jsworker.ownership.transitions.looks import LeftToDo
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.admissions import Admissions
 from jsworker.worker.maintenance.lanes import Lanes
-from jsworker.worker.maintenance.throttled_scan import RECENT_SECONDS, ScanPace, ThrottledScan
+from jsworker.worker.maintenance.throttled_scan import RECENT_SECONDS, ScanPace, longest_rest
 
 _EVERYTHING: Final = LeftToDo(held=True, expired=True, in_lanes=True, in_workflows=True)
 
@@ -69,28 +69,23 @@ class ScanLook:
         self._context = context
         self._lanes = lanes
         self._wake = wake
-        # Not answered in time, all sweeps are woken: to wait for longer would keep them from their work.
-        self._search = ThrottledScan(context, "what there is to do", most_timeouts=1)
+        self._pace = ScanPace(longest_rest=longest_rest(context))
 
     async def step(self) -> None:
         """Look once."""
         if not self._context.health.up:
             return
-        found = await self._look() if self._search.is_due else _EVERYTHING
+        found = await self._look()
         for name, wake in self._wake.items():
             if getattr(found, name):
                 wake()
         await self._lanes.look(has_jobs=found.in_lanes)
 
     async def _look(self) -> LeftToDo:
-        with self._context.health.noting():
-            try:
-                found = await self._search.make(
-                    lambda seconds: looks.left_to_do(self._context.database, seconds=seconds)
-                )
-            except DatabaseRefused as error:
-                if error.sqlstate is None:
-                    raise
-            else:
-                return found or _EVERYTHING
-        return _EVERYTHING
+        if not self._pace.is_due:
+            return _EVERYTHING
+        try:
+            with self._pace.timed():
+                return await looks.left_to_do(self._context.database)
+        except (DatabaseUnavailable, DatabaseRefused):  # each sweep is woken, and says what it lacks
+            return _EVERYTHING
