@@ -91,10 +91,13 @@ class Proxy:
         self._losses.append(loss)
         return loss.happened
 
-    def loss_of(self, request: bytes) -> "_Loss | None":
-        """Take the loss that a request is to suffer, if any."""
+    def loss_of(self, before: bytes, data: bytes) -> "_Loss | None":
+        """Take the loss that a request is to suffer, if any: one whose marker ends in ``data``.
+
+        What stands in ``before`` alone was passed on, perhaps long before the loss was asked for.
+        """
         for loss in self._losses:
-            if loss.marker in request:
+            if loss.marker in before[1 - len(loss.marker) :] + data:
                 self._losses.remove(loss)
                 return loss
         return None
@@ -197,7 +200,7 @@ class _Link:
             while data := await self._client[0].read(_CHUNK_BYTES):
                 if self._proxy.swallows_requests:
                     continue
-                self._loss = self._loss or self._proxy.loss_of(before + data)
+                self._loss = self._loss or self._proxy.loss_of(before, data)
                 before = data[-1000:]
                 await self._proxy.pass_on(data, self._server[1])
 
