@@ -86,7 +86,7 @@ class Components:
 
         # Maintenance.
         self.publisher = Relay(context)
-        self.relay = self._loop("relay", self.publisher.step, _SELDOM_SECONDS)
+        self.relay = self._loop("relay", self.publisher.step, _SELDOM_SECONDS, at_once=False)
         prunes = settings.retention is not None
         self.retention = self._scan("retention", Retention(context).step, TICK_SECONDS, runs=prunes)
         interval = min(watches.SHAPE_SECONDS, _SCANS_A_SHAPE_LOOK * settings.scan_interval)
@@ -133,7 +133,7 @@ class Components:
         """Return what begins its next round when an instant has come: of a schedule, a token, a pause."""
         context, settings = self._context, self._context.settings
         schedules = self._scan("schedules", self._fire_schedules, settings.scan_interval)
-        held = self._scan("held jobs", self._find_held, TIDY_SECONDS)
+        held = self._scan("held jobs", self._find_held, TIDY_SECONDS, at_once=False)
         admissions = Admissions(context, self.pipeline.of_kind, wake=held.wake)
         context.held.append(admissions.look_soon)
         return schedules, Scheduler(context, wake=schedules.wake), held, admissions
@@ -143,9 +143,9 @@ class Components:
         self.relay_look = RelayLook(context, self.admissions, wake_relay=self.relay.wake)
         self.looks = self._loop("relay look", self.relay_look.step, settings.relay_interval)
         self.workflow_sweep = WorkflowSweep(context)
-        self.workflows = self._loop("workflows", self.workflow_sweep.step, _SELDOM_SECONDS)
+        self.workflows = self._loop("workflows", self.workflow_sweep.step, _SELDOM_SECONDS, at_once=False)
         context.batches.changed.append(self.workflows.wake)
-        expiry = self._scan("expiry", Expiry(context).step, WINDOWS_SECONDS)
+        expiry = self._scan("expiry", Expiry(context).step, WINDOWS_SECONDS, at_once=False)
         wake = {"held": self.held.wake, "expired": expiry.wake, "in_workflows": self._sweep_workflows}
         look = ScanLook(context, Lanes(context, self._open_lane), wake=wake)
         self.scan_looks = self._scan("scan look", look.step, settings.scan_interval)
@@ -201,8 +201,10 @@ class Components:
         *,
         jitter: float = 0.0,
         runs: bool = True,
+        at_once: bool = True,
     ) -> Loop:
-        loop = Loop(name, step, interval=interval, died=self._context.died, jitter=jitter)
+        died = self._context.died
+        loop = Loop(name, step, interval=interval, died=died, jitter=jitter, at_once=at_once)
         if runs:
             self.before_pulling.append(loop)
         return loop

@@ -12,7 +12,7 @@ class Loop:
     Start is idempotent, stop too and allowed before start. ``died`` is called with the name and the error of
     a step that raises, which ends the loop: a worker that goes on without it would look alive and lose jobs.
     ``interval`` counts from the start of one round to the start of the next; ``jitter`` is the share of it
-    by which it is lengthened at most.
+    by which it is lengthened at most. ``at_once``: begin with a round, and not with waiting for one.
     """
 
     def __init__(
@@ -23,11 +23,13 @@ class Loop:
         interval: float,
         died: Callable[[str, BaseException], None],
         jitter: float = 0.0,
+        at_once: bool = True,
     ) -> None:
         self._name = name
         self._step = step
         self._interval = interval
         self._jitter = jitter
+        self._at_once = at_once
         self._died = died
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -39,7 +41,7 @@ class Loop:
         return self._task is not None and (self._task.cancelling() > 0 or self._task.cancelled())
 
     def start(self) -> None:
-        """Begin with a first round at once."""
+        """Begin with the first round, or with waiting for it."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"jsworker {self._name}")
 
@@ -64,6 +66,8 @@ class Loop:
 
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
+        if not self._at_once:
+            await self._wait(self._interval)
         while not self._ending:
             started = clock()
             self._woken.clear()
@@ -73,6 +77,9 @@ class Loop:
                 self._died(self._name, error)
                 return
             spread = 1 + random.uniform(0, self._jitter)  # noqa: S311 -- spreads load, hides nothing
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, started + self._interval * spread - clock())):
-                    await self._woken.wait()
+            await self._wait(started + self._interval * spread - clock())
+
+    async def _wait(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._woken.wait()

@@ -244,7 +244,7 @@ def prune_in(connection: Connection, *, limit: int) -> int:
     return int(connection.execute(prune.PRUNE, values).one().jobs)
 
 
-ENDED = 100_000
+ENDED = 200_000
 ENDED_JOBS = """
 INSERT INTO jsworker.jobs (id, kind, payload, status, fencing_token, attempts, finished_at, dispatch)
 SELECT uuidv7(), %(kind)s, '{"path": "a/b/c"}', 'completed', 1, 1,

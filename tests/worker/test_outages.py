@@ -157,11 +157,7 @@ async def test_postgres_stops_under_load(
     await all_completed(rows, 300)
     await running.stream_is_empty()
     assert {job_id for job_id, _ in load.runs} == ids
-    # Each once, those whose outcomes waited among them, unless a run stopped itself on a slow machine.
-    handed_back = (
-        "SELECT count(DISTINCT job_id) FROM jsworker.job_events WHERE event IN ('fenced', 'released')"
-    )
-    assert 300 <= load.runs.total() <= 300 + await rows.value(handed_back)
+    assert load.runs.total() == 300  # each once, those whose outcomes waited among them
     assert {load.runs[job_id, 1] for job_id in kept} == {1}
     for name in ("worker.degraded", "worker.restored"):
         assert "postgresql" in [event["what"] for event in running.events.of(name)]

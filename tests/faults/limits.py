@@ -1,0 +1,199 @@
+"""``python -m tests.faults.limits``: keys with limits of 1 to 3 under kills: none has more, none idles."""
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import text
+
+from jsworker import JobProcessor, Limit
+from jsworker.client import JobClient
+from jsworker.core.settings import Settings
+from jsworker.embedded import EmbeddedServers, start_with_parent
+from jsworker.ownership.transitions import admission
+from jsworker.ownership.upgrading import upgrade_database
+from tests.faults.fleet import ROOT, plain_environment
+from tests.faults.schedules import settings_of
+from tests.support.polling import eventually
+
+TARGET = "tests.faults.limits:Limited"
+LOOK_SECONDS = 0.25
+
+# At the commit of whatever begins a run: who holds the lock sees every run that was committed before it.
+WATCH = """
+CREATE SCHEMA faults;
+CREATE TABLE faults.too_many (key text, running bigint, most integer);
+CREATE FUNCTION faults.count_runs() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+  found bigint;
+  most integer;
+BEGIN
+  PERFORM pg_advisory_xact_lock(hashtextextended(NEW.limit_key, 7));
+  SELECT count(*) INTO found FROM jsworker.jobs
+  WHERE status || '' = 'processing' AND limit_key IS NOT NULL
+    AND kind = NEW.kind AND limit_key = NEW.limit_key;
+  SELECT max_running INTO most FROM jsworker.limits WHERE kind = NEW.kind AND key = NEW.limit_key;
+  IF found > coalesce(most, 1) THEN
+    INSERT INTO faults.too_many VALUES (NEW.limit_key, found, most);
+  END IF;
+  RETURN NULL;
+END
+$$;
+CREATE CONSTRAINT TRIGGER count_runs AFTER UPDATE ON jsworker.jobs DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW WHEN (NEW.status = 'processing' AND OLD.status <> 'processing')
+EXECUTE FUNCTION faults.count_runs();
+"""
+
+
+class Limited(JobProcessor):
+    """Waits for a moment, one of each key at a time unless an operator has set another limit."""
+
+    limit = Limit(1, key="key")
+    max_stalls = 1000
+
+    async def process(self, job: Any) -> None:
+        """Wait."""
+        await asyncio.sleep(job.payload["seconds"])
+
+
+def start(environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a parent with one worker in a session of its own."""
+    with log.open("ab") as output:
+        return start_with_parent(
+            [sys.executable, "-m", "jsworker", "run", TARGET],
+            env=environment,
+            cwd=ROOT,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            death_signal=signal.SIGKILL,
+        )
+
+
+async def under_kills(
+    environment: dict[str, str],
+    folder: Path,
+    *,
+    seconds: float,
+    every: float,
+    workers: int,
+    keys: int,
+    jobs: int,
+) -> dict[str, Any]:
+    """Enqueue jobs of keys, kill a worker every few moments, start another, and judge what ran at once."""
+    async with JobClient(Settings(**settings_of(environment))) as client:
+        for statement in _statements(WATCH):
+            await client.database.run(text(statement))
+        for number in range(keys):
+            await client.limits.set(Limited, Limit(1 + number % 3), key=f"key-{number}")
+        payloads = [{"key": f"key-{n % keys}", "seconds": 0.01 * (n % 7)} for n in range(jobs)]
+        await client.enqueue_many(Limited, payloads)
+        alive = [start(environment, folder / f"{number}.log") for number in range(workers)]
+        idle = Idle(client)
+        watching = asyncio.create_task(idle.watch())
+        try:
+            kills = await _kill(alive, environment, folder, seconds=seconds, every=every)
+
+            async def all_ended() -> None:
+                [row] = await client.database.run(
+                    text("SELECT count(*) AS live FROM jsworker.jobs WHERE finished_at IS NULL")
+                )
+                assert row.live == 0
+
+            await eventually(all_ended, seconds=300.0)
+        finally:
+            watching.cancel()
+            for process in alive:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        rows = await client.database.run(
+            text("SELECT status, count(*) AS jobs FROM jsworker.jobs GROUP BY status")
+        )
+        [too_many] = await client.database.run(text("SELECT count(*) AS moments FROM faults.too_many"))
+        [held] = await client.database.run(
+            text("SELECT count(*) AS times FROM jsworker.job_events WHERE event = 'held'")
+        )
+    return {
+        **{row.status: row.jobs for row in rows},
+        "kills": kills,
+        "times held": held.times,
+        "longest idle": round(idle.longest, 2),
+        "moments with too many": too_many.moments,
+    }
+
+
+class Idle:
+    """For how long, at most, a key had a free slot and held jobs at once."""
+
+    def __init__(self, client: JobClient) -> None:
+        self._client = client
+        self._since: dict[str, float] = {}
+        self.longest = 0.0
+
+    async def watch(self) -> None:
+        """Look until this is cancelled."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            now = clock()
+            free = [key.key for key in await admission.waiting_keys(self._client.database) if key.jobs > 0]
+            self._since = {key: self._since.get(key, now) for key in free}
+            self.longest = max([self.longest, *(now - since for since in self._since.values())])
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _kill(
+    alive: list[subprocess.Popen[bytes]],
+    environment: dict[str, str],
+    folder: Path,
+    *,
+    seconds: float,
+    every: float,
+) -> int:
+    kills, clock = 0, asyncio.get_running_loop().time
+    ends_at = clock() + seconds
+    while clock() < ends_at:
+        await asyncio.sleep(every)
+        number = random.randrange(len(alive))  # noqa: S311 -- who dies
+        os.killpg(alive[number].pid, signal.SIGKILL)
+        alive[number].wait()
+        kills += 1
+        alive[number] = start(environment, folder / f"{number}.log")
+    return kills
+
+
+def _statements(script: str) -> list[str]:
+    parts = script.strip().split(";\nCREATE ")
+    return [part if place == 0 else f"CREATE {part}" for place, part in enumerate(parts)]
+
+
+def main() -> int:
+    """Run it on servers of its own, and print the counts."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--seconds", type=float, default=120.0)
+    options.add_argument("--every", type=float, default=1.0, help="seconds from one kill to the next")
+    options.add_argument("--workers", type=int, default=8)
+    options.add_argument("--keys", type=int, default=40)
+    options.add_argument("--jobs", type=int, default=5000)
+    given = options.parse_args()
+    with tempfile.TemporaryDirectory() as name, EmbeddedServers(Path(name) / "servers") as servers:
+        environment = plain_environment() | servers.environment()
+        upgrade_database(environment["JSWORKER_DATABASE_URL"])
+        found = asyncio.run(under_kills(environment, Path(name), **vars(given)))
+    print(found)  # noqa: T201 -- its answer
+    scans = 2 * Settings.model_fields["scan_interval"].default
+    return int(
+        found["moments with too many"] > 0
+        or found.get("completed") != given.jobs
+        or found["longest idle"] > scans + LOOK_SECONDS
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
