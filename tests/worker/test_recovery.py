@@ -110,20 +110,24 @@ class Rescued(JobProcessor):
 
 
 async def test_the_jobs_of_a_killed_worker_run_again_right_after_the_stale_threshold(
-    client: JobClient, fleet: Fleet, start: StartWorker, rows: Rows, heard: Heard
+    client: JobClient,
+    fleet: Fleet,
+    start: StartWorker,
+    rows: Rows,
+    heard: Heard,
+    make_settings: Callable[..., Settings],
 ) -> None:
-    [victim] = await fleet.started(1, concurrency=3, crash_threshold="none")
+    # So long that no message comes again before a busy machine has taken the jobs back.
+    [victim] = await fleet.started(1, concurrency=3, crash_threshold="none", ack_wait=15.0)
     ids = {job.id for job in await client.enqueue_many("held", [{}] * 3)}
     await victim.tells("start", times=3)
 
-    async def all_beaten_at_once() -> (
-        None
-    ):  # else those that were claimed first are taken back by a scan alone
+    async def one_heartbeat_covered_all() -> None:
         assert await rows.value("SELECT min(last_activity_at) > max(claimed_at) FROM jsworker.jobs")
 
-    await eventually(all_beaten_at_once)
+    await eventually(one_heartbeat_covered_all)  # else a scan may find some of them stale before the others
     rescued = Rescued()
-    rescuer = await start(rescued)
+    rescuer = await start(rescued, with_settings=make_settings(ack_wait=15.0))
     killed_at = time.monotonic()
     victim.kill()
 
