@@ -125,7 +125,7 @@ async def test_the_jobs_of_a_killed_worker_run_again_right_after_the_stale_thres
     async def one_heartbeat_covered_all() -> None:
         assert await rows.value("SELECT min(last_activity_at) > max(claimed_at) FROM jsworker.jobs")
 
-    await eventually(one_heartbeat_covered_all)  # else a scan may find some of them stale before the others
+    await eventually(one_heartbeat_covered_all)  # else a scan may find some of them stale sooner
     rescued = Rescued()
     rescuer = await start(rescued, with_settings=make_settings(ack_wait=15.0))
     killed_at = time.monotonic()
