@@ -77,7 +77,7 @@ DECLARE
       THEN 'limit_key ' || to_json(left(limit_key, 64))::text || ' must be text of 1 to 255 printable characters'
     WHEN priority IS NULL OR priority NOT IN ('high', 'normal', 'low')
       THEN 'priority ' || coalesce(to_json(left(priority, 64))::text, 'NULL') || ' must be high, normal or low'
-    WHEN run_at IS NOT NULL AND delay IS NOT NULL THEN 'delay and run_at: give one of them'
+    WHEN run_at IS NOT NULL AND wait <> 0 THEN 'delay and run_at: give one of them'
     WHEN run_at NOT BETWEEN TIMESTAMPTZ '2000-01-01 00:00:00+00' AND present + INTERVAL '3660 days'
       THEN 'run_at=' || run_at || ' must be from 2000 on and at most ten years ahead'
     WHEN expiry NOT BETWEEN 0 AND 316224000 OR expiry = 0
@@ -97,8 +97,8 @@ DECLARE
       THEN 'debounce=' || debounce || ' and unique_scope=live: give one of them'
     WHEN debounce IS NOT NULL AND unique_for IS NOT NULL
       THEN 'debounce=' || debounce || ' and unique_for=' || unique_for || ': give one of them'
-    WHEN debounce IS NOT NULL AND (delay IS NOT NULL OR run_at IS NOT NULL)
-      THEN 'debounce=' || debounce || ' and ' || coalesce('delay=' || delay, 'run_at=' || run_at) || ': give one of them'
+    WHEN debounce IS NOT NULL AND (wait <> 0 OR run_at IS NOT NULL)
+      THEN 'debounce=' || debounce || ' and ' || coalesce('run_at=' || run_at, 'delay=' || delay) || ': give one of them'
     WHEN debounce_max IS NOT NULL AND debounce IS NULL THEN 'debounce_max=' || debounce_max || ' needs debounce'
     WHEN debounce_seconds > debounce_max_seconds
       THEN 'debounce=' || debounce || ' must not be longer than debounce_max=' || debounce_max
@@ -108,7 +108,8 @@ BEGIN
     due := coalesce(run_at, present + make_interval(secs => coalesce(debounce_seconds, wait)));
     is_later := due > present;
     IF present + make_interval(secs => expiry) <= due THEN
-      wrong := 'expires_in=' || expires_in || ' ends before the job is due';
+      wrong := 'expires_in=' || expires_in || ' ends before the job is due: '
+        || coalesce('run_at=' || run_at, 'debounce=' || debounce, 'delay=' || delay, 'now');
     END IF;
   END IF;
   IF wrong IS NOT NULL THEN

@@ -9,7 +9,7 @@ from jsworker.core.schedule_rules import ON_TIME_SECONDS
 from jsworker.core.settings import Settings
 from jsworker.doctor.finding import Finding, counted, info, listed, ok, seconds, warning
 from jsworker.doctor.gather import served_kinds
-from jsworker.ownership.queries.job_report import BOUND, MOST_QUEUES, Rows
+from jsworker.ownership.queries.job_report import BOUND, MOST_QUEUES, KeyLimit, Rows
 from jsworker.ownership.transitions.limits import named
 
 _FEW_ENDED: Final = 20
@@ -20,6 +20,7 @@ _REFERENCED: Final = "23503"
 """SQLSTATE foreign_key_violation."""
 _RUN_A_WORKER: Final = "Run a worker: `jsworker run MODULE:CLASS`."
 _IDLE_SECONDS: Final = 60.0
+_UNUSED_SECONDS: Final = 120.0  # else jobs of a busy key begin all the time, though some slot is free now
 """Several scans: for so long no job is held that may begin."""
 _ANY: Final = 1_000_000
 _CLEAR: Final = "`jsworker clear --stale-for SECONDS --reason …`"
@@ -139,7 +140,7 @@ def limits(rows: Rows) -> Iterator[Finding]:
                 f"{name} has been paused for {seconds(each.paused_for)} by {by}{why}",
                 f"{resume}, should it go on.",
             )
-        elif each.free and each.held_for is not None and each.held_for > _IDLE_SECONDS:
+        elif each.free and each.held_for is not None and each.held_for > _IDLE_SECONDS and _is_unused(each):
             free = each.free if each.free < _ANY else "any number"
             jobs = counted(each.held, "job", bound=10_000)
             yield warning(
@@ -147,6 +148,10 @@ def limits(rows: Rows) -> Iterator[Finding]:
                 f"though {free} may begin: no worker scans",
                 _RUN_A_WORKER,
             )
+
+
+def _is_unused(key: KeyLimit) -> bool:
+    return key.unused_for is None or key.unused_for > _UNUSED_SECONDS
 
 
 def declared_limits(rows: Rows) -> Iterator[Finding]:

@@ -23,14 +23,14 @@ FAST = ("--relay-interval", "0.1", "--scan-interval", "1", "--shutdown-timeout",
 # A loop that ends in an error which nobody expected.
 BROKEN_MODULE = """
 from cli_jobs import Double
-from jsworker.worker.maintenance.relay import Relay
+from jsworker.worker.maintenance.looks import RelayLook
 
 
 async def come_off(self):
     raise LookupError("the wheel came off")
 
 
-Relay.step = come_off
+RelayLook.step = come_off
 """
 
 
@@ -189,7 +189,7 @@ def test_a_worker_whose_loop_dies_is_started_again(sql: Sql, spawn: Spawn, tmp_p
     buried = json.loads(worker.read_errors_until('"child.died"'))
     assert (buried["how"], buried["reason"]) == (
         "exit code 1",
-        "relay ended in LookupError: the wheel came off",
+        "relay look ended in LookupError: the wheel came off",
     )
     assert read_value(sql, "SELECT state FROM jsworker.workers") == "stopped"
     again = json.loads(worker.read_errors_until('"child.started"'))

@@ -294,6 +294,8 @@ def test_kinds_without_a_time_out_of_their_own_are_named(limit: float | None, le
         ),
         (KeyLimit("resize", "", 1_000_000, 5, 90.0), "warning", "though any number may begin"),
         (KeyLimit("resize", "acme", 2, 5, 10.0), None, ""),
+        (KeyLimit("resize", "acme", 2, 5, 7200.0, unused_for=100.0), None, ""),
+        (KeyLimit("resize", "acme", 2, 5, 7200.0, unused_for=150.0), "warning", "though 2 may begin"),
         (
             KeyLimit("resize", "acme", 0, 5, 10.0, 60.0, "ann\n", "429"),
             "info",

@@ -5,7 +5,7 @@ from typing import Any, LiteralString
 import pytest
 from psycopg.errors import CheckViolation
 from psycopg.sql import SQL
-from sqlalchemy import Engine, TextClause
+from sqlalchemy import Engine, TextClause, text
 
 from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
@@ -14,6 +14,7 @@ from jsworker.ownership.transitions.limits import Numbers
 
 from .rows import HELD, KIND, Sql, insert_job, read_job, read_value
 from .transitions import without
+from .winner import Winner
 
 KEY = "tenant-7"
 
@@ -204,3 +205,15 @@ def test_rows_that_cannot_be(sql: Sql, constraint: str, columns: LiteralString) 
     with pytest.raises(CheckViolation) as refused:
         sql.execute(SQL("UPDATE jsworker.limits SET {}").format(SQL(columns)))
     assert refused.value.diag.constraint_name == constraint
+
+
+async def test_runs_that_others_have_locked_are_counted_later(
+    database: Database, sql: Sql, winner: Winner
+) -> None:
+    locked, free = (insert_job(sql, "processing") for _ in range(2))
+    winner.run(text("SELECT 1 FROM jsworker.jobs WHERE id = :id FOR UPDATE"), {"id": locked})
+    assert not await limits.count_running(database, KIND)
+    assert [read_job(sql, job_id)["limit_key"] for job_id in (locked, free)] == [None, ""]
+    winner.rollback()
+    assert await limits.count_running(database, KIND)
+    assert read_job(sql, locked)["limit_key"] == ""

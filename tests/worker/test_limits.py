@@ -255,11 +255,11 @@ async def test_claims_on_their_way_when_a_limit_is_learned_take_slots_too(
         await may_claim.wait()
         return await claim(*args, **values)
 
-    async def count_not_at_first(database: Database, kind: str) -> None:
+    async def count_not_at_first(database: Database, kind: str) -> bool:
         counts.append(kind)
         if len(counts) == 1:
             raise DatabaseUnavailable("the test says so")
-        await count_running(database, kind)
+        return await count_running(database, kind)
 
     async def process(_: Job[Any]) -> None:
         await release.wait()

@@ -115,6 +115,7 @@ async def test_the_jobs_of_a_killed_worker_run_again_right_after_the_stale_thres
     start: StartWorker,
     rows: Rows,
     heard: Heard,
+    *,
     make_settings: Callable[..., Settings],
 ) -> None:
     # So long that no message comes again before a busy machine has taken the jobs back.

@@ -74,7 +74,9 @@ FROM jsworker.schedules WHERE NOT paused ORDER BY next_at LIMIT 1000
 
 LIMITS = text(f"""
 SELECT kind, key, coalesce(free, 1000000) AS free, held, extract(epoch FROM statement_timestamp() - held_since) AS held_for,
-  extract(epoch FROM statement_timestamp() - paused_at) AS paused_for, paused_by, reason
+  extract(epoch FROM statement_timestamp() - paused_at) AS paused_for, paused_by, reason,
+  (SELECT extract(epoch FROM statement_timestamp() - l.used_at) FROM jsworker.limits AS l
+   WHERE l.kind = found.kind AND l.key = found.key) AS unused_for
 FROM ({LIST.text.replace(":all", "false")}) AS found
 WHERE held > 0 OR paused_at IS NOT NULL ORDER BY held_for DESC NULLS LAST LIMIT 1000
 """)  # noqa: S608 -- constants
@@ -111,14 +113,18 @@ SELECT (SELECT count(*) FROM (
      AND w.created_at < {a_minute_ago} AND NOT EXISTS (
        SELECT FROM jsworker.batches AS b WHERE b.workflow = w.id
          AND (b.finished_at IS NULL OR b.finished_at > {a_minute_ago})) LIMIT 1000) AS workflows) AS workflows,
-  (SELECT count(*) FROM (SELECT FROM jsworker.jobs AS j WHERE j.held_by = 'needs' AND j.status || '' = 'scheduled'
-     AND j.held_at < {a_minute_ago} AND NOT EXISTS (
+  (SELECT count(*) FROM (
+    (SELECT FROM jsworker.jobs AS j WHERE {held_by_needs} AND j.batch_id IS NULL LIMIT 1000)
+    UNION ALL
+    (SELECT FROM jsworker.batches AS b JOIN jsworker.jobs AS j ON j.batch_id = b.id
+     WHERE b.finished_at IS NULL AND {held_by_needs} AND NOT EXISTS (
        SELECT FROM jsworker.batch_needs AS n JOIN jsworker.batches AS need ON need.id = n.needs
-       WHERE n.batch = j.batch_id AND (
-         need.finished_at IS NULL OR NOT need.propagated OR need.finished_at > {a_minute_ago})) LIMIT 1000
+       WHERE n.batch = b.id AND (
+         need.finished_at IS NULL OR NOT need.propagated OR need.finished_at > {a_minute_ago})) LIMIT 1000)
    ) AS jobs) AS without_needs
 """,
     has_live_member=HAS_LIVE_MEMBER,
+    held_by_needs="j.held_by = 'needs' AND j.status || '' = 'scheduled' AND j.held_at < {a_minute_ago}",
     a_minute_ago="statement_timestamp() - interval '1 minute'",
 )
 
@@ -296,7 +302,10 @@ class NextInstant(NamedTuple):
 
 
 class KeyLimit(NamedTuple):
-    """A kind or one of its keys: jobs that may begin now, those that are held, since when, and its pause."""
+    """A kind or one of its keys: jobs that may begin now, those that are held, since when, and its pause.
+
+    ``unused_for``: seconds since a claim or a wake of it was noted, which they are once a minute; None: no row.
+    """
 
     kind: str
     key: str
@@ -306,6 +315,7 @@ class KeyLimit(NamedTuple):
     paused_for: float | None = None
     paused_by: str | None = None
     reason: str | None = None
+    unused_for: float | None = None
 
 
 class LeftBatches(NamedTuple):

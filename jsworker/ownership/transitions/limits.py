@@ -51,8 +51,14 @@ RESET = compiled(
 )
 
 # Runs that were claimed before their kind had a limit take slots too.
+_uncounted = sa.and_(processing_indexed, has_no_limit_key, of_kind)
+_free = sa.select(j.c.id).where(_uncounted).with_for_update(key_share=True, skip_locked=True).cte("free")
+_counted = (
+    sa.update(j).values(limit_key="").where(j.c.id == _free.c.id, _uncounted).returning(j.c.id).cte("counted")
+)
+# Passes over rows that somebody else has locked, and returns one of those, if there is any.
 COUNT_RUNNING = compiled(
-    sa.update(j).values(limit_key="").where(processing_indexed, has_no_limit_key, of_kind).returning(j.c.id)
+    sa.select(j.c.id).where(_uncounted, j.c.id.not_in(sa.select(_counted.c.id))).limit(1)
 )
 
 _until = NOW + given_seconds("seconds")
@@ -173,9 +179,12 @@ async def numbers_of(database: Database, kind: str, key: str) -> Numbers:
     return found
 
 
-async def count_running(database: Database, kind: str) -> None:
-    """Let runs that were claimed without admission take slots of their kind."""
-    await database.run(COUNT_RUNNING, {"kind": kind})
+async def count_running(database: Database, kind: str) -> bool:
+    """Let runs that were claimed without admission take slots of their kind.
+
+    False: others have locked some of them.
+    """
+    return not await database.run(COUNT_RUNNING, {"kind": kind})
 
 
 async def reset_numbers(database: Database, kind: str, key: str) -> None:

@@ -89,8 +89,8 @@ class Admissions:
         state.is_limited = True
         is_last = not state.plain_claims
         with self._context.noting("limits"):
-            await limits.count_running(self._context.database, kind)
-            state.is_counted = is_last
+            counts_all = await limits.count_running(self._context.database, kind)
+            state.is_counted = is_last and counts_all
 
     async def step(self) -> None:
         """Claim or wake what is held and may begin, and begin the next step when something else may."""
