@@ -565,10 +565,8 @@ def test_what_is_held_by_a_limit_waits_under_the_new_key(
     assert read_job(sql, held)["limit_key"] == waits_under
 
 
-async def test_a_debouncer_waits_for_a_twin_that_is_not_committed(
-    database_url: str, sql: Sql, other: Connection[DictRow]
-) -> None:
-    first, _ = call(other, KIND, '{"n": 1}', unique_key="k", debounce="1 hour")
+async def debounced_behind(other: Connection[DictRow], database_url: str, sql: Sql) -> tuple[UUID, bool]:
+    """Return what a call answers that has waited for the transaction of ``other``, which this commits."""
 
     def second() -> tuple[UUID, bool]:
         with psycopg.connect(database_url, autocommit=True, row_factory=dict_row) as connection:
@@ -578,7 +576,15 @@ async def test_a_debouncer_waits_for_a_twin_that_is_not_committed(
     blocked = "SELECT 1 FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
     await eventually(lambda: sql.execute(blocked).rowcount == 1, "the second producer waits")
     other.commit()
-    assert await waiting == (first, False)
+    return await waiting
+
+
+async def test_a_debouncer_waits_for_a_twin_that_is_not_committed(
+    database_url: str, sql: Sql, other: Connection[DictRow]
+) -> None:
+    first, _ = call(other, KIND, '{"n": 1}', unique_key="k", debounce="1 hour")
+
+    assert await debounced_behind(other, database_url, sql) == (first, False)
     assert read_job(sql, first)["payload"] == {"n": 2}
 
 
@@ -589,15 +595,7 @@ async def test_what_was_claimed_meanwhile_is_left_alone(
     claim = STATES["processing"] | {"status": "processing", "needs_publish": False}
     change_job(other, first, **claim)
 
-    def second() -> tuple[UUID, bool]:
-        with psycopg.connect(database_url, autocommit=True, row_factory=dict_row) as connection:
-            return call(connection, KIND, '{"n": 2}', unique_key="k", debounce="1 hour")
-
-    waiting = asyncio.create_task(asyncio.to_thread(second))
-    blocked = "SELECT 1 FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
-    await eventually(lambda: sql.execute(blocked).rowcount == 1, "the second producer waits")
-    other.commit()
-    found, created = await waiting
+    found, created = await debounced_behind(other, database_url, sql)
     assert (created, found == first) == (True, False)
     assert read_job(sql, first)["payload"] == {"n": 1}
 
