@@ -35,10 +35,11 @@ class Poison(JobProcessor):
 
 
 class Blocks(JobProcessor):
-    """Keeps the event loop."""
+    """Keeps the event loop, and tells so: a job that is merely claimed could still be handed back."""
 
     async def process(self, job: Job[dict[str, Any]]) -> None:
         if not job.cleared:
+            os.write(2, b"keeps the event loop\n")
             time.sleep(3600)  # noqa: ASYNC251 -- the fault itself
 
 
@@ -52,10 +53,11 @@ class SetsUpForEver(JobProcessor):
 
 
 class HoldsGil(JobProcessor):
-    """Keeps the whole interpreter."""
+    """Keeps the whole interpreter, and tells so."""
 
     def process(self, job: Job[dict[str, Any]]) -> None:
         if not job.cleared:
+            os.write(2, b"keeps the interpreter\n")
             re.match(r"(a|aa)+$", "a" * 60 + "b")
 
 
