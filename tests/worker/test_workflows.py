@@ -12,6 +12,7 @@ from jsworker.client import JobClient
 from jsworker.core.clock import boottime
 from jsworker.core.errors import TransitionRefused, WorkflowFailed
 from jsworker.core.job import Job
+from jsworker.core.limits import Limit
 from jsworker.core.settings import Settings
 from jsworker.ownership.transitions import workflows
 from tests.support.polling import eventually
@@ -294,9 +295,10 @@ async def test_a_batch_is_not_looked_after_all_the_time(
         await asyncio.sleep(0.01)
 
     monkeypatch.setattr(workflows, "advance", timed)
-    await start(scripted(short, kind="short"), with_settings=make_settings(concurrency=2))
+    # One runs at a time, none waits for it here: after each end this worker has no member in flight.
+    await start(scripted(short, kind="short", limit=Limit(1)), with_settings=make_settings(concurrency=2))
     async with client.workflow("many") as flow:
-        flow.batch("short", [{}] * 200)
+        flow.batch("short", [{}] * 100)
     await flow.result(timeout=60)
     rests = [
         (next_began - ended, ended - began)
@@ -305,6 +307,38 @@ async def test_a_batch_is_not_looked_after_all_the_time(
     ]
     assert rests
     assert all(rest >= min(5 * took, 0.05) for rest, took in rests)
+
+
+async def test_a_batch_is_not_asked_about_while_a_member_of_it_runs_here(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    advance = workflows.advance
+    gate = Gate()
+
+    async def counted(*values: Any, **names: Any) -> workflows.Advanced:
+        nonlocal looks
+        looks += 1
+        return await advance(*values, **names)
+
+    async def first_waits(job: Job[Any]) -> None:
+        if job.payload["n"] == 0:
+            await gate.process(job)
+
+    monkeypatch.setattr(workflows, "advance", counted)
+    await start(scripted(first_waits, kind="first-waits"))
+    async with client.workflow("many") as flow:
+        flow.batch("first-waits", [{"n": n} for n in range(20)])
+    await gate.met()
+
+    async def others_have_ended() -> None:
+        assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE status = 'completed'") == 19
+
+    await eventually(others_have_ended)
+    assert looks == 0
+    gate.open()
+    await flow.result(timeout=60)
+    assert looks > 0
 
 
 async def test_a_worker_that_ends_finishes_the_batches_of_its_last_runs(

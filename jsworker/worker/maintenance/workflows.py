@@ -10,7 +10,7 @@ from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 
 _REST: Final = 10.0
-"""Times the length of a look that finished nothing: members of a large batch end all the time."""
+"""Times the length of a look that finished nothing: members of a large batch may run on many workers."""
 _LONGEST_REST_SECONDS: Final = 0.1
 _REFUSED: Final = "rows of workflows and batches"
 
@@ -32,7 +32,8 @@ class WorkflowSweep:
         context = self._context
         if not context.health.up:
             return
-        touched = context.batches.take()
+        # A member that runs here ends here, and its batch is looked at then.
+        touched = context.batches.take() - context.in_flight.batches()
         try:
             with context.noting("workflows"):
                 if touched:

@@ -205,3 +205,8 @@ class InFlight:
 
     def __contains__(self, job_id: UUID) -> bool:
         return job_id in self.runs or job_id in self.claiming
+
+    def batches(self) -> set[UUID]:
+        """Return the batches that have a member among the runs."""
+        batches = {run.claimed.batch_id for run in self.runs.values()}
+        return {batch for batch in batches if batch is not None}
