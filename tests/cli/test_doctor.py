@@ -355,8 +355,8 @@ class TestUnsoundServers:
 BROKEN_TABLES = [
     ("DROP INDEX jsworker.jobs_due", "tables.indexes", "error", "index jobs_due is missing"),
     (
-        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'jsworker.jobs_queued'::regclass",
-        *("tables.indexes", "error", "index jobs_queued on jobs is invalid"),
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'jsworker.jobs_queued_in_order'::regclass",
+        *("tables.indexes", "error", "index jobs_queued_in_order on jobs is invalid"),
     ),
     (
         "ALTER TABLE jsworker.jobs DROP CONSTRAINT jobs_conservation",

@@ -60,7 +60,7 @@ def test_query_is_answered_by_the_indexes_of_what_waits(sql: psycopg.Connection[
     assert row is not None
     plan = str(row["QUERY PLAN"])
     assert "Seq Scan" not in plan
-    assert all(f"'{index}'" in plan for index in ("jobs_queued", "jobs_due", "jobs_owned"))
+    assert all(f"'{index}'" in plan for index in ("jobs_queued_in_order", "jobs_due", "jobs_owned"))
 
 
 def test_query_stops_counting_only_beyond_the_largest_fleet() -> None:

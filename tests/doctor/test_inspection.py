@@ -65,7 +65,7 @@ LATE = {"older_than": 30.0}
 OF_JOBS: dict[str, tuple[TextClause, dict[str, Any], set[str]]] = {
     "unpublished": (job_report.UNPUBLISHED, LATE, {"jobs_to_publish"}),
     "overdue": (job_report.OVERDUE, LATE, {"jobs_due"}),
-    "queued": (job_report.QUEUED, {"served": ["kind-0"]}, {"jobs_queued"}),
+    "queued": (job_report.QUEUED, {"served": ["kind-0"]}, {"jobs_queued_in_order"}),
     "silent owners": (job_report.SILENT_OWNERS, {}, {"jobs_owned"}),
     "ended": (job_report.ENDED, {}, {"jobs_finished"}),
 }
