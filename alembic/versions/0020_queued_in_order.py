@@ -22,6 +22,7 @@ CONCURRENTLY = {
         "WHERE status || '' = 'queued'"
     ),
 }
+DROP = {name: f"DROP INDEX IF EXISTS jsworker.{name}" for name in CONCURRENTLY}
 DROP_CONCURRENTLY = {name: f"DROP INDEX CONCURRENTLY IF EXISTS jsworker.{name}" for name in CONCURRENTLY}
 IS_VALID = "SELECT i.indisvalid FROM pg_index AS i WHERE i.indexrelid = to_regclass('jsworker.' || %s)"
 # Among fewer an index is built in a moment.
@@ -38,7 +39,7 @@ def upgrade() -> None:
                 f"building {name} in a transaction would keep workers from their jobs: "
                 "run `jsworker db upgrade`, which builds it beside them"
             )
-        op.execute(f"DROP INDEX IF EXISTS jsworker.{name}")
+        op.execute(DROP[name])
         op.execute(statement.replace(" CONCURRENTLY", ""))
     op.execute("DROP INDEX jsworker.jobs_queued")
 

@@ -69,7 +69,14 @@ async def test_only_who_waits_gets_a_hint_and_once(open_stream: OpenStream, plai
     assert not worker.hints.somebody_waits
     client.hints.announce([mine, common])
     other.hints.announce([common])
-    await worker.has(mine, common)
+
+    async def knows_both_clients() -> None:
+        assert {each: len(tokens) for each, tokens in worker.hints._recent.items()} == {
+            mine.bytes: 1,
+            common.bytes: 2,
+        }
+
+    await eventually(knows_both_clients)
     assert worker.hints.somebody_waits
     for job_id in (nobodys, mine, common, common):
         worker.hints.tell(job_id)

@@ -8,6 +8,7 @@ import pytest
 from jsworker.client import JobClient
 from jsworker.core.errors import SettingsError
 from jsworker.core.job import Job
+from jsworker.worker import components
 from jsworker.worker.maintenance.expiry import Expiry
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, echo, scripted
@@ -55,8 +56,9 @@ async def test_a_message_of_an_expired_job_is_acknowledged_and_starts_nothing(
 
 
 async def test_a_worker_forgets_windows_that_are_over(
-    client: JobClient, rows: Rows, start: StartWorker
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(components, "WINDOWS_SECONDS", 0.2)
     for key in ("over", "open"):
         await client.enqueue("elsewhere", {}, unique_key=key, unique_for=3600)
     await client.cancel(*[row["job_id"] for row in await rows.query("SELECT * FROM jsworker.unique_windows")])
