@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         WorkflowFailed,
     )
     from jsworker.core.events import Event, EventName
+    from jsworker.core.functions import job
     from jsworker.core.job import Job
     from jsworker.core.limits import Limit, Rate
     from jsworker.core.processor import Backoff, JobProcessor
@@ -67,6 +68,7 @@ __all__ = [
     "WorkflowFailed",
     "__version__",
     "enqueue_statement",
+    "job",
     "load_settings",
 ]
 
@@ -101,6 +103,7 @@ _HOMES = {
     "Worker": "jsworker.worker.worker",
     "WorkflowFailed": "jsworker.core.errors",
     "enqueue_statement": "jsworker.client",
+    "job": "jsworker.core.functions",
     "load_settings": "jsworker.core.settings",
 }
 
