@@ -189,27 +189,14 @@ def _processor_of(function: Any, attributes: dict[str, Any]) -> type[JobProcesso
 
 def _process(function: Callable[[Any], Any], *, takes_job: bool, is_async: bool) -> Callable[..., Any]:
     """Return the method ``process`` that calls a function."""
-    if is_async and takes_job:
 
-        async def process(_: Any, job: Job[Any]) -> Any:
-            return await function(job)
+    async def process_async(_: Any, job: Job[Any]) -> Any:
+        return await function(job if takes_job else job.payload)
 
-    elif is_async:
+    def process(_: Any, job: Job[Any]) -> Any:
+        return function(job if takes_job else job.payload)
 
-        async def process(_: Any, job: Job[Any]) -> Any:
-            return await function(job.payload)
-
-    elif takes_job:
-
-        def process(_: Any, job: Job[Any]) -> Any:
-            return function(job)
-
-    else:
-
-        def process(_: Any, job: Job[Any]) -> Any:
-            return function(job.payload)
-
-    return process
+    return process_async if is_async else process
 
 
 def _only_parameter(function: Callable[..., Any]) -> str:

@@ -16,9 +16,12 @@ from jsworker import (
     JobHandle,
     JobInfo,
     JobProcessor,
+    Limit,
+    Settings,
     StepInfo,
     Worker,
     enqueue_statement,
+    job,
 )
 
 
@@ -65,6 +68,37 @@ class TidyUp(JobProcessor):
 class Translate(JobProcessor[Text | None]):
     async def process(self, job: Job[Text | None]) -> list[str]:
         return [] if job.payload is None else [job.payload.text]
+
+
+@job
+async def count_letters(text: Text) -> Counts:
+    return Counts(words=len(text.text))
+
+
+@job(kind="pages", max_attempts=3, timeout=None, limit=Limit(2), schedule=None, priority="low")
+def count_pages(job: Job[LongText]) -> int:
+    return job.payload.pages
+
+
+@job()
+async def sleep(payload: dict[str, Any]) -> None:
+    assert payload
+
+
+async def functions(client: JobClient, settings: Settings, run: Job[LongText]) -> None:
+    text = LongText(text="to be")
+    assert_type(await count_letters.enqueue(text, client=client), JobHandle[Counts])
+    assert_type(await count_pages.enqueue(text, client=client, unique_key="a", delay=60), JobHandle[int])
+    assert_type(await client.enqueue(count_letters, text), JobHandle[Counts])
+    assert_type(await client.enqueue(count_pages, text), JobHandle[int])
+    assert_type(await client.enqueue(sleep, {"seconds": 1}), JobHandle[None])
+    assert_type(await client.enqueue_many(count_pages, [text]), list[JobHandle[int]])
+    assert_type(await (await client.enqueue(count_letters, text)).result(), Counts)
+    assert_type(await count_letters.function(text), Counts)
+    assert_type(count_pages.function(run), int)
+    async with client.workflow("nightly") as flow:
+        flow.job(count_pages, text, after=flow.batch(count_letters, [text]))
+    Worker([count_letters, count_pages, CountWords, CountLines()], settings)
 
 
 async def enqueueing(

@@ -2,8 +2,16 @@
 
 from uuid import UUID
 
-from jsworker import Event, Job, JobClient, JobProcessor, Worker, enqueue_statement
-from tests.typing.right_uses import CountLines, CountWords, OtherText, Text, TidyUp
+from jsworker import Event, Job, JobClient, JobProcessor, Worker, enqueue_statement, job
+from tests.typing.right_uses import (
+    CountLines,
+    CountWords,
+    OtherText,
+    Text,
+    TidyUp,
+    count_letters,
+    count_pages,
+)
 
 
 class NoProcessor:
@@ -57,6 +65,21 @@ class Split(JobProcessor[Text]):
         job.add_to_batch_statement(CountLines, [{"text": ""}])  # error
         job.sync.add_to_batch(TidyUp, [job.payload])  # error
         job.payload.pages  # error
+
+
+async def functions(client: JobClient) -> int:
+    await count_letters.enqueue(OtherText(text=""), client=client)  # error
+    await count_pages.enqueue(Text(text=""), client=client)  # error
+    await count_letters.enqueue(Text(text=""))  # error
+    await count_letters.enqueue(Text(text=""), client=client, delai=60)  # error
+    await client.enqueue(count_letters, OtherText(text=""))  # error
+    await client.enqueue_many(count_letters, [{"text": ""}])  # error
+    await count_letters.function(OtherText(text=""))  # error
+    count_pages.function(Text(text=""))  # error
+    job(max_attempt=3)  # error
+    job(priority="urgent")  # error
+    job(7)  # error
+    return await (await client.enqueue(count_letters, Text(text=""))).result()  # error
 
 
 class CountsLetters(JobProcessor[Text]):
