@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jsworker.core.errors import (
         DatabaseUnavailable,
         Fail,
+        InvalidJson,
         JobCancelled,
         JobFailed,
         JobGone,
@@ -44,6 +45,7 @@ __all__ = [
     "EventName",
     "Every",
     "Fail",
+    "InvalidJson",
     "Job",
     "JobCancelled",
     "JobClient",
@@ -80,6 +82,7 @@ _HOMES = {
     "EventName": "jsworker.core.events",
     "Every": "jsworker.core.schedule_rules",
     "Fail": "jsworker.core.errors",
+    "InvalidJson": "jsworker.core.errors",
     "Job": "jsworker.core.job",
     "JobCancelled": "jsworker.core.errors",
     "JobClient": "jsworker.client",
