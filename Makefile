@@ -74,6 +74,7 @@ check: $(VENV)/.project ## Check format, lint, types, layers and known patterns 
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive jsworker benchmarks deploy examples
 

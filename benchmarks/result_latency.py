@@ -39,7 +39,8 @@ async def added(client: JobClient, *, jobs: int, rate: float, seconds: float) ->
         for number in range(jobs):
             await asyncio.sleep(began + number / rate - clock())
             waiting.create_task(wait(await client.enqueue(Sleep, {"seconds": seconds})))
-    return [at - (await client.get(handle.id))["finished_at"].timestamp() for handle, at in returned.items()]
+    ends = {handle: (await client.get(handle.id)).finished_at for handle in returned}
+    return [returned[handle] - end.timestamp() for handle, end in ends.items() if end is not None]
 
 
 async def _measure(variables: dict[str, str], jobs: int, rate: float, seconds: float) -> list[float]:

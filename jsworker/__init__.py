@@ -4,10 +4,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jsworker.client import JobClient, JobHandle, enqueue_statement
+    from jsworker.client import (
+        JobClient,
+        JobDetails,
+        JobEvent,
+        JobHandle,
+        JobInfo,
+        StepInfo,
+        enqueue_statement,
+    )
     from jsworker.core.errors import (
         DatabaseUnavailable,
         Fail,
+        InvalidJson,
         JobCancelled,
         JobFailed,
         JobGone,
@@ -19,6 +28,8 @@ if TYPE_CHECKING:
         UsageError,
         WorkflowFailed,
     )
+    from jsworker.core.events import Event, EventName
+    from jsworker.core.functions import job
     from jsworker.core.job import Job
     from jsworker.core.limits import Limit, Rate
     from jsworker.core.processor import Backoff, JobProcessor
@@ -30,14 +41,20 @@ __all__ = [
     "Backoff",
     "Cron",
     "DatabaseUnavailable",
+    "Event",
+    "EventName",
     "Every",
     "Fail",
+    "InvalidJson",
     "Job",
     "JobCancelled",
     "JobClient",
+    "JobDetails",
+    "JobEvent",
     "JobFailed",
     "JobGone",
     "JobHandle",
+    "JobInfo",
     "JobProcessor",
     "JsworkerError",
     "Limit",
@@ -46,12 +63,14 @@ __all__ = [
     "Retry",
     "Settings",
     "Snooze",
+    "StepInfo",
     "TransitionRefused",
     "UsageError",
     "Worker",
     "WorkflowFailed",
     "__version__",
     "enqueue_statement",
+    "job",
     "load_settings",
 ]
 
@@ -59,14 +78,20 @@ _HOMES = {
     "Backoff": "jsworker.core.processor",
     "Cron": "jsworker.core.schedule_rules",
     "DatabaseUnavailable": "jsworker.core.errors",
+    "Event": "jsworker.core.events",
+    "EventName": "jsworker.core.events",
     "Every": "jsworker.core.schedule_rules",
     "Fail": "jsworker.core.errors",
+    "InvalidJson": "jsworker.core.errors",
     "Job": "jsworker.core.job",
     "JobCancelled": "jsworker.core.errors",
     "JobClient": "jsworker.client",
+    "JobDetails": "jsworker.client",
+    "JobEvent": "jsworker.client",
     "JobFailed": "jsworker.core.errors",
     "JobGone": "jsworker.core.errors",
     "JobHandle": "jsworker.client",
+    "JobInfo": "jsworker.client",
     "JobProcessor": "jsworker.core.processor",
     "JsworkerError": "jsworker.core.errors",
     "Limit": "jsworker.core.limits",
@@ -75,11 +100,13 @@ _HOMES = {
     "Retry": "jsworker.core.errors",
     "Settings": "jsworker.core.settings",
     "Snooze": "jsworker.core.errors",
+    "StepInfo": "jsworker.client",
     "TransitionRefused": "jsworker.core.errors",
     "UsageError": "jsworker.core.errors",
     "Worker": "jsworker.worker.worker",
     "WorkflowFailed": "jsworker.core.errors",
     "enqueue_statement": "jsworker.client",
+    "job": "jsworker.core.functions",
     "load_settings": "jsworker.core.settings",
 }
 

@@ -27,9 +27,9 @@ def environment(monkeypatch: pytest.MonkeyPatch, servers: Any, database_url: str
     monkeypatch.setenv("JSWORKER_SUBJECT_PREFIX", f"page-{unique}")
 
 
-async def priorities() -> list[tuple[str, int]]:
+async def priorities() -> list[tuple[str, str]]:
     async with JobClient.from_env() as client:
-        return sorted((job["kind"], job["priority"]) for job in await client.list())
+        return sorted((job.kind, job.priority) for job in await client.list())
 
 
 @pytest.mark.usefixtures("environment")
@@ -39,7 +39,7 @@ def test_its_code_enqueues_what_it_says() -> None:
         exec(block, names)  # noqa: S102 -- the page's own code
     asyncio.run(names["enqueue"]())
     found = asyncio.run(priorities())
-    assert found == [("count-words", 0), ("count-words", 2), ("tidy-up", 2), ("tidy-up", 2)]
+    assert found == [("count-words", "high"), ("count-words", "low"), ("tidy-up", "low"), ("tidy-up", "low")]
 
 
 @pytest.mark.usefixtures("environment")

@@ -1,5 +1,6 @@
 """docs/results.md: its code and its command are run, and what it says of names is true."""
 
+import json
 import re
 import secrets
 import shlex
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jsworker import Job, JobProcessor, Settings, Worker, load_settings
+from jsworker import Job, JobClient, JobProcessor, Settings, Worker, load_settings
 from jsworker.core import exit_codes
 from jsworker.stream import result_hints
 
@@ -46,6 +47,18 @@ async def test_its_code_does_what_it_says(settings: Settings) -> None:
         exec(block, names)  # noqa: S102 -- the page's own code
     async with Worker([CountWords], settings):
         assert await names["count"](["a b a", "c"]) == [{"a": 2, "b": 1}, {"c": 1}]
+        async with JobClient(settings) as client:
+            job = await client.enqueue("count-words", {"text": "a"})
+            await job.result(60)
+            [listed] = await client.list(limit=1)
+        told = json.loads(await names["report"](str(job.id)))
+    assert (told["id"], told["status"], told["result"], told["timeline"]) == (
+        str(job.id),
+        "completed",
+        {"a": 1},
+        [],
+    )
+    assert told["finished_at"] == listed.to_dict()["finished_at"]
     assert await names["look"]("00000000-0000-4000-8000-000000000001") == "pruned, or never there"
 
 

@@ -40,13 +40,13 @@ async def test_its_jobs_do_what_it_shows(settings: Settings, names: dict[str, An
 
         async def done() -> list[Any]:
             rows = [await client.get(job.id) for job in jobs]
-            assert [row["status"] for row in rows] == ["completed"] * 3, [row["last_error"] for row in rows]
-            return [row["result"] for row in rows]
+            assert [row.status for row in rows] == ["completed"] * 3, [row.last_error for row in rows]
+            return [row.result for row in rows]
 
         receipt = {"order": "A-7", "cents": 500}
         label = "label of A-7"
         assert await eventually(done, seconds=60) == [{"receipt": receipt, "label": label}, label, "imported"]
-        kept = [(step["name"], step["result"]) for step in await client.steps(jobs[0].id)]
+        kept = [(step.name, step.result) for step in await client.steps(jobs[0].id)]
         assert kept == [("charge", receipt), ("label", label), ("cool-off", None)]
 
 

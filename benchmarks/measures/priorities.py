@@ -89,7 +89,7 @@ async def _preload(variables: dict[str, str], backlog: dict[str, int], seconds: 
     async with new_client(variables) as client:
         for priority, count in backlog.items():
             payload = {"at": time.monotonic(), "seconds": seconds}
-            await client.enqueue_many(InTurn, [payload] * count, priority=priority)  # type: ignore[arg-type] # one of them
+            await client.enqueue_many(InTurn, [payload] * count, priority=priority)  # type: ignore[call-overload] # one of them
     await publish_all(variables)
 
 

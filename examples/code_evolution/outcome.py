@@ -8,7 +8,8 @@ from typing import Any
 from uuid import UUID
 
 from code_evolution.view import jobs
-from code_evolution.watch import STUCK_SECONDS, Held, Row, Watch
+from code_evolution.watch import STUCK_SECONDS, Held, Watch
+from jsworker import JobInfo
 
 OTHER = "other"
 
@@ -96,7 +97,7 @@ class Outcome:
 
 
 def conclude(
-    watch: Watch, rows: Mapping[UUID, Row], resets: frozenset[Held], *, kill_wanted: bool
+    watch: Watch, rows: Mapping[UUID, JobInfo], resets: frozenset[Held], *, kill_wanted: bool
 ) -> Outcome:
     """Return the outcome of a run whose jobs have ended, or are stuck.
 
@@ -106,11 +107,11 @@ def conclude(
         resets: the runs that were taken back from their workers.
         kill_wanted: whether a worker was to be killed.
     """
-    counts = Counter(row["status"] for row in rows.values())
+    counts = Counter[str](row.status for row in rows.values())
     held = watch.kill.held if watch.kill else frozenset()
     innocent = resets - held
-    began = min((row["created_at"] for row in watch.ended.values()), default=None)
-    ended = max((row["finished_at"] for row in watch.ended.values()), default=None)
+    began = min((row.created_at for row in watch.ended.values()), default=None)
+    ended = max((row.finished_at for row in watch.ended.values() if row.finished_at), default=None)
     return Outcome(
         jobs=len(watch.tasks),
         completed=counts["completed"],
@@ -132,7 +133,7 @@ def conclude(
 
 def _lines(watch: Watch, place: int) -> RepositoryLines:
     repository = watch.repositories[place]
-    results = [row["result"] for task, row in watch.completed() if task.repository == place]
+    results = [row.result for task, row in watch.completed() if task.repository == place]
     samples = [
         Sample(datetime.fromisoformat(each["date"]), each["commit"], each["lines"]) for each in results
     ]
@@ -140,11 +141,11 @@ def _lines(watch: Watch, place: int) -> RepositoryLines:
 
 
 def _job_faults(watch: Watch) -> Iterator[str]:
-    failed = sorted(job_id for job_id, row in watch.ended.items() if row["status"] != "completed")
+    failed = sorted(job_id for job_id, row in watch.ended.items() if row.status != "completed")
     for job_id in failed[:_SHOWN_FAILURES]:
         row = watch.ended[job_id]
-        reason = f": {row['last_error'].splitlines()[0]}" if row["status"] == "failed" else ""
-        yield f"{watch.tasks[job_id].label} {row['status']}{reason}"
+        reason = f": {row.last_error.splitlines()[0]}" if row.status == "failed" and row.last_error else ""
+        yield f"{watch.tasks[job_id].label} {row.status}{reason}"
     if len(failed) > _SHOWN_FAILURES:
         yield f"{jobs(len(failed) - _SHOWN_FAILURES)} more did not complete"
     if watch.open:
@@ -152,7 +153,7 @@ def _job_faults(watch: Watch) -> Iterator[str]:
 
 
 def _row_faults(watch: Watch, counts: Mapping[str, int]) -> Iterator[str]:
-    seen = Counter(row["status"] for row in watch.ended.values())
+    seen = Counter(row.status for row in watch.ended.values())
     if sum(counts.values()) != len(watch.tasks) or any(counts.get(status) != seen[status] for status in seen):
         rows = ", ".join(f"{number} {status}" for status, number in sorted(counts.items())) or "none"
         yield f"the rows do not agree with {jobs(len(watch.tasks))} enqueued: {rows}"

@@ -48,7 +48,7 @@ async def cancel_leftovers(client: JobClient) -> None:
     """Cancel the jobs that an earlier run left behind when it was killed: no worker spends time on them."""
     for status in ("scheduled", "queued", "processing"):
         while leftovers := await client.list(status=status, kind=CountLines, limit=_MOST_LISTED):
-            await client.cancel(*(row["id"] for row in leftovers))
+            await client.cancel(*(row.id for row in leftovers))
             if status == "processing":
                 break  # they end once a worker has taken them back
 
@@ -85,7 +85,7 @@ class Run:
         await self._kill_a_worker()
         self.show()
         while self._reserve and watch.kill and len(watch.takeovers) < len(watch.kill.held) and watch.moving:
-            if sum(row["status"] == "queued" for row in watch.live.values()) < _SHORT_QUEUE:
+            if sum(row.status == "queued" for row in watch.live.values()) < _SHORT_QUEUE:
                 await self._enqueue(_PORTION)
             await self._look()
             await asyncio.sleep(_WATCH_SECONDS / 2)
@@ -163,7 +163,7 @@ async def _held_by(
 ) -> dict[WorkerProcess, frozenset[Held]]:
     rows = await client.list(status="processing", kind=CountLines, limit=_MOST_LISTED)
     held = {
-        worker: frozenset((row["id"], row["fencing_token"]) for row in rows if row["worker_id"] == worker.id)
+        worker: frozenset((row.id, row.fencing_token) for row in rows if row.worker_id == worker.id)
         for worker in workers
     }
     return {worker: runs for worker, runs in held.items() if runs}

@@ -80,7 +80,7 @@ def render(watch: Watch, workers: Sequence[WorkerProcess]) -> RenderableType:
         style = "green" if done == total else "cyan"
         bar = ProgressBar(total, done, _BAR_WIDTH, complete_style=style, finished_style="green")
         repositories.add_row(_cut(name, "bold"), bar, Text(f"{done:,} of {total:,}", justify="right"))
-    completed = Counter(row["result"]["pid"] for _, row in watch.completed())
+    completed = Counter(row.result["pid"] for _, row in watch.completed())
     processes = _grid(6, elastic=5)
     for worker in workers:
         job_bar, work = _bar_and_work(watch, worker)
@@ -100,13 +100,13 @@ def _bar_and_work(watch: Watch, worker: WorkerProcess) -> tuple[ProgressBar | No
     if worker.killed:
         waiting = sum(1 for each in watch.recoveries() if each.worker_id is None)
         return None, f"{jobs(waiting)} to take back" if waiting else ""
-    owned = sorted(job for job, row in watch.live.items() if row["worker_id"] == worker.id)
+    owned = sorted(job for job, row in watch.live.items() if row.worker_id == worker.id)
     if worker.id is None or not owned:
         return None, ""
     first = watch.live[owned[0]]
-    stage = f" ({first['stage']})" if first["stage"] else ""
+    stage = f" ({first.stage})" if first.stage else ""
     more = f" and {len(owned) - 1} more" if len(owned) > 1 else ""
-    bar = ProgressBar(1.0, first["progress"] or 0.0, _JOB_BAR_WIDTH)
+    bar = ProgressBar(1.0, first.progress or 0.0, _JOB_BAR_WIDTH)
     return bar, f"{watch.tasks[owned[0]].label}{stage}{more}"
 
 

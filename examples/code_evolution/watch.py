@@ -11,7 +11,7 @@ from uuid import UUID
 from code_evolution.history import Repository
 from code_evolution.jobs import CommitToCount, CountLines
 from code_evolution.workers import WorkerProcess
-from jsworker import JobClient
+from jsworker import JobClient, JobDetails, JobEvent, JobInfo
 
 STUCK_SECONDS = 60.0
 """Without any move of any job for so long the run is given up."""
@@ -19,7 +19,6 @@ STUCK_SECONDS = 60.0
 _MOVES = ("status", "fencing_token", "stage", "progress")
 """The columns that change when a job moves; those of its heartbeats are not among them."""
 
-Row = dict[str, Any]
 Held = tuple[UUID, int]
 """One run of a job: its id and its fencing token."""
 
@@ -68,10 +67,10 @@ class Watch:
         self._began_at = self._moved_at = time.monotonic()
         self.repositories = repositories
         self.tasks: dict[UUID, Task] = {}
-        self.live: dict[UUID, Row] = {}
-        self.ended: dict[UUID, Row] = {}
+        self.live: dict[UUID, JobInfo] = {}
+        self.ended: dict[UUID, JobDetails] = {}
         self.kill: Kill | None = None
-        self.takeovers: dict[UUID, Row] = {}
+        self.takeovers: dict[UUID, JobEvent] = {}
 
     @property
     def open(self) -> int:
@@ -88,10 +87,10 @@ class Watch:
         """Seconds since the first job was enqueued, until the last one ended."""
         return (time.monotonic() if self.open else self._moved_at) - self._began_at
 
-    def completed(self) -> list[tuple[Task, Row]]:
+    def completed(self) -> list[tuple[Task, JobDetails]]:
         """Return the completed jobs in the order in which they were enqueued."""
         ended = [(task, self.ended.get(job_id)) for job_id, task in self.tasks.items()]
-        return [(task, row) for task, row in ended if row is not None and row["status"] == "completed"]
+        return [(task, row) for task, row in ended if row is not None and row.status == "completed"]
 
     def progress(self) -> list[tuple[str, int, int]]:
         """Return the name of each repository, its completed jobs, and all its jobs."""
@@ -105,9 +104,11 @@ class Watch:
         """Return how far the jobs of the killed worker are, always in the same order."""
         recoveries = []
         for job_id, _ in sorted(self.kill.held) if self.kill else ():
-            claim = self.takeovers.get(job_id, {"at": datetime.now(UTC), "worker_id": None})
-            seconds = (claim["at"] - self.kill.at).total_seconds() if self.kill else 0.0
-            recoveries.append(Recovery(self.tasks[job_id].label, seconds, claim["worker_id"]))
+            claim = self.takeovers.get(job_id)
+            at = datetime.now(UTC) if claim is None else claim.at
+            seconds = (at - self.kill.at).total_seconds() if self.kill else 0.0
+            worker_id = None if claim is None else claim.worker_id
+            recoveries.append(Recovery(self.tasks[job_id].label, seconds, worker_id))
         return recoveries
 
     def follow(self, tasks: Mapping[UUID, Task]) -> None:
@@ -117,16 +118,16 @@ class Watch:
             self._began_at = self._moved_at
         self.tasks |= tasks
 
-    async def rows(self) -> dict[UUID, Row]:
+    async def rows(self) -> dict[UUID, JobInfo]:
         """Return the rows of these jobs: the newest, for no other program enqueues here."""
         rows = await self._client.list(kind=CountLines, limit=max(1, len(self.tasks)))
-        return {row["id"]: row for row in rows if row["id"] in self.tasks}
+        return {row.id: row for row in rows if row.id in self.tasks}
 
     async def look(self) -> None:
         """See how far things are."""
-        live: dict[UUID, Row] = {}
+        live: dict[UUID, JobInfo] = {}
         for job_id, row in (await self.rows()).items():
-            if row["finished_at"] is None:
+            if row.finished_at is None:
                 live[job_id] = row
             elif job_id not in self.ended:
                 self.ended[job_id] = await self._client.get(job_id)
@@ -135,20 +136,20 @@ class Watch:
         self.live = live
         for job_id, token in self.kill.held if self.kill else ():
             now = self.ended.get(job_id) or live.get(job_id)
-            if job_id not in self.takeovers and now is not None and now["fencing_token"] > token:
+            if job_id not in self.takeovers and now is not None and now.fencing_token > token:
                 for event in await self._client.timeline(job_id):
-                    if event["event"] == "claimed" and event["fencing_token"] > token:
+                    if event.event == "claimed" and (event.fencing_token or 0) > token:
                         self.takeovers.setdefault(job_id, event)
 
     async def resets(self) -> set[Held]:
         """Return the runs that were taken back from their workers."""
         resets: set[Held] = set()
         for job_id, row in (await self.rows()).items():
-            if row["fencing_token"] > 1 or row["finished_at"] is None:  # else it was claimed once, and ended
+            if row.fencing_token > 1 or row.finished_at is None:  # else it was claimed once, and ended
                 events = await self._client.timeline(job_id)
-                resets |= {(job_id, each["fencing_token"]) for each in events if each["event"] == "reset"}
+                resets |= {(job_id, each.fencing_token or 0) for each in events if each.event == "reset"}
         return resets
 
 
-def _moves(rows: Mapping[UUID, Row]) -> dict[UUID, list[Any]]:
-    return {job_id: [row[column] for column in _MOVES] for job_id, row in rows.items()}
+def _moves(rows: Mapping[UUID, JobInfo]) -> dict[UUID, list[Any]]:
+    return {job_id: [getattr(row, column) for column in _MOVES] for job_id, row in rows.items()}

@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
+from uuid import UUID
 
 import typer
 
 from jsworker.cli.options import argument, flag, new_app, option
 from jsworker.cli.output import print_json, print_line, progress_bar, remark
-from jsworker.client import Enqueued, JobClient, JobHandle
+from jsworker.client import Enqueued, JobClient
 from jsworker.client.enqueueing import Kind
 from jsworker.client.terms import LONGEST_DELAY, Terms
 from jsworker.core import strict_json
@@ -108,9 +109,9 @@ def enqueue(
         for each in batch:
             print_line(str(each.id))
 
-    async def print_result(job: JobHandle) -> None:
+    async def print_result(client: JobClient, job_id: UUID) -> None:
         try:
-            results.append({"status": "completed", "result": await job.result(timeout)})
+            results.append({"status": "completed", "result": await client.result(job_id, timeout)})
         except JobNotCompleted as error:
             results.append({"status": _status(error), "reason": error.reason, "error": error.error})
             raise
@@ -193,7 +194,7 @@ async def _enqueue(
     unique_key: str | None,
     options: dict[str, Any],
     take: Callable[[Sequence[Enqueued]], Any],
-    then: Callable[[JobHandle], Awaitable[None]] | None,
+    then: Callable[[JobClient, UUID], Awaitable[None]] | None,
 ) -> None:
     async with JobClient.from_env() as client:
         if count > 1:
@@ -210,7 +211,7 @@ async def _enqueue(
             if not one.created:
                 remark(_told(unique_key, options))
             if then is not None:
-                await then(one)
+                await then(client, one.id)
                 return
             if not one.created:
                 return

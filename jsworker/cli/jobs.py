@@ -18,7 +18,6 @@ from jsworker.cli.output import (
     console,
     folded,
     headline,
-    iso,
     moment,
     print_json,
     print_line,
@@ -32,6 +31,7 @@ from jsworker.cli.output import (
 from jsworker.cli.selection import ask_database, choose_age, choose_statuses, find_job
 from jsworker.core.names import check_kind, printable, short_id
 from jsworker.core.priorities import NORMAL, PRIORITIES, priority_number
+from jsworker.core.strict_json import plain
 from jsworker.core.tracebacks import from_users_code, last_place
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries import listing
@@ -367,7 +367,7 @@ def _when(found: Mapping[str, Any]) -> str:
 def _in_words(value: Any) -> str:
     match value:
         case datetime():
-            text = iso(value)
+            text = plain(value)
         case timedelta():
             text = f"{value.total_seconds():g} s"
         case bool() | dict() | list():

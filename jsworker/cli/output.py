@@ -6,8 +6,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
-from datetime import UTC, datetime, timedelta
-from decimal import Decimal
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -17,6 +16,7 @@ from rich.table import Column, Table
 
 from jsworker.core.exit_codes import DONE, FAILED
 from jsworker.core.names import printable
+from jsworker.core.strict_json import plain
 from jsworker.ownership.pool import FarTime
 
 _UNCUT = 100_000
@@ -154,11 +154,6 @@ def moment(time: datetime | None, *, milliseconds: bool = False) -> str:
     return f"{text}.{local.microsecond // 1000:03d}" if milliseconds else text
 
 
-def iso(time: datetime) -> str:
-    """Return a time in ISO 8601, UTC."""
-    return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
-
-
 def cell(value: Any) -> str:
     """Return a value for one line: no control characters, not too long."""
     return "" if value is None else printable(str(value), _LONGEST_CELL)
@@ -170,16 +165,8 @@ def headline(text: str | None) -> str:
 
 
 def _json_value(value: Any) -> Any:
-    match value:
-        case UUID():
-            return str(value)
-        case datetime():
-            return iso(value)
-        case timedelta():
-            return value.total_seconds()
-        case Decimal():
-            return float(value)
-        case _ if is_dataclass(value) and not isinstance(value, type):
-            return asdict(value)
-        case _:
-            raise TypeError(f"a value of type {type(value).__name__} has no place in JSON output")
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if (found := plain(value)) is value:
+        raise TypeError(f"a value of type {type(value).__name__} has no place in JSON output")
+    return found

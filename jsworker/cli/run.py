@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 import jsworker
-from jsworker.cli.options import argument, new_app
+from jsworker.cli.options import argument, flag, new_app
 from jsworker.telemetry.logs import configure_logs, is_terminal, write_line
 from jsworker.supervisor.parent import Supervisor
 from jsworker.core.settings import Settings, load_settings, unknown_variables, variable_of
@@ -94,7 +94,15 @@ def _plain(annotation: Any) -> Any:
 @app.command()
 @with_setting_options
 def run(
-    targets: Annotated[list[str], argument("MODULE:CLASS", "Processors, for example my_jobs:AnalyzeRepo.")],
+    targets: Annotated[
+        list[str],
+        argument("MODULE:CLASS", "Processors: my_jobs:AnalyzeRepo, or my_jobs for all that it defines."),
+    ],
+    *,
+    reload: Annotated[
+        bool,
+        flag("For development: restart when a Python file here changes; running jobs end first.", "--reload"),
+    ] = False,
     **settings: str | None,
 ) -> int:
     """Run workers for your processors until SIGTERM or Ctrl-C.
@@ -104,11 +112,19 @@ def run(
     the workers take no more jobs, let running ones end (at most SHUTDOWN_TIMEOUT seconds) and hand the rest
     back; a second signal hands everything back at once.
 
+    A module or a package without a class stands for all processors that are defined in it, and in the
+    modules of the package; those that it imports are among them if its __all__ names them. --reload needs the
+    extra "reload": pip install 'jsworker[reload]'.
+
     Every option is also an environment variable: --ack-wait is JSWORKER_ACK_WAIT, and so on. The option wins.
     Secrets can also be read from files: JSWORKER_NATS_TOKEN_FILE. Durations are seconds.
     """
     given = {name: value for name, value in settings.items() if value is not None}
     loaded = load_settings(**given)
+    if reload:
+        from jsworker.cli.reload import run_reloading  # noqa: PLC0415 -- for development alone
+
+        return run_reloading([*_python("jsworker"), "run", *targets], _environment(given))
     configure_logs(format=loaded.log_format, level=loaded.log_level)
     # Core dumps would hold payloads and passwords; children inherit it. A job may lift the limit for itself.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -127,10 +143,15 @@ def run(
 
 
 def _command(targets: Sequence[str]) -> list[str]:
+    return [*_python("jsworker.supervisor.child_main"), *targets]
+
+
+def _python(module: str) -> list[str]:
+    """Return the command that runs a module as this process runs its own."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 -- nothing public tells them
     # A file of the working directory must not pass for one of Python's, unless jsworker lies there too.
     safe = [] if Path(jsworker.__file__).parents[1] == Path.cwd() or "-P" in flags else ["-P"]
-    return [sys.executable, *flags, *safe, "-m", "jsworker.supervisor.child_main", *targets]
+    return [sys.executable, *flags, *safe, "-m", module]
 
 
 def _environment(given: Mapping[str, str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from datetime import datetime
 from functools import partial
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, overload
 from uuid import UUID
 
 from pydantic import BaseModel
@@ -19,7 +19,15 @@ from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload, Jswor
 from jsworker.core.limits import common_key, key_of
 from jsworker.core.names import check_kind, check_limit_key, check_unique_key, shown
 from jsworker.core.priorities import NORMAL, Priority, priority_number
-from jsworker.core.processor import JobProcessor, Seconds, Unique, read_payload_text, write_payload
+from jsworker.core.processor import (
+    JobProcessor,
+    Payload,
+    ProcessorOf,
+    Seconds,
+    Unique,
+    read_payload_text,
+    write_payload,
+)
 from jsworker.core.tracing import TraceContext
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import in_halves
@@ -124,8 +132,30 @@ def check_count(name: str, value: int, most: int) -> None:
         raise ValueError(f"{name}={shown(value)} must be from 1 to {most}")
 
 
+@overload
 def enqueue_statement(
-    kind: Kind,
+    kind: type[ProcessorOf[Payload, Any]],
+    payload: Payload,
+    *,
+    unique_key: str | None = None,
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    **options: Unpack[EnqueueOptions],
+) -> "TextClause": ...
+
+
+@overload
+def enqueue_statement(
+    kind: str,
+    payload: Any,
+    *,
+    unique_key: str | None = None,
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    **options: Unpack[EnqueueOptions],
+) -> "TextClause": ...
+
+
+def enqueue_statement(
+    kind: str | type[Any],
     payload: Any,
     *,
     unique_key: str | None = None,

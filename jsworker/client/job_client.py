@@ -1,11 +1,12 @@
 """The client: enqueue jobs, read them, and cancel, retry or clear them."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, overload
 from uuid import UUID
 
 from typing_extensions import Unpack
@@ -23,16 +24,25 @@ from jsworker.client.enqueueing import (
     one_for_each,
     priority_of,
 )
+from jsworker.client.job_info import JobDetails, JobEvent, JobInfo, JobStatus, StepInfo, job_uuid
 from jsworker.client.limits import Limits
-from jsworker.client.results import JobHandle, Results
+from jsworker.client.results import JobHandle, ResultReader, Results
 from jsworker.client.schedules import Schedules
 from jsworker.client.terms import is_due
 from jsworker.client.workflows import Flow, Workflows
 from jsworker.core import fault_points, tracing
-from jsworker.core.errors import JobNotFound, TransitionRefused
+from jsworker.core.errors import InvalidJson, JobNotFound, TransitionRefused
 from jsworker.core.events import Events
 from jsworker.core.names import printable, shown
 from jsworker.core.priorities import NORMAL, Priority, priority_number
+from jsworker.core.processor import (
+    AsyncProcessorOf,
+    JobProcessor,
+    Payload,
+    ProcessorOf,
+    Returned,
+    read_result,
+)
 from jsworker.core.settings import Settings, load_settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import RunAge
@@ -41,7 +51,6 @@ from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.schema import STATUSES
 from jsworker.ownership.transitions import control, priorities, reset
 from jsworker.ownership.transitions.control import Cancelled
-from jsworker.ownership.transitions.enqueue import Enqueued
 from jsworker.ownership.transitions.publish import Outgoing
 from jsworker.ownership.transitions.reset import Reset
 from jsworker.ownership.transitions.steps import steps_of
@@ -87,7 +96,7 @@ class JobClient:
     @property
     def schedules(self) -> Schedules:
         """What enqueues jobs by the clock: list, add, pause, resume, run now, remove."""
-        return Schedules(self._opened(), self._settings, self._publisher, self._opened_results)
+        return Schedules(self._opened(), self._settings, self._publisher, self._result)
 
     @property
     def limits(self) -> Limits:
@@ -173,9 +182,39 @@ class JobClient:
         await self._publisher.close()
         await self.database.close()
 
+    @overload
     async def enqueue(
         self,
-        kind: Kind,
+        kind: type[AsyncProcessorOf[Payload, Returned]],
+        payload: Payload,
+        *,
+        unique_key: str | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> JobHandle[Returned]: ...
+
+    @overload
+    async def enqueue(
+        self,
+        kind: type[ProcessorOf[Payload, Returned]],
+        payload: Payload,
+        *,
+        unique_key: str | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> JobHandle[Returned]: ...
+
+    @overload
+    async def enqueue(
+        self,
+        kind: str,
+        payload: Any,
+        *,
+        unique_key: str | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> JobHandle: ...
+
+    async def enqueue(
+        self,
+        kind: str | type[Any],
         payload: Any,
         *,
         unique_key: str | None = None,
@@ -184,7 +223,8 @@ class JobClient:
         """Enqueue a job in a transaction of its own and publish it; see ``EnqueueOptions`` for ``options``.
 
         Returns the job's id, and whether it was created or a live one holds the unique key; ``result`` of it
-        waits for the job's end.
+        waits for the job's end, and returns what ``process`` of the processor returned, or the JSON value of
+        that for a kind's name.
 
         Raises:
             DatabaseUnavailable: unclear whether the job was stored; a ``unique_key`` makes a second try safe.
@@ -201,11 +241,41 @@ class JobClient:
                 await self._publisher.publish(
                     Outgoing(enqueued.id, name, 1, False, None, *context, job.priority)
                 )
-            return self._handle(enqueued)
+            return JobHandle.of(enqueued, self._result_reader(kind))
+
+    @overload
+    async def enqueue_many(
+        self,
+        kind: type[AsyncProcessorOf[Payload, Returned]],
+        payloads: Iterable[Payload],
+        *,
+        unique_keys: Sequence[str | None] | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> list[JobHandle[Returned]]: ...
+
+    @overload
+    async def enqueue_many(
+        self,
+        kind: type[ProcessorOf[Payload, Returned]],
+        payloads: Iterable[Payload],
+        *,
+        unique_keys: Sequence[str | None] | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> list[JobHandle[Returned]]: ...
+
+    @overload
+    async def enqueue_many(
+        self,
+        kind: str,
+        payloads: Iterable[Any],
+        *,
+        unique_keys: Sequence[str | None] | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> list[JobHandle]: ...
 
     async def enqueue_many(
         self,
-        kind: Kind,
+        kind: str | type[Any],
         payloads: Iterable[Any],
         *,
         unique_keys: Sequence[str | None] | None = None,
@@ -224,6 +294,7 @@ class JobClient:
         said = JobOptions.of(self._settings.max_payload_bytes, options)
         subject = self._subject_of(name, priority_of(kind, said.priority))
         enqueued: list[JobHandle] = []
+        read = self._result_reader(kind)
         with tracing.creating(subject, jobs=len(given)) as context:
             jobs = new_jobs(kind, given, keys, said, context)
             clock = asyncio.get_running_loop().time
@@ -231,7 +302,7 @@ class JobClient:
             keyed = any(key is not None for key in keys)
             async with aclosing(insert(self._opened(), name, jobs, keyed=keyed)) as inserted:
                 async for answers in inserted:
-                    enqueued += map(self._handle, answers)
+                    enqueued += [JobHandle.of(each, read) for each in answers]
                     if clock() >= began + _PUBLISH_EVERY_SECONDS:
                         self._publisher.publish_in_background(since=began)
             self._publisher.publish_in_background(since=began)
@@ -257,8 +328,7 @@ class JobClient:
                 could take all of its slots.
             DatabaseRefused: the login may not read jobs (role jsworker_reader).
         """
-        self._opened()
-        return await self._results.result(job_uuid(job_id), timeout)
+        return await self._result(job_uuid(job_id), timeout)
 
     def workflow(self, name: str) -> Flow:
         """Return a workflow to fill in an ``async with`` block, which enqueues all of it at its end."""
@@ -274,29 +344,25 @@ class JobClient:
         self._opened()
         return await self._publisher.publish_pending()
 
-    async def get(self, job_id: UUID | str) -> dict[str, Any]:
-        """Return a job by column name, payload and result included; JobNotFound: no job has this id."""
+    async def get(self, job_id: UUID | str) -> JobDetails:
+        """Return a job, payload and result included; JobNotFound: no job has this id."""
         row = await listing.get_job(self._opened(), job_uuid(job_id))
         if row is None:
             raise JobNotFound(f"no job has id {job_id}")
-        return row
+        return JobDetails.of_row(row)
 
-    async def timeline(self, job_id: UUID | str) -> list[dict[str, Any]]:
+    async def timeline(self, job_id: UUID | str) -> list[JobEvent]:
         """Return what happened to a job, oldest first: claims after the first, errors, resets, refusals."""
-        return await listing.timeline(self._opened(), job_uuid(job_id))
+        return list(map(JobEvent.of_row, await listing.timeline(self._opened(), job_uuid(job_id))))
 
-    async def steps(self, job_id: UUID | str) -> list[dict[str, Any]]:
-        """Return the steps of a job in their order: ``name``, ``result``, ``fencing_token``, ``at``.
-
-        Of a sleep ``sleeps_until`` is set. A result that takes more than 16 KiB is left out; ``stored_bytes``
-        says so.
-        """
-        return await steps_of(self._opened(), job_uuid(job_id))
+    async def steps(self, job_id: UUID | str) -> list[StepInfo]:
+        """Return the steps of a job in their order."""
+        return list(map(StepInfo.of_row, await steps_of(self._opened(), job_uuid(job_id))))
 
     async def list(
         self,
         *,
-        status: str | None = None,
+        status: JobStatus | None = None,
         kind: Kind | None = None,
         limit: int = 50,
         after: UUID | str | None = None,
@@ -304,8 +370,8 @@ class JobClient:
         running_for: float | None = None,
         no_progress_for: float | None = None,
         priority: Priority | None = None,
-    ) -> list[dict[str, Any]]:
-        """Return jobs by column name, without payload and result.
+    ) -> list[JobInfo]:
+        """Return jobs, without payload and result.
 
         The newest come first; of scheduled jobs the next one due, of queued ones the last queued. There is no
         index of completed jobs by their kind: a rare one is searched for from the newest job on, for as
@@ -342,7 +408,7 @@ class JobClient:
         page = await listing.list_jobs(
             self._opened(), status=status, kind=name, limit=limit, after=behind, age=age, priority=lane
         )
-        return page.jobs
+        return list(map(JobInfo.of_row, page.jobs))
 
     async def cancel(self, *job_ids: UUID | str) -> Cancelled:
         """Cancel waiting jobs at once; running ones are asked to stop within one heartbeat."""
@@ -405,32 +471,28 @@ class JobClient:
             raise RuntimeError(f"the client is {self._unusable_because}")
         return self.database
 
-    def _handle(self, enqueued: Enqueued) -> JobHandle:
-        return JobHandle.of(enqueued, self._opened_results)
+    def _result_reader(self, kind: Kind) -> ResultReader:
+        """Return what waits for a job's result, and makes it the return type of its processor."""
+        return self._result if isinstance(kind, str) else partial(self._typed_result, kind)
 
-    def _opened_results(self) -> Results:
+    async def _result(self, job_id: UUID, timeout: float | timedelta | None) -> Any:  # noqa: ASYNC109 -- see result
         self._opened()
-        return self._results
+        return await self._results.result(job_id, timeout)
+
+    async def _typed_result(
+        self,
+        processor: type[JobProcessor[Any]],
+        job_id: UUID,
+        timeout: float | timedelta | None,  # noqa: ASYNC109 -- see result
+    ) -> Any:
+        found = await self._result(job_id, timeout)
+        try:
+            return read_result(processor, found)
+        except InvalidJson as error:
+            raise InvalidJson(f"job {job_id} of kind {processor.kind}: {error}") from None
 
     def _subject_of(self, kind: str, priority: int = NORMAL) -> str:
         return subject_of(self._settings.subject_prefix, kind, priority)
 
     def _died(self, name: str, error: BaseException) -> None:
         self.events.emit("worker.degraded", what=name, reason=f"{type(error).__name__}: {error}")
-
-
-def job_uuid(job_id: UUID | str) -> UUID:
-    """Return a job id as a UUID; JobNotFound: a text that is none, so that no job can have it."""
-    if isinstance(job_id, UUID):
-        return job_id
-    if not isinstance(job_id, str):
-        hint = ""
-        if isinstance(job_id, Enqueued | Mapping):
-            hint = "; give its id"
-        elif isinstance(job_id, Iterable):
-            hint = "; each is an argument of its own: cancel(*ids)"
-        raise TypeError(f"a job id is a UUID or its text, not {type(job_id).__name__}{hint}")
-    try:
-        return UUID(job_id)
-    except ValueError:
-        raise JobNotFound(f"no job has id {job_id!r}: a job id is a UUID") from None

@@ -9,8 +9,10 @@ from contextlib import suppress
 from copy import deepcopy
 from datetime import timedelta
 from itertools import count
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeAlias
 from uuid import UUID
+
+from typing_extensions import TypeVar
 
 from jsworker.core.errors import (
     DatabaseRefused,
@@ -31,6 +33,9 @@ from jsworker.ownership.transitions.enqueue import Enqueued
 from jsworker.stream.result_hints import RENEW_SECONDS, HintReceiver
 
 T = TypeVar("T")
+R = TypeVar("R", default=Any)
+ResultReader: TypeAlias = Callable[[UUID, float | timedelta | None], Awaitable[Any]]
+"""Waits for the result of a job, for so long."""
 
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _LONGEST_PAUSE_SECONDS: Final = 2.0
@@ -259,26 +264,33 @@ class Results:
                         waiter.set_exception(error)
 
 
-class JobHandle(Enqueued):
+class JobHandle(Enqueued, Generic[R]):
     """What an enqueue did, the tuple ``(id, created)``, and the way to the job's result.
 
     Not ``created``: ``id`` is that of the live job which holds the unique key, and so is the result.
     """
 
-    _results: Callable[[], Results] | None = None
+    _read: ResultReader | None = None
 
     @classmethod
-    def of(cls, enqueued: Enqueued, results: Callable[[], Results]) -> "JobHandle":
-        """Return the handle of a job; ``results`` returns what waits for it, if the client is open."""
+    def of(cls, enqueued: Enqueued, read: ResultReader) -> "JobHandle[R]":
+        """Return the handle of a job; ``read`` waits for its result."""
         handle = cls(*enqueued)
-        handle._results = results
+        handle._read = read
         return handle
 
-    async def result(self, timeout: float | timedelta | None = None) -> Any:  # noqa: ASYNC109 -- as asyncio.wait_for
-        """Return the job's result once it has completed; see ``JobClient.result``."""
-        if self._results is None:
+    async def result(self, timeout: float | timedelta | None = None) -> R:  # noqa: ASYNC109 -- as asyncio.wait_for
+        """Return the job's result once it has completed; see ``JobClient.result``.
+
+        Of a job that was enqueued by its processor it is the type that ``process`` returns, made from the
+        JSON value; of one enqueued by a kind's name, that JSON value.
+
+        Raises InvalidJson beside what ``JobClient.result`` raises: the stored result is none of that type.
+        """
+        if self._read is None:
             raise RuntimeError(f"this handle belongs to no client: use client.result({str(self.id)!r})")
-        return await self._results().result(self.id, timeout)
+        found: R = await self._read(self.id, timeout)
+        return found
 
     def __reduce__(self) -> tuple[type[Enqueued], tuple[UUID, bool]]:
         return Enqueued, (self.id, self.created)

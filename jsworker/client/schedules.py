@@ -1,12 +1,11 @@
 """Schedules for those without code: add, list, pause, resume, run now, remove."""
 
-from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
 from jsworker.client.client_publisher import ClientPublisher
 from jsworker.client.enqueueing import Kind, kind_name, limit_key_of, payload_text, priority_of
-from jsworker.client.results import JobHandle, Results
+from jsworker.client.results import JobHandle, ResultReader
 from jsworker.core.names import shown
 from jsworker.core.priorities import Priority
 from jsworker.core.schedule_rules import Cron, Every, Schedule, check_schedule_name
@@ -29,9 +28,9 @@ class Schedules:
         database: Database,
         settings: Settings,
         publisher: ClientPublisher,
-        results: Callable[[], Results],
+        read_result: ResultReader,
     ) -> None:
-        self._results = results
+        self._read_result = read_result
         self._database = database
         self._settings = settings
         self._publisher = publisher
@@ -95,7 +94,7 @@ class Schedules:
         with operators_rights("schedules", "schedules"):
             job_id = await schedules.run_now(self._database, name)
         self._publisher.publish_in_background()
-        return JobHandle.of(Enqueued(job_id, created=True), self._results)
+        return JobHandle.of(Enqueued(job_id, created=True), self._read_result)
 
     async def remove(self, name: str) -> None:
         """Remove a schedule; its jobs stay.

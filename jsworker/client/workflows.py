@@ -5,15 +5,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from types import TracebackType
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Literal, Self, get_args, overload
 from uuid import UUID
 
 from jsworker.client.client_publisher import ClientPublisher
-from jsworker.client.enqueueing import JobOptions, Kind, check_count, kind_name, new_jobs, one_for_each
+from jsworker.client.enqueueing import JobOptions, check_count, kind_name, new_jobs, one_for_each
 from jsworker.core import fault_points, tracing
 from jsworker.core.errors import WorkflowFailed, WorkflowNotFound
 from jsworker.core.job import MemberResult
 from jsworker.core.names import shown
+from jsworker.core.processor import Payload, ProcessorOf
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries import workflow_listing
@@ -73,9 +74,35 @@ class Flow:
         if kind is None:
             await self._enqueue()
 
+    @overload
     def job(
         self,
-        kind: Kind,
+        kind: type[ProcessorOf[Payload, Any]],
+        payload: Payload,
+        *,
+        after: "Node | str | Iterable[Node | str]" = (),
+        on_failure: OnFailure = "cancel",
+        name: str | None = None,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
+    ) -> Node: ...
+
+    @overload
+    def job(
+        self,
+        kind: str,
+        payload: Any,
+        *,
+        after: "Node | str | Iterable[Node | str]" = (),
+        on_failure: OnFailure = "cancel",
+        name: str | None = None,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
+    ) -> Node: ...
+
+    def job(
+        self,
+        kind: str | type[Any],
         payload: Any,
         *,
         after: "Node | str | Iterable[Node | str]" = (),
@@ -95,9 +122,35 @@ class Flow:
             max_stalls=max_stalls,
         )
 
+    @overload
     def batch(
         self,
-        kind: Kind,
+        kind: type[ProcessorOf[Payload, Any]],
+        payloads: Iterable[Payload],
+        *,
+        after: "Node | str | Iterable[Node | str]" = (),
+        on_failure: OnFailure = "cancel",
+        name: str | None = None,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
+    ) -> Node: ...
+
+    @overload
+    def batch(
+        self,
+        kind: str,
+        payloads: Iterable[Any],
+        *,
+        after: "Node | str | Iterable[Node | str]" = (),
+        on_failure: OnFailure = "cancel",
+        name: str | None = None,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
+    ) -> Node: ...
+
+    def batch(
+        self,
+        kind: str | type[Any],
         payloads: Iterable[Any],
         *,
         after: "Node | str | Iterable[Node | str]" = (),

@@ -4,58 +4,57 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, Literal, TypeAlias, get_args
 
-EVENT_NAMES = frozenset(
-    {
-        "job.claimed",
-        "job.started",
-        "job.skipped",
-        "job.held",
-        "job.progress",
-        "job.completed",
-        "job.error",
-        "job.failed",
-        "job.cancelled",
-        "job.fenced",
-        "job.released",
-        "job.step",
-        "job.snoozed",
-        "job.stalled",
-        "job.stop_ignored",
-        "job.lost",
-        "job.cleared",
-        "jobs.expired",
-        "jobs.pruned",
-        "jobs.woken",
-        "limit.changed",
-        "limit.paused",
-        "limit.resumed",
-        "stale.detected",
-        "stale.recovered",
-        "reconcile.completed",
-        "recovery.off",
-        "heartbeat.failed",
-        "batch.finished",
-        "database.changed",
-        "prune.failed",
-        "message.dead",
-        "message.refused",
-        "message.republished",
-        "row.refused",
-        "schedule.fired",
-        "schedule.refused",
-        "schedule.skipped",
-        "setup.slow",
-        "stream.changed",
-        "worker.started",
-        "worker.draining",
-        "worker.stopped",
-        "worker.degraded",
-        "worker.restored",
-        "workflow.finished",
-    }
-)
+EventName: TypeAlias = Literal[
+    "job.claimed",
+    "job.started",
+    "job.skipped",
+    "job.held",
+    "job.progress",
+    "job.completed",
+    "job.error",
+    "job.failed",
+    "job.cancelled",
+    "job.fenced",
+    "job.released",
+    "job.step",
+    "job.snoozed",
+    "job.stalled",
+    "job.stop_ignored",
+    "job.lost",
+    "job.cleared",
+    "jobs.expired",
+    "jobs.pruned",
+    "jobs.woken",
+    "limit.changed",
+    "limit.paused",
+    "limit.resumed",
+    "stale.detected",
+    "stale.recovered",
+    "reconcile.completed",
+    "recovery.off",
+    "heartbeat.failed",
+    "batch.finished",
+    "database.changed",
+    "prune.failed",
+    "message.dead",
+    "message.refused",
+    "message.republished",
+    "row.refused",
+    "schedule.fired",
+    "schedule.refused",
+    "schedule.skipped",
+    "setup.slow",
+    "stream.changed",
+    "worker.started",
+    "worker.draining",
+    "worker.stopped",
+    "worker.degraded",
+    "worker.restored",
+    "workflow.finished",
+]
+EVENT_NAMES: Final[frozenset[EventName]] = frozenset(get_args(EventName))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +62,14 @@ class Event:
     """One thing that happened.
 
     Attributes:
-        name: one of ``EVENT_NAMES``.
+        name: what happened.
         fields: what belongs to it, for example ``job_id``, ``kind``, ``fencing_token``; never a payload.
         exception: of ``job.error`` and ``job.failed``: what the processor raised, with its traceback, for an
             error tracker; None where nothing was raised in this process. It may hold payloads;
             ``repr`` leaves it out.
     """
 
-    name: str
+    name: EventName
     fields: dict[str, Any] = field(default_factory=dict)
     exception: BaseException | None = field(default=None, repr=False)
 
@@ -82,10 +81,10 @@ class Events:
     """Listeners by event name. A listener that raises is reported on stderr and never harms a job."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, list[Listener]] = {}
+        self._by_name: dict[EventName, list[Listener]] = {}
         self._all: list[Listener] = []
 
-    def on(self, name: str, listener: Listener) -> None:
+    def on(self, name: EventName | Literal["*"], listener: Listener) -> None:
         """Call ``listener`` with every event of this name; ``*`` means every event.
 
         Raises:
@@ -98,11 +97,11 @@ class Events:
         else:
             raise ValueError(f"event {name!r} must be one of: *, {', '.join(sorted(EVENT_NAMES))}")
 
-    def wants(self, name: str) -> bool:
+    def wants(self, name: EventName) -> bool:
         """Return whether the event has listeners; hot paths need not build it otherwise."""
         return bool(self._all) or name in self._by_name
 
-    def emit(self, name: str, exception: BaseException | None = None, /, **fields: Any) -> None:
+    def emit(self, name: EventName, exception: BaseException | None = None, /, **fields: Any) -> None:
         """Call the listeners of this name in the order of registration, then those of every event."""
         listeners = [*self._by_name.get(name, ()), *self._all]
         if not listeners:

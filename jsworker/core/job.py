@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
     from sqlalchemy.orm import Session
 
-    from jsworker.core.processor import JobProcessor
+    from jsworker.core.processor import ProcessorOf
 
 T = TypeVar("T")
 P = TypeVar("P")
+Payload = TypeVar("Payload")
 A = ParamSpec("A")
 
 
@@ -252,9 +253,29 @@ class Job(Generic[P]):
         """
         await self._ownership.steps.sleep(after, name)
 
+    @overload
     async def add_to_batch(
         self,
-        kind: "str | type[JobProcessor[Any]]",
+        kind: "type[ProcessorOf[Payload, Any]]",
+        payloads: Iterable[Payload],
+        *,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
+    ) -> list[UUID]: ...
+
+    @overload
+    async def add_to_batch(
+        self,
+        kind: str,
+        payloads: Iterable[Any],
+        *,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
+    ) -> list[UUID]: ...
+
+    async def add_to_batch(
+        self,
+        kind: str | type[Any],
         payloads: Iterable[Any],
         *,
         max_attempts: int | None = None,
@@ -272,9 +293,29 @@ class Job(Generic[P]):
         """
         return await self._ownership.add_to_batch(kind, payloads, _options(max_attempts, max_stalls))
 
+    @overload
     def add_to_batch_statement(
         self,
-        kind: "str | type[JobProcessor[Any]]",
+        kind: "type[ProcessorOf[Payload, Any]]",
+        payloads: Iterable[Payload],
+        *,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
+    ) -> "Executable": ...
+
+    @overload
+    def add_to_batch_statement(
+        self,
+        kind: str,
+        payloads: Iterable[Any],
+        *,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
+    ) -> "Executable": ...
+
+    def add_to_batch_statement(
+        self,
+        kind: str | type[Any],
         payloads: Iterable[Any],
         *,
         max_attempts: int | None = None,
@@ -366,9 +407,29 @@ class SyncJob:
         """See ``Job.sleep``."""
         self._ownership.wait_for(self._job.sleep(after, name=name))
 
+    @overload
     def add_to_batch(
         self,
-        kind: "str | type[JobProcessor[Any]]",
+        kind: "type[ProcessorOf[Payload, Any]]",
+        payloads: Iterable[Payload],
+        *,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
+    ) -> list[UUID]: ...
+
+    @overload
+    def add_to_batch(
+        self,
+        kind: str,
+        payloads: Iterable[Any],
+        *,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
+    ) -> list[UUID]: ...
+
+    def add_to_batch(
+        self,
+        kind: str | type[Any],
         payloads: Iterable[Any],
         *,
         max_attempts: int | None = None,
@@ -378,9 +439,29 @@ class SyncJob:
         options = _options(max_attempts, max_stalls)
         return self._ownership.wait_for(self._ownership.add_to_batch(kind, payloads, options))
 
+    @overload
     def add_to_batch_statement(
         self,
-        kind: "str | type[JobProcessor[Any]]",
+        kind: "type[ProcessorOf[Payload, Any]]",
+        payloads: Iterable[Payload],
+        *,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
+    ) -> "Executable": ...
+
+    @overload
+    def add_to_batch_statement(
+        self,
+        kind: str,
+        payloads: Iterable[Any],
+        *,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
+    ) -> "Executable": ...
+
+    def add_to_batch_statement(
+        self,
+        kind: str | type[Any],
         payloads: Iterable[Any],
         *,
         max_attempts: int | None = None,

@@ -1,14 +1,15 @@
 """What users subclass: a processor says how one kind of job is done."""
 
+import json
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from functools import cache
-from typing import Any, ClassVar, Final, Generic, Literal, TypeAlias, get_args, get_origin
+from typing import Any, ClassVar, Final, Generic, Literal, Protocol, TypeAlias, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypeVar
@@ -22,6 +23,9 @@ from jsworker.core.priorities import Priority
 from jsworker.core.schedule_rules import Schedule
 
 P = TypeVar("P", default=dict[str, Any])
+Payload = TypeVar("Payload")
+Returned = TypeVar("Returned")
+_Returned_co = TypeVar("_Returned_co", covariant=True)
 Seconds: TypeAlias = float | timedelta
 """A duration as users give it."""
 Unique: TypeAlias = Literal["live", "waiting"]
@@ -156,6 +160,24 @@ class JobProcessor(ABC, Generic[P]):
         """React to a run that lost its job; it has been stopped, its writes are refused."""
 
 
+class ProcessorOf(Protocol[Payload, _Returned_co]):
+    """To type checkers, a processor of a payload type whose ``process`` returns something of a type.
+
+    They read both from ``process``; ``type[JobProcessor[Text]]`` would say nothing of what it returns.
+    """
+
+    def process(self, job: Job[Payload], /) -> _Returned_co:
+        """See ``JobProcessor.process``."""
+        ...
+
+    async def setup(self) -> None:
+        """See ``JobProcessor.setup``; it tells processors from others that have a ``process``."""
+
+
+AsyncProcessorOf: TypeAlias = ProcessorOf[Payload, Coroutine[Any, Any, Returned]]
+"""The same, of a processor whose ``process`` is ``async def``; in overloads it goes before the other."""
+
+
 @cache
 def payload_type(processor: type[JobProcessor[Any]]) -> TypeAdapter[Any]:
     """Return the validator of a processor's payload type."""
@@ -200,6 +222,25 @@ def write_payload(processor: type[JobProcessor[Any]], payload: Any) -> str:
     # The form that read_payload takes back: field names, no computed fields.
     value = strict_json.json_form(found, payload_type(processor), "payload", round_trip=True)
     return strict_json.dumps(value, what="payload")
+
+
+def read_result(processor: type[JobProcessor[Any]], value: Any) -> Any:
+    """Return a job's result, a JSON value, as the type that ``process`` returns.
+
+    It stays the JSON value without a return type that can be read, and None stays None.
+
+    Raises InvalidJson: the stored result is none of that type.
+    """
+    adapter = _return_type(processor)
+    if value is None or adapter is strict_json.ANYTHING:
+        return value
+    # As text, for strict models take dates, UUIDs, tuples ... in their JSON form from that alone.
+    return strict_json.read_result(json.dumps(value), adapter)
+
+
+@cache
+def _return_type(processor: type[JobProcessor[Any]]) -> TypeAdapter[Any]:
+    return strict_json.result_type(processor.process)
 
 
 def _payload_argument(cls: type[Any]) -> Any:

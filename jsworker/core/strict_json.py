@@ -8,13 +8,16 @@ import json
 import math
 import typing
 from collections.abc import Awaitable, Callable, Coroutine
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any, Final, Never, NoReturn, get_args, get_origin
+from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter
+from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import to_json, to_jsonable_python
 
 from jsworker.core.errors import InvalidJson
-from jsworker.core.names import printable
+from jsworker.core.names import printable, shown
 
 MAX_DEPTH = 100
 """Deepest nesting of objects and arrays."""
@@ -71,6 +74,18 @@ def write_result(value: Any, adapter: TypeAdapter[Any]) -> str:
     return write(value, adapter, "result")
 
 
+def read_result(text: str, adapter: TypeAdapter[Any]) -> Any:
+    """Return a result, from its JSON text, as a type; InvalidJson: it is none of that type."""
+    try:
+        return adapter.validate_json(text, by_alias=True, by_name=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the whole value"
+        raise InvalidJson(
+            f"its result does not fit the return type: {shown(place)}: {first['type']}"
+        ) from None
+
+
 def json_form(value: Any, adapter: TypeAdapter[Any], what: str, *, round_trip: bool = False) -> Any:
     """Return the JSON values by which pydantic writes a value."""
     try:
@@ -102,6 +117,21 @@ def adapter_of(annotation: Any) -> TypeAdapter[Any]:
         return TypeAdapter(annotation, config=_CONFIG)
     except PydanticUserError:  # models, dataclasses and TypedDicts have a configuration of their own
         return TypeAdapter(annotation)
+
+
+def plain(value: Any) -> Any:
+    """Return an id as text, a time in ISO 8601 in UTC, a duration in seconds; other values as they are."""
+    match value:
+        case UUID():
+            return str(value)
+        case datetime():
+            return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        case timedelta():
+            return value.total_seconds()
+        case Decimal():
+            return float(value)
+        case _:
+            return value
 
 
 def loads(text: str | bytes, *, what: str = "value") -> Any:

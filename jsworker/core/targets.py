@@ -1,10 +1,12 @@
-"""Targets ``MODULE:CLASS``: processors of the user's own code, by way of the working directory."""
+"""Targets ``MODULE:CLASS`` and ``MODULE``: processors of the user's code, by way of the working directory."""
 
 import importlib
 import inspect
+import pkgutil
 import re
 import sys
 import traceback
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +18,43 @@ from jsworker.core.processor import JobProcessor
 from jsworker.core.tracebacks import raised_at
 
 _TARGET = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<names>[^\W\d]\w*(\.[^\W\d]\w*)*)")
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _LONGEST_CAUSE = 500
+
+
+def load_processors(target: str) -> list[JobProcessor[Any] | type[JobProcessor[Any]]]:
+    """Return the processor of a target ``MODULE:CLASS``, or all those of a ``MODULE``.
+
+    Those of a module are the classes that are defined in it, or in a module of the package that it is, and
+    what its ``__all__`` names besides. Classes that are abstract, or whose names begin with an underscore,
+    are left out; an instance stands for its class.
+
+    Raises InvalidTarget when it cannot be imported, or has no processor that can be used.
+    """
+    if _MODULE.fullmatch(target) is None:
+        return [load_processor(target)]
+    module = _import(target, target)
+    found: dict[type[JobProcessor[Any]], JobProcessor[Any] | type[JobProcessor[Any]]] = {}
+    for each in _modules_of(target, module):
+        exported = getattr(each, "__all__", ()) if each is module else ()
+        for name, value in vars(each).items():
+            cls = value if isinstance(value, type) else type(value)
+            if not issubclass(cls, JobProcessor) or inspect.isabstract(cls):
+                continue
+            is_public = not name.startswith("_") and cls.__module__ == each.__name__
+            if (is_public or name in exported) and not isinstance(found.get(cls), JobProcessor):
+                found[cls] = value
+    if not found:
+        raise InvalidTarget(f"target {target}: module {target} defines no JobProcessor")
+    return list(found.values())
+
+
+def _modules_of(target: str, module: ModuleType) -> Iterator[ModuleType]:
+    """Yield a module, and those of the package that it is; what ``python -m`` runs is left out."""
+    yield module
+    for info in pkgutil.walk_packages(getattr(module, "__path__", ()), f"{module.__name__}."):
+        if not info.name.endswith(".__main__"):
+            yield _import(target, info.name)
 
 
 def load_processor(target: str) -> JobProcessor[Any] | type[JobProcessor[Any]]:

@@ -14,7 +14,7 @@ from jsworker.core.events import Event
 from jsworker.core.exit_codes import DONE, code_of, exit_code_of, lines_of, show
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings, load_settings
-from jsworker.core.targets import load_processor
+from jsworker.core.targets import load_processors
 from jsworker.supervisor.child_link import ChildLink
 from jsworker.supervisor.child_start import ChildStart
 from jsworker.supervisor.messages import FromParent, Ready, Registered, Stopped, StopWorker, TakeBack, Wake
@@ -65,7 +65,7 @@ def _work(targets: Sequence[str], start: ChildStart, link: ChildLink, loop: Exit
         processors: list[Given] = []
         for target in targets:
             with _reported_while_slow(f"import of {target}"):
-                processors.append(load_processor(target))
+                processors += load_processors(target)
         runner.run(_run(processors, settings, start, link))
     except JsworkerError as error:
         if not link.last_words("\n".join(lines_of(error))):  # the parent shows it once for all its children

@@ -9,11 +9,20 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from jsworker.core.events import Event, Events
+from jsworker.core.events import Event, EventName, Events, Listener
 from jsworker.telemetry.logs import lines_dropped
 from jsworker.telemetry.worker_status import Fleet, KindLabels, Observed, WorkerStatus
 
-_OUTCOMES: Final = ("completed", "error", "failed", "cancelled", "released", "lost", "snoozed")
+_ENDS: Final[tuple[EventName, ...]] = (
+    "job.completed",
+    "job.error",
+    "job.failed",
+    "job.cancelled",
+    "job.released",
+    "job.lost",
+    "job.snoozed",
+)
+_OUTCOMES: Final = {name: name.removeprefix("job.") for name in _ENDS}
 _SERVERS: Final = ("postgresql", "nats")
 _CAUSES: Final = ("stale", "crashed", "dead", "crashed in quarantine")
 _OPERATOR: Final = "operator"
@@ -107,9 +116,9 @@ class Metrics(Collector):
 
     def listen(self, events: Events) -> None:
         """Count these events."""
-        for outcome in _OUTCOMES:
-            events.on(f"job.{outcome}", partial(self._end, outcome))
-        for name, listener in {
+        for name, outcome in _OUTCOMES.items():
+            events.on(name, partial(self._end, outcome))
+        listeners: dict[EventName, Listener] = {
             "worker.started": self._begin,
             "job.claimed": self._claim,
             "job.lost": self._lose,
@@ -129,13 +138,14 @@ class Metrics(Collector):
             "heartbeat.failed": lambda _: self._unanswered.inc(),
             "worker.degraded": self._set_degraded,
             "worker.restored": self._set_degraded,
-        }.items():
+        }
+        for name, listener in listeners.items():
             events.on(name, listener)
 
     def _begin(self, event: Event) -> None:
         """Show as zero what has not happened yet: Prometheus sees no increase in what was not there."""
         for kind in dict.fromkeys(map(self._kinds.label, event.fields["kinds"])):
-            for outcome in _OUTCOMES:
+            for outcome in _OUTCOMES.values():
                 self._ended.labels(kind, outcome)
             for cause in _CAUSES:
                 self._stalled.labels(kind, cause, "true")

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import (
@@ -17,7 +17,7 @@ from jsworker.core.errors import (
     SettingsError,
     StreamUnavailable,
 )
-from jsworker.core.events import Events, Listener
+from jsworker.core.events import EventName, Events, Listener
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import RECOVERY_RULES, Settings, check_timing
 from jsworker.core.tracebacks import raised_at
@@ -108,7 +108,7 @@ class Worker:
         """This worker's id, new in every life."""
         return self._me.id
 
-    def on(self, name: str, listener: Listener) -> None:
+    def on(self, name: EventName | Literal["*"], listener: Listener) -> None:
         """Call ``listener`` with every event of this name or, for ``*``, of any; ValueError: no such name."""
         self.events.on(name, listener)
 

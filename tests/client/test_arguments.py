@@ -33,7 +33,7 @@ WRONG: dict[str, tuple[Callable[[JobClient], Awaitable[Any]], type[Exception], s
         r"^run_at=2030-01-01T00:00:00 must have a time zone, for example tzinfo=UTC$",
     ),
     "an instant as text": (
-        lambda client: client.enqueue_many(KIND, [{}], run_at="2030-01-01"),  # type: ignore[arg-type]
+        lambda client: client.enqueue_many(KIND, [{}], run_at="2030-01-01"),  # type: ignore[call-overload]
         TypeError,
         r"^run_at='2030-01-01' must be a datetime with a time zone, not str$",
     ),
@@ -60,7 +60,7 @@ WRONG: dict[str, tuple[Callable[[JobClient], Awaitable[Any]], type[Exception], s
         r"^expires_in=.* must be from 0 to 3\.16224e\+08 seconds$",
     ),
     "an expiry as an instant": (
-        lambda client: client.enqueue(KIND, {}, expires_in=datetime(2030, 1, 1, tzinfo=UTC)),  # type: ignore[arg-type]
+        lambda client: client.enqueue(KIND, {}, expires_in=datetime(2030, 1, 1, tzinfo=UTC)),  # type: ignore[call-overload]
         TypeError,
         r"^expires_in=.* must be a number of seconds or a timedelta, not datetime$",
     ),
@@ -75,7 +75,7 @@ WRONG: dict[str, tuple[Callable[[JobClient], Awaitable[Any]], type[Exception], s
         r"^expires_in=60 ends before the job is due: run_at=",
     ),
     "a scope that there is not": (
-        lambda client: client.enqueue(KIND, {}, unique_key="a", unique="running"),  # type: ignore[arg-type]
+        lambda client: client.enqueue(KIND, {}, unique_key="a", unique="running"),  # type: ignore[call-overload]
         ValueError,
         r"^unique='running' must be 'live' or 'waiting'$",
     ),
@@ -157,12 +157,12 @@ WRONG: dict[str, tuple[Callable[[JobClient], Awaitable[Any]], type[Exception], s
         r"^delay=5 and run_at=.*: give one of them$",
     ),
     "a text": (
-        lambda client: client.enqueue_many(KIND, [{}], delay="5"),  # type: ignore[arg-type]
+        lambda client: client.enqueue_many(KIND, [{}], delay="5"),  # type: ignore[call-overload]
         TypeError,
         r"^delay='5' must be a number of seconds or a timedelta, not str$",
     ),
     "attempts as text": (
-        lambda client: client.enqueue(KIND, {}, max_attempts="3"),  # type: ignore[arg-type]
+        lambda client: client.enqueue(KIND, {}, max_attempts="3"),  # type: ignore[call-overload]
         TypeError,
         r"^max_attempts='3' must be a whole number, not str$",
     ),
@@ -177,7 +177,7 @@ WRONG: dict[str, tuple[Callable[[JobClient], Awaitable[Any]], type[Exception], s
         r"^a job id is a UUID or its text, not int$",
     ),
     "no such status": (
-        lambda client: client.list(status="bogus"),
+        lambda client: client.list(status="bogus"),  # type: ignore[arg-type]
         ValueError,
         r"^status='bogus' must be one of scheduled, queued, processing, completed, failed, cancelled$",
     ),
@@ -193,7 +193,7 @@ WRONG: dict[str, tuple[Callable[[JobClient], Awaitable[Any]], type[Exception], s
     ),
     "no such kind": (lambda client: client.list(kind="Bogus"), InvalidName, r"^kind 'Bogus' must match "),
     "a processor": (
-        lambda client: client.enqueue(CountLines(), {}),  # type: ignore[arg-type]
+        lambda client: client.enqueue(CountLines(), {}),  # type: ignore[call-overload]
         InvalidName,
         r"^kind <.*> must be a kind's name, or the class of its processor$",
     ),
@@ -219,7 +219,7 @@ WRONG: dict[str, tuple[Callable[[JobClient], Awaitable[Any]], type[Exception], s
         r"^payloads must be a list with one for each job, not dict$",
     ),
     "no payloads": (
-        lambda client: client.enqueue_many(KIND, None),  # type: ignore[arg-type]
+        lambda client: client.enqueue_many(KIND, None),  # type: ignore[call-overload]
         TypeError,
         r"^payloads must be a list with one for each job, not NoneType$",
     ),
@@ -229,12 +229,12 @@ WRONG: dict[str, tuple[Callable[[JobClient], Awaitable[Any]], type[Exception], s
         r"^unique_keys must be a list with one for each job, not str$",
     ),
     "keys without an order": (
-        lambda client: client.enqueue_many(KIND, [{}, {}], unique_keys={"a", "b"}),  # type: ignore[arg-type]
+        lambda client: client.enqueue_many(KIND, [{}, {}], unique_keys={"a", "b"}),  # type: ignore[call-overload]
         TypeError,
         r"^unique_keys must be a list with one for each job, not set$",
     ),
     "a number for a key": (
-        lambda client: client.enqueue(KIND, {}, unique_key=7),  # type: ignore[arg-type]
+        lambda client: client.enqueue(KIND, {}, unique_key=7),  # type: ignore[call-overload]
         InvalidName,
         r"^unique key 7 must be text of 1 to 255 printable characters$",
     ),
@@ -279,7 +279,7 @@ def test_a_client_takes_settings() -> None:
 async def test_numbers_of_any_sort_are_numbers(client: JobClient) -> None:
     delay: Any = Decimal(3600)
     job = await client.enqueue(KIND, {}, delay=delay)
-    assert (await client.get(job.id))["status"] == "scheduled"
+    assert (await client.get(job.id)).status == "scheduled"
 
 
 async def test_a_delay_may_be_a_timedelta(client: JobClient) -> None:
@@ -289,8 +289,9 @@ async def test_a_delay_may_be_a_timedelta(client: JobClient) -> None:
     ]
     for job in jobs:
         row = await client.get(job.id)
-        assert row["status"] == "scheduled"
-        assert timedelta(minutes=55) < row["run_at"] - row["created_at"] < timedelta(minutes=65)
+        assert row.status == "scheduled"
+        assert row.run_at is not None
+        assert timedelta(minutes=55) < row.run_at - row.created_at < timedelta(minutes=65)
 
 
 async def test_jobs_are_due_at_an_instant(client: JobClient) -> None:
@@ -303,15 +304,15 @@ async def test_jobs_are_due_at_an_instant(client: JobClient) -> None:
     assert (many[0].id, many[2].id) == (one.id, many[1].id)
     for job in (one, many[1]):
         row = await client.get(job.id)
-        assert (row["status"], row["run_at"], row["dispatch"]) == ("scheduled", at, 0)
-        assert (row["queued_at"], row["needs_publish"]) == (None, False)
+        assert (row.status, row.run_at, row.dispatch) == ("scheduled", at, 0)
+        assert (row.queued_at, row.needs_publish) == (None, False)
 
 
 async def test_an_instant_that_is_over_is_now(client: JobClient) -> None:
     at = datetime(2020, 1, 1, tzinfo=UTC)
     for job in [await client.enqueue(KIND, {}, run_at=at), *await client.enqueue_many(KIND, [{}], run_at=at)]:
         row = await client.get(job.id)
-        assert (row["status"], row["run_at"], row["dispatch"], row["queued_at"] is None) == (
+        assert (row.status, row.run_at, row.dispatch, row.queued_at is None) == (
             "queued",
             at,
             1,
@@ -323,7 +324,7 @@ async def test_an_instant_that_is_over_is_now(client: JobClient) -> None:
 async def test_jobs_are_listed_by_their_processor(client: JobClient) -> None:
     await client.enqueue("another-kind", {})
     job = await client.enqueue(CountLines, {})
-    assert [row["id"] for row in await client.list(kind=CountLines)] == [job.id]
+    assert [row.id for row in await client.list(kind=CountLines)] == [job.id]
 
 
 CALLS: dict[str, Callable[[JobClient], Awaitable[Any]]] = {

@@ -5,7 +5,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker.client import JobClient, JobDetails
 from jsworker.core.errors import JobNotFound, TransitionRefused
 from jsworker.core.job import Job
 from jsworker.ownership.transitions.reset import Reset
@@ -39,8 +39,8 @@ async def test_a_job_is_told_by_column_name_with_payload_and_result(
     await rows.becomes(job.id, "completed")
     for job_id in (job.id, str(job.id)):
         found = await client.get(job_id)
-        assert found == await rows.job(job.id)
-        assert found["payload"] == found["result"] == {"a": [1.5, "é"]}
+        assert found == JobDetails.of_row(await rows.job(job.id))
+        assert found.payload == found.result == {"a": [1.5, "é"]}
 
 
 @pytest.mark.parametrize("job_id", NO_IDS)
@@ -57,16 +57,16 @@ async def test_jobs_are_listed_by_status_and_kind_the_newest_first(client: JobCl
     first, second, third = [await client.enqueue(KIND, {"n": n}, delay=60.0) for n in range(3)]
     other = await client.enqueue("other", {})
     await client.cancel(second.id)
-    assert [row["id"] for row in await client.list()] == [other.id, third.id, second.id, first.id]
-    assert [row["id"] for row in await client.list(kind=KIND)] == [third.id, second.id, first.id]
-    assert [row["id"] for row in await client.list(status="cancelled")] == [second.id]
+    assert [row.id for row in await client.list()] == [other.id, third.id, second.id, first.id]
+    assert [row.id for row in await client.list(kind=KIND)] == [third.id, second.id, first.id]
+    assert [row.id for row in await client.list(status="cancelled")] == [second.id]
     next_due = await client.list(status="scheduled", kind=KIND, limit=1)
-    assert [row["id"] for row in next_due] == [first.id]
+    assert [row.id for row in next_due] == [first.id]
     behind = await client.list(status="scheduled", kind=KIND, after=first.id)
-    assert [row["id"] for row in behind] == [third.id]
-    assert [row["id"] for row in await client.list(after=second.id)] == [first.id]
+    assert [row.id for row in behind] == [third.id]
+    assert [row.id for row in await client.list(after=second.id)] == [first.id]
     assert await client.list(status="failed") == []
-    assert "payload" not in (await client.list())[0]
+    assert not hasattr((await client.list())[0], "payload")
 
 
 async def test_the_timeline_tells_what_happened_oldest_first(
@@ -80,11 +80,11 @@ async def test_the_timeline_tells_what_happened_oldest_first(
     job = await client.enqueue(KIND, {})
     await rows.becomes(job.id, "completed")
     told = await client.timeline(job.id)
-    assert [row["event"] for row in told] == ["error", "claimed"]
-    assert told[0]["error"].startswith("ValueError: once")
-    assert told[0]["worker_id"] == told[1]["worker_id"] == running.worker.id
-    assert [row["fencing_token"] for row in told] == [1, 2]
-    assert told[0]["at"] <= told[1]["at"]
+    assert [row.event for row in told] == ["error", "claimed"]
+    assert (told[0].error or "").startswith("ValueError: once")
+    assert told[0].worker_id == told[1].worker_id == running.worker.id
+    assert [row.fencing_token for row in told] == [1, 2]
+    assert told[0].at <= told[1].at
     assert await client.timeline(uuid4()) == []
 
 
@@ -233,8 +233,8 @@ async def test_running_jobs_are_listed_by_their_age(
         await gate.met()
     await rows.query("UPDATE jsworker.jobs SET claimed_at = claimed_at - interval '1 hour'")
     ids = [job.id for job in jobs]
-    assert {job["id"] for job in await client.list(running_for=1800.0)} == set(ids)
-    assert [job["id"] for job in await client.list(no_progress_for=1800.0)] == ids[1:]
+    assert {job.id for job in await client.list(running_for=1800.0)} == set(ids)
+    assert [job.id for job in await client.list(no_progress_for=1800.0)] == ids[1:]
     assert await client.list(running_for=1800.0, stale_for=1800.0) == []
     gate.open()
 

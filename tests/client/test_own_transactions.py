@@ -109,7 +109,7 @@ async def test_many_statements_of_one_transaction_are_published_together(
     client: JobClient, rows: Rows, session: AsyncSession
 ) -> None:
     for n in range(25):
-        await session.execute(enqueue_statement(ShipOrder, {"number": n}))
+        await session.execute(enqueue_statement("ship-order", {"number": n}))
     await session.commit()
     assert await client.publish_pending() == 25
     assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE NOT needs_publish") == 25

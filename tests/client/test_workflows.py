@@ -123,13 +123,13 @@ BAD: dict[str, tuple[Fill, type[Exception], str]] = {
         r"node name 'a\\x00' must be",
     ),
     "policy": (
-        lambda flow: flow.job("count", {}, on_failure="ignore"),  # type: ignore[arg-type]
+        lambda flow: flow.job("count", {}, on_failure="ignore"),  # type: ignore[call-overload]
         ValueError,
         "node 'count': on_failure='ignore' must be 'cancel' or 'run'",
     ),
     "kind": (lambda flow: flow.job("Count Lines", {}), InvalidName, "kind 'Count Lines' must match"),
     "payload": (
-        lambda flow: flow.batch(Report, [{"day": 1}, {"day": "x"}]),
+        lambda flow: flow.batch(Report, [{"day": 1}, {"day": "x"}]),  # type: ignore[misc]
         InvalidPayload,
         r"payloads\[1\]",
     ),

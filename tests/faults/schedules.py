@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jsworker import JobProcessor
-from jsworker.client import JobClient
+from jsworker.client import JobClient, JobDetails
 from jsworker.core.schedule_rules import Every
 from jsworker.core.settings import Settings
 from jsworker.embedded import EmbeddedServers, start_with_parent
@@ -78,16 +78,17 @@ async def under_kills(
 async def judged(client: JobClient) -> dict[str, Any]:
     """Wait until all jobs have ended, and count instants without a job and with more than one."""
 
-    async def all_ended() -> list[dict[str, Any]]:
+    async def all_ended() -> list[JobDetails]:
         jobs = await client.list(limit=100_000)
-        found = [await client.get(job["id"]) for job in jobs]
+        found = [await client.get(job.id) for job in jobs]
         assert found
-        waiting = [job for job in found if job["status"] != "completed"]
-        assert all(job["scheduled_for"] >= max(each["scheduled_for"] for each in found) for job in waiting)
+        waiting = [job for job in found if job.status != "completed"]
+        last = max(each.scheduled_for for each in found if each.scheduled_for is not None)
+        assert all(job.scheduled_for == last for job in waiting)
         return found
 
     jobs = await eventually(all_ended, seconds=120.0)
-    times = Counter(job["scheduled_for"] for job in jobs)
+    times = Counter(job.scheduled_for for job in jobs if job.scheduled_for is not None)
     first, last = min(times), max(times)
     instants = [first + timedelta(seconds=n) for n in range(int((last - first).total_seconds()) + 1)]
     return {

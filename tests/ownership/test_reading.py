@@ -12,7 +12,8 @@ from psycopg.rows import dict_row
 from sqlalchemy import text
 
 from jsworker.cli.jobs import _row
-from jsworker.cli.output import iso, print_json, since, until
+from jsworker.cli.output import print_json, since, until
+from jsworker.core.strict_json import plain
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import FarTime, read_json
 from jsworker.ownership.queries import listing
@@ -88,7 +89,7 @@ async def test_a_far_time_compares_and_comes_back_as_it_was(database: Database, 
     now = datetime.now(UTC)
     assert isinstance(row.at, FarTime)
     assert (row.at > now) == (written in {"infinity", "10000-01-01 00:00:00+00"})
-    assert (iso(row.at), since(row.at), until(row.at)) == (written,) * 3
+    assert (plain(row.at), since(row.at), until(row.at)) == (written,) * 3
     assert copy.deepcopy(row.at).text == written
     same = text("SELECT CAST(:at AS timestamptz) = CAST(:written AS timestamptz) AS same")
     assert (await database.run(same, {"at": row.at, "written": written}))[0].same

@@ -91,7 +91,7 @@ async def works(settings: Settings, launch: Launch) -> None:
         job = await client.enqueue("echo", {"n": 1})
         assert client.unpublished_because is None
         await worker.tells("job.completed")
-        assert (await client.get(job.id))["result"] == {"n": 1}
+        assert (await client.get(job.id)).result == {"n": 1}
 
 
 WRONG = {

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from jsworker.core.errors import JsworkerError
-from jsworker.core.events import Event
+from jsworker.core.events import Event, EventName
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings, load_settings, variable_of
@@ -27,7 +27,7 @@ from tests.support.polling import eventually
 _ROOT = Path(__file__).parents[2]
 _MAIN = f"import gc; gc.disable(); from {__name__} import main; main()"
 """As ``jsworker run`` does it: modules are loaded a fifth faster while nobody looks for garbage in them."""
-_TOLD = (
+_TOLD: Final[tuple[EventName, ...]] = (
     "worker.started",
     "worker.draining",
     "worker.stopped",

@@ -16,7 +16,7 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jsworker.core.events import EVENT_NAMES, Event, Events
+from jsworker.core.events import EVENT_NAMES, Event, EventName, Events
 from jsworker.telemetry.log_lines import CLEAR_LINE, LONGEST_TRACEBACK, LONGEST_VALUE
 from jsworker.telemetry.logs import bound_facts, configure_logs, drain_logs, level_of, log_events, show_line
 
@@ -320,7 +320,7 @@ class TestLevels:
             ("error", ["job.stop_ignored"]),
         ],
     )
-    def test_what_an_operator_must_know_is_info_and_above(self, level: str, names: list[str]) -> None:
+    def test_what_an_operator_must_know_is_info_and_above(self, level: str, names: list[EventName]) -> None:
         assert {name for name in EVENT_NAMES if level_of(name) == getattr(logging, level.upper())} == set(
             names
         )

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from jsworker.core.events import Events
+from jsworker.core.events import EventName, Events
 from jsworker.telemetry.metrics import Metrics
 from jsworker.telemetry.worker_status import MOST_KINDS, OTHER_KINDS
 
@@ -66,7 +66,7 @@ def test_each_event_counts_once(
     registry: CollectorRegistry,
     events: Events,
     *,
-    event: str,
+    event: EventName,
     fields: dict[str, Any],
     sample: str,
     labels: dict[str, str],
@@ -163,7 +163,7 @@ def test_a_loss_that_was_known_before_the_end_is_no_late_write(
     ],
 )
 def test_durations_fall_into_buckets(
-    registry: CollectorRegistry, events: Events, *, event: str, field: str, histogram: str
+    registry: CollectorRegistry, events: Events, *, event: EventName, field: str, histogram: str
 ) -> None:
     events.emit(event, kind="k", **{field: 0.02})
     events.emit(event, kind="k", **{field: 40.0})

@@ -167,9 +167,9 @@ async def test_a_job_cancelled_right_before_sigterm_is_cancelled_and_not_queued_
 
     assert await worker.ends() == 0
     row = await client.get(job.id)
-    assert (row["status"], row["attempts"], row["errors"]) == ("cancelled", 0, 0)
+    assert (row.status, row.attempts, row.errors) == ("cancelled", 0, 0)
     assert worker.lines("job.cancelled")
-    assert [event["event"] for event in await client.timeline(job.id)] == ["cancel_requested", "cancelled"]
+    assert [event.event for event in await client.timeline(job.id)] == ["cancel_requested", "cancelled"]
     assert await rows.query("SELECT * FROM jsworker.jobs WHERE needs_publish") == []
 
 
@@ -219,8 +219,8 @@ async def test_a_second_sigterm_hands_a_running_job_back_at_once(
     [finish] = await successor.tells("finish")
     assert (finish["job"], finish["token"], finish["reason"]) == (str(job.id), 2, "the worker was stopped")
     row = await client.get(job.id)
-    assert (row["attempts"], row["stalls"]) == (1, 0)
-    assert [event["event"] for event in await client.timeline(job.id)] == ["released", "claimed"]
+    assert (row.attempts, row.stalls) == (1, 0)
+    assert [event.event for event in await client.timeline(job.id)] == ["released", "claimed"]
 
 
 async def test_jobs_claimed_ahead_of_runs_that_take_long_go_back_and_are_not_claimed_again(

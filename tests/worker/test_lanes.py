@@ -56,7 +56,7 @@ async def with_open_lanes(
 
 async def enqueue(client: JobClient, jobs: dict[str, int], kind: str = KIND) -> None:
     for priority, count in jobs.items():
-        await client.enqueue_many(kind, [{"as": priority}] * count, priority=priority)  # type: ignore[arg-type] # one of them
+        await client.enqueue_many(kind, [{"as": priority}] * count, priority=priority)  # type: ignore[call-overload] # one of them
 
 
 async def begun(order: Order, count: int) -> list[str]:

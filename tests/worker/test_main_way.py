@@ -41,15 +41,15 @@ async def test_a_job_is_completed_with_its_result_and_its_message_is_gone(
         doubled = await client.enqueue("double", {"n": 21})
 
         async def both_completed() -> None:
-            assert (await client.get(added.id))["status"] == "completed"
-            assert (await client.get(doubled.id))["status"] == "completed"
+            assert (await client.get(added.id)).status == "completed"
+            assert (await client.get(doubled.id)).status == "completed"
             assert (await worker._stream.state()).messages == 0
 
         await eventually(both_completed)
     row = await client.get(added.id)
-    assert row["result"] == {"sum": 6}
-    assert (row["stage"], row["progress"], row["attempts"], row["fencing_token"]) == ("adding", 0.5, 1, 1)
-    assert (await client.get(doubled.id))["result"] == 42
+    assert row.result == {"sum": 6}
+    assert (row.stage, row.progress, row.attempts, row.fencing_token) == ("adding", 0.5, 1, 1)
+    assert (await client.get(doubled.id)).result == 42
 
 
 async def test_many_jobs_are_completed_once_each(client: JobClient, settings: Settings) -> None:

@@ -206,7 +206,7 @@ async def test_the_schedules_of_a_client(client: JobClient, database: Database) 
     assert (await client.schedules.list())[0]["paused"] is True
     assert await client.schedules.resume("nightly") == first
     job = await client.schedules.run_now("nightly")
-    assert (await client.get(job.id))["schedule"] == "nightly"
+    assert (await client.get(job.id)).schedule == "nightly"
     await client.schedules.remove("nightly")
     assert await client.schedules.list() == []
     with pytest.raises(TypeError, match="must be a Cron or an Every"):

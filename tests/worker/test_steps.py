@@ -90,7 +90,7 @@ async def test_a_later_run_gets_what_a_step_returned_without_a_call(
     assert [each["step"] for each in await running.events.told("job.step", times=5)][:2] == ["charge", "ship"]
     [name] = calls.threads
     assert "step 'ship'" in name
-    assert [step["result"] for step in await client.steps(job.id)][1:] == [
+    assert [step.result for step in await client.steps(job.id)][1:] == [
         [7, "shipped"],
         {"at": "2026-11-24T00:00:00Z", "cents": 1},
         {"at": "2026-11-24T00:00:00Z", "cents": 2},

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Final
 
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic import PydanticUserError, TypeAdapter
 
 from jsworker.core import fault_points, strict_json
 from jsworker.core.clock import boottime, wait_in_seconds
@@ -231,12 +231,9 @@ class _Step:
         if self._type is strict_json.ANYTHING:
             return strict_json.loads(text)
         try:
-            return self._type.validate_json(text, by_alias=True, by_name=True)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-            place = ".".join(map(str, first["loc"])) or "the whole value"
-            misfit = f"its result does not fit the return type: {shown(place)}: {first['type']}"
-            raise InvalidJson(f"step {shown(self.name)}: {misfit}") from None
+            return strict_json.read_result(text, self._type)
+        except InvalidJson as error:
+            raise InvalidJson(f"step {shown(self.name)}: {error}") from None
 
     def _result_type(self, function: Callable[..., Any]) -> TypeAdapter[Any]:
         try:

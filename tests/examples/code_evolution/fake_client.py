@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace as Record
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -21,18 +22,18 @@ class FakeClient:
     def __init__(self) -> None:
         self.jobs: dict[UUID, dict[str, Any]] = {}
         self.events: list[dict[str, Any]] = []
-        self.answers: list[list[dict[str, Any]]] = []
+        self.answers: list[list[Record]] = []
 
-    async def list(self, *, limit: int, status: str | None = None, kind: object) -> Sequence[dict[str, Any]]:  # noqa: ARG002 -- the client's shape
+    async def list(self, *, limit: int, status: str | None = None, kind: object) -> Sequence[Record]:  # noqa: ARG002 -- the client's shape
         if self.answers:
             return self.answers.pop(0)
-        return [dict(row) for row in self.jobs.values() if status in (None, row["status"])]
+        return [Record(**row) for row in self.jobs.values() if status in (None, row["status"])]
 
-    async def get(self, job_id: UUID) -> dict[str, Any]:
-        return dict(self.jobs[job_id])
+    async def get(self, job_id: UUID) -> Record:
+        return Record(**self.jobs[job_id])
 
-    async def timeline(self, job_id: UUID) -> Sequence[dict[str, Any]]:
-        return [event for event in self.events if event["job_id"] == job_id]
+    async def timeline(self, job_id: UUID) -> Sequence[Record]:
+        return [Record(**event) for event in self.events if event["job_id"] == job_id]
 
     def record(
         self, job_id: UUID, event: str, token: int, worker_id: str = "id-2", seconds: float = 0

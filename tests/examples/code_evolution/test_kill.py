@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace as Record
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -34,11 +35,11 @@ async def workers() -> AsyncIterator[list[WorkerProcess]]:
         await worker.process.wait()
 
 
-def owned(worker_id: str, token: int = 1, job_id: UUID | None = None) -> dict[str, Any]:
-    return {"id": job_id or uuid4(), "worker_id": worker_id, "fencing_token": token, "status": "processing"}
+def owned(worker_id: str, token: int = 1, job_id: UUID | None = None) -> Record:
+    return Record(id=job_id or uuid4(), worker_id=worker_id, fencing_token=token, status="processing")
 
 
-def client_that_answers(*answers: list[dict[str, Any]]) -> Any:
+def client_that_answers(*answers: list[Record]) -> Any:
     client = FakeClient()
     client.answers = list(answers)
     return client
@@ -61,7 +62,7 @@ async def test_the_worker_with_most_jobs_is_killed_and_the_others_go_on(workers:
 
     assert kill is not None
     assert kill.worker is workers[1]
-    assert kill.held == {(row["id"], row["fencing_token"]) for row in rows[1:3]}
+    assert kill.held == {(row.id, row.fencing_token) for row in rows[1:3]}
     assert await workers[1].process.wait() == -signal.SIGKILL
     assert workers[1].state == "killed"
     assert all_are("sleeping", [workers[0], workers[2]])
@@ -74,7 +75,7 @@ async def test_a_worker_without_jobs_is_not_killed(workers: list[WorkerProcess])
 
 async def test_a_worker_whose_job_was_just_settled_is_not_killed(workers: list[WorkerProcess]) -> None:
     class SettledAfterTheFirstLook(FakeClient):
-        async def list(self, **filters: Any) -> Sequence[dict[str, Any]]:
+        async def list(self, **filters: Any) -> Sequence[Record]:
             assert all_are("stopped", workers)
             return await super().list(**filters)
 
@@ -92,12 +93,12 @@ async def test_a_claim_on_its_way_is_waited_for(workers: list[WorkerProcess]) ->
     kill = await try_to_kill(workers, client_that_answers([first], both, both))
 
     assert kill is not None
-    assert kill.held == {(first["id"], 1), (second["id"], 1)}
+    assert kill.held == {(first.id, 1), (second.id, 1)}
 
 
 async def test_workers_go_on_when_the_look_fails(workers: list[WorkerProcess]) -> None:
     class Unreachable(FakeClient):
-        async def list(self, **_: Any) -> Sequence[dict[str, Any]]:
+        async def list(self, **_: Any) -> Sequence[Record]:
             raise ConnectionError
 
     client: Any = Unreachable()

@@ -1,0 +1,101 @@
+"""``jsworker run MODULE``: all processors of a module or a package."""
+
+import json
+import signal
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from jsworker.core.errors import InvalidTarget
+from jsworker.core.targets import load_processors
+
+from .commands import Cli, Spawn
+
+CLASS = """
+from jsworker import JobProcessor
+
+
+class {name}(JobProcessor):
+    def process(self, job):
+        return 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def _modules(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = {
+        "shop/__init__.py": "from elsewhere import *\n\nnothing = 1\n__all__ = ['Elsewhere', 'nothing']\n",
+        "shop/__main__.py": "raise SystemExit('python -m shop')\n",
+        "shop/orders.py": CLASS.format(name="Order")
+        + dedent(
+            """
+            from abc import abstractmethod
+            from elsewhere import Hidden
+            from jsworker import job
+
+            class Unfinished(JobProcessor):
+                pass
+
+            class _Private(Order):
+                kind = "private"
+
+            Alias = Order
+
+            @job
+            def tidy_up(payload):
+                return None
+            """
+        ),
+        "shop/mail/__init__.py": "",
+        "shop/mail/sending.py": CLASS.format(name="Send")
+        + "    def __init__(self, host):\n        self.host = host\n\n\n"
+        + "send = Send('localhost')\nagain = send\n",
+        "elsewhere.py": CLASS.format(name="Elsewhere") + CLASS.format(name="Hidden"),
+        "empty.py": "from elsewhere import Elsewhere\n",
+        "broken/__init__.py": "",
+        "broken/half.py": "def\n",
+    }
+    for name, text in modules.items():
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text(text)
+    for name in {each.split("/")[0].removesuffix(".py") for each in modules}:
+        monkeypatch.delitem(__import__("sys").modules, name, raising=False)
+
+
+def kinds(target: str) -> list[str]:
+    return sorted(each.kind for each in load_processors(target))
+
+
+def test_those_of_a_package_are_all_that_its_modules_define() -> None:
+    assert kinds("shop") == ["elsewhere", "order", "send", "tidy-up"]
+    assert kinds("shop.orders") == ["order", "tidy-up"]
+    [send] = load_processors("shop.mail")
+    assert send.host == "localhost"  # type: ignore[union-attr]  # its instance, for its class cannot be made
+    assert kinds("shop.orders:tidy_up") == ["tidy-up"]
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("empty", "target empty: module empty defines no JobProcessor"),
+        ("nowhere", "target nowhere: there is no module nowhere in "),
+        ("broken", "target broken: module broken.half cannot be imported: SyntaxError: "),
+    ],
+)
+def test_what_has_none_is_refused_in_one_line(target: str, told: str, cli: Cli) -> None:
+    with pytest.raises(InvalidTarget) as refusal:
+        load_processors(target)
+    assert told in str(refusal.value)
+    found = cli("run", target)
+    assert (found.code, found.out) == (2, "")
+    assert told in found.errors[-1]
+    assert "Traceback" not in found.err
+
+
+def test_a_worker_serves_all_of_them(spawn: Spawn) -> None:
+    worker = spawn("run", "shop", "--log-format", "json")
+    started = json.loads(worker.read_errors_until("worker.started"))
+    assert sorted(started["kinds"]) == ["elsewhere", "order", "send", "tidy-up"]
+    worker.signal(signal.SIGTERM)
+    assert worker.wait().code == 0

@@ -1,0 +1,121 @@
+"""``jsworker run --reload``: a changed file starts the worker anew, after its jobs; a broken one is named."""
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.ownership.rows import Sql
+
+from .commands import Cli, Process, Spawn, Terminal, wait_until
+from .test_run import wait_for_status
+
+MODULE = """
+import time
+from pathlib import Path
+
+from jsworker import job
+
+
+@job
+def version(payload):
+    while payload.get("until") and not Path(payload["until"]).exists():
+        time.sleep(0.02)
+    return {version}
+"""
+OPTIONS = ("--reload", "--relay-interval", "0.1", "--scan-interval", "1", "--log-format", "json")
+
+
+def write(here: Path, text: str) -> None:
+    """Replace the module at once, as editors do: a worker never reads half of it."""
+    (here / "versions.new").write_text(text)
+    (here / "versions.new").rename(here / "versions.py")
+
+
+@pytest.fixture
+def worker(here: Path, spawn: Spawn) -> Process:
+    write(here, MODULE.replace("{version}", "1"))
+    started = spawn("run", "versions", *OPTIONS)
+    started.read_errors_until('"worker.started"')
+    return started
+
+
+def result_of(cli: Cli, job_id: str) -> int:
+    """Wait until a job has completed, and return its result."""
+    wait_until(lambda: cli("job", job_id, "--json").json["status"] == "completed", f"{job_id} is done")
+    return int(cli("job", job_id, "--json").json["result"])
+
+
+def run_job(cli: Cli) -> int:
+    return result_of(cli, cli("enqueue", "version").lines[0])
+
+
+def ends_by(worker: Process, number: signal.Signals) -> None:
+    children = psutil.Process(worker.popen.pid).children(recursive=True)
+    worker.signal(number)
+    assert worker.wait().code == 0
+    assert psutil.wait_procs(children, timeout=60)[1] == []
+
+
+def test_a_changed_file_is_loaded_after_running_jobs_have_ended(
+    cli: Cli, sql: Sql, here: Path, worker: Process
+) -> None:
+    assert run_job(cli) == 1
+    until = here / "go-on"
+    [running] = cli("enqueue", "version", "--payload", f'{{"until": "{until}"}}').lines
+    wait_for_status(sql, "processing")
+    write(here, MODULE.replace("{version}", "2"))
+    assert worker.read_errors_until("changed").strip() == "versions.py changed: the worker is started anew"
+    worker.read_errors_until('"worker.draining"')
+    until.touch()
+    worker.read_errors_until('"worker.started"')
+    assert result_of(cli, running) == 1
+    assert run_job(cli) == 2
+    row = cli("job", running, "--json").json
+    assert (row["attempts"], row["timeline"]) == (1, [])
+    ends_by(worker, signal.SIGTERM)
+
+
+def test_a_file_that_cannot_be_loaded_is_told_of_and_the_next_change_is_waited_for(
+    cli: Cli, here: Path, worker: Process
+) -> None:
+    write(here, "def version(:\n")
+    worker.read_errors_until("target versions: module versions cannot be imported: SyntaxError: ")
+    told = worker.read_errors_until("exit code").strip()
+    assert told == "the worker ended with exit code 2; it is started anew when a Python file changes"
+    (here / "notes.txt").write_text("no Python")
+    write(here, MODULE.replace("{version}", "3"))
+    assert worker.read_errors_until("changed").startswith("versions.py changed")
+    worker.read_errors_until('"worker.started"')
+    assert run_job(cli) == 3
+    ends_by(worker, signal.SIGINT)
+
+
+def test_without_it_nothing_is_left_of_the_worker(worker: Process) -> None:
+    children = psutil.Process(worker.popen.pid).children(recursive=True)
+    assert children
+    worker.popen.kill()
+    assert psutil.wait_procs(children, timeout=60)[1] == []
+
+
+def test_ctrl_c_on_a_terminal_ends_both(here: Path, cli_environment: dict[str, str]) -> None:
+    write(here, MODULE.replace("{version}", "1"))
+    terminal = Terminal("run", "versions", *OPTIONS, cwd=here, environment={**os.environ, **cli_environment})
+    terminal.read_until('"worker.started"')
+    terminal.type("\x03")
+    assert terminal.wait() == 0
+    assert "worker.stopped" in terminal.text
+    assert '"force": true' not in terminal.text
+
+
+def test_without_watchfiles_it_says_what_to_install(spawn: Spawn, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\n\nsys.modules['watchfiles'] = None\n")
+    found = spawn("run", "versions", "--reload", PYTHONPATH=str(tmp_path)).wait()
+    assert found.refused(2) == "--reload needs watchfiles; install it: pip install 'jsworker[reload]'"
+
+
+def test_wrong_settings_end_it_at_once(spawn: Spawn) -> None:
+    found = spawn("run", "versions", "--reload", "--concurrency", "0").wait()
+    assert "JSWORKER_CONCURRENCY" in found.refused(2)
