@@ -1,4 +1,4 @@
-"""A JobClient for code that waits: it lives on an event loop in a thread of its own; any thread may call it."""
+"""A JobClient for code that waits: on an event loop in a thread of its own, called from any other thread."""
 
 import asyncio
 import concurrent.futures
