@@ -12,12 +12,12 @@ from typing_extensions import Unpack
 
 from jsworker.client.client_publisher import ClientPublisher
 from jsworker.client.enqueueing import (
-    EnqueueOptions,
     JobOptions,
     Kind,
     SharedInserts,
     check_count,
     insert,
+    keys_of,
     kind_name,
     new_jobs,
     one_for_each,
@@ -29,6 +29,7 @@ from jsworker.client.schedules import Schedules
 from jsworker.client.terms import is_due
 from jsworker.client.workflows import Flow, Workflows
 from jsworker.core import fault_points, tracing
+from jsworker.core.enqueue_options import EnqueueOptions
 from jsworker.core.errors import JobNotFound, TransitionRefused
 from jsworker.core.events import Events
 from jsworker.core.names import printable, shown
@@ -218,9 +219,7 @@ class JobClient:
         error leaves the jobs of earlier statements stored; TypeError: what must be a list is none.
         """
         given = one_for_each("payloads", payloads)
-        keys = [None] * len(given) if unique_keys is None else one_for_each("unique_keys", unique_keys)
-        if len(keys) != len(given):
-            raise ValueError(f"{len(keys)} unique_keys for {len(given)} payloads: one for each is needed")
+        keys = keys_of(given, unique_keys)
         name = kind_name(kind)
         said = JobOptions.of(self._settings.max_payload_bytes, options)
         subject = self._subject_of(name, priority_of(kind, said.priority))

@@ -9,11 +9,12 @@ from uuid import UUID
 from typing_extensions import Unpack
 
 from jsworker.client.client_thread import ClientThread
-from jsworker.client.enqueueing import EnqueueOptions, Kind, one_for_each
+from jsworker.client.enqueueing import Kind, one_for_each
 from jsworker.client.sync_limits import SyncLimits
 from jsworker.client.sync_results import SyncJobHandle
 from jsworker.client.sync_schedules import SyncSchedules
 from jsworker.client.sync_workflows import SyncFlow, SyncWorkflows
+from jsworker.core.enqueue_options import EnqueueOptions
 from jsworker.core.events import Events
 from jsworker.core.priorities import Priority
 from jsworker.core.settings import Settings, load_settings

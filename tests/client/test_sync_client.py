@@ -13,13 +13,13 @@ import pytest
 import jsworker
 from jsworker import Every, JobClient, JobHandle, Limit, SyncJobClient, SyncJobHandle
 from jsworker.client import Enqueued
-from jsworker.client.enqueueing import EnqueueOptions
 from jsworker.client.limits import Limits
 from jsworker.client.schedules import Schedules
 from jsworker.client.sync_limits import SyncLimits
 from jsworker.client.sync_schedules import SyncSchedules
 from jsworker.client.sync_workflows import SyncFlow, SyncWorkflows
 from jsworker.client.workflows import Flow, Workflows
+from jsworker.core.enqueue_options import EnqueueOptions
 from jsworker.core.errors import (
     DatabaseUnavailable,
     InvalidPayload,
