@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, get_overloads
@@ -213,6 +214,17 @@ async def test_workflows_wait_too(sync_client: SyncJobClient, start: StartWorker
             left.__enter__()
 
     await asyncio.to_thread(use)
+
+
+def test_payloads_are_read_in_the_thread_of_the_caller(sync_client: SyncJobClient) -> None:
+    def payloads() -> Iterator[dict[str, str]]:
+        for _ in range(2):
+            names.append(threading.current_thread().name)
+            yield {}
+
+    names: list[str] = []
+    assert len(sync_client.enqueue_many(KIND, payloads())) == 2
+    assert names == [threading.current_thread().name] * 2
 
 
 def stored(settings: Settings) -> int:
