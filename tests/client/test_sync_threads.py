@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, LiteralString
 
@@ -31,6 +31,19 @@ def value(settings: Settings, statement: LiteralString) -> Any:
         found = connection.execute(statement).fetchone()
     assert found is not None
     return found[0]
+
+
+@contextmanager
+def taken_key(settings: Settings) -> Iterator[None]:
+    """Let a twin take the unique key ``mine`` in a transaction that is rolled back: enqueues wait for it."""
+    with psycopg.connect(settings.database_dsn()) as twin:
+        twin.execute(
+            "INSERT INTO jsworker.jobs (id, kind, payload, unique_key, status, run_at)"
+            " VALUES (gen_random_uuid(), %s, '{}', 'mine', 'scheduled', now() + interval '1 hour')",
+            [KIND],
+        )
+        yield
+        twin.rollback()
 
 
 def soon(check: Callable[[], bool]) -> None:
@@ -78,9 +91,10 @@ def test_many_threads_enqueue_at_once(settings: Settings) -> None:
 def test_closing_cuts_off_the_calls_of_other_threads(settings: Settings) -> None:
     client = SyncJobClient(settings)
     late = client.enqueue(KIND, {}, delay=3600)
-    with ThreadPoolExecutor(4) as pool:
-        waiting = [pool.submit(late.result, SECONDS) for _ in range(2)]
-        soon(lambda: len(tasks_of(client)) > 0)
+    with ThreadPoolExecutor(5) as pool, taken_key(settings):
+        waiting: list[Future[Any]] = [pool.submit(late.result, SECONDS) for _ in range(2)]
+        waiting.append(pool.submit(client.enqueue, KIND, {}, unique_key="mine"))
+        soon(lambda: len(tasks_of(client)) == 3)
         closing = [pool.submit(client.close) for _ in range(2)]
         for each in closing:
             each.result(SECONDS)
@@ -109,14 +123,8 @@ def test_ctrl_c_cancels_the_call_that_waits(settings: Settings) -> None:
     client = SyncJobClient(settings)
     late = client.enqueue(KIND, {}, delay=3600)
     interrupt(late.result, client)
-    with psycopg.connect(settings.database_dsn()) as twin:  # whose key an enqueue waits for
-        twin.execute(
-            "INSERT INTO jsworker.jobs (id, kind, payload, unique_key, status, run_at)"
-            " VALUES (gen_random_uuid(), %s, '{}', 'mine', 'scheduled', now() + interval '1 hour')",
-            [KIND],
-        )
+    with taken_key(settings):
         interrupt(lambda: client.enqueue(KIND, {}, unique_key="mine"), client)
-        twin.rollback()
     assert client.get(late.id)["status"] == "scheduled"  # the client goes on
     client.close()
 
@@ -276,17 +284,11 @@ def test_killed_within_an_enqueue_a_second_try_with_the_key_is_safe(settings: Se
         "SELECT count(*) FROM pg_stat_activity"
         " WHERE wait_event_type = 'Lock' AND datname = current_database()"
     )
-    with psycopg.connect(settings.database_dsn()) as twin:
-        twin.execute(
-            "INSERT INTO jsworker.jobs (id, kind, payload, unique_key, status, run_at)"
-            " VALUES (gen_random_uuid(), %s, '{}', 'mine', 'scheduled', now() + interval '1 hour')",
-            [KIND],
-        )
-        with running(settings, "client.enqueue('scripted', {}, unique_key='mine')") as process:
-            soon(lambda: value(settings, waits) == 1)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        twin.rollback()
+    enqueue = "client.enqueue('scripted', {}, unique_key='mine')"
+    with taken_key(settings), running(settings, enqueue) as process:
+        soon(lambda: value(settings, waits) == 1)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
     with SyncJobClient(settings) as client:
         job = client.enqueue(KIND, {}, unique_key="mine")
         assert client.enqueue(KIND, {}, unique_key="mine") == (job.id, False)

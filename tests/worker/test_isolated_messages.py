@@ -122,7 +122,7 @@ def test_outcomes_arrive(outcome: Outcome) -> None:
     [
         b'{"what":"ended","outcome":{"sudden":true},"completed":true,"child_jobs":[]}',
         b'{"what":"ended","outcome":{"error":7},"completed":true,"child_jobs":[]}',
-        b'{"what":"ended","outcome":{"result":null,"reason":"two outcomes at once"},"completed":true,"child_jobs":[]}',
+        b'{"what":"ended","outcome":{"result":null,"reason":"two at once"},"completed":true,"child_jobs":[]}',
         b'{"what":"ended","outcome":[],"completed":true,"child_jobs":[]}',
         b'{"what":"state","sign_at":NaN,"quiet_seconds":0,"quiet_until":0}',
     ],
