@@ -11,6 +11,8 @@ if TYPE_CHECKING:
         JobHandle,
         JobInfo,
         StepInfo,
+        SyncJobClient,
+        SyncJobHandle,
         enqueue_statement,
     )
     from jsworker.core.errors import (
@@ -64,6 +66,8 @@ __all__ = [
     "Settings",
     "Snooze",
     "StepInfo",
+    "SyncJobClient",
+    "SyncJobHandle",
     "TransitionRefused",
     "UsageError",
     "Worker",
@@ -101,6 +105,8 @@ _HOMES = {
     "Settings": "jsworker.core.settings",
     "Snooze": "jsworker.core.errors",
     "StepInfo": "jsworker.client",
+    "SyncJobClient": "jsworker.client",
+    "SyncJobHandle": "jsworker.client",
     "TransitionRefused": "jsworker.core.errors",
     "UsageError": "jsworker.core.errors",
     "Worker": "jsworker.worker.worker",

@@ -4,6 +4,8 @@ from jsworker.client.enqueueing import enqueue_statement
 from jsworker.client.job_client import JobClient
 from jsworker.client.job_info import JobDetails, JobEvent, JobInfo, StepInfo
 from jsworker.client.results import JobHandle
+from jsworker.client.sync_client import SyncJobClient
+from jsworker.client.sync_results import SyncJobHandle
 from jsworker.ownership.transitions.control import Cancelled
 from jsworker.ownership.transitions.enqueue import Enqueued
 from jsworker.ownership.transitions.reset import Reset
@@ -18,5 +20,7 @@ __all__ = [
     "JobInfo",
     "Reset",
     "StepInfo",
+    "SyncJobClient",
+    "SyncJobHandle",
     "enqueue_statement",
 ]

@@ -3,18 +3,18 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, overload
 from uuid import UUID
 
 from pydantic import BaseModel
-from typing_extensions import TypedDict, Unpack
+from typing_extensions import Unpack
 
 from jsworker.client.terms import Terms, is_due, of_job
 from jsworker.core import strict_json, tracing
 from jsworker.core.batching import Batcher
+from jsworker.core.enqueue_options import EnqueueOptions
 from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload, JsworkerError
 from jsworker.core.limits import common_key, key_of
 from jsworker.core.names import check_kind, check_limit_key, check_unique_key, shown
@@ -24,7 +24,6 @@ from jsworker.core.processor import (
     Payload,
     ProcessorOf,
     Seconds,
-    Unique,
     read_payload_text,
     write_payload,
 )
@@ -49,42 +48,6 @@ _BATCH_BYTES: Final = 8_000_000  # of payloads in one statement, but for a singl
 _AT_ONCE: Final = 2
 _SHARED_BATCH: Final = 500
 _Answer = Enqueued | JsworkerError
-
-
-class EnqueueOptions(TypedDict, total=False):
-    """What a call may say by keyword of each job that it enqueues.
-
-    Attributes:
-        delay: seconds, or a timedelta, until the job is due.
-        max_attempts: overrides the processor's; at most 1,000,000.
-        max_stalls: overrides the processor's; at most 100. After two the job runs in quarantine.
-        limit_key: under which limits, rates and pauses count it, 1 to 255 printable characters; left out:
-            what the ``limit`` or ``rate`` of a processor that is given says.
-        priority: ``high``, ``normal`` or ``low``; left out: the processor's, or normal for a kind's name.
-        run_at: when the job is due, instead of a delay: a datetime with a time zone. One that is over is now.
-        expires_in: seconds, or a timedelta, from the insert; a job that has not begun by then is cancelled. A
-            claim is a beginning: what is retried or taken back later does not expire. Overrides the
-            processor's.
-        unique: of the unique key: ``live`` (the default), at most one waits or runs; ``waiting``, at most one
-            waits and one runs. Overrides the processor's.
-        unique_for: seconds, or a timedelta: of the unique key at most one job is enqueued in so long, ended
-            ones included, and none while it waits or runs. Overrides the processor's.
-        debounce: seconds, or a timedelta, until the job is due. Of the unique key one waits and one runs;
-            each further call replaces the payload of the one that waits, and lets it wait anew.
-        debounce_max: seconds, or a timedelta, from the first of these calls: no later is it moved.
-    """
-
-    delay: Seconds
-    max_attempts: int | None
-    max_stalls: int | None
-    limit_key: str | None
-    priority: Priority | None
-    run_at: datetime | None
-    expires_in: Seconds | None
-    unique: Unique | None
-    unique_for: Seconds | None
-    debounce: Seconds | None
-    debounce_max: Seconds | None
 
 
 class JobOptions(NamedTuple):
@@ -209,6 +172,14 @@ def one_for_each(name: str, given: Any) -> list[Any]:
     ):
         raise TypeError(f"{name} must be a list with one for each job, not {type(given).__name__}")
     return list(given)
+
+
+def keys_of(payloads: Sequence[Any], unique_keys: Sequence[str | None] | None) -> Sequence[str | None]:
+    """Return a unique key or None for each payload; ValueError: there are more or fewer."""
+    keys = [None] * len(payloads) if unique_keys is None else one_for_each("unique_keys", unique_keys)
+    if len(keys) != len(payloads):
+        raise ValueError(f"{len(keys)} unique_keys for {len(payloads)} payloads: one for each is needed")
+    return keys
 
 
 def new_jobs(

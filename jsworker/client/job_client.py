@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, overload
 from uuid import UUID
@@ -13,12 +12,12 @@ from typing_extensions import Unpack
 
 from jsworker.client.client_publisher import ClientPublisher
 from jsworker.client.enqueueing import (
-    EnqueueOptions,
     JobOptions,
     Kind,
     SharedInserts,
     check_count,
     insert,
+    keys_of,
     kind_name,
     new_jobs,
     one_for_each,
@@ -26,22 +25,21 @@ from jsworker.client.enqueueing import (
 )
 from jsworker.client.job_info import JobDetails, JobEvent, JobInfo, JobStatus, StepInfo, job_uuid
 from jsworker.client.limits import Limits
-from jsworker.client.results import JobHandle, ResultReader, Results
+from jsworker.client.results import JobHandle, Results
 from jsworker.client.schedules import Schedules
 from jsworker.client.terms import is_due
 from jsworker.client.workflows import Flow, Workflows
 from jsworker.core import fault_points, tracing
-from jsworker.core.errors import InvalidJson, JobNotFound, TransitionRefused
+from jsworker.core.enqueue_options import EnqueueOptions
+from jsworker.core.errors import JobNotFound, TransitionRefused
 from jsworker.core.events import Events
 from jsworker.core.names import printable, shown
 from jsworker.core.priorities import NORMAL, Priority, priority_number
 from jsworker.core.processor import (
     AsyncProcessorOf,
-    JobProcessor,
     Payload,
     ProcessorOf,
     Returned,
-    read_result,
 )
 from jsworker.core.settings import Settings, load_settings
 from jsworker.ownership.database import Database
@@ -67,8 +65,9 @@ class JobClient:
     """Enqueues jobs and acts on them. Open one per process: ``async with JobClient.from_env() as client``.
 
     A job is accepted once it is committed. NATS may be away: workers publish what the client could not, which
-    connects in the background. Its ``events`` are ``worker.degraded`` and ``worker.restored``, with
-    ``what="publishing"`` for a stream that it cannot publish to; ``database`` are its connections.
+    connects in the background. Without JSWORKER_NATS_URL it uses no NATS at all. Its ``events`` are
+    ``worker.degraded`` and ``worker.restored``, with ``what="publishing"`` for a stream that it cannot
+    publish to; ``database`` are its connections.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -241,7 +240,7 @@ class JobClient:
                 await self._publisher.publish(
                     Outgoing(enqueued.id, name, 1, False, None, *context, job.priority)
                 )
-            return JobHandle.of(enqueued, self._result_reader(kind))
+            return JobHandle.of(enqueued, self._result, kind)
 
     @overload
     async def enqueue_many(
@@ -287,14 +286,11 @@ class JobClient:
         error leaves the jobs of earlier statements stored; TypeError: what must be a list is none.
         """
         given = one_for_each("payloads", payloads)
-        keys = [None] * len(given) if unique_keys is None else one_for_each("unique_keys", unique_keys)
-        if len(keys) != len(given):
-            raise ValueError(f"{len(keys)} unique_keys for {len(given)} payloads: one for each is needed")
+        keys = keys_of(given, unique_keys)
         name = kind_name(kind)
         said = JobOptions.of(self._settings.max_payload_bytes, options)
         subject = self._subject_of(name, priority_of(kind, said.priority))
         enqueued: list[JobHandle] = []
-        read = self._result_reader(kind)
         with tracing.creating(subject, jobs=len(given)) as context:
             jobs = new_jobs(kind, given, keys, said, context)
             clock = asyncio.get_running_loop().time
@@ -302,7 +298,7 @@ class JobClient:
             keyed = any(key is not None for key in keys)
             async with aclosing(insert(self._opened(), name, jobs, keyed=keyed)) as inserted:
                 async for answers in inserted:
-                    enqueued += [JobHandle.of(each, read) for each in answers]
+                    enqueued += [JobHandle.of(each, self._result, kind) for each in answers]
                     if clock() >= began + _PUBLISH_EVERY_SECONDS:
                         self._publisher.publish_in_background(since=began)
             self._publisher.publish_in_background(since=began)
@@ -471,25 +467,9 @@ class JobClient:
             raise RuntimeError(f"the client is {self._unusable_because}")
         return self.database
 
-    def _result_reader(self, kind: Kind) -> ResultReader:
-        """Return what waits for a job's result, and makes it the return type of its processor."""
-        return self._result if isinstance(kind, str) else partial(self._typed_result, kind)
-
     async def _result(self, job_id: UUID, timeout: float | timedelta | None) -> Any:  # noqa: ASYNC109 -- see result
         self._opened()
         return await self._results.result(job_id, timeout)
-
-    async def _typed_result(
-        self,
-        processor: type[JobProcessor[Any]],
-        job_id: UUID,
-        timeout: float | timedelta | None,  # noqa: ASYNC109 -- see result
-    ) -> Any:
-        found = await self._result(job_id, timeout)
-        try:
-            return read_result(processor, found)
-        except InvalidJson as error:
-            raise InvalidJson(f"job {job_id} of kind {processor.kind}: {error}") from None
 
     def _subject_of(self, kind: str, priority: int = NORMAL) -> str:
         return subject_of(self._settings.subject_prefix, kind, priority)

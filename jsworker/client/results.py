@@ -16,6 +16,7 @@ from typing_extensions import TypeVar
 
 from jsworker.core.errors import (
     DatabaseRefused,
+    InvalidJson,
     JobCancelled,
     JobFailed,
     JobGone,
@@ -24,6 +25,7 @@ from jsworker.core.errors import (
     may_answer_later,
 )
 from jsworker.core.names import printable, shown
+from jsworker.core.processor import JobProcessor, read_result
 from jsworker.core.settings.variables import LONGEST_SECONDS
 from jsworker.core.slot import kinds_of_slot
 from jsworker.ownership.database import Database
@@ -271,12 +273,16 @@ class JobHandle(Enqueued, Generic[R]):
     """
 
     _read: ResultReader | None = None
+    _kind: str | type[JobProcessor[Any]] = ""
 
     @classmethod
-    def of(cls, enqueued: Enqueued, read: ResultReader) -> "JobHandle[R]":
-        """Return the handle of a job; ``read`` waits for its result."""
+    def of(
+        cls, enqueued: Enqueued, read: ResultReader, kind: str | type[JobProcessor[Any]]
+    ) -> "JobHandle[R]":
+        """Return the handle of a job of a kind or a processor; ``read`` waits for its result."""
         handle = cls(*enqueued)
         handle._read = read
+        handle._kind = kind
         return handle
 
     async def result(self, timeout: float | timedelta | None = None) -> R:  # noqa: ASYNC109 -- as asyncio.wait_for
@@ -289,11 +295,24 @@ class JobHandle(Enqueued, Generic[R]):
         """
         if self._read is None:
             raise RuntimeError(f"this handle belongs to no client: use client.result({str(self.id)!r})")
-        found: R = await self._read(self.id, timeout)
-        return found
+        returned: R = as_returned(self._kind, self.id, await self._read(self.id, timeout))
+        return returned
 
     def __reduce__(self) -> tuple[type[Enqueued], tuple[UUID, bool]]:
         return Enqueued, (self.id, self.created)
+
+
+def as_returned(kind: str | type[JobProcessor[Any]], job_id: UUID, result: Any) -> Any:
+    """Return a job's result, a JSON value, as the type that its processor returns.
+
+    Raises InvalidJson: it is none of that type.
+    """
+    if isinstance(kind, str):
+        return result
+    try:
+        return read_result(kind, result)
+    except InvalidJson as error:
+        raise InvalidJson(f"job {job_id} of kind {kind.kind}: {error}") from None
 
 
 def _with_role(error: JsworkerError) -> JsworkerError:

@@ -94,7 +94,7 @@ class Schedules:
         with operators_rights("schedules", "schedules"):
             job_id = await schedules.run_now(self._database, name)
         self._publisher.publish_in_background()
-        return JobHandle.of(Enqueued(job_id, created=True), self._read_result)
+        return JobHandle.of(Enqueued(job_id, created=True), self._read_result, "")
 
     async def remove(self, name: str) -> None:
         """Remove a schedule; its jobs stay.

@@ -25,9 +25,8 @@ from jsworker.core.processor import (
 from jsworker.core.schedule_rules import Schedule
 
 if TYPE_CHECKING:
-    from jsworker.client.enqueueing import EnqueueOptions
-    from jsworker.client.job_client import JobClient
-    from jsworker.client.results import JobHandle
+    from jsworker.client import JobClient, JobHandle, SyncJobClient, SyncJobHandle
+    from jsworker.core.enqueue_options import EnqueueOptions
 
 Given_contra = TypeVar("Given_contra", contravariant=True)
 Answer = TypeVar("Answer")
@@ -96,9 +95,31 @@ class FunctionProcessor(JobProcessor[Payload], Generic[Given_contra, Payload, An
         **options: "Unpack[EnqueueOptions]",
     ) -> "Coroutine[Any, Any, JobHandle[Returned]]": ...
 
+    @overload
+    @classmethod
+    def enqueue(
+        cls: "type[FunctionProcessor[Any, Payload, Coroutine[Any, Any, Returned]]]",
+        payload: Payload,
+        *,
+        client: "SyncJobClient",
+        unique_key: str | None = None,
+        **options: "Unpack[EnqueueOptions]",
+    ) -> "SyncJobHandle[Returned]": ...
+
+    @overload
+    @classmethod
+    def enqueue(
+        cls: "type[FunctionProcessor[Any, Payload, Returned]]",
+        payload: Payload,
+        *,
+        client: "SyncJobClient",
+        unique_key: str | None = None,
+        **options: "Unpack[EnqueueOptions]",
+    ) -> "SyncJobHandle[Returned]": ...
+
     @classmethod
     def enqueue(cls: type[Any], payload: Any, *, client: Any, **options: Any) -> Any:
-        """Enqueue a job of this function; see ``JobClient.enqueue``, whose arguments these are."""
+        """Enqueue a job of this function by a JobClient, to be awaited, or a SyncJobClient; see their ``enqueue``."""
         return client.enqueue(cls, payload, **options)
 
 

@@ -1,6 +1,15 @@
 """The job as a processor sees it: its payload, what an earlier run saved, and calls to report progress."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -17,11 +26,14 @@ from typing import (
 )
 from uuid import UUID
 
+from typing_extensions import Unpack
+
 if TYPE_CHECKING:
     from sqlalchemy import Executable
     from sqlalchemy.ext.asyncio import AsyncSession
     from sqlalchemy.orm import Session
 
+    from jsworker.core.enqueue_options import EnqueueOptions
     from jsworker.core.processor import ProcessorOf
 
 T = TypeVar("T")
@@ -75,6 +87,13 @@ class _Ownership(Protocol):
     def sync_transaction(self, result: Any) -> AbstractContextManager["Session"]: ...
     def sync_transactions(self, result: Any) -> Iterator[AbstractContextManager["Session"]]: ...
     def complete_statement(self, result: Any) -> "Executable": ...
+    def enqueue(
+        self,
+        kind: Any,
+        payloads: Iterable[Any],
+        unique_keys: Sequence[str | None] | None,
+        options: "EnqueueOptions",
+    ) -> list[UUID]: ...
     async def add_to_batch(
         self, kind: Any, payloads: Iterable[Any], options: Mapping[str, Any]
     ) -> list[UUID]: ...
@@ -254,6 +273,87 @@ class Job(Generic[P]):
         await self._ownership.steps.sleep(after, name)
 
     @overload
+    async def enqueue(
+        self,
+        kind: "type[ProcessorOf[Payload, Any]]",
+        payload: Payload,
+        *,
+        unique_key: str | None = None,
+        **options: "Unpack[EnqueueOptions]",
+    ) -> UUID: ...
+
+    @overload
+    async def enqueue(
+        self,
+        kind: str,
+        payload: Any,
+        *,
+        unique_key: str | None = None,
+        **options: "Unpack[EnqueueOptions]",
+    ) -> UUID: ...
+
+    async def enqueue(
+        self,
+        kind: str | type[Any],
+        payload: Any,
+        *,
+        unique_key: str | None = None,
+        **options: "Unpack[EnqueueOptions]",
+    ) -> UUID:
+        """Enqueue another job in the transaction that completes this one, and return its id.
+
+        Nothing is written before. A run that does not complete the job, for it fails, is retried, snoozed,
+        cancelled or lost, leaves no child behind; the run that does leaves its children once. Where a block
+        of ``job.transaction()`` is open, they share its fate: one that is rolled back enqueues nothing.
+        Where a live job holds the unique key at that moment, none is created; this job's own key is free.
+
+        Args:
+            kind: a kind's name, or its processor, which checks the payload.
+            payload: what the processor gets.
+            unique_key: as of ``JobClient.enqueue``.
+            options: see ``EnqueueOptions``; a delay counts from the completion.
+
+        Raises:
+            UsageError: the run has ended, its job was completed before by ``job.transaction()``, or
+                ``complete_statement`` was called, which cannot enqueue anything.
+            ValueError: more than 5,000 children of a run, or payloads of more than eight times
+                JSWORKER_MAX_PAYLOAD_BYTES in all.
+            InvalidName, InvalidPayload, InvalidJson, TypeError: as ``JobClient.enqueue``.
+        """
+        return self._ownership.enqueue(kind, [payload], [unique_key], options)[0]
+
+    @overload
+    async def enqueue_many(
+        self,
+        kind: "type[ProcessorOf[Payload, Any]]",
+        payloads: Iterable[Payload],
+        *,
+        unique_keys: Sequence[str | None] | None = None,
+        **options: "Unpack[EnqueueOptions]",
+    ) -> list[UUID]: ...
+
+    @overload
+    async def enqueue_many(
+        self,
+        kind: str,
+        payloads: Iterable[Any],
+        *,
+        unique_keys: Sequence[str | None] | None = None,
+        **options: "Unpack[EnqueueOptions]",
+    ) -> list[UUID]: ...
+
+    async def enqueue_many(
+        self,
+        kind: str | type[Any],
+        payloads: Iterable[Any],
+        *,
+        unique_keys: Sequence[str | None] | None = None,
+        **options: "Unpack[EnqueueOptions]",
+    ) -> list[UUID]:
+        """Enqueue a job for each payload as ``enqueue`` does, and return their ids in order."""
+        return self._ownership.enqueue(kind, payloads, unique_keys, options)
+
+    @overload
     async def add_to_batch(
         self,
         kind: "type[ProcessorOf[Payload, Any]]",
@@ -406,6 +506,68 @@ class SyncJob:
     def sleep(self, after: timedelta | float, *, name: str) -> None:
         """See ``Job.sleep``."""
         self._ownership.wait_for(self._job.sleep(after, name=name))
+
+    @overload
+    def enqueue(
+        self,
+        kind: "type[ProcessorOf[Payload, Any]]",
+        payload: Payload,
+        *,
+        unique_key: str | None = None,
+        **options: "Unpack[EnqueueOptions]",
+    ) -> UUID: ...
+
+    @overload
+    def enqueue(
+        self,
+        kind: str,
+        payload: Any,
+        *,
+        unique_key: str | None = None,
+        **options: "Unpack[EnqueueOptions]",
+    ) -> UUID: ...
+
+    def enqueue(
+        self,
+        kind: str | type[Any],
+        payload: Any,
+        *,
+        unique_key: str | None = None,
+        **options: "Unpack[EnqueueOptions]",
+    ) -> UUID:
+        """See ``Job.enqueue``."""
+        return self._ownership.enqueue(kind, [payload], [unique_key], options)[0]
+
+    @overload
+    def enqueue_many(
+        self,
+        kind: "type[ProcessorOf[Payload, Any]]",
+        payloads: Iterable[Payload],
+        *,
+        unique_keys: Sequence[str | None] | None = None,
+        **options: "Unpack[EnqueueOptions]",
+    ) -> list[UUID]: ...
+
+    @overload
+    def enqueue_many(
+        self,
+        kind: str,
+        payloads: Iterable[Any],
+        *,
+        unique_keys: Sequence[str | None] | None = None,
+        **options: "Unpack[EnqueueOptions]",
+    ) -> list[UUID]: ...
+
+    def enqueue_many(
+        self,
+        kind: str | type[Any],
+        payloads: Iterable[Any],
+        *,
+        unique_keys: Sequence[str | None] | None = None,
+        **options: "Unpack[EnqueueOptions]",
+    ) -> list[UUID]:
+        """See ``Job.enqueue_many``."""
+        return self._ownership.enqueue(kind, payloads, unique_keys, options)
 
     @overload
     def add_to_batch(

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from jsworker.core.errors import OwnershipLost
 from jsworker.ownership.pool import CONNECT_ARGUMENTS, arguments_of, connect
 from jsworker.ownership.refusals import is_answer_of_its_own, is_behind, is_read_only, server_fault
+from jsworker.ownership.transitions.child_jobs import insertions
 from jsworker.ownership.transitions.settle import Completion, complete_statement
 from jsworker.ownership.transitions.timeline import REJECTED
 
@@ -95,7 +96,9 @@ class Sessions:
     async def transaction(
         self, completion: Callable[[], Completion], attempt: Attempt | None = None
     ) -> AsyncIterator[AsyncSession]:
-        """Open a connected session, and complete the job with its last statement, asked for at the block's end.
+        """Open a connected session, and complete the job at the end of the block, where ``completion`` is asked for.
+
+        Behind that statement only child jobs are inserted.
 
         Raises:
             OwnershipLost: another run owns the job; everything is rolled back.
@@ -110,10 +113,15 @@ class Sessions:
                         yield session
                         ended = completion()
                         result = await session.execute(complete_statement(self._worker_id, ended))
+                        is_mine = result.first() is not None
+                        for insertion in insertions(ended.child_jobs) if is_mine else ():
+                            while insertion.is_due:
+                                found = await session.execute(insertion.statement, insertion.values)
+                                insertion.note(found.first())
                 except asyncio.CancelledError:
                     await session.invalidate()  # a rollback would wait for a server that may be silent
                     raise
-                if result.first() is not None:
+                if is_mine:
                     attempt.committing = True
                     return
                 await session.rollback()
@@ -135,7 +143,12 @@ class Sessions:
                     yield session
                     ended = completion()
                     result = session.execute(complete_statement(self._worker_id, ended))
-                if result.first() is not None:
+                    is_mine = result.first() is not None
+                    for insertion in insertions(ended.child_jobs) if is_mine else ():
+                        while insertion.is_due:
+                            found = session.execute(insertion.statement, insertion.values)
+                            insertion.note(found.first())
+                if is_mine:
                     attempt.committing = True
                     return
                 session.rollback()

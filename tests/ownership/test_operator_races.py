@@ -9,7 +9,8 @@ from sqlalchemy import text
 from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import control, publish
-from jsworker.ownership.transitions.enqueue import Enqueued, NewJob, enqueue, enqueue_statement, new_job_id
+from jsworker.ownership.transitions.enqueue import Enqueued, NewJob, enqueue, new_job_id
+from jsworker.ownership.transitions.enqueue_terms import statement_for
 from jsworker.ownership.transitions.settle import Settled
 
 from .calls import Settle, claimed, complete, fail, release, reset_stale, suspect
@@ -152,7 +153,7 @@ class TestRetry:
     async def test_beside_a_keyed_enqueue(self, database: Database, sql: Sql, winner: Winner) -> None:
         job_id = insert_job(sql, "failed", unique_key="k-1")
         new = NewJob(new_job_id(), "{}", unique_key="k-1")
-        winner.run(enqueue_statement(KIND, new, publish_after=0.0))
+        winner.run(statement_for(KIND, new, publish_after=0.0))
         retrying = asyncio.create_task(control.retry(database, job_id))
         await winner.blocks()
         winner.commit()

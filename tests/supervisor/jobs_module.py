@@ -147,6 +147,22 @@ def speak() -> None:
     structlog.get_logger().warning("said by structlog", pid=os.getpid())
 
 
+class Spawns(JobProcessor):
+    """Enqueues children; its first runs die before their end, as many as it is told."""
+
+    max_stalls = 100
+
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        child = {"parent": str(job.id), "token": job.fencing_token}
+        await job.enqueue("child", child | {"n": 0})
+        if job.fencing_token <= job.payload.get("dies", 0):
+            os.kill(os.getpid(), signal.SIGKILL)
+        await job.update_progress(stage="asleep")
+        await asyncio.sleep(job.payload["seconds"])
+        async with job.transaction():
+            await job.enqueue("child", child | {"n": 1})
+
+
 class InSteps(JobProcessor):
     """Notes each call of a step in a file; dies once within a step and once right after one, if it is to."""
 

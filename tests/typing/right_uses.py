@@ -19,6 +19,8 @@ from jsworker import (
     Limit,
     Settings,
     StepInfo,
+    SyncJobClient,
+    SyncJobHandle,
     Worker,
     enqueue_statement,
     job,
@@ -135,6 +137,25 @@ async def results(client: JobClient) -> None:
     assert_type(await client.result(handle.id), Any)
     several: list[JobHandle] = [handle]
     several += await client.enqueue_many("count-words", [{"text": ""}])
+
+
+def waiting(client: SyncJobClient) -> None:
+    text = Text(text="")
+    assert_type(client.enqueue(CountWords, text, delay=60), SyncJobHandle[Counts])
+    assert_type(client.enqueue(CountLines, text), SyncJobHandle[dict[str, int]])
+    assert_type(client.enqueue("count-words", {}).result(), Any)
+    assert_type(client.enqueue_many(CountWords, [text])[0].result(timeout=60), Counts)
+    assert_type(count_pages.enqueue(text, client=client), SyncJobHandle[int])
+    assert_type(client.get("id"), JobDetails)
+    with client.workflow("nightly") as flow:
+        flow.job("report", {}, after=flow.batch(CountLines, [text]))
+
+
+async def children(given: Job[Text]) -> None:
+    assert_type(await given.enqueue(CountWords, given.payload, unique_key="a"), UUID)
+    assert_type(await given.enqueue_many("count-words", [{}]), list[UUID])
+    assert_type(given.sync.enqueue(CountLines, given.payload), UUID)
+    assert_type(given.sync.enqueue_many(CountLines, [given.payload]), list[UUID])
 
 
 async def workflows(client: JobClient) -> None:

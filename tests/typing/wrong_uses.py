@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from jsworker import Event, Job, JobClient, JobProcessor, Worker, enqueue_statement, job
+from jsworker import Event, Job, JobClient, JobProcessor, SyncJobClient, Worker, enqueue_statement, job
 from tests.typing.right_uses import (
     CountLines,
     CountWords,
@@ -49,6 +49,21 @@ async def results(client: JobClient) -> int:
     (await handle.result()).lines  # error
     await handle.result(timeout="60")  # error
     return await handle.result()  # error
+
+
+def waiting(client: SyncJobClient) -> int:
+    client.enqueue(CountWords, OtherText(text=""))  # error
+    client.enqueue_many(CountWords, Text(text=""))  # error
+    client.workflow("nightly").job(CountWords, OtherText(text=""))  # error
+    count_pages.enqueue(OtherText(text=""), client=client)  # error
+    return client.enqueue(CountWords, Text(text="")).result()  # error
+
+
+async def children(given: Job[Text]) -> None:
+    await given.enqueue(CountWords, OtherText(text=""))  # error
+    await given.enqueue_many(CountWords, given.payload)  # error
+    given.sync.enqueue(CountWords, {"text": ""})  # error
+    given.sync.enqueue_many(CountWords, [{"text": ""}])  # error
 
 
 async def workflows(client: JobClient) -> None:

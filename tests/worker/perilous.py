@@ -99,6 +99,24 @@ class InSteps(JobProcessor):
         return os.getpid()
 
 
+class Parent(JobProcessor):
+    """Enqueues children in quarantine."""
+
+    kind = "parent"
+    max_stalls = 1
+
+    async def process(self, job: Job[dict[str, Any]]) -> int:
+        how = job.payload["how"]
+        if how == "transaction":
+            async with job.transaction():
+                await job.enqueue_many("child", [{"of": how, "n": n} for n in range(2)])
+        else:
+            await job.enqueue_many("child", [{"of": how, "n": n} for n in range(2)], expires_in=3600)
+        if how == "raise":
+            raise ValueError("raised in quarantine")
+        return os.getpid()
+
+
 class Stubborn(JobProcessor):
     """A plain function that ignores its time-out."""
 

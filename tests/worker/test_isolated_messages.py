@@ -8,6 +8,7 @@ import pytest
 from jsworker.core.message_link import Message, MessageLines, line_of
 from jsworker.core.settings import Settings
 from jsworker.ownership.transitions.claim import ClaimedJob
+from jsworker.ownership.transitions.enqueue import ChildJob, JobTerms, NewJob
 from jsworker.worker.isolation.isolated_messages import (
     FROM_ISOLATED,
     FROM_OWNER,
@@ -106,17 +107,23 @@ def test_reports_arrive(message: Message) -> None:
     ],
 )
 def test_outcomes_arrive(outcome: Outcome) -> None:
-    sent = RunEnded(outcome=outcome, completed=True)
+    children = [
+        ChildJob(
+            "child", NewJob(uuid4(), '{"a": "é"}', "key", 1.5, 2, 3, "span", "state", "tenant", 0, terms)
+        )
+        for terms in (None, JobTerms(datetime.now(UTC), 5.0, "debounce", None, 1.0, 2.0))
+    ]
+    sent = RunEnded(outcome=outcome, completed=True, child_jobs=children)
     assert read_by_owner(sent) == sent
 
 
 @pytest.mark.parametrize(
     "nonsense",
     [
-        b'{"what":"ended","outcome":{"sudden":true},"completed":true}',
-        b'{"what":"ended","outcome":{"error":7},"completed":true}',
-        b'{"what":"ended","outcome":{"result":null,"reason":"two outcomes at once"},"completed":true}',
-        b'{"what":"ended","outcome":[],"completed":true}',
+        b'{"what":"ended","outcome":{"sudden":true},"completed":true,"child_jobs":[]}',
+        b'{"what":"ended","outcome":{"error":7},"completed":true,"child_jobs":[]}',
+        b'{"what":"ended","outcome":{"result":null,"reason":"two at once"},"completed":true,"child_jobs":[]}',
+        b'{"what":"ended","outcome":[],"completed":true,"child_jobs":[]}',
         b'{"what":"state","sign_at":NaN,"quiet_seconds":0,"quiet_until":0}',
     ],
 )

@@ -101,7 +101,7 @@ _live_by_key = select(j.c.unique_key, j.c.id).where(of_kind, _has_one_of_the_key
 LIVE_BY_KEY = compiled(_live_by_key)
 LIVE_BY_KEY_TERMS = compiled(_live_by_key.where(may_begin))
 
-_TRIES = 3
+TRIES: Final = 3
 NO_MORE: Final[Mapping[str, Any]] = {}
 
 
@@ -145,6 +145,13 @@ class NewJob(NamedTuple):
     terms: JobTerms | None = None
 
 
+class ChildJob(NamedTuple):
+    """A job that a run enqueues with the completion of its own."""
+
+    kind: str
+    job: NewJob
+
+
 class Enqueued(NamedTuple):
     """What an enqueue did; not ``created``: ``id`` is that of the live job which holds the unique key."""
 
@@ -155,11 +162,6 @@ class Enqueued(NamedTuple):
 def new_job_id() -> UUID:
     """Return a fresh id. UUIDv7: ids rise with time, so new rows share warm index pages."""
     return uuid_utils.compat.uuid7()
-
-
-def enqueue_statement(kind: str, job: NewJob, *, publish_after: float) -> TextClause:
-    """Return ENQUEUE, for anybody's transaction; no row: a twin is just being committed, execute it again."""
-    return ENQUEUE.bindparams(**values_of(kind, job, publish_after))
 
 
 async def enqueue(
@@ -180,13 +182,13 @@ async def enqueue(
     """
     values = {**values_of(kind, job, publish_after), **more}
     asked = ENQUEUE if statement is None else statement
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         rows = await database.run_by_key(asked, values, seconds=database.seconds_for(len(job.payload)))
         if rows:
             return Enqueued(*rows[0][:2])
         if more:
             await free_keys(database, kind, [job.unique_key])
-    raise _too_fast(kind, job)
+    raise too_fast(kind, job)
 
 
 async def enqueue_many(
@@ -216,7 +218,7 @@ async def enqueue_many(
     values = {"kind": kind, "publish_after": publish_after, **more}
     asked = ENQUEUE_MANY if statement is None else statement
     waiting = new
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         inserted = await _insert(database, asked, waiting, values)
         found |= {job_id: Enqueued(job_id, True) for job_id in inserted}
         if waiting := [job for job in new if job.id not in found]:
@@ -231,10 +233,11 @@ async def enqueue_many(
             return [found[job.id] for job in new]
         if more:
             await free_keys(database, kind, [job.unique_key for job in waiting])
-    raise _too_fast(kind, waiting[0])
+    raise too_fast(kind, waiting[0])
 
 
-def _too_fast(kind: str, job: NewJob) -> TransitionRefused:
+def too_fast(kind: str, job: NewJob) -> TransitionRefused:
+    """Return the error of an enqueue that gave no answer so often."""
     return TransitionRefused(
         f"unique key {job.unique_key!r} of kind {kind} is taken and freed too fast; try again"
     )
@@ -250,11 +253,17 @@ def values_of(kind: str, job: NewJob, publish_after: float) -> dict[str, Any]:
 async def _insert(
     database: Database, statement: TextClause, new: Sequence[NewJob], values: Mapping[str, Any]
 ) -> list[UUID]:
+    seconds = database.seconds_for(sum(len(job.payload) for job in new))
+    rows = await database.run(statement, {**values, **arrays_of(new)}, seconds=seconds)
+    return [row.id for row in rows]
+
+
+def arrays_of(new: Sequence[NewJob]) -> dict[str, Any]:
+    """Return the parameters of ENQUEUE_MANY that are arrays."""
     columns = [list(column) for column in zip(*new, strict=True)]
     arrays: dict[str, Any] = dict(zip(_ARRAYS, columns[: len(_ARRAYS)], strict=True))
     arrays["ids"] = uuid_array(arrays["ids"])
-    seconds = database.seconds_for(sum(len(job.payload) for job in new))
-    return [row.id for row in await database.run(statement, {**values, **arrays}, seconds=seconds)]
+    return arrays
 
 
 def _lines(kind: str, new: Sequence[NewJob]) -> str:

@@ -181,7 +181,8 @@ RETURNING id
 )
 
 
-def _more(terms: JobTerms) -> dict[str, Any]:
+def values_of_terms(terms: JobTerms) -> dict[str, Any]:
+    """Return the parameters of these statements that those of ``enqueue`` do not have."""
     more: dict[str, Any] = {"run_at": terms.run_at, "expires_in": terms.expires_in}
     if terms.unique_for is not None:
         more["unique_for"] = terms.unique_for
@@ -195,10 +196,18 @@ def statement_for(kind: str, job: NewJob, *, publish_after: float) -> TextClause
 
     A key that an expired job still holds gives no row until a worker has cancelled that.
     """
+    statement, values = unbound_statement_for(kind, job, publish_after=publish_after)
+    return statement.bindparams(**values)
+
+
+def unbound_statement_for(
+    kind: str, job: NewJob, *, publish_after: float
+) -> tuple[TextClause, dict[str, Any]]:
+    """Return the same statement without its parameters, and these."""
+    values = values_of(kind, job, publish_after)
     if job.terms is None:
-        return enqueue.enqueue_statement(kind, job, publish_after=publish_after)
-    values = {**values_of(kind, job, publish_after), **_more(job.terms)}
-    return _ENQUEUE[job.terms.scope].bindparams(**values)
+        return enqueue.ENQUEUE, values
+    return _ENQUEUE[job.terms.scope], {**values, **values_of_terms(job.terms)}
 
 
 async def enqueue_one(database: Database, kind: str, job: NewJob, *, publish_after: float) -> Enqueued:
@@ -207,7 +216,7 @@ async def enqueue_one(database: Database, kind: str, job: NewJob, *, publish_aft
         return await enqueue.enqueue(database, kind, job, publish_after=publish_after)
     statement = _ENQUEUE[job.terms.scope]
     return await enqueue.enqueue(
-        database, kind, job, publish_after=publish_after, statement=statement, more=_more(job.terms)
+        database, kind, job, publish_after=publish_after, statement=statement, more=values_of_terms(job.terms)
     )
 
 
@@ -218,7 +227,9 @@ async def enqueue_many(database: Database, kind: str, new: Sequence[NewJob]) -> 
     terms = new[0].terms
     if terms is None or any(job.terms != terms or terms.scope != "live" for job in new):
         return [await enqueue_one(database, kind, job, publish_after=0.0) for job in new]
-    return await enqueue.enqueue_many(database, kind, new, statement=ENQUEUE_MANY_TERMS, more=_more(terms))
+    return await enqueue.enqueue_many(
+        database, kind, new, statement=ENQUEUE_MANY_TERMS, more=values_of_terms(terms)
+    )
 
 
 async def forget_windows(database: Database, *, limit: int) -> int:

@@ -4,7 +4,7 @@ Batches skip locked rows and then read without a lock what they skipped: a row t
 returned as locked, to be settled by a call of its own, whose wait for the lock holds up no other job.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -18,10 +18,11 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import uuid_array
+from jsworker.ownership.pool import Row, uuid_array
 from jsworker.ownership.predicates import held_by_me, locked_of_mine, worker_id
 from jsworker.ownership.refusals import RowRefused, in_halves
 from jsworker.ownership.statements import NO_OWNER, NOW, compiled, given_array, given_runs, j, waiting
+from jsworker.ownership.transitions.enqueue import ChildJob
 from jsworker.ownership.transitions.timeline import REJECTED
 
 _ANSWER = ("id", "status", "fencing_token")
@@ -204,11 +205,12 @@ ENDED = frozenset({Settled.COMPLETED, Settled.FAILED, Settled.CANCELLED})
 
 
 class Completion(NamedTuple):
-    """A run that returned. ``result`` is JSON text."""
+    """A run that returned. ``result`` is JSON text; ``child_jobs`` are written by those that complete one job."""
 
     id: UUID
     token: int
     result: str | None
+    child_jobs: Sequence[ChildJob] = ()
 
 
 class Failure(NamedTuple):
@@ -296,9 +298,27 @@ class Settlement(Generic[EndedT]):
         text = attrgetter(next(iter(self.columns.values())))
         seconds = database.seconds_for(sum([len(text(run) or "") for run in runs]), tries=tries)
         execute = partial(database.run, self.alone) if wait else partial(database.run_by_key, self.batch)
-        rows, refused = await in_halves(
-            runs, lambda half: execute(self.values(worker_id, half), seconds=seconds)
+        return await self.written(
+            lambda half: execute(self.values(worker_id, half), seconds=seconds),
+            database,
+            worker_id=worker_id,
+            runs=runs,
+            refusals=refusals,
+            wait=wait,
         )
+
+    async def written(
+        self,
+        write: Callable[[Sequence[EndedT]], Awaitable[Sequence[Row]]],
+        database: Database,
+        *,
+        worker_id: str,
+        runs: Sequence[EndedT],
+        refusals: Refusals | None,
+        wait: bool,
+    ) -> list[Settled]:
+        """Settle jobs with ``write``, which executes one of the statements, and return what became of each."""
+        rows, refused = await in_halves(runs, write)
         if self.name == "complete" and len(rows) == len(runs):  # as a rule
             return [Settled.COMPLETED] * len(runs)
         settled = {(job_id, token): _SETTLED[status] for job_id, status, token in rows}

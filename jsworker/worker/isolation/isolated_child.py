@@ -105,7 +105,8 @@ async def _work(end: socket.socket) -> NoReturn:
     outcome = ended.result()
     obeying.cancel()
     await _flush()  # before it is reported: the owner ends this process as soon as it knows
-    link.send(wire.RunEnded(outcome=outcome, completed=run.completed))
+    child_jobs = [] if run.child_jobs is None else run.child_jobs.jobs
+    link.send(wire.RunEnded(outcome=outcome, completed=run.completed, child_jobs=child_jobs))
     await link.flush()
     os._exit(0)  # threads of the job may never end, and nothing waits for them here
 
@@ -145,6 +146,7 @@ async def _attempt(run: Run, services: LeaseServices, ended: "asyncio.Future[Out
             await run.kind.processor.teardown()
 
     outcome, _ = await judged(run, work())
+    run.phase = Phase.SETTLING
     ended.set_result(outcome)
 
 

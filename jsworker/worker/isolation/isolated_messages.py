@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter
 from jsworker.core.message_link import Message
 from jsworker.core.settings import Settings
 from jsworker.ownership.transitions.claim import ClaimedJob
+from jsworker.ownership.transitions.enqueue import ChildJob
 from jsworker.worker.pipeline.in_flight import StopReason
 from jsworker.worker.pipeline.outcomes import Outcome
 from jsworker.worker.stacks import Stack
@@ -53,7 +54,10 @@ class RunStacks(Message):
 
 
 class RunEnded(Message):
-    """The last message; ``completed``: whether the job's own transaction has completed it."""
+    """The last message; ``completed``: whether the job's own transaction has completed it.
+
+    ``child_jobs`` are enqueued with its completion, or were by that transaction.
+    """
 
     # The fields tell outcomes apart: none may have those of another.
     model_config = ConfigDict(extra="forbid")
@@ -61,6 +65,7 @@ class RunEnded(Message):
     what: Literal["ended"] = "ended"
     outcome: Outcome
     completed: bool
+    child_jobs: list[ChildJob]
 
 
 FromOwner: TypeAlias = Order | Request

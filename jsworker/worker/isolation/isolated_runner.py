@@ -16,6 +16,7 @@ from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.isolation import isolated_messages as wire
 from jsworker.worker.pipeline.attempt import forget_cancellation, time_limits
+from jsworker.worker.pipeline.child_jobs import MOST, MOST_PAYLOADS, ChildJobs
 from jsworker.worker.pipeline.in_flight import Run, StopReason
 from jsworker.worker.pipeline.kinds import Kind
 from jsworker.worker.pipeline.outcomes import Failed, Outcome, failed, stopped
@@ -25,7 +26,9 @@ T = TypeVar("T")
 
 _LINE_MARGIN_BYTES: Final = 2**20
 _BYTES_A_BYTE: Final = 7
-"""Bytes that one byte of a result takes at most as JSON text within JSON."""
+"""Bytes that one byte of a result, or of a payload, takes at most as JSON text within JSON."""
+_LINE_BYTES_A_CHILD_JOB: Final = 4096
+"""What is sent of a child job beside its payload, at most: its keys and the states of traces are bounded."""
 _GRACE_HEARTBEATS: Final = 2
 """Intervals that the process may go on after it was told to stop."""
 _SHARED_STALLS: Final = 2
@@ -112,7 +115,7 @@ class _IsolatedProcess:
             wire.FROM_ISOLATED,
             on_message=self._note,
             on_end=partial(_resolve, self._last_message, None),
-            longest_line=settings.max_result_bytes * _BYTES_A_BYTE + _LINE_MARGIN_BYTES,
+            longest_line=_longest_line(settings),
         )
         self.send = self._link.send
         self._link.open()
@@ -198,6 +201,8 @@ class _IsolatedProcess:
         ended = await self._last_message
         if ended is not None:
             self._run.completed |= ended.completed
+            if ended.child_jobs:
+                self._run.child_jobs = ChildJobs(ended.child_jobs)
             return ended.outcome
         code = await self._process.wait()
         if self._run.stop in {StopReason.LOST, StopReason.FENCED, StopReason.SHUTDOWN}:
@@ -208,6 +213,12 @@ class _IsolatedProcess:
             error = f"the process in which the job was to run alone {how} before the job began{why}"
             return failed(self._run, error)  # no stall: nothing of the job has run
         return Failed(f"the process in which the job ran alone {how}{why}", None, 0.0, stalled=True)
+
+
+def _longest_line(settings: Settings) -> int:
+    child_jobs = MOST_PAYLOADS * settings.max_payload_bytes
+    rows = MOST * _LINE_BYTES_A_CHILD_JOB
+    return (settings.max_result_bytes + child_jobs) * _BYTES_A_BYTE + rows + _LINE_MARGIN_BYTES
 
 
 def _resolve(future: "asyncio.Future[T]", value: T) -> None:

@@ -17,6 +17,7 @@ from jsworker.worker.pipeline.kinds import Kind
 
 if TYPE_CHECKING:
     from jsworker.core.spans import RunSpans
+    from jsworker.worker.pipeline.child_jobs import ChildJobs
     from jsworker.worker.pipeline.intake import Consumer
     from jsworker.worker.pipeline.steps import Steps
 
@@ -59,6 +60,8 @@ class Run:
     should_stop: bool = False  # shown to the processor; also True while the worker drains
     cancelled: bool = False
     completed: bool = False  # by the job's own transaction
+    child_jobs: "ChildJobs | None" = None  # to be written with its completion
+    takes_child_jobs: bool = True
     interrupted: tuple[BaseException, str] | None = (
         None  # what ended that for a server's fault, and the fault
     )

@@ -243,6 +243,8 @@ class Pipeline:
         if run.claimed.batch_id is not None and settled in ENDED:
             self._context.batches.touch(run.claimed.batch_id)
         run_reports.emit_end(self._events, run, outcome, settled, error)
+        if settled is Settled.COMPLETED and run.child_jobs is not None:
+            self._context.requeued.notify()
         if settled is Settled.QUEUED:
             self._context.requeued.notify()
         elif run.claimed.waiting_key is not None and settled in ENDED:

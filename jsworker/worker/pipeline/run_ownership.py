@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,20 +10,29 @@ from uuid import UUID
 
 import tenacity
 
-from jsworker.client.enqueueing import JobOptions, Kind, kind_name, new_jobs, one_for_each
+from jsworker.client.enqueueing import JobOptions, Kind, keys_of, kind_name, new_jobs, one_for_each
 from jsworker.core import strict_json, tracing
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, OwnershipLost, may_answer_later
+from jsworker.core.enqueue_options import EnqueueOptions
+from jsworker.core.errors import (
+    DatabaseRefused,
+    DatabaseUnavailable,
+    OwnershipLost,
+    UsageError,
+    may_answer_later,
+)
 from jsworker.core.job import MemberResult
 from jsworker.core.names import shown
 from jsworker.core.settings.variables import LONGEST_SECONDS
+from jsworker.core.tracing import TraceContext
 from jsworker.ownership.queries import workflow_listing
 from jsworker.ownership.sessions import Attempt
 from jsworker.ownership.transitions import claim as claims
 from jsworker.ownership.transitions import heartbeat, workflow_control
 from jsworker.ownership.transitions.claim import ClaimedJob
-from jsworker.ownership.transitions.enqueue import NewJob
+from jsworker.ownership.transitions.enqueue import ChildJob, NewJob
 from jsworker.ownership.transitions.settle import Completion, complete_statement, was_committed
+from jsworker.worker.pipeline import child_jobs
 from jsworker.worker.pipeline.in_flight import Run
 from jsworker.worker.pipeline.outcomes import check_size, result_text, storable
 from jsworker.worker.pipeline.run_writes import PAUSES, LeaseServices, until_answered, write_owned
@@ -134,13 +143,14 @@ class RunLease:
     async def transaction(self, result: Any) -> AsyncIterator["AsyncSession"]:
         """Open a session whose last statement completes the job."""
         attempt, completion = Attempt(), partial(self._completion, result)
-        try:
-            async with self._services.sessions.transaction(completion, attempt) as session:
-                yield session
-        except Exception as error:
-            if attempt.fault is None or not (attempt.committing and await self._was_committed()):
-                self._interrupt(error, attempt)
-                raise
+        with child_jobs.within_block(self._run):
+            try:
+                async with self._services.sessions.transaction(completion, attempt) as session:
+                    yield session
+            except Exception as error:
+                if attempt.fault is None or not (attempt.committing and await self._was_committed()):
+                    self._interrupt(error, attempt)
+                    raise
         self._run.completed = True
 
     async def transactions(
@@ -158,7 +168,31 @@ class RunLease:
 
     def complete_statement(self, result: Any) -> "Executable":
         """Return the guarded statement that completes the job."""
+        if self._run.child_jobs is not None:
+            raise UsageError(
+                f"job {self._run.id}: complete_statement() does not insert what job.enqueue() was given:"
+                " execute jsworker.enqueue_statement() in your session instead"
+            )
         return complete_statement(self._services.worker_id, self._completion(result))
+
+    def enqueue(
+        self,
+        kind: Kind,
+        payloads: Iterable[Any],
+        unique_keys: Sequence[str | None] | None,
+        options: EnqueueOptions,
+    ) -> list[UUID]:
+        """Keep jobs to be enqueued with the completion of this one."""
+        given = one_for_each("payloads", payloads)
+        most, claimed = self._services.settings.max_payload_bytes, self._run.claimed
+        context = tracing.current()
+        if context.traceparent is None:  # no spans are made here
+            context = TraceContext(claimed.traceparent, claimed.tracestate)
+        said = JobOptions.of(most, options)
+        new = list(new_jobs(kind, given, keys_of(given, unique_keys), said, context))
+        of_kind = kind_name(kind)
+        child_jobs.add(self._run, [ChildJob(of_kind, job) for job in new], max_payload_bytes=most)
+        return [job.id for job in new]
 
     async def add_to_batch(
         self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]
@@ -237,13 +271,14 @@ class RunLease:
     @contextlib.contextmanager
     def _sync_transaction(self, result: Any) -> Iterator["Session"]:
         attempt, completion = Attempt(), partial(self._completion, result)
-        try:
-            with self._services.sessions.sync_transaction(completion, attempt) as session:
-                yield session
-        except Exception as error:
-            if attempt.fault is None or not (attempt.committing and self.wait_for(self._was_committed())):
-                self._interrupt(error, attempt)
-                raise
+        with child_jobs.within_block(self._run):
+            try:
+                with self._services.sessions.sync_transaction(completion, attempt) as session:
+                    yield session
+            except Exception as error:
+                if attempt.fault is None or not (attempt.committing and self.wait_for(self._was_committed())):
+                    self._interrupt(error, attempt)
+                    raise
         self._run.completed = True
 
     @contextlib.asynccontextmanager
@@ -303,7 +338,9 @@ class RunLease:
     def _completion(self, result: Any | Callable[[], Any]) -> Completion:
         most = self._services.settings.max_result_bytes
         value = result() if callable(result) else result
-        return Completion(*self._run.held, result_text(self._run.kind, value, most))
+        return Completion(
+            *self._run.held, result_text(self._run.kind, value, most), child_jobs.take(self._run)
+        )
 
 
 def _raised(attempt: tenacity.AttemptManager) -> BaseException | None:

@@ -12,9 +12,11 @@ from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseBusy, DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import limits, settle, snooze, timeline
+from jsworker.ownership.transitions.child_jobs import complete_with_child_jobs
 from jsworker.ownership.transitions.heartbeat import Held, Orphan
 from jsworker.ownership.transitions.settle import Completion, Failure, Refusals, Return, Settled, Snoozing
 from jsworker.worker.context import WorkerContext
+from jsworker.worker.pipeline import child_jobs
 from jsworker.worker.pipeline.in_flight import Run, StopReason
 from jsworker.worker.pipeline.outcomes import (
     Completed,
@@ -88,7 +90,7 @@ class Settler:
 
     def complete(self, run: Run, result: str | None, then: Callable[[Settled | None], None]) -> None:
         """Complete a job with the next batch; ``then`` is called with what became of it, None for unclear."""
-        if _is_large(result):  # no part of a batch: it is settled like any other outcome
+        if child_jobs.take(run) or _is_large(result):  # no part of a batch: settled as any other outcome
             then(None)
         else:
             self.completions.post(Completion(*run.held, result), then)
@@ -120,7 +122,12 @@ class Settler:
             await batcher.close()
 
     async def _completed(self, run: Run, result: str | None) -> Settled:
-        settled = await self._written(settle.complete, Completion(*run.held, result))
+        completion = Completion(*run.held, result, child_jobs.take(run))
+        if completion.child_jobs:
+            has_key = any(child.job.unique_key is not None for child in completion.child_jobs)
+            settled = await self._written(complete_with_child_jobs, completion, alone=has_key)
+        else:
+            settled = await self._written(settle.complete, completion)
         error = self._refusals.pop(run.held, None)
         if settled is Settled.REFUSED:
             run.refusal = f"cannot be completed: {error or 'PostgreSQL refused the row'}"
@@ -156,7 +163,7 @@ class Settler:
         """
         if alone:
             return await self._persist(statement, ended)
-        is_large = isinstance(ended, Completion) and _is_large(ended.result)
+        is_large = isinstance(ended, Completion) and (_is_large(ended.result) or bool(ended.child_jobs))
         by_itself = partial(self._persist, statement, wait=False)
         write = by_itself if is_large else self._batchers[statement].submit
         for pause in _LOCKED_PAUSES:
@@ -272,7 +279,7 @@ class Settler:
             self._context.database, worker_id=self._context.worker_id, runs=runs, refusals=refusals, **how
         )
         self._context.health.answered()
-        if statement in {settle.complete, snooze.snooze}:
+        if statement in {settle.complete, complete_with_child_jobs, snooze.snooze}:
             self._refusals |= refusals
         elif refusals:
             attempted = "fail" if statement is settle.fail else "release"

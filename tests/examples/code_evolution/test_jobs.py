@@ -1,5 +1,5 @@
 import os
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -52,6 +52,11 @@ class RecordedOwnership:
         raise NotImplementedError
 
     def complete_statement(self, result: Any) -> Any:
+        raise NotImplementedError
+
+    def enqueue(
+        self, kind: Any, payloads: Iterable[Any], unique_keys: Sequence[str | None] | None, options: Any
+    ) -> list[UUID]:
         raise NotImplementedError
 
     async def add_to_batch(

@@ -1,0 +1,79 @@
+"""Jobs that a run enqueues: kept until its own job is completed, and written in that transaction."""
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from jsworker.core.errors import UsageError
+from jsworker.ownership.transitions.enqueue import ChildJob
+from jsworker.worker.pipeline.in_flight import Phase, Run
+
+MOST: Final = 5000
+"""Child jobs of one run: the row of its own job is locked while they are inserted."""
+MOST_PAYLOADS: Final = 8
+"""So many payloads of the largest size are all that those of one run may take together."""
+
+_changing = threading.Lock()
+"""Of all runs, for it is held for moments: several threads of a job may enqueue at once."""
+
+
+class ChildJobs:
+    """The child jobs of one run, and the characters of their payloads."""
+
+    __slots__ = ("characters", "jobs")
+
+    def __init__(self, jobs: Iterable[ChildJob] = ()) -> None:
+        self.jobs = list(jobs)
+        self.characters = _characters(self.jobs)
+
+
+def add(run: Run, child_jobs: list[ChildJob], *, max_payload_bytes: int) -> None:
+    """Keep child jobs for the completion of their run.
+
+    Raises:
+        UsageError: the run has ended, or what completes its job does not take them any more.
+        ValueError: there would be too many.
+    """
+    most = MOST_PAYLOADS * max_payload_bytes
+    with _changing:
+        if run.phase is not Phase.RUNNING or not run.takes_child_jobs:
+            raise UsageError(f"job {run.id}: its completion is made, so nothing more can be enqueued with it")
+        kept = run.child_jobs or ChildJobs()
+        number = len(kept.jobs) + len(child_jobs)
+        if number > MOST:
+            raise ValueError(f"job {run.id}: a run may enqueue {MOST:,} jobs, not {number:,}")
+        characters = kept.characters + _characters(child_jobs)
+        if characters > most:
+            raise ValueError(
+                f"job {run.id}: the payloads that a run enqueues may take {most:,} bytes together"
+                f" ({MOST_PAYLOADS} × JSWORKER_MAX_PAYLOAD_BYTES), not {characters:,}"
+            )
+        kept.jobs += child_jobs
+        kept.characters = characters
+        run.child_jobs = kept
+
+
+def take(run: Run) -> tuple[ChildJob, ...]:
+    """Return what the completion of a run has to write; from here on nothing can be added."""
+    with _changing:
+        run.takes_child_jobs = False
+        return () if run.child_jobs is None else tuple(run.child_jobs.jobs)
+
+
+@contextmanager
+def within_block(run: Run) -> Iterator[None]:
+    """Forget what is enqueued in a block that ends in an error, as its transaction does."""
+    before, took = 0 if run.child_jobs is None else len(run.child_jobs.jobs), run.takes_child_jobs
+    try:
+        yield
+    except BaseException:
+        with _changing:
+            run.takes_child_jobs = took
+            if run.child_jobs is not None:
+                run.child_jobs = ChildJobs(run.child_jobs.jobs[:before]) if before else None
+        raise
+
+
+def _characters(child_jobs: Iterable[ChildJob]) -> int:
+    return sum(len(child.job.payload) for child in child_jobs)

@@ -1,0 +1,33 @@
+"""docs/child-jobs.md: its code does what it says."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jsworker.client import JobClient
+from tests.worker.conftest import patient, rows, start
+from tests.worker.processors import echo, scripted
+from tests.worker.rows import Rows
+from tests.worker.running import StartWorker
+
+__all__ = ["patient", "rows", "start"]
+
+PAGE = (Path(__file__).parents[1] / "docs" / "child-jobs.md").read_text()
+
+
+@pytest.mark.unhurried
+async def test_its_code_works(client: JobClient, start: StartWorker, rows: Rows) -> None:
+    found: dict[str, Any] = {"__name__": "page"}
+    for block in re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE):
+        exec(block, found)  # noqa: S102 -- the page's own code
+    await start(found["Order"], found["Ship"], scripted(echo, kind="track"))
+    job = await client.enqueue(found["Order"], {"items": ["a", "b"]})
+    assert await job.result(60) == 2
+    assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE kind = 'ship'") == 2
+    for child in await client.list(kind="ship"):
+        assert (await client.result(child.id, 60)).startswith("shipped ")
+    assert {row.kind for row in await client.list(kind="track")} == {"track"}
+    [reminder] = await client.list(kind="remind")
+    assert (reminder.status, reminder.unique_key) == ("scheduled", f"remind {job.id}")
