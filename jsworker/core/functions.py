@@ -119,7 +119,7 @@ class FunctionProcessor(JobProcessor[Payload], Generic[Given_contra, Payload, An
 
     @classmethod
     def enqueue(cls: type[Any], payload: Any, *, client: Any, **options: Any) -> Any:
-        """Enqueue a job of this function by a JobClient, to be awaited, or a SyncJobClient; see their ``enqueue``."""
+        """Enqueue a job of this function; see ``enqueue`` of the client, whose arguments these are."""
         return client.enqueue(cls, payload, **options)
 
 

@@ -139,7 +139,7 @@ def children(*, by_multiprocessing=False):
     def work(number):
         jobs = [client.enqueue("scripted", {"child": number, "n": n}) for n in range(3)]
         jobs += client.enqueue_many("scripted", [{"child": number, "n": n} for n in (3, 4)])
-        assert client.get(jobs[0].id)["payload"] == {"child": number, "n": 0}
+        assert client.get(jobs[0].id).payload == {"child": number, "n": 0}
         assert threading.active_count() == 2, threading.enumerate()
     if by_multiprocessing:
         import multiprocessing
@@ -218,7 +218,7 @@ for thread in threads:
 def test_forked_processes_connect_anew(settings: Settings, fork: str) -> None:
     before = "first = client.enqueue('scripted', {'parent': 1})\nflow = client.workflow('a')\n"
     after = """
-assert client.get(first.id)["payload"] == {"parent": 1}  # its own connections still work
+assert client.get(first.id).payload == {"parent": 1}  # its own connections still work
 client.enqueue("scripted", {"parent": 2})
 client.close()
 """

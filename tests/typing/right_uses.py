@@ -145,7 +145,7 @@ def waiting(client: SyncJobClient) -> None:
     assert_type(client.enqueue(CountLines, text), SyncJobHandle[dict[str, int]])
     assert_type(client.enqueue("count-words", {}).result(), Any)
     assert_type(client.enqueue_many(CountWords, [text])[0].result(timeout=60), Counts)
-    assert_type(count_pages.enqueue(text, client=client), SyncJobHandle[int])
+    assert_type(count_letters.enqueue(text, client=client), SyncJobHandle[Counts])
     assert_type(client.get("id"), JobDetails)
     with client.workflow("nightly") as flow:
         flow.job("report", {}, after=flow.batch(CountLines, [text]))
