@@ -23,7 +23,7 @@ from jsworker.worker.isolation.parent_death_signal import follow_parent, leave_t
 from jsworker.worker.lifecycle import Loop
 from jsworker.worker.pipeline.attempt import judged, open_job, process_job
 from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
-from jsworker.worker.pipeline.kinds import processor_at, resolve_kinds
+from jsworker.worker.pipeline.kinds import named_at, processor_at, resolve_kinds
 from jsworker.worker.pipeline.outcomes import Outcome, stopped
 from jsworker.worker.pipeline.run_writes import LeaseServices
 from jsworker.worker.stacks import of_run, within_bounds
@@ -61,7 +61,8 @@ async def _work(end: socket.socket) -> NoReturn:
     speaking_worker.set(order.worker_id)
     sys.path[:] = order.path
     processor = processor_at(order.origin)
-    kind = resolve_kinds([processor], settings)[order.claimed.kind]
+    middleware = [named_at(origin) for origin in order.middleware]
+    kind = resolve_kinds([processor], settings, middleware)[order.claimed.kind]
     now = boottime()
     run = Run(order.claimed, kind, None, beaten_at=now, now=now)
 
