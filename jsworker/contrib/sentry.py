@@ -1,7 +1,7 @@
 """Sentry: ``sentry_scope`` is middleware that reports failed attempts, each in a scope of its own.
 
-The application calls ``sentry_sdk.init``, in a module that its workers import. Events carry kind, id and attempt of
-the job, and no payload: variables of frames are left out, and what database errors repeat of rows.
+The application calls ``sentry_sdk.init``, in a module that its workers import. Events carry kind, id and
+attempt of the job, and no payload: variables of frames are left out, and what database errors repeat of rows.
 """
 
 import asyncio

@@ -58,6 +58,12 @@ def load_named(target: str, what: str, example: str) -> Any:
     return _call(target, found) if parts["call"] else found
 
 
+def import_modules(names: str) -> None:
+    """Import the modules of a comma list, one after the other; InvalidTarget: one cannot be imported."""
+    for name in filter(None, map(str.strip, names.split(","))):
+        _import(f"of JSWORKER_PRELOAD={name}", name)
+
+
 def factory_of(processor: JobProcessor[Any]) -> str | None:
     """Return the target of the factory that has made a processor here; None: none has."""
     made_by: str | None = vars(processor).get(_MADE_BY)

@@ -57,7 +57,8 @@ def demanding():
 
 
 @pytest.fixture(autouse=True)
-def _modules(here: Path) -> None:
+def _modules(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "factories", raising=False)
     (here / "needy.py").write_text("import not_installed\n")
     (here / "half.py").write_text("from cli_jobs import Nothing\n")
     (here / "untidy.py").write_text("class Double:\n  def\n")

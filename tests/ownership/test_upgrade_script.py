@@ -53,8 +53,8 @@ def test_from_a_revision_it_brings_a_database_with_jobs_to_the_newest(
     upgrade_database(url, since)
     with psycopg.connect(url, autocommit=True, row_factory=dict_row) as connection:
         connection.execute(
-            "INSERT INTO jsworker.jobs (id, kind, payload, status) "
-            "VALUES (gen_random_uuid(), 'a', '{}', 'cancelled')"
+            "INSERT INTO jsworker.jobs (id, kind, payload, status, finished_at) "
+            "VALUES (gen_random_uuid(), 'a', '{}', 'cancelled', now())"
         )
         done = psql(url, upgrade_script(since))
         assert done.returncode == 0, done.stderr

@@ -166,6 +166,9 @@ class Settings(BaseSettings):
     stream_replicas: Annotated[int, _between(1, 5)] = Field(1, description="copies of the stream, servers")
     concurrency: Annotated[int, _between(1, 10_000)] = Field(10, description="job slots of each process")
     processes: Annotated[int, _between(1, 1000)] = Field(1, description="worker processes")
+    preload: Annotated[
+        str, _matching(r"\s*(\w+(\.\w+)*\s*(,\s*\w+(\.\w+)*\s*)*)?", "must be a comma list of modules")
+    ] = Field("", description="modules that are imported before all others where jobs run: a comma list")
     middleware: Annotated[
         str,
         _rule("must be a comma list of MODULE:NAME", lambda value: all(map(_is_target, value.split(",")))),

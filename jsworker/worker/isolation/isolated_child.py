@@ -14,6 +14,7 @@ from jsworker.core import tracing
 from jsworker.core.clock import boottime
 from jsworker.core.events import Events
 from jsworker.core.message_link import MessageLink
+from jsworker.core.targets import import_modules
 from jsworker.core.tracing import TraceContext
 from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
@@ -23,7 +24,7 @@ from jsworker.worker.isolation.parent_death_signal import follow_parent, leave_t
 from jsworker.worker.lifecycle import Loop
 from jsworker.worker.pipeline.attempt import judged, open_job, process_job
 from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
-from jsworker.worker.pipeline.kinds import named_at, processor_at, resolve_kinds
+from jsworker.worker.pipeline.kinds import Kind, named_at, processor_at, resolve_kinds
 from jsworker.worker.pipeline.outcomes import Outcome, stopped
 from jsworker.worker.pipeline.run_writes import LeaseServices
 from jsworker.worker.stacks import of_run, within_bounds
@@ -60,6 +61,7 @@ async def _work(end: socket.socket) -> NoReturn:
     configure_logs(format=settings.log_format, level=settings.log_level)
     speaking_worker.set(order.worker_id)
     sys.path[:] = order.path
+    import_modules(settings.preload)
     processor = processor_at(order.origin)
     middleware = [named_at(origin) for origin in order.middleware]
     kind = resolve_kinds([processor], settings, middleware)[order.claimed.kind]
@@ -105,7 +107,7 @@ async def _work(end: socket.socket) -> NoReturn:
     await asyncio.wait({run.task})  # it may end cancelled by what the job has left behind
     outcome = ended.result()
     obeying.cancel()
-    await _flush()  # before it is reported: the owner ends this process as soon as it knows
+    await _flush(kind)  # before it is reported: the owner ends this process as soon as it knows
     link.send(wire.RunEnded(outcome=outcome, completed=run.completed))
     await link.flush()
     os._exit(0)  # threads of the job may never end, and nothing waits for them here
@@ -116,8 +118,11 @@ def _end(*_: object) -> NoReturn:
     os._exit(1)
 
 
-async def _flush() -> None:
-    """Write out what the job has printed, logged and traced; what no reader takes within seconds is left."""
+async def _flush(kind: Kind) -> None:
+    """Write out what the job has printed, logged and traced; what no reader takes within seconds is left.
+
+    A middleware that holds something back has a function ``flush``, which gets the seconds that it may take.
+    """
 
     def flush_output() -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -125,7 +130,8 @@ async def _flush() -> None:
                 stream.flush()
 
     own = ThreadPoolExecutor()  # the event loop's may be full of threads of the job that never end
-    tasks = (partial(tracing.flush, _FLUSH_SECONDS), partial(drain_logs, _FLUSH_SECONDS), flush_output)
+    holding = [each.flush for each in kind.middleware if hasattr(each, "flush")]
+    tasks = [*(partial(each, _FLUSH_SECONDS) for each in (tracing.flush, drain_logs, *holding)), flush_output]
     flushing = [asyncio.get_running_loop().run_in_executor(own, task) for task in tasks]
     await asyncio.wait(flushing, timeout=_FLUSH_SECONDS)
 

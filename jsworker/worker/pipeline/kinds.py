@@ -176,13 +176,13 @@ def _origin_of(given: JobProcessor[Any] | type[JobProcessor[Any]]) -> str | None
     An instance must be an attribute of its class's module, or of a class that takes no arguments: with others
     it might differ from what its class makes by default.
     """
+    if isinstance(given, JobProcessor) and (factory := factory_of(given)) is not None:
+        return factory
     cls = given if isinstance(given, type) else type(given)
     module = sys.modules.get(cls.__module__)
     if module is None or cls.__module__ == "__main__":
         return None
     if isinstance(given, JobProcessor):
-        if (factory := factory_of(given)) is not None:
-            return factory
         for name, value in vars(module).items():
             if value is given:
                 return f"{cls.__module__}:{name}"
