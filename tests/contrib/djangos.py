@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import django
+from asgiref.sync import SyncToAsync
 from django.db import connections
 from sqlalchemy.engine import make_url
 
@@ -30,6 +31,8 @@ def django_on(database_url: str) -> Iterator[None]:
         yield
     finally:
         connections.close_all()
+        # Of calls that were awaited: all of them run in one thread.
+        SyncToAsync.single_thread_executor.submit(connections.close_all).result()
         settings.update(before)
 
 

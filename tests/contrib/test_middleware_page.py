@@ -33,13 +33,13 @@ async def test_its_middleware_is_around_its_processors(
 ) -> None:
     class Unlucky(names["ConvertOnce"]):  # type: ignore[misc]  # of the page
         async def process(self, job: Any) -> float:
-            raise KeyError(job.payload["currency"])
+            raise KeyError({100.0: "XXX"}[job.payload["cents"]])
 
     processors = [names["Convert"](names["Rates"]()), Unlucky(names["Rates"]())]
     async with Worker(processors, settings, middleware=[names["timed"]]):
         job = await client.enqueue("convert", {"cents": 100})
         assert (await rows.becomes(job.id, "completed"))["result"] == 105.0
-        unlucky = await client.enqueue("unlucky", {"currency": "XXX"})
+        unlucky = await client.enqueue("unlucky", {"cents": 100})
         assert (await rows.becomes(unlucky.id, "failed"))["last_error"] == "unknown currency XXX"
     assert names["seconds"].keys() == {"convert", "unlucky"}
 

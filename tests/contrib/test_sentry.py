@@ -109,6 +109,7 @@ async def test_in_quarantine_it_is_sent_before_the_process_ends(
     monkeypatch.setattr(FailingAlone, "middleware", ())
     async with Worker([FailingAlone], settings.model_copy(update={"middleware": setting})):
         job = await client.enqueue("failing-alone", {"does": "fail", "secret": SECRET})
-        await rows.becomes(job.id, "failed")
+        row = await rows.becomes(job.id, "failed")
+        assert row["last_error"] == "for good"
     events = json.loads((tmp_path / "events.json").read_text())
     assert {event["contexts"]["job"]["id"] for event in events} == {str(job.id)}
