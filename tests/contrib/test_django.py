@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.contrib.djangos import closing, django_on  # first: it sets Django up
+from tests.support.djangos import closing, django_on  # first: it sets Django up
 
 from asgiref.sync import sync_to_async  # isort: skip
 from django.core.exceptions import ImproperlyConfigured
