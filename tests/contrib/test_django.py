@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -301,7 +301,7 @@ class TestTasks:
         assert (result.status, result.args, result.kwargs) == (TaskResultStatus.READY, [2], {"b": 3})
         assert not result.is_finished
         await start(DjangoTask)
-        await rows.becomes(result.id, "completed")
+        await rows.becomes(UUID(result.id), "completed")
         await result.arefresh()
         assert (result.status, result.return_value, result.attempts) == (TaskResultStatus.SUCCESSFUL, 5, 1)
         assert result.enqueued_at <= result.started_at <= result.finished_at
@@ -311,8 +311,8 @@ class TestTasks:
     async def test_a_coroutine_and_one_that_takes_its_context(self, start: StartWorker, rows: Rows) -> None:
         await start(DjangoTask)
         later, context = await add_later.aenqueue(2, 3), await told.aenqueue("hello")
-        assert (await rows.becomes(later.id, "completed"))["result"] == 5
-        row = await rows.becomes(context.id, "completed")
+        assert (await rows.becomes(UUID(later.id), "completed"))["result"] == 5
+        row = await rows.becomes(UUID(context.id), "completed")
         assert row["result"] == {"text": "hello", "attempt": 1, "id": context.id}
 
     async def test_one_that_fails_tells_its_errors(self, start: StartWorker, rows: Rows) -> None:
@@ -320,7 +320,7 @@ class TestTasks:
         failed = [await each.aenqueue() for each in (wrong, gives_up)]
         await rows.query("UPDATE jsworker.jobs SET max_attempts = 1")
         for each in failed:
-            await rows.becomes(each.id, "failed")
+            await rows.becomes(UUID(each.id), "failed")
             await each.arefresh()
             assert (each.status, each.attempts) == (TaskResultStatus.FAILED, 1)
             with pytest.raises(ValueError, match="Task failed"):
@@ -354,7 +354,7 @@ class TestTasks:
         with pytest.raises(InvalidTaskError, match="Queue 'nowhere' is not valid"):
             add.using(queue_name="nowhere")
         with pytest.raises(TypeError):
-            add.enqueue(object())
+            add.enqueue(object())  # type: ignore[arg-type]  # as others may
         for unknown in (str(uuid4()), "no id", None):
             with pytest.raises(TaskResultDoesNotExist):
                 add.get_result(unknown)  # type: ignore[arg-type]  # as others may
@@ -365,7 +365,13 @@ class TestTasks:
     async def test_a_row_that_names_something_else_calls_nothing(
         self, start: StartWorker, client: JobClient, rows: Rows
     ) -> None:
-        call = {"args": ["true"], "kwargs": {}, "backend": "default", "queue_name": "default", "priority": 0}
+        call = {
+            "positional": ["true"],
+            "named": {},
+            "backend": "default",
+            "queue_name": "default",
+            "priority": 0,
+        }
         jobs = [
             await client.enqueue("django-task", call | {"task": name})
             for name in ("os.system", "nowhere.at_all")
@@ -388,7 +394,7 @@ class TestTasks:
             await start(DjangoTask)
             for each in (add, gives_up):
                 result = await each.aenqueue(*([1] if each is add else []))
-                await rows.becomes(result.id, "completed" if each is add else "failed")
+                await rows.becomes(UUID(result.id), "completed" if each is add else "failed")
                 for _ in range(600):
                     if told_of[-1][0] == "finished":
                         break

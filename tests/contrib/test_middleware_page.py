@@ -31,7 +31,9 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 async def test_its_middleware_is_around_its_processors(
     settings: Settings, client: JobClient, rows: Rows, names: dict[str, Any]
 ) -> None:
-    class Unlucky(names["ConvertOnce"]):  # type: ignore[misc]  # of the page
+    once: Any = names["ConvertOnce"]
+
+    class Unlucky(once):
         async def process(self, job: Any) -> float:
             raise KeyError({100.0: "XXX"}[job.payload["cents"]])
 

@@ -27,7 +27,16 @@ def psql(servers: TestServers, tmp_path: Path) -> Psql:
     def run(url: str, script: str) -> subprocess.CompletedProcess[str]:
         file = tmp_path / "upgrade.sql"
         file.write_text(script)
-        psql = [servers.postgres.program("psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", file, url]
+        psql = [
+            str(servers.postgres.program("psql")),
+            "-X",
+            "-q",
+            "-v",
+            "ON_ERROR_STOP=1",
+            "-f",
+            str(file),
+            url,
+        ]
         return subprocess.run(psql, capture_output=True, text=True, check=False)
 
     return run

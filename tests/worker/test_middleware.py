@@ -243,7 +243,7 @@ async def test_one_that_breaks_a_rule_is_named_and_fails_the_attempt(
     process: Any,
     error: str | None,
 ) -> None:
-    limits = {"timeout": 0.2} if process is sleeps else {}
+    limits: dict[str, Any] = {"timeout": 0.2} if process is sleeps else {}
     await within(scripted(process, backoff=LATER, **limits), middleware=[around])
     job = await client.enqueue(KIND, {})
     row = await rows.becomes(job.id, "scheduled")

@@ -15,9 +15,9 @@ def job_link(job_id: Any) -> str:
     """Return a link to a job's page of the admin, for a column or a field of your own ModelAdmin."""
     if job_id is None:
         return ""
-    return format_html(
-        '<a href="{}">{}</a>', reverse("admin:jsworker_storedjob_change", args=[job_id]), job_id
-    )
+    page = reverse("admin:jsworker_storedjob_change", args=[job_id])
+    link: str = format_html('<a href="{}">{}</a>', page, job_id)
+    return link
 
 
 @admin.register(StoredJob)

@@ -21,13 +21,13 @@ class fresh_connections(AbstractAsyncContextManager[None], AbstractContextManage
         self._thread = ThreadSensitiveContext()
 
     async def __aenter__(self) -> None:
-        await self._thread.__aenter__()
+        await self._thread.__aenter__()  # type: ignore[no-untyped-call] # asgiref's
 
     async def __aexit__(self, *error: object) -> None:
         try:
             await sync_to_async(connections.close_all)()
         finally:
-            await self._thread.__aexit__(*error)
+            await self._thread.__aexit__(*error)  # type: ignore[no-untyped-call] # as above
 
     def __enter__(self) -> None:
         close_old_connections()

@@ -52,15 +52,15 @@ class TaskCall(BaseModel):
     """The payload: which task is called with what."""
 
     task: str
-    args: list[Any]
-    kwargs: dict[str, Any]
+    positional: list[Any]
+    named: dict[str, Any]
     backend: str
     queue_name: str
     priority: int
     run_after: datetime | None = None
 
 
-class JsworkerBackend(BaseTaskBackend):  # type: ignore[misc] # Django is not typed
+class JsworkerBackend(BaseTaskBackend):
     """The backend: ``TASKS = {"default": {"BACKEND": "jsworker.contrib.django.tasks.JsworkerBackend"}}``.
 
     ``OPTIONS``: ``MAX_ATTEMPTS``, attempts of each task that may end in an error.
@@ -79,8 +79,8 @@ class JsworkerBackend(BaseTaskBackend):  # type: ignore[misc] # Django is not ty
             run_after = timezone.make_aware(run_after)
         call = TaskCall(
             task=task.module_path,
-            args=normalize_json(list(args)),
-            kwargs=normalize_json(dict(kwargs)),
+            positional=normalize_json(list(args)),
+            named=normalize_json(dict(kwargs)),
             backend=self.alias,
             queue_name=task.queue_name,
             priority=task.priority,
@@ -102,8 +102,8 @@ class JsworkerBackend(BaseTaskBackend):  # type: ignore[misc] # Django is not ty
             started_at=None,
             finished_at=None,
             last_attempted_at=None,
-            args=call.args,
-            kwargs=call.kwargs,
+            args=call.positional,
+            kwargs=call.named,
             backend=self.alias,
             errors=[],
             worker_ids=[],
@@ -132,8 +132,8 @@ class JsworkerBackend(BaseTaskBackend):  # type: ignore[misc] # Django is not ty
             started_at=job.started_at,
             finished_at=job.finished_at,
             last_attempted_at=job.claimed_at,
-            args=call.args,
-            kwargs=call.kwargs,
+            args=call.positional,
+            kwargs=call.named,
             backend=call.backend,
             errors=[
                 TaskError(exception_class_path=_class_of(each.error), traceback=each.error) for each in failed
@@ -166,7 +166,7 @@ class DjangoTask(JobProcessor[TaskCall]):
         result = task.get_backend().get_result(str(job.id))
         task_started.send(JsworkerBackend, task_result=result)
         context = [TaskContext(task_result=result)] if task.takes_context else []
-        value = normalize_json(task.call(*context, *call.args, **call.kwargs))
+        value = normalize_json(task.call(*context, *call.positional, **call.named))
         for name, found in (("status", TaskResultStatus.SUCCESSFUL), ("finished_at", timezone.now())):
             object.__setattr__(result, name, found)
         object.__setattr__(result, "_return_value", value)

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -130,8 +131,9 @@ async def _flush(kind: Kind) -> None:
                 stream.flush()
 
     own = ThreadPoolExecutor()  # the event loop's may be full of threads of the job that never end
-    holding = [each.flush for each in kind.middleware if hasattr(each, "flush")]
-    tasks = [*(partial(each, _FLUSH_SECONDS) for each in (tracing.flush, drain_logs, *holding)), flush_output]
+    holding: list[Callable[[float], object]] = [tracing.flush, drain_logs]
+    holding += [each.flush for each in kind.middleware if hasattr(each, "flush")]
+    tasks: list[Callable[[], object]] = [*(partial(each, _FLUSH_SECONDS) for each in holding), flush_output]
     flushing = [asyncio.get_running_loop().run_in_executor(own, task) for task in tasks]
     await asyncio.wait(flushing, timeout=_FLUSH_SECONDS)
 
