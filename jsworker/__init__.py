@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jsworker.client import JobClient, JobHandle, enqueue_statement
+    from jsworker.client import JobClient, JobHandle, SyncJobClient, SyncJobHandle, enqueue_statement
     from jsworker.core.errors import (
         DatabaseUnavailable,
         Fail,
@@ -48,6 +48,8 @@ __all__ = [
     "Retry",
     "Settings",
     "Snooze",
+    "SyncJobClient",
+    "SyncJobHandle",
     "TransitionRefused",
     "UsageError",
     "Worker",
@@ -78,6 +80,8 @@ _HOMES = {
     "Retry": "jsworker.core.errors",
     "Settings": "jsworker.core.settings",
     "Snooze": "jsworker.core.errors",
+    "SyncJobClient": "jsworker.client",
+    "SyncJobHandle": "jsworker.client",
     "TransitionRefused": "jsworker.core.errors",
     "UsageError": "jsworker.core.errors",
     "Worker": "jsworker.worker.worker",

@@ -3,8 +3,19 @@
 from jsworker.client.enqueueing import enqueue_statement
 from jsworker.client.job_client import JobClient
 from jsworker.client.results import JobHandle
+from jsworker.client.sync_client import SyncJobClient
+from jsworker.client.sync_results import SyncJobHandle
 from jsworker.ownership.transitions.control import Cancelled
 from jsworker.ownership.transitions.enqueue import Enqueued
 from jsworker.ownership.transitions.reset import Reset
 
-__all__ = ["Cancelled", "Enqueued", "JobClient", "JobHandle", "Reset", "enqueue_statement"]
+__all__ = [
+    "Cancelled",
+    "Enqueued",
+    "JobClient",
+    "JobHandle",
+    "Reset",
+    "SyncJobClient",
+    "SyncJobHandle",
+    "enqueue_statement",
+]

@@ -38,6 +38,7 @@ _MAY_NOT_MARK: Final = (
     "the login may not note what was published (role jsworker_publisher): workers publish it"
 )
 _NOT_CONNECTED: Final = "NATS is not connected"
+_NOT_SET: Final = "JSWORKER_NATS_URL is not set"
 _AGAIN_SECONDS: Final = 10.0
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 _END_SECONDS: Final = 2.0
@@ -80,6 +81,9 @@ class ClientPublisher:
 
     async def open(self) -> None:
         """Connect, or go on trying in the background; see ``JobClient.open``."""
+        if not self._settings.nats_is_set:
+            self.unpublished_because = _NOT_SET
+            return
         self._may_mark = await publish.may_mark(self._database)
         self.stream = stream = Stream(
             self._settings,

@@ -58,8 +58,9 @@ class JobClient:
     """Enqueues jobs and acts on them. Open one per process: ``async with JobClient.from_env() as client``.
 
     A job is accepted once it is committed. NATS may be away: workers publish what the client could not, which
-    connects in the background. Its ``events`` are ``worker.degraded`` and ``worker.restored``, with
-    ``what="publishing"`` for a stream that it cannot publish to; ``database`` are its connections.
+    connects in the background. Without JSWORKER_NATS_URL it uses no NATS at all. Its ``events`` are
+    ``worker.degraded`` and ``worker.restored``, with ``what="publishing"`` for a stream that it cannot
+    publish to; ``database`` are its connections.
     """
 
     def __init__(self, settings: Settings) -> None:

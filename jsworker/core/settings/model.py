@@ -132,7 +132,7 @@ class Settings(BaseSettings):
         "nats://127.0.0.1:4222",
         repr=False,
         exclude=True,
-        description="NATS servers: nats://host:port, comma-separated",
+        description="NATS servers: nats://host:port, comma-separated; unset: producers use none",
     )
     nats_user: str | None = Field(None, description="NATS user name")
     nats_password: SecretStr | None = Field(None, description="NATS password")
@@ -299,6 +299,11 @@ class Settings(BaseSettings):
         user = quote(unquote_to_bytes(parts["user"]), safe="")
         login = f"{user}:{quote(password, safe='')}" if password else user
         return f"postgresql://{login}@{parts['place']}" if login else f"postgresql://{parts['place']}"
+
+    @property
+    def nats_is_set(self) -> bool:
+        """Whether somebody has said where NATS is: a producer uses none otherwise, a worker the default."""
+        return "nats_url" in self.model_fields_set
 
     def recovers_by(self) -> dict[str, bool]:
         """Return for each of ``RECOVERY_RULES`` whether jobs are taken back by it."""

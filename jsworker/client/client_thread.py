@@ -1,0 +1,161 @@
+"""A JobClient for code that waits: it lives on an event loop in a thread of its own; any thread may call it."""
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+from jsworker.client.job_client import JobClient
+from jsworker.core.events import Event, Events
+from jsworker.core.settings import Settings
+
+T = TypeVar("T")
+Call = Callable[[JobClient], Coroutine[Any, Any, T]]
+
+_ON_A_LOOP: Final = (
+    "SyncJobClient waits, which would hold up the event loop that runs in this thread: use JobClient and"
+    " await it, or call this in another thread (asyncio.to_thread)"
+)
+_CLOSED: Final = "the client is closed"
+_CUT_OFF: Final = "the client was closed during this call: it is unclear whether it took effect"
+
+
+class ClientThread:
+    """Opens a JobClient in a thread with its first call, and lets other threads wait for calls of it.
+
+    A forked process opens one of its own with its first call. ``events`` get what any of them emits.
+    """
+
+    def __init__(self, settings: Settings, events: Events) -> None:
+        self._settings = settings
+        self._events = events
+        self._lock = threading.Lock()
+        self._opened: _Opened | None = None
+        self._is_closed = False
+        _everywhere.add(self)
+
+    @property
+    def client(self) -> JobClient | None:
+        """The client that is open in this process; None: there is none."""
+        opened = self._opened
+        return None if opened is None else opened.client
+
+    def open(self) -> None:
+        """Open the client, also after ``close``; see ``JobClient.open``."""
+        _refuse_on_a_loop()
+        with self._lock:
+            self._is_closed = False
+            self._open()
+
+    def call(self, call: Call[T]) -> T:
+        """Return what a call of the client returns; an exception in the waiting thread cancels the call.
+
+        Raises:
+            RuntimeError: the client is closed, or an event loop runs in this thread.
+        """
+        _refuse_on_a_loop()
+        answer: concurrent.futures.Future[T] | None = None
+        try:
+            with self._lock:
+                answer = self._open().submit(call)
+            return answer.result()
+        except concurrent.futures.CancelledError:
+            raise RuntimeError(_CUT_OFF) from None
+        except BaseException:  # Ctrl-C, for example; the thread of the client goes on
+            if answer is not None:
+                answer.cancel()
+            raise
+
+    def close(self) -> None:
+        """Close the client, if it is open; calls that other threads still wait for are cut off."""
+        _refuse_on_a_loop()
+        with self._lock:
+            opened, self._opened, self._is_closed = self._opened, None, True
+        if opened is not None:
+            _end(opened)
+
+    def forget_parent(self) -> None:
+        """Leave to the parent process what it has opened, in a child that was just forked."""
+        self._lock = threading.Lock()  # another thread, which is not here, may have held it
+        if self._opened is not None:
+            _inherited.append(self._opened)
+            self._opened = None
+
+    def _open(self) -> "_Opened":
+        if self._is_closed:
+            raise RuntimeError(_CLOSED)
+        if self._opened is None:
+            client = JobClient(self._settings)
+            client.events.on("*", self._pass_on)
+            opened = _Opened(client)
+            try:
+                opened.submit(JobClient.open).result()
+            except BaseException:
+                opened.stop()
+                raise
+            self._opened = opened
+        return self._opened
+
+    def _pass_on(self, event: Event) -> None:
+        self._events.emit(event.name, event.exception, **event.fields)
+
+
+class _Opened:
+    """A JobClient, and the thread with the event loop on which it lives."""
+
+    def __init__(self, client: JobClient) -> None:
+        self.client = client
+        # Whatever the application's policy says: uvloop's loops do not survive a fork of their process.
+        self._loop = asyncio.SelectorEventLoop()
+        self._stopped = asyncio.Event()
+        # A daemon: a program that never closes its client ends all the same; what was accepted is committed.
+        self._thread = threading.Thread(target=self._run, name="jsworker client", daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Call[T]) -> "concurrent.futures.Future[T]":
+        """Begin a call in the context of the caller."""
+        return asyncio.run_coroutine_threadsafe(call(self.client), self._loop)
+
+    def stop(self) -> None:
+        """Cancel what is under way, and wait for the thread's end; nothing may be submitted any more."""
+        self._loop.call_soon_threadsafe(self._stopped.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._until_stopped())
+
+    async def _until_stopped(self) -> None:
+        await self._stopped.wait()
+
+
+_everywhere: "weakref.WeakSet[ClientThread]" = weakref.WeakSet()
+_inherited: list[_Opened] = []
+"""What the parent process has opened: to let go of it here would close connections that both share."""
+
+
+def _end(opened: _Opened) -> None:
+    closing = opened.submit(JobClient.close)
+    try:
+        closing.result()
+    finally:
+        opened.stop()
+
+
+def _refuse_on_a_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError(_ON_A_LOOP)
+
+
+def _forget_parent() -> None:
+    for each in list(_everywhere):
+        each.forget_parent()
+
+
+os.register_at_fork(after_in_child=_forget_parent)

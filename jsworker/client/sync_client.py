@@ -1,0 +1,196 @@
+"""The client for code that waits, as Django, Flask and scripts do: what JobClient does, without ``await``."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID
+
+from typing_extensions import Unpack
+
+from jsworker.client.client_thread import ClientThread
+from jsworker.client.enqueueing import EnqueueOptions, Kind, one_for_each
+from jsworker.client.sync_limits import SyncLimits
+from jsworker.client.sync_results import SyncJobHandle
+from jsworker.client.sync_schedules import SyncSchedules
+from jsworker.client.sync_workflows import SyncFlow, SyncWorkflows
+from jsworker.core.events import Events
+from jsworker.core.priorities import Priority
+from jsworker.core.settings import Settings, load_settings
+from jsworker.ownership.transitions.control import Cancelled
+from jsworker.ownership.transitions.reset import Reset
+
+
+class SyncJobClient:
+    """Enqueues jobs and acts on them as ``JobClient``, for code that waits; one is enough for all threads.
+
+    It connects with the first call, or in ``open``; every call may raise what ``JobClient.open`` does then.
+    Its connections live in a thread of its own, which ends with ``close``, with a ``with`` block, or with the
+    process. A forked process connects anew with its first call. A signal whose handler raises, such as
+    Ctrl-C, cancels the call that waits. In a thread that runs an event loop every call raises RuntimeError.
+
+    ``events`` are those of ``JobClient``; their listeners are called in the client's own thread.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        if not isinstance(settings, Settings):
+            hint = "SyncJobClient.from_env() makes them, SyncJobClient.from_env(database_url=…) with changes"
+            raise TypeError(f"SyncJobClient takes Settings, not {type(settings).__name__}: {hint}")
+        self.events = Events()
+        self._thread = ClientThread(settings, self.events)
+
+    @classmethod
+    def from_env(cls, **overrides: Any) -> Self:
+        """See ``JobClient.from_env``."""
+        return cls(load_settings(**overrides))
+
+    @property
+    def schedules(self) -> SyncSchedules:
+        """See ``JobClient.schedules``."""
+        return SyncSchedules(self._thread)
+
+    @property
+    def limits(self) -> SyncLimits:
+        """See ``JobClient.limits``."""
+        return SyncLimits(self._thread)
+
+    @property
+    def workflows(self) -> SyncWorkflows:
+        """See ``JobClient.workflows``."""
+        return SyncWorkflows(self._thread)
+
+    @property
+    def unpublished_because(self) -> str | None:
+        """See ``JobClient.unpublished_because``; None, too, where the client is not open."""
+        client = self._thread.client
+        return None if client is None else client.unpublished_because
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Connect now, or again after ``close``; see ``JobClient.open``."""
+        self._thread.open()
+
+    def close(self) -> None:
+        """Finish publishing what was enqueued, within seconds, and disconnect.
+
+        Calls that other threads still wait for raise RuntimeError; so does every later one.
+        """
+        self._thread.close()
+
+    def pause(
+        self,
+        kind: Kind,
+        key: str | None = None,
+        *,
+        until: datetime | None = None,
+        reason: str | None = None,
+    ) -> datetime | None:
+        """See ``JobClient.pause``."""
+        return self._thread.call(lambda client: client.pause(kind, key, until=until, reason=reason))
+
+    def resume(self, kind: Kind, key: str | None = None) -> None:
+        """See ``JobClient.resume``."""
+        self._thread.call(lambda client: client.resume(kind, key))
+
+    def enqueue(
+        self,
+        kind: Kind,
+        payload: Any,
+        *,
+        unique_key: str | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> SyncJobHandle:
+        """See ``JobClient.enqueue``."""
+        job = self._thread.call(
+            lambda client: client.enqueue(kind, payload, unique_key=unique_key, **options)
+        )
+        return SyncJobHandle.of(job, self._thread)
+
+    def enqueue_many(
+        self,
+        kind: Kind,
+        payloads: Iterable[Any],
+        *,
+        unique_keys: Sequence[str | None] | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> list[SyncJobHandle]:
+        """See ``JobClient.enqueue_many``."""
+        given = one_for_each("payloads", payloads)  # here: a queryset reads by the connection of this thread
+        jobs = self._thread.call(
+            lambda client: client.enqueue_many(kind, given, unique_keys=unique_keys, **options)
+        )
+        return [SyncJobHandle.of(job, self._thread) for job in jobs]
+
+    def result(self, job_id: UUID | str, timeout: float | timedelta | None = None) -> Any:
+        """See ``JobClient.result``."""
+        return self._thread.call(lambda client: client.result(job_id, timeout))
+
+    def workflow(self, name: str) -> SyncFlow:
+        """Return a workflow to fill in a ``with`` block, which enqueues all of it at its end."""
+        return SyncFlow(name, self._thread)
+
+    def publish_pending(self) -> int:
+        """See ``JobClient.publish_pending``."""
+        return self._thread.call(lambda client: client.publish_pending())
+
+    def get(self, job_id: UUID | str) -> dict[str, Any]:
+        """See ``JobClient.get``."""
+        return self._thread.call(lambda client: client.get(job_id))
+
+    def timeline(self, job_id: UUID | str) -> list[dict[str, Any]]:
+        """See ``JobClient.timeline``."""
+        return self._thread.call(lambda client: client.timeline(job_id))
+
+    def steps(self, job_id: UUID | str) -> list[dict[str, Any]]:
+        """See ``JobClient.steps``."""
+        return self._thread.call(lambda client: client.steps(job_id))
+
+    def list(
+        self,
+        *,
+        status: str | None = None,
+        kind: Kind | None = None,
+        limit: int = 50,
+        after: UUID | str | None = None,
+        stale_for: float | None = None,
+        running_for: float | None = None,
+        no_progress_for: float | None = None,
+        priority: Priority | None = None,
+    ) -> list[dict[str, Any]]:
+        """See ``JobClient.list``."""
+        return self._thread.call(
+            lambda client: client.list(
+                status=status,
+                kind=kind,
+                limit=limit,
+                after=after,
+                stale_for=stale_for,
+                running_for=running_for,
+                no_progress_for=no_progress_for,
+                priority=priority,
+            )
+        )
+
+    def cancel(self, *job_ids: UUID | str) -> Cancelled:
+        """See ``JobClient.cancel``."""
+        return self._thread.call(lambda client: client.cancel(*job_ids))
+
+    def retry(self, job_id: UUID | str) -> None:
+        """See ``JobClient.retry``."""
+        self._thread.call(lambda client: client.retry(job_id))
+
+    def set_priority(self, job_id: UUID | str, priority: Priority) -> None:
+        """See ``JobClient.set_priority``."""
+        self._thread.call(lambda client: client.set_priority(job_id, priority))
+
+    def clear_and_reenqueue(self, job_id: UUID | str, reason: str) -> Reset:
+        """See ``JobClient.clear_and_reenqueue``."""
+        return self._thread.call(lambda client: client.clear_and_reenqueue(job_id, reason))
