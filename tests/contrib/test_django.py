@@ -26,7 +26,7 @@ from django_tasks.exceptions import InvalidTaskError, TaskResultDoesNotExist
 from django_tasks.signals import task_enqueued, task_finished, task_started
 
 from django_app.shop.models import Order
-from jsworker.client import JobClient
+from jsworker.client import JobClient, SyncJobClient
 from jsworker.contrib.django import enqueue, fresh_connections
 from jsworker.contrib.django.configuration import (
     check_configuration,
@@ -134,6 +134,28 @@ class TestEnqueue:
             cursor.execute("UPDATE jsworker.jobs SET expires_at = now() - interval '1 s'")
         with pytest.raises(TransitionRefused, match="unique key 'a' of kind scripted is taken and freed"):
             enqueue(KIND, {}, unique_key="a", expires_in=3600)
+
+    async def test_after_the_commit_it_is_published_once(
+        self, settings: Settings, rows: Rows, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        published: list[int] = []
+        publish = SyncJobClient.publish_pending
+        monkeypatch.setattr(SyncJobClient, "publish_pending", lambda of: published.append(publish(of)))
+
+        @transaction.atomic
+        def place() -> list[Any]:
+            before = published[:]
+            found = [enqueue(KIND, {"n": n}).id for n in range(3)]
+            assert published == before
+            return found
+
+        given = {name.upper(): getattr(settings, name) for name in ("nats_url", "stream", "subject_prefix")}
+        with override_settings(JSWORKER=given):
+            ids = await asyncio.to_thread(closing, place)
+        assert published == [3]
+        assert [(await rows.job(each))["needs_publish"] for each in ids] == [False] * 3
+        await asyncio.to_thread(closing, place)  # nobody says where NATS is
+        assert published == [3]
 
     async def test_a_worker_runs_it(self, start: StartWorker, rows: Rows) -> None:
         await start(scripted(echo))

@@ -17,6 +17,8 @@ django.setup()
 
 from django.core.management import call_command  # noqa: E402 -- behind the setup
 
+from jsworker.contrib.django.enqueueing import _clients  # noqa: E402 -- as above
+
 
 @contextmanager
 def django_on(database_url: str) -> Iterator[None]:
@@ -30,6 +32,9 @@ def django_on(database_url: str) -> Iterator[None]:
         call_command("migrate", verbosity=0)
         yield
     finally:
+        for client in _clients.values():
+            client.close()
+        _clients.clear()
         connections.close_all()
         # Of calls that were awaited: all of them run in one thread.
         SyncToAsync.single_thread_executor.submit(connections.close_all).result()

@@ -3,7 +3,7 @@
 ``INSTALLED_APPS = ["jsworker.contrib.django", …]``; the settings are in ``JSWORKER = {…}``.
 """
 
-from jsworker.contrib.django.enqueueing import enqueue
+from jsworker.contrib.django.enqueueing import enqueue, jobs_client
 from jsworker.contrib.django.middleware import fresh_connections
 
-__all__ = ["enqueue", "fresh_connections"]
+__all__ = ["enqueue", "fresh_connections", "jobs_client"]
