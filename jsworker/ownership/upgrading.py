@@ -244,7 +244,7 @@ def _write_step(context: "EnvironmentContext", step: Script | None) -> None:
     written = _WrittenStatements(migration.impl.static_output, getattr(step.module, "IS_VALID", None))
     migration.connection.exec_driver_sql = written.exec_driver_sql  # type: ignore[union-attr,method-assign] # alembic's own stands in for a connection and lacks this
     with context.begin_transaction():
-        for statement in (_LOCK, _NEVER_FOR_LONG, f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"):
+        for statement in (_LOCK, _NEVER_FOR_LONG, "CREATE SCHEMA IF NOT EXISTS jsworker"):
             migration.impl.static_output(f"{statement};")
         context.run_migrations()
 

@@ -92,6 +92,26 @@ def test_a_class_an_instance_and_a_nested_class_are_processors(target: str) -> N
     assert load_processor_class(target).kind == name
 
 
+@pytest.mark.parametrize(
+    ("preload", "line"),
+    [
+        (
+            "nowhere",
+            "target of JSWORKER_PRELOAD=nowhere: there is no module nowhere in {here} or on the Python path",
+        ),
+        ("cli_jobs, script", "module script cannot be imported: SystemExit: 3 ({here}/script.py, line 2)"),
+        ("cli-jobs", "JSWORKER_PRELOAD='cli-jobs' must be a comma list of modules"),
+    ],
+)
+def test_modules_to_preload_that_cannot_be_imported_are_named(
+    cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch, preload: str, line: str
+) -> None:
+    monkeypatch.setenv("JSWORKER_PRELOAD", preload)
+    found = cli("run", "cli_jobs:Double")
+    assert (found.code, found.out) == (2, "")
+    assert line.format(here=here) in found.errors[-1]
+
+
 def test_a_factory_is_called_for_each_process(here: Path) -> None:
     made = load_processor("factories:demanding()")
     assert isinstance(made, JobProcessor)

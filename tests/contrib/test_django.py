@@ -18,7 +18,7 @@ from tests.support.djangos import closing, django_on  # first: it sets Django up
 from asgiref.sync import sync_to_async  # isort: skip
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, connections, transaction
-from django.test import override_settings
+from django.test import modify_settings, override_settings
 from django.utils import timezone
 from django_tasks import TaskContext, TaskResultStatus, default_task_backend, task
 from django_tasks.checks import check_tasks
@@ -50,7 +50,8 @@ pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
 
 @pytest.fixture(autouse=True)
 def _django(database_url: str) -> Iterator[None]:
-    with django_on(database_url):
+    # Tasks of this module are in an app.
+    with django_on(database_url), modify_settings(INSTALLED_APPS={"append": "tests.contrib"}):
         yield
 
 
@@ -377,6 +378,9 @@ class TestTasks:
             add.using(queue_name="nowhere")
         with pytest.raises(TypeError):
             add.enqueue(object())  # type: ignore[arg-type]  # as others may
+        no_app = modify_settings(INSTALLED_APPS={"remove": "tests.contrib"})
+        with no_app, pytest.raises(InvalidTaskError, match="must be in an app of INSTALLED_APPS"):
+            add.enqueue(1)
         for unknown in (str(uuid4()), "no id", None):
             with pytest.raises(TaskResultDoesNotExist):
                 add.get_result(unknown)  # type: ignore[arg-type]  # as others may
@@ -396,12 +400,13 @@ class TestTasks:
         }
         jobs = [
             await client.enqueue("django-task", call | {"task": name})
-            for name in ("os.system", "nowhere.at_all")
+            for name in ("os.system", "django_app.shop.nowhere", "django_app.shop.models.Order")
         ]
         await start(DjangoTask)
         errors = [(await rows.becomes(job.id, "failed"))["last_error"] for job in jobs]
-        assert errors[0] == "os.system is no task of Django, but of type builtin_function_or_method"
-        assert errors[1].startswith("task nowhere.at_all cannot be imported: ")
+        assert errors[0] == "task os.system is in no app of INSTALLED_APPS"
+        assert errors[1].startswith("task django_app.shop.nowhere cannot be imported: ")
+        assert errors[2] == "django_app.shop.models.Order is no task of Django, but of type ModelBase"
 
     async def test_signals_tell_of_its_life(self, start: StartWorker, rows: Rows) -> None:
         told_of: list[tuple[str, str]] = []

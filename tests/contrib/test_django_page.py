@@ -14,7 +14,7 @@ from tests.support.djangos import closing, django_on  # first: it sets Django up
 from django.test import override_settings  # isort: skip
 from django_tasks import task_backends
 
-import django_app.shop
+import django_app.shop.jobs
 from jsworker import Worker
 from jsworker.cli.app import _COMMANDS
 from jsworker.contrib.django import enqueue, fresh_connections

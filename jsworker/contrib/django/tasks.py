@@ -20,12 +20,13 @@ from pydantic import BaseModel
 try:
     from django.tasks.backends.base import BaseTaskBackend
     from django.tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
-    from django.tasks.exceptions import TaskResultDoesNotExist
+    from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
     from django.tasks.signals import task_enqueued, task_finished, task_started
     from django.utils.json import normalize_json
 except ImportError:  # before Django 6.0
     from django_tasks.backends.base import BaseTaskBackend
     from django_tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
+    from django_tasks.exceptions import InvalidTaskError as InvalidTask
     from django_tasks.exceptions import TaskResultDoesNotExist
     from django_tasks.signals import task_enqueued, task_finished, task_started
     from django_tasks.utils import normalize_json
@@ -74,6 +75,8 @@ class JsworkerBackend(BaseTaskBackend):
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         """Enqueue a task in the transaction that is open on the jobs' database."""
         self.validate_task(task)
+        if not _is_of_an_app(task.module_path):
+            raise InvalidTask(f"task {task.module_path} must be in an app of INSTALLED_APPS")
         run_after = task.run_after
         if run_after is not None and timezone.is_naive(run_after):
             run_after = timezone.make_aware(run_after)
@@ -185,7 +188,9 @@ class DjangoTask(JobProcessor[TaskCall]):
 
 
 def _task_of(call: TaskCall) -> Any:
-    """Return the task; Fail: nothing of this name is one, and nothing else is called."""
+    """Return the task; Fail: nothing of this name is one. Nothing else is called."""
+    if not _is_of_an_app(call.task):
+        raise Fail(f"task {call.task} is in no app of INSTALLED_APPS")
     try:
         found = import_string(call.task)
     except ImportError as error:
@@ -195,6 +200,11 @@ def _task_of(call: TaskCall) -> Any:
     return found.using(
         priority=call.priority, queue_name=call.queue_name, run_after=call.run_after, backend=call.backend
     )
+
+
+def _is_of_an_app(path: str) -> bool:
+    """Return whether a task may be imported: whoever enqueues jobs must not choose among all modules."""
+    return apps.get_containing_app_config(path) is not None
 
 
 def _priority_of(number: int) -> Priority:
