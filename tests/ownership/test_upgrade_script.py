@@ -95,6 +95,13 @@ def test_at_the_newest_revision_it_does_nothing() -> None:
     assert all(line.startswith("--") for line in lines)
 
 
+def test_indexes_are_built_beside_writers_alone() -> None:
+    script = upgrade_script()
+    assert script.count("CREATE INDEX CONCURRENTLY jobs_held ") == 1
+    assert "CREATE INDEX jobs_held " not in script
+    assert "DROP INDEX IF EXISTS" not in script
+
+
 def test_a_revision_of_another_version_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"^revision 9999 is none of this version's: 0001, 0002, "

@@ -34,7 +34,7 @@ IMPORTS_BY_NAME = {
     "jsworker/contrib/django/management/commands/jsworker_run.py": "of apps of the settings",
     "jsworker/contrib/django/tasks.py": "a row's, but of those apps alone",
 }
-"""Whoever imports by name, and whose name that is: never one that a message or row has brought, but Django's."""
+"""Whoever imports by name, and whose name that is: none of a message, and of a row Django's alone."""
 
 SQL = re.compile(
     r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH|COPY|CREATE|ALTER|DROP|GRANT|REVOKE|TRUNCATE|SET|CALL)\s"
