@@ -34,7 +34,7 @@ async def test_its_code_works(
         exec(block, found)  # noqa: S102 -- the page's own code
 
     def use() -> None:
-        assert found["jobs"].get(found["order"](7))["unique_key"] == "order 7"
+        assert found["jobs"].get(found["order"](7)).unique_key == "order 7"
         assert found["order_and_wait"](8) == {"order": 8}
         assert found["nightly"]() == {}
         found["jobs"].close()

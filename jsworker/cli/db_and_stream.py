@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from jsworker.cli.options import JsonObject, argument, flag, new_app
 from jsworker.cli.output import print_json, print_line, remark
 from jsworker.cli.selection import connected_database
+from jsworker.core.errors import UsageError
 from jsworker.core.events import Event, Events
 from jsworker.core.names import check_kind
 from jsworker.core.priorities import HIGH, LOW, NORMAL
@@ -14,7 +15,7 @@ from jsworker.core.settings import Settings, load_settings
 from jsworker.core.targets import load_processor_class
 from jsworker.ownership.database import REVISIONS, check_level
 from jsworker.ownership.transitions.workers import installation_id
-from jsworker.ownership.upgrading import current_revision, upgrade_database
+from jsworker.ownership.upgrading import current_revision, upgrade_database, upgrade_script
 from jsworker.stream.jetstream import ensured_stream
 from jsworker.stream.message import consumer_of
 
@@ -41,6 +42,24 @@ def upgrade(*, as_json: JsonObject = False) -> None:
         print_json({"revision": revision, "head": REVISIONS[-1]})
     else:
         print_line(f"the database is at migration {revision}")
+
+
+@db.command()
+def sql(
+    since: Annotated[
+        str,
+        argument("[REVISION]", "Where the database is (jsworker db current); left out: it has no tables."),
+    ] = "base",
+) -> None:
+    """Print the SQL that brings the tables to what this version needs, for those who apply it by hand.
+
+    Nothing is connected to. Run it statement by statement and stop at the first error, as
+    psql -v ON_ERROR_STOP=1 does: each migration is a transaction, and indexes are built between them.
+    """
+    try:
+        print_line(upgrade_script(since).rstrip())
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 @db.command()

@@ -3,7 +3,7 @@
 import inspect
 import types
 import typing
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_args, get_origin, overload
 
@@ -17,6 +17,7 @@ from jsworker.core.processor import (
     Backoff,
     FromSettings,
     JobProcessor,
+    Middleware,
     Payload,
     Returned,
     Seconds,
@@ -55,6 +56,7 @@ class ClassAttributes(TypedDict, total=False):
     debounce: Seconds | None
     debounce_max: Seconds | None
     max_snoozes: int
+    middleware: Sequence[Middleware]
 
 
 class FunctionProcessor(JobProcessor[Payload], Generic[Given_contra, Payload, Answer_co]):

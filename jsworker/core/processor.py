@@ -4,7 +4,8 @@ import json
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -29,6 +30,8 @@ _Returned_co = TypeVar("_Returned_co", covariant=True)
 Seconds: TypeAlias = float | timedelta
 """A duration as users give it."""
 Unique: TypeAlias = Literal["live", "waiting"]
+Middleware: TypeAlias = Callable[[Job[Any], "JobProcessor[Any]"], AbstractAsyncContextManager[Any]]
+"""Called for each run with job and processor; what it returns is entered around ``process``."""
 
 
 class FromSettings(Enum):
@@ -108,6 +111,8 @@ class JobProcessor(ABC, Generic[P]):
             end of it.
         expires_in: seconds, or a timedelta, from the enqueueing of a job by this class until it is cancelled,
             unless it has begun; None: it never is.
+        middleware: async context managers around ``process``, the first one outermost; all of them within
+            those of the worker.
     """
 
     kind: ClassVar[str] = ""
@@ -128,6 +133,7 @@ class JobProcessor(ABC, Generic[P]):
     debounce: ClassVar[Seconds | None] = None
     debounce_max: ClassVar[Seconds | None] = None
     max_snoozes: ClassVar[int] = 1000
+    middleware: ClassVar[Sequence[Middleware]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -1,4 +1,8 @@
-"""Targets ``MODULE:CLASS`` and ``MODULE``: processors of the user's code, by way of the working directory."""
+"""Targets ``MODULE:NAME`` and ``MODULE``: processors of the user's own code, by way of the working directory.
+
+``NAME`` is a processor's class, a processor, or ``FACTORY()``, which is called without arguments and returns
+one.
+"""
 
 import importlib
 import inspect
@@ -10,16 +14,19 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from jsworker.core.errors import InvalidTarget
 from jsworker.core.names import printable, shown
 from jsworker.core.processor import JobProcessor
 from jsworker.core.tracebacks import raised_at
 
-_TARGET = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<names>[^\W\d]\w*(\.[^\W\d]\w*)*)")
+_TARGET = re.compile(
+    r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<names>[^\W\d]\w*(\.[^\W\d]\w*)*)(?P<call>\(\))?"
+)
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _LONGEST_CAUSE = 500
+_MADE_BY: Final = "jsworker made it by"
 
 
 def load_processors(target: str) -> list[JobProcessor[Any] | type[JobProcessor[Any]]]:
@@ -70,28 +77,62 @@ def load_processor(target: str) -> JobProcessor[Any] | type[JobProcessor[Any]]:
 
 
 def load_processor_class(target: str) -> type[JobProcessor[Any]]:
-    """Return the class of a target."""
+    """Return the class of a target; a factory is called for it."""
     found = _load(target)
     return found if isinstance(found, type) else type(found)
 
 
-def _load(target: str) -> JobProcessor[Any] | type[JobProcessor[Any]]:
+def load_named(target: str, what: str, example: str) -> Any:
+    """Return what a target names, and call it if it says so; InvalidTarget: it cannot be read or imported."""
     parts = _TARGET.fullmatch(target)
     if parts is None:
         advice = "; write the module without .py" if ".py:" in target else ""
-        raise InvalidTarget(
-            f"target {shown(target)} must read MODULE:CLASS, for example my_jobs:AnalyzeRepo{advice}"
-        )
+        raise InvalidTarget(f"target {shown(target)} must read MODULE:{what}, for example {example}{advice}")
     found: Any = _import(target, parts["module"])
     for name in parts["names"].split("."):
         if not hasattr(found, name):
             owner = "module" if isinstance(found, ModuleType) else "class"
             raise InvalidTarget(f"target {target}: {owner} {found.__name__} has no {name}")
         found = getattr(found, name)
-    if isinstance(found, JobProcessor) or (isinstance(found, type) and issubclass(found, JobProcessor)):
+    return _call(target, found) if parts["call"] else found
+
+
+def import_modules(names: str) -> None:
+    """Import the modules of a comma list, one after the other; InvalidTarget: one cannot be imported."""
+    for name in filter(None, map(str.strip, names.split(","))):
+        _import(f"of JSWORKER_PRELOAD={name}", name)
+
+
+def factory_of(processor: JobProcessor[Any]) -> str | None:
+    """Return the target of the factory that has made a processor here; None: none has."""
+    made_by: str | None = vars(processor).get(_MADE_BY)
+    return made_by
+
+
+def _load(target: str) -> JobProcessor[Any] | type[JobProcessor[Any]]:
+    found = load_named(target, "CLASS", "my_jobs:AnalyzeRepo")
+    if isinstance(found, JobProcessor):
+        if target.endswith("()"):
+            vars(found)[_MADE_BY] = target
         return found
+    if isinstance(found, type) and issubclass(found, JobProcessor):
+        return found
+    if inspect.isfunction(found):
+        raise InvalidTarget(f"target {target} is no JobProcessor: write {target}() for what it returns")
     what = "another class" if isinstance(found, type) else f"of type {type(found).__name__}"
     raise InvalidTarget(f"target {target} is no JobProcessor: it is {what}")
+
+
+def _call(target: str, factory: Any) -> Any:
+    if inspect.iscoroutinefunction(factory):
+        raise InvalidTarget(f"target {target} is a coroutine function: open what it awaits in setup()")
+    if not callable(factory):
+        raise InvalidTarget(f"target {target} cannot be called: it is of type {type(factory).__name__}")
+    try:
+        with redirect_stdout(sys.stderr):
+            return factory()
+    except (Exception, SystemExit) as error:
+        raise InvalidTarget(f"target {target} raised {_cause(error)}") from error
 
 
 def _import(target: str, name: str) -> ModuleType:
@@ -109,6 +150,10 @@ def _import(target: str, name: str) -> ModuleType:
         fault: BaseException = error
     except (Exception, SystemExit) as error:  # noqa: BLE001 -- the user's code; raised below as another
         fault = error
+    raise InvalidTarget(f"target {target}: module {name} cannot be imported: {_cause(fault)}") from fault
+
+
+def _cause(fault: BaseException) -> str:
+    """Return the last line of an error, and where it was raised."""
     cause = printable(traceback.format_exception_only(fault)[-1].strip(), _LONGEST_CAUSE)
-    place = f" ({found})" if (found := raised_at(fault)) else ""
-    raise InvalidTarget(f"target {target}: module {name} cannot be imported: {cause}{place}") from fault
+    return f"{cause} ({place})" if (place := raised_at(fault)) else cause

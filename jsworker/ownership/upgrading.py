@@ -1,5 +1,6 @@
 """Migrating a database to this version's schema: what the command line and alembic itself call."""
 
+import io
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +15,8 @@ from alembic.script import Script, ScriptDirectory
 from alembic.script.revision import RevisionError
 from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, create_engine, text
-from sqlalchemy.engine import URL
+from sqlalchemy.engine import URL, IteratorResult, Result
+from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateSchema
@@ -22,7 +24,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from alembic import command
 from jsworker.core.errors import DatabaseRefused, SettingsError
-from jsworker.ownership.database import place_of
+from jsworker.ownership.database import REVISIONS, place_of
 from jsworker.ownership.pool import CONNECT_ARGUMENTS, driver_url
 from jsworker.ownership.refusals import map_error
 from jsworker.ownership.schema import SCHEMA, metadata
@@ -43,9 +45,17 @@ JOIN pg_stat_activity AS a ON a.pid = l.pid
 WHERE l.granted AND c.relkind = 'r' AND a.pid <> pg_backend_pid() AND a.xact_start < clock_timestamp() - interval '1 s'
 ORDER BY seconds DESC LIMIT 3
 """)
-_ONE_MIGRATION_AT_A_TIME = 0x6A73776F
+_ONE_MIGRATION_AT_A_TIME: Final = 0x6A73776F
 _ONE_BUILDER_AT_A_TIME = 0x6A737778
 _LOOK_AGAIN_SECONDS = 0.5
+_LOCK: Final = f"SELECT pg_advisory_xact_lock({_ONE_MIGRATION_AT_A_TIME})"
+# A statement that waits for a table's lock keeps all that come later from it, heartbeats too: never for long. But for
+# longer than a second (deadlock_timeout), after which an autovacuum that is in the way is ended.
+_NEVER_FOR_LONG: Final = "SET LOCAL lock_timeout = '1500ms'"
+_SCRIPT_HEAD: Final = """\
+-- jsworker's tables from {since} to {until}. Each part is a transaction of its own; indexes are built between them, beside
+-- those who write. Run it statement by statement and stop at the first error: psql -v ON_ERROR_STOP=1 -f FILE
+"""
 
 
 def upgrade_database(
@@ -84,8 +94,35 @@ def current_revision(dsn: str) -> str | None:
     return _migrating(dsn, _current)
 
 
+def upgrade_script(since: str = "base") -> str:
+    """Return the SQL that migrates a database from a revision to this version's; ``base``: from nothing.
+
+    No database is asked: an index that is there is built anew, and rows that break a new rule stop the script.
+
+    Raises ValueError for a revision that this version does not know.
+    """
+    written = io.StringIO()
+    config = _config(None, output_buffer=written)
+    scripts = ScriptDirectory.from_config(config)
+    try:
+        steps = list(scripts.iterate_revisions("head", since))[::-1]
+    except (CommandError, RevisionError):
+        raise ValueError(f"revision {since} is none of this version's: {', '.join(REVISIONS)}") from None
+    written.write(_SCRIPT_HEAD.format(since="nothing" if since == "base" else since, until=REVISIONS[-1]))
+    for step in steps:
+        written.write(f"\n-- {step.revision}: {' '.join(step.doc.split())}\n\n")
+        for name, build in getattr(step.module, "CONCURRENTLY", {}).items():
+            written.write(f"{step.module.DROP_CONCURRENTLY[name]};\n\n{build};\n\n")
+        config.attributes["step"] = step
+        command.upgrade(config, f"{step.down_revision or 'base'}:{step.revision}", sql=True)
+    return written.getvalue()
+
+
 def run_migrations(context: "EnvironmentContext") -> None:
     """Run what alembic asks for; by alembic's own command in the database of JSWORKER_DATABASE_URL."""
+    if context.is_offline_mode():
+        _write_step(context, context.config.attributes.get("step"))
+        return
     connection: Connection | None = context.config.attributes.get("connection")
     if connection is not None:
         _migrate(context, connection)
@@ -194,6 +231,39 @@ def _migrate(context: "EnvironmentContext", connection: Connection) -> None:
         context.run_migrations()
 
 
+def _write_step(context: "EnvironmentContext", step: Script | None) -> None:
+    """Write one migration as SQL."""
+    if step is None:
+        raise CommandError(
+            "alembic's --sql leaves out what belongs between the migrations: run `jsworker db sql`"
+        )
+    context.configure(
+        dialect_name="postgresql", dialect_opts={"paramstyle": "named"}, version_table_schema=SCHEMA
+    )
+    migration = context.get_context()
+    written = _WrittenStatements(migration.impl.static_output, getattr(step.module, "IS_VALID", None))
+    migration.connection.exec_driver_sql = written.exec_driver_sql  # type: ignore[union-attr,method-assign] # alembic's own stands in for a connection and lacks this
+    with context.begin_transaction():
+        for statement in (_LOCK, _NEVER_FOR_LONG, "CREATE SCHEMA IF NOT EXISTS jsworker"):
+            migration.impl.static_output(f"{statement};")
+        context.run_migrations()
+
+
+class _WrittenStatements:
+    """Stands in for the connection of a migration that is written: what it asks is answered without a database."""
+
+    def __init__(self, write: Callable[[str], None], is_valid: str | None) -> None:
+        self._write = write
+        self._is_valid = is_valid
+
+    def exec_driver_sql(self, statement: str, _parameters: object = None) -> "Result[Any]":
+        """Write a statement; of questions answer that the indexes are there, and that nothing is in the way."""
+        if not statement.lstrip().startswith("SELECT"):
+            self._write(f"{statement.strip().replace('%%', '%')};")
+        rows = [(True,)] if statement == self._is_valid else []
+        return IteratorResult(SimpleResultMetaData(["answer"]), iter(rows))
+
+
 def _ways(connection: Connection, revision: str) -> tuple[list[Script], list[Script]]:
     """Return the migrations up to ``revision``, the next one last, and those behind, the last one first."""
     scripts = ScriptDirectory.from_config(_config(connection))
@@ -232,15 +302,13 @@ def _ours(name: str | None, kind: str, __parents: Any) -> bool:
 
 
 def _lock(connection: Connection) -> None:
-    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ONE_MIGRATION_AT_A_TIME})
-    # A statement that waits for a table's lock keeps all that come later from it, heartbeats too: never for long. But for
-    # longer than a second (deadlock_timeout), after which an autovacuum that is in the way is ended.
-    connection.execute(text("SET LOCAL lock_timeout = '1500ms'"))
+    connection.execute(text(_LOCK))
+    connection.execute(text(_NEVER_FOR_LONG))
 
 
-def _config(connection: Connection | None) -> Config:
+def _config(connection: Connection | None, **options: Any) -> Config:
     package = Path(__file__).resolve().parent.parent
     installed = package / "alembic.ini"
-    config = Config(installed if installed.is_file() else package.parent / "alembic.ini")
+    config = Config(installed if installed.is_file() else package.parent / "alembic.ini", **options)
     config.attributes["connection"] = connection
     return config

@@ -14,7 +14,7 @@ from jsworker.core.events import Event
 from jsworker.core.exit_codes import DONE, code_of, exit_code_of, lines_of, show
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings, load_settings
-from jsworker.core.targets import load_processors
+from jsworker.core.targets import import_modules, load_processors
 from jsworker.supervisor.child_link import ChildLink
 from jsworker.supervisor.child_start import ChildStart
 from jsworker.supervisor.messages import FromParent, Ready, Registered, Stopped, StopWorker, TakeBack, Wake
@@ -62,6 +62,8 @@ def _work(targets: Sequence[str], start: ChildStart, link: ChildLink, loop: Exit
         runner = loop.enter_context(asyncio.Runner(loop_factory=loop_factory(settings.event_loop)))
         asyncio.set_event_loop(runner.get_loop())  # of code that asks for it while processors are loaded
         configure_logs(format=settings.log_format, level=settings.log_level)
+        with _reported_while_slow(f"import of {settings.preload}"):
+            import_modules(settings.preload)
         processors: list[Given] = []
         for target in targets:
             with _reported_while_slow(f"import of {target}"):

@@ -18,7 +18,7 @@ from jsworker.core.errors import (
     StreamUnavailable,
 )
 from jsworker.core.events import EventName, Events, Listener
-from jsworker.core.processor import JobProcessor
+from jsworker.core.processor import JobProcessor, Middleware
 from jsworker.core.settings import RECOVERY_RULES, Settings, check_timing
 from jsworker.core.tracebacks import raised_at
 from jsworker.ownership.database import Database
@@ -69,6 +69,7 @@ class Worker:
         connect_seconds: float | None = _CONNECT_SECONDS,
         supervision: Supervision | None = None,
         surveys: bool = False,
+        middleware: Sequence[Middleware] = (),
     ) -> None:
         """Wire a worker of these processors, one for each kind; nothing connects yet.
 
@@ -76,16 +77,18 @@ class Worker:
             connect_seconds: how long ``start`` waits for servers that do not answer; None: for ever.
             supervision: supervises this process; None: nothing does.
             surveys: whether it asks now and then what waits in the table and in the stream, for ``fleet``.
+            middleware: async context managers around ``process`` of all kinds, the first one outermost;
+                within those of JSWORKER_MIDDLEWARE.
 
         Raises:
-            InvalidTarget: something is no processor, or two share a kind.
+            InvalidTarget: something is no processor or no middleware, or two processors share a kind.
             SettingsError: a kind's stale threshold breaks a timing rule.
         """
         self._settings = settings
         self._connect_seconds = connect_seconds
         self._supervision = supervision
         self._surveys = surveys
-        self._kinds = resolve_kinds(processors, settings)
+        self._kinds = resolve_kinds(processors, settings, middleware)
         check_timing(settings, {name: kind.limits.stale_after for name, kind in self._kinds.items()})
         self._me = replace(
             identify(settings, sorted(self._kinds)),

@@ -56,3 +56,12 @@ def test_a_newer_database_is_left_alone(cli: Cli, empty_database: str) -> None:
         connection.execute("UPDATE jsworker.alembic_version SET version_num = '9999'")
     assert cli("db", "current").ok().lines == [f"9999 (this version's own: {HEAD})"]
     assert "9999" in cli("db", "upgrade").refused(1)
+
+
+def test_the_sql_is_printed_without_a_database(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JSWORKER_DATABASE_URL")
+    whole, part = cli("db", "sql").ok(), cli("db", "sql", REVISIONS[-2]).ok()
+    assert "CREATE TABLE jsworker.jobs (" in whole.lines
+    assert part.lines[-1] == "COMMIT;"
+    assert len(part.lines) < len(whole.lines)
+    assert "revision 9999 is none of this version's" in cli("db", "sql", "9999").refused(2)

@@ -4,7 +4,10 @@ from pathlib import Path
 import pytest
 
 from jsworker.core.errors import InvalidTarget
+from jsworker.core.processor import JobProcessor
+from jsworker.core.settings import load_settings
 from jsworker.core.targets import load_processor, load_processor_class
+from jsworker.worker.pipeline.kinds import processor_at, resolve_kinds
 
 from .commands import Cli
 
@@ -13,7 +16,12 @@ REFUSALS = {
     "cli_jobs:": "target 'cli_jobs:' must read MODULE:CLASS",
     ":Double": "target ':Double' must read MODULE:CLASS",
     ".cli_jobs:Double": "target '.cli_jobs:Double' must read MODULE:CLASS",
-    "cli_jobs:Double()": "target 'cli_jobs:Double()' must read MODULE:CLASS",
+    "cli_jobs:Double(1)": "target 'cli_jobs:Double(1)' must read MODULE:CLASS",
+    "cli_jobs:a_number()": "target cli_jobs:a_number() cannot be called: it is of type int",
+    "factories:broken()": "target factories:broken() raised ValueError: no server ({here}/factories.py",
+    "factories:later()": "factories:later() is a coroutine function: open what it awaits in setup()",
+    "factories:numbers()": "target factories:numbers() is no JobProcessor: it is of type int",
+    "factories:numbers": "target factories:numbers is no JobProcessor: write factories:numbers() for what it",
     "./cli_jobs.py:Double": "AnalyzeRepo; write the module without .py",
     "nowhere:Double": "target nowhere:Double: there is no module nowhere in {here} or on the Python path",
     "nowhere.at.all:Double": "target nowhere.at.all:Double: there is no module nowhere in ",
@@ -30,12 +38,31 @@ REFUSALS = {
     "cli_jobs:Demanding": "target cli_jobs:Demanding cannot be made: TypeError: ",
 }
 
+FACTORIES = """
+from cli_jobs import Demanding, Double
+
+def broken():
+    raise ValueError("no server")
+
+async def later():
+    return Double()
+
+def numbers():
+    return 42
+
+def demanding():
+    print("one more line that is no JSON")
+    return Demanding("a thing")
+"""
+
 
 @pytest.fixture(autouse=True)
-def _modules(here: Path) -> None:
+def _modules(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "factories", raising=False)
     (here / "needy.py").write_text("import not_installed\n")
     (here / "half.py").write_text("from cli_jobs import Nothing\n")
     (here / "untidy.py").write_text("class Double:\n  def\n")
+    (here / "factories.py").write_text(FACTORIES)
     (here / "script.py").write_text("import sys\nsys.exit(3)\n")
 
 
@@ -48,7 +75,8 @@ def test_what_cannot_be_used_is_named_with_its_cause(target: str, here: Path) ->
 
 
 @pytest.mark.parametrize(
-    "target", ["cli_jobs:Double()", "untidy:Double", "script:Double", "cli_jobs:Demanding"]
+    "target",
+    ["cli_jobs:Double(1)", "factories:broken()", "untidy:Double", "script:Double", "cli_jobs:Demanding"],
 )
 def test_a_worker_ends_with_the_cause_as_its_last_line(target: str, cli: Cli, here: Path) -> None:
     found = cli("run", target)
@@ -62,6 +90,44 @@ def test_a_class_an_instance_and_a_nested_class_are_processors(target: str) -> N
     name = "inner" if target.endswith("Inner") else "double"
     assert load_processor(target).kind == name
     assert load_processor_class(target).kind == name
+
+
+@pytest.mark.parametrize(
+    ("preload", "line"),
+    [
+        (
+            "nowhere",
+            "target of JSWORKER_PRELOAD=nowhere: there is no module nowhere in {here} or on the Python path",
+        ),
+        ("cli_jobs, script", "module script cannot be imported: SystemExit: 3 ({here}/script.py, line 2)"),
+        ("cli-jobs", "JSWORKER_PRELOAD='cli-jobs' must be a comma list of modules"),
+    ],
+)
+def test_modules_to_preload_that_cannot_be_imported_are_named(
+    cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch, preload: str, line: str
+) -> None:
+    monkeypatch.setenv("JSWORKER_PRELOAD", preload)
+    found = cli("run", "cli_jobs:Double")
+    assert (found.code, found.out) == (2, "")
+    assert line.format(here=here) in found.errors[-1]
+
+
+def test_a_factory_is_called_for_each_process(here: Path) -> None:
+    made = load_processor("factories:demanding()")
+    assert isinstance(made, JobProcessor)
+    assert made.kind == "demanding"
+    assert made is not load_processor("factories:demanding()")
+    assert load_processor_class("factories:demanding()").kind == "demanding"
+    assert load_processor("cli_jobs:Double()").kind == "double"
+
+
+def test_a_processor_of_a_factory_can_be_made_by_another_process(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JSWORKER_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/none")
+    [kind] = resolve_kinds([load_processor("factories:demanding()")], load_settings()).values()
+    assert kind.origin == "factories:demanding()"
+    assert processor_at(kind.origin).needed == "a thing"  # type: ignore[attr-defined]  # of a module of the test
 
 
 def test_the_working_directory_is_on_the_path(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,7 @@ def test_an_order_arrives_with_its_settings_and_secrets() -> None:
     )
     order = Order(
         origin="m:C",
+        middleware=("m:around",),
         path=["/a", "/not\udcffutf8"],
         worker_id="w",
         settings=settings,

@@ -52,6 +52,10 @@ def _are_rules(value: str) -> bool:
     return value in ("on", "off") or {rule.strip() for rule in value.split(",")} <= RECOVERY_RULES.keys()
 
 
+def _is_target(text: str) -> bool:
+    return not text.strip() or all(text.strip().partition(":"))
+
+
 def _readable(path: Path) -> Path:
     try:
         with path.open("rb"):
@@ -162,6 +166,13 @@ class Settings(BaseSettings):
     stream_replicas: Annotated[int, _between(1, 5)] = Field(1, description="copies of the stream, servers")
     concurrency: Annotated[int, _between(1, 10_000)] = Field(10, description="job slots of each process")
     processes: Annotated[int, _between(1, 1000)] = Field(1, description="worker processes")
+    preload: Annotated[
+        str, _matching(r"\s*(\w+(\.\w+)*\s*(,\s*\w+(\.\w+)*\s*)*)?", "must be a comma list of modules")
+    ] = Field("", description="modules that are imported before all others where jobs run: a comma list")
+    middleware: Annotated[
+        str,
+        _rule("must be a comma list of MODULE:NAME", lambda value: all(map(_is_target, value.split(",")))),
+    ] = Field("", description="middleware around all jobs: a comma list of MODULE:NAME, the first outermost")
     event_loop: Annotated[Literal["auto", "asyncio", "uvloop"], BeforeValidator(_lower)] = Field(
         "auto",
         description="event loop of worker processes: asyncio, uvloop, or auto: uvloop where it is installed",

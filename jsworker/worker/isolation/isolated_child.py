@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -14,6 +15,7 @@ from jsworker.core import tracing
 from jsworker.core.clock import boottime
 from jsworker.core.events import Events
 from jsworker.core.message_link import MessageLink
+from jsworker.core.targets import import_modules
 from jsworker.core.tracing import TraceContext
 from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
@@ -23,7 +25,7 @@ from jsworker.worker.isolation.parent_death_signal import follow_parent, leave_t
 from jsworker.worker.lifecycle import Loop
 from jsworker.worker.pipeline.attempt import judged, open_job, process_job
 from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
-from jsworker.worker.pipeline.kinds import processor_at, resolve_kinds
+from jsworker.worker.pipeline.kinds import Kind, named_at, processor_at, resolve_kinds
 from jsworker.worker.pipeline.outcomes import Outcome, stopped
 from jsworker.worker.pipeline.run_writes import LeaseServices
 from jsworker.worker.stacks import of_run, within_bounds
@@ -60,8 +62,10 @@ async def _work(end: socket.socket) -> NoReturn:
     configure_logs(format=settings.log_format, level=settings.log_level)
     speaking_worker.set(order.worker_id)
     sys.path[:] = order.path
+    import_modules(settings.preload)
     processor = processor_at(order.origin)
-    kind = resolve_kinds([processor], settings)[order.claimed.kind]
+    middleware = [named_at(origin) for origin in order.middleware]
+    kind = resolve_kinds([processor], settings, middleware)[order.claimed.kind]
     now = boottime()
     run = Run(order.claimed, kind, None, beaten_at=now, now=now)
 
@@ -104,7 +108,7 @@ async def _work(end: socket.socket) -> NoReturn:
     await asyncio.wait({run.task})  # it may end cancelled by what the job has left behind
     outcome = ended.result()
     obeying.cancel()
-    await _flush()  # before it is reported: the owner ends this process as soon as it knows
+    await _flush(kind)  # before it is reported: the owner ends this process as soon as it knows
     child_jobs = [] if run.child_jobs is None else run.child_jobs.jobs
     link.send(wire.RunEnded(outcome=outcome, completed=run.completed, child_jobs=child_jobs))
     await link.flush()
@@ -116,8 +120,11 @@ def _end(*_: object) -> NoReturn:
     os._exit(1)
 
 
-async def _flush() -> None:
-    """Write out what the job has printed, logged and traced; what no reader takes within seconds is left."""
+async def _flush(kind: Kind) -> None:
+    """Write out what the job has printed, logged and traced; what no reader takes within seconds is left.
+
+    A middleware that holds something back has a function ``flush``, which gets the seconds that it may take.
+    """
 
     def flush_output() -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -125,7 +132,9 @@ async def _flush() -> None:
                 stream.flush()
 
     own = ThreadPoolExecutor()  # the event loop's may be full of threads of the job that never end
-    tasks = (partial(tracing.flush, _FLUSH_SECONDS), partial(drain_logs, _FLUSH_SECONDS), flush_output)
+    holding: list[Callable[[float], object]] = [tracing.flush, drain_logs]
+    holding += [each.flush for each in kind.middleware if hasattr(each, "flush")]
+    tasks: list[Callable[[], object]] = [*(partial(each, _FLUSH_SECONDS) for each in holding), flush_output]
     flushing = [asyncio.get_running_loop().run_in_executor(own, task) for task in tasks]
     await asyncio.wait(flushing, timeout=_FLUSH_SECONDS)
 

@@ -16,12 +16,13 @@ from jsworker.worker.stacks import Stack
 class Order(Message):
     """All that the isolated process needs to run a job for its owner; the first message.
 
-    ``origin`` is what makes the processor, ``path`` the owner's ``sys.path``, ``kinds`` what it serves. The
-    settings hold secrets: they pass through the socket alone.
+    ``origin`` is what makes the processor, ``middleware`` what its worker was given, ``path`` the owner's
+    ``sys.path``, ``kinds`` what it serves. The settings hold secrets: they pass through the socket alone.
     """
 
     what: Literal["order"] = "order"
     origin: str
+    middleware: tuple[str, ...]
     path: list[str]
     worker_id: str
     settings: Settings

@@ -51,9 +51,8 @@ class IsolatedRunner:
         if claimed.stalls < min(_SHARED_STALLS, claimed.max_stalls - 1):
             return False
         if kind.origin is None:
-            why = (
-                "its processor cannot be made in another process: give the worker the class, at module level"
-            )
+            what = "its processor or a middleware of the worker cannot be made in another process"
+            why = f"{what}: give the worker classes and functions, at module level"
             self._context.complaints.report(f"quarantine of kind {kind.name}", why)
         return kind.origin is not None
 
@@ -62,6 +61,7 @@ class IsolatedRunner:
         spans = {} if run.spans is None else run.spans.context()._asdict()
         order = wire.Order(
             origin=run.kind.origin or "",
+            middleware=run.kind.middleware_origins,
             path=sys.path,
             worker_id=self._context.worker_id,
             settings=self._context.settings,

@@ -14,6 +14,7 @@ from jsworker.core.slot import kinds_of_slot
 from jsworker.telemetry.logs import bound_facts
 from jsworker.worker.pipeline import outcomes
 from jsworker.worker.pipeline.in_flight import Run, StopReason
+from jsworker.worker.pipeline.middleware import call_within, call_within_in_thread, opened
 from jsworker.worker.pipeline.outcomes import Outcome
 from jsworker.worker.pipeline.run_ownership import RunLease
 from jsworker.worker.pipeline.run_writes import LeaseServices
@@ -71,9 +72,13 @@ async def process_job(run: Run, job: Job[Any], services: LeaseServices) -> Outco
     bound, of_slot = bound_facts.set(run.facts), kinds_of_slot.set(services.kinds)
     try:
         with time_limits(run) if run.kind.needs_timers else _KEPT_BY_THE_FENCE:
-            value = await (
-                run.kind.processor.process(job) if run.kind.is_async else _process_in_thread(run, job)
-            )
+            if run.kind.middleware:
+                value = await _process_within(run, job)
+            else:
+                call = run.kind.processor.process
+                value = await (
+                    call(job) if run.kind.is_async else _process_in_thread(run, partial(call, job))
+                )
         if run.unfinished is not None:  # it left the loop over its tries by break or return
             raise run.unfinished
     finally:
@@ -82,9 +87,20 @@ async def process_job(run: Run, job: Job[Any], services: LeaseServices) -> Outco
     return outcomes.returned(run, value, services.settings.max_result_bytes)
 
 
-async def _process_in_thread(run: Run, job: Job[Any]) -> Any:
+async def _process_within(run: Run, job: Job[Any]) -> Any:
+    """Have the processor do the job within its middleware, some of which may enter a function's thread."""
+    kind = run.kind
+    call = partial(kind.processor.process, job)
+    contexts = opened(kind.middleware, job, kind.processor)
+    if kind.is_async:
+        return await call_within(contexts, call)
+    inside = partial(call_within_in_thread, [each for each in contexts if each.enters_threads], call)
+    outside = [each for each in contexts if not each.enters_threads]
+    return await call_within(outside, partial(_process_in_thread, run, inside))
+
+
+async def _process_in_thread(run: Run, call: Callable[[], Any]) -> Any:
     """Run a plain function in a thread and wait for its end, also after its stop: it must not run twice."""
-    call = partial(run.kind.processor.process, job)
     thread, ended = start_thread(f"jsworker {run.kind.name} {run.id}", call, "the processor")
     run.thread_id = thread.ident
     while True:

@@ -17,12 +17,14 @@ from jsworker.core.errors import InvalidTarget, SettingsError
 from jsworker.core.limits import Limit, Rate, common_key, name_of_key
 from jsworker.core.names import printable, shown
 from jsworker.core.priorities import NORMAL, PRIORITIES, priority_number
-from jsworker.core.processor import Backoff, FromSettings, JobProcessor, Unique, payload_type
+from jsworker.core.processor import Backoff, FromSettings, JobProcessor, Middleware, Unique, payload_type
 from jsworker.core.settings import Settings
 from jsworker.core.settings.variables import LONGEST_SECONDS
 from jsworker.core.strict_json import result_type
+from jsworker.core.targets import factory_of
 from jsworker.ownership.transitions.claim import RunLimits
 from jsworker.ownership.transitions.limits import Numbers
+from jsworker.worker.pipeline import middleware as around
 
 T = TypeVar("T")
 
@@ -45,6 +47,8 @@ class Kind:
     has_own_timeout: bool  # its class sets a time-out, or it has a progress time-out
     origin: str | None  # MODULE:NAME from which another process can make the processor
     priority: int = NORMAL  # of its jobs, where who enqueues them says nothing else
+    middleware: tuple[Middleware, ...] = ()  # outermost first
+    middleware_origins: tuple[str, ...] = ()  # as ``origin``, of what the worker was given
 
     @property
     def needs_timers(self) -> bool:
@@ -78,15 +82,20 @@ class KindState:
 
 
 def resolve_kinds(
-    processors: Sequence[JobProcessor[Any] | type[JobProcessor[Any]]], settings: Settings
+    processors: Sequence[JobProcessor[Any] | type[JobProcessor[Any]]],
+    settings: Settings,
+    middleware: Sequence[Middleware] = (),
 ) -> dict[str, Kind]:
-    """Return the kinds by name.
+    """Return the kinds by name, all of them within ``middleware``.
 
     Raises:
-        InvalidTarget: there is no processor, or one that cannot be used.
+        InvalidTarget: there is no processor, or one that cannot be used, or middleware is no such.
         SettingsError: a class attribute is no sensible limit.
     """
     kinds: dict[str, Kind] = {}
+    given_middleware = around.checked(middleware, "the worker")
+    of_all = (*around.of_settings(settings), *given_middleware)
+    origins = [_origin_of_middleware(each) for each in given_middleware]
     for given in processors:
         processor = _make(given) if isinstance(given, type) else given
         if not isinstance(processor, JobProcessor):
@@ -97,7 +106,13 @@ def resolve_kinds(
                 f"kind {processor.kind} has two processors, {two}: give one of them another `kind`"
             )
         _check_class(processor)
-        kinds[processor.kind] = _resolve(processor, settings, _origin_of(given))
+        whose = f"kind {processor.kind} ({type(processor).__qualname__})"
+        kinds[processor.kind] = replace(
+            _resolve(processor, settings),
+            origin=None if None in origins else _origin_of(given),
+            middleware=(*of_all, *around.checked(processor.middleware, whose)),
+            middleware_origins=tuple(filter(None, origins)),
+        )
     if not kinds:
         raise InvalidTarget("a worker needs at least one processor")
     return kinds
@@ -129,10 +144,30 @@ def declared_limits(kinds: dict[str, Kind]) -> dict[str, dict[str, Any]]:
 
 def processor_at(origin: str) -> JobProcessor[Any]:
     """Make the processor of an origin in this process."""
-    module, _, name = origin.partition(":")
-    found = attrgetter(name)(importlib.import_module(module))
-    processor: JobProcessor[Any] = found() if isinstance(found, type) else found
+    found = named_at(origin.removesuffix("()"))
+    processor: JobProcessor[Any] = found() if isinstance(found, type) or origin.endswith("()") else found
     return processor
+
+
+def named_at(origin: str) -> Any:
+    """Return what has this name in its module."""
+    module, _, name = origin.partition(":")
+    return attrgetter(name)(importlib.import_module(module))
+
+
+def _origin_of_middleware(given: Middleware) -> str | None:
+    """Return ``MODULE:NAME`` of a function or class, or of an object in its class's module; else None."""
+    named = given if hasattr(given, "__qualname__") else type(given)
+    module = sys.modules.get(named.__module__)
+    if module is None or named.__module__ == "__main__":
+        return None
+    name = named.__qualname__
+    if named is not given:
+        name = next((key for key, each in vars(module).items() if each is given), "")
+    with suppress(AttributeError):
+        if attrgetter(name)(module) is given:
+            return f"{module.__name__}:{name}"
+    return None
 
 
 def _origin_of(given: JobProcessor[Any] | type[JobProcessor[Any]]) -> str | None:
@@ -141,6 +176,8 @@ def _origin_of(given: JobProcessor[Any] | type[JobProcessor[Any]]) -> str | None
     An instance must be an attribute of its class's module, or of a class that takes no arguments: with others
     it might differ from what its class makes by default.
     """
+    if isinstance(given, JobProcessor) and (factory := factory_of(given)) is not None:
+        return factory
     cls = given if isinstance(given, type) else type(given)
     module = sys.modules.get(cls.__module__)
     if module is None or cls.__module__ == "__main__":
@@ -247,7 +284,7 @@ def _check_process(process: Callable[..., Any], name: str) -> None:
         return
 
 
-def _resolve(processor: JobProcessor[Any], settings: Settings, origin: str | None) -> Kind:
+def _resolve(processor: JobProcessor[Any], settings: Settings) -> Kind:
     progress_timeout = _choose(processor.progress_timeout, settings.progress_timeout)
     # A decorator may wrap a coroutine function in a plain one that returns its coroutine, or the reverse.
     functions = processor.process, inspect.unwrap(processor.process)
@@ -266,7 +303,7 @@ def _resolve(processor: JobProcessor[Any], settings: Settings, origin: str | Non
         result_type=result_type(processor.process),
         is_async=any(inspect.iscoroutinefunction(each) for each in functions),
         has_own_timeout=isinstance(processor.timeout, int | float) or progress_timeout is not None,
-        origin=origin,
+        origin=None,
         priority=priority_number(processor.priority),
     )
 

@@ -1,0 +1,10 @@
+"""`python -m django_app.manage …`, from the folder `examples`."""
+
+import os
+import sys
+
+from django.core.management import execute_from_command_line
+
+if __name__ == "__main__":
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "django_app.settings")
+    execute_from_command_line(sys.argv)

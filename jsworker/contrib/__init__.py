@@ -1,0 +1,1 @@
+"""For frameworks and services: FastAPI, Django, Flask, Sentry. Each needs the extra of its name."""

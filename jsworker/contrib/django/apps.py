@@ -1,0 +1,29 @@
+"""The app: `manage.py migrate` makes jsworker's tables, too."""
+
+from typing import Any
+
+from django.apps import AppConfig
+from django.core.checks import register
+from django.db.models.signals import post_migrate
+
+from jsworker.contrib.django.configuration import check_configuration, database_alias, jsworker_settings
+from jsworker.ownership.upgrading import upgrade_database
+
+
+class JsworkerApp(AppConfig):
+    """The app ``jsworker``."""
+
+    name = "jsworker.contrib.django"
+    label = "jsworker"
+    verbose_name = "Jobs"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Check the settings with Django's own, and migrate with it."""
+        register(check_configuration)
+        post_migrate.connect(_migrate, sender=self)
+
+
+def _migrate(using: str, **_: Any) -> None:
+    if using == database_alias():
+        upgrade_database(jsworker_settings().database_dsn())

@@ -1,0 +1,105 @@
+"""The settings: ``JSWORKER`` of Django's, the environment, and the database from DATABASES."""
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from django.conf import settings as django_settings
+from django.core.checks import CheckMessage, Error
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from jsworker.core.errors import SettingsError
+from jsworker.core.settings import Settings, load_settings, variable_of
+
+_OWN_NAMES: Final = frozenset({"DATABASE", "TARGETS"})
+_PASSED_ON: Final = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "target_session_attrs")
+"""Options of a connection that are those of libpq, and say where it leads to and how safely."""
+
+
+def given() -> dict[str, Any]:
+    """Return ``JSWORKER`` of Django's settings; ImproperlyConfigured: it holds what is no setting.
+
+    Names are those of the environment without JSWORKER_, and two of its own: ``DATABASE``, an alias of
+    DATABASES, and ``TARGETS``, what ``manage.py jsworker_run`` runs.
+    """
+    found = getattr(django_settings, "JSWORKER", {})
+    if not isinstance(found, Mapping):
+        raise ImproperlyConfigured(f"JSWORKER must be a dictionary, not {type(found).__name__}")
+    known = {name.upper() for name in Settings.model_fields} | _OWN_NAMES
+    if unknown := [str(name) for name in found if name not in known]:
+        raise ImproperlyConfigured(f"JSWORKER[{unknown[0]!r}] is no setting of jsworker, in capitals")
+    return dict(found)
+
+
+def database_alias() -> str:
+    """Return the alias of the database in which jobs are stored."""
+    return str(given().get("DATABASE", DEFAULT_DB_ALIAS))
+
+
+def jsworker_settings() -> Settings:
+    """Return the settings: those of ``JSWORKER``, else of the environment; the database else from DATABASES.
+
+    Raises ImproperlyConfigured, with a line for each fault.
+    """
+    values = {name.lower(): value for name, value in given().items() if name not in _OWN_NAMES}
+    is_set = any(os.environ.get(name) for name in ("JSWORKER_DATABASE_URL", "JSWORKER_DATABASE_URL_FILE"))
+    if "database_url" not in values and not is_set:
+        values["database_url"] = url_of(connections[database_alias()].settings_dict)
+    try:
+        return load_settings(**values)
+    except SettingsError as error:
+        raise ImproperlyConfigured(str(error)) from None
+
+
+def environment() -> dict[str, str]:
+    """Return the variables by which another process gets the same settings; they hold secrets."""
+    values = {name.lower(): value for name, value in given().items() if name not in _OWN_NAMES}
+    found = {variable_of(name): str(value) for name, value in values.items()}
+    settings = jsworker_settings()
+    if settings.database_password is None:
+        found[variable_of("database_url")] = settings.database_dsn()
+    else:
+        found[variable_of("database_url")] = settings.database_url
+        found[variable_of("database_password")] = settings.database_password.get_secret_value()
+    return found
+
+
+def url_of(database: Mapping[str, Any]) -> str:
+    """Return the URL of an entry of DATABASES; ImproperlyConfigured: it is none of PostgreSQL's."""
+    engine = str(database.get("ENGINE", ""))
+    if "postg" not in engine.rpartition(".")[2]:
+        raise ImproperlyConfigured(
+            f"jobs need PostgreSQL, and DATABASES[{database_alias()!r}] is of {engine}"
+        )
+    user, password, host, name = (
+        str(database.get(part) or "") for part in ("USER", "PASSWORD", "HOST", "NAME")
+    )
+    options = database.get("OPTIONS") or {}
+    query = {option: str(options[option]) for option in _PASSED_ON if option in options}
+    if host.startswith("/"):  # the folder of a socket
+        query["host"], host = host, ""
+    login = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
+    place = f"[{host}]" if ":" in host else host
+    port = f":{database['PORT']}" if database.get("PORT") and place else ""
+    if database.get("PORT") and not place:
+        query["port"] = str(database["PORT"])
+    tail = f"?{urlencode(query)}" if query else ""
+    return f"postgresql://{login}{'@' if login else ''}{place}{port}/{quote(name, safe='')}{tail}"
+
+
+def check_configuration(**_: Any) -> list[CheckMessage]:
+    """Check the settings, as ``manage.py check`` does."""
+    try:
+        jsworker_settings()
+    except ImproperlyConfigured as error:
+        return [Error(line, id="jsworker.E001") for line in str(error).splitlines()]
+    return []
+
+
+def task_backends() -> list[str]:
+    """Return the aliases of TASKS whose tasks are jobs."""
+    tasks = getattr(django_settings, "TASKS", {})
+    own = "jsworker.contrib.django.tasks.JsworkerBackend"
+    return [alias for alias, backend in tasks.items() if backend.get("BACKEND") == own]

@@ -1,0 +1,84 @@
+"""Enqueueing through Django's own connection: the job is there if, and only if, the transaction commits."""
+
+from typing import Any, Final
+
+from django.db import connections, transaction
+from typing_extensions import Unpack
+
+from jsworker.client import SyncJobClient
+from jsworker.client.enqueueing import Kind, enqueue_statement, kind_name
+from jsworker.contrib.django.configuration import database_alias, jsworker_settings
+from jsworker.core.enqueue_options import EnqueueOptions
+from jsworker.core.errors import TransitionRefused
+from jsworker.core.names import shown
+from jsworker.core.settings import Settings
+from jsworker.ownership.driver_sql import for_psycopg
+from jsworker.ownership.transitions.enqueue import Enqueued
+
+_TRIES: Final = 3
+
+
+_clients: Final[dict[str, SyncJobClient]] = {}
+
+
+def jobs_client() -> SyncJobClient:
+    """Return the client of this process, with Django's settings, for more than enqueueing.
+
+    It has connections of its own, one for all threads; see ``SyncJobClient``.
+    """
+    settings = jsworker_settings()
+    key = settings.database_dsn()
+    return _clients.get(key) or _clients.setdefault(key, SyncJobClient(settings))
+
+
+def enqueue(
+    kind: Kind,
+    payload: Any,
+    *,
+    unique_key: str | None = None,
+    using: str | None = None,
+    **options: Unpack[EnqueueOptions],
+) -> Enqueued:
+    """Enqueue a job in the transaction that is open, else in one of its own.
+
+    After the commit it is published: at once where ``NATS_URL`` is set, else by workers in half a second.
+
+    Args:
+        kind: the kind, or its processor, which checks the payload.
+        payload: what the processor gets.
+        unique_key: at most one live job of the kind has it.
+        using: alias of the connection; None: ``JSWORKER["DATABASE"]``. Another must lead to that database.
+        options: see ``EnqueueOptions``.
+
+    Returns:
+        The job's id, and whether it was created or a live one holds the unique key.
+
+    Raises:
+        InvalidName, InvalidPayload, InvalidJson, ValueError, TypeError: as ``enqueue_statement``.
+        TransitionRefused: the key was taken and freed again several times in a row.
+        DatabaseError: Django's, of the statement.
+    """
+    settings = jsworker_settings()
+    most = settings.max_payload_bytes
+    statement = enqueue_statement(kind, payload, unique_key=unique_key, max_payload_bytes=most, **options)
+    connection = connections[using or database_alias()]
+    with connection.cursor() as cursor:
+        for _ in range(_TRIES):
+            cursor.execute(*for_psycopg(statement))
+            if row := cursor.fetchone():
+                _publish_after_commit(connection, settings)
+                return Enqueued(*row[:2])
+    held = f"unique key {shown(unique_key)} of kind {kind_name(kind)}"
+    raise TransitionRefused(f"{held} is taken and freed too fast; try again")
+
+
+def _publish_after_commit(connection: Any, settings: Settings) -> None:
+    """Publish what this transaction enqueues, once, after its commit, where it is said where NATS is."""
+    if not settings.nats_is_set or any(call is _publish for _, call, *_ in connection.run_on_commit):
+        return
+    # Robust: the rows are committed, and what is not published here is published by workers.
+    transaction.on_commit(_publish, using=connection.alias, robust=True)
+
+
+def _publish() -> None:
+    jobs_client().publish_pending()

@@ -1,0 +1,28 @@
+"""``manage.py jsworker …``: jsworker's command line, with Django's settings."""
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from jsworker.cli.app import run_command
+from jsworker.contrib.django.configuration import environment
+
+
+class Command(BaseCommand):
+    """Runs a command of jsworker's."""
+
+    help = "Runs jsworker's command line with the settings of Django: manage.py jsworker jobs --status failed"
+    requires_system_checks = ()
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Leave everything to jsworker."""
+        parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="as of jsworker itself")
+
+    def handle(self, *_: Any, arguments: list[str], **__: Any) -> None:
+        """Run it in this process."""
+        os.environ.update(environment())
+        if code := run_command(arguments):
+            sys.exit(code)

@@ -1,0 +1,36 @@
+"""Database connections of Django within a job: none that is old or broken, and none left open in a thread."""
+
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any
+
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from django.db import close_old_connections, connections
+
+from jsworker.core.job import Job
+from jsworker.core.processor import JobProcessor
+
+
+class fresh_connections(AbstractAsyncContextManager[None], AbstractContextManager[None]):  # noqa: N801 -- used as a function
+    """Middleware: what Django does before and after a request, where the job's queries run.
+
+    A plain function has a thread, and with it connections, of its own: they are closed with it. A coroutine's
+    queries run in a thread that is the job's alone as long as it runs.
+    """
+
+    def __init__(self, job: Job[Any], processor: JobProcessor[Any]) -> None:
+        self._thread = ThreadSensitiveContext()
+
+    async def __aenter__(self) -> None:
+        await self._thread.__aenter__()  # type: ignore[no-untyped-call] # asgiref's
+
+    async def __aexit__(self, *error: object) -> None:
+        try:
+            await sync_to_async(connections.close_all)()
+        finally:
+            await self._thread.__aexit__(*error)  # type: ignore[no-untyped-call] # as above
+
+    def __enter__(self) -> None:
+        close_old_connections()
+
+    def __exit__(self, *_: object) -> None:
+        connections.close_all()

@@ -1,0 +1,83 @@
+"""Jobs as Django's models, to be read alone: jsworker's statements change their rows, under guards."""
+
+from typing import Any, NoReturn
+
+from django.db import models
+
+
+class ReadOnly(models.Model):
+    """A row of a table that is jsworker's."""
+
+    class Meta:
+        """Has no table."""
+
+        abstract = True
+
+    def save(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse: NotImplementedError."""
+        raise NotImplementedError("jobs are changed by a client of jsworker, not through Django's models")
+
+    def delete(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse: NotImplementedError."""
+        raise NotImplementedError("jobs are changed by a client of jsworker, not through Django's models")
+
+
+class StoredJob(ReadOnly):
+    """A job's row; columns that only the protocol needs are left out."""
+
+    id = models.UUIDField(primary_key=True)
+    kind = models.TextField()
+    status = models.TextField()
+    payload = models.JSONField()
+    result = models.JSONField(null=True)
+    unique_key = models.TextField(null=True)
+    limit_key = models.TextField(null=True)
+    priority = models.SmallIntegerField(choices=[(0, "high"), (1, "normal"), (2, "low")])
+    attempts = models.IntegerField()
+    errors = models.IntegerField()
+    stalls = models.IntegerField()
+    worker_id = models.TextField(null=True)
+    completed_by = models.TextField(null=True)
+    stage = models.TextField(null=True)
+    progress = models.FloatField(null=True)
+    message = models.TextField(null=True)
+    last_error = models.TextField(null=True)
+    failure_reason = models.TextField(null=True)
+    held_by = models.TextField(null=True)
+    created_at = models.DateTimeField()
+    run_at = models.DateTimeField(null=True)
+    started_at = models.DateTimeField(null=True)
+    claimed_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+
+    class Meta:
+        """The table is jsworker's."""
+
+        managed = False
+        db_table = 'jsworker"."jobs'
+        verbose_name = "job"
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.id}"
+
+
+class StoredEvent(ReadOnly):
+    """An entry in a job's timeline."""
+
+    id = models.BigIntegerField(primary_key=True)
+    job = models.ForeignKey(StoredJob, models.DO_NOTHING, related_name="timeline", db_constraint=False)
+    at = models.DateTimeField()
+    event = models.TextField()
+    worker_id = models.TextField(null=True)
+    error = models.TextField(null=True)
+    detail = models.JSONField(null=True)
+
+    class Meta:
+        """The table is jsworker's."""
+
+        managed = False
+        db_table = 'jsworker"."job_events'
+        ordering = ("id",)
+
+    def __str__(self) -> str:
+        return f"{self.at:%Y-%m-%d %H:%M:%S} {self.event}"

@@ -1,0 +1,219 @@
+"""A backend of Django's tasks: each is a job of kind ``django-task``, in the transaction that enqueues it.
+
+For ``django.tasks`` of Django 6.0 and its backport ``django-tasks``. A task's queue is the limit key of its
+job, so that limits and pauses can be set for each queue; the sign of its priority makes it high or low.
+"""
+
+import re
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, ClassVar, Final
+from uuid import UUID
+
+from asgiref.sync import sync_to_async
+from django.apps import apps
+from django.core.checks import CheckMessage, Error
+from django.utils import timezone
+from django.utils.module_loading import import_string
+from pydantic import BaseModel
+
+try:
+    from django.tasks.backends.base import BaseTaskBackend
+    from django.tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
+    from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
+    from django.tasks.signals import task_enqueued, task_finished, task_started
+    from django.utils.json import normalize_json
+except ImportError:  # before Django 6.0
+    from django_tasks.backends.base import BaseTaskBackend
+    from django_tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
+    from django_tasks.exceptions import InvalidTaskError as InvalidTask
+    from django_tasks.exceptions import TaskResultDoesNotExist
+    from django_tasks.signals import task_enqueued, task_finished, task_started
+    from django_tasks.utils import normalize_json
+
+from jsworker.contrib.django.configuration import database_alias
+from jsworker.contrib.django.enqueueing import enqueue
+from jsworker.contrib.django.middleware import fresh_connections
+from jsworker.core.errors import Fail
+from jsworker.core.job import Job
+from jsworker.core.priorities import Priority
+from jsworker.core.processor import JobProcessor
+
+_STATUS: Final = {
+    "scheduled": TaskResultStatus.READY,
+    "queued": TaskResultStatus.READY,
+    "processing": TaskResultStatus.RUNNING,
+    "completed": TaskResultStatus.SUCCESSFUL,
+}
+_RAISED: Final = re.compile(r"^(?P<path>[A-Za-z_][\w.]*)(:|$)", re.MULTILINE)
+_UNKNOWN_ERROR: Final = "jsworker.JobFailed"
+
+
+class TaskCall(BaseModel):
+    """The payload: which task is called with what."""
+
+    task: str
+    positional: list[Any]
+    named: dict[str, Any]
+    backend: str
+    queue_name: str
+    priority: int
+    run_after: datetime | None = None
+
+
+class JsworkerBackend(BaseTaskBackend):
+    """The backend: ``TASKS = {"default": {"BACKEND": "jsworker.contrib.django.tasks.JsworkerBackend"}}``.
+
+    ``OPTIONS``: ``MAX_ATTEMPTS``, attempts of each task that may end in an error.
+    """
+
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
+        """Enqueue a task in the transaction that is open on the jobs' database."""
+        self.validate_task(task)
+        if not _is_of_an_app(task.module_path):
+            raise InvalidTask(f"task {task.module_path} must be in an app of INSTALLED_APPS")
+        run_after = task.run_after
+        if run_after is not None and timezone.is_naive(run_after):
+            run_after = timezone.make_aware(run_after)
+        call = TaskCall(
+            task=task.module_path,
+            positional=normalize_json(list(args)),
+            named=normalize_json(dict(kwargs)),
+            backend=self.alias,
+            queue_name=task.queue_name,
+            priority=task.priority,
+            run_after=run_after,
+        )
+        enqueued = enqueue(
+            DjangoTask,
+            call,
+            limit_key=task.queue_name,
+            priority=_priority_of(task.priority),
+            run_at=run_after,
+            max_attempts=self.options.get("MAX_ATTEMPTS"),
+        )
+        result = TaskResult(
+            task=task,
+            id=str(enqueued.id),
+            status=TaskResultStatus.READY,
+            enqueued_at=timezone.now(),
+            started_at=None,
+            finished_at=None,
+            last_attempted_at=None,
+            args=call.positional,
+            kwargs=call.named,
+            backend=self.alias,
+            errors=[],
+            worker_ids=[],
+        )
+        task_enqueued.send(type(self), task_result=result)
+        return result
+
+    def get_result(self, result_id: str) -> Any:
+        """Read how a task is; TaskResultDoesNotExist: there is none of this id."""
+        from jsworker.contrib.django.models import StoredJob  # noqa: PLC0415 -- not before the apps are loaded
+
+        try:
+            job = StoredJob.objects.using(database_alias()).get(id=UUID(result_id), kind=DjangoTask.kind)
+        except (StoredJob.DoesNotExist, ValueError, TypeError, AttributeError):
+            raise TaskResultDoesNotExist(result_id) from None
+        call = TaskCall.model_validate(job.payload)
+        failed = [each for each in job.timeline.all() if each.error is not None]
+        workers = [each.worker_id or "" for each in failed]
+        if last := job.worker_id or job.completed_by:
+            workers.append(last)
+        result = TaskResult(
+            task=_task_of(call),
+            id=str(job.id),
+            status=_STATUS.get(job.status, TaskResultStatus.FAILED),
+            enqueued_at=job.created_at,
+            started_at=job.started_at,
+            finished_at=job.finished_at,
+            last_attempted_at=job.claimed_at,
+            args=call.positional,
+            kwargs=call.named,
+            backend=call.backend,
+            errors=[
+                TaskError(exception_class_path=_class_of(each.error), traceback=each.error) for each in failed
+            ],
+            worker_ids=[""] * (job.attempts - len(workers)) + workers,
+        )
+        object.__setattr__(result, "_return_value", job.result)
+        return result
+
+    def check(self, **kwargs: Any) -> Iterable[CheckMessage]:
+        """Check that jobs can be read."""
+        yield from super().check(**kwargs)
+        if not apps.is_installed("jsworker.contrib.django"):
+            yield Error(
+                f"TASKS[{self.alias!r}] needs 'jsworker.contrib.django' among INSTALLED_APPS",
+                id="jsworker.E002",
+            )
+
+
+class DjangoTask(JobProcessor[TaskCall]):
+    """Calls tasks of Django."""
+
+    kind = "django-task"
+    middleware: ClassVar = (fresh_connections,)
+
+    def process(self, job: Job[TaskCall]) -> Any:
+        """Call the task, a coroutine function in an event loop of its own, and return what it returns."""
+        call = job.payload
+        task = _task_of(call)
+        result = task.get_backend().get_result(str(job.id))
+        task_started.send(JsworkerBackend, task_result=result)
+        context = [TaskContext(task_result=result)] if task.takes_context else []
+        value = normalize_json(task.call(*context, *call.positional, **call.named))
+        for name, found in (("status", TaskResultStatus.SUCCESSFUL), ("finished_at", timezone.now())):
+            object.__setattr__(result, name, found)
+        object.__setattr__(result, "_return_value", value)
+        task_finished.send(JsworkerBackend, task_result=result)
+        return value
+
+    async def on_failed(self, job: Job[TaskCall], error: BaseException) -> None:
+        """Tell those who listen that the task has failed."""
+
+        def tell() -> None:
+            result = _task_of(job.payload).get_backend().get_result(str(job.id))
+            task_finished.send(JsworkerBackend, task_result=result)
+
+        async with fresh_connections(job, self):
+            await sync_to_async(tell)()
+
+
+def _task_of(call: TaskCall) -> Any:
+    """Return the task; Fail: nothing of this name is one. Nothing else is called."""
+    if not _is_of_an_app(call.task):
+        raise Fail(f"task {call.task} is in no app of INSTALLED_APPS")
+    try:
+        found = import_string(call.task)
+    except ImportError as error:
+        raise Fail(f"task {call.task} cannot be imported: {error}") from error
+    if not isinstance(found, Task):
+        raise Fail(f"{call.task} is no task of Django, but of type {type(found).__name__}")
+    return found.using(
+        priority=call.priority, queue_name=call.queue_name, run_after=call.run_after, backend=call.backend
+    )
+
+
+def _is_of_an_app(path: str) -> bool:
+    """Return whether a task may be imported: whoever enqueues jobs must not choose among all modules."""
+    return apps.get_containing_app_config(path) is not None
+
+
+def _priority_of(number: int) -> Priority:
+    return "normal" if number == 0 else "high" if number > 0 else "low"
+
+
+def _class_of(error: str) -> str:
+    """Return the path of an error's class, as the last line of a traceback names it."""
+    named = [match["path"] for match in _RAISED.finditer(error) if match["path"] != "Traceback"]
+    if "Traceback (most recent call last):" not in error or not named:
+        return _UNKNOWN_ERROR
+    return named[-1] if "." in named[-1] else f"builtins.{named[-1]}"

@@ -1,0 +1,61 @@
+"""Sentry: ``sentry_scope`` is middleware that reports failed attempts, each in a scope of its own.
+
+The application calls ``sentry_sdk.init``, in a module that its workers import. Events carry kind, id and
+attempt of the job, and no payload: variables of frames are left out, and what database errors repeat of rows.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import sentry_sdk
+from sentry_sdk.types import Event, Hint
+
+from jsworker.core.errors import Retry, Snooze
+from jsworker.core.job import Job
+from jsworker.core.processor import JobProcessor
+from jsworker.worker.pipeline.outcomes import clean
+
+_NO_FAILURES: Final = (Retry, Snooze, asyncio.CancelledError, GeneratorExit)
+
+
+class SentryScope:
+    """Middleware: an isolation scope for each run; what the run raises is captured in it.
+
+    ``Retry``, ``Snooze`` and cancellations are no failures and pass.
+    """
+
+    @asynccontextmanager
+    async def __call__(self, job: Job[Any], processor: JobProcessor[Any]) -> AsyncIterator[None]:
+        """Run a job in a scope of its own."""
+        facts = {"kind": job.kind, "id": str(job.id), "attempt": job.attempt}
+        with sentry_sdk.isolation_scope() as scope:
+            scope.set_transaction_name(job.kind, source="task")
+            scope.set_context("job", {**facts, "processor": type(processor).__qualname__})
+            scope.set_tag("jsworker.kind", job.kind)
+            scope.set_tag("jsworker.job_id", str(job.id))
+            scope.add_event_processor(_without_values)
+            try:
+                yield
+            except _NO_FAILURES:
+                raise
+            except BaseException as error:
+                sentry_sdk.capture_exception(error)
+                raise
+
+    def flush(self, seconds: float) -> None:
+        """Send what was captured, before the process of a job in quarantine ends."""
+        sentry_sdk.flush(seconds)
+
+
+sentry_scope: Final = SentryScope()
+
+
+def _without_values(event: Event, _hint: Hint) -> Event:
+    for error in (event.get("exception") or {}).get("values", ()):
+        if error.get("value"):
+            error["value"] = clean(error["value"])
+        for frame in (error.get("stacktrace") or {}).get("frames", ()):
+            frame.pop("vars", None)
+    return event

@@ -1,0 +1,509 @@
+"""Django: jobs in its transactions, its settings, its commands, its tasks."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from tests.support.djangos import closing, django_on  # first: it sets Django up
+
+from asgiref.sync import sync_to_async  # isort: skip
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connection, connections, transaction
+from django.test import modify_settings, override_settings
+from django.utils import timezone
+from django_tasks import TaskContext, TaskResultStatus, default_task_backend, task
+from django_tasks.checks import check_tasks
+from django_tasks.exceptions import InvalidTaskError, TaskResultDoesNotExist
+from django_tasks.signals import task_enqueued, task_finished, task_started
+
+from django_app.shop.models import Order
+from jsworker.client import JobClient, SyncJobClient
+from jsworker.contrib.django import enqueue, fresh_connections
+from jsworker.contrib.django.configuration import (
+    check_configuration,
+    environment,
+    jsworker_settings,
+    task_backends,
+    url_of,
+)
+from jsworker.contrib.django.models import StoredJob
+from jsworker.contrib.django.tasks import DjangoTask
+from jsworker.core.errors import Fail, InvalidPayload, TransitionRefused
+from jsworker.core.job import Job
+from jsworker.core.settings import Settings
+from tests.client.test_enqueue import ShipOrder
+from tests.worker.processors import KIND, echo, scripted
+from tests.worker.rows import Rows
+from tests.worker.running import StartWorker
+
+pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
+
+
+@pytest.fixture(autouse=True)
+def _django(database_url: str) -> Iterator[None]:
+    # Tasks of this module are in an app.
+    with django_on(database_url), modify_settings(INSTALLED_APPS={"append": "tests.contrib"}):
+        yield
+
+
+@transaction.atomic
+def rolled_back(call: Callable[..., Any], *arguments: Any) -> None:
+    call(*arguments)
+    raise RuntimeError
+
+
+class TestEnqueue:
+    """Within the transactions of Django."""
+
+    def test_job_and_row_are_committed_together(self) -> None:
+        with transaction.atomic():
+            order = Order.objects.create(item="tea", cents=250)
+            job = enqueue(ShipOrder, {"number": order.pk})
+            assert job.created
+        stored = StoredJob.objects.get()
+        assert (stored.id, stored.kind, stored.payload["number"]) == (job.id, ShipOrder.kind, order.pk)
+
+    def test_a_rollback_leaves_neither(self) -> None:
+        def place() -> None:
+            Order.objects.create(item="tea", cents=250)
+            enqueue(KIND, {})
+
+        with pytest.raises(RuntimeError):
+            rolled_back(place)
+        assert not StoredJob.objects.exists()
+        assert not Order.objects.exists()
+
+    def test_a_savepoint_that_is_rolled_back_takes_its_job_along(self) -> None:
+        with transaction.atomic():
+            kept = enqueue(KIND, {"n": 1})
+            with pytest.raises(RuntimeError):
+                rolled_back(enqueue, KIND, {"n": 2})
+        assert [job.id for job in StoredJob.objects.all()] == [kept.id]
+
+    def test_without_a_transaction_it_is_committed_at_once(self) -> None:
+        job = enqueue(KIND, {})
+        connections.close_all()
+        assert StoredJob.objects.get().id == job.id
+
+    @pytest.mark.parametrize(
+        "terms",
+        [
+            {"unique_key": "order 7 % {}"},
+            {"unique_key": "order-7", "unique": "waiting"},
+            {"unique_key": "order-7", "unique_for": 3600},
+            {"unique_key": "order-7", "debounce": timedelta(minutes=1), "debounce_max": 3600},
+        ],
+        ids=["live", "waiting", "window", "debounce"],
+    )
+    def test_of_a_key_there_is_one_by_every_rule(self, terms: dict[str, Any]) -> None:
+        first, second = enqueue(KIND, {"n": 1}, **terms), enqueue(KIND, {"n": 2}, **terms)
+        assert (first.created, second.created) == (True, False)
+        assert first.id == second.id == StoredJob.objects.get().id
+
+    def test_all_options_of_a_job_are_taken(self) -> None:
+        enqueue(
+            KIND,
+            {"text": "100 % ☕ %s"},
+            run_at=timezone.now() + timedelta(hours=1),
+            expires_in=7200,
+            priority="high",
+            limit_key="acme",
+            max_attempts=2,
+        )
+        job = StoredJob.objects.get()
+        assert (job.status, job.priority, job.limit_key) == ("scheduled", 0, "acme")
+        assert job.payload == {"text": "100 % ☕ %s"}
+
+    def test_a_payload_that_does_not_fit_is_refused(self) -> None:
+        with pytest.raises(InvalidPayload):
+            enqueue(ShipOrder, {"number": "seven"})
+        with override_settings(JSWORKER={"MAX_PAYLOAD_BYTES": 10}), pytest.raises(InvalidPayload):
+            enqueue(KIND, {"text": "longer than ten bytes"})
+
+    def test_a_key_of_a_job_that_has_expired_is_refused_until_a_worker_has_cancelled_it(self) -> None:
+        enqueue(KIND, {}, unique_key="a", expires_in=3600)
+        with connection.cursor() as cursor:
+            cursor.execute("UPDATE jsworker.jobs SET expires_at = now() - interval '1 s'")
+        with pytest.raises(TransitionRefused, match="unique key 'a' of kind scripted is taken and freed"):
+            enqueue(KIND, {}, unique_key="a", expires_in=3600)
+
+    async def test_after_the_commit_it_is_published_once(
+        self, settings: Settings, rows: Rows, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        published: list[int] = []
+        publish = SyncJobClient.publish_pending
+        monkeypatch.setattr(SyncJobClient, "publish_pending", lambda of: published.append(publish(of)))
+
+        @transaction.atomic
+        def place() -> list[Any]:
+            before = published[:]
+            found = [enqueue(KIND, {"n": n}).id for n in range(3)]
+            assert published == before
+            return found
+
+        given = {name.upper(): getattr(settings, name) for name in ("nats_url", "stream", "subject_prefix")}
+        with override_settings(JSWORKER=given):
+            ids = await asyncio.to_thread(closing, place)
+        assert published == [3]
+        assert [(await rows.job(each))["needs_publish"] for each in ids] == [False] * 3
+        await asyncio.to_thread(closing, place)  # nobody says where NATS is
+        assert published == [3]
+
+    async def test_a_worker_runs_it(self, start: StartWorker, rows: Rows) -> None:
+        await start(scripted(echo))
+        job = await asyncio.to_thread(closing, enqueue, KIND, {"n": 7})
+        assert (await rows.becomes(job.id, "completed"))["result"] == {"n": 7}
+
+
+class TestConnections:
+    """What ``fresh_connections`` leaves behind: nothing."""
+
+    @pytest.mark.parametrize("plain", [True, False], ids=["plain function", "coroutine"])
+    async def test_queries_of_a_job_leave_no_connection_open(
+        self, start: StartWorker, client: JobClient, rows: Rows, *, plain: bool
+    ) -> None:
+        pids: list[int] = []
+
+        def backend() -> str:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_backend_pid()")
+                pids.extend(cursor.fetchone())
+            return threading.current_thread().name
+
+        def process_plain(job: Job[Any]) -> str:
+            return backend()
+
+        async def process(job: Job[Any]) -> str:
+            first = await sync_to_async(backend)()
+            assert first == await sync_to_async(backend)()
+            return first
+
+        await start(scripted(process_plain if plain else process, middleware=(fresh_connections,)))
+        jobs = [await client.enqueue(KIND, {}) for _ in range(3)]
+        for job in jobs:
+            await rows.becomes(job.id, "completed")
+        assert len(set(pids)) == 3
+        left = "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY(%s)"
+        for _ in range(600):
+            if not await rows.value(left, pids):
+                break
+            await asyncio.sleep(0.1)
+        assert await rows.value(left, pids) == 0
+
+    async def test_a_job_that_fails_leaves_none_either(
+        self, start: StartWorker, client: JobClient, rows: Rows
+    ) -> None:
+        seen: list[Any] = []
+
+        def process(job: Job[Any]) -> None:
+            Order.objects.count()
+            seen.append(connections["default"])
+            raise Fail("for good")
+
+        await start(scripted(process, middleware=(fresh_connections,)))
+        job = await client.enqueue(KIND, {})
+        await rows.becomes(job.id, "failed")
+        assert seen[0].connection is None
+
+
+class TestSettings:
+    """From ``JSWORKER``, the environment, and DATABASES."""
+
+    def test_the_database_is_that_of_django(self, database_url: str) -> None:
+        assert jsworker_settings().database_dsn() == database_url
+
+    def test_those_of_django_go_before_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("JSWORKER_CONCURRENCY", "7")
+        monkeypatch.setenv("JSWORKER_PROCESSES", "3")
+        assert (jsworker_settings().concurrency, jsworker_settings().processes) == (4, 3)
+        monkeypatch.setenv("JSWORKER_DATABASE_URL", "postgresql://other@db/jobs")
+        assert jsworker_settings().database_dsn() == "postgresql://other@db/jobs"
+        with override_settings(JSWORKER={"DATABASE_URL": "postgresql://third@db/jobs"}):
+            assert jsworker_settings().database_dsn() == "postgresql://third@db/jobs"
+            assert environment() == {"JSWORKER_DATABASE_URL": "postgresql://third@db/jobs"}
+
+    @pytest.mark.parametrize(
+        ("given", "line"),
+        [
+            ({"CONCURENCY": 4}, "JSWORKER['CONCURENCY'] is no setting of jsworker, in capitals"),
+            ({"concurrency": 4}, "JSWORKER['concurrency'] is no setting of jsworker, in capitals"),
+            ({"CONCURRENCY": 0}, "JSWORKER_CONCURRENCY=0 must be from 1 to 10000"),
+            ([], "JSWORKER must be a dictionary, not list"),
+        ],
+    )
+    def test_what_is_wrong_is_told_by_djangos_check(self, given: Any, line: str) -> None:
+        with override_settings(JSWORKER=given):
+            with pytest.raises(ImproperlyConfigured) as refused:
+                jsworker_settings()
+            assert str(refused.value) == line
+            [error] = check_configuration()
+            assert (error.msg, error.id) == (line, "jsworker.E001")
+        assert check_configuration() == []
+
+    @pytest.mark.parametrize(
+        ("database", "url"),
+        [
+            ({"NAME": "shop"}, "postgresql:///shop"),
+            (
+                {"USER": "a@b", "PASSWORD": "p:/w", "HOST": "db", "PORT": 5433, "NAME": "shop 1"},
+                "postgresql://a%40b:p%3A%2Fw@db:5433/shop%201",
+            ),
+            (
+                {"USER": "u", "HOST": "/run/pg", "PORT": "5433", "NAME": "shop"},
+                "postgresql://u@/shop?host=%2Frun%2Fpg&port=5433",
+            ),
+            (
+                {"HOST": "::1", "NAME": "s", "OPTIONS": {"sslmode": "verify-full", "pool": True}},
+                "postgresql://[::1]/s?sslmode=verify-full",
+            ),
+        ],
+    )
+    def test_urls_of_databases(self, database: dict[str, Any], url: str) -> None:
+        assert url_of({"ENGINE": "django.db.backends.postgresql", **database}) == url
+        assert Settings(database_url=url).database_dsn() == url
+
+    def test_jobs_need_postgresql(self) -> None:
+        with pytest.raises(
+            ImproperlyConfigured, match=r"DATABASES\['default'\] is of django.db.backends.sqlite3"
+        ):
+            url_of({"ENGINE": "django.db.backends.sqlite3", "NAME": "db"})
+
+
+@task
+def add(a: int, b: int = 0) -> int:
+    return a + b
+
+
+@task(queue_name="mail", takes_context=True)
+def told(context: TaskContext, text: str) -> dict[str, Any]:
+    return {"text": text, "attempt": context.attempt, "id": context.task_result.id}
+
+
+@task
+async def add_later(a: int, b: int) -> int:
+    await asyncio.sleep(0)
+    return a + b
+
+
+@task
+def wrong() -> None:
+    raise ValueError("wrong")
+
+
+@task
+def gives_up() -> None:
+    raise Fail("for good")
+
+
+async def in_thread(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    return await asyncio.to_thread(closing, call, *arguments, **named)
+
+
+class TestTasks:
+    """The interface of django.tasks."""
+
+    def test_the_checks_of_the_interface_pass(self) -> None:
+        assert list(check_tasks()) == []
+        assert task_backends() == ["default"]
+        apps = ["django_tasks"]
+        with override_settings(INSTALLED_APPS=apps):
+            [error] = default_task_backend.check()
+        assert error.id == "jsworker.E002"
+
+    async def test_a_task_is_run_and_its_result_is_read(self, start: StartWorker, rows: Rows) -> None:
+        result = await in_thread(add.enqueue, 2, b=3)
+        assert (result.status, result.args, result.kwargs) == (TaskResultStatus.READY, [2], {"b": 3})
+        assert not result.is_finished
+        await start(DjangoTask)
+        await rows.becomes(UUID(result.id), "completed")
+        await result.arefresh()
+        assert (result.status, result.return_value, result.attempts) == (TaskResultStatus.SUCCESSFUL, 5, 1)
+        assert result.enqueued_at <= result.started_at <= result.finished_at
+        assert result.errors == []
+        assert (await add.aget_result(result.id)).return_value == 5
+
+    async def test_a_coroutine_and_one_that_takes_its_context(self, start: StartWorker, rows: Rows) -> None:
+        await start(DjangoTask)
+        later, context = await add_later.aenqueue(2, 3), await told.aenqueue("hello")
+        assert (await rows.becomes(UUID(later.id), "completed"))["result"] == 5
+        row = await rows.becomes(UUID(context.id), "completed")
+        assert row["result"] == {"text": "hello", "attempt": 1, "id": context.id}
+
+    async def test_one_that_fails_tells_its_errors(self, start: StartWorker, rows: Rows) -> None:
+        await start(DjangoTask)
+        failed = [await each.aenqueue() for each in (wrong, gives_up)]
+        await rows.query("UPDATE jsworker.jobs SET max_attempts = 1")
+        for each in failed:
+            await rows.becomes(UUID(each.id), "failed")
+            await each.arefresh()
+            assert (each.status, each.attempts) == (TaskResultStatus.FAILED, 1)
+            with pytest.raises(ValueError, match="Task failed"):
+                each.return_value  # noqa: B018 -- it raises
+        [error], [given_up] = failed[0].errors, failed[1].errors
+        assert error.exception_class is ValueError
+        assert 'raise ValueError("wrong")' in error.traceback
+        assert given_up.exception_class_path == "jsworker.JobFailed"
+        assert given_up.traceback == "for good"
+
+    def test_it_is_part_of_the_transaction(self) -> None:
+        with pytest.raises(RuntimeError):
+            rolled_back(add.enqueue, 1)
+        assert not StoredJob.objects.exists()
+
+    def test_priority_queue_and_time_are_those_of_its_job(self) -> None:
+        later = timezone.now() + timedelta(hours=1)
+        ids = [
+            told.using(priority=number, run_after=when).enqueue("x").id
+            for number, when in ((100, None), (0, None), (-1, later))
+        ]
+        jobs = [StoredJob.objects.get(id=each) for each in ids]
+        assert [job.priority for job in jobs] == [0, 1, 2]
+        assert [job.status for job in jobs] == ["queued", "queued", "scheduled"]
+        assert {job.limit_key for job in jobs} == {"mail"}
+        found = told.get_result(ids[2])
+        assert (found.task.priority, found.task.queue_name, found.task.run_after) == (-1, "mail", later)
+        assert found.status is TaskResultStatus.READY
+
+    def test_what_the_interface_refuses(self) -> None:
+        with pytest.raises(InvalidTaskError, match="Queue 'nowhere' is not valid"):
+            add.using(queue_name="nowhere")
+        with pytest.raises(TypeError):
+            add.enqueue(object())  # type: ignore[arg-type]  # as others may
+        no_app = modify_settings(INSTALLED_APPS={"remove": "tests.contrib"})
+        with no_app, pytest.raises(InvalidTaskError, match="must be in an app of INSTALLED_APPS"):
+            add.enqueue(1)
+        for unknown in (str(uuid4()), "no id", None):
+            with pytest.raises(TaskResultDoesNotExist):
+                add.get_result(unknown)  # type: ignore[arg-type]  # as others may
+        other = enqueue(KIND, {})
+        with pytest.raises(TaskResultDoesNotExist):
+            add.get_result(str(other.id))
+
+    async def test_a_row_that_names_something_else_calls_nothing(
+        self, start: StartWorker, client: JobClient, rows: Rows
+    ) -> None:
+        call = {
+            "positional": ["true"],
+            "named": {},
+            "backend": "default",
+            "queue_name": "default",
+            "priority": 0,
+        }
+        jobs = [
+            await client.enqueue("django-task", call | {"task": name})
+            for name in ("os.system", "django_app.shop.nowhere", "django_app.shop.models.Order")
+        ]
+        await start(DjangoTask)
+        errors = [(await rows.becomes(job.id, "failed"))["last_error"] for job in jobs]
+        assert errors[0] == "task os.system is in no app of INSTALLED_APPS"
+        assert errors[1].startswith("task django_app.shop.nowhere cannot be imported: ")
+        assert errors[2] == "django_app.shop.models.Order is no task of Django, but of type ModelBase"
+
+    async def test_signals_tell_of_its_life(self, start: StartWorker, rows: Rows) -> None:
+        told_of: list[tuple[str, str]] = []
+
+        def note(signal: Any, task_result: Any, **_: Any) -> None:
+            names = {task_enqueued: "enqueued", task_started: "started", task_finished: "finished"}
+            told_of.append((names[signal], str(task_result.status)))
+
+        for signal in (task_enqueued, task_started, task_finished):
+            signal.connect(note)
+        try:
+            await start(DjangoTask)
+            for each in (add, gives_up):
+                result = await each.aenqueue(*([1] if each is add else []))
+                await rows.becomes(UUID(result.id), "completed" if each is add else "failed")
+                for _ in range(600):
+                    if told_of[-1][0] == "finished":
+                        break
+                    await asyncio.sleep(0.1)
+        finally:
+            for signal in (task_enqueued, task_started, task_finished):
+                signal.disconnect(note)
+        assert told_of == [
+            ("enqueued", "READY"),
+            ("started", "RUNNING"),
+            ("finished", "SUCCESSFUL"),
+            ("enqueued", "READY"),
+            ("started", "RUNNING"),
+            ("finished", "FAILED"),
+        ]
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def manage(settings: Settings) -> Callable[..., subprocess.Popen[str]]:
+    """Starts commands of manage.py."""
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "examples"), os.environ.get("PYTHONPATH")])),
+        "JSWORKER_DATABASE_URL": settings.database_dsn(),
+        "JSWORKER_NATS_URL": settings.nats_url,
+        "JSWORKER_STREAM": settings.stream,
+        "JSWORKER_SUBJECT_PREFIX": settings.subject_prefix,
+        "DJANGO_SETTINGS_MODULE": "django_app.settings",
+    }
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "django_app.manage", *arguments]
+        return subprocess.Popen(
+            command, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    return start
+
+
+class TestCommands:
+    """``manage.py``."""
+
+    async def test_run_works_on_the_jobs_of_the_apps_and_on_tasks(
+        self, manage: Callable[..., subprocess.Popen[str]], rows: Rows
+    ) -> None:
+        order = await in_thread(Order.objects.create, item="tea", cents=250)
+        job = await in_thread(enqueue, "write-receipt", {"order": order.pk})
+        alone = await in_thread(enqueue, "write-receipt", {"order": order.pk}, max_stalls=1)
+        thanks = await in_thread(default_task_backend.enqueue, _thank(), [order.pk], {})
+        with manage("jsworker_run", "--", "--log-format", "json") as workers:
+            try:
+                for each in (job.id, alone.id, thanks.id):
+                    await rows.becomes(each, "completed", seconds=120)
+            finally:
+                workers.terminate()
+                out, err = workers.communicate(timeout=60)
+        assert workers.returncode == 0, (out, err)
+        assert (await rows.job(job.id))["result"] == {"receipt": "tea: 2.50"}
+
+    def test_every_command_of_jsworker_has_djangos_settings(
+        self, manage: Callable[..., subprocess.Popen[str]]
+    ) -> None:
+        job = enqueue(KIND, {})
+        with manage("jsworker", "jobs", "--json") as listing:
+            out, err = listing.communicate(timeout=60)
+        assert listing.returncode == 0, err
+        assert str(job.id) in out
+        with manage("jsworker", "job", str(uuid4())) as refused:
+            assert refused.wait(timeout=60) == 1
+
+
+def _thank() -> Any:
+    from django_app.shop.tasks import thank  # noqa: PLC0415 -- a task belongs to a backend
+
+    return thank
+
+
+def test_jobs_are_not_written_through_models() -> None:
+    job = StoredJob(id=uuid4(), kind=KIND)
+    for refused in (job.save, job.delete):
+        with pytest.raises(NotImplementedError, match="changed by a client of jsworker"):
+            refused()

@@ -1,0 +1,56 @@
+"""docs/fastapi.md: its application works."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from jsworker import Job, JobProcessor, Worker
+from jsworker.contrib.fastapi import Client
+from jsworker.core.settings import Settings
+
+PAGE = (Path(__file__).parents[2] / "docs" / "fastapi.md").read_text()
+
+pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
+
+
+class CountWords(JobProcessor):
+    async def process(self, job: Job[dict[str, Any]]) -> int:
+        return len(job.payload["text"].split())
+
+
+@pytest.fixture
+def names(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the code of the page defines, with the servers of the test."""
+    for name in ("nats_url", "stream", "subject_prefix"):
+        monkeypatch.setenv(f"JSWORKER_{name.upper()}", getattr(settings, name))
+    monkeypatch.setenv("JSWORKER_DATABASE_URL", settings.database_dsn())
+    defined: dict[str, Any] = {"__name__": "page"}
+    for block in re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE):
+        exec(block, defined)  # noqa: S102 -- the page's own code
+    return defined
+
+
+@pytest.mark.parametrize("lifespan", ["jobs_lifespan", "lifespan"])
+async def test_its_routes_enqueue_and_wait(settings: Settings, names: dict[str, Any], lifespan: str) -> None:
+    app: FastAPI = names["app"]
+    app.router.lifespan_context = names[lifespan]
+    async with names["calling"](app) as http, Worker([CountWords], settings):
+        placed = await http.post("/words", params={"text": "to be or not"})
+        assert placed.status_code == 202
+        assert (await http.get(f"/words/{placed.json()['job']}")).json() == 4
+
+
+async def test_a_route_of_an_application_without_a_client_says_what_is_missing() -> None:
+    app = FastAPI()
+
+    @app.get("/")
+    async def route(client: Client) -> None:
+        raise AssertionError(client)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        with pytest.raises(RuntimeError, match=r"FastAPI\(lifespan=jobs_lifespan\)"):
+            await http.get("/")

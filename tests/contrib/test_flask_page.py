@@ -1,0 +1,91 @@
+"""docs/flask.md: its application works."""
+
+import asyncio
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask import Flask
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+
+from jsworker import Job, JobProcessor, Worker
+from jsworker.contrib.flask import FlaskJobs
+from jsworker.core.errors import SettingsError
+from jsworker.core.settings import Settings
+from tests.worker.rows import Rows
+
+PAGE = (Path(__file__).parents[2] / "docs" / "flask.md").read_text()
+
+pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
+
+
+class CountWords(JobProcessor):
+    async def process(self, job: Job[dict[str, Any]]) -> int:
+        return len(job.payload["text"].split())
+
+
+@pytest.fixture
+def names() -> dict[str, Any]:
+    defined: dict[str, Any] = {"__name__": "page"}
+    for block in re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE):
+        exec(block, defined)  # noqa: S102 -- the page's own code
+    return defined
+
+
+@pytest.fixture
+def app(settings: Settings, names: dict[str, Any]) -> Iterator[Flask]:
+    given = {name: getattr(settings, name) for name in ("nats_url", "stream", "subject_prefix")}
+    given["database_url"] = settings.database_dsn()
+    made: Flask = names["create_app"](**{f"JSWORKER_{name.upper()}": value for name, value in given.items()})
+    yield made
+    made.extensions["jsworker"].close()
+
+
+async def test_its_routes_enqueue_and_wait(app: Flask, settings: Settings) -> None:
+    def calls() -> Any:
+        placed = app.test_client().post("/words", data={"text": "to be or not"})
+        assert placed.status_code == 202
+        return app.test_client().get(f"/words/{placed.json['job']}").json  # type: ignore[index]  # it is JSON
+
+    async with Worker([CountWords], settings):
+        found = await asyncio.gather(*(asyncio.to_thread(calls) for _ in range(3)))
+    assert found == [{"result": 4}] * 3
+
+
+async def test_a_job_is_enqueued_with_a_row_of_ones_own(
+    app: Flask, settings: Settings, rows: Rows, names: dict[str, Any]
+) -> None:
+    await rows.query("CREATE TABLE orders (number int PRIMARY KEY)")
+    engine = create_engine(settings.database_dsn().replace("postgresql://", "postgresql+psycopg://"))
+
+    def place() -> str:
+        with app.app_context(), Session(engine) as session:
+            placed: str = names["place_order"](session, 7)
+            return placed
+
+    job = await asyncio.to_thread(place)
+    engine.dispose()
+    [row] = await rows.query("SELECT id, needs_publish FROM jsworker.jobs")
+    assert (str(row["id"]), row["needs_publish"]) == (job, False)
+
+
+async def test_one_client_for_a_process_until_somebody_asks(app: Flask) -> None:
+    def client_of() -> Any:
+        with app.app_context():
+            return FlaskJobs().client
+
+    first, second = client_of(), await asyncio.to_thread(client_of)
+    assert first is second
+    assert not [each for each in threading.enumerate() if each.name.startswith("jsworker client")]
+
+
+def test_what_is_missing_is_told() -> None:
+    app = Flask("app")
+    with app.app_context(), pytest.raises(RuntimeError, match=r"FlaskJobs\(app\)"):
+        _ = FlaskJobs().client
+    with pytest.raises(SettingsError, match="JSWORKER_DATABASE_URL must be set"):
+        FlaskJobs(app)

@@ -1,0 +1,16 @@
+"""Frameworks are loaded by those who use them alone."""
+
+import subprocess
+import sys
+
+EXTRAS = ("django", "django_tasks", "fastapi", "flask", "sentry_sdk", "starlette")
+
+
+def test_jsworker_loads_no_framework() -> None:
+    names = "Worker, JobClient, JobProcessor, enqueue_statement"
+    code = (
+        f"import sys; from jsworker import {names}; import jsworker.contrib, jsworker.cli.run; "
+        f"print(sorted({set(EXTRAS)!r} & sys.modules.keys()))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
