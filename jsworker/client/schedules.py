@@ -5,8 +5,16 @@ from datetime import datetime
 from typing import Any
 
 from jsworker.client.client_publisher import ClientPublisher
-from jsworker.client.enqueueing import Kind, kind_name, limit_key_of, payload_text, priority_of
+from jsworker.client.enqueueing import (
+    Kind,
+    kind_name,
+    limit_key_of,
+    payload_text,
+    priority_of,
+    stored_payload,
+)
 from jsworker.client.results import JobHandle, Results
+from jsworker.core.contents import OF_SCHEDULE, Contents
 from jsworker.core.names import shown
 from jsworker.core.priorities import Priority
 from jsworker.core.schedule_rules import Cron, Every, Schedule, check_schedule_name
@@ -30,7 +38,9 @@ class Schedules:
         settings: Settings,
         publisher: ClientPublisher,
         results: Callable[[], Results],
+        contents: Contents,
     ) -> None:
+        self._contents = contents
         self._results = results
         self._database = database
         self._settings = settings
@@ -72,8 +82,9 @@ class Schedules:
         """
         if not isinstance(schedule, Cron | Every):
             raise TypeError(f"schedule={shown(schedule)} must be a Cron or an Every")
-        payload = payload_text(kind, schedule.payload, self._settings.max_payload_bytes)
-        lane, key = priority_of(kind, priority), limit_key_of(kind, payload, limit_key)
+        text, most = payload_text(kind, schedule.payload), self._settings.max_payload_bytes
+        lane, key = priority_of(kind, priority), limit_key_of(kind, text, limit_key)
+        payload = stored_payload(text, kind_name(kind), OF_SCHEDULE, self._contents, most)
         first = schedule.after(await schedules.database_now(self._database))
         new = NewSchedule(check_schedule_name(name), kind_name(kind), payload, schedule, first, lane, key)
         with operators_rights("schedules", "schedules"):

@@ -37,7 +37,8 @@ def load_processor_class(target: str) -> type[JobProcessor[Any]]:
     return found if isinstance(found, type) else type(found)
 
 
-def _load(target: str) -> JobProcessor[Any] | type[JobProcessor[Any]]:
+def load_object(target: str) -> Any:
+    """Return what is at ``MODULE:NAME``; InvalidTarget: it cannot be imported."""
     parts = _TARGET.fullmatch(target)
     if parts is None:
         advice = "; write the module without .py" if ".py:" in target else ""
@@ -50,6 +51,11 @@ def _load(target: str) -> JobProcessor[Any] | type[JobProcessor[Any]]:
             owner = "module" if isinstance(found, ModuleType) else "class"
             raise InvalidTarget(f"target {target}: {owner} {found.__name__} has no {name}")
         found = getattr(found, name)
+    return found
+
+
+def _load(target: str) -> JobProcessor[Any] | type[JobProcessor[Any]]:
+    found = load_object(target)
     if isinstance(found, JobProcessor) or (isinstance(found, type) and issubclass(found, JobProcessor)):
         return found
     what = "another class" if isinstance(found, type) else f"of type {type(found).__name__}"

@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 
 from jsworker.core import tracing
 from jsworker.core.clock import boottime
+from jsworker.core.contents import Contents
 from jsworker.core.events import Events
 from jsworker.core.message_link import MessageLink
 from jsworker.core.tracing import TraceContext
@@ -61,7 +62,8 @@ async def _work(end: socket.socket) -> NoReturn:
     speaking_worker.set(order.worker_id)
     sys.path[:] = order.path
     processor = processor_at(order.origin)
-    kind = resolve_kinds([processor], settings)[order.claimed.kind]
+    contents = Contents.of(settings)
+    [kind] = resolve_kinds([processor], settings, conceals=contents.codec is not None).values()
     now = boottime()
     run = Run(order.claimed, kind, None, beaten_at=now, now=now)
 
@@ -89,6 +91,7 @@ async def _work(end: socket.socket) -> NoReturn:
     services = LeaseServices(
         worker_id=order.worker_id,
         settings=settings,
+        contents=contents,
         database=database,
         sessions=sessions,
         events=Events(),

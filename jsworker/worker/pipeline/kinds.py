@@ -45,6 +45,9 @@ class Kind:
     has_own_timeout: bool  # its class sets a time-out, or it has a progress time-out
     origin: str | None  # MODULE:NAME from which another process can make the processor
     priority: int = NORMAL  # of its jobs, where who enqueues them says nothing else
+    conceals: bool = (
+        False  # errors of its runs are shown without their words, which may quote what is encoded
+    )
 
     @property
     def needs_timers(self) -> bool:
@@ -78,9 +81,12 @@ class KindState:
 
 
 def resolve_kinds(
-    processors: Sequence[JobProcessor[Any] | type[JobProcessor[Any]]], settings: Settings
+    processors: Sequence[JobProcessor[Any] | type[JobProcessor[Any]]],
+    settings: Settings,
+    *,
+    conceals: bool = False,
 ) -> dict[str, Kind]:
-    """Return the kinds by name.
+    """Return the kinds by name; ``conceals``: errors of their runs are shown without their words.
 
     Raises:
         InvalidTarget: there is no processor, or one that cannot be used.
@@ -97,7 +103,7 @@ def resolve_kinds(
                 f"kind {processor.kind} has two processors, {two}: give one of them another `kind`"
             )
         _check_class(processor)
-        kinds[processor.kind] = _resolve(processor, settings, _origin_of(given))
+        kinds[processor.kind] = _resolve(processor, settings, _origin_of(given), conceals)
     if not kinds:
         raise InvalidTarget("a worker needs at least one processor")
     return kinds
@@ -247,7 +253,12 @@ def _check_process(process: Callable[..., Any], name: str) -> None:
         return
 
 
-def _resolve(processor: JobProcessor[Any], settings: Settings, origin: str | None) -> Kind:
+def _resolve(
+    processor: JobProcessor[Any],
+    settings: Settings,
+    origin: str | None,
+    conceals: bool,  # noqa: FBT001
+) -> Kind:
     progress_timeout = _choose(processor.progress_timeout, settings.progress_timeout)
     # A decorator may wrap a coroutine function in a plain one that returns its coroutine, or the reverse.
     functions = processor.process, inspect.unwrap(processor.process)
@@ -268,6 +279,7 @@ def _resolve(processor: JobProcessor[Any], settings: Settings, origin: str | Non
         has_own_timeout=isinstance(processor.timeout, int | float) or progress_timeout is not None,
         origin=origin,
         priority=priority_number(processor.priority),
+        conceals=conceals,
     )
 
 

@@ -102,7 +102,8 @@ class RunLease:
 
     async def save_checkpoint(self, value: Any) -> None:
         """Store what the next run shall start from."""
-        text = strict_json.dumps(value, what="checkpoint")
+        text, (job_id, _) = strict_json.dumps(value, what="checkpoint"), self._run.held
+        text = self._services.contents.encode(text, "checkpoint", self._run.kind.name, job_id)
         check_size(text, "checkpoint", self._services.settings.max_checkpoint_bytes)
         tries = count()
 
@@ -204,13 +205,14 @@ class RunLease:
             raise ValueError(
                 f"results_of({shown(node)}): this job's node does not come after it; needs: {names}"
             )
-        read_page = partial(workflow_listing.results, self._services.database, batch, after)
+        services = self._services
+        read_page = partial(workflow_listing.results, services.database, services.contents, batch, after)
         return await until_answered(self._run, read_page)
 
     def _members(self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]) -> list[NewJob]:
         given = one_for_each("payloads", payloads)
         most = self._services.settings.max_payload_bytes
-        checked = JobOptions(most, **options)
+        checked = JobOptions(most, contents=self._services.contents, **options)
         return list(new_jobs(kind, given, [None] * len(given), checked, tracing.current()))
 
     def wait_for(self, call: Coroutine[Any, Any, T]) -> T:
@@ -301,9 +303,9 @@ class RunLease:
         return await until_answered(self._run, ask)
 
     def _completion(self, result: Any | Callable[[], Any]) -> Completion:
-        most = self._services.settings.max_result_bytes
+        most, contents = self._services.settings.max_result_bytes, self._services.contents
         value = result() if callable(result) else result
-        return Completion(*self._run.held, result_text(self._run.kind, value, most))
+        return Completion(*self._run.held, result_text(self._run, value, most, contents))
 
 
 def _raised(attempt: tenacity.AttemptManager) -> BaseException | None:
