@@ -226,7 +226,7 @@ def test_nothing_that_prints_settings_or_codec_shows_a_key(
     monkeypatch.setenv("JSWORKER_ENCRYPTION_KEYS_FILE", str(tmp_path / "keys"))
     settings = load_settings()
     found = Contents.of(settings)
-    shown = f"{settings!r} {settings} {settings.model_dump_json()} {settings.model_dump()} {found!r} {found.codec}"
+    shown = f"{settings!r} {settings} {settings.model_dump_json()} {settings.model_dump()} {found!r}"
     assert "AesGcmCodec(new, old)" in shown
     for key in (NEW, OLD):
         assert base64.b64encode(key).decode()[:12] not in shown

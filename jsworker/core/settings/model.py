@@ -160,6 +160,9 @@ class Settings(BaseSettings):
             lambda prefix: not f"{prefix}.".startswith("jsworker.worker."),
         ),
     ] = Field("jobs", description="subjects are <prefix>.<kind>")
+    publish_events: bool = Field(
+        False, description="tell plain subscribers of <prefix>.events.> what becomes of jobs"
+    )
     stream_replicas: Annotated[int, _between(1, 5)] = Field(1, description="copies of the stream, servers")
     concurrency: Annotated[int, _between(1, 10_000)] = Field(10, description="job slots of each process")
     processes: Annotated[int, _between(1, 1000)] = Field(1, description="worker processes")
