@@ -5,13 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jsworker.client import JobClient, JobHandle, enqueue_statement
+    from jsworker.core.aes_gcm import AesGcmCodec
+    from jsworker.core.codec import Codec
     from jsworker.core.errors import (
+        ContentRefused,
         DatabaseUnavailable,
         Fail,
         JobCancelled,
         JobFailed,
         JobGone,
         JsworkerError,
+        KeyMissing,
         OwnershipLost,
         Retry,
         Snooze,
@@ -27,7 +31,10 @@ if TYPE_CHECKING:
     from jsworker.worker.worker import Worker
 
 __all__ = [
+    "AesGcmCodec",
     "Backoff",
+    "Codec",
+    "ContentRefused",
     "Cron",
     "DatabaseUnavailable",
     "Every",
@@ -40,6 +47,7 @@ __all__ = [
     "JobHandle",
     "JobProcessor",
     "JsworkerError",
+    "KeyMissing",
     "Limit",
     "OwnershipLost",
     "Rate",
@@ -56,7 +64,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AesGcmCodec": "jsworker.core.aes_gcm",
     "Backoff": "jsworker.core.processor",
+    "Codec": "jsworker.core.codec",
+    "ContentRefused": "jsworker.core.errors",
     "Cron": "jsworker.core.schedule_rules",
     "DatabaseUnavailable": "jsworker.core.errors",
     "Every": "jsworker.core.schedule_rules",
@@ -69,6 +80,7 @@ _HOMES = {
     "JobHandle": "jsworker.client",
     "JobProcessor": "jsworker.core.processor",
     "JsworkerError": "jsworker.core.errors",
+    "KeyMissing": "jsworker.core.errors",
     "Limit": "jsworker.core.limits",
     "OwnershipLost": "jsworker.core.errors",
     "Rate": "jsworker.core.limits",

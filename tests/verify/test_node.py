@@ -1,6 +1,6 @@
 """docs/other-languages.md: its programs in Node, on real servers. Run by ``make verify``.
 
-Needs Debian packages, nodejs and npm, and ``npm ci`` takes the packages of tests/verify/node/package-lock.json.
+Needs nodejs and npm (Debian packages); ``npm ci`` takes the packages of node/package-lock.json.
 """
 
 import asyncio
