@@ -17,6 +17,9 @@ from jsworker import Job, JobClient, JobProcessor, Settings, Worker
 from jsworker.core.settings import load_settings
 from tests.support.polling import eventually
 
+pytestmark = pytest.mark.unhurried
+
+PATIENT = {"statement_timeout": 5.0, "heartbeat_interval": 6.0, "watchdog_timeout": 30.0}
 PAGE = (Path(__file__).parents[1] / "docs" / "encryption.md").read_text()
 
 
@@ -61,7 +64,7 @@ async def test_its_commands_make_a_key_and_its_code_enqueues_with_it(
     await asyncio.to_thread(subprocess.run, ["/bin/sh", "-c", make], cwd=tmp_path, check=True)
     monkeypatch.setenv(*export.split("=", 1))
     monkeypatch.setenv("JSWORKER_DATABASE_URL", "postgresql://")
-    settings = make_settings(encryption_keys=load_settings().encryption_keys, encrypted_only=True)
+    settings = make_settings(encryption_keys=load_settings().encryption_keys, encrypted_only=True, **PATIENT)
     order = {"order": secrets.randbelow(1000)}
     async with JobClient(settings) as client, Worker([SendInvoice], settings):
         names["place_order"](session, client, order)
@@ -71,8 +74,8 @@ async def test_its_commands_make_a_key_and_its_code_enqueues_with_it(
         assert session.execute(text(count)).all() == [("2026-01", 1)]
 
 
-async def test_its_own_codec_is_one(names: dict[str, Any], settings: Settings) -> None:
-    codec = names["Compressed"]()
+async def test_its_own_codec_is_one(names: dict[str, Any], make_settings: Callable[..., Settings]) -> None:
+    codec, settings = names["Compressed"](), make_settings(**PATIENT)
     async with (
         JobClient(settings, codec=codec) as client,
         Worker([SendInvoice], settings, codec=codec) as worker,

@@ -261,4 +261,5 @@ async def test_an_application_hears_what_becomes_of_jobs(open_as: OpenAs, guarde
         worker.events.emit("job.completed", job_id="an id", kind="echo")
         message = await listening.next_msg(30.0)
         assert message.subject == "jobs.events.echo.completed"
-        assert complaints == worker.told == []
+        assert complaints == []
+        assert [event.name for event in worker.told] == ["job.completed"]

@@ -433,8 +433,10 @@ async def test_a_statement_for_ones_own_transaction_takes_the_clients_codec(
     sealed: JobClient, encrypted: Settings, rows: Rows, start: StartWorker
 ) -> None:
     statement = enqueue_statement(KIND, {"secret": CANARY}, codec=sealed.codec)
-    with create_engine(sealed.database.url).begin() as connection:
+    engine = create_engine(sealed.database.url)
+    with engine.begin() as connection:
         job_id = connection.execute(statement).one().id
+    engine.dispose()
     assert CANARY not in await whole_database(rows)
     await start(scripted(echo), with_settings=encrypted)
     assert await sealed.result(job_id, 60) == {"secret": CANARY}
