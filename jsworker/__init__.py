@@ -15,7 +15,10 @@ if TYPE_CHECKING:
         SyncJobHandle,
         enqueue_statement,
     )
+    from jsworker.core.aes_gcm import AesGcmCodec
+    from jsworker.core.codec import Codec
     from jsworker.core.errors import (
+        ContentRefused,
         DatabaseUnavailable,
         Fail,
         InvalidJson,
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
         JobGone,
         JobNotFound,
         JsworkerError,
+        KeyMissing,
         OwnershipLost,
         Retry,
         Snooze,
@@ -41,7 +45,10 @@ if TYPE_CHECKING:
     from jsworker.worker.worker import Worker
 
 __all__ = [
+    "AesGcmCodec",
     "Backoff",
+    "Codec",
+    "ContentRefused",
     "Cron",
     "DatabaseUnavailable",
     "Event",
@@ -61,6 +68,7 @@ __all__ = [
     "JobNotFound",
     "JobProcessor",
     "JsworkerError",
+    "KeyMissing",
     "Limit",
     "OwnershipLost",
     "Rate",
@@ -81,7 +89,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AesGcmCodec": "jsworker.core.aes_gcm",
     "Backoff": "jsworker.core.processor",
+    "Codec": "jsworker.core.codec",
+    "ContentRefused": "jsworker.core.errors",
     "Cron": "jsworker.core.schedule_rules",
     "DatabaseUnavailable": "jsworker.core.errors",
     "Event": "jsworker.core.events",
@@ -101,6 +112,7 @@ _HOMES = {
     "JobNotFound": "jsworker.core.errors",
     "JobProcessor": "jsworker.core.processor",
     "JsworkerError": "jsworker.core.errors",
+    "KeyMissing": "jsworker.core.errors",
     "Limit": "jsworker.core.limits",
     "OwnershipLost": "jsworker.core.errors",
     "Rate": "jsworker.core.limits",

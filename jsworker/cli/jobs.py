@@ -29,6 +29,7 @@ from jsworker.cli.output import (
     until,
 )
 from jsworker.cli.selection import ask_database, choose_age, choose_statuses, find_job
+from jsworker.core.contents import key_of_content
 from jsworker.core.names import check_kind, printable, short_id
 from jsworker.core.priorities import NORMAL, PRIORITIES, priority_number
 from jsworker.core.strict_json import plain
@@ -282,7 +283,8 @@ def _step(step: Mapping[str, Any]) -> list[str]:
     elif step["result"] is None and step["stored_bytes"]:
         result = f"{step['stored_bytes']} bytes"
     else:
-        result = json.dumps(step["result"], ensure_ascii=False)
+        key = key_of_content(step["result"])
+        result = json.dumps(step["result"], ensure_ascii=False) if key is None else f"encrypted: {key}"
     at = moment(step["at"], milliseconds=True)
     return [cell(step["name"]), cell(step["fencing_token"]), at, printable(result, _LONGEST_RESULT)]
 
@@ -318,7 +320,8 @@ def _summary(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
         yield "limit key", Text(cell(found["limit_key"]))
     for name in ("payload", "checkpoint", "result"):
         if found[name] is not None:
-            yield name, Text(_in_words(found[name]))
+            key = key_of_content(found[name])
+            yield name, Text(_in_words(found[name]) if key is None else f"encrypted: {cell(key)}")
 
 
 def _every_column(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from jsworker.client.job_client import JobClient
+from jsworker.core.codec import Codec
+from jsworker.core.contents import Contents
 from jsworker.core.events import Event, Events
 from jsworker.core.settings import Settings
 
@@ -26,11 +28,13 @@ _CUT_OFF: Final = "the client was closed during this call: it is unclear whether
 class ClientThread:
     """Opens a JobClient in a thread with its first call, and lets other threads wait for calls of it.
 
-    A forked process opens one of its own with its first call. ``events`` get what any of them emits.
+    A forked process opens one of its own with its first call. ``events`` get what any of them emits;
+    ``codec`` encodes what jobs hold, instead of what the settings say.
     """
 
-    def __init__(self, settings: Settings, events: Events) -> None:
+    def __init__(self, settings: Settings, events: Events, codec: Codec | None = None) -> None:
         self._settings = settings
+        self.codec = Contents.of(settings, codec).codec
         self._events = events
         self._lock = threading.Lock()
         self._opened: _Opened | None = None
@@ -88,7 +92,7 @@ class ClientThread:
         if self._is_closed:
             raise RuntimeError(_CLOSED)
         if self._opened is None:
-            client = JobClient(self._settings)
+            client = JobClient(self._settings, codec=self.codec)
             client.events.on("*", self._pass_on)
             opened = _Opened(client)
             try:

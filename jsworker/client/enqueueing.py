@@ -11,9 +11,11 @@ from uuid import UUID
 from pydantic import BaseModel
 from typing_extensions import Unpack
 
-from jsworker.client.terms import Terms, is_due, of_job
+from jsworker.client.terms import WAITING_SCOPES, Terms, is_due, of_job
 from jsworker.core import strict_json, tracing
 from jsworker.core.batching import Batcher
+from jsworker.core.codec import Codec
+from jsworker.core.contents import PLAIN, Contents, owner_of_payload
 from jsworker.core.enqueue_options import EnqueueOptions
 from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload, JsworkerError
 from jsworker.core.limits import common_key, key_of
@@ -60,16 +62,17 @@ class JobOptions(NamedTuple):
     limit_key: str | None = None
     priority: Priority | None = None
     terms: Terms = Terms()
+    contents: Contents = PLAIN
 
     @classmethod
-    def of(cls, max_payload_bytes: int, options: EnqueueOptions) -> Self:
+    def of(cls, max_payload_bytes: int, options: EnqueueOptions, contents: Contents = PLAIN) -> Self:
         """Return what a call says; TypeError: it says what there is not."""
         said: dict[str, Any] = {**options}
         for name, value in said.items():
             if name not in EnqueueOptions.__annotations__:
                 raise TypeError(f"{name}={shown(value)}: there is no such argument")
         terms = {name: said.pop(name) for name in Terms._fields if name in said}
-        return cls(max_payload_bytes, terms=Terms(**terms), **said)
+        return cls(max_payload_bytes, terms=Terms(**terms), contents=contents, **said)
 
     def check(self, kind: Kind, keys: Sequence[str | None]) -> tuple[float, JobTerms]:
         """Return the delay, and the terms of jobs with a key.
@@ -102,6 +105,7 @@ def enqueue_statement(
     *,
     unique_key: str | None = None,
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    codec: Codec | None = None,
     **options: Unpack[EnqueueOptions],
 ) -> "TextClause": ...
 
@@ -113,6 +117,7 @@ def enqueue_statement(
     *,
     unique_key: str | None = None,
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    codec: Codec | None = None,
     **options: Unpack[EnqueueOptions],
 ) -> "TextClause": ...
 
@@ -123,6 +128,7 @@ def enqueue_statement(
     *,
     unique_key: str | None = None,
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    codec: Codec | None = None,
     **options: Unpack[EnqueueOptions],
 ) -> "TextClause":
     """Return a statement that enqueues a job in your own transaction, sync or async session alike.
@@ -136,7 +142,8 @@ def enqueue_statement(
         kind: the kind, or its processor, which checks the payload.
         payload: what the processor gets.
         unique_key: at most one live job of the kind has it; 1 to 255 printable characters.
-        max_payload_bytes: most bytes of the payload's JSON text.
+        max_payload_bytes: most bytes of the payload's JSON text, as it is stored.
+        codec: encodes the payload; None: it is stored as it is.
         options: see ``EnqueueOptions``.
 
     Raises:
@@ -144,7 +151,7 @@ def enqueue_statement(
         InvalidPayload, InvalidJson: the payload does not fit the processor, is too large, or no JSON.
         ValueError, TypeError: another argument is out of range, of the wrong type, or contradicts one.
     """
-    said = JobOptions.of(max_payload_bytes, options)
+    said = JobOptions.of(max_payload_bytes, options, Contents(codec))
     [job] = new_jobs(kind, [payload], [unique_key], said, tracing.current())
     return enqueue_terms.statement_for(kind_name(kind), job, publish_after=0.0)
 
@@ -190,27 +197,31 @@ def new_jobs(
     context: TraceContext = _NO_SPAN,
 ) -> Iterator[NewJob]:
     """Return a job with a fresh id for each payload; all are checked before the first one is made."""
-    kind_name(kind)
+    name = kind_name(kind)
     delay, terms = options.check(kind, unique_keys)
     priority = priority_of(kind, options.priority)
     keys = [check_unique_key(key) if key is not None else None for key in unique_keys]
     limit_key = _limit_key(kind, options.limit_key)
+    keyed, unkeyed = (of_job(terms, key) for key in ("", None))
+    waits = keyed is not None and keyed.scope in WAITING_SCOPES
+    ids: list[UUID] = []
     texts: list[str] = []
     limit_keys: list[str | None] = []
-    for payload in payloads:
+    for payload, key in zip(payloads, keys, strict=True):
         try:
-            text = payload_text(kind, payload, options.max_payload_bytes)
+            text = payload_text(kind, payload)
             limit_keys.append(limit_key(text))
-            texts.append(text)
+            ids.append(new_job_id())
+            owner = owner_of_payload(ids[-1], key if waits else None, is_scheduled=False)
+            texts.append(stored_payload(text, name, owner, options.contents, options.max_payload_bytes))
         except (InvalidJson, InvalidPayload, InvalidName) as error:
             if len(payloads) == 1:
                 raise
             raise type(error)(f"payloads[{len(texts)}]: {error}") from None
     rest = (delay, options.max_attempts, options.max_stalls, *context)
-    keyed, unkeyed = (of_job(terms, key) for key in ("", None))
     return (
-        NewJob(new_job_id(), text, key, *rest, limit_key, priority, unkeyed if key is None else keyed)
-        for text, key, limit_key in zip(texts, keys, limit_keys, strict=True)
+        NewJob(job_id, text, key, *rest, limit_key, priority, unkeyed if key is None else keyed)
+        for job_id, text, key, limit_key in zip(ids, texts, keys, limit_keys, strict=True)
     )
 
 
@@ -232,12 +243,16 @@ def _limit_key(kind: Kind, given: str | None) -> Callable[[str], str | None]:
     return lambda text: key_of(kind.kind, key, read_payload_text(kind, text))
 
 
-def payload_text(kind: Kind, payload: Any, most: int) -> str:
-    """Return a payload as JSON text of at most ``most`` bytes, checked by the processor if one is given."""
+def payload_text(kind: Kind, payload: Any) -> str:
+    """Return a payload as JSON text, checked by the processor if one is given."""
     if isinstance(kind, str):
-        text = strict_json.dumps_model(payload, what="payload")
-    else:
-        text = write_payload(kind, payload)
+        return strict_json.dumps_model(payload, what="payload")
+    return write_payload(kind, payload)
+
+
+def stored_payload(text: str, kind: str, owner: UUID | str, contents: Contents, most: int) -> str:
+    """Return a payload's JSON text as it is stored, in at most ``most`` bytes."""
+    text = contents.encode(text, "payload", kind, owner)
     size = len(text) if text.isascii() else len(text.encode())
     if size > most:
         raise InvalidPayload(f"payload of {size} bytes exceeds JSWORKER_MAX_PAYLOAD_BYTES={most}")

@@ -30,6 +30,8 @@ from jsworker.client.schedules import Schedules
 from jsworker.client.terms import is_due
 from jsworker.client.workflows import Flow, Workflows
 from jsworker.core import fault_points, tracing
+from jsworker.core.codec import Codec
+from jsworker.core.contents import Contents
 from jsworker.core.enqueue_options import EnqueueOptions
 from jsworker.core.errors import JobNotFound, TransitionRefused
 from jsworker.core.events import Events
@@ -70,18 +72,28 @@ class JobClient:
     publish to; ``database`` are its connections.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, codec: Codec | None = None) -> None:
+        """Prepare; nothing connects yet.
+
+        Args:
+            settings: those of the workers.
+            codec: encodes what jobs hold, instead of what the settings say.
+
+        Raises:
+            SettingsError: the codec of the settings cannot be made.
+        """
         if not isinstance(settings, Settings):
             hint = "JobClient.from_env() makes them, JobClient.from_env(database_url=…) with changes"
             raise TypeError(f"JobClient takes Settings, not {type(settings).__name__}: {hint}")
         self._settings = settings
+        self._contents = Contents.of(settings, codec)
         self.events = Events()
         self.database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
         self._publisher = ClientPublisher(settings, self.database, self.events, died=self._died)
         self._inserts = SharedInserts(
             self.database, publish_after=self._publisher.own_seconds, died=self._died
         )
-        self._results = Results(self.database)
+        self._results = Results(self.database, self._contents)
         self._unusable_because: str | None = _NOT_OPEN
 
     @classmethod
@@ -95,7 +107,12 @@ class JobClient:
     @property
     def schedules(self) -> Schedules:
         """What enqueues jobs by the clock: list, add, pause, resume, run now, remove."""
-        return Schedules(self._opened(), self._settings, self._publisher, self._result)
+        return Schedules(self._opened(), self._settings, self._publisher, self._result, self._contents)
+
+    @property
+    def codec(self) -> Codec | None:
+        """What encodes contents, for ``enqueue_statement``; None: they are stored as they are."""
+        return self._contents.codec
 
     @property
     def limits(self) -> Limits:
@@ -229,7 +246,7 @@ class JobClient:
             DatabaseUnavailable: unclear whether the job was stored; a ``unique_key`` makes a second try safe.
             RuntimeError: the client is not open, or closed; as every other call does.
         """
-        said = JobOptions.of(self._settings.max_payload_bytes, options)
+        said = JobOptions.of(self._settings.max_payload_bytes, options, self._contents)
         [job] = new_jobs(kind, [payload], [unique_key], said)
         name = kind_name(kind)
         with tracing.creating(self._subject_of(name, job.priority), job_id=job.id) as context:
@@ -288,7 +305,7 @@ class JobClient:
         given = one_for_each("payloads", payloads)
         keys = keys_of(given, unique_keys)
         name = kind_name(kind)
-        said = JobOptions.of(self._settings.max_payload_bytes, options)
+        said = JobOptions.of(self._settings.max_payload_bytes, options, self._contents)
         subject = self._subject_of(name, priority_of(kind, said.priority))
         enqueued: list[JobHandle] = []
         with tracing.creating(subject, jobs=len(given)) as context:
@@ -328,7 +345,13 @@ class JobClient:
 
     def workflow(self, name: str) -> Flow:
         """Return a workflow to fill in an ``async with`` block, which enqueues all of it at its end."""
-        return Flow(name, database=self._opened(), settings=self._settings, publisher=self._publisher)
+        return Flow(
+            name,
+            database=self._opened(),
+            settings=self._settings,
+            publisher=self._publisher,
+            contents=self._contents,
+        )
 
     async def publish_pending(self) -> int:
         """Publish what the outbox holds, for example after your own transaction, and return how much.
@@ -341,11 +364,17 @@ class JobClient:
         return await self._publisher.publish_pending()
 
     async def get(self, job_id: UUID | str) -> JobDetails:
-        """Return a job, payload and result included; JobNotFound: no job has this id."""
+        """Return a job, payload, checkpoint and result included.
+
+        Raises:
+            JobNotFound: no job has this id.
+            KeyMissing, ContentRefused: what it holds cannot be decoded. Without a codec it is returned as it
+                is stored.
+        """
         row = await listing.get_job(self._opened(), job_uuid(job_id))
         if row is None:
             raise JobNotFound(f"no job has id {job_id}")
-        return JobDetails.of_row(row)
+        return JobDetails.of_row(self._contents.decode_row(row))
 
     async def timeline(self, job_id: UUID | str) -> list[JobEvent]:
         """Return what happened to a job, oldest first: claims after the first, errors, resets, refusals."""

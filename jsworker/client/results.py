@@ -14,6 +14,7 @@ from uuid import UUID
 
 from typing_extensions import TypeVar
 
+from jsworker.core.contents import Contents
 from jsworker.core.errors import (
     DatabaseRefused,
     InvalidJson,
@@ -70,8 +71,9 @@ _Taken = dict[UUID, list[asyncio.Future[JobEnd]]]
 class Results:
     """Waits for the results of jobs; reads the rows of all that are waited for together."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, contents: Contents) -> None:
         self._database = database
+        self._contents = contents
         self._hints: HintReceiver | None = None
         self._awaited: dict[UUID, _Awaited] = {}
         self._due: list[tuple[float, UUID]] = []
@@ -105,7 +107,7 @@ class Results:
                 raise
             because = "" if self._trouble is None else f": {self._trouble}"
             raise TimeoutError(f"job {job_id} has not ended within {limit:g} s{because}") from None
-        return _result_of(end)
+        return _result_of(end, self._contents)
 
     async def close(self) -> None:
         """Let all waiters go with an error."""
@@ -340,9 +342,9 @@ def _seconds(timeout: float | timedelta | None) -> float | None:
     return float(seconds)
 
 
-def _result_of(end: JobEnd) -> Any:
+def _result_of(end: JobEnd, contents: Contents) -> Any:
     if end.status == "completed":
-        return end.result
+        return contents.decode_value(end.result, "result", end.kind, end.id)
     lines = (end.error or "").strip().splitlines()
     error: JobFailed | JobCancelled | JobGone
     if end.status == "failed":

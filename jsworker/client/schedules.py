@@ -4,8 +4,16 @@ from datetime import datetime
 from typing import Any
 
 from jsworker.client.client_publisher import ClientPublisher
-from jsworker.client.enqueueing import Kind, kind_name, limit_key_of, payload_text, priority_of
+from jsworker.client.enqueueing import (
+    Kind,
+    kind_name,
+    limit_key_of,
+    payload_text,
+    priority_of,
+    stored_payload,
+)
 from jsworker.client.results import JobHandle, ResultReader
+from jsworker.core.contents import OF_SCHEDULE, Contents
 from jsworker.core.names import shown
 from jsworker.core.priorities import Priority
 from jsworker.core.schedule_rules import Cron, Every, Schedule, check_schedule_name
@@ -29,7 +37,9 @@ class Schedules:
         settings: Settings,
         publisher: ClientPublisher,
         read_result: ResultReader,
+        contents: Contents,
     ) -> None:
+        self._contents = contents
         self._read_result = read_result
         self._database = database
         self._settings = settings
@@ -71,8 +81,9 @@ class Schedules:
         """
         if not isinstance(schedule, Cron | Every):
             raise TypeError(f"schedule={shown(schedule)} must be a Cron or an Every")
-        payload = payload_text(kind, schedule.payload, self._settings.max_payload_bytes)
-        lane, key = priority_of(kind, priority), limit_key_of(kind, payload, limit_key)
+        text, most = payload_text(kind, schedule.payload), self._settings.max_payload_bytes
+        lane, key = priority_of(kind, priority), limit_key_of(kind, text, limit_key)
+        payload = stored_payload(text, kind_name(kind), OF_SCHEDULE, self._contents, most)
         first = schedule.after(await schedules.database_now(self._database))
         new = NewSchedule(check_schedule_name(name), kind_name(kind), payload, schedule, first, lane, key)
         with operators_rights("schedules", "schedules"):

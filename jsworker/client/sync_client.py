@@ -15,6 +15,7 @@ from jsworker.client.sync_limits import SyncLimits
 from jsworker.client.sync_results import SyncJobHandle
 from jsworker.client.sync_schedules import SyncSchedules
 from jsworker.client.sync_workflows import SyncFlow, SyncWorkflows
+from jsworker.core.codec import Codec
 from jsworker.core.enqueue_options import EnqueueOptions
 from jsworker.core.events import Events
 from jsworker.core.priorities import Priority
@@ -35,12 +36,13 @@ class SyncJobClient:
     ``events`` are those of ``JobClient``; their listeners are called in the client's own thread.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, codec: Codec | None = None) -> None:
+        """See ``JobClient``."""
         if not isinstance(settings, Settings):
             hint = "SyncJobClient.from_env() makes them, SyncJobClient.from_env(database_url=…) with changes"
             raise TypeError(f"SyncJobClient takes Settings, not {type(settings).__name__}: {hint}")
         self.events = Events()
-        self._thread = ClientThread(settings, self.events)
+        self._thread = ClientThread(settings, self.events, codec)
 
     @classmethod
     def from_env(cls, **overrides: Any) -> Self:
@@ -51,6 +53,11 @@ class SyncJobClient:
     def schedules(self) -> SyncSchedules:
         """See ``JobClient.schedules``."""
         return SyncSchedules(self._thread)
+
+    @property
+    def codec(self) -> Codec | None:
+        """See ``JobClient.codec``."""
+        return self._thread.codec
 
     @property
     def limits(self) -> SyncLimits:

@@ -10,6 +10,8 @@ from jsworker.ownership.transitions.enqueue import JobTerms, NewJob
 
 LONGEST_DELAY: Final = 10 * 366 * 86400.0  # seconds; a later date is a mistake
 Scope: TypeAlias = Literal["live", "waiting", "window", "debounce"]
+WAITING_SCOPES: Final = frozenset({"waiting", "debounce"})
+"""Of jobs of which one waits beside one that runs; what waits may get the payload of a later call."""
 _FIRST: Final = datetime(2000, 1, 1, tzinfo=UTC)  # what the table takes
 
 

@@ -11,6 +11,7 @@ from uuid import UUID
 from jsworker.client.client_publisher import ClientPublisher
 from jsworker.client.enqueueing import JobOptions, check_count, kind_name, new_jobs, one_for_each
 from jsworker.core import fault_points, tracing
+from jsworker.core.contents import Contents
 from jsworker.core.errors import WorkflowFailed, WorkflowNotFound
 from jsworker.core.job import MemberResult
 from jsworker.core.names import shown
@@ -50,11 +51,18 @@ class Flow:
     """A workflow: what is added in the ``async with`` block is enqueued at its end, all of it or nothing."""
 
     def __init__(
-        self, name: str, *, database: Database, settings: Settings, publisher: ClientPublisher
+        self,
+        name: str,
+        *,
+        database: Database,
+        settings: Settings,
+        publisher: ClientPublisher,
+        contents: Contents,
     ) -> None:
         self.id = new_job_id()
         self.name = _checked_name("workflow", name)
         self._database = database
+        self._contents = contents
         self._settings = settings
         self._publisher = publisher
         self._nodes: dict[str, Node] = {}
@@ -200,7 +208,10 @@ class Flow:
             if not isinstance(need, Node | str):
                 raise TypeError(f"node {shown(name)}: after={shown(need)} must be a node or a node's name")
         options = JobOptions(
-            self._settings.max_payload_bytes, max_attempts=max_attempts, max_stalls=max_stalls
+            self._settings.max_payload_bytes,
+            max_attempts=max_attempts,
+            max_stalls=max_stalls,
+            contents=self._contents,
         )
         jobs = list(new_jobs(kind, given, [None] * len(given), options))
         node = Node(new_job_id(), name, kind_name(kind), needs, on_failure, jobs)
@@ -223,7 +234,7 @@ class Flow:
             )
         last = list(self._nodes.values())[-1]
         async with asyncio.timeout(timeout):
-            return await _result_of(self._database, last)
+            return await _result_of(self._database, self._contents, last)
 
     async def _enqueue(self) -> None:
         if not self._nodes:
@@ -267,7 +278,7 @@ class Flow:
         return next(name for name in names if name not in self._nodes)
 
 
-async def _result_of(database: Database, node: Node) -> Any:
+async def _result_of(database: Database, contents: Contents, node: Node) -> Any:
     """Read a node again and again until it has finished, and return its result."""
     what = f"node {shown(node.name)} has no result"
     for looks in count():
@@ -280,7 +291,7 @@ async def _result_of(database: Database, node: Node) -> Any:
         await asyncio.sleep(min(_LONGEST_LOOK_SECONDS, _FIRST_LOOK_SECONDS * 1.5 ** min(looks, 20)))
     found: dict[UUID, MemberResult] = {}
     after: MemberResult | None = None
-    while page := await workflow_listing.results(database, node.id, after):
+    while page := await workflow_listing.results(database, contents, node.id, after):
         after = page[-1]
         found |= {each.job_id: each for each in page}
     for each in found.values():

@@ -36,11 +36,19 @@ class InvalidName(UsageError, ValueError):
 
 
 class InvalidJson(UsageError, ValueError):
-    """A value cannot be stored as JSON."""
+    """A value cannot be stored as JSON.
+
+    Attributes:
+        without_content: the same without names of fields, for jobs that are encrypted; empty: left out.
+    """
+
+    without_content: str = ""
 
 
 class InvalidPayload(UsageError, ValueError):
-    """A payload does not fit the processor's model or the size limit."""
+    """A payload does not fit the processor's model or the size limit; attributes as ``InvalidJson``."""
+
+    without_content: str = ""
 
 
 class InvalidStep(UsageError, ValueError):
@@ -98,6 +106,27 @@ class PublishRefused(PublishFailed):
 
 class MessageUnfit(PublishFailed):
     """A message cannot be published as it is; nothing was sent."""
+
+
+class KeyMissing(JsworkerError):
+    """A content is encoded with a key that is not here.
+
+    Attributes:
+        what: the key and its codec, in words.
+    """
+
+    what: str = ""
+
+    @classmethod
+    def of(cls, where: str, what: str) -> "KeyMissing":
+        """Return the error of a content at ``where``, whose key is ``what``."""
+        error = cls(f"{where}: is encoded with {what}, which is not here: see JSWORKER_ENCRYPTION_KEYS")
+        error.what = what
+        return error
+
+
+class ContentRefused(JsworkerError):
+    """An encoded content was changed, or belongs to another job, kind or column."""
 
 
 class OwnershipLost(JsworkerError):

@@ -271,4 +271,6 @@ def _misfit(processor: type[JobProcessor[Any]], error: ValidationError) -> Inval
     tag = first["type"] == "union_tag_invalid"
     rule = "Input tag is none of the expected tags" if tag else printable(first["msg"], 300)
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return InvalidPayload(f"payload of kind {processor.kind}: {place}: {rule}{more}")
+    misfit = InvalidPayload(f"payload of kind {processor.kind}: {place}: {rule}{more}")
+    misfit.without_content = f"payload of kind {processor.kind} does not fit its type: {first['type']}{more}"
+    return misfit

@@ -9,6 +9,7 @@ from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.stream.api import JetStreamApi, NotThere, StreamState, api_errors
 from jsworker.stream.connection import Callback, Connection
+from jsworker.stream.event_sender import EventSender
 from jsworker.stream.liveness import Witness
 from jsworker.stream.message import WireMessage
 from jsworker.stream.publisher import Headers, Published, Publisher, PublishOutcome
@@ -78,6 +79,11 @@ class Stream(JetStreamApi):
     def hint_sender(self, report: Callable[[str | None], None]) -> HintSender:
         """Return what hints on this connection at the ends of jobs; see ``HintSender``."""
         return HintSender(self.connection, report=report)
+
+    def event_sender(self, worker_id: str) -> EventSender:
+        """Return what sends events of jobs on this connection; see ``EventSender``."""
+        prefix = self.settings.subject_prefix
+        return EventSender(self.connection, self.events, prefix=prefix, worker_id=worker_id)
 
     def hint_receiver(self) -> HintReceiver:
         """Return what asks on this connection for hints, and takes them; see ``HintReceiver``."""

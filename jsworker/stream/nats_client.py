@@ -102,6 +102,11 @@ class Client(NatsClient):
         tasks = (self._reading_task, self._flusher_task) if self.is_connected else (self._reconnection_task,)
         return any(task is None or task.done() for task in tasks)
 
+    @property
+    def pending_bytes(self) -> int:
+        """How much waits to be sent."""
+        return self._pending_data_size
+
     def open_inbox(self, subject: str, take: Take) -> int:
         """Subscribe until the connection is lost; returns the inbox's number.
 

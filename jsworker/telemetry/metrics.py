@@ -211,6 +211,11 @@ def _of_worker(status: WorkerStatus, kinds: KindLabels) -> Iterator[Metric]:
     lag, loop_lag = status.heartbeat_lag, status.event_loop_lag
     yield gauge("heartbeat_lag_seconds", "Since the start of the last heartbeat that was answered.", lag)
     yield gauge("event_loop_lag_seconds", "Longest delay within the last half minute.", loop_lag)
+    yield CounterMetricFamily(
+        "jsworker_events_dropped",
+        "Events for plain subscribers of NATS that were not sent.",
+        value=status.events_dropped,
+    )
     recovers_by = status.recovers_by
     yield gauge_by("rule", "recovery_enabled", "1 while jobs are taken back by this rule.", recovers_by)
     in_use = {name: lent for name, (lent, _) in status.pools.items()}

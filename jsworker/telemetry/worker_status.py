@@ -43,6 +43,7 @@ class WorkerStatus:
         heartbeat_lag: seconds since the start of the last heartbeat that was answered.
         event_loop_lag: seconds by which the event loop was late, at most, within the last half minute.
         pools: connections to PostgreSQL by pool: how many are lent, and how many may be.
+        events_dropped: events for plain subscribers that were not sent.
     """
 
     readiness: Readiness
@@ -51,6 +52,7 @@ class WorkerStatus:
     event_loop_lag: float
     pools: Mapping[str, tuple[int, int]]
     recovers_by: Mapping[str, bool]
+    events_dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)

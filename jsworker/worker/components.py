@@ -84,6 +84,10 @@ class Components:
         self._loop("result hints", self.pipeline.hints.step, FORGET_SECONDS)
         self.probes = self._loop("probe", partial(context.health.probe, self.heartbeat.seen), _PROBE_SECONDS)
 
+        self.event_sender = (
+            context.stream.event_sender(context.worker_id) if settings.publish_events else None
+        )
+
         # Maintenance.
         self.publisher = Relay(context)
         self.relay = self._loop("relay", self.publisher.step, _SELDOM_SECONDS, at_once=False)
@@ -237,6 +241,7 @@ class Components:
             event_loop_lag=self.watchdog.lag,
             pools={name: (pool.in_use, pool.limit) for name, pool in pools},
             recovers_by=context.settings.recovers_by(),
+            events_dropped=0 if self.event_sender is None else self.event_sender.dropped,
         )
 
     def _ailing(self, not_pulled: Sequence[str]) -> list[str]:

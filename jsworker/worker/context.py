@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 from jsworker.core.clock import boottime
+from jsworker.core.contents import Contents
 from jsworker.core.errors import (
     DatabaseBusy,
     DatabaseRefused,
@@ -235,6 +236,7 @@ class WorkerContext:
     """
 
     settings: Settings
+    contents: Contents
     kinds: Mapping[str, Kind]
     me: WorkerRow
     database: Database

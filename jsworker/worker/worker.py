@@ -10,6 +10,8 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from jsworker.core.clock import boottime
+from jsworker.core.codec import Codec
+from jsworker.core.contents import Contents
 from jsworker.core.errors import (
     DatabaseBusy,
     DatabaseUnavailable,
@@ -70,6 +72,7 @@ class Worker:
         supervision: Supervision | None = None,
         surveys: bool = False,
         middleware: Sequence[Middleware] = (),
+        codec: Codec | None = None,
     ) -> None:
         """Wire a worker of these processors, one for each kind; nothing connects yet.
 
@@ -79,16 +82,20 @@ class Worker:
             surveys: whether it asks now and then what waits in the table and in the stream, for ``fleet``.
             middleware: async context managers around ``process`` of all kinds, the first one outermost;
                 within those of JSWORKER_MIDDLEWARE.
+            codec: encodes what jobs hold, instead of what the settings say. Processes in which jobs run alone
+                cannot make it: with JSWORKER_CODEC they can.
 
         Raises:
             InvalidTarget: something is no processor or no middleware, or two processors share a kind.
-            SettingsError: a kind's stale threshold breaks a timing rule.
+            SettingsError: a kind's stale threshold breaks a timing rule, or the codec cannot be made.
         """
         self._settings = settings
         self._connect_seconds = connect_seconds
         self._supervision = supervision
         self._surveys = surveys
-        self._kinds = resolve_kinds(processors, settings, middleware)
+        self._contents = Contents.of(settings, codec)
+        conceals = self._contents.codec is not None
+        self._kinds = resolve_kinds(processors, settings, middleware, conceals=conceals)
         check_timing(settings, {name: kind.limits.stale_after for name, kind in self._kinds.items()})
         self._me = replace(
             identify(settings, sorted(self._kinds)),
@@ -221,6 +228,7 @@ class Worker:
         await self._once_answered(self._connect_stream)
         self._context = WorkerContext(
             settings=settings,
+            contents=self._contents,
             kinds=self._kinds,
             me=self._me,
             database=self._database,

@@ -16,6 +16,7 @@ PER_PROCESS = {
     "jsworker_jobs_expired_total": {"kind"},
     "jsworker_heartbeats_failed_total": set[str](),
     "jsworker_log_lines_dropped_total": set[str](),
+    "jsworker_events_dropped_total": set[str](),
     "jsworker_queue_wait_seconds_bucket": {"kind", "le"},
     "jsworker_run_duration_seconds_bucket": {"kind", "le"},
     "jsworker_runs_in_flight": {"kind"},

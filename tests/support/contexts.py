@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from jsworker.core.contents import PLAIN
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
@@ -31,6 +32,7 @@ def make_context(
 
     context = WorkerContext(
         settings=settings,
+        contents=PLAIN,
         kinds={},
         me=replace(identify(settings, []), id=worker_id),
         database=database,

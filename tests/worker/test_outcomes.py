@@ -346,7 +346,7 @@ async def test_a_result_that_only_postgresql_refuses_fails_at_once_and_harms_no_
 ) -> None:
     written = {"good": '"fine"', "bad": "1e999999"}  # a numeric that jsonb has no room for
     monkeypatch.setattr(
-        "jsworker.worker.pipeline.outcomes.result_text", lambda _kind, value, _most: written[value]
+        "jsworker.worker.pipeline.outcomes.result_text", lambda _run, value, *_: written[value]
     )
 
     async def process(job: Job[Any]) -> Any:

@@ -60,7 +60,10 @@ def enqueue(
     """
     settings = jsworker_settings()
     most = settings.max_payload_bytes
-    statement = enqueue_statement(kind, payload, unique_key=unique_key, max_payload_bytes=most, **options)
+    codec = jobs_client().codec
+    statement = enqueue_statement(
+        kind, payload, unique_key=unique_key, max_payload_bytes=most, codec=codec, **options
+    )
     connection = connections[using or database_alias()]
     with connection.cursor() as cursor:
         for _ in range(_TRIES):

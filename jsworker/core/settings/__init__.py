@@ -108,6 +108,8 @@ def _misfits(settings: Settings, unsound: frozenset[str]) -> Iterator[str]:
     given = [variable_of(name) for name in logins if getattr(settings, name) is not None]
     if len(given) > 1:
         yield f"{' and '.join(given)} must not be set together: keep one login"
+    if settings.encryption_keys is not None and settings.codec is not None:
+        yield "JSWORKER_ENCRYPTION_KEYS and JSWORKER_CODEC must not be set together: keep one"
     if settings.database_password and database_parts(settings.database_url)["password"]:
         variables = "JSWORKER_DATABASE_PASSWORD and a password in JSWORKER_DATABASE_URL"
         yield f"{variables} must not be set together: keep one"

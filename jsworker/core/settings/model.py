@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from jsworker.core.aes_gcm import read_keys
 from jsworker.core.errors import SettingsError
 from jsworker.core.settings.variables import (
     FROM_FILES,
@@ -163,6 +164,9 @@ class Settings(BaseSettings):
             lambda prefix: not f"{prefix}.".startswith("jsworker.worker."),
         ),
     ] = Field("jobs", description="subjects are <prefix>.<kind>")
+    publish_events: bool = Field(
+        False, description="tell plain subscribers of <prefix>.events.> what becomes of jobs"
+    )
     stream_replicas: Annotated[int, _between(1, 5)] = Field(1, description="copies of the stream, servers")
     concurrency: Annotated[int, _between(1, 10_000)] = Field(10, description="job slots of each process")
     processes: Annotated[int, _between(1, 1000)] = Field(1, description="worker processes")
@@ -222,6 +226,13 @@ class Settings(BaseSettings):
     max_payload_bytes: Bytes = Field(2**20, description="largest payload in bytes")
     max_result_bytes: Bytes = Field(2**20, description="largest result in bytes")
     max_checkpoint_bytes: Bytes = Field(2**20, description="largest checkpoint in bytes")
+    encryption_keys: SecretStr | None = Field(
+        None, description="what jobs hold is encrypted with the first of these keys: NAME:BASE64,…"
+    )
+    encrypted_only: bool = Field(False, description="refuse what jobs hold unless it is encrypted")
+    codec: Annotated[Word | None, BeforeValidator(_unset)] = Field(
+        None, description="MODULE:NAME of a codec of your own, instead of keys"
+    )
     retention: SecondsOrNone = Field(
         7 * 86_400.0, description="seconds that ended jobs are kept; none: for ever"
     )
@@ -280,6 +291,16 @@ class Settings(BaseSettings):
     def _check_database_url(cls, url: str) -> str:
         database_parts(url.strip())
         return url.strip()
+
+    @field_validator("encryption_keys")
+    @classmethod
+    def _check_encryption_keys(cls, keys: SecretStr | None) -> SecretStr | None:
+        if keys is not None:
+            try:
+                read_keys(keys.get_secret_value())
+            except ValueError as error:
+                raise broken(str(error)) from None
+        return keys
 
     @field_validator("nats_url")
     @classmethod

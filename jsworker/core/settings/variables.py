@@ -13,7 +13,10 @@ from pydantic_core import PydanticCustomError
 from jsworker.core.names import printable, shown
 
 PREFIX = "JSWORKER_"
-FROM_FILES = ("database_url", "database_password", "nats_url", "nats_user", "nats_password", "nats_token")
+FROM_FILES = (
+    *("database_url", "database_password", "nats_url", "nats_user", "nats_password", "nats_token"),
+    "encryption_keys",
+)
 HIDDEN = frozenset(FROM_FILES) - {"nats_user"}
 _SERVICE_LINK = re.compile(r"\w+_(?:SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(?:TCP|UDP|SCTP)\w*)")
 

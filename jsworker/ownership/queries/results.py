@@ -14,7 +14,7 @@ MOST_ENDS: Final = 500
 _SMALL_BYTES: Final = 64 * 1024
 """As stored, perhaps compressed. A longer result is fetched alone: others need not wait for it."""
 
-_END = "{id} AS id, j.status, {result} AS result, pg_column_size(j.result) AS size, j.last_error, j.failure_reason"
+_END = "{id} AS id, j.status, {result} AS result, pg_column_size(j.result) AS size, j.last_error, j.failure_reason, j.kind"
 
 # A job that is not there has no status.
 ENDS = filled(
@@ -50,6 +50,7 @@ class JobEnd(NamedTuple):
         size: bytes of the result as stored; None: it has none.
         error: the last one's text.
         reason: why it has failed for good.
+        kind: its kind.
     """
 
     id: UUID
@@ -58,6 +59,7 @@ class JobEnd(NamedTuple):
     size: int | None = None
     error: str | None = None
     reason: str | None = None
+    kind: str = ""
 
     @property
     def is_cut(self) -> bool:

@@ -5,6 +5,7 @@ from uuid import UUID
 
 from sqlalchemy import text
 
+from jsworker.core.contents import Contents
 from jsworker.core.job import MemberResult
 from jsworker.ownership.database import Database
 
@@ -51,7 +52,7 @@ WHERE j.id = CAST(:job_id AS uuid) ORDER BY need.place
 """)
 # In the order of the index: cancelled, completed, failed.
 RESULTS = text("""
-SELECT j.id, j.status, j.result, j.last_error FROM jsworker.jobs AS j
+SELECT j.id, j.kind, j.status, j.result, j.last_error FROM jsworker.jobs AS j
 WHERE j.batch_id = CAST(:batch AS uuid) AND j.status IN ('cancelled', 'completed', 'failed')
   AND (j.status, j.id) > (CAST(:status AS text), CAST(:after AS uuid))
 ORDER BY j.batch_id, j.status, j.id LIMIT :limit
@@ -91,8 +92,13 @@ async def needs_of(database: Database, job_id: UUID) -> dict[str, UUID]:
     return {row.name: row.id for row in await database.run(NEEDS_OF, {"job_id": job_id})}
 
 
-async def results(database: Database, batch: UUID, after: MemberResult | None) -> list[MemberResult]:
-    """Return what members of a batch came to, those behind one of them; none: it was the last one."""
+async def results(
+    database: Database, contents: Contents, batch: UUID, after: MemberResult | None
+) -> list[MemberResult]:
+    """Return what members of a batch came to, those behind one of them; none: it was the last one.
+
+    Raises KeyMissing or ContentRefused for a result that cannot be decoded.
+    """
     place = (
         {"status": "", "after": UUID(int=0)}
         if after is None
@@ -100,7 +106,11 @@ async def results(database: Database, batch: UUID, after: MemberResult | None) -
     )
     values = {"batch": batch, "limit": _PAGE, **place}
     rows = await database.run_along_index(RESULTS, values)
-    return [MemberResult(row.id, row.status, row.result, row.last_error) for row in rows]
+    decode = contents.decode_value
+    return [
+        MemberResult(row.id, row.status, decode(row.result, "result", row.kind, row.id), row.last_error)
+        for row in rows
+    ]
 
 
 async def outcome_of(database: Database, batch: UUID) -> str | None:

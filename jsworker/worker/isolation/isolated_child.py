@@ -13,6 +13,7 @@ from typing import Final, NoReturn
 
 from jsworker.core import tracing
 from jsworker.core.clock import boottime
+from jsworker.core.contents import Contents
 from jsworker.core.events import Events
 from jsworker.core.message_link import MessageLink
 from jsworker.core.targets import import_modules
@@ -64,8 +65,10 @@ async def _work(end: socket.socket) -> NoReturn:
     sys.path[:] = order.path
     import_modules(settings.preload)
     processor = processor_at(order.origin)
+    contents = Contents.of(settings)
     middleware = [named_at(origin) for origin in order.middleware]
-    kind = resolve_kinds([processor], settings, middleware)[order.claimed.kind]
+    kinds = resolve_kinds([processor], settings, middleware, conceals=contents.codec is not None)
+    kind = kinds[order.claimed.kind]
     now = boottime()
     run = Run(order.claimed, kind, None, beaten_at=now, now=now)
 
@@ -93,6 +96,7 @@ async def _work(end: socket.socket) -> NoReturn:
     services = LeaseServices(
         worker_id=order.worker_id,
         settings=settings,
+        contents=contents,
         database=database,
         sessions=sessions,
         events=Events(),

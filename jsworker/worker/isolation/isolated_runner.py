@@ -50,11 +50,15 @@ class IsolatedRunner:
         """Return whether a job is to run in quarantine: one more stall would be its last, or its third."""
         if claimed.stalls < min(_SHARED_STALLS, claimed.max_stalls - 1):
             return False
+        why = ""
         if kind.origin is None:
             what = "its processor or a middleware of the worker cannot be made in another process"
             why = f"{what}: give the worker classes and functions, at module level"
+        elif not self._context.contents.is_of_settings:
+            why = "the codec cannot be made in another process: name it in JSWORKER_CODEC"
+        if why:
             self._context.complaints.report(f"quarantine of kind {kind.name}", why)
-        return kind.origin is not None
+        return not why
 
     async def run(self, run: Run) -> Outcome:
         """Run a job in a process of its own and return what it ended in; a crash is a counted stall."""

@@ -1,14 +1,16 @@
 """Schedules: any worker fires what is due, also for kinds that others run; each instant at most once."""
 
 import asyncio
+import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
-from jsworker.client.enqueueing import limit_key_of, payload_text
+from jsworker.client.enqueueing import limit_key_of, payload_text, stored_payload
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused, SettingsError
+from jsworker.core.contents import OF_SCHEDULE, Contents, key_of_content
+from jsworker.core.errors import ContentRefused, DatabaseRefused, KeyMissing, SettingsError
 from jsworker.core.schedule_rules import Schedule, due, named_schedules
 from jsworker.ownership.transitions import schedules
 from jsworker.ownership.transitions.schedules import NewSchedule, StoredSchedule
@@ -32,9 +34,10 @@ async def write_schedules(context: WorkerContext) -> None:
     """
     new: dict[str, NewSchedule] = {}
     now = await schedules.database_now(context.database)
+    stored = await _stored(context)
     for kind in context.kinds.values():
         try:
-            found = _schedules_of(kind, now, context.settings.max_payload_bytes)
+            found = _schedules_of(kind, now, context, stored)
         except (ValueError, TypeError) as error:
             of = f"of kind {kind.name} ({type(kind.processor).__qualname__})"
             raise SettingsError(f"schedule {of}: {error}") from None
@@ -60,16 +63,38 @@ async def write_schedules(context: WorkerContext) -> None:
         )
 
 
-def _schedules_of(kind: Kind, now: datetime, most_bytes: int) -> dict[str, NewSchedule]:
-    processor = type(kind.processor)
+async def _stored(context: WorkerContext) -> dict[str, Any]:
+    """Return the payloads of schedules by their names, as they are stored, if they are encoded."""
+    if context.contents.codec is None:
+        return {}
+    return {row["name"]: row["payload"] for row in await schedules.list_schedules(context.database)}
+
+
+def _schedules_of(
+    kind: Kind, now: datetime, context: WorkerContext, stored: Mapping[str, Any]
+) -> dict[str, NewSchedule]:
+    processor, contents = type(kind.processor), context.contents
 
     def new(name: str, each: Schedule) -> NewSchedule:
-        payload = payload_text(processor, each.payload, most_bytes)
-        key = limit_key_of(processor, payload)
+        text = payload_text(processor, each.payload)
+        key = limit_key_of(processor, text)
+        payload = stored_payload(text, kind.name, OF_SCHEDULE, contents, context.settings.max_payload_bytes)
+        if (before := stored.get(name)) is not None and _is_same(before, payload, text, kind.name, contents):
+            payload = json.dumps(before)  # encoded anew it would look like another one
         return NewSchedule(name, kind.name, payload, each, each.after(now), kind.priority, key)
 
     found = named_schedules(kind.name, kind.processor.schedule)
     return {name: new(name, each) for name, each in found.items()}
+
+
+def _is_same(before: Any, payload: str, text: str, kind: str, contents: Contents) -> bool:
+    """Return whether a stored payload holds this text, encoded with the key with which it is now."""
+    if key_of_content(before) != key_of_content(json.loads(payload)):
+        return False
+    try:
+        return bool(contents.decode_value(before, "payload", kind, OF_SCHEDULE) == json.loads(text))
+    except (KeyMissing, ContentRefused):
+        return False
 
 
 class Scheduler:

@@ -8,6 +8,7 @@ from typing import Any
 
 from jsworker.core import strict_json
 from jsworker.core.clock import boottime
+from jsworker.core.contents import owner_of_payload
 from jsworker.core.job import Job
 from jsworker.core.processor import read_payload_text
 from jsworker.core.slot import kinds_of_slot
@@ -24,20 +25,32 @@ _KEPT_BY_THE_FENCE = nullcontext()
 
 
 def open_job(run: Run, services: LeaseServices) -> Job[Any]:
-    """Return what the processor gets; raises InvalidPayload or InvalidJson for a row that cannot be read."""
-    claimed = run.claimed
-    if claimed.payload is None:
+    """Return what the processor gets.
+
+    Raises:
+        InvalidPayload, InvalidJson: the row cannot be read.
+        KeyMissing, ContentRefused: it cannot be decoded.
+    """
+    claimed, contents = run.claimed, services.contents
+    payload, checkpoint = claimed.payload, claimed.checkpoint
+    if payload is None:
         raise ValueError(f"the payload of job {claimed.id} has not been fetched")
+    if contents.may_be_encoded(payload):
+        is_scheduled = claimed.scheduled_for is not None
+        owner = owner_of_payload(claimed.id, claimed.waiting_key, is_scheduled=is_scheduled)
+        payload = contents.decode(payload, "payload", claimed.kind, owner)
+    if checkpoint is not None:
+        checkpoint = contents.decode(checkpoint, "checkpoint", claimed.kind, claimed.id)
     return Job(
         id=claimed.id,
         kind=claimed.kind,
-        payload=read_payload_text(type(run.kind.processor), claimed.payload),
+        payload=read_payload_text(type(run.kind.processor), payload),
         attempt=claimed.attempt,
         fencing_token=claimed.fencing_token,
         cleared=claimed.cleared,
         clear_reason=claimed.clear_reason,
         deadline=claimed.deadline,
-        checkpoint=None if claimed.checkpoint is None else strict_json.loads(claimed.checkpoint),
+        checkpoint=None if checkpoint is None else strict_json.loads(checkpoint),
         scheduled_for=claimed.scheduled_for,
         _ownership=RunLease(run, services),
     )
@@ -84,7 +97,7 @@ async def process_job(run: Run, job: Job[Any], services: LeaseServices) -> Outco
     finally:
         bound_facts.reset(bound)
         kinds_of_slot.reset(of_slot)
-    return outcomes.returned(run, value, services.settings.max_result_bytes)
+    return outcomes.returned(run, value, services.settings.max_result_bytes, services.contents)
 
 
 async def _process_within(run: Run, job: Job[Any]) -> Any:

@@ -49,6 +49,7 @@ class Kind:
     priority: int = NORMAL  # of its jobs, where who enqueues them says nothing else
     middleware: tuple[Middleware, ...] = ()  # outermost first
     middleware_origins: tuple[str, ...] = ()  # as ``origin``, of what the worker was given
+    conceals: bool = False  # errors of its runs are shown without words, which may quote what is encoded
 
     @property
     def needs_timers(self) -> bool:
@@ -85,8 +86,12 @@ def resolve_kinds(
     processors: Sequence[JobProcessor[Any] | type[JobProcessor[Any]]],
     settings: Settings,
     middleware: Sequence[Middleware] = (),
+    *,
+    conceals: bool = False,
 ) -> dict[str, Kind]:
     """Return the kinds by name, all of them within ``middleware``.
+
+    ``conceals``: errors of their runs are shown without their words.
 
     Raises:
         InvalidTarget: there is no processor, or one that cannot be used, or middleware is no such.
@@ -112,6 +117,7 @@ def resolve_kinds(
             origin=None if None in origins else _origin_of(given),
             middleware=(*of_all, *around.checked(processor.middleware, whose)),
             middleware_origins=tuple(filter(None, origins)),
+            conceals=conceals,
         )
     if not kinds:
         raise InvalidTarget("a worker needs at least one processor")

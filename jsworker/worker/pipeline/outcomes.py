@@ -7,12 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from jsworker.core.clock import LONGEST_WAIT
-from jsworker.core.errors import Fail, InvalidJson, InvalidPayload, Retry, Snooze
+from jsworker.core.contents import Contents
+from jsworker.core.errors import (
+    ContentRefused,
+    Fail,
+    InvalidJson,
+    InvalidPayload,
+    KeyMissing,
+    Retry,
+    Snooze,
+)
 from jsworker.core.processor import Backoff
 from jsworker.core.strict_json import write_result
 from jsworker.ownership.refusals import is_behind
+from jsworker.worker.pipeline.concealment import concealed, concealed_words
 from jsworker.worker.pipeline.in_flight import Run, StopReason
-from jsworker.worker.pipeline.kinds import Kind
 
 _ERROR_CHARACTERS = 8000
 _HEADLINE_CHARACTERS = 500
@@ -63,6 +72,7 @@ class Interrupted:
     error: str
     reason: str  # for the timeline and the next run
     delay: float  # as in Failed, should it count as an error
+    missing_key: str | None = None  # without which it cannot go on: it never counts, and waits for that key
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +94,27 @@ Outcome = Completed | Failed | HandedBack | Interrupted | Snoozed | Lost
 _COMPLETED = Completed(None)
 
 
-def returned(run: Run, value: Any, max_bytes: int) -> Outcome:
+def returned(run: Run, value: Any, max_bytes: int, contents: Contents) -> Outcome:
     """Return the outcome of a run whose processor returned ``value``."""
     if value is None:
         return _COMPLETED
     try:
-        return Completed(result_text(run.kind, value, max_bytes))
+        return Completed(result_text(run, value, max_bytes, contents))
     except InvalidResult as error:
-        return Failed(str(error), "result", 0.0)
+        return Failed(_words(run, error), "result", 0.0)
 
 
-def result_text(kind: Kind, value: Any, max_bytes: int) -> str | None:
-    """Return a result of a kind's processor as JSON text, None when there is none; raises InvalidResult."""
+def result_text(run: Run, value: Any, max_bytes: int, contents: Contents) -> str | None:
+    """Return a result of a run as JSON text, as it is stored; None: there is none. Raises InvalidResult."""
     if value is None:
         return None
     try:
-        text = write_result(value, kind.result_type)
+        text = contents.encode(write_result(value, run.kind.result_type), "result", run.kind.name, run.id)
         check_size(text, "result", max_bytes)
     except InvalidJson as error:
-        raise InvalidResult(str(error)) from None
+        refused = InvalidResult(str(error))
+        refused.without_content = error.without_content
+        raise refused from None
     return text
 
 
@@ -110,34 +122,38 @@ def check_size(text: str, what: str, max_bytes: int) -> None:
     """Raise InvalidJson when a result or a checkpoint is longer than its setting allows."""
     size = len(text) if text.isascii() else len(text.encode())
     if size > max_bytes:
-        raise InvalidJson(f"{what} of {size} bytes exceeds JSWORKER_MAX_{what.upper()}_BYTES={max_bytes}")
+        error = InvalidJson(f"{what} of {size} bytes exceeds JSWORKER_MAX_{what.upper()}_BYTES={max_bytes}")
+        error.without_content = str(error)
+        raise error
 
 
 def raised(run: Run, error: BaseException) -> Outcome:
     """Return the outcome of a run whose processor raised."""
     if isinstance(error, Snooze) and not _passed_limit(run):
         return Snoozed(
-            first_line(clean(_text(error))), _delay(run, error.after), not isinstance(error, Asleep)
+            first_line(_words(run, error)), _delay(run, error.after), not isinstance(error, Asleep)
         )
+    if isinstance(error, KeyMissing):
+        return Interrupted(str(error), str(error), _delay(run), error.what)
     return _of_error(run, error)
 
 
 def _of_error(run: Run, error: BaseException) -> Outcome:
     if final := _final(run, error):
-        return Failed(clean(_text(error)), final, 0.0)
+        return Failed(_words(run, error), final, 0.0)
     match error:
         case Retry() if run.is_handed_back and not error.after:
             return _handed_back(run)
         case Retry():
-            why, pauses = _after_limit(run, clean(_text(error))), error.pause is not None
+            why, pauses = _after_limit(run, _words(run, error)), error.pause is not None
             return Failed(why, None, _delay(run, error.after), pauses_key=pauses)
         case _ if run.stop in {StopReason.FENCED, StopReason.SHUTDOWN}:
             return _handed_back(run)  # it was cancelled and came out as another error: not the job's fault
         case _ if run.stop is None and run.interrupted is not None and is_behind(run.interrupted[0], error):
             reason = f"PostgreSQL failed in the job's own transaction: {run.interrupted[1]}"
-            return Interrupted(describe(error), reason, _delay(run))
+            return Interrupted(_described(run, error), reason, _delay(run))
         case _:
-            return failed(run, _after_limit(run, describe(error)))
+            return failed(run, _after_limit(run, _described(run, error)))
 
 
 def failed(run: Run, error: str) -> Failed:
@@ -169,8 +185,10 @@ def ignored_its_stop(run: Run) -> Outcome:
 
 def cancelled_itself(run: Run, error: BaseException) -> Outcome:
     """Return the outcome of a run that was cancelled, though neither by the worker nor on request."""
-    trace = "".join(traceback.format_exception(error))
     why = "cancelled, but not by jsworker: by the processor itself or by something that it uses"
+    if run.kind.conceals:
+        return failed(run, clean(f"{why}\n{concealed(error)}"))
+    trace = "".join(traceback.format_exception(error))
     return failed(run, clean(f"{headline(error)}: {why}\n{trace}"))
 
 
@@ -181,6 +199,8 @@ def _final(run: Run, error: BaseException) -> str:
             return "permanent"
         case InvalidResult():
             return "result"
+        case ContentRefused():
+            return "payload"
         case InvalidPayload() | InvalidJson() if run.job is None:
             return "payload"
         case _:
@@ -220,6 +240,20 @@ def _delay(run: Run, wanted: Any = None) -> float:
         if not math.isnan(seconds):
             return min(max(seconds, 0.0), LONGEST_WAIT)
     raise AssertionError
+
+
+def _words(run: Run, error: BaseException) -> str:
+    """Return the text of an error as it may be stored and shown."""
+    return clean(concealed_words(error) if run.kind.conceals else _text(error))
+
+
+def shown_headline(run: Run, error: BaseException) -> str:
+    """Return type and first line of an error's message as they may be stored and shown."""
+    return concealed_words(error) if run.kind.conceals else headline(error)
+
+
+def _described(run: Run, error: BaseException) -> str:
+    return clean(concealed(error)) if run.kind.conceals else describe(error)
 
 
 def headline(error: BaseException) -> str:

@@ -56,6 +56,7 @@ class Pipeline:
         self._services = LeaseServices(
             worker_id=context.worker_id,
             settings=context.settings,
+            contents=context.contents,
             database=context.database,
             sessions=context.sessions,
             events=context.events,

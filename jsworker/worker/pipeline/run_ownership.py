@@ -111,7 +111,8 @@ class RunLease:
 
     async def save_checkpoint(self, value: Any) -> None:
         """Store what the next run shall start from."""
-        text = strict_json.dumps(value, what="checkpoint")
+        text, (job_id, _) = strict_json.dumps(value, what="checkpoint"), self._run.held
+        text = self._services.contents.encode(text, "checkpoint", self._run.kind.name, job_id)
         check_size(text, "checkpoint", self._services.settings.max_checkpoint_bytes)
         tries = count()
 
@@ -188,7 +189,7 @@ class RunLease:
         context = tracing.current()
         if context.traceparent is None:  # no spans are made here
             context = TraceContext(claimed.traceparent, claimed.tracestate)
-        said = JobOptions.of(most, options)
+        said = JobOptions.of(most, options, self._services.contents)
         new = list(new_jobs(kind, given, keys_of(given, unique_keys), said, context))
         of_kind = kind_name(kind)
         child_jobs.add(self._run, [ChildJob(of_kind, job) for job in new], max_payload_bytes=most)
@@ -238,13 +239,14 @@ class RunLease:
             raise ValueError(
                 f"results_of({shown(node)}): this job's node does not come after it; needs: {names}"
             )
-        read_page = partial(workflow_listing.results, self._services.database, batch, after)
+        services = self._services
+        read_page = partial(workflow_listing.results, services.database, services.contents, batch, after)
         return await until_answered(self._run, read_page)
 
     def _members(self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]) -> list[NewJob]:
         given = one_for_each("payloads", payloads)
         most = self._services.settings.max_payload_bytes
-        checked = JobOptions(most, **options)
+        checked = JobOptions(most, contents=self._services.contents, **options)
         return list(new_jobs(kind, given, [None] * len(given), checked, tracing.current()))
 
     def wait_for(self, call: Coroutine[Any, Any, T]) -> T:
@@ -336,11 +338,10 @@ class RunLease:
         return await until_answered(self._run, ask)
 
     def _completion(self, result: Any | Callable[[], Any]) -> Completion:
-        most = self._services.settings.max_result_bytes
+        most, contents = self._services.settings.max_result_bytes, self._services.contents
         value = result() if callable(result) else result
-        return Completion(
-            *self._run.held, result_text(self._run.kind, value, most), child_jobs.take(self._run)
-        )
+        text = result_text(self._run, value, most, contents)
+        return Completion(*self._run.held, text, child_jobs.take(self._run))
 
 
 def _raised(attempt: tenacity.AttemptManager) -> BaseException | None:

@@ -108,7 +108,9 @@ async def call_hooks(
     except (asyncio.CancelledError, GeneratorExit):
         raise
     except BaseException as raised:  # noqa: BLE001 -- the user's code; the job has ended
-        events.emit("job.error", raised, **run.facts(), error=f"in a hook: {outcomes.headline(raised)}")
+        events.emit(
+            "job.error", raised, **run.facts(), error=f"in a hook: {outcomes.shown_headline(run, raised)}"
+        )
 
 
 class RunTracing:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import tenacity
 
 from jsworker.core.clock import boottime
+from jsworker.core.contents import Contents
 from jsworker.core.errors import OwnershipLost, may_answer_later
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
@@ -27,6 +28,7 @@ class LeaseServices:
 
     worker_id: str
     settings: Settings
+    contents: Contents
     database: Database
     sessions: Sessions
     events: Events

@@ -33,6 +33,7 @@ _BATCH = 200
 _LARGE_CHARACTERS = 64 * 1024  # a longer result is written alone: others need not wait for it
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
+_LONGEST_WITHOUT_KEY_SECONDS = 600.0
 _MOST_SERVER_FAULTS = 16  # in a row; the pauses between them make eleven minutes
 _ALONE_AT_ONCE = 3  # outcomes that wait for locks, and large ones, each on a connection that claims need too
 _REFUSED_KEPT = 200  # refused failures; of more only marks show that their jobs have run
@@ -176,13 +177,20 @@ class Settler:
         return await self._persist(statement, ended)
 
     async def _interrupted(self, run: Run, outcome: Interrupted) -> Settled:
-        """Release a job with a growing pause; after ten minutes of faults in a row they are an error."""
+        """Release a job with a growing pause; after ten minutes of faults in a row they are an error.
+
+        For a missing key it waits however long that takes: another worker may have the key, or will.
+        """
+        longest = _LONGEST_PAUSE_SECONDS
+        if outcome.missing_key is not None:
+            self._context.complaints.report("decryption", f"{outcome.missing_key} is not here")
+            longest = _LONGEST_WITHOUT_KEY_SECONDS
         faults = partial(settle.server_faults, self._context.database, job_id=run.id)
         times = await self._context.health.until_answered(faults)
-        if times >= _MOST_SERVER_FAULTS:
+        if times >= _MOST_SERVER_FAULTS and outcome.missing_key is None:
             failure = Failure(*run.held, outcome.error, None, outcome.delay)
             return await self._failed(failure, alone=_has_key(run))
-        delay = _jittered(min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**times))
+        delay = _jittered(min(longest, _FIRST_PAUSE_SECONDS * 2 ** min(times, _MOST_SERVER_FAULTS)))
         returned = Return(*run.held, outcome.reason, delay)
         settled = await self._written(settle.release, returned, alone=_has_key(run))
         return Settled.QUEUED if settled is Settled.SCHEDULED else settled  # released, as no error

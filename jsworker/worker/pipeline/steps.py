@@ -39,7 +39,7 @@ class Steps:
         """Return what the function returned in this run or an earlier one."""
         with self._step(name, function) as step:
             if (found := await self._find(step)).is_done:
-                return step.read(found.result)
+                return self._read(step, found)
             started = boottime()
             if inspect.iscoroutinefunction(function):
                 return await self._kept(step, await function(*args, **kwargs), started)
@@ -54,7 +54,7 @@ class Steps:
             return wait_for(self.step(name, function, args, kwargs))
         with self._step(name, function) as step:
             if (found := wait_for(self._find(step))).is_done:
-                return step.read(found.result)
+                return self._read(step, found)
             started = boottime()
             value = function(*args, **kwargs)
             return wait_for(
@@ -147,7 +147,7 @@ class Steps:
 
     async def _kept(self, step: "_Step", value: Any, started: float) -> Any:
         """Keep what a step has returned, also if the run is cancelled, and return it as it is kept."""
-        text, kept = step.write(value, self._most_bytes)
+        text, kept = self._written(step, value)
         if fault_points.armed():
             await fault_points.reach("after_step_before_keep")
         keeping = asyncio.ensure_future(self._keep(step, text))
@@ -162,7 +162,25 @@ class Steps:
         if self._services.events.wants("job.step"):
             seconds = boottime() - started
             self._services.events.emit("job.step", **self._run.facts(), step=step.name, seconds=seconds)
-        return kept if found.result == text else step.read(found.result)
+        return kept if found.result == text else self._read(step, found)
+
+    def _written(self, step: "_Step", value: Any) -> tuple[str | None, Any]:
+        """Return a result as it is stored, and as it will be read."""
+        text, kept = step.write(value)
+        if text is not None:
+            text = self._services.contents.encode(text, step.column, self._run.kind.name, self._run.id)
+            try:
+                check_size(text, "result", self._most_bytes)
+            except InvalidJson as error:
+                raise step.refused(error) from None
+        return text, kept
+
+    def _read(self, step: "_Step", found: FoundStep) -> Any:
+        """Return a stored result."""
+        text = found.result
+        if text is not None:
+            text = self._services.contents.decode(text, step.column, self._run.kind.name, self._run.id)
+        return step.read(text)
 
     async def _keep(self, step: "_Step", text: str | None, *, sleeps: float | None = None) -> FoundStep:
         tries = count()
@@ -200,6 +218,7 @@ class _Step:
 
     def __init__(self, name: str, function: Callable[..., Any] | None) -> None:
         self.name = name
+        self.column = f"step {name}"  # of what it stores
         self.is_sleep = function is None
         if not (self.is_sleep or callable(function)):
             if inspect.iscoroutine(function):
@@ -209,7 +228,7 @@ class _Step:
             )
         self._type = strict_json.ANYTHING if function is None else self._result_type(function)
 
-    def write(self, value: Any, most_bytes: int) -> tuple[str | None, Any]:
+    def write(self, value: Any) -> tuple[str | None, Any]:
         """Return a result as JSON text, and as it will be read; InvalidResult: it would be the same again."""
         if value is None:
             return None, None
@@ -218,11 +237,16 @@ class _Step:
                 text = strict_json.write_result(value, self._type)
             else:
                 text = strict_json.write(value, self._type, "result", round_trip=True)
-            check_size(text, "result", most_bytes)
             return text, self.read(text)
         except InvalidJson as error:
-            named = "" if str(error).startswith("step ") else f"step {shown(self.name)}: "
-            raise InvalidResult(f"{named}{error}") from None
+            raise self.refused(error) from None
+
+    def refused(self, error: InvalidJson) -> InvalidResult:
+        """Return the error of a result that cannot be stored: another run would give the same."""
+        named = "" if str(error).startswith("step ") else f"step {shown(self.name)}: "
+        result = InvalidResult(f"{named}{error}")
+        result.without_content = error.without_content
+        return result
 
     def read(self, text: str | None) -> Any:
         """Return a stored result as the function's return type; InvalidJson: it does not fit it."""

@@ -1,0 +1,96 @@
+"""docs/encryption.md: its code and its commands are run, and what it says of settings is true."""
+
+import asyncio
+import re
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
+
+from jsworker import Job, JobClient, JobProcessor, Settings, Worker
+from jsworker.core.settings import load_settings
+from tests.support.polling import eventually
+
+pytestmark = pytest.mark.unhurried
+
+PATIENT = {"statement_timeout": 5.0, "heartbeat_interval": 6.0, "watchdog_timeout": 30.0}
+PAGE = (Path(__file__).parents[1] / "docs" / "encryption.md").read_text()
+
+
+class SendInvoice(JobProcessor[dict[str, int]]):
+    async def process(self, job: Job[dict[str, int]]) -> dict[str, int]:
+        return job.payload
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"(?ms)^```{language}\n(.*?)^```$", PAGE)
+
+
+@pytest.fixture
+def names() -> dict[str, Any]:
+    found: dict[str, Any] = {"__name__": "page"}
+    for block in blocks("python"):
+        exec(block, found)  # noqa: S102 -- the page's own code
+    return found
+
+
+@pytest.fixture
+def session(settings: Settings) -> Iterator[Session]:
+    engine = create_engine(settings.database_dsn().replace("postgresql://", "postgresql+psycopg://"))
+    with Session(engine) as opened:
+        yield opened
+    engine.dispose()
+
+
+async def test_its_commands_make_a_key_and_its_code_enqueues_with_it(
+    *,
+    names: dict[str, Any],
+    make_settings: Callable[..., Settings],
+    monkeypatch: pytest.MonkeyPatch,
+    session: Session,
+    tmp_path: Path,
+) -> None:
+    [commands], [count] = blocks("sh"), blocks("sql")
+    install, make, export = commands.splitlines()
+    assert install == "pip install 'jsworker[encryption]'"
+    make = make.replace("python ", f"{sys.executable} ", 1)
+    export = export.replace("$PWD", str(tmp_path)).removeprefix("export ")
+    await asyncio.to_thread(subprocess.run, ["/bin/sh", "-c", make], cwd=tmp_path, check=True)
+    monkeypatch.setenv(*export.split("=", 1))
+    monkeypatch.setenv("JSWORKER_DATABASE_URL", "postgresql://")
+    settings = make_settings(encryption_keys=load_settings().encryption_keys, encrypted_only=True, **PATIENT)
+    order = {"order": secrets.randbelow(1000)}
+    async with JobClient(settings) as client, Worker([SendInvoice], settings):
+        names["place_order"](session, client, order)
+        session.commit()
+        [job_id] = session.scalars(text("SELECT id FROM jsworker.jobs"))
+        assert await client.result(job_id, 60) == order
+        assert session.execute(text(count)).all() == [("2026-01", 1)]
+
+
+async def test_its_own_codec_is_one(names: dict[str, Any], make_settings: Callable[..., Settings]) -> None:
+    codec, settings = names["Compressed"](), make_settings(**PATIENT)
+    async with (
+        JobClient(settings, codec=codec) as client,
+        Worker([SendInvoice], settings, codec=codec) as worker,
+    ):
+        job = await client.enqueue(SendInvoice, {"order": 7})
+        assert await job.result(60) == {"order": 7}
+
+        async def has_ended() -> None:
+            status = worker.status()
+            assert status is not None
+            assert status.in_flight == {"send-invoice": 0}
+
+        await eventually(has_ended)
+
+
+def test_it_names_each_setting() -> None:
+    named = set(re.findall(r"`JSWORKER_(ENC\w+|CODEC)", PAGE))
+    assert named == {name.upper() for name in Settings.model_fields if name.startswith(("encrypt", "codec"))}
