@@ -2,7 +2,6 @@
 
 import base64
 import json
-import secrets
 import sys
 from typing import Any
 from uuid import UUID, uuid4
@@ -15,7 +14,7 @@ from jsworker.core.contents import Contents, is_encoded_value, key_of_content
 from jsworker.core.errors import ContentRefused, InvalidTarget, KeyMissing, SettingsError
 from jsworker.core.settings import Settings, load_settings
 
-OLD, NEW = secrets.token_bytes(32), secrets.token_bytes(32)
+OLD, NEW = (bytes(range(start, start + 32)) for start in (100, 200))
 JOB = UUID("01890000-0000-7000-8000-000000000001")
 WHERE: Any = ("payload", "count-words", JOB)
 TEXT = '{"text":"top secret ✓"}'

@@ -107,7 +107,8 @@ async def test_in_quarantine_it_is_sent_before_the_process_ends(
     monkeypatch.setenv("SENTRY_FILE", str(tmp_path / "events.json"))
     setting = f"{type(sentry_scope).__module__}:sentry_scope"
     monkeypatch.setattr(FailingAlone, "middleware", ())
-    async with Worker([FailingAlone], settings.model_copy(update={"middleware": setting})):
+    changes = {"middleware": setting, "watchdog_timeout": 20.0}  # it imports much on a busy machine
+    async with Worker([FailingAlone], settings.model_copy(update=changes)):
         job = await client.enqueue("failing-alone", {"does": "fail", "secret": SECRET})
         row = await rows.becomes(job.id, "failed")
         assert row["last_error"] == "for good"

@@ -469,7 +469,8 @@ async def test_a_job_completes_in_its_own_transaction(
 async def test_children_are_encrypted(
     sealed: JobClient, encrypted: Settings, rows: Rows, start: StartWorker, *, alone: bool
 ) -> None:
-    await start(Parent, scripted(echo), with_settings=encrypted)
+    patient = encrypted.model_copy(update={"watchdog_timeout": 20.0})
+    await start(Parent, scripted(echo), with_settings=patient)
     parent = await sealed.enqueue("parent", {"secret": CANARY}, max_stalls=1 if alone else 5)
     child = UUID(await parent.result(60))
     assert await sealed.result(child, 60) == {"secret": CANARY}
