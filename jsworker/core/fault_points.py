@@ -1,4 +1,4 @@
-"""Named points of a job's way at which the fault suite injects faults. In production none is installed."""
+"""Named points of a job's way at which tests inject faults. In production none is installed."""
 
 from collections.abc import Awaitable, Callable
 
@@ -10,6 +10,11 @@ _installed: dict[str, Strike] = {}
 def install(name: str, strike: Strike) -> None:
     """Await ``strike`` whenever the process passes the point ``name``."""
     _installed[name] = strike
+
+
+def after_step(name: str) -> str:
+    """Return the name of the point at which the step of this name has returned and is not kept yet."""
+    return f"after_step_before_keep: {name}"
 
 
 def armed() -> bool:

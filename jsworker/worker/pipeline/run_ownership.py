@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import tenacity
@@ -16,6 +16,7 @@ from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, OwnershipLost, may_answer_later
 from jsworker.core.job import MemberResult
 from jsworker.core.names import shown
+from jsworker.core.settings import Settings
 from jsworker.core.settings.variables import LONGEST_SECONDS
 from jsworker.ownership.queries import workflow_listing
 from jsworker.ownership.sessions import Attempt
@@ -60,6 +61,34 @@ async def fetch_content(run: Run, services: LeaseServices) -> None:
         run.lose()
 
 
+class Progress(NamedTuple):
+    """What a run has said of how far it is, as it is stored; None: nothing new."""
+
+    stage: str | None
+    progress: float | None
+    message: str | None
+
+
+def checked_progress(stage: str | None, progress: float | None, message: str | None) -> Progress:
+    """Return what may be stored of a report; ValueError: ``progress`` is not between 0 and 1."""
+    if progress is not None and not 0 <= progress <= 1:
+        raise ValueError(f"progress={progress!r} must be between 0 and 1")
+    return Progress(_text(stage, _STAGE_CHARACTERS), progress, _text(message, _MESSAGE_CHARACTERS))
+
+
+def checkpoint_text(value: Any, settings: Settings) -> str:
+    """Return a checkpoint as JSON text; InvalidJson: it cannot be stored, or is too large."""
+    text = strict_json.dumps(value, what="checkpoint")
+    check_size(text, "checkpoint", settings.max_checkpoint_bytes)
+    return text
+
+
+def check_quiet(seconds: float) -> None:
+    """Raise ValueError for what cannot be the length of a quiet phase."""
+    if not 0 <= seconds <= LONGEST_SECONDS:
+        raise ValueError(f"quiet for {seconds!r} seconds: must be from 0 to {LONGEST_SECONDS}")
+
+
 class RunLease:
     """The ownership of one run, as ``jsworker.core.job`` asks for it."""
 
@@ -82,17 +111,9 @@ class RunLease:
 
     async def update_progress(self, stage: str | None, progress: float | None, message: str | None) -> None:
         """Store how far the run is."""
-        if progress is not None and not 0 <= progress <= 1:
-            raise ValueError(f"progress={progress!r} must be between 0 and 1")
+        written = checked_progress(stage, progress, message)
         try:
-            await write_owned(
-                self._run,
-                self._services,
-                heartbeat.update_progress,
-                stage=_text(stage, _STAGE_CHARACTERS),
-                progress=progress,
-                message=_text(message, _MESSAGE_CHARACTERS),
-            )
+            await write_owned(self._run, self._services, heartbeat.update_progress, **written._asdict())
         except (DatabaseUnavailable, DatabaseRefused) as error:
             if not may_answer_later(error):
                 raise
@@ -102,8 +123,7 @@ class RunLease:
 
     async def save_checkpoint(self, value: Any) -> None:
         """Store what the next run shall start from."""
-        text = strict_json.dumps(value, what="checkpoint")
-        check_size(text, "checkpoint", self._services.settings.max_checkpoint_bytes)
+        text = checkpoint_text(value, self._services.settings)
         tries = count()
 
         async def write() -> None:
@@ -115,8 +135,7 @@ class RunLease:
 
     async def quiet(self, seconds: float) -> None:
         """Announce a phase without signs of life; the heartbeat restores the thresholds afterwards."""
-        if not 0 <= seconds <= LONGEST_SECONDS:
-            raise ValueError(f"quiet for {seconds!r} seconds: must be from 0 to {LONGEST_SECONDS}")
+        check_quiet(seconds)
         thresholds = self._run.thresholds(seconds)
         write = partial(
             write_owned, self._run, self._services, heartbeat.set_thresholds, **thresholds, announced=True
