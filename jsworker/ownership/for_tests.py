@@ -43,13 +43,13 @@ SELECT j.id, j.kind, j.status, j.held_by, j.attempts, j.stage, j.progress, j.las
 WHERE j.kind = ANY(CAST(:kinds AS text[])) AND (
   j.status = 'processing'
   OR (j.status IN ('queued', 'scheduled') AND NOT EXISTS (
-      SELECT FROM jsworker.limits AS l WHERE l.kind = j.kind AND l.key = '' AND l.paused_at IS NOT NULL
-        AND coalesce(l.paused_until > clock_timestamp(), true)
+      SELECT FROM jsworker.limits AS l WHERE l.kind = j.kind AND l.key IN ('', coalesce(j.limit_key, ''))
+        AND l.paused_at IS NOT NULL AND coalesce(l.paused_until > clock_timestamp(), true)
     ) AND (
       j.status = 'queued' OR j.run_at <= clock_timestamp() OR j.behind IS NOT NULL
       OR j.held_by IN ('limit', 'rate', 'paused')
-         AND (j.kind, coalesce(j.limit_key, '')) IN (
-           SELECT * FROM unnest(CAST(:free_kinds AS text[]), CAST(:free_keys AS text[])))
+         AND (j.kind, coalesce(j.limit_key, '')) NOT IN (
+           SELECT * FROM unnest(CAST(:later_kinds AS text[]), CAST(:later_keys AS text[])))
       OR j.held_by = 'needs' AND NOT EXISTS (
         SELECT FROM jsworker.batch_needs AS n JOIN jsworker.jobs AS m ON m.batch_id = n.needs
         WHERE n.batch = j.batch_id AND m.status IN ('scheduled', 'queued', 'processing'))
@@ -86,17 +86,18 @@ async def advance(database: Database, by: timedelta) -> None:
 
 async def undone(database: Database, kinds: Collection[str]) -> list[Row]:
     """Return jobs of these kinds that run, or that a worker would begin without waiting for a later time."""
-    free = [key for key in await waiting_keys(database) if key.jobs > 0]
+    # Read before the jobs: what is held by a limit meanwhile, or begins, is undone.
+    later = [key for key in await waiting_keys(database) if key.jobs == 0 and key.seconds is not None]
     values = {
         "kinds": list(kinds),
-        "free_kinds": [key.kind for key in free],
-        "free_keys": [key.key for key in free],
+        "later_kinds": [key.kind for key in later],
+        "later_keys": [key.key for key in later],
     }
     return list(await database.run(UNDONE, values))
 
 
 async def due_schedules(database: Database, kinds: Collection[str]) -> Sequence[Row]:
-    """Return the schedules of these kinds that are due."""
+    """Return the schedules of these kinds that are due; asked before ``undone``, no job of one is missed."""
     return await database.run(DUE_SCHEDULES, {"kinds": list(kinds)})
 
 

@@ -27,6 +27,7 @@ class _Wanted(NamedTuple):
     kind: str
     payload: Any
     has_payload: bool
+    is_whole: bool
     priority: Priority | None
     unique_key: str | None
     due_after: float | None
@@ -34,19 +35,17 @@ class _Wanted(NamedTuple):
 
     def fits(self, row: Row) -> bool:
         """Return whether a job is like that."""
-        return self.fits_besides_payload(row) and (
-            not self.has_payload or _is_part_of(self.payload, row.payload)
-        )
-
-    def fits_besides_payload(self, row: Row) -> bool:
-        """Return whether all but its payload is like that."""
         seconds = row.seconds or 0.0
         return (
-            (self.priority is None or row.priority == priority_number(self.priority))
+            (not self.has_payload or self._fits_payload(row.payload))
+            and (self.priority is None or row.priority == priority_number(self.priority))
             and (self.unique_key is None or row.unique_key == self.unique_key)
             and (self.due_after is None or seconds >= self.due_after)
             and (self.due_within is None or (seconds <= self.due_within and row.held_by is None))
         )
+
+    def _fits_payload(self, payload: Any) -> bool:
+        return bool(self.payload == payload) if self.is_whole else _is_part_of(self.payload, payload)
 
     def __str__(self) -> str:
         """Return it in words."""
@@ -145,10 +144,18 @@ def _wanted(
 ) -> _Wanted:
     if priority is not None:
         priority_number(priority)
-    value = None if payload is _ANYTHING else _json_value(kind, payload)
     has_payload = payload is not _ANYTHING
+    value = _json_value(kind, payload) if has_payload else None
+    is_whole = not isinstance(payload, Mapping)
     return _Wanted(
-        kind_name(kind), value, has_payload, priority, unique_key, _seconds(due_after), _seconds(due_within)
+        kind=kind_name(kind),
+        payload=value,
+        has_payload=has_payload,
+        is_whole=is_whole,
+        priority=priority,
+        unique_key=unique_key,
+        due_after=_seconds(due_after),
+        due_within=_seconds(due_within),
     )
 
 
@@ -205,11 +212,14 @@ def _difference(wanted: _Wanted, waiting: Sequence[Row]) -> list[str]:
     """Return how the payload that is the most like the wanted one differs from it."""
     expected = _pretty(wanted.payload)
 
+    def asked_about(row: Row) -> str:
+        return _pretty(row.payload if wanted.is_whole else _shared(wanted.payload, row.payload))
+
     def likeness(row: Row) -> float:
-        return difflib.SequenceMatcher(None, expected, _pretty(_shared(wanted.payload, row.payload))).ratio()
+        return difflib.SequenceMatcher(None, expected, asked_about(row)).ratio()
 
     nearest = max(waiting[:100], key=likeness)
-    actual = _pretty(_shared(wanted.payload, nearest.payload))
+    actual = asked_about(nearest)
     if actual == expected:
         return []
     compared = difflib.ndiff(expected.splitlines(), actual.splitlines())

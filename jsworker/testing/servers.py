@@ -154,7 +154,13 @@ def _given_servers(given: Given) -> RunningServers:
             f"{GIVEN[is_there]} must come with {GIVEN[missing]}: name both servers, or neither"
         )
     raw = RunningServers(given.database_url, given.nats_url, are_given=True)
-    return RunningServers(settings_at(raw).database_dsn(), given.nats_url, are_given=True)
+    try:
+        return RunningServers(settings_at(raw).database_dsn(), given.nats_url, are_given=True)
+    except SettingsError as error:
+        text = str(error)
+        for name, variable in GIVEN.items():
+            text = text.replace(f"{variable_of(name)}=", f"{variable}=")
+        raise SettingsError(text) from None
 
 
 @contextmanager

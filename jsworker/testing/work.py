@@ -134,8 +134,8 @@ async def work_until_empty(
         give_up_at = boottime() + timeout
         async with worker:
             while left := [
-                *map(_job_in_words, await for_tests.undone(database, kinds)),
                 *(f"schedule {row.name} is due" for row in await for_tests.due_schedules(database, kinds)),
+                *map(_job_in_words, await for_tests.undone(database, kinds)),
             ]:
                 if boottime() > give_up_at:
                     break
