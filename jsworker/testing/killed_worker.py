@@ -5,7 +5,6 @@ stdout gets its id in a line, and behind it how the job ended, if that was befor
 
 import asyncio
 import importlib.util
-import inspect
 import json
 import logging
 import os
@@ -13,7 +12,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from functools import wraps
 from typing import Any, Final
 from uuid import UUID
 
@@ -61,7 +59,7 @@ async def _work(order: dict[str, Any]) -> int:
     for name in _ENDS if moment is None else _ATTEMPT_ENDS:
         worker.on(name, note)
     if moment is not None:
-        _arm(worker, processor, UUID(order["job_id"]), *moment)
+        _arm(worker, order["job_id"], *moment)
     print(worker.id, flush=True)  # noqa: T201 -- for who has started this process
     async with worker:
         if "dead" in order:
@@ -87,57 +85,28 @@ def _load(origin: str, file: str | None) -> JobProcessor[Any]:
     return processor_at(origin)
 
 
-def _arm(worker: Worker, processor: JobProcessor[Any], job_id: UUID, kind: str, *value: Any) -> None:
+def _arm(worker: Worker, job_id: str, moment: str, value: Any = None) -> None:
     """Let this process die at the moment."""
-    if kind == "AtStep":
 
-        async def strike() -> None:
+    async def strike() -> None:
+        _die()
+
+    def of_job(call: Callable[[Event], None]) -> Callable[[Event], None]:
+        return lambda event: call(event) if event.fields["job_id"] == job_id else None
+
+    def look(event: Event) -> None:
+        if (event.fields["progress"] or 0.0) >= value:
             _die()
 
-        fault_points.install(fault_points.after_step(value[0]), strike)
-    elif kind == "AtProgress":
-
-        def look(event: Event) -> None:
-            if event.fields["job_id"] == str(job_id) and (event.fields["progress"] or 0.0) >= value[0]:
-                _die()
-
-        worker.on("job.progress", look)
-    elif kind == "AfterSeconds":
-        _surround(processor, job_id, before=lambda: _die_after(value[0]))
-    else:
-        _surround(processor, job_id, after=_die)
-
-
-def _surround(
-    processor: JobProcessor[Any],
-    job_id: UUID,
-    *,
-    before: Callable[[], None] = lambda: None,
-    after: Callable[[], None] = lambda: None,
-) -> None:
-    """Call these around ``process``, if it is for that job."""
-    process = processor.process
-
-    @wraps(process)
-    async def surrounded(job: Any) -> Any:
-        if job.id == job_id:
-            before()
-        result = await process(job)
-        if job.id == job_id:
-            after()
-        return result
-
-    @wraps(process)
-    def surrounded_plainly(job: Any) -> Any:
-        if job.id == job_id:
-            before()
-        result = process(job)
-        if job.id == job_id:
-            after()
-        return result
-
-    is_async = inspect.iscoroutinefunction(inspect.unwrap(process))
-    vars(processor)["process"] = surrounded if is_async else surrounded_plainly
+    match moment:
+        case "AtEnd":
+            fault_points.install(fault_points.after_process(UUID(job_id)), strike)
+        case "AtStep":
+            fault_points.install(fault_points.after_step(value), strike)
+        case "AtProgress":
+            worker.on("job.progress", of_job(look))
+        case _:
+            worker.on("job.started", of_job(lambda _: _die_after(value)))
 
 
 def _die_after(seconds: float) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from jsworker.client import JobClient
-from jsworker.client.enqueueing import payload_text
+from jsworker.client.enqueueing import MOST_STALLS, payload_text
 from jsworker.core.errors import InvalidTarget
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings, variable_of
@@ -25,6 +25,7 @@ from jsworker.testing.killed_worker import ENDED_BEFORE
 from jsworker.testing.servers import database_at, settings_in_use
 from jsworker.worker.pipeline.kinds import resolve_kinds
 
+_LEAST_STALLS: Final = 3
 _SHOWN_CHARACTERS: Final = 3000
 
 
@@ -109,7 +110,9 @@ async def kill_worker_during(
         )
     payload_text(type(kind.processor), payload, own.max_payload_bytes)
     async with JobClient(own) as client:
-        job = await client.enqueue(type(kind.processor), payload, max_stalls=kind.limits.max_stalls + 1)
+        # Else it might be quarantined, or have failed with this one stall.
+        stalls = min(max(kind.limits.max_stalls, _LEAST_STALLS), MOST_STALLS)
+        job = await client.enqueue(type(kind.processor), payload, max_stalls=stalls)
         order = {
             "origin": kind.origin,
             "file": getattr(sys.modules[kind.origin.partition(":")[0]], "__file__", None),

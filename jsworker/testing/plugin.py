@@ -1,6 +1,7 @@
 """The pytest plugin: fixtures. It is loaded with everybody's pytest, so it imports what it needs late."""
 
 import inspect
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         import shutil  # noqa: PLC0415 -- as above
 
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let test cases of ``unittest`` use the servers and the template of the session."""
+    module = sys.modules.get("jsworker.testing.unittest_case")
+    if module is None:
+        return
+    for item in items:
+        if isinstance(item, pytest.Function) and issubclass(item.cls or object, module.JsworkerTestCase):
+            item.fixturenames.insert(0, "jsworker_template")
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """The servers of tests: shared by all of them, with a database and a stream for each."""
 
 import asyncio
+import atexit
 import os
 import shutil
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
@@ -8,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from jsworker.core.errors import JsworkerError, ServersUnavailable, SettingsError
 from jsworker.core.settings import Settings, load_settings, variable_of
@@ -18,6 +19,8 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.throwaway import ThrowawayDatabases
 from jsworker.stream.removal import check_answers, delete_stream
 from jsworker.testing.servers_folder import new_folder
+
+T = TypeVar("T")
 
 GIVEN: Final = MappingProxyType(
     {"database_url": "JSWORKER_TEST_DATABASE_URL", "nats_url": "JSWORKER_TEST_NATS_URL"}
@@ -80,7 +83,7 @@ class RunningServers:
             **_PACE,
         }
         try:
-            with _environment(own), _in_use(load_settings()) as settings:
+            with _environment(own), _noted(_used, load_settings()) as settings:
                 yield settings
         finally:
             self._databases.drop(name)
@@ -142,7 +145,17 @@ def running_servers(
             _wait_for(check_answers(settings_at(servers), _ANSWER_SECONDS))
         else:
             servers = opened.enter_context(_embedded_servers(folder))
+        opened.enter_context(_noted(_running, servers))
         yield servers
+
+
+def servers_of_process() -> RunningServers:
+    """Return servers that run already in a block of this process, else new ones that end with the process."""
+    if not _running:
+        opened = ExitStack()
+        opened.enter_context(running_servers())
+        atexit.register(opened.close)
+    return _running[-1]
 
 
 def _given_servers(given: Given) -> RunningServers:
@@ -189,6 +202,7 @@ def _embedded_servers(folder: Path | None) -> Iterator[RunningServers]:
 
 # --- What the functions of jsworker.testing work on. ---
 
+_running: list[RunningServers] = []
 _used: list[Settings] = []
 
 
@@ -223,12 +237,12 @@ async def database_at(settings: Settings) -> AsyncIterator[Database]:
 
 
 @contextmanager
-def _in_use(settings: Settings) -> Iterator[Settings]:
-    _used.append(settings)
+def _noted(noted: list[T], value: T) -> Iterator[T]:
+    noted.append(value)
     try:
-        yield settings
+        yield value
     finally:
-        _used.remove(settings)
+        noted.remove(value)
 
 
 @contextmanager

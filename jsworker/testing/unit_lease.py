@@ -9,6 +9,7 @@ from uuid import UUID
 from jsworker.client.enqueueing import Kind, kind_name
 from jsworker.core import strict_json
 from jsworker.core.clock import boottime
+from jsworker.core.errors import OwnershipLost
 from jsworker.core.job import MemberResult
 from jsworker.core.names import shown
 from jsworker.ownership.given_session import (
@@ -84,31 +85,36 @@ class UnitLease(RunLease):
         *,
         session: GivenSession | None,
         results: Mapping[str, Sequence[MemberResult]],
+        lost_after: int | None,
     ) -> None:
         super().__init__(run, services)
+        self._writes_left = lost_after
         self._said = said
         self._session = session
         self._results = results
-        run.steps = UnitSteps(run, services, said)
+        run.steps = UnitSteps(run, services, said, write=self._write)
 
     async def update_progress(self, stage: str | None, progress: float | None, message: str | None) -> None:
         """Note how far the run is."""
         said = self._said
         report = checked_progress(stage, progress, message)
+        self._write()
         said.reports.append(report)
         said.stage = said.stage if report.stage is None else report.stage
         said.progress = said.progress if report.progress is None else report.progress
         said.message = said.message if report.message is None else report.message
-        self._note_sign_of_life()
 
     async def save_checkpoint(self, value: Any) -> None:
         """Keep what the next run shall start from."""
-        self._said.checkpoint = strict_json.loads(checkpoint_text(value, self._services.settings))
-        self._note_sign_of_life()
+        text = checkpoint_text(value, self._services.settings)
+        self._write()
+        self._said.checkpoint = strict_json.loads(text)
 
     async def quiet(self, seconds: float) -> None:
-        """Check the announcement."""
+        """Announce a phase without signs of life."""
         check_quiet(seconds)
+        self._write()
+        self._run.quiet_until = boottime() + seconds
 
     @contextlib.asynccontextmanager
     async def transaction(self, result: Any) -> AsyncIterator["AsyncSession"]:
@@ -116,6 +122,7 @@ class UnitLease(RunLease):
         async with savepoint(self._session) as session:
             yield session
             text = self._result_text(result)
+            self._write()
         self._complete(text)
 
     async def transactions(
@@ -135,7 +142,9 @@ class UnitLease(RunLease):
 
     def complete_statement(self, result: Any) -> "Executable":
         """Complete the job, and return a statement that gives the row which the worker's would give."""
-        self._complete(self._result_text(result))
+        text = self._result_text(result)
+        self._write()
+        self._complete(text)
         return completed_row(self._run.id)
 
     async def add_to_batch(
@@ -166,6 +175,7 @@ class UnitLease(RunLease):
         with sync_savepoint(self._session) as session:
             yield session
             text = self._result_text(result)
+            self._write()
         self._complete(text)
 
     def _result_text(self, result: Any | Callable[[], Any]) -> str | None:
@@ -176,16 +186,25 @@ class UnitLease(RunLease):
         self._run.completed = self._said.completed = True
         self._said.result = None if text is None else strict_json.loads(text)
 
-    def _note_sign_of_life(self) -> None:
+    def _write(self) -> None:
+        """Note a write to the job's row, which is a sign of life; OwnershipLost: the job is another run's."""
+        if self._writes_left == 0:
+            self._run.lose()
+            raise OwnershipLost(
+                f"job {self._run.id}: another run owns it by now, as run_job(lost_after=…) says"
+            )
+        if self._writes_left is not None:
+            self._writes_left -= 1
         self._run.sign_at = boottime()
 
 
 class UnitSteps(Steps):
     """The steps of a run, kept in a dict by their names."""
 
-    def __init__(self, run: Run, services: LeaseServices, said: JobRun) -> None:
+    def __init__(self, run: Run, services: LeaseServices, said: JobRun, *, write: Callable[[], None]) -> None:
         super().__init__(run, services)
         self._kept_steps = said.steps
+        self._write = write
 
     async def _find(self, step: NamedStep) -> FoundStep:
         if step.name not in self._kept_steps:
@@ -196,6 +215,7 @@ class UnitSteps(Steps):
         return FoundStep(True, _text(value, self._most_bytes), None, len(self._kept_steps))
 
     async def _keep(self, step: NamedStep, text: str | None, *, sleeps: float | None = None) -> FoundStep:
+        self._write()
         self._kept_steps[step.name] = None if text is None else strict_json.loads(text)
         return FoundStep(True, text, sleeps, 0)
 

@@ -53,6 +53,7 @@ async def run_job(
     session: GivenSession | None = None,
     draining: bool = False,
     cancel_after: float | None = None,
+    lost_after: int | None = None,
     results: Mapping[str, Sequence[MemberResult]] | None = None,
     scheduled_for: datetime | None = None,
     job_id: UUID | None = None,
@@ -76,6 +77,8 @@ async def run_job(
         session: on which ``job.transaction()`` works, in a savepoint: commit or roll back yourself.
         draining: whether ``job.should_stop`` is True from the beginning.
         cancel_after: seconds after which the job is cancelled, as by ``JobClient.cancel``.
+        lost_after: after so many writes (of progress, a checkpoint, a step) another run owns the job: the next
+            one raises ``OwnershipLost``.
         results: by the name of a node, what ``job.results_of`` yields.
         scheduled_for: what ``job.scheduled_for`` says.
         job_id: the job's id; None: a new one.
@@ -116,7 +119,7 @@ async def run_job(
         loop=asyncio.get_running_loop(),
         kinds=frozenset({kind.name}),
     )
-    lease = UnitLease(run, services, said, session=session, results=results or {})
+    lease = UnitLease(run, services, said, session=session, results=results or {}, lost_after=lost_after)
     job = run.job = replace(open_job(run, services), _ownership=lease)
     if draining:
         run.drain()

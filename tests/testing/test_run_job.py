@@ -13,7 +13,17 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from jsworker import Fail, Job, JobCancelled, JobProcessor, Retry, Settings, Snooze, load_settings
+from jsworker import (
+    Fail,
+    Job,
+    JobCancelled,
+    JobProcessor,
+    OwnershipLost,
+    Retry,
+    Settings,
+    Snooze,
+    load_settings,
+)
 from jsworker.core.errors import InvalidJson, InvalidPayload
 from jsworker.core.job import MemberResult
 from jsworker.ownership.pool import driver_url
@@ -332,3 +342,25 @@ async def test_what_it_was_scheduled_for_is_told() -> None:
 
     instant = datetime.now(UTC)
     assert (await run_job(Nightly, {}, scheduled_for=instant + timedelta(hours=1))).result == 3600
+
+
+@pytest.mark.parametrize(("lost_after", "reports", "checkpoint"), [(0, 0, None), (1, 1, None), (2, 2, None)])
+async def test_a_lost_job_can_write_no_more(lost_after: int, reports: int, checkpoint: Any) -> None:
+    with pytest.raises(OwnershipLost) as caught:
+        await run_job(CountWords, {"text": "a"}, lost_after=lost_after)
+    run = run_of(caught.value)
+    assert (len(run.reports), run.checkpoint, run.completed) == (reports, checkpoint, False)
+
+
+async def test_a_lost_job_keeps_no_step_and_rolls_its_transaction_back(database_url: str) -> None:
+    charge = Charge()
+    with pytest.raises(OwnershipLost) as caught:
+        await run_job(charge, {}, lost_after=0)
+    assert (charge.charged, run_of(caught.value).steps) == (1, {})
+    engine = create_async_engine(driver_url(database_url))
+    async with AsyncSession(engine) as session:
+        await session.execute(text("CREATE TEMPORARY TABLE receipts (n integer)"))
+        with pytest.raises(OwnershipLost):
+            await run_job(Store, {"n": 1}, session=session, lost_after=0)
+        assert list(await session.scalars(text("SELECT n FROM receipts"))) == []
+    await engine.dispose()
