@@ -179,6 +179,8 @@ def _log(ended: _Ended) -> str:
 def _run(settings: Settings, order: Mapping[str, Any], seconds: float) -> _Ended:
     """Run a worker process to its end; it does not outlive this one."""
     values = {name: getattr(settings, name) for name in settings.model_fields_set}
+    # It is taken back by who knows the dead worker, as a supervisor does it, and by nobody before.
+    values["recover_on_start"] = False
     environment = {**os.environ, **{variable_of(name): _text(value) for name, value in values.items()}}
     flags = ["-P"] if sys.flags.safe_path else []
     command = [sys.executable, *flags, "-m", "jsworker.testing.killed_worker", json.dumps(order)]

@@ -121,6 +121,8 @@ def job_client(request: pytest.FixtureRequest) -> "JobClient":
     """An open ``JobClient`` on the test's database, for async tests of pytest-asyncio or anyio."""
     if "anyio_backend" in request.fixturenames:
         name = _ASYNC_CLIENT
+        if (backend := request.getfixturevalue("anyio_backend_name")) != "asyncio":
+            pytest.fail(f"job_client needs anyio's backend asyncio, not {backend}", pytrace=False)
     elif request.config.pluginmanager.hasplugin("asyncio") and inspect.iscoroutinefunction(request.function):
         name = _ASYNCIO_CLIENT
     else:

@@ -75,7 +75,7 @@ class RunningServers:
         """
         name = self._databases.copy(self._template_name())
         unique = name.rpartition("_")[2]
-        own = {
+        own: dict[str, Any] = {
             "database_url": self._databases.url_of(name),
             "nats_url": self.nats_url,
             "stream": f"TEST_{unique}",

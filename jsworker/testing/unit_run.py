@@ -77,8 +77,8 @@ async def run_job(
         session: on which ``job.transaction()`` works, in a savepoint: commit or roll back yourself.
         draining: whether ``job.should_stop`` is True from the beginning.
         cancel_after: seconds after which the job is cancelled, as by ``JobClient.cancel``.
-        lost_after: after so many writes (of progress, a checkpoint, a step) another run owns the job: the next
-            one raises ``OwnershipLost``.
+        lost_after: after so many writes (of progress, a checkpoint, a step) another run owns the job: the
+            next one raises ``OwnershipLost``.
         results: by the name of a node, what ``job.results_of`` yields.
         scheduled_for: what ``job.scheduled_for`` says.
         job_id: the job's id; None: a new one.

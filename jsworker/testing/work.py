@@ -115,7 +115,7 @@ async def work_until_empty(
 
     Args:
         processors: as for ``Worker``.
-        timeout: seconds until it gives up.
+        timeout: seconds until it gives up, from the worker's start on, which may take as long.
         raise_failures: whether the first error of an attempt is raised once all is done: what the processor
             raised, ``Retry`` and ``Fail`` included, ``Snooze`` not. A test of retries says False.
         settings: where the jobs are; None: in the database of the test that runs.
@@ -132,8 +132,8 @@ async def work_until_empty(
         worker = Worker(processors, own, connect_seconds=timeout)
         worker.on("*", done.note)
         kinds = [each.kind for each in processors]
-        give_up_at = boottime() + timeout
         async with worker:
+            give_up_at = boottime() + timeout
             while left := [
                 *(f"schedule {row.name} is due" for row in await for_tests.due_schedules(database, kinds)),
                 *map(_job_in_words, await for_tests.undone(database, kinds)),

@@ -1,5 +1,6 @@
 """The plugin in somebody else's project: a folder, a pytest process, nothing of this repository's tests."""
 
+import asyncio
 import os
 import re
 import subprocess
@@ -7,11 +8,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
+from uuid import uuid4
 
 import psutil
 import psycopg
 import pytest
 
+from jsworker import Settings, TransitionRefused
+from jsworker.core.events import Events
+from jsworker.stream.api import NotThere
+from jsworker.stream.jetstream import Stream, ensured_stream
 from jsworker.testing.servers import RunningServers, settings_at
 from tests.support.servers import TestServers
 
@@ -118,6 +124,10 @@ PASSING = {
                 await self.job_client.enqueue(CountWords, {"text": "a"})
                 await assert_enqueued(CountWords)
 
+            def test_own_tables(self):
+                with psycopg.connect(self.settings.database_dsn()) as connection:
+                    connection.execute("SELECT FROM pages")
+
             def test_a_plain_function(self):
                 assert_not_enqueued(CountWords)
                 assert run_job(CountWords, {"text": "a"}).result == 1
@@ -150,6 +160,11 @@ FAILING = {
 
 
         def test_plain(job_client):
+            pass
+
+
+        @pytest.mark.parametrize("anyio_backend", ["trio"])
+        def test_trio(anyio_backend, job_client):
             pass
 
 
@@ -211,7 +226,7 @@ def test_every_kind_of_test_works_in_processes_that_share_servers(
     before = servers_processes()
     result = project(PASSING)("-n", "2")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "10 passed" in result.stdout
+    assert "11 passed" in result.stdout
     assert len(set((tmp_path / "places").read_text().split())) == 1
     assert servers_processes() <= before
 
@@ -230,7 +245,7 @@ def test_failures_show_what_is_wrong(
         "--tb=short", JSWORKER_TEST_DATABASE_URL=servers.postgres.url, JSWORKER_TEST_NATS_URL=servers.nats.url
     )
     said = result.stdout
-    assert "2 failed, 1 passed, 1 error" in said, said + result.stderr
+    assert "2 failed, 1 passed, 2 errors" in said, said + result.stderr
     assert 'AssertionError: expected a job of kind count-words with payload {"text": "b"}, found 0' in said
     assert re.search(r'E +  [0-9a-f-]{36} queued: \{"text": "a"\}\n', said)
     assert re.search(r'E +  -   "text": "b"\n', said)
@@ -238,7 +253,85 @@ def test_failures_show_what_is_wrong(
     assert "return 1 / 0" in said
     assert re.search(r"E +raised in attempt 1 of job [0-9a-f-]{36} of kind broken\n", said)
     assert "\njob_client needs an async test that pytest-asyncio or anyio runs\n" in said
+    assert "\njob_client needs anyio's backend asyncio, not trio\n" in said
     assert databases() == before
+
+
+def test_a_processor_of_a_test_module_that_is_on_no_path_is_killed(
+    project: Callable[[dict[str, str]], RunPytest], servers: TestServers
+) -> None:
+    code = """
+        from jsworker import Job, JobProcessor
+        from jsworker.testing.sync import kill_worker_during
+
+
+        class Local(JobProcessor):
+            async def process(self, job: Job) -> int:
+                return 3
+
+
+        def test_kill(jsworker_settings):
+            assert kill_worker_during(Local, {}).result == 3
+    """
+    result = project({"test_local.py": code})(
+        "--import-mode=importlib",
+        "-o",
+        "pythonpath=",
+        PYTHONSAFEPATH="1",  # else Python puts the folder on the path itself
+        JSWORKER_TEST_DATABASE_URL=servers.postgres.url,
+        JSWORKER_TEST_NATS_URL=servers.nats.url,
+    )
+    assert "1 passed" in result.stdout, result.stdout + result.stderr
+
+
+def test_test_cases_alone_use_the_template_of_the_session(
+    project: Callable[[dict[str, str]], RunPytest], servers: TestServers
+) -> None:
+    files = {name: PASSING[name] for name in ("conftest.py", "test_plain.py")}
+    files["conftest.py"] = files["conftest.py"].replace("autouse=True", "autouse=False")
+    result = project(files)(
+        "-k",
+        "TestCase",
+        JSWORKER_TEST_DATABASE_URL=servers.postgres.url,
+        JSWORKER_TEST_NATS_URL=servers.nats.url,
+    )
+    assert "3 passed" in result.stdout, result.stdout
+
+
+def test_a_database_and_a_stream_last_as_long_as_their_test(servers: TestServers) -> None:
+    async def use(settings: Settings) -> None:
+        async with ensured_stream(settings, uuid4(), ["a"], events=Events(), client_name="test"):
+            pass
+
+    async def look(settings: Settings) -> None:
+        stream = Stream(settings, installation_id=None, events=Events(), client_name="test")
+        await stream.connect()
+        try:
+            await stream.state()
+        finally:
+            await stream.close()
+
+    given = RunningServers(servers.postgres.url, servers.nats.url, are_given=True)
+    with given.test_settings() as settings:
+        asyncio.run(use(settings))
+        asyncio.run(look(settings))
+    with pytest.raises(NotThere):
+        asyncio.run(look(settings))
+    with pytest.raises(psycopg.OperationalError, match="does not exist"):
+        psycopg.connect(settings.database_dsn())
+    given.close()
+
+
+def test_a_template_that_somebody_is_connected_to_is_not_copied(servers: TestServers) -> None:
+    given = RunningServers(servers.postgres.url, servers.nats.url, are_given=True)
+    with (
+        psycopg.connect(given.template_url),
+        pytest.raises(TransitionRefused, match="cannot be copied while"),
+    ):
+        given.test_settings().__enter__()
+    with given.test_settings():
+        pass
+    given.close()
 
 
 MISSING = """

@@ -4,6 +4,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
+import psycopg
 import pytest
 
 from jsworker import (
@@ -20,7 +21,9 @@ from jsworker import (
     Snooze,
 )
 from jsworker.client import enqueue_statement
+from jsworker.ownership.for_tests import undone
 from jsworker.testing import advance, work_until_empty
+from jsworker.testing.servers import database_at
 
 
 class Shout(JobProcessor):
@@ -178,6 +181,24 @@ async def test_what_needs_a_batch_is_done_after_it(job_client: JobClient) -> Non
         flow.job(Shout, {"text": "c"}, after=second)
     assert (await work_until_empty([Shout])).completed == {"shout": 2}
     assert (await work_until_empty([Shout, One])).completed == {"one": 1, "shout": 1}
+
+
+async def test_what_needs_a_batch_that_has_just_ended_is_not_done(
+    job_client: JobClient, jsworker_settings: Settings
+) -> None:
+    async with job_client.workflow("words") as flow:
+        first = flow.job(Shout, {"text": "a"})
+        flow.job(One, {}, after=first)
+    async with database_at(jsworker_settings) as database:
+        assert await undone(database, ["one"]) == []
+    with psycopg.connect(jsworker_settings.database_dsn()) as connection:  # nobody has finished its batch yet
+        connection.execute(
+            "UPDATE jsworker.jobs SET status = 'completed', attempts = 1, finished_at = now(),"
+            " needs_publish = false WHERE kind = 'shout'"
+        )
+    async with database_at(jsworker_settings) as database:
+        assert [row.held_by for row in await undone(database, ["one"])] == ["needs"]
+    assert (await work_until_empty([One])).completed == {"one": 1}
 
 
 class Hourly(JobProcessor):
