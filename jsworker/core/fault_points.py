@@ -1,6 +1,7 @@
-"""Named points of a job's way at which the fault suite injects faults. In production none is installed."""
+"""Named points of a job's way at which tests inject faults. In production none is installed."""
 
 from collections.abc import Awaitable, Callable
+from uuid import UUID
 
 Strike = Callable[[], Awaitable[None]]
 
@@ -10,6 +11,16 @@ _installed: dict[str, Strike] = {}
 def install(name: str, strike: Strike) -> None:
     """Await ``strike`` whenever the process passes the point ``name``."""
     _installed[name] = strike
+
+
+def after_step(name: str) -> str:
+    """Return the name of the point at which the step of this name has returned and is not kept yet."""
+    return f"after_step_before_keep: {name}"
+
+
+def after_process(job_id: UUID) -> str:
+    """Return the name of the point at which this job's processor has returned and nothing is settled yet."""
+    return f"after_process_before_settle: {job_id}"
 
 
 def armed() -> bool:

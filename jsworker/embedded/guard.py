@@ -25,18 +25,18 @@ _GUARD_LOCK_DEADLINE = 2.0
 
 
 def main() -> None:
-    """Run the guard of the data folder named by the only argument; stdout gets one report as JSON."""
+    """Run the guard of a data folder, with settings of PostgreSQL; stdout gets one report. Both are JSON."""
     if os.fork():
         os._exit(0)  # the guard is no child of the command, which would have to wait for its end
     try:
-        _guard(DataFolder(Path(sys.argv[1])))
+        _guard(DataFolder(Path(sys.argv[1])), json.loads(sys.argv[2]))
     except (ServersUnavailable, OSError) as error:
         sys.stderr.write(f"{error}\n")
         _report(str(error))
         sys.exit(1)
 
 
-def _guard(folder: DataFolder) -> None:
+def _guard(folder: DataFolder, postgres_settings: dict[str, str]) -> None:
     """Start the servers, publish their URLs, keep them until the last command is gone, stop them."""
     stop_signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -46,7 +46,7 @@ def _guard(folder: DataFolder) -> None:
             _report(None)  # another guard was faster; the command will find it
             return
         os.dup(alive.fileno())  # never closed: the lock ends with this process, not a moment before
-        servers = _servers_of(folder)
+        servers = _servers_of(folder, postgres_settings)
         try:
             for server in servers:
                 server.start()
@@ -65,10 +65,12 @@ def _guard(folder: DataFolder) -> None:
                 server.stop()
 
 
-def _servers_of(folder: DataFolder) -> list[EmbeddedServer]:
+def _servers_of(folder: DataFolder, postgres_settings: dict[str, str]) -> list[EmbeddedServer]:
     free = {name: port for name, port in folder.read("ports").items() if is_free(port)}
     servers: list[EmbeddedServer] = [
-        EmbeddedPostgres(folder.path / "postgres", port=free.get(EmbeddedPostgres.name)),
+        EmbeddedPostgres(
+            folder.path / "postgres", port=free.get(EmbeddedPostgres.name), settings=postgres_settings
+        ),
         EmbeddedNats(folder.path / "nats", port=free.get(EmbeddedNats.name)),
     ]
     folder.write("ports", {server.name: server.port for server in servers})

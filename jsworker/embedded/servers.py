@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any, Literal, Self
@@ -74,10 +75,14 @@ class EmbeddedServers:
     and they are stopped when the last one is gone, whatever ended it: return, Ctrl-C or SIGKILL. The data
     and, while they are free, the ports are kept for the next start. The start blocks, for about a second the
     first time. Without ``data``, the data folder is ``jsworker/dev`` in the user's cache folder.
+    ``postgres_settings`` are those of ``EmbeddedPostgres``, for the command that starts it.
     """
 
-    def __init__(self, data: Path | None = None) -> None:
+    def __init__(
+        self, data: Path | None = None, *, postgres_settings: Mapping[str, str] | None = None
+    ) -> None:
         self.data = (data or _cache_folder() / "jsworker" / "dev").expanduser().resolve()
+        self._postgres_settings = dict(postgres_settings or {})
         self._folder = DataFolder(self.data)
         self._presence = ExitStack()
         self._urls: dict[str, str] = {}
@@ -140,9 +145,10 @@ class EmbeddedServers:
     def _start_guard(self) -> None:
         find_postgres()
         find_nats_server()
+        guard = [sys.executable, "-P", "-m", "jsworker.embedded.guard"]
         with open_log(self._folder.guard_log, limit=_LOG_LIMIT_BYTES) as log:
             report = subprocess.run(  # noqa: S603 -- our own module
-                [sys.executable, "-P", "-m", "jsworker.embedded.guard", self.data],
+                [*guard, self.data, json.dumps(self._postgres_settings)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -27,6 +27,7 @@ FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "breakpoint", "input
 IMPORTS_BY_NAME = {
     "jsworker/__init__.py": "a table of this file: parts of the package, when they are asked for",
     "jsworker/client/__init__.py": "likewise",
+    "jsworker/testing/__init__.py": "likewise",
     "jsworker/cli/app.py": "likewise: the commands",
     "jsworker/telemetry/lean_structlog.py": "a constant",
     "jsworker/core/targets.py": "what stands on the command line",

@@ -213,6 +213,8 @@ class Pipeline:
         self, run: Run, outcome: Outcome, error: BaseException | None, settled: Settled | None = None
     ) -> None:
         await fault_points.reach("after_process_before_settle")
+        if isinstance(outcome, Completed):
+            await fault_points.reach(fault_points.after_process(run.id))
         try:
             if run.completed:
                 settled = Settled.COMPLETED

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import tenacity
@@ -69,6 +69,35 @@ async def fetch_content(run: Run, services: LeaseServices) -> None:
         run.lose()
 
 
+class Progress(NamedTuple):
+    """What a run has said of how far it is, as it is stored; None: nothing new."""
+
+    stage: str | None
+    progress: float | None
+    message: str | None
+
+
+def checked_progress(stage: str | None, progress: float | None, message: str | None) -> Progress:
+    """Return what may be stored of a report; ValueError: ``progress`` is not between 0 and 1."""
+    if progress is not None and not 0 <= progress <= 1:
+        raise ValueError(f"progress={progress!r} must be between 0 and 1")
+    return Progress(_text(stage, _STAGE_CHARACTERS), progress, _text(message, _MESSAGE_CHARACTERS))
+
+
+def checkpoint_text(value: Any, run: Run, services: LeaseServices) -> str:
+    """Return a checkpoint as it is stored; InvalidJson: it cannot be, or is too large."""
+    text = strict_json.dumps(value, what="checkpoint")
+    text = services.contents.encode(text, "checkpoint", run.kind.name, run.id)
+    check_size(text, "checkpoint", services.settings.max_checkpoint_bytes)
+    return text
+
+
+def check_quiet(seconds: float) -> None:
+    """Raise ValueError for what cannot be the length of a quiet phase."""
+    if not 0 <= seconds <= LONGEST_SECONDS:
+        raise ValueError(f"quiet for {seconds!r} seconds: must be from 0 to {LONGEST_SECONDS}")
+
+
 class RunLease:
     """The ownership of one run, as ``jsworker.core.job`` asks for it."""
 
@@ -91,17 +120,9 @@ class RunLease:
 
     async def update_progress(self, stage: str | None, progress: float | None, message: str | None) -> None:
         """Store how far the run is."""
-        if progress is not None and not 0 <= progress <= 1:
-            raise ValueError(f"progress={progress!r} must be between 0 and 1")
+        written = checked_progress(stage, progress, message)
         try:
-            await write_owned(
-                self._run,
-                self._services,
-                heartbeat.update_progress,
-                stage=_text(stage, _STAGE_CHARACTERS),
-                progress=progress,
-                message=_text(message, _MESSAGE_CHARACTERS),
-            )
+            await write_owned(self._run, self._services, heartbeat.update_progress, **written._asdict())
         except (DatabaseUnavailable, DatabaseRefused) as error:
             if not may_answer_later(error):
                 raise
@@ -111,9 +132,7 @@ class RunLease:
 
     async def save_checkpoint(self, value: Any) -> None:
         """Store what the next run shall start from."""
-        text, (job_id, _) = strict_json.dumps(value, what="checkpoint"), self._run.held
-        text = self._services.contents.encode(text, "checkpoint", self._run.kind.name, job_id)
-        check_size(text, "checkpoint", self._services.settings.max_checkpoint_bytes)
+        text = checkpoint_text(value, self._run, self._services)
         tries = count()
 
         async def write() -> None:
@@ -125,8 +144,7 @@ class RunLease:
 
     async def quiet(self, seconds: float) -> None:
         """Announce a phase without signs of life; the heartbeat restores the thresholds afterwards."""
-        if not 0 <= seconds <= LONGEST_SECONDS:
-            raise ValueError(f"quiet for {seconds!r} seconds: must be from 0 to {LONGEST_SECONDS}")
+        check_quiet(seconds)
         thresholds = self._run.thresholds(seconds)
         write = partial(
             write_owned, self._run, self._services, heartbeat.set_thresholds, **thresholds, announced=True
@@ -169,11 +187,7 @@ class RunLease:
 
     def complete_statement(self, result: Any) -> "Executable":
         """Return the guarded statement that completes the job."""
-        if self._run.child_jobs is not None:
-            raise UsageError(
-                f"job {self._run.id}: complete_statement() does not insert what job.enqueue() was given:"
-                " execute jsworker.enqueue_statement() in your session instead"
-            )
+        self.check_no_child_jobs()
         return complete_statement(self._services.worker_id, self._completion(result))
 
     def enqueue(
@@ -194,6 +208,14 @@ class RunLease:
         of_kind = kind_name(kind)
         child_jobs.add(self._run, [ChildJob(of_kind, job) for job in new], max_payload_bytes=most)
         return [job.id for job in new]
+
+    def check_no_child_jobs(self) -> None:
+        """Raise UsageError where ``complete_statement`` would leave out what the run has enqueued."""
+        if self._run.child_jobs is not None:
+            raise UsageError(
+                f"job {self._run.id}: complete_statement() does not insert what job.enqueue() was given:"
+                " execute jsworker.enqueue_statement() in your session instead"
+            )
 
     async def add_to_batch(
         self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]

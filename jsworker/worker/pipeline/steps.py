@@ -75,10 +75,10 @@ class Steps:
                 raise self._run.unfinished
 
     @contextmanager
-    def _step(self, name: str, function: Callable[..., Any] | None) -> Iterator["_Step"]:
+    def _step(self, name: str, function: Callable[..., Any] | None) -> Iterator["NamedStep"]:
         """Take a name of this run; one that comes to nothing may be taken again."""
         check_step_name(name)
-        step = _Step(name, function)
+        step = NamedStep(name, function)
         if name in self._used:
             raise InvalidStep(f"step {shown(name)} is used twice in one run: each needs a name of its own")
         self._used.add(name)
@@ -88,7 +88,7 @@ class Steps:
             self._used.discard(name)
             raise
 
-    async def _find(self, step: "_Step") -> FoundStep:
+    async def _find(self, step: "NamedStep") -> FoundStep:
         tries = count()
 
         async def find() -> FoundStep:
@@ -117,7 +117,7 @@ class Steps:
             raise InvalidStep(f"{one} {shown(step.name)}: an earlier run has used this name for a {other}")
         return found
 
-    async def _in_thread(self, step: "_Step", call: Callable[[], Any], started: float) -> Any:
+    async def _in_thread(self, step: "NamedStep", call: Callable[[], Any], started: float) -> Any:
         """Run a plain function in a thread and wait for its end, also if cancelled: else it may run twice."""
         run = self._run
         thread_name = f"jsworker {run.kind.name} {run.id} step {shown(step.name)}"
@@ -145,11 +145,12 @@ class Steps:
             kept = await self._kept(step, await value, started)
         return kept
 
-    async def _kept(self, step: "_Step", value: Any, started: float) -> Any:
+    async def _kept(self, step: "NamedStep", value: Any, started: float) -> Any:
         """Keep what a step has returned, also if the run is cancelled, and return it as it is kept."""
         text, kept = self._written(step, value)
         if fault_points.armed():
             await fault_points.reach("after_step_before_keep")
+            await fault_points.reach(fault_points.after_step(step.name))
         keeping = asyncio.ensure_future(self._keep(step, text))
         try:
             found = await asyncio.shield(keeping)
@@ -164,7 +165,7 @@ class Steps:
             self._services.events.emit("job.step", **self._run.facts(), step=step.name, seconds=seconds)
         return kept if found.result == text else self._read(step, found)
 
-    def _written(self, step: "_Step", value: Any) -> tuple[str | None, Any]:
+    def _written(self, step: "NamedStep", value: Any) -> tuple[str | None, Any]:
         """Return a result as it is stored, and as it will be read."""
         text, kept = step.write(value)
         if text is not None:
@@ -175,14 +176,14 @@ class Steps:
                 raise step.refused(error) from None
         return text, kept
 
-    def _read(self, step: "_Step", found: FoundStep) -> Any:
+    def _read(self, step: "NamedStep", found: FoundStep) -> Any:
         """Return a stored result."""
         text = found.result
         if text is not None:
             text = self._services.contents.decode(text, step.column, self._run.kind.name, self._run.id)
         return step.read(text)
 
-    async def _keep(self, step: "_Step", text: str | None, *, sleeps: float | None = None) -> FoundStep:
+    async def _keep(self, step: "NamedStep", text: str | None, *, sleeps: float | None = None) -> FoundStep:
         tries = count()
 
         async def keep() -> bool:
@@ -213,7 +214,7 @@ def _retrieve(keeping: "asyncio.Future[FoundStep]") -> None:
         keeping.exception()
 
 
-class _Step:
+class NamedStep:
     """A step by its name and function; None: it is a sleep."""
 
     def __init__(self, name: str, function: Callable[..., Any] | None) -> None:

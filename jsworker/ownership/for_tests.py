@@ -1,0 +1,117 @@
+"""What ``jsworker.testing`` asks of the tables and writes into them; no worker and no client uses it."""
+
+from collections.abc import Collection, Sequence
+from datetime import timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import text
+
+from jsworker.ownership.database import Database
+from jsworker.ownership.pool import Row
+from jsworker.ownership.transitions.admission import waiting_keys
+
+SHIFTED: Final = {
+    "jobs": ("run_at", "due_at", "expires_at", "debounce_until"),
+    "schedules": ("next_at",),
+    "limits": ("full_at", "paused_until"),
+    "unique_windows": ("until",),
+    "job_steps": ("sleeps_until",),
+}
+"""The columns by table that ADVANCE moves: each instant that something waits for, and no other."""
+
+ADVANCE: Final = text("""
+WITH jobs AS (
+  UPDATE jsworker.jobs SET run_at = run_at - CAST(:by AS interval), due_at = due_at - CAST(:by AS interval),
+    expires_at = expires_at - CAST(:by AS interval), debounce_until = debounce_until - CAST(:by AS interval)
+  WHERE status IN ('scheduled', 'queued')
+    AND (run_at IS NOT NULL OR due_at IS NOT NULL OR expires_at IS NOT NULL OR debounce_until IS NOT NULL)
+), schedules AS (
+  UPDATE jsworker.schedules SET next_at = next_at - CAST(:by AS interval)
+), limits AS (
+  UPDATE jsworker.limits SET full_at = full_at - CAST(:by AS interval),
+    paused_until = paused_until - CAST(:by AS interval)
+), windows AS (
+  UPDATE jsworker.unique_windows SET until = until - CAST(:by AS interval)
+)
+UPDATE jsworker.job_steps SET sleeps_until = sleeps_until - CAST(:by AS interval) WHERE sleeps_until IS NOT NULL
+""")
+
+# Not what waits for a later time, for an operator, for a job that is itself held, or for a token of a rate.
+_UNDONE: Final = """
+SELECT j.id, j.kind, j.status, j.held_by, j.attempts, j.stage, j.progress, j.last_error FROM jsworker.jobs AS j
+WHERE j.kind = ANY(CAST(:kinds AS text[])) AND (
+  j.status = 'processing'
+  OR (j.status IN ('queued', 'scheduled') AND NOT EXISTS (
+      SELECT FROM jsworker.limits AS l WHERE l.kind = j.kind AND l.key IN ('', coalesce(j.limit_key, ''))
+        AND l.paused_at IS NOT NULL AND coalesce(l.paused_until > clock_timestamp(), true)
+    ) AND (
+      j.status = 'queued' OR j.run_at <= clock_timestamp() OR j.behind IS NOT NULL
+      OR j.held_by IN ('limit', 'rate', 'paused')
+         AND (j.kind, coalesce(j.limit_key, '')) NOT IN (
+           SELECT * FROM unnest(CAST(:later_kinds AS text[]), CAST(:later_keys AS text[])))
+      OR j.held_by = 'needs' AND NOT EXISTS (
+        SELECT FROM jsworker.batch_needs AS n JOIN jsworker.jobs AS m ON m.batch_id = n.needs
+        WHERE n.batch = j.batch_id AND m.status IN ('scheduled', 'queued', 'processing'))
+    ))
+  OR (j.status IN ('scheduled', 'queued') AND j.expires_at <= clock_timestamp() AND j.fencing_token = 0)
+)
+ORDER BY j.id LIMIT 1000
+"""
+UNDONE: Final = text(_UNDONE)
+DUE_SCHEDULES: Final = text("""
+SELECT name, kind FROM jsworker.schedules
+WHERE kind = ANY(CAST(:kinds AS text[])) AND NOT paused AND next_at <= clock_timestamp() ORDER BY name
+""")
+
+OF_KIND: Final = text("""
+SELECT id, status, priority, held_by, payload, coalesce(unique_key, waiting_key) AS unique_key,
+  CAST(extract(epoch FROM coalesce(run_at, due_at) - clock_timestamp()) AS double precision) AS seconds
+FROM jsworker.jobs WHERE kind = :kind ORDER BY id DESC LIMIT 10000
+""")
+OTHER_KINDS: Final = text("""
+SELECT kind, count(*) AS jobs FROM jsworker.jobs
+WHERE status IN ('scheduled', 'queued') AND kind <> :kind GROUP BY kind ORDER BY kind LIMIT 20
+""")
+END: Final = text("""
+SELECT id, kind, status, result, last_error, failure_reason, fencing_token, attempts, errors, stalls, stage, progress
+FROM jsworker.jobs WHERE id = :id
+""")
+
+
+async def advance(database: Database, by: timedelta) -> None:
+    """Move every instant that a job, a schedule, a limit or a step waits for so far towards now."""
+    await database.run(ADVANCE, {"by": by})
+
+
+async def undone(database: Database, kinds: Collection[str]) -> list[Row]:
+    """Return jobs of these kinds that run, or that a worker would begin without waiting for a later time."""
+    # Read before the jobs: what is held by a limit meanwhile, or begins, is undone.
+    later = [key for key in await waiting_keys(database) if key.jobs == 0 and key.seconds is not None]
+    values = {
+        "kinds": list(kinds),
+        "later_kinds": [key.kind for key in later],
+        "later_keys": [key.key for key in later],
+    }
+    return list(await database.run(UNDONE, values))
+
+
+async def due_schedules(database: Database, kinds: Collection[str]) -> Sequence[Row]:
+    """Return the schedules of these kinds that are due; asked before ``undone``, no job of one is missed."""
+    return await database.run(DUE_SCHEDULES, {"kinds": list(kinds)})
+
+
+async def jobs_of_kind(database: Database, kind: str) -> list[Row]:
+    """Return the jobs of a kind, the newest first, with the seconds until those that wait for a time are due."""
+    return list(await database.run(OF_KIND, {"kind": kind}))
+
+
+async def waiting_of_others(database: Database, kind: str) -> dict[str, int]:
+    """Return how many jobs of other kinds wait."""
+    return {row.kind: row.jobs for row in await database.run(OTHER_KINDS, {"kind": kind})}
+
+
+async def state_of(database: Database, job_id: UUID) -> dict[str, Any]:
+    """Return how a job stands, by column name."""
+    [row] = await database.run(END, {"id": job_id})
+    return dict(row._asdict())

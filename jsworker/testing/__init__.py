@@ -1,0 +1,73 @@
+"""For tests of applications: real servers, one job without any, all jobs, assertions, moved time, kills.
+
+The same names, blocking, are in ``jsworker.testing.sync``. Nothing here needs pytest; its fixtures are in
+``jsworker.testing.plugin``, which pytest finds by itself.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jsworker.testing.enqueued import assert_enqueued, assert_not_enqueued
+    from jsworker.testing.killing import (
+        AfterSeconds,
+        AtEnd,
+        AtProgress,
+        AtStep,
+        KilledJob,
+        kill_worker_during,
+    )
+    from jsworker.testing.servers import RunningServers, running_servers
+    from jsworker.testing.unit_lease import JobRun
+    from jsworker.testing.unit_run import run_job, run_of
+    from jsworker.testing.unittest_case import JsworkerTestCase
+    from jsworker.testing.work import RunError, WorkDone, advance, work_until_empty
+
+_HOMES = {
+    "AfterSeconds": "jsworker.testing.killing",
+    "AtEnd": "jsworker.testing.killing",
+    "AtProgress": "jsworker.testing.killing",
+    "AtStep": "jsworker.testing.killing",
+    "JobRun": "jsworker.testing.unit_lease",
+    "JsworkerTestCase": "jsworker.testing.unittest_case",
+    "KilledJob": "jsworker.testing.killing",
+    "RunError": "jsworker.testing.work",
+    "RunningServers": "jsworker.testing.servers",
+    "WorkDone": "jsworker.testing.work",
+    "advance": "jsworker.testing.work",
+    "assert_enqueued": "jsworker.testing.enqueued",
+    "assert_not_enqueued": "jsworker.testing.enqueued",
+    "kill_worker_during": "jsworker.testing.killing",
+    "run_job": "jsworker.testing.unit_run",
+    "run_of": "jsworker.testing.unit_run",
+    "running_servers": "jsworker.testing.servers",
+    "work_until_empty": "jsworker.testing.work",
+}
+
+__all__ = [
+    "AfterSeconds",
+    "AtEnd",
+    "AtProgress",
+    "AtStep",
+    "JobRun",
+    "JsworkerTestCase",
+    "KilledJob",
+    "RunError",
+    "RunningServers",
+    "WorkDone",
+    "advance",
+    "assert_enqueued",
+    "assert_not_enqueued",
+    "kill_worker_during",
+    "run_job",
+    "run_of",
+    "running_servers",
+    "work_until_empty",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for: pytest loads this package in everybody's tests."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

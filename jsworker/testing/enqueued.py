@@ -1,0 +1,250 @@
+"""Assertions about jobs that wait."""
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+
+from jsworker.client.enqueueing import Kind, kind_name
+from jsworker.core import strict_json
+from jsworker.core.names import shown
+from jsworker.core.priorities import PRIORITIES, Priority, priority_number
+from jsworker.core.processor import Seconds, write_payload
+from jsworker.core.settings import Settings
+from jsworker.ownership import for_tests
+from jsworker.ownership.pool import Row
+from jsworker.testing.servers import database_at, settings_in_use
+
+_WAITING: Final = ("scheduled", "queued")
+_SHOWN: Final = 10
+_LONGEST_PAYLOAD: Final = 500
+
+
+class _Wanted(NamedTuple):
+    """What a job must be like; None: anything will do."""
+
+    kind: str
+    payload: Any
+    has_payload: bool
+    is_whole: bool
+    priority: Priority | None
+    unique_key: str | None
+    due_after: float | None
+    due_within: float | None
+
+    def fits(self, row: Row) -> bool:
+        """Return whether a job is like that."""
+        seconds = row.seconds or 0.0
+        return (
+            (not self.has_payload or self._fits_payload(row.payload))
+            and (self.priority is None or row.priority == priority_number(self.priority))
+            and (self.unique_key is None or row.unique_key == self.unique_key)
+            and (self.due_after is None or seconds >= self.due_after)
+            and (self.due_within is None or (seconds <= self.due_within and row.held_by is None))
+        )
+
+    def _fits_payload(self, payload: Any) -> bool:
+        return bool(self.payload == payload) if self.is_whole else _is_part_of(self.payload, payload)
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        words = [f"of kind {self.kind}"]
+        if self.has_payload:
+            words.append(f"with payload {_line(self.payload)}")
+        if self.priority is not None:
+            words.append(f"of {self.priority} priority")
+        if self.unique_key is not None:
+            words.append(f"with unique key {shown(self.unique_key)}")
+        if self.due_after is not None:
+            words.append(f"due in {self.due_after:g} s or later")
+        if self.due_within is not None:
+            words.append(f"due within {self.due_within:g} s")
+        return " ".join(words)
+
+
+_ANYTHING: Final = object()
+
+
+async def assert_enqueued(
+    kind: Kind,
+    payload: Any = _ANYTHING,
+    *,
+    count: int | None = None,
+    priority: Priority | None = None,
+    unique_key: str | None = None,
+    due_after: Seconds | None = None,
+    due_within: Seconds | None = None,
+    settings: Settings | None = None,
+) -> None:
+    """Raise AssertionError unless jobs of this kind wait that are like this; it shows those that do wait.
+
+    A job waits until it is claimed: a running or ended one is not counted.
+
+    Args:
+        kind: a kind's name, or its processor.
+        payload: a dict may leave fields out, in dicts within it, too; all else must be equal. A model is
+            compared with all of its fields. Left out: any.
+        count: how many such jobs; None: at least one.
+        priority: high, normal or low.
+        unique_key: their unique key.
+        due_after, due_within: seconds, or timedeltas, from now: they are due not before that, and by then.
+        settings: where the jobs are; None: in the database of the test that runs.
+    """
+    __tracebackhide__ = True
+    wanted = _wanted(
+        kind,
+        payload,
+        priority=priority,
+        unique_key=unique_key,
+        due_after=due_after,
+        due_within=due_within,
+    )
+    waiting, text = await _look(wanted, settings, "assert_enqueued")
+    found = sum(map(wanted.fits, waiting))
+    if found == count or (count is None and found):
+        return
+    expected = "a job" if count is None else f"{count} job{'' if count == 1 else 's'}"
+    raise AssertionError(f"expected {expected} {wanted}, found {found}\n{text}")
+
+
+async def assert_not_enqueued(
+    kind: Kind,
+    payload: Any = _ANYTHING,
+    *,
+    priority: Priority | None = None,
+    unique_key: str | None = None,
+    due_after: Seconds | None = None,
+    due_within: Seconds | None = None,
+    settings: Settings | None = None,
+) -> None:
+    """Raise AssertionError if a job waits that is like this; see ``assert_enqueued``."""
+    __tracebackhide__ = True
+    wanted = _wanted(
+        kind,
+        payload,
+        priority=priority,
+        unique_key=unique_key,
+        due_after=due_after,
+        due_within=due_within,
+    )
+    waiting, text = await _look(wanted, settings, "assert_not_enqueued")
+    if found := sum(map(wanted.fits, waiting)):
+        raise AssertionError(f"expected no job {wanted}, found {found}\n{text}")
+
+
+def _wanted(
+    kind: Kind,
+    payload: Any,
+    *,
+    priority: Priority | None,
+    unique_key: str | None,
+    due_after: Seconds | None,
+    due_within: Seconds | None,
+) -> _Wanted:
+    if priority is not None:
+        priority_number(priority)
+    has_payload = payload is not _ANYTHING
+    value = _json_value(kind, payload) if has_payload else None
+    is_whole = not isinstance(payload, Mapping)
+    return _Wanted(
+        kind=kind_name(kind),
+        payload=value,
+        has_payload=has_payload,
+        is_whole=is_whole,
+        priority=priority,
+        unique_key=unique_key,
+        due_after=_seconds(due_after),
+        due_within=_seconds(due_within),
+    )
+
+
+def _json_value(kind: Kind, payload: Any) -> Any:
+    """Return a payload as it would be stored; of a dict fields may be missing, so no processor checks it."""
+    if isinstance(kind, str) or isinstance(payload, Mapping):
+        return strict_json.loads(strict_json.dumps_model(payload, what="payload"))
+    return strict_json.loads(write_payload(kind, payload))
+
+
+def _seconds(given: Seconds | None) -> float | None:
+    return given.total_seconds() if isinstance(given, timedelta) else given
+
+
+async def _look(wanted: _Wanted, settings: Settings | None, what: str) -> tuple[list[Row], str]:
+    """Return the jobs of the kind that wait, and what a failed assertion shows."""
+    async with database_at(settings_in_use(settings, what)) as database:
+        rows = await for_tests.jobs_of_kind(database, wanted.kind)
+        others = await for_tests.waiting_of_others(database, wanted.kind)
+    waiting = [row for row in rows if row.status in _WAITING]
+    lines = list(_listed(waiting, rows, wanted.kind))
+    if others and not waiting:
+        lines.append("of other kinds wait: " + ", ".join(f"{n} {kind}" for kind, n in others.items()))
+    if wanted.has_payload and waiting and not any(map(wanted.fits, waiting)):
+        lines += _difference(wanted, waiting)
+    return waiting, "\n".join(lines)
+
+
+def _listed(waiting: Sequence[Row], rows: Sequence[Row], kind: str) -> list[str]:
+    ended = [row.status for row in rows if row.status not in _WAITING]
+    counted = ", ".join(f"{ended.count(status)} {status}" for status in dict.fromkeys(ended))
+    besides = f" (besides: {counted})" if counted else ""
+    lines = [f"{len(waiting)} of kind {kind} wait{besides}{':' if waiting else ''}"]
+    lines += [f"  {_in_words(row)}" for row in waiting[:_SHOWN]]
+    if len(waiting) > _SHOWN:
+        lines.append(f"  and {len(waiting) - _SHOWN} more")
+    return lines
+
+
+def _in_words(row: Row) -> str:
+    words = [f"{row.id} {row.status}"]
+    if row.held_by is not None:
+        words.append(f"held by {row.held_by}")
+    if row.seconds is not None and row.status == "scheduled":
+        words.append(f"due in {row.seconds:.0f} s")
+    if row.priority != priority_number("normal"):
+        words.append(PRIORITIES[row.priority])
+    if row.unique_key is not None:
+        words.append(f"unique key {shown(row.unique_key)}")
+    return f"{', '.join(words)}: {_line(row.payload)}"
+
+
+def _difference(wanted: _Wanted, waiting: Sequence[Row]) -> list[str]:
+    """Return how the payload that is the most like the wanted one differs from it."""
+    expected = _pretty(wanted.payload)
+
+    def asked_about(row: Row) -> str:
+        return _pretty(row.payload if wanted.is_whole else _shared(wanted.payload, row.payload))
+
+    def likeness(row: Row) -> float:
+        return difflib.SequenceMatcher(None, expected, asked_about(row)).ratio()
+
+    nearest = max(waiting[:100], key=likeness)
+    actual = asked_about(nearest)
+    if actual == expected:
+        return []
+    compared = difflib.ndiff(expected.splitlines(), actual.splitlines())
+    title = f"the nearest one, {nearest.id}, differs (- expected, + enqueued):"
+    return [title, *(f"  {line}" for line in compared if not line.startswith("?"))]
+
+
+def _shared(wanted: Any, actual: Any) -> Any:
+    """Return of a payload what was asked about."""
+    if isinstance(wanted, dict) and isinstance(actual, dict):
+        return {name: _shared(value, actual[name]) for name, value in wanted.items() if name in actual}
+    return actual
+
+
+def _is_part_of(wanted: Any, actual: Any) -> bool:
+    if isinstance(wanted, dict) and isinstance(actual, dict):
+        return all(name in actual and _is_part_of(value, actual[name]) for name, value in wanted.items())
+    # True is no 1; of numbers, 1.0 is 1: JSON does not tell them apart.
+    return isinstance(wanted, bool) is isinstance(actual, bool) and bool(wanted == actual)
+
+
+def _pretty(value: Any) -> str:
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, default=str)
+
+
+def _line(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _LONGEST_PAYLOAD else f"{text[:_LONGEST_PAYLOAD]}…"

@@ -1,0 +1,211 @@
+"""Killing a real worker process while a job runs, and letting another one finish the job."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeAlias
+from uuid import UUID
+
+from jsworker.client import JobClient, JobEvent
+from jsworker.client.enqueueing import MOST_STALLS, payload_text
+from jsworker.core.errors import InvalidTarget
+from jsworker.core.processor import JobProcessor
+from jsworker.core.settings import Settings, variable_of
+from jsworker.embedded import start_with_parent
+from jsworker.ownership import for_tests
+from jsworker.testing.killed_worker import ENDED_BEFORE
+from jsworker.testing.servers import database_at, settings_in_use
+from jsworker.worker.pipeline.kinds import resolve_kinds
+
+_LEAST_STALLS: Final = 3
+_SHOWN_CHARACTERS: Final = 3000
+
+
+class AtEnd(NamedTuple):
+    """Killed when ``process`` has returned, before the completion is written: all is done once more."""
+
+
+class AtStep(NamedTuple):
+    """Killed when the function of a step has returned, and its result is not kept: it is called once more."""
+
+    name: str
+
+
+class AtProgress(NamedTuple):
+    """Killed when a progress of at least so much has been stored, 0 to 1."""
+
+    progress: float
+
+
+class AfterSeconds(NamedTuple):
+    """Killed so many seconds after ``process`` was called."""
+
+    seconds: float
+
+
+Moment: TypeAlias = AtEnd | AtStep | AtProgress | AfterSeconds
+
+
+@dataclass(frozen=True)
+class KilledJob:
+    """What became of a job whose worker was killed.
+
+    Attributes:
+        job_id: the job.
+        status: completed, failed or cancelled.
+        result: what it returned in the end, a JSON value; None if it did not complete.
+        error: the text of its last error; None: it had none.
+        runs: how many runs it had: 2, the killed one among them, unless attempts failed. 1: the first run had
+            completed the job before it was killed, in its own transaction.
+        timeline: what happened, as ``JobClient.timeline`` tells it.
+    """
+
+    job_id: UUID
+    status: str
+    result: Any
+    error: str | None
+    runs: int
+    timeline: list[JobEvent]
+
+
+async def kill_worker_during(
+    processor: type[JobProcessor[Any]] | JobProcessor[Any],
+    payload: Any,
+    *,
+    at: Moment = AtEnd(),  # noqa: B008 -- it never changes
+    timeout: float = 60.0,  # noqa: ASYNC109 -- with words of what is wrong
+    settings: Settings | None = None,
+) -> KilledJob:
+    """Enqueue a job, kill the worker process that runs it with SIGKILL, and return what became of it.
+
+    Another worker process finishes the job. Then assert on your side effects: they must be what one run would
+    have left. Both processes import the processor by its module, with this process's environment.
+
+    Args:
+        processor: a processor's class at the top level of a module, or an instance that is an attribute of
+            one.
+        payload: as for ``JobClient.enqueue``.
+        at: the moment.
+        timeout: seconds that each of the two processes may take.
+        settings: where the job is enqueued; None: in the database of the test that runs.
+
+    Raises:
+        InvalidTarget: another process cannot make the processor.
+        AssertionError: the job ended before the moment came, or the second worker did not finish it.
+    """
+    own = settings_in_use(settings, "kill_worker_during")
+    [kind] = resolve_kinds([processor], own).values()
+    if kind.origin is None:
+        raise InvalidTarget(
+            f"another process cannot make the processor of kind {kind.name}: define its class at the top "
+            "level of a module, without arguments, or give an instance that is an attribute of a module"
+        )
+    payload_text(type(kind.processor), payload)  # what it refuses is told before anything starts
+    async with JobClient(own) as client:
+        # Else it might be quarantined, or have failed with this one stall.
+        stalls = min(max(kind.limits.max_stalls, _LEAST_STALLS), MOST_STALLS)
+        job = await client.enqueue(type(kind.processor), payload, max_stalls=stalls)
+        order = {
+            "origin": kind.origin,
+            "file": getattr(sys.modules[kind.origin.partition(":")[0]], "__file__", None),
+            "path": sys.path,
+            "job_id": str(job.id),
+        }
+        killed = await asyncio.to_thread(_run, own, {**order, "at": [type(at).__name__, *at]}, timeout)
+        _check_killed(killed, kind.name, at, timeout)
+        second = await asyncio.to_thread(_run, own, {**order, "dead": killed.worker_id}, timeout)
+        async with database_at(own) as database:
+            row = await for_tests.state_of(database, job.id)
+        if second.code != 0:
+            raise AssertionError(
+                f"the second worker did not finish job {job.id} of kind {kind.name} within {timeout:g} s: "
+                f"it is {row['status']}, last error: {row['last_error']}{_log(second)}"
+            )
+        return KilledJob(
+            job_id=job.id,
+            status=row["status"],
+            result=row["result"],
+            error=row["last_error"],
+            runs=row["fencing_token"],
+            timeline=await client.timeline(job.id),
+        )
+
+
+class _Ended(NamedTuple):
+    """A worker process that has ended; ``code`` None: it had to be ended after its time."""
+
+    code: int | None
+    worker_id: str
+    said: str
+    log: str
+
+
+def _check_killed(ended: _Ended, kind: str, at: Moment, timeout: float) -> None:
+    if ended.code == -signal.SIGKILL and ended.worker_id:
+        return
+    if ended.code == ENDED_BEFORE:
+        raise AssertionError(f"the job of kind {kind} ended before {_in_words(at)}: {ended.said}")
+    if ended.code is None:
+        raise AssertionError(
+            f"the job of kind {kind} did not come to {_in_words(at)} within {timeout:g} s{_log(ended)}"
+        )
+    raise AssertionError(f"the worker of kind {kind} ended with exit code {ended.code}{_log(ended)}")
+
+
+def _in_words(at: Moment) -> str:
+    match at:
+        case AtEnd():
+            return "the end of process"
+        case AtStep(name):
+            return f"the end of step {name!r}"
+        case AtProgress(progress):
+            return f"progress {progress:g}"
+        case AfterSeconds(seconds):
+            return f"{seconds:g} s had passed"
+
+
+def _log(ended: _Ended) -> str:
+    return f"; the end of its log:\n{ended.log}" if ended.log else ""
+
+
+def _run(settings: Settings, order: Mapping[str, Any], seconds: float) -> _Ended:
+    """Run a worker process to its end; it does not outlive this one."""
+    values = {name: getattr(settings, name) for name in settings.model_fields_set}
+    # It is taken back by who knows the dead worker, as a supervisor does it, and by nobody before.
+    values["recover_on_start"] = False
+    environment = {**os.environ, **{variable_of(name): _text(value) for name, value in values.items()}}
+    flags = ["-P"] if sys.flags.safe_path else []
+    command = [sys.executable, *flags, "-m", "jsworker.testing.killed_worker", json.dumps(order)]
+    with tempfile.TemporaryDirectory(prefix="jsworker-killed-") as folder:
+        told, log = Path(folder, "told"), Path(folder, "log")
+        with told.open("wb") as stdout, log.open("wb") as stderr:
+            process = start_with_parent(
+                command,
+                env=environment,
+                death_signal=signal.SIGKILL,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+            )
+        code: int | None = None
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(seconds)
+        finally:
+            process.kill()
+            process.wait()
+        worker_id, _, said = told.read_text(errors="replace").partition("\n")
+        return _Ended(code, worker_id, said.strip(), log.read_text(errors="replace")[-_SHOWN_CHARACTERS:])
+
+
+def _text(value: Any) -> str:
+    secret = getattr(value, "get_secret_value", None)
+    return str(value if secret is None else secret())

@@ -1,0 +1,148 @@
+"""The pytest plugin: fixtures. It is loaded with everybody's pytest, so it imports what it needs late."""
+
+import inspect
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from jsworker import JobClient, Settings, SyncJobClient
+    from jsworker.testing.servers import RunningServers
+
+_FOLDER = "jsworker_servers_folder"
+_SHARED_FOLDER = pytest.StashKey[Path]()
+_INI = {
+    "jsworker_database_url": "URL of a PostgreSQL for jsworker's fixtures, instead of an embedded one",
+    "jsworker_nats_url": "URL of a NATS server for jsworker's fixtures, instead of an embedded one",
+}
+_ASYNC_CLIENT = "_jsworker_async_client"
+_ASYNCIO_CLIENT = "_jsworker_asyncio_client"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the ini options."""
+    for name, text in _INI.items():
+        parser.addini(name, text, default=None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the client a fixture of pytest-asyncio's own kind: its strict mode takes no other."""
+    if config.pluginmanager.hasplugin("asyncio"):
+        from jsworker.testing import asyncio_client  # noqa: PLC0415 -- pytest-asyncio may be missing
+
+        config.pluginmanager.register(asyncio_client, "jsworker-asyncio")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell each process of pytest-xdist where the servers' data are: they share them."""
+    stash = node.config.stash
+    if _SHARED_FOLDER not in stash:
+        from jsworker.testing.servers_folder import new_folder  # noqa: PLC0415 -- as above
+
+        stash[_SHARED_FOLDER] = new_folder()
+    node.workerinput[_FOLDER] = str(stash[_SHARED_FOLDER])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Delete the data that the processes of pytest-xdist have shared."""
+    folder = config.stash.get(_SHARED_FOLDER, None)
+    if folder is not None:
+        import shutil  # noqa: PLC0415 -- as above
+
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let test cases of ``unittest`` use the servers and the template of the session."""
+    module = sys.modules.get("jsworker.testing.unittest_case")
+    if module is None:
+        return
+    for item in items:
+        if isinstance(item, pytest.Function) and issubclass(item.cls or object, module.JsworkerTestCase):
+            item.fixturenames.insert(0, "jsworker_template")
+
+
+@pytest.fixture(scope="session")
+def jsworker_servers(request: pytest.FixtureRequest) -> "Iterator[RunningServers]":
+    """A PostgreSQL and a nats-server for the whole session, shared by the processes of pytest-xdist.
+
+    Embedded ones (extra ``embedded``), or those of the ini options ``jsworker_database_url`` and
+    ``jsworker_nats_url`` or the variables ``JSWORKER_TEST_DATABASE_URL`` and ``JSWORKER_TEST_NATS_URL``.
+    """
+    from jsworker import JsworkerError  # noqa: PLC0415
+    from jsworker.testing.servers import running_servers  # noqa: PLC0415
+
+    config = request.config
+    shared = getattr(config, "workerinput", {}).get(_FOLDER)
+    given = {name.removeprefix("jsworker_"): config.getini(name) for name in _INI}
+    running = running_servers(None if shared is None else Path(shared), **given)
+    try:
+        servers = running.__enter__()
+        servers.template_url  # noqa: B018 -- migrated here: no test is to wait for it
+    except JsworkerError as error:
+        pytest.fail(f"jsworker_servers: {error}", pytrace=False)
+    try:
+        yield servers
+    finally:
+        running.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="session")
+def jsworker_template(jsworker_servers: "RunningServers") -> str:
+    """The URL of the database that each test gets a copy of; override it to make your own tables there."""
+    return jsworker_servers.template_url
+
+
+@pytest.fixture
+def jsworker_settings(
+    jsworker_servers: "RunningServers",
+    jsworker_template: str,  # noqa: ARG001 -- filled before it is copied
+) -> "Iterator[Settings]":
+    """Settings that lead to a database and a stream of the test's own, meanwhile also the environment's."""
+    from jsworker import JsworkerError  # noqa: PLC0415
+
+    making = jsworker_servers.test_settings()
+    try:
+        settings = making.__enter__()
+    except JsworkerError as error:
+        pytest.fail(f"jsworker_settings: {error}", pytrace=False)
+    try:
+        yield settings
+    finally:
+        making.__exit__(None, None, None)
+
+
+@pytest.fixture
+def job_client(request: pytest.FixtureRequest) -> "JobClient":
+    """An open ``JobClient`` on the test's database, for async tests of pytest-asyncio or anyio."""
+    if "anyio_backend" in request.fixturenames:
+        name = _ASYNC_CLIENT
+        if (backend := request.getfixturevalue("anyio_backend_name")) != "asyncio":
+            pytest.fail(f"job_client needs anyio's backend asyncio, not {backend}", pytrace=False)
+    elif request.config.pluginmanager.hasplugin("asyncio") and inspect.iscoroutinefunction(request.function):
+        name = _ASYNCIO_CLIENT
+    else:
+        pytest.fail("job_client needs an async test that pytest-asyncio or anyio runs", pytrace=False)
+    client: JobClient = request.getfixturevalue(name)
+    return client
+
+
+@pytest.fixture
+def sync_job_client(jsworker_settings: "Settings") -> "Iterator[SyncJobClient]":
+    """An open ``SyncJobClient`` on the test's database, for tests without ``await``."""
+    from jsworker import SyncJobClient  # noqa: PLC0415
+
+    with SyncJobClient(jsworker_settings) as client:
+        yield client
+
+
+@pytest.fixture(name=_ASYNC_CLIENT)
+async def _async_client(jsworker_settings: "Settings") -> "AsyncIterator[JobClient]":
+    from jsworker import JobClient  # noqa: PLC0415
+
+    async with JobClient(jsworker_settings) as client:
+        yield client

@@ -1,0 +1,270 @@
+"""The servers of tests: shared by all of them, with a database and a stream for each."""
+
+import asyncio
+import atexit
+import os
+import shutil
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeVar
+
+from jsworker.core.errors import JsworkerError, ServersUnavailable, SettingsError
+from jsworker.core.settings import Settings, load_settings, variable_of
+from jsworker.core.settings.variables import PREFIX
+from jsworker.embedded import EmbeddedServers
+from jsworker.ownership.database import Database
+from jsworker.ownership.throwaway import ThrowawayDatabases
+from jsworker.stream.removal import check_answers, delete_stream
+from jsworker.testing.servers_folder import new_folder
+
+T = TypeVar("T")
+
+GIVEN: Final = MappingProxyType(
+    {"database_url": "JSWORKER_TEST_DATABASE_URL", "nats_url": "JSWORKER_TEST_NATS_URL"}
+)
+"""The variables that name servers which run already. Those of workers may name real ones: ignored."""
+
+# Nothing waits for the disk, and nothing here lives long enough to be vacuumed. COMMIT keeps its meaning, and
+# a killed server still finds every commit again; only a crash of the machine would lose some.
+_POSTGRES_SETTINGS: Final = MappingProxyType(
+    {
+        "fsync": "off",
+        "full_page_writes": "off",
+        "dynamic_shared_memory_type": "mmap",
+        "autovacuum_naptime": "1d",
+    }
+)
+_PACE: Final = MappingProxyType({"relay_interval": 0.1, "scan_interval": 0.5, "shutdown_timeout": 5.0})
+"""What is quicker than by default. What takes a silent owner for dead is not: machines of tests are busy."""
+
+_ANSWER_SECONDS: Final = 10.0
+
+
+class RunningServers:
+    """A PostgreSQL and a nats-server that run, and give each test a database and a stream of its own.
+
+    Used by one thread. ``template_url`` is the migrated database that each test gets a copy of: tables that
+    you make in it at the start are in every test's database.
+    """
+
+    def __init__(self, database_url: str, nats_url: str, *, are_given: bool) -> None:
+        self.database_url = database_url
+        self.nats_url = nats_url
+        self._are_given = are_given
+        self._databases = ThrowawayDatabases(database_url)
+        self._template: str | None = None
+
+    @property
+    def template_url(self) -> str:
+        """The URL of the database that is copied; close your connections to it before the first test."""
+        return self._databases.url_of(self._template_name())
+
+    @contextmanager
+    def test_settings(self) -> Iterator[Settings]:
+        """Make a database and a stream for one test, and yield the settings that lead there.
+
+        Until the end of the block they are also those of the environment, in which no other ``JSWORKER_``
+        variable is left, and those that the functions of ``jsworker.testing`` use.
+
+        Raises:
+            DatabaseUnavailable, DatabaseRefused: the database cannot be made.
+            TransitionRefused: somebody is connected to the template.
+        """
+        name = self._databases.copy(self._template_name())
+        unique = name.rpartition("_")[2]
+        own: dict[str, Any] = {
+            "database_url": self._databases.url_of(name),
+            "nats_url": self.nats_url,
+            "stream": f"TEST_{unique}",
+            "subject_prefix": f"test-{unique}",
+            **_PACE,
+        }
+        try:
+            with _environment(own), _noted(_used, load_settings()) as settings:
+                yield settings
+        finally:
+            self._databases.drop(name)
+            if self._are_given:  # embedded ones end with all that they hold
+                with suppress(JsworkerError):
+                    _wait_for(delete_stream(settings_at(self, own["stream"]), _ANSWER_SECONDS))
+
+    def close(self) -> None:
+        """Drop the databases that were made here."""
+        self._databases.close()
+
+    def _template_name(self) -> str:
+        if self._template is None:
+            self._template = self._databases.make_template()
+        return self._template
+
+
+def settings_at(servers: RunningServers, stream: str = "TEST") -> Settings:
+    """Return settings on the servers themselves, whatever the environment says."""
+    with _environment({"database_url": servers.database_url, "nats_url": servers.nats_url, "stream": stream}):
+        return load_settings()
+
+
+class Given(NamedTuple):
+    """Servers that somebody has named, and where."""
+
+    database_url: str | None
+    nats_url: str | None
+
+
+@contextmanager
+def running_servers(
+    folder: Path | None = None, *, database_url: str | None = None, nats_url: str | None = None
+) -> Iterator[RunningServers]:
+    """Start embedded servers for the length of the block, or use those that are given.
+
+    Given are those of the arguments, else of ``JSWORKER_TEST_DATABASE_URL`` and ``JSWORKER_TEST_NATS_URL``.
+    On them databases named ``jsworker_test_…`` and streams named ``TEST_…`` are made, and nothing else is
+    touched.
+
+    Args:
+        folder: where the data of embedded servers are; processes that name the same one share the servers.
+            None: a folder of their own, in memory if there is room.
+        database_url: of any database of a PostgreSQL, with a login that may create databases.
+        nats_url: of a NATS server with JetStream.
+
+    Raises:
+        ServersUnavailable: the packages of the extra ``embedded`` are missing, or a server does not start.
+        SettingsError: only one of the two is given, or it is no URL.
+        DatabaseUnavailable, DatabaseRefused, StreamUnavailable, StreamRefused: a given one cannot be used.
+    """
+    given = Given(
+        database_url or os.environ.get(GIVEN["database_url"]), nats_url or os.environ.get(GIVEN["nats_url"])
+    )
+    with ExitStack() as opened:
+        if any(given):
+            servers = _given_servers(given)
+            opened.callback(servers.close)
+            _wait_for(check_answers(settings_at(servers), _ANSWER_SECONDS))
+        else:
+            servers = opened.enter_context(_embedded_servers(folder))
+        opened.enter_context(_noted(_running, servers))
+        yield servers
+
+
+def servers_of_process() -> RunningServers:
+    """Return servers that run already in a block of this process, else new ones that end with the process."""
+    if not _running:
+        opened = ExitStack()
+        opened.enter_context(running_servers())
+        atexit.register(opened.close)
+    return _running[-1]
+
+
+def _given_servers(given: Given) -> RunningServers:
+    if given.database_url is None or given.nats_url is None:
+        is_there, missing = (
+            ("database_url", "nats_url") if given.database_url else ("nats_url", "database_url")
+        )
+        raise SettingsError(
+            f"{GIVEN[is_there]} must come with {GIVEN[missing]}: name both servers, or neither"
+        )
+    raw = RunningServers(given.database_url, given.nats_url, are_given=True)
+    try:
+        return RunningServers(settings_at(raw).database_dsn(), given.nats_url, are_given=True)
+    except SettingsError as error:
+        text = str(error)
+        for name, variable in GIVEN.items():
+            text = text.replace(f"{variable_of(name)}=", f"{variable}=")
+        raise SettingsError(text) from None
+
+
+@contextmanager
+def _embedded_servers(folder: Path | None) -> Iterator[RunningServers]:
+    own = folder is None
+    folder = folder or new_folder()
+    folder.mkdir(
+        mode=0o711, parents=True, exist_ok=True
+    )  # a PostgreSQL that root starts runs as another user
+    try:
+        with EmbeddedServers(folder, postgres_settings=_POSTGRES_SETTINGS) as embedded:
+            servers = RunningServers(embedded.database_url, embedded.nats_url, are_given=False)
+            try:
+                yield servers
+            finally:
+                servers.close()
+    except ServersUnavailable as error:
+        if "pip install" not in str(error):
+            raise
+        named = " and ".join(GIVEN.values())
+        raise ServersUnavailable(f"{error}, or name servers that run by {named}") from None
+    finally:
+        if own:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+# --- What the functions of jsworker.testing work on. ---
+
+_running: list[RunningServers] = []
+_used: list[Settings] = []
+
+
+def settings_in_use(settings: Settings | None, what: str) -> Settings:
+    """Return the given settings, or those of the test that runs; ``what`` needs them."""
+    if settings is not None:
+        return settings
+    if not _used:
+        raise RuntimeError(
+            f"{what} needs a database: let the test ask for the fixture job_client or jsworker_settings, "
+            "derive it from JsworkerTestCase, or give settings="
+        )
+    return _used[-1]
+
+
+def settings_without_servers() -> Settings:
+    """Return settings for what needs no server: those of the test that runs, else the defaults."""
+    if _used:
+        return _used[-1]
+    with _environment({"database_url": "postgresql://127.0.0.1/no_database"}):
+        return load_settings()
+
+
+@asynccontextmanager
+async def database_at(settings: Settings) -> AsyncIterator[Database]:
+    """Open the database of settings, patiently: machines of tests are busy."""
+    database = Database(settings.database_dsn(), statement_timeout=_ANSWER_SECONDS)
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+@contextmanager
+def _noted(noted: list[T], value: T) -> Iterator[T]:
+    noted.append(value)
+    try:
+        yield value
+    finally:
+        noted.remove(value)
+
+
+@contextmanager
+def _environment(own: Mapping[str, Any]) -> Iterator[None]:
+    """Let the environment hold these settings, and no others."""
+    before = {name: value for name, value in os.environ.items() if _is_setting(name)}
+    try:
+        for name in before:
+            del os.environ[name]
+        os.environ.update({variable_of(name): str(value) for name, value in own.items()})
+        yield
+    finally:
+        for name in list(filter(_is_setting, os.environ)):
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _wait_for(call: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine in a thread of its own: this one's event loop belongs to the tests."""
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        thread.submit(asyncio.run, call).result()
+
+
+def _is_setting(name: str) -> bool:
+    return name.startswith(PREFIX) and name not in GIVEN.values()

@@ -1,0 +1,243 @@
+"""What a job may ask of its owner, while it is run alone: everything is kept in memory."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+from jsworker.client.enqueueing import Kind, kind_name
+from jsworker.core import strict_json
+from jsworker.core.clock import boottime
+from jsworker.core.errors import OwnershipLost
+from jsworker.core.job import MemberResult
+from jsworker.core.names import shown
+from jsworker.ownership.given_session import (
+    GivenSession,
+    added_rows,
+    completed_row,
+    savepoint,
+    sync_savepoint,
+)
+from jsworker.ownership.transitions.steps import FoundStep
+from jsworker.worker.pipeline import child_jobs
+from jsworker.worker.pipeline.in_flight import Run
+from jsworker.worker.pipeline.outcomes import check_size, result_text
+from jsworker.worker.pipeline.run_ownership import (
+    Progress,
+    RunLease,
+    check_quiet,
+    checked_progress,
+    checkpoint_text,
+)
+from jsworker.worker.pipeline.run_writes import LeaseServices
+from jsworker.worker.pipeline.steps import NamedStep, Steps
+from jsworker.worker.pipeline.threads import refuse_on_a_loop
+
+if TYPE_CHECKING:
+    from sqlalchemy import Executable
+    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlalchemy.orm import Session
+
+
+class AddedJob(NamedTuple):
+    """A job that another one has enqueued, or added to its batch; ``payload`` is a JSON value."""
+
+    id: UUID
+    kind: str
+    payload: Any
+
+
+@dataclass(eq=False)
+class JobRun:
+    """What one run of a job came to, and what it has said on its way, as the database would hold it.
+
+    Attributes:
+        job_id: the job's id.
+        result: the job's result, a JSON value; None until it has completed.
+        completed: whether it has returned, or completed in its own transaction.
+        stage, progress, message: the last ones that were reported; None: none was.
+        reports: each call of ``job.update_progress``.
+        checkpoint: what it has saved last, or was given.
+        steps: the results of its steps by name, of sleeps None; those that were given come first.
+        added: jobs that it has added to its batch.
+        enqueued: jobs that it has enqueued; of a run that does not complete none is.
+    """
+
+    job_id: UUID
+    result: Any = None
+    completed: bool = False
+    stage: str | None = None
+    progress: float | None = None
+    message: str | None = None
+    reports: list[Progress] = field(default_factory=list)
+    checkpoint: Any = None
+    steps: dict[str, Any] = field(default_factory=dict)
+    added: list[AddedJob] = field(default_factory=list)
+    enqueued: list[AddedJob] = field(default_factory=list)
+
+
+class UnitLease(RunLease):
+    """The ownership of a run without a database."""
+
+    def __init__(
+        self,
+        run: Run,
+        services: LeaseServices,
+        said: JobRun,
+        *,
+        session: GivenSession | None,
+        results: Mapping[str, Sequence[MemberResult]],
+        lost_after: int | None,
+    ) -> None:
+        super().__init__(run, services)
+        self._writes_left = lost_after
+        self.said = said
+        self._session = session
+        self._results = results
+        run.steps = UnitSteps(run, services, said, write=self._write)
+
+    async def update_progress(self, stage: str | None, progress: float | None, message: str | None) -> None:
+        """Note how far the run is."""
+        said = self.said
+        report = checked_progress(stage, progress, message)
+        self._write()
+        said.reports.append(report)
+        said.stage = said.stage if report.stage is None else report.stage
+        said.progress = said.progress if report.progress is None else report.progress
+        said.message = said.message if report.message is None else report.message
+
+    async def save_checkpoint(self, value: Any) -> None:
+        """Keep what the next run shall start from."""
+        text = checkpoint_text(value, self._run, self._services)
+        self._write()
+        self.said.checkpoint = strict_json.loads(text)
+
+    async def quiet(self, seconds: float) -> None:
+        """Announce a phase without signs of life."""
+        check_quiet(seconds)
+        self._write()
+        self._run.quiet_until = boottime() + seconds
+
+    @contextlib.asynccontextmanager
+    async def transaction(self, result: Any) -> AsyncIterator["AsyncSession"]:
+        """Open a savepoint in the given session; at its end the job is completed."""
+        with child_jobs.within_block(self._run):
+            async with savepoint(self._session) as session:
+                yield session
+                text = self._result_text(result)
+                self._write()
+            self.complete(text)
+
+    async def transactions(
+        self, result: Any
+    ) -> AsyncIterator[contextlib.AbstractAsyncContextManager["AsyncSession"]]:
+        """Yield one transaction: no server can fail."""
+        yield self.transaction(result)
+
+    def sync_transaction(self, result: Any) -> contextlib.AbstractContextManager["Session"]:
+        """Open a savepoint in the given plain session."""
+        refuse_on_a_loop()
+        return self._sync_savepoint(result)
+
+    def sync_transactions(self, result: Any) -> Iterator[contextlib.AbstractContextManager["Session"]]:
+        """Yield one transaction."""
+        yield self.sync_transaction(result)
+
+    def complete_statement(self, result: Any) -> "Executable":
+        """Complete the job, and return a statement that gives the row which the worker's would give."""
+        self.check_no_child_jobs()
+        text = self._result_text(result)
+        self._write()
+        self.complete(text)
+        return completed_row(self._run.id)
+
+    async def add_to_batch(
+        self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]
+    ) -> list[UUID]:
+        """Note what is added."""
+        new = _added_jobs(kind_name(kind), self._members(kind, payloads, options))
+        self.said.added += new
+        return [job.id for job in new]
+
+    def add_to_batch_statement(
+        self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]
+    ) -> "Executable":
+        """Note what is added, and return a statement that gives the ids."""
+        new = _added_jobs(kind_name(kind), self._members(kind, payloads, options))
+        self.said.added += new
+        return added_rows([job.id for job in new])
+
+    async def results_page(self, node: str, after: MemberResult | None) -> list[MemberResult]:
+        """Return what was given as the results of a node, all at once."""
+        if (found := self._results.get(node)) is None:
+            names = ", ".join(map(shown, self._results)) or "none"
+            raise ValueError(f"results_of({shown(node)}): run_job(…, results=…) has no such node: {names}")
+        return list(found) if after is None else []
+
+    @contextlib.contextmanager
+    def _sync_savepoint(self, result: Any) -> Iterator["Session"]:
+        with child_jobs.within_block(self._run):
+            with sync_savepoint(self._session) as session:
+                yield session
+                text = self._result_text(result)
+                self._write()
+            self.complete(text)
+
+    def _result_text(self, result: Any | Callable[[], Any]) -> str | None:
+        value = result() if callable(result) else result
+        services = self._services
+        return result_text(self._run, value, services.settings.max_result_bytes, services.contents)
+
+    def complete(self, text: str | None) -> None:
+        """Note the result, as JSON text, and what is enqueued with it."""
+        self._run.completed = self.said.completed = True
+        self.said.result = None if text is None else strict_json.loads(text)
+        for kind, job in child_jobs.take(self._run):
+            self.said.enqueued += _added_jobs(kind, [job])
+
+    def _write(self) -> None:
+        """Note a write to the job's row, which is a sign of life; OwnershipLost: the job is another run's."""
+        if self._writes_left == 0:
+            self._run.lose()
+            raise OwnershipLost(
+                f"job {self._run.id}: another run owns it by now, as run_job(lost_after=…) says"
+            )
+        if self._writes_left is not None:
+            self._writes_left -= 1
+        self._run.sign_at = boottime()
+
+
+class UnitSteps(Steps):
+    """The steps of a run, kept in a dict by their names."""
+
+    def __init__(self, run: Run, services: LeaseServices, said: JobRun, *, write: Callable[[], None]) -> None:
+        super().__init__(run, services)
+        self._kept_steps = said.steps
+        self._write = write
+
+    async def _find(self, step: NamedStep) -> FoundStep:
+        if step.name not in self._kept_steps:
+            return FoundStep(False, None, None, len(self._kept_steps))
+        value = self._kept_steps[step.name]
+        if step.is_sleep:
+            return FoundStep(True, None, 0.0, len(self._kept_steps))
+        return FoundStep(True, _text(value, self._most_bytes), None, len(self._kept_steps))
+
+    async def _keep(self, step: NamedStep, text: str | None, *, sleeps: float | None = None) -> FoundStep:
+        self._write()
+        self._kept_steps[step.name] = None if text is None else strict_json.loads(text)
+        return FoundStep(True, text, sleeps, 0)
+
+
+def _text(value: Any, most_bytes: int) -> str | None:
+    if value is None:
+        return None
+    text = strict_json.dumps(value, what="result")
+    check_size(text, "result", most_bytes)
+    return text
+
+
+def _added_jobs(kind: str, new: Iterable[Any]) -> list[AddedJob]:
+    """Return what was added, with payloads as JSON values."""
+    return [AddedJob(job.id, kind, strict_json.loads(job.payload)) for job in new]

@@ -1,0 +1,206 @@
+"""One run of one job in memory: the worker's own way from payload to result, without a server."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from jsworker.client.enqueueing import payload_text, stored_payload
+from jsworker.core import strict_json
+from jsworker.core.clock import boottime
+from jsworker.core.contents import PLAIN
+from jsworker.core.errors import JobCancelled
+from jsworker.core.events import Events
+from jsworker.core.job import Job, MemberResult
+from jsworker.core.processor import JobProcessor
+from jsworker.core.settings import Settings
+from jsworker.ownership.database import Database
+from jsworker.ownership.given_session import GivenSession
+from jsworker.ownership.sessions import Sessions
+from jsworker.ownership.transitions.claim import ClaimedJob
+from jsworker.ownership.transitions.enqueue import new_job_id
+from jsworker.testing.servers import settings_without_servers
+from jsworker.testing.unit_lease import JobRun, UnitLease
+from jsworker.worker.pipeline.attempt import open_job, process_job
+from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
+from jsworker.worker.pipeline.kinds import resolve_kinds
+from jsworker.worker.pipeline.outcomes import Completed, Failed, InvalidResult
+from jsworker.worker.pipeline.run_writes import LeaseServices
+
+_WORKER_ID: Final = "run_job"
+_RUN: Final = "_jsworker_run"
+"""The attribute by which an error knows its run."""
+
+
+def run_of(error: BaseException) -> JobRun:
+    """Return the run that ended in an error which ``run_job`` has raised; ValueError: it was none."""
+    run = vars(error).get(_RUN)
+    if not isinstance(run, JobRun):
+        raise ValueError(f"{type(error).__name__} was raised by no run_job")  # noqa: TRY004 -- it is an error
+    return run
+
+
+async def run_job(
+    processor: JobProcessor[Any] | type[JobProcessor[Any]],
+    payload: Any,
+    *,
+    attempt: int = 1,
+    cleared: bool = False,
+    clear_reason: str | None = None,
+    checkpoint: Any = None,
+    steps: Mapping[str, Any] | None = None,
+    session: GivenSession | None = None,
+    draining: bool = False,
+    cancel_after: float | None = None,
+    lost_after: int | None = None,
+    results: Mapping[str, Sequence[MemberResult]] | None = None,
+    scheduled_for: datetime | None = None,
+    job_id: UUID | None = None,
+    settings: Settings | None = None,
+) -> JobRun:
+    """Run a processor once, with a payload, in memory, and return what came of it.
+
+    Payload, checkpoint and result go through the checks and the JSON of a worker, time limits hold, ``setup``
+    and ``teardown`` are called, and a plain ``process`` runs in a thread. ``on_failed`` and ``on_lost`` are
+    not called.
+
+    Args:
+        processor: a processor, or its class.
+        payload: as for ``JobClient.enqueue``.
+        attempt: what ``job.attempt`` says.
+        cleared, clear_reason: as if an earlier run had been taken back.
+        checkpoint: what an earlier run has saved.
+        steps: results of steps by name that earlier runs have kept, and sleeps that are over, with None. To
+            go on
+            where another run ended: ``run_of(error).steps``.
+        session: on which ``job.transaction()`` works, in a savepoint: commit or roll back yourself.
+        draining: whether ``job.should_stop`` is True from the beginning.
+        cancel_after: seconds after which the job is cancelled, as by ``JobClient.cancel``.
+        lost_after: after so many writes (of progress, a checkpoint, a step) another run owns the job: the
+            next one raises ``OwnershipLost``.
+        results: by the name of a node, what ``job.results_of`` yields.
+        scheduled_for: what ``job.scheduled_for`` says.
+        job_id: the job's id; None: a new one.
+        settings: for limits of sizes and time; None: the defaults and the environment's.
+
+    Raises:
+        InvalidPayload, InvalidJson: the payload, the checkpoint or the result would be refused.
+        JobCancelled: it was cancelled in the middle of its work.
+        TimeoutError: it took longer than its time-out, or gave no sign of life for its progress time-out.
+        Exception: what the processor raises: ``Retry``, ``Fail``, ``Snooze`` (of a sleep, too), or anything
+            else. ``run_of(error)`` is the run.
+    """
+    settings = settings or settings_without_servers()
+    kind = resolve_kinds([processor], settings)[processor.kind]
+    run_id, most = job_id or new_job_id(), settings.max_payload_bytes
+    text = stored_payload(payload_text(type(kind.processor), payload), kind.name, run_id, PLAIN, most)
+    claimed = _claimed(run_id, kind.name, text, attempt=attempt)._replace(
+        cleared=cleared,
+        clear_reason=clear_reason,
+        checkpoint=None if checkpoint is None else strict_json.dumps(checkpoint, what="checkpoint"),
+        scheduled_for=scheduled_for,
+    )
+    now = boottime()
+    run = Run(claimed, kind, None, beaten_at=now, now=now)
+    said = JobRun(
+        run_id,
+        checkpoint=None if claimed.checkpoint is None else strict_json.loads(claimed.checkpoint),
+        steps=dict(steps or {}),
+    )
+    # Neither connects before it is asked for a statement, which nothing here does.
+    database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
+    services = LeaseServices(
+        worker_id=_WORKER_ID,
+        settings=settings,
+        contents=PLAIN,
+        database=database,
+        sessions=Sessions(database.url, worker_id=_WORKER_ID, size=1),
+        events=Events(),
+        loop=asyncio.get_running_loop(),
+        kinds=frozenset({kind.name}),
+    )
+    lease = UnitLease(run, services, said, session=session, results=results or {}, lost_after=lost_after)
+    job = run.job = replace(open_job(run, services), _ownership=lease)
+    if draining:
+        run.drain()
+    await kind.processor.setup()
+    try:
+        await _process(run, job, lease, services, cancel_after)
+    except BaseException as error:
+        vars(error)[_RUN] = said
+        raise
+    finally:
+        await kind.processor.teardown()
+    return said
+
+
+async def _process(
+    run: Run, job: Job[Any], lease: UnitLease, services: LeaseServices, cancel_after: float | None
+) -> None:
+    run.task = task = asyncio.create_task(
+        _to_the_end(run, job, lease, services), name=f"run_job {run.kind.name}"
+    )
+    run.phase = Phase.RUNNING
+    timer = None
+    if cancel_after is not None:
+        timer = services.loop.call_later(cancel_after, run.signal, StopReason.CANCELLED)
+    try:
+        await asyncio.wait({task})
+    finally:
+        if timer is not None:
+            timer.cancel()
+        task.cancel()  # the caller was, if it has not ended
+    try:
+        task.result()
+    except asyncio.CancelledError:
+        if (words := _stopped(run)) is None:
+            raise
+        raise words from None
+
+
+async def _to_the_end(run: Run, job: Job[Any], lease: UnitLease, services: LeaseServices) -> None:
+    outcome = await process_job(run, job, services)
+    match outcome:
+        case Failed(error):  # of what it returned, no text can be made
+            raise InvalidResult(error)
+        case Completed(text) if not lease.said.completed:
+            lease.complete(text)
+    lease.said.completed = True
+
+
+def _stopped(run: Run) -> Exception | None:
+    match run.stop:
+        case StopReason.CANCELLED:
+            return JobCancelled(f"job of kind {run.kind.name} was cancelled while it ran")
+        case StopReason.TIMEOUT:
+            return TimeoutError(f"job of kind {run.kind.name} timed out after {run.kind.limits.timeout:g} s")
+        case StopReason.NO_PROGRESS:
+            seconds = run.kind.progress_timeout
+            return TimeoutError(f"job of kind {run.kind.name} made no progress for {seconds:g} s")
+        case _:
+            return None
+
+
+def _claimed(job_id: UUID, kind: str, payload: str, *, attempt: int) -> ClaimedJob:
+    return ClaimedJob(
+        id=job_id,
+        kind=kind,
+        payload=payload,
+        fencing_token=attempt,
+        dispatch=1,
+        attempt=attempt,
+        max_attempts=attempt,
+        cleared=False,
+        clear_reason=None,
+        deadline=None,
+        checkpoint=None,
+        traceparent=None,
+        tracestate=None,
+        cancel_requested=False,
+        stalls=0,
+        max_stalls=1,
+        waited=None,
+        stored_bytes=0,
+    )

@@ -1,0 +1,32 @@
+"""A test case for ``unittest``, with the same servers, databases and client as the fixtures of pytest."""
+
+import unittest
+
+from jsworker.client import JobClient
+from jsworker.core.settings import Settings
+from jsworker.testing.servers import servers_of_process
+
+
+class JsworkerTestCase(unittest.IsolatedAsyncioTestCase):
+    """Each test has a database and a stream of its own; the servers live as long as the process.
+
+    Test methods may be coroutines, which use the functions of ``jsworker.testing``, or plain ones, which use
+    those of ``jsworker.testing.sync``. With ``setUp`` or ``asyncSetUp`` of your own, call this class's first.
+
+    Attributes:
+        settings: lead to the test's database and stream; for the time of the test the environment's, too.
+        job_client: an open client, for coroutines.
+    """
+
+    settings: Settings
+    job_client: JobClient
+
+    def setUp(self) -> None:
+        """Make the test's database."""
+        super().setUp()
+        self.settings = self.enterContext(servers_of_process().test_settings())
+
+    async def asyncSetUp(self) -> None:
+        """Open the client."""
+        await super().asyncSetUp()
+        self.job_client = await self.enterAsyncContext(JobClient(self.settings))

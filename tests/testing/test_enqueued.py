@@ -1,0 +1,113 @@
+"""``assert_enqueued`` and ``assert_not_enqueued``: what fits, and what a failure shows."""
+
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from jsworker import Job, JobClient, JobProcessor, SyncJobClient
+from jsworker.testing import assert_enqueued, assert_not_enqueued, sync, work_until_empty
+
+
+class Mail(BaseModel):
+    to: str
+    subject: str = "hello"
+    options: dict[str, Any] = {}
+
+
+class SendMail(JobProcessor[Mail]):
+    async def process(self, job: Job[Mail]) -> None:
+        await job.update_progress(stage="sent")
+
+
+async def test_a_dict_may_leave_fields_out(job_client: JobClient) -> None:
+    await job_client.enqueue(SendMail, Mail(to="a", options={"retry": True, "n": 1}))
+    await assert_enqueued(SendMail)
+    await assert_enqueued("send-mail", {"to": "a"})
+    await assert_enqueued(SendMail, {"options": {"n": 1.0}}, count=1)
+    await assert_enqueued(SendMail, Mail(to="a", options={"retry": True, "n": 1}))
+    await assert_not_enqueued(SendMail, Mail(to="a"))
+    await assert_not_enqueued(SendMail, {"to": "b"})
+    await assert_not_enqueued(SendMail, {"options": {"n": True}})
+    await assert_not_enqueued(SendMail, {"to": "a", "subject": None})
+    await assert_not_enqueued("send-letter")
+
+
+async def test_the_number_counts(job_client: JobClient) -> None:
+    await job_client.enqueue_many(SendMail, [Mail(to="a"), Mail(to="a"), Mail(to="b")])
+    await assert_enqueued(SendMail, count=3)
+    await assert_enqueued(SendMail, {"to": "a"}, count=2)
+    with pytest.raises(AssertionError, match=r"^expected 1 job of kind send-mail .*, found 2\n"):
+        await assert_enqueued(SendMail, {"to": "a"}, count=1)
+
+
+async def test_priority_key_and_due_time_count(job_client: JobClient) -> None:
+    await job_client.enqueue(SendMail, Mail(to="a"), priority="high", unique_key="k", delay=3600)
+    await assert_enqueued(SendMail, priority="high", unique_key="k", due_after=3000, due_within=3600)
+    await assert_enqueued(SendMail, due_within=timedelta(hours=1))
+    for other in ({"priority": "low"}, {"unique_key": "l"}, {"due_within": 60}, {"due_after": 3700}):
+        await assert_not_enqueued(SendMail, **other)
+        with pytest.raises(AssertionError):
+            await assert_enqueued(SendMail, **other)
+    await job_client.enqueue(SendMail, Mail(to="b"))
+    await assert_enqueued(SendMail, {"to": "b"}, due_within=0)
+
+
+async def test_a_failure_shows_what_waits_and_the_difference(job_client: JobClient) -> None:
+    far = await job_client.enqueue(SendMail, Mail(to="nobody", subject="other"), delay=60)
+    near = await job_client.enqueue(SendMail, Mail(to="a@x"), priority="low")
+    with pytest.raises(AssertionError) as caught:
+        await assert_enqueued("send-mail", {"to": "b@x", "subject": "hello"})
+    lines = str(caught.value).splitlines()
+    assert re.sub(r"due in \d+ s", "due in 60 s", "\n".join(lines)) == "\n".join(
+        [
+            'expected a job of kind send-mail with payload {"to": "b@x", "subject": "hello"}, found 0',
+            "2 of kind send-mail wait:",
+            f'  {near.id} queued, low: {{"to": "a@x", "options": {{}}, "subject": "hello"}}',
+            f'  {far.id} scheduled, due in 60 s: {{"to": "nobody", "options": {{}}, "subject": "other"}}',
+            f"the nearest one, {near.id}, differs (- expected, + enqueued):",
+            "    {",
+            '      "subject": "hello",',
+            '  -   "to": "b@x"',
+            '  +   "to": "a@x"',
+            "    }",
+        ]
+    )
+
+
+async def test_a_failure_names_other_kinds_and_what_has_ended(job_client: JobClient) -> None:
+    await job_client.enqueue(SendMail, Mail(to="a"))
+    await work_until_empty([SendMail])
+    await job_client.enqueue_many("send-letter", [{}, {}])
+    with pytest.raises(AssertionError) as caught:
+        await assert_enqueued(SendMail)
+    assert str(caught.value).splitlines() == [
+        "expected a job of kind send-mail, found 0",
+        "0 of kind send-mail wait (besides: 1 completed)",
+        "of other kinds wait: 2 send-letter",
+    ]
+
+
+async def test_a_failure_of_the_opposite_shows_what_waits(job_client: JobClient) -> None:
+    job = await job_client.enqueue("send-letter", {"to": "a"})
+    with pytest.raises(AssertionError) as caught:
+        await assert_not_enqueued("send-letter", {"to": "a"})
+    assert str(caught.value).splitlines() == [
+        'expected no job of kind send-letter with payload {"to": "a"}, found 1',
+        "1 of kind send-letter wait:",
+        f'  {job.id} queued: {{"to": "a"}}',
+    ]
+
+
+async def test_what_can_be_no_priority_is_refused(job_client: JobClient) -> None:
+    with pytest.raises(ValueError, match="priority"):
+        await assert_enqueued(SendMail, priority="urgent")  # type: ignore[arg-type]
+
+
+def test_code_that_waits_has_a_client_of_its_own(sync_job_client: SyncJobClient) -> None:
+    job = sync_job_client.enqueue(SendMail, Mail(to="a"))
+    sync.assert_enqueued(SendMail, {"to": "a"}, count=1)
+    sync.work_until_empty([SendMail])
+    assert sync_job_client.get(job.id).status == "completed"

@@ -1,0 +1,73 @@
+"""``kill_worker_during``: a real process dies at the moment asked for, and another one finishes the job."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jsworker import Job, JobProcessor, Settings
+from jsworker.core.errors import InvalidPayload, InvalidTarget
+from jsworker.testing import AfterSeconds, AtProgress, AtStep, kill_worker_during, sync
+from tests.testing.jobs_to_kill import NAMED, Effects, Quick, Slow, Stepwise, Stuck
+
+Lines = Callable[[], list[str]]
+
+
+@pytest.fixture
+def effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jsworker_settings: Settings) -> Lines:
+    """Return what the jobs have done so far."""
+    file = tmp_path / "effects"
+    monkeypatch.setenv("EFFECTS", str(file))
+    return lambda: file.read_text().splitlines()
+
+
+async def test_killed_at_the_end_all_is_done_twice(effects: Lines) -> None:
+    killed = await kill_worker_during(Effects, {})
+    assert (killed.status, killed.result, killed.runs, killed.error) == ("completed", "result", 2, None)
+    assert effects() == ["begun", "half", "done"] * 2
+    assert "its worker was killed" in str(killed.timeline)
+
+
+async def test_killed_at_a_step_only_that_one_is_called_twice(effects: Lines) -> None:
+    killed = await kill_worker_during(Stepwise, {}, at=AtStep("second"))
+    assert (killed.result, killed.runs) == (["first", "second", "third"], 2)
+    assert effects() == ["first", "second", "second", "third"]
+
+
+async def test_killed_at_a_progress(effects: Lines) -> None:
+    assert (await kill_worker_during(Effects, {}, at=AtProgress(0.4))).runs == 2
+    assert effects() == ["begun", "begun", "half", "done"]
+
+
+async def test_killed_after_seconds_also_in_a_plain_function(effects: Lines) -> None:
+    killed = await kill_worker_during(Slow, {}, at=AfterSeconds(0.1))
+    assert (killed.runs, killed.result) == (2, "its worker was killed")
+    assert effects() == ["begun", "begun"]
+
+
+def test_an_instance_and_the_blocking_form(effects: Lines) -> None:
+    assert sync.kill_worker_during(NAMED, {}).result == "an instance of named"
+    assert effects() == ["an instance of named"] * 2
+
+
+async def test_a_moment_that_does_not_come_is_told(effects: Lines) -> None:
+    with pytest.raises(
+        AssertionError, match=r"the job of kind quick ended before progress 0\.5: job\.completed"
+    ):
+        await kill_worker_during(Quick, {}, at=AtProgress(0.5))
+    with pytest.raises(
+        AssertionError, match="the job of kind stuck did not come to the end of process within 3 s"
+    ):
+        await kill_worker_during(Stuck, {}, timeout=3)
+
+
+async def test_what_another_process_cannot_make_is_refused(effects: Lines) -> None:
+    class Local(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> None:
+            await job.update_progress(progress=1.0)
+
+    with pytest.raises(InvalidTarget, match="another process cannot make the processor of kind local"):
+        await kill_worker_during(Local, {})
+    with pytest.raises(InvalidPayload):
+        await kill_worker_during(Quick, [1])

