@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -389,10 +390,10 @@ async def test_what_it_enqueues_is_told_once_it_has_completed() -> None:
 async def test_what_it_enqueues_shares_the_fate_of_its_transaction(database_url: str) -> None:
     class Enqueue(JobProcessor):
         async def process(self, job: Job[dict[str, Any]]) -> None:
-            with pytest.raises(ValueError, match="rolled back"):
+            with suppress(ZeroDivisionError):
                 async with job.transaction():
                     await job.enqueue("first", {})
-                    raise ValueError("rolled back")
+                    _ = 1 / 0
             async with job.transaction():
                 await job.enqueue("second", {})
             with pytest.raises(UsageError, match="nothing more can be enqueued"):
@@ -412,5 +413,5 @@ async def test_a_statement_of_ones_own_leaves_no_child_out() -> None:
             await job.enqueue("child", {})
             job.complete_statement()
 
-    with pytest.raises(UsageError, match="does not insert what job.enqueue"):
+    with pytest.raises(UsageError, match=r"does not insert what job\.enqueue"):
         await run_job(Own, {})
