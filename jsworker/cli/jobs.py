@@ -1,7 +1,7 @@
 """``jsworker jobs`` lists jobs; ``jsworker job ID`` shows everything about one, its timeline in words."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -20,16 +20,18 @@ from jsworker.cli.output import (
     headline,
     iso,
     moment,
+    new_table,
     print_json,
     print_line,
     print_table,
-    remark,
+    remark_next_page,
     right,
     seconds_in_words,
     since,
     until,
 )
 from jsworker.cli.selection import ask_database, choose_age, choose_statuses, find_job
+from jsworker.cli.watching import watch as show_again
 from jsworker.core.names import check_kind, printable, short_id
 from jsworker.core.priorities import NORMAL, PRIORITIES, priority_number
 from jsworker.core.tracebacks import from_users_code, last_place
@@ -85,6 +87,8 @@ def jobs(
     limit: options.Limit = 50,
     after: options.After = None,
     priority: options.OnlyPriority = None,
+    watch: options.Watch = False,
+    interval: options.Interval = 2.0,
     as_json: options.Json = False,
 ) -> None:
     """List jobs, the newest first; of scheduled ones the next one due, of queued ones the last queued.
@@ -97,6 +101,8 @@ def jobs(
 
     TRY is attempts/max_attempts, AGE the time since the job was enqueued. `jsworker job ID` shows a job with
     its payload, its result and all that happened to it.
+
+    Example: `jsworker jobs --status failed --kind count-words`
     """
     if kind is not None:
         check_kind(kind)
@@ -104,21 +110,32 @@ def jobs(
     choose_statuses("jobs", status, STATUSES, age)
     lane = None if priority is None else priority_number(priority)
     ask = partial(_page, status=status, kind=kind, age=age, priority=lane, limit=limit, after=after)
+    if watch:
+        show_again(partial(_picture, ask=ask), interval=interval, as_json=as_json)
+        return
     page = ask_database(ask)
     if as_json:
         print_json(page.jobs)
         if len(page.jobs) < limit:  # else the caller goes on behind the last one
             _print_rest(page)
         return
+    console().print(_table(page))
+    _print_rest(page)
+
+
+def _table(page: Page) -> Table:
     ids, kinds = Column("ID", no_wrap=True, min_width=36), Column("KIND", no_wrap=True, max_width=20)
     statuses, details = Column("STATUS", no_wrap=True, min_width=10), folded("DETAIL", at_least=12)
-    print_table([ids, kinds, statuses, "TRY", right("AGE"), details], map(_row, page.jobs))
-    _print_rest(page)
+    return new_table([ids, kinds, statuses, "TRY", right("AGE"), details], map(_row, page.jobs))
+
+
+async def _picture(database: Database, *, ask: Callable[[Database], Awaitable[Page]]) -> Table:
+    return _table(await ask(database))
 
 
 def _print_rest(page: Page) -> None:
     if page.after is not None:
-        remark(f"there may be more: --after {page.after} goes on, --limit shows more at once")
+        remark_next_page(page.after)
 
 
 async def _page(database: Database, **filters: Any) -> Page:
@@ -347,7 +364,9 @@ def _standing(found: Mapping[str, Any]) -> str:
         case "completed":
             return f"by {cell(found['completed_by'])}" if found["completed_by"] else "done"
         case _:
-            return CANCELLATIONS.get(found["failure_reason"], "on request")
+            why = str(found["failure_reason"])
+            again = "" if why == "needs" else "; `jsworker retry` puts it back into the queue"
+            return f"{CANCELLATIONS.get(why, 'on request')}{again}"
 
 
 def _when(found: Mapping[str, Any]) -> str:

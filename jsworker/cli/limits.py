@@ -8,8 +8,20 @@ from typing import Annotated, Any, Final, TypeVar
 import typer
 from rich.table import Column
 
+from jsworker.cli import options
 from jsworker.cli.options import Json, argument, flag, new_app, option
-from jsworker.cli.output import cell, moment, print_json, print_line, print_table, remark, right, since
+from jsworker.cli.output import (
+    cell,
+    moment,
+    page_of,
+    print_json,
+    print_line,
+    print_table,
+    remark,
+    remark_next_page,
+    right,
+    since,
+)
 from jsworker.cli.selection import ask_database
 from jsworker.client import JobClient
 from jsworker.core.errors import DatabaseRefused
@@ -48,14 +60,19 @@ def list_limits(
     all_keys: Annotated[
         bool, flag("Also keys at rest: nothing runs, is held, set or paused.", "--all")
     ] = False,
+    limit: options.Limit = 1_000,
+    after: Annotated[str | None, option("KIND:KEY", "Go on behind this line.")] = None,
     as_json: Json = False,
 ) -> None:
     """List limits, rates and pauses, with the jobs that run and are held now.
 
     The line with the KEY (each key) is that of a kind: its numbers hold for each key that has none of its
     own.
+
+    Example: `jsworker limits list --all`
     """
-    found = call(lambda client: client.limits.list(all_keys=all_keys))
+    every = call(lambda client: client.limits.list(all_keys=all_keys))
+    found, rest = page_of(every, lambda line: f"{line['kind']}:{line['key']}", limit, after)
     if as_json:
         print_json(found)
         return
@@ -71,7 +88,9 @@ def list_limits(
         Column("PAUSED", overflow="fold"),
     ]
     print_table(columns, map(_row, found))
-    if not found:
+    if rest is not None:
+        remark_next_page(rest)
+    if not every:
         remark("there are no limits")
 
 

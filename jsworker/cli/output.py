@@ -2,9 +2,11 @@
 
 import json
 import os
+import shlex
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -15,9 +17,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from jsworker.core.exit_codes import DONE, FAILED
-from jsworker.core.names import printable
+from jsworker.core.exit_codes import DONE, FAILED, WrongUsage
+from jsworker.core.names import printable, shown
 from jsworker.ownership.pool import FarTime
+
+arguments: ContextVar[Sequence[str]] = ContextVar("jsworker_arguments", default=())
+"""Of the command that runs."""
 
 _UNCUT = 100_000
 """Columns; a table that no terminal shows is not cut."""
@@ -42,13 +47,49 @@ def remark(line: str) -> None:
     sys.stderr.flush()
 
 
-def print_table(columns: Sequence[str | Column], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a table: fitted to the terminal and in colour there, whole and plain in a pipe or file."""
+def new_table(columns: Sequence[str | Column], rows: Iterable[Sequence[Any]]) -> Table:
+    """Return a table in the style of all."""
     headers = [Column(each, no_wrap=True) if isinstance(each, str) else each for each in columns]
     table = Table(*headers, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(*row)
-    console().print(table)
+    return table
+
+
+def print_table(columns: Sequence[str | Column], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table: fitted to the terminal and in colour there, whole and plain in a pipe or file."""
+    console().print(new_table(columns, rows))
+
+
+def page_of(
+    rows: Sequence[Mapping[str, Any]],
+    name_of: Callable[[Mapping[str, Any]], str],
+    limit: int,
+    after: str | None,
+) -> tuple[Sequence[Mapping[str, Any]], str | None]:
+    """Return the page of a listing that begins behind a row; and its last row's name, where others follow.
+
+    Raises:
+        WrongUsage: no row has the name ``after``.
+    """
+    start = 0
+    if after is not None:
+        names = [name_of(row) for row in rows]
+        if after not in names:
+            raise WrongUsage(f"--after {shown(after)}: the listing holds no such line")
+        start = names.index(after) + 1
+    page = rows[start : start + limit]
+    return page, name_of(page[-1]) if page and start + limit < len(rows) else None
+
+
+def remark_next_page(after: object) -> None:
+    """Write to stderr by which command a listing goes on: the present one, behind another place."""
+    kept, is_place = list[str](), False
+    for each in arguments.get():
+        if not (is_place or each == "--after" or each.startswith("--after=")):
+            kept.append(each)
+        is_place = each == "--after"
+    remark(f"there may be more: {shlex.join(['jsworker', *kept, '--after', str(after)])}")
 
 
 def right(name: str) -> Column:

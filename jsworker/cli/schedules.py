@@ -9,8 +9,19 @@ import typer
 from rich.table import Column
 
 from jsworker.cli.enqueue import kind_of, read_payload
-from jsworker.cli.options import Json, JsonObject, argument, flag, new_app, option
-from jsworker.cli.output import cell, moment, print_json, print_line, print_table, remark, since, until
+from jsworker.cli.options import Json, JsonObject, Limit, argument, flag, new_app, option
+from jsworker.cli.output import (
+    cell,
+    moment,
+    page_of,
+    print_json,
+    print_line,
+    print_table,
+    remark,
+    remark_next_page,
+    since,
+    until,
+)
 from jsworker.client import JobClient
 from jsworker.client.schedules import Schedules
 from jsworker.core.exit_codes import WrongUsage
@@ -38,9 +49,18 @@ def _schedules(context: typer.Context, *, as_json: Json = False) -> None:
 
 
 @app.command("list")
-def list_schedules(*, as_json: Json = False) -> None:
-    """List schedules, the next one due first."""
-    found = _call(lambda schedules: schedules.list())
+def list_schedules(
+    *,
+    limit: Limit = 1_000,
+    after: Annotated[str | None, option("NAME", "Go on behind this schedule.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List schedules, the next one due first.
+
+    Example: `jsworker schedules list --limit 20`
+    """
+    every = _call(lambda schedules: schedules.list())
+    found, rest = page_of(every, lambda schedule: str(schedule["name"]), limit, after)
     if as_json:
         print_json(found)
         return
@@ -55,7 +75,9 @@ def list_schedules(*, as_json: Json = False) -> None:
         Column("SET BY", no_wrap=True),
     ]
     print_table(columns, map(_row, found))
-    if not found:
+    if rest is not None:
+        remark_next_page(rest)
+    if not every:
         remark("there are no schedules")
 
 

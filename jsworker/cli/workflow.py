@@ -19,6 +19,7 @@ from jsworker.cli.output import (
     print_line,
     print_table,
     remark,
+    remark_next_page,
     seconds_in_words,
     since,
 )
@@ -60,7 +61,10 @@ def list_workflows(
     after: Annotated[str | None, option("ID", "Go on behind this workflow.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List workflows, the newest first."""
+    """List workflows, the newest first.
+
+    Example: `jsworker workflow list --limit 10`
+    """
     found = _call(lambda client: client.workflows.list(limit=limit, after=after))
     if as_json:
         print_json(found)
@@ -74,6 +78,8 @@ def list_workflows(
         Column("FINISHED", no_wrap=True),
     ]
     print_table(columns, map(_row, found))
+    if len(found) == limit:
+        remark_next_page(found[-1]["id"])
     if not found:
         remark("there are no workflows")
 
