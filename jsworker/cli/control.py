@@ -188,7 +188,7 @@ def _perform(
     if wanted and not yes:
         known, wanted = _ask(verb, wanted)
     with operators_rights(verb):
-        return asyncio.run(report(_act(action, known, wanted), as_json=as_json))
+        return asyncio.run(report(_act(action, known, wanted), as_json=as_json, expected=len(known)))
 
 
 def _ask(verb: str, wanted: _Filter) -> tuple[Found, _Filter | None]:

@@ -27,6 +27,7 @@ arguments: ContextVar[Sequence[str]] = ContextVar("jsworker_arguments", default=
 _UNCUT = 100_000
 """Columns; a table that no terminal shows is not cut."""
 _LONGEST_CELL = 300
+_MANY = 500
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
 
 
@@ -108,6 +109,11 @@ def console(*, piped_columns: int = _UNCUT) -> Console:
     return Console(width=None if fitted else piped_columns, highlight=False, markup=False, emoji=False)
 
 
+def progress_wanted(*, as_json: bool = False) -> bool:
+    """Return whether somebody looks at stderr for whom no other lines tell how far the command is."""
+    return sys.stderr.isatty() and not as_json and not sys.stdout.isatty()
+
+
 @contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """Show a bar on stderr for people who wait; yields what moves it on. None is shown for a total of 0."""
@@ -140,19 +146,23 @@ def refused(subject: UUID | int, why: str, *, has_changed: bool = False) -> Acti
     return ActionOutcome(subject, "refused", why, has_changed)
 
 
-async def report(outcomes: AsyncIterator[ActionOutcome], *, as_json: bool) -> int:
+async def report(outcomes: AsyncIterator[ActionOutcome], *, as_json: bool, expected: int = 0) -> int:
     """Write outcomes, line by line as they come or as one JSON array at the end, and return the exit code.
 
-    What was done before an error is reported all the same.
+    What was done before an error is reported all the same. Where the lines go to a file, a bar shows how far
+    it is with the many that are ``expected``.
     """
     done: list[ActionOutcome] = []
+    watched = expected >= _MANY and progress_wanted(as_json=as_json)
     try:
-        async for outcome in outcomes:
-            done.append(outcome)
-            if outcome.refusal is not None:
-                remark(outcome.refusal)
-            elif not as_json:
-                print_line(f"{outcome.id} {outcome.outcome}")
+        with progress_bar("done", expected if watched else 0) as advance:
+            async for outcome in outcomes:
+                done.append(outcome)
+                advance(1)
+                if outcome.refusal is not None:
+                    remark(outcome.refusal)
+                elif not as_json:
+                    print_line(f"{outcome.id} {outcome.outcome}")
     finally:
         if as_json:
             print_json([{"id": each.id, "outcome": each.outcome} for each in done])

@@ -50,6 +50,7 @@ EVENT_NAMES = frozenset(
         "stream.changed",
         "worker.started",
         "worker.draining",
+        "worker.status",
         "worker.stopped",
         "worker.degraded",
         "worker.restored",

@@ -23,6 +23,7 @@ from jsworker.worker.maintenance.looks import RelayLook, ScanLook
 from jsworker.worker.maintenance.relay import Relay
 from jsworker.worker.maintenance.retention import TICK_SECONDS, Retention
 from jsworker.worker.maintenance.scheduler import Scheduler
+from jsworker.worker.maintenance.work_summary import WorkSummary
 from jsworker.worker.maintenance.workflows import WorkflowSweep
 from jsworker.worker.pipeline.in_flight import StopReason
 from jsworker.worker.pipeline.pipeline import Pipeline
@@ -128,6 +129,9 @@ class Components:
         context.stream.on_disconnect(context.room.notify)
         context.stream.on_disconnect(self.table.wake)
         self._look_for_work()
+        if settings.status_interval is not None:
+            summary = WorkSummary(context, self.pipeline.ended)
+            self._loop("status", summary.step, settings.status_interval, at_once=False)
 
     def _wakers(self) -> tuple[Loop, Scheduler, Loop, Admissions]:
         """Return what begins its next round when an instant has come: of a schedule, a token, a pause."""
