@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 import jsworker
-from jsworker.cli import output
+from jsworker.cli.options import arguments as present_arguments
 from jsworker.cli.options import flag, new_app
 from jsworker.core import exit_codes
 from jsworker.supervisor.process_exit import EXIT_SECONDS, exit_within
@@ -101,7 +101,7 @@ for _name, _entry in _COMMANDS.items():
 def run_command(arguments: Sequence[str]) -> int:
     """Run ``jsworker`` with these arguments, report errors on stderr and return the exit code."""
     command = get_command(app)
-    output.arguments.set(tuple(arguments))
+    present_arguments.set(tuple(arguments))
     return exit_code_of(
         lambda: command.main(args=list(arguments), prog_name="jsworker", standalone_mode=False)
     )

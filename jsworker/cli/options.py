@@ -1,7 +1,8 @@
 """Options that several commands share, and how each option is declared."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from functools import wraps
 from typing import Annotated, Any, Literal, get_args
 from uuid import UUID
@@ -12,6 +13,10 @@ from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.priorities import Priority
 
 Status = Literal["scheduled", "queued", "processing", "completed", "failed", "cancelled"]
+
+
+arguments: ContextVar[Sequence[str]] = ContextVar("jsworker_arguments", default=())
+"""Of the command that runs."""
 
 
 class _App(typer.Typer):

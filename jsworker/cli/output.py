@@ -6,7 +6,6 @@ import shlex
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -17,12 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from jsworker.cli.options import arguments
 from jsworker.core.exit_codes import DONE, FAILED, WrongUsage
 from jsworker.core.names import printable, shown
 from jsworker.ownership.pool import FarTime
-
-arguments: ContextVar[Sequence[str]] = ContextVar("jsworker_arguments", default=())
-"""Of the command that runs."""
 
 _UNCUT = 100_000
 """Columns; a table that no terminal shows is not cut."""

@@ -129,9 +129,6 @@ class Components:
         context.stream.on_disconnect(context.room.notify)
         context.stream.on_disconnect(self.table.wake)
         self._look_for_work()
-        if settings.status_interval is not None:
-            summary = WorkSummary(context, self.pipeline.ended)
-            self._loop("status", summary.step, settings.status_interval, at_once=False)
 
     def _wakers(self) -> tuple[Loop, Scheduler, Loop, Admissions]:
         """Return what begins its next round when an instant has come: of a schedule, a token, a pause."""
@@ -153,6 +150,9 @@ class Components:
         wake = {"held": self.held.wake, "expired": expiry.wake, "in_workflows": self._sweep_workflows}
         look = ScanLook(context, Lanes(context, self._open_lane), wake=wake)
         self.scan_looks = self._scan("scan look", look.step, settings.scan_interval)
+        if settings.status_interval is not None:
+            summary = WorkSummary(context, self.pipeline.ended)
+            self._loop("status", summary.step, settings.status_interval, at_once=False)
 
     def _sweep_workflows(self) -> None:
         self.workflow_sweep.sweep_soon()

@@ -21,6 +21,7 @@ BOUND: Final = 10_000
 RATE_SECONDS: Final = 300.0
 """Rates are those of so many seconds, or of the last ``BOUND`` jobs where there were more."""
 _MOST_RUNNING: Final = 100_000
+_FIRST_HELD: Final = 100
 _LATE_SECONDS: Final = 5.0
 _MOST_WORKERS: Final = 10_000
 _MOST_PAUSED: Final = 20
@@ -49,32 +50,39 @@ SELECT kind FROM (
 ) AS every WHERE kind > CAST(:after AS text) ORDER BY kind LIMIT :most
 """)  # noqa: S608 -- constants
 
-_FEW: Final = "(SELECT count(*) FROM (SELECT FROM jsworker.jobs AS j WHERE {which} LIMIT {bound}) AS few)"
+# In the order of the index, which is then read no further than to the bound.
+_FEW: Final = """(SELECT count(*) FROM (
+    SELECT FROM jsworker.jobs AS j WHERE {which} AND j.kind = k.kind ORDER BY {order} LIMIT {bound}) AS few)"""
 
 
-def _count(which: str) -> str:
-    return _FEW.replace("{which}", f"{which} AND j.kind = k.kind").replace("{bound}", str(BOUND))
+def _count(which: str, order: str) -> str:
+    return _FEW.replace("{which}", which).replace("{order}", order).replace("{bound}", str(BOUND))
 
 
 COUNTS = text(f"""
-SELECT k.kind, {_count(_QUEUED)} AS queued,
+SELECT k.kind, {_count(_QUEUED, "j.queued_at")} AS queued,
   extract(epoch FROM statement_timestamp() - (
     SELECT j.queued_at FROM jsworker.jobs AS j WHERE {_QUEUED} AND j.kind = k.kind
     ORDER BY j.queued_at LIMIT 1)) AS oldest_seconds,
-  {_count(f"{_SCHEDULED} AND j.run_at IS NOT NULL")} AS scheduled,
-  {_count(f"{_ENDED_BADLY} AND j.status = 'failed'")} AS failed,
-  {_count(f"{_ENDED_BADLY} AND j.status = 'cancelled'")} AS cancelled
+  {_count(f"{_SCHEDULED} AND j.run_at IS NOT NULL", "j.run_at")} AS scheduled,
+  {_count(f"{_ENDED_BADLY} AND j.status = 'failed'", "j.id")} AS failed,
+  {_count(f"{_ENDED_BADLY} AND j.status = 'cancelled'", "j.id")} AS cancelled
 FROM unnest(CAST(:kinds AS text[])) AS k(kind)
 """)  # noqa: S608 -- constants
 
+_IS_HELD: Final = (
+    "j.status || '' = 'scheduled' AND j.held_by IS NOT NULL AND j.held_by = why.held_by AND j.kind = k.kind"
+)
+# No index knows since when: the first of those that were enqueued first are asked.
 HELD = text(f"""
-SELECT k.kind, why.held_by, few.jobs, extract(epoch FROM statement_timestamp() - few.since) AS oldest_seconds
+SELECT k.kind, why.held_by, few.jobs,
+  extract(epoch FROM statement_timestamp() - (SELECT min(first.held_at) FROM (
+    SELECT j.held_at FROM jsworker.jobs AS j WHERE {_IS_HELD} ORDER BY j.id LIMIT {_FIRST_HELD}) AS first
+  )) AS oldest_seconds
 FROM unnest(CAST(:kinds AS text[])) AS k(kind)
 CROSS JOIN unnest(CAST('{{limit,rate,paused,needs}}' AS text[])) AS why(held_by)
-CROSS JOIN LATERAL (SELECT count(*) AS jobs, min(held_at) AS since FROM (
-  SELECT j.held_at FROM jsworker.jobs AS j
-  WHERE j.status || '' = 'scheduled' AND j.held_by IS NOT NULL AND j.held_by = why.held_by AND j.kind = k.kind
-  LIMIT {BOUND}) AS held) AS few
+CROSS JOIN LATERAL (SELECT count(*) AS jobs FROM (
+  SELECT FROM jsworker.jobs AS j WHERE {_IS_HELD} ORDER BY j.id LIMIT {BOUND}) AS held) AS few
 WHERE few.jobs > 0
 """)  # noqa: S608 -- constants
 
@@ -127,7 +135,7 @@ ORDER BY l.paused_at DESC LIMIT {_MOST_PAUSED}
 
 @dataclass(slots=True)
 class HeldJobs:
-    """Jobs of a kind that wait for one event; the first of those that were counted for so many seconds."""
+    """Jobs of a kind that wait for one event; of those that were enqueued first, one for so many seconds."""
 
     jobs: int
     oldest_seconds: float
