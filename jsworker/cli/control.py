@@ -89,6 +89,8 @@ def cancel(
 
     Name jobs by their ids, or choose them by --status or --kind, running ones also by their age. A running
     job learns of it with its worker's next heartbeat, and is cancelled when its run has ended.
+
+    Example: `jsworker cancel --status queued --kind count-words`
     """
     age = choose_age(stale_for, running_for, no_progress_for)
     possible = ("scheduled", "queued", "processing")
@@ -119,6 +121,8 @@ def clear(
     Name jobs by their ids, or choose them by --kind or by their age. A job that hangs while its worker lives
     has heartbeats: --no-progress-for or --running-for find it, --stale-for does not. This run of a job does
     not count as an attempt; whatever its former worker still does, its result is refused.
+
+    Example: `jsworker clear --no-progress-for 600 --reason "hangs in the download"`
     """
     if not (reason.strip() and len(reason) <= _LONGEST_REASON and reason.isprintable()):
         raise WrongUsage(f"--reason must be 1 to {_LONGEST_REASON} printable characters")

@@ -245,6 +245,8 @@ def job(
     --stack asks the worker that runs it over NATS, with the login of a worker, and shows instead at which
     places of your code its run is at this moment: the coroutine that waits, and the tasks that it waits for,
     or the thread of a plain function.
+
+    Example: `jsworker job 19f2de76 --traceback`
     """
     if stack:
         from jsworker.cli.workers import show_run  # noqa: PLC0415 -- only this needs NATS

@@ -132,6 +132,8 @@ def set_limit(
     They take the place of all numbers of its class: what is left out of a kind's numbers is not limited,
     what is left out of a key's is as for its kind. Runs that are under way go on; a lower limit holds for
     new ones.
+
+    Example: `jsworker limits set send-mail --running 4 --rate 100 --per 60`
     """
     if running is None and rate is None:
         raise WrongUsage("limits set takes --running N, --rate N or both")
@@ -146,7 +148,10 @@ def set_limit(
 
 @app.command("reset")
 def reset_limit(kind: Kind, *, key: Key = None) -> None:
-    """Take away what was set here; a class's numbers come back with the next worker that starts."""
+    """Take away what was set here; a class's numbers come back with the next worker that starts.
+
+    Example: `jsworker limits reset send-mail --key tenant-7`
+    """
     later = ", until a worker with its class starts" if key is None else ", as its kind"
     _change(kind, key, lambda client: client.limits.reset(check_kind(kind), key=key), later)
 

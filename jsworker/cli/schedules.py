@@ -135,7 +135,10 @@ def add(
     replace: Annotated[bool, flag("Take the place of a schedule of that name.", "--replace")] = False,
     as_json: JsonObject = False,
 ) -> None:
-    """Add a schedule, and say when it is due first."""
+    """Add a schedule, and say when it is due first.
+
+    Example: `jsworker schedules add nightly write-report --cron "0 3 * * MON-FRI" --tz Europe/Berlin`
+    """
     policies = {"payload": read_payload(payload), "missed": missed, "catch_up": catch_up, "overlap": overlap}
     schedule = _rule(cron, tz, every, policies)
     options = {"replace": replace, "priority": priority, "limit_key": limit_key}
@@ -157,26 +160,38 @@ def _rule(cron: str | None, tz: str, every: float | None, policies: Mapping[str,
 
 @app.command()
 def pause(name: Name) -> None:
-    """Let a schedule rest until it is resumed, also when its workers start anew."""
+    """Let a schedule rest until it is resumed, also when its workers start anew.
+
+    Example: `jsworker schedules pause nightly`
+    """
     _call(lambda schedules: schedules.pause(name))
     print_line(f"{cell(name)} is paused")
 
 
 @app.command()
 def resume(name: Name) -> None:
-    """Let a schedule go on; instants of the pause are left out."""
+    """Let a schedule go on; instants of the pause are left out.
+
+    Example: `jsworker schedules resume nightly`
+    """
     print_line(f"{cell(name)} is due at {moment(_call(lambda schedules: schedules.resume(name)))}")
 
 
 @app.command("run-now")
 def run_now(name: Name) -> None:
-    """Enqueue a job of a schedule besides its instants, and print its id."""
+    """Enqueue a job of a schedule besides its instants, and print its id.
+
+    Example: `jsworker schedules run-now nightly`
+    """
     print_line(str(_call(lambda schedules: schedules.run_now(name)).id))
 
 
 @app.command()
 def remove(name: Name) -> None:
-    """Remove a schedule; its jobs stay. One of a class comes back with the next worker that has the class."""
+    """Remove a schedule; its jobs stay. One of a class comes back with the next worker that has the class.
+
+    Example: `jsworker schedules remove nightly`
+    """
     _call(lambda schedules: schedules.remove(name))
     print_line(f"{cell(name)} is removed")
 

@@ -97,7 +97,10 @@ def _row(workflow: Mapping[str, Any]) -> list[str]:
 
 @app.command()
 def show(workflow: Id, *, as_json: JsonObject = False) -> None:
-    """Show a workflow: its nodes, each below the last one that it comes after, and how far they are."""
+    """Show a workflow: its nodes, each below the last one that it comes after, and how far they are.
+
+    Example: `jsworker workflow 01a2074f-a6fa-739d-acb3-4f19a2de76ad`
+    """
     found = _call(lambda client: client.workflows.get(workflow))
     if as_json:
         print_json(found)
@@ -111,7 +114,10 @@ def show(workflow: Id, *, as_json: JsonObject = False) -> None:
 
 @app.command()
 def cancel(workflow: Id, *, as_json: JsonObject = False) -> None:
-    """Cancel what is live of a workflow; running jobs are asked to stop."""
+    """Cancel what is live of a workflow; running jobs are asked to stop.
+
+    Example: `jsworker workflow cancel 01a2074f-a6fa-739d-acb3-4f19a2de76ad`
+    """
     done = _call(lambda client: client.workflows.cancel(workflow))
     if as_json:
         print_json(done._asdict())
@@ -121,7 +127,10 @@ def cancel(workflow: Id, *, as_json: JsonObject = False) -> None:
 
 @app.command()
 def retry(workflow: Id, *, as_json: JsonObject = False) -> None:
-    """Put a workflow's failed jobs back into the queue; what was cancelled because of them waits again."""
+    """Put a workflow's failed jobs back into the queue; what was cancelled because of them waits again.
+
+    Example: `jsworker workflow retry 01a2074f-a6fa-739d-acb3-4f19a2de76ad`
+    """
     retried = _call(lambda client: client.workflows.retry(workflow))
     if as_json:
         print_json({"retried": retried})
