@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
-from typer.core import TyperGroup
 from typer.main import get_command
 
 import jsworker
+from jsworker.cli.options import Group, flag, new_app
 from jsworker.cli.options import arguments as present_arguments
-from jsworker.cli.options import flag, new_app
 from jsworker.core import exit_codes
 from jsworker.supervisor.process_exit import EXIT_SECONDS, exit_within
 
@@ -54,7 +53,7 @@ _COMMANDS = {
 }
 
 
-class _Commands(TyperGroup):
+class _Commands(Group):
     """Lists the commands from the table above; a command's module is imported when it is called.
 
     SQLAlchemy and NATS take most of a second to import, which ``--help`` need not wait for.

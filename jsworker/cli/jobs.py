@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Annotated, Any, Final
 
+from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -46,6 +47,8 @@ from jsworker.ownership.transitions.steps import steps_of
 _SEARCH_SECONDS: Final = 2.0
 _LONGEST_VALUE: Final = 100_000
 _LONGEST_RESULT: Final = 200
+_WIDE: Final = 110
+"""Columns of a terminal on which a job takes one line."""
 
 _COLOURS: Final = {
     "scheduled": "blue",
@@ -123,13 +126,27 @@ def jobs(
     _print_rest(page)
 
 
-def _table(page: Page) -> Table:
+def _table(page: Page) -> RenderableType:
+    if console().width < _WIDE:
+        return Group(*(line for each in page.jobs for line in _two_lines(each)))
     ids, kinds = Column("ID", no_wrap=True, min_width=36), Column("KIND", no_wrap=True, max_width=20)
     statuses, details = Column("STATUS", no_wrap=True, min_width=10), folded("DETAIL", at_least=12)
     return new_table([ids, kinds, statuses, "TRY", right("AGE"), details], map(_row, page.jobs))
 
 
-async def _picture(database: Database, *, ask: Callable[[Database], Awaitable[Page]]) -> Table:
+def _two_lines(job: Mapping[str, Any]) -> Iterator[Text]:
+    """Yield a job for a terminal on which its details have no room beside the rest."""
+    job_id, kind, status, tries, age, detail = map(_text, _row(job))
+    yield Text("  ").join([job_id, kind, status, Text(f"try {tries}, {age} ago")])
+    if detail:
+        yield Text.assemble("    ", detail)
+
+
+def _text(value: Text | str) -> Text:
+    return value if isinstance(value, Text) else Text(value)
+
+
+async def _picture(database: Database, *, ask: Callable[[Database], Awaitable[Page]]) -> RenderableType:
     return _table(await ask(database))
 
 

@@ -87,7 +87,7 @@ def list_limits(
         "SET BY",
         Column("PAUSED", overflow="fold"),
     ]
-    print_table(columns, map(_row, found))
+    print_table(columns, map(_row, found), spare=("SET BY", "FOR"))
     if rest is not None:
         remark_next_page(rest)
     if not every:

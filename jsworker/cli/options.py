@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 from uuid import UUID
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.priorities import Priority
@@ -19,11 +20,29 @@ arguments: ContextVar[Sequence[str]] = ContextVar("jsworker_arguments", default=
 """Of the command that runs."""
 
 
+class _Plain:
+    """Shows --help without the type of its value, of which it has none."""
+
+    def get_help_option(self, context: Any) -> Any:
+        found: Any = super().get_help_option(context)  # type: ignore[misc] # of what this is mixed into
+        if found is not None:
+            found.metavar = ""
+        return found
+
+
+class _Command(_Plain, TyperCommand):
+    """A command."""
+
+
+class Group(_Plain, TyperGroup):
+    """A command with commands below it."""
+
+
 class _App(typer.Typer):
     """Gives each command that has --json the option --output, which says the same."""
 
     def command(self, *arguments: Any, **options: Any) -> Callable[[Any], Any]:
-        return _registering(super().command(*arguments, **options))
+        return _registering(super().command(*arguments, **{"cls": _Command, **options}))
 
     def callback(self, *arguments: Any, **options: Any) -> Callable[[Any], Any]:
         return _registering(super().callback(*arguments, **options))
@@ -56,7 +75,7 @@ def _with_output(function: Any) -> Any:
 
 def new_app(*, add_completion: bool = False, **options: Any) -> typer.Typer:
     """Return a typer application like all others of this command line."""
-    return _App(add_completion=add_completion, rich_markup_mode="markdown", **options)
+    return _App(add_completion=add_completion, rich_markup_mode="markdown", **{"cls": Group, **options})
 
 
 def argument(metavar: str, meaning: str) -> Any:

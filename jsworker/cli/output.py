@@ -12,9 +12,11 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
+from rich.text import Text
 
 from jsworker.cli.options import arguments
 from jsworker.core.exit_codes import DONE, FAILED, WrongUsage
@@ -24,6 +26,8 @@ from jsworker.ownership.pool import FarTime
 _UNCUT = 100_000
 """Columns; a table that no terminal shows is not cut."""
 _LONGEST_CELL = 300
+_GAP = 2
+_LEAST_FOLDED = 20
 _MANY = 500
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
 
@@ -45,18 +49,36 @@ def remark(line: str) -> None:
     sys.stderr.flush()
 
 
-def new_table(columns: Sequence[str | Column], rows: Iterable[Sequence[Any]]) -> Table:
-    """Return a table in the style of all."""
+def new_table(
+    columns: Sequence[str | Column], rows: Iterable[Sequence[str | Text]], *, spare: Sequence[str] = ()
+) -> Table:
+    """Return a table in the style of all, without those of ``spare`` columns for which there is no room."""
     headers = [Column(each, no_wrap=True) if isinstance(each, str) else each for each in columns]
-    table = Table(*headers, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for row in rows:
-        table.add_row(*row)
+    cells = [list(row) for row in rows]
+    widths = [_width(column, [row[place] for row in cells]) for place, column in enumerate(headers)]
+    kept = list(range(len(headers)))
+    for name in spare:
+        if sum(widths[place] + _GAP for place in kept) - _GAP <= console().width:
+            break
+        kept = [place for place in kept if headers[place].header != name]
+    shown = [headers[place] for place in kept]
+    table = Table(*shown, box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
+    for row in cells:
+        table.add_row(*(row[place] for place in kept))
     return table
 
 
-def print_table(columns: Sequence[str | Column], rows: Iterable[Sequence[Any]]) -> None:
+def _width(column: Column, cells: Iterable[str | Text]) -> int:
+    """Return the columns of the terminal that a column of a table needs at least."""
+    widest = max(len(str(column.header)), *(cell_len(str(each)) for each in cells), 0)
+    return widest if column.no_wrap else max(min(widest, _LEAST_FOLDED), column.min_width or 0)
+
+
+def print_table(
+    columns: Sequence[str | Column], rows: Iterable[Sequence[str | Text]], *, spare: Sequence[str] = ()
+) -> None:
     """Write a table: fitted to the terminal and in colour there, whole and plain in a pipe or file."""
-    console().print(new_table(columns, rows))
+    console().print(new_table(columns, rows, spare=spare))
 
 
 def page_of(

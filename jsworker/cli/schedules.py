@@ -74,7 +74,7 @@ def list_schedules(
         Column("LAST JOB", no_wrap=True),
         Column("SET BY", no_wrap=True),
     ]
-    print_table(columns, map(_row, found))
+    print_table(columns, map(_row, found), spare=("SET BY", "LAST", "IN", "LAST JOB", "KIND"))
     if rest is not None:
         remark_next_page(rest)
     if not every:

@@ -45,10 +45,11 @@ def status(
 ) -> None:
     """Show what waits, runs and fails, of each kind, and who works on it.
 
-    OLDEST is for how long the first queued job has waited; IN/MIN, DONE/MIN and BAD/MIN (failed for good or
-    cancelled) are those of the last five minutes, or of the last 10,000 jobs. SCHEDULED jobs wait for a time,
-    HELD ones for a limit, a rate, a pause or the jobs that they need. Counting ends at 10,000: 10000+ is at
-    least as many. Completed jobs are not counted, for there is no index of them.
+    OLDEST is for how long the first queued job has waited; IN/MIN, DONE/MIN and BAD/MIN (failed for good
+    or cancelled) are those of the last five minutes, or of the last 10,000 jobs. LATER are jobs that
+    wait for a time, HELD ones for a limit, a rate, a pause or the jobs that they need. Counting ends at
+    10,000: 10000+ is at least as many. Completed jobs are not counted, for there is no index of them. A
+    narrow terminal shows less.
 
     Example: `jsworker status --watch`
     """
@@ -72,9 +73,9 @@ async def _picture(database: Database, *, limit: int, after: str | None) -> Grou
 
 
 def _shown(found: Status) -> Group:
-    numbers = ("QUEUED", "OLDEST", "RUNNING", "SCHEDULED", "HELD", "FAILED", "IN/MIN", "DONE/MIN", "BAD/MIN")
+    numbers = ("QUEUED", "OLDEST", "RUNNING", "LATER", "HELD", "FAILED", "IN/MIN", "DONE/MIN", "BAD/MIN")
     columns = [folded("KIND", at_least=8), *map(right, (*numbers, "WORKERS"))]
-    table = new_table(columns, map(_row, found.kinds))
+    table = new_table(columns, map(_row, found.kinds), spare=("IN/MIN", "HELD", "BAD/MIN", "LATER"))
     return Group(table, *map(Text, ["", *_lines(found)]))
 
 

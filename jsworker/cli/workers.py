@@ -69,9 +69,8 @@ def workers(
         print_json(found)
         return
     kinds = folded("KINDS", at_least=12)
-    print_table(
-        ["ID", "STATE", right("BUSY"), right("SEEN"), right("UP"), "VERSION", kinds], map(_row, found)
-    )
+    columns = ["ID", "STATE", right("BUSY"), right("SEEN"), right("UP"), "VERSION", kinds]
+    print_table(columns, map(_row, found), spare=("VERSION", "UP"))
     if len(found) == limit:
         remark_next_page(found[-1]["id"])
 

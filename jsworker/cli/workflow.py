@@ -7,9 +7,8 @@ from typing import Annotated, Any, Final, TypeVar
 from rich.table import Column
 from rich.text import Text
 from rich.tree import Tree
-from typer.core import TyperGroup
 
-from jsworker.cli.options import Json, JsonObject, Limit, argument, new_app, option
+from jsworker.cli.options import Group, Json, JsonObject, Limit, argument, new_app, option
 from jsworker.cli.output import (
     cell,
     console,
@@ -32,7 +31,7 @@ _ENDED: Final = ("completed", "failed", "cancelled")
 _COLOURS: Final = {"completed": "green", "failed": "red", "cancelled": "yellow", "running": "cyan"}
 
 
-class _Group(TyperGroup):
+class _Group(Group):
     """Takes what is no command for the id of a workflow to show."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -77,7 +76,7 @@ def list_workflows(
         Column("ENQUEUED", no_wrap=True),
         Column("FINISHED", no_wrap=True),
     ]
-    print_table(columns, map(_row, found))
+    print_table(columns, map(_row, found), spare=("FINISHED", "ENQUEUED"))
     if len(found) == limit:
         remark_next_page(found[-1]["id"])
     if not found:

@@ -44,7 +44,7 @@ class TestStatus:
     def test_the_table_that_one_wants_first(self, cli: Cli) -> None:
         lines = cli("status").ok().lines
         header, double, shout = (line.split() for line in lines[:3])
-        assert header[:7] == ["KIND", "QUEUED", "OLDEST", "RUNNING", "SCHEDULED", "HELD", "FAILED"]
+        assert header[:7] == ["KIND", "QUEUED", "OLDEST", "RUNNING", "LATER", "HELD", "FAILED"]
         assert double == ["double", "3", "2m", "1", "1", "1", "0", "1.4", "0.2", "2"]
         assert shout == ["shout", "1", "0s", "0", "0", "0", "1", "0.2", "0"]
         assert lines[3:] == [
