@@ -33,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with EmbeddedServers(data) as servers:
             os.environ.update(servers.environment())
-            subprocess.run([sys.executable, "-P", "-m", "jsworker", "db", "upgrade"], check=True)
+            upgrade = [sys.executable, "-P", "-m", "jsworker", "db", "upgrade"]
+            subprocess.run(upgrade, stdout=subprocess.DEVNULL, check=True)  # noqa: S603 -- ours
             print(asyncio.run(asyncio.wait_for(_night(), _NIGHT_SECONDS)))  # noqa: T201 -- what it is about
     except (NightFailed, JsworkerError, TimeoutError, subprocess.CalledProcessError) as error:
         print(f"the night failed: {error}", file=sys.stderr)  # noqa: T201 -- as above

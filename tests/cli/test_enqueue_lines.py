@@ -45,6 +45,7 @@ class TestLines:
         assert [row["unique_key"] for row in found] == ["a", "7", "c"]
 
     def test_nor_what_has_ended_within_a_window(self, cli: Cli, sql: Sql, lines: Path) -> None:
+        sql.execute("DELETE FROM jsworker.unique_windows")
         options = ("--from", lines, "--key-field", "id", "--unique-for", 3600, "--json")
         assert [each["created"] for each in cli("enqueue", "double", *options).ok().json] == [True, True]
         sql.execute(
@@ -90,8 +91,9 @@ class TestWrongLines:
     ) -> None:
         (here / "wrong").write_text('{"n": 1}\n{"n": \n{"n": "x"}\n{"n": 4, "n": 5}\n')
         found = cli("enqueue", "cli_jobs:Double", "--from", "wrong")
-        assert (found.code, found.lines[1:], payloads(sql)) == (2, [], [])
-        *named, summary = found.errors
+        assert (found.code, found.lines, payloads(sql)) == (2, [], [])
+        printed, *named, summary = found.errors
+        assert printed == "this line is no JSON"  # by the module of the processor
         assert [line.partition(": ")[0] for line in named] == ["wrong:2", "wrong:3", "wrong:4"]
         assert "is not valid JSON" in named[0]
         assert "n: Input should be a valid integer" in named[1]

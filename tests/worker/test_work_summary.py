@@ -9,7 +9,7 @@ import pytest
 from jsworker.client import JobClient
 from jsworker.core.settings import Settings
 from tests.support.polling import eventually
-from tests.worker.processors import Gate, scripted
+from tests.worker.processors import KIND, Gate, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
 
@@ -34,13 +34,13 @@ async def test_it_tells_what_runs_what_waits_and_what_was_done(
 
     async def process(job: Any) -> Any:
         await gate.process(job)
-        if job.payload == "fails":
+        if job.payload["fails"]:
             raise ValueError("as told")
 
     settings = make_settings(concurrency=1, status_interval=INTERVAL_SECONDS)
     running = await start(scripted(process, max_attempts=1), with_settings=settings)
-    running.expects_short_runs("scripted")
-    jobs = await client.enqueue_many("scripted", ["fails", "works"])
+    running.expects_short_runs(KIND)
+    jobs = await client.enqueue_many(KIND, [{"fails": True}, {"fails": False}])
     first = await gate.met()
     seen = await told(running, lambda told: told["running"] == 1 and told["claimed_ahead"] == 1)
     assert (seen["done"], seen["oldest"]) == (0, str(first.id))
@@ -66,7 +66,7 @@ async def test_an_idle_worker_is_silent_and_so_is_one_that_was_told_to_be(
     gate = Gate()
     running = await start(scripted(gate.process), with_settings=make_settings(status_interval=interval))
     if interval is None:
-        await client.enqueue("scripted", "a")
+        await client.enqueue(KIND, {})
         await gate.met()
     await asyncio.sleep(4 * INTERVAL_SECONDS)
     assert running.events.of("worker.status") == []
