@@ -138,7 +138,7 @@ def enqueue(
         if not as_json:
             print_line(strict_json.dumps(results[0]["result"]))
 
-    call = {
+    call: dict[str, Any] = {
         "count": count,
         "unique_key": unique_key,
         "options": options,

@@ -97,7 +97,7 @@ def _checked(
         typer.Exit: there are wrong ones.
     """
     most = load_settings().max_payload_bytes
-    said = JobOptions.of(most, options)
+    said = JobOptions.of(most, options)  # type: ignore[arg-type] # each by its name
     lines = wrong = 0
     with progress_bar("checked", total) as advance:
         for number, text in _texts(file):

@@ -120,8 +120,8 @@ def _lines(found: Status) -> Iterator[str]:
         "draining": workers.draining,
         "silent": workers.silent,
     }
-    named = ", ".join(f"{number} {state}" for state, number in states.items() if number or state == "alive")
-    yield f"workers: {named}; {workers.busy} of {workers.slots} job slots in use"
+    counted = ", ".join(f"{number} {state}" for state, number in states.items() if number or state == "alive")
+    yield f"workers: {counted}; {workers.busy} of {workers.slots} job slots in use"
     for why in HELD_BY:
         of_kind = {kind.kind: kind.held[why] for kind in found.kinds if why in kind.held}
         named = [
@@ -133,9 +133,9 @@ def _lines(found: Status) -> Iterator[str]:
             yield f"held by {why}: {', '.join(named[:_NAMED])}{more}"
     for pause in found.paused:
         until = "" if pause.until is None else f", until {moment(pause.until)}"
-        why = f": {cell(pause.reason)}" if pause.reason else ""
+        reason = f": {cell(pause.reason)}" if pause.reason else ""
         key = f" {cell(pause.key)}" if pause.key else ""
-        yield f"paused: {cell(pause.kind)}{key} since {moment(pause.since)}{until}, by {cell(pause.by)}{why}"
+        yield f"paused: {cell(pause.kind)}{key} since {moment(pause.since)}{until}, by {cell(pause.by)}{reason}"
     if found.unpublished:
         oldest = seconds_in_words(found.unpublished_oldest_seconds)
         yield f"not published: {found.unpublished}, the oldest for {oldest}: `jsworker doctor` tells why"

@@ -7,6 +7,8 @@ from functools import partial
 from typing import Annotated, Any, Final
 from uuid import UUID
 
+from rich.table import Column
+
 from jsworker.cli.options import Json, Limit, Stack, argument, new_app, option
 from jsworker.cli.output import (
     cell,
@@ -69,7 +71,7 @@ def workers(
         print_json(found)
         return
     kinds = folded("KINDS", at_least=12)
-    columns = ["ID", "STATE", right("BUSY"), right("SEEN"), right("UP"), "VERSION", kinds]
+    columns: list[str | Column] = ["ID", "STATE", right("BUSY"), right("SEEN"), right("UP"), "VERSION", kinds]
     print_table(columns, map(_row, found), spare=("VERSION", "UP"))
     if len(found) == limit:
         remark_next_page(found[-1]["id"])

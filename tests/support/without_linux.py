@@ -44,7 +44,7 @@ def take_away() -> None:
     for method in ("open", "read_text", "readlink"):
         setattr(pathlib.Path, method, _refusing_proc(getattr(pathlib.Path, method)))
     exists = pathlib.Path.exists
-    pathlib.Path.exists = lambda path: not _is_proc(path) and exists(path)  # type: ignore[method-assign]
+    pathlib.Path.exists = lambda self: not _is_proc(self) and exists(self)  # type: ignore[method-assign]
 
 
 if __name__ == "sitecustomize":

@@ -168,5 +168,5 @@ def test_the_command_runs_a_night_on_servers_of_its_own(tmp_path: Path) -> None:
 
 
 def test_payloads_are_plain_json() -> None:
-    letter = Letter(folder="/a", day="2026-11-21", subscriber="ada")  # type: ignore[arg-type] # as JSON has it
+    letter = Letter(folder="/a", day="2026-11-21", subscriber="ada")
     assert letter.file() == Path("/a/reports/2026-11-21.json")

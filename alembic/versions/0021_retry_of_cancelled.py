@@ -3,13 +3,13 @@
 The trigger that keeps ended jobs as they are lets these two through; all else of an ended job stays as it was. What was
 cancelled because its needs failed is still only held again.
 
-Revision: 0020, after 0019
+Revision: 0021, after 0020
 """
 
 from alembic import op
 
-revision = "0020"
-down_revision = "0019"
+revision = "0021"
+down_revision = "0020"
 branch_labels = None
 depends_on = None
 
