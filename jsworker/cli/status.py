@@ -135,7 +135,8 @@ def _lines(found: Status) -> Iterator[str]:
         until = "" if pause.until is None else f", until {moment(pause.until)}"
         reason = f": {cell(pause.reason)}" if pause.reason else ""
         key = f" {cell(pause.key)}" if pause.key else ""
-        yield f"paused: {cell(pause.kind)}{key} since {moment(pause.since)}{until}, by {cell(pause.by)}{reason}"
+        since = f"since {moment(pause.since)}{until}, by {cell(pause.by)}{reason}"
+        yield f"paused: {cell(pause.kind)}{key} {since}"
     if found.unpublished:
         oldest = seconds_in_words(found.unpublished_oldest_seconds)
         yield f"not published: {found.unpublished}, the oldest for {oldest}: `jsworker doctor` tells why"

@@ -182,8 +182,9 @@ class TestJobs:
         terminal = Terminal("jobs", cwd=tmp_path, environment=os.environ | cli_environment)
         assert terminal.wait() == 0
         assert max(map(len, terminal.plain_text.splitlines())) <= 100
-        assert str(job_id) in terminal.plain_text
-        assert "a-kind-with-quite-a…" in terminal.plain_text
+        first, second = terminal.plain_text.splitlines()
+        assert first == f"{job_id}  a-kind-with-quite-a-long-name  processing  try 1/3, 0s ago"
+        assert second.startswith(f"    {worker_id}, running for ")
 
     @pytest.mark.parametrize("no_color", ["", "1"])
     def test_terminals_get_colours_unless_they_want_none(

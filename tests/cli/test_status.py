@@ -53,6 +53,14 @@ class TestStatus:
             "held by limit: double 1 (for 0s)",
         ]
 
+    def test_a_narrow_terminal_shows_less(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        lines = cli("status").ok().lines
+        assert max(map(len, lines)) <= 80
+        assert lines[0].split()[:4] == ["KIND", "QUEUED", "OLDEST", "RUNNING"]
+        assert "IN/MIN" not in lines[0]
+        assert lines[0].split()[-1] == "WORKERS"
+
     def test_as_json(self, cli: Cli) -> None:
         found = cli("status", "--output", "json").ok().json
         double, shout = found["kinds"]

@@ -598,12 +598,12 @@ STATUS: dict[str, tuple[TextClause, dict[str, Any], set[str]]] = {
     "kinds": (
         status.KINDS,
         {"after": "", "most": 50},
-        {"jobs_queued", "jobs_due_of_kind", "jobs_failed_of_kind", "jobs_owned"},
+        {"jobs_queued_in_order", "jobs_due_of_kind", "jobs_failed_of_kind", "jobs_owned"},
     ),
     "counts": (
         status.COUNTS,
         {"kinds": [KIND, "other-kind"]},
-        {"jobs_queued", "jobs_due_of_kind", "jobs_failed_of_kind"},
+        {"jobs_queued_in_order", "jobs_due_of_kind", "jobs_failed_of_kind"},
     ),
     "held": (status.HELD, {"kinds": [KIND, "other-kind"]}, {"jobs_held"}),
     "running": (status.RUNNING, {}, {"jobs_owned"}),
