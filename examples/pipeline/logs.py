@@ -45,7 +45,7 @@ def count(lines: Iterable[bytes]) -> Counts:
 
 def write_sample(file: Path, *, lines: int, seed: int) -> None:
     """Write a log with so many lines; the same ones for the same seed."""
-    dice = random.Random(seed)  # noqa: S311  # nosec B311 -- sample data
+    dice = random.Random(seed)  # noqa: S311  # nosec B311  # sample data
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as log:
         for number in range(lines):
