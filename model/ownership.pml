@@ -287,7 +287,7 @@ active proctype Operator() {
           :: st==PROC -> creq=1; cxl=1; check()
           :: else -> assert(FINAL) fi }
 #endif
-  :: atomic { ny<MAXY && st==FAILED -> ny++; fin=PROC; cxl=0; att=0; err=0; stl=0; creq=0; requeue(); check() }
+  :: atomic { ny<MAXY && (st==FAILED || st==CANC) -> ny++; fin=PROC; cxl=0; att=0; err=0; stl=0; creq=0; requeue(); check() }
   od }
 
 active proctype World() {

@@ -32,6 +32,8 @@ from jsworker.embedded import (
     start_with_parent,
 )
 from jsworker.embedded.resources import LOOPBACK, free_port
+from jsworker.worker.isolation import parent_death_signal
+from tests.support import without_linux
 from tests.support.servers import (
     THROWAWAY_SETTINGS,
     ThrowawayPostgres,
@@ -619,6 +621,23 @@ class TestEmbeddedNats:
                 second.start()
 
 
+@pytest.fixture(params=["kernel", "watching process"])
+def _told_by(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Let a child be told of its parent's death by the kernel, or by what takes its place elsewhere."""
+    if request.param == "watching process":
+        shutil.copy(without_linux.__file__, tmp_path / "sitecustomize.py")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+        monkeypatch.setattr(parent_death_signal, "_kernel_function", lambda: None)
+    parent_death_signal.lifeline.cache_clear()
+    yield
+    if (descriptor := parent_death_signal.lifeline()) >= 0:
+        os.close(descriptor)
+    parent_death_signal.lifeline.cache_clear()
+
+
+@pytest.mark.usefixtures("_told_by")
 class TestStartWithParent:
     def test_the_child_ends_with_its_parent(self) -> None:
         with subprocess.Popen([sys.executable, "-c", STARTER], stdout=subprocess.PIPE) as parent:
@@ -660,6 +679,13 @@ class TestStartWithParent:
         (tmp_path / "program").write_text("#!/bin/sh\nexit 3\n")
         (tmp_path / "program").chmod(0o755)
         assert start_with_parent(["./program"], cwd=tmp_path).wait() == 3
+
+    def test_nothing_is_left_of_a_child_that_has_ended(self) -> None:
+        child = start_with_parent(["sh", "-c", "read -r line"], stdin=subprocess.PIPE)
+        wait_until(lambda: psutil.Process(child.pid).name() in {"sh", "dash"}, "the program runs")
+        watching = psutil.Process(child.pid).children()
+        child.communicate(b"go on\n")
+        wait_until(lambda: all(map(has_ended, watching)), "the watching process ended")
 
     def test_a_program_that_cannot_be_executed_ends_with_126(self, tmp_path: Path) -> None:
         (tmp_path / "program").write_text("no program at all")

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
-from typer.core import TyperGroup
 from typer.main import get_command
 
 import jsworker
-from jsworker.cli.options import flag, new_app
+from jsworker.cli.options import Group, flag, new_app
+from jsworker.cli.options import arguments as present_arguments
 from jsworker.core import exit_codes
 from jsworker.supervisor.process_exit import EXIT_SECONDS, exit_within
 
@@ -30,9 +30,10 @@ _COMMANDS = {
     "dev": _Entry("dev", _START, "Start NATS and PostgreSQL for development, or run a command with them."),
     "run": _Entry("run", _START, "Run a worker for your processors."),
     "enqueue": _Entry("enqueue", _START, "Enqueue jobs and print their ids."),
+    "status": _Entry("status", _JOBS, "Show what waits, runs and fails, of each kind, and who works on it."),
     "jobs": _Entry("jobs", _JOBS, "List jobs, the newest first."),
     "job": _Entry("jobs", _JOBS, "Show one job: every column and its timeline."),
-    "retry": _Entry("control", _JOBS, "Put failed jobs back into the queue."),
+    "retry": _Entry("control", _JOBS, "Put failed or cancelled jobs back into the queue."),
     "cancel": _Entry("control", _JOBS, "Cancel jobs; running ones are asked to stop."),
     "clear": _Entry("control", _JOBS, "Take running jobs from their workers and queue them again."),
     "priority": _Entry("priority", _JOBS, "Give waiting jobs another priority."),
@@ -52,7 +53,7 @@ _COMMANDS = {
 }
 
 
-class _Commands(TyperGroup):
+class _Commands(Group):
     """Lists the commands from the table above; a command's module is imported when it is called.
 
     SQLAlchemy and NATS take most of a second to import, which ``--help`` need not wait for.
@@ -65,7 +66,7 @@ class _Commands(TyperGroup):
         return name, getattr(found, "commands", {}).get(name, found), rest
 
 
-app = new_app(cls=_Commands, no_args_is_help=True)
+app = new_app(cls=_Commands, no_args_is_help=True, add_completion=True)
 
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001 -- the shape of an option's callback
@@ -99,6 +100,7 @@ for _name, _entry in _COMMANDS.items():
 def run_command(arguments: Sequence[str]) -> int:
     """Run ``jsworker`` with these arguments, report errors on stderr and return the exit code."""
     command = get_command(app)
+    present_arguments.set(tuple(arguments))
     return exit_code_of(
         lambda: command.main(args=list(arguments), prog_name="jsworker", standalone_mode=False)
     )

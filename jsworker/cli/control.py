@@ -24,7 +24,7 @@ from jsworker.cli.selection import (
 )
 from jsworker.core.errors import TransitionRefused
 from jsworker.core.exit_codes import WrongUsage
-from jsworker.core.names import check_kind
+from jsworker.core.names import check_kind, shown
 from jsworker.core.priorities import Priority, priority_number
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import ANY_AGE, RunAge
@@ -38,7 +38,7 @@ _MOST_ASKED_FOR = 2_000
 _TRIES = 3
 _TRY_AGAIN_SECONDS = 0.05
 _LONGEST_REASON = 1000
-_FILTERS_OF_RUNS = "--status/--kind/--priority/--stale-for/--running-for/--no-progress-for"
+_FILTERS_OF_RUNS = "--status/--kind/--priority/--error/--stale-for/--running-for/--no-progress-for"
 
 Found = Sequence[tuple[UUID, int | None]]
 """Jobs, with the fencing token at which a filter saw them."""
@@ -55,15 +55,19 @@ def retry(
     status: options.OnlyStatus = None,
     kind: options.OnlyKind = None,
     priority: options.OnlyPriority = None,
+    error: options.OnlyError = None,
     yes: options.Yes = False,
     as_json: options.Json = False,
 ) -> int:
-    """Put failed jobs back into the queue, their counters at zero.
+    """Put failed or cancelled jobs back into the queue, their counters at zero.
 
-    Name jobs by their ids, or choose them by --status failed or --kind. Only failed jobs can be retried: a
-    cancelled job is final, so enqueue it again.
+    Name jobs by their ids, or choose failed ones by --kind or --error; cancelled ones are chosen by --status
+    cancelled alone. All of them are queued at once, whatever time they were due at. What was cancelled
+    because of what it needs waits again when that is retried.
+
+    Example: `jsworker retry --kind count-words --error "connection refused"`
     """
-    wanted = _filter("retry", ("failed",), status, kind, priority=priority)
+    wanted = _filter("retry", ("failed", "cancelled"), status, kind, priority=priority, error=error)
     return _perform("retry", _retry, ids, wanted, yes=yes, as_json=as_json)
 
 
@@ -77,6 +81,7 @@ def cancel(
     running_for: options.RunningFor = None,
     no_progress_for: options.NoProgressFor = None,
     priority: options.OnlyPriority = None,
+    error: options.OnlyError = None,
     yes: options.Yes = False,
     as_json: options.Json = False,
 ) -> int:
@@ -84,9 +89,12 @@ def cancel(
 
     Name jobs by their ids, or choose them by --status or --kind, running ones also by their age. A running
     job learns of it with its worker's next heartbeat, and is cancelled when its run has ended.
+
+    Example: `jsworker cancel --status queued --kind count-words`
     """
     age = choose_age(stale_for, running_for, no_progress_for)
-    wanted = _filter("cancel", ("scheduled", "queued", "processing"), status, kind, age, priority=priority)
+    possible = ("scheduled", "queued", "processing")
+    wanted = _filter("cancel", possible, status, kind, age, priority=priority, error=error)
     action = partial(_cancel, statuses=wanted.statuses if wanted else None, age=age)
     return _perform("cancel", action, ids, wanted, yes=yes, as_json=as_json)
 
@@ -104,6 +112,7 @@ def clear(
     running_for: options.RunningFor = None,
     no_progress_for: options.NoProgressFor = None,
     priority: options.OnlyPriority = None,
+    error: options.OnlyError = None,
     yes: options.Yes = False,
     as_json: options.Json = False,
 ) -> int:
@@ -112,11 +121,13 @@ def clear(
     Name jobs by their ids, or choose them by --kind or by their age. A job that hangs while its worker lives
     has heartbeats: --no-progress-for or --running-for find it, --stale-for does not. This run of a job does
     not count as an attempt; whatever its former worker still does, its result is refused.
+
+    Example: `jsworker clear --no-progress-for 600 --reason "hangs in the download"`
     """
     if not (reason.strip() and len(reason) <= _LONGEST_REASON and reason.isprintable()):
         raise WrongUsage(f"--reason must be 1 to {_LONGEST_REASON} printable characters")
     age = choose_age(stale_for, running_for, no_progress_for)
-    wanted = _filter("clear", ("processing",), status, kind, age, priority=priority)
+    wanted = _filter("clear", ("processing",), status, kind, age, priority=priority, error=error)
     action = partial(_clear, reason=reason, age=age)
     return _perform("clear", action, ids, wanted, yes=yes, as_json=as_json)
 
@@ -129,15 +140,23 @@ class _Filter:
     kind: str | None
     age: RunAge
     priority: Priority | None = None
+    error: str | None = None
 
     def pages(self, database: Database, *, acting: bool) -> AsyncIterator[list[tuple[UUID, int]]]:
         lane = None if self.priority is None else priority_number(self.priority)
-        meant = {"statuses": self.statuses, "kind": self.kind, "age": self.age, "priority": lane}
+        meant = {
+            "statuses": self.statuses,
+            "kind": self.kind,
+            "age": self.age,
+            "priority": lane,
+            "error": self.error,
+        }
         return listing.matching(database, **meant, acting=acting)  # type: ignore[arg-type] # each by its name
 
     def __str__(self) -> str:
         limits: dict[str, object] = {"kind": self.kind, "priority": self.priority}
         limits |= {"status": " or ".join(self.statuses), **asdict(self.age)}
+        limits |= {"error": None if self.error is None else shown(self.error)}
         given = {name.replace("_", " "): value for name, value in limits.items() if value is not None}
         return ", ".join(f"{name} {value}" for name, value in given.items())
 
@@ -150,25 +169,30 @@ def _filter(
     age: RunAge = ANY_AGE,
     *,
     priority: Priority | None = None,
+    error: str | None = None,
 ) -> _Filter | None:
     if kind is not None:
         check_kind(kind)
+    if error is not None and not error.strip():
+        raise WrongUsage("--error must be a text that errors hold")
     statuses = choose_statuses(verb, status, possible, age)
-    is_any = bool(status or kind or age or priority)
-    return _Filter(statuses, kind, age, priority) if is_any else None
+    if verb == "retry" and status is None:
+        statuses = ("failed",)  # who cancelled a job wanted it so
+    is_any = bool(status or kind or age or priority or error)
+    return _Filter(statuses, kind, age, priority, error) if is_any else None
 
 
 def _perform(
     verb: str, action: Action, ids: list[UUID] | None, wanted: _Filter | None, *, yes: bool, as_json: bool
 ) -> int:
     """Act on the jobs that are named, each once, else on those that the filter means."""
-    filters = "--status/--kind/--priority" if verb == "retry" else _FILTERS_OF_RUNS
+    filters = "--status/--kind/--priority/--error" if verb == "retry" else _FILTERS_OF_RUNS
     check_choice(verb, ids, filtered=wanted is not None, filters=filters, yes=yes)
     known: Found = [(job_id, None) for job_id in dict.fromkeys(ids or ())]
     if wanted and not yes:
         known, wanted = _ask(verb, wanted)
     with operators_rights(verb):
-        return asyncio.run(report(_act(action, known, wanted), as_json=as_json))
+        return asyncio.run(report(_act(action, known, wanted), as_json=as_json, expected=len(known)))
 
 
 def _ask(verb: str, wanted: _Filter) -> tuple[Found, _Filter | None]:

@@ -36,7 +36,10 @@ def _db() -> None:
 
 @db.command()
 def upgrade(*, as_json: JsonObject = False) -> None:
-    """Create the tables, or bring them to what this version needs; workers may run meanwhile."""
+    """Create the tables, or bring them to what this version needs; workers may run meanwhile.
+
+    Example: `jsworker db upgrade`
+    """
     revision = upgrade_database(load_settings().database_dsn(), tell=remark)
     if as_json:
         print_json({"revision": revision, "head": REVISIONS[-1]})
@@ -64,7 +67,10 @@ def sql(
 
 @db.command()
 def current(*, as_json: JsonObject = False) -> None:
-    """Show at which migration the database is; exit code 1 when this version cannot work with it."""
+    """Show at which migration the database is; exit code 1 when this version cannot work with it.
+
+    Example: `jsworker db current`
+    """
     revision = current_revision(load_settings().database_dsn())
     if as_json:
         print_json({"revision": revision, "head": REVISIONS[-1]})
@@ -92,6 +98,8 @@ def ensure(
 
     Nothing is deleted, and what is as it must be stays untouched. Run it with the variables of the workers,
     the login aside, before they start; again when a kind is new or JSWORKER_ACK_WAIT has changed.
+
+    Example: `jsworker stream ensure my_jobs:AnalyzeRepo --lanes`
     """
     settings = load_settings()
     named = [load_processor_class(kind).kind if ":" in kind else check_kind(kind) for kind in kinds]

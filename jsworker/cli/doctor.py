@@ -37,6 +37,8 @@ def doctor(
     Nothing is written without --fix, which makes or changes stream and consumers as a worker does at its
     start, queues and publishes what is overdue, and lets workers try refused rows again at once.
     Run it with the variables of a worker. Exit code 1 when there is an error; warnings alone are 0.
+
+    Example: `jsworker doctor --json`
     """
     findings = asyncio.run(_findings(load_settings(), fix=fix))
     if as_json:

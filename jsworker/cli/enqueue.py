@@ -10,8 +10,9 @@ from uuid import UUID
 
 import typer
 
+from jsworker.cli.enqueue_lines import enqueue_lines
 from jsworker.cli.options import argument, flag, new_app, option
-from jsworker.cli.output import print_json, print_line, progress_bar, remark
+from jsworker.cli.output import print_json, print_line, progress_bar, progress_wanted, remark
 from jsworker.client import Enqueued, JobClient
 from jsworker.client.enqueueing import Kind
 from jsworker.client.terms import LONGEST_DELAY, Terms
@@ -68,6 +69,15 @@ def enqueue(
     debounce_max: Annotated[
         float | None, option("SECONDS", "Due then at the latest, from the first on.")
     ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="FILE", help="A job for each line, its payload as JSON; - reads stdin."
+        ),
+    ] = None,
+    key_field: Annotated[
+        str | None, option("NAME", "With --from: this field of each payload is its unique key.")
+    ] = None,
     as_json: Annotated[bool, flag("Print an array of {id, created}.", "--json")] = False,
 ) -> None:
     """Enqueue jobs and print their ids, one a line.
@@ -78,6 +88,12 @@ def enqueue(
 
     With --wait the exit code is 3 when the job failed, was cancelled or is gone, and 4 when it has not ended
     in time; --json adds the status and the result, or the reason and the error, to the object.
+
+    With --from all lines are checked before the first job is enqueued; wrong ones are named, with the rule. A
+    run that was cut short is repeated with --key-field, so that no job is enqueued twice while it waits or
+    runs; with --unique-for also none that has ended in that time.
+
+    Example: `jsworker enqueue count-words --from texts.jsonl --key-field id --unique-for 86400`
     """
     if unique_key is not None and count > 1:
         raise WrongUsage(
@@ -86,7 +102,9 @@ def enqueue(
     if not 0 <= delay <= LONGEST_DELAY:
         raise WrongUsage(f"--delay {delay:g} must be from 0 to {LONGEST_DELAY:.0f} seconds")
     _check_waiting(wait=wait, timeout=timeout, count=count)
-    of_kind, content = kind_of(kind), read_payload(payload)
+    _check_lines(source, key_field, payload != "{}" or count > 1 or wait or unique_key is not None)
+    of_kind = kind_of(kind)
+    content = None if source is not None else read_payload(payload)
     options: dict[str, Any] = {
         "delay": delay,
         "max_attempts": max_attempts,
@@ -98,10 +116,13 @@ def enqueue(
     terms = Terms(at, expires_in, unique, unique_for, debounce, debounce_max)
     options |= terms._asdict()
     try:
-        terms.check_keys([unique_key])
+        terms.check_keys([unique_key or key_field])
         terms.check(delay)
     except ValueError as error:
         raise WrongUsage(str(error)) from None
+    if source is not None:
+        enqueue_lines(source, of_kind, options, key_field=key_field, as_json=as_json)
+        return
     enqueued: list[Enqueued] = []
     results: list[Any] = []
 
@@ -118,14 +139,16 @@ def enqueue(
         if not as_json:
             print_line(strict_json.dumps(results[0]["result"]))
 
-    take = enqueued.extend if as_json or wait else print_ids
-    then = print_result if wait else None
+    call: dict[str, Any] = {
+        "count": count,
+        "unique_key": unique_key,
+        "options": options,
+        "shows_progress": progress_wanted(as_json=as_json),
+        "take": enqueued.extend if as_json or wait else print_ids,
+        "then": print_result if wait else None,
+    }
     try:
-        asyncio.run(
-            _enqueue(
-                of_kind, content, count=count, unique_key=unique_key, options=options, take=take, then=then
-            )
-        )
+        asyncio.run(_enqueue(of_kind, content, **call))
     except TimeoutError as error:
         remark(str(error))
         raise typer.Exit(TIMED_OUT) from None
@@ -157,6 +180,13 @@ def _check_waiting(*, wait: bool, timeout: float | None, count: int) -> None:
         raise WrongUsage("--timeout needs --wait")
     if timeout is not None and not 0 < timeout <= LONGEST_SECONDS:
         raise WrongUsage(f"--timeout {timeout:g} must be more than 0 and at most {LONGEST_SECONDS} seconds")
+
+
+def _check_lines(source: str | None, key_field: str | None, is_other: bool) -> None:  # noqa: FBT001 -- what contradicts it
+    if source is None and key_field is not None:
+        raise WrongUsage("--key-field needs --from: else give --unique-key")
+    if source is not None and is_other:
+        raise WrongUsage("--from goes without --payload, --count, --unique-key and --wait")
 
 
 def _instant(given: str) -> datetime:
@@ -193,12 +223,13 @@ async def _enqueue(
     count: int,
     unique_key: str | None,
     options: dict[str, Any],
+    shows_progress: bool,
     take: Callable[[Sequence[Enqueued]], Any],
     then: Callable[[JobClient, UUID], Awaitable[None]] | None,
 ) -> None:
     async with JobClient.from_env() as client:
         if count > 1:
-            watched = count >= _LARGE_COUNT and sys.stderr.isatty() and not sys.stdout.isatty()
+            watched = count >= _LARGE_COUNT and shows_progress
             with progress_bar("enqueued", count if watched else 0) as advance:
                 for start in range(0, count, _BATCH):
                     payloads = [payload] * min(_BATCH, count - start)

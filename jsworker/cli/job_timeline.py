@@ -32,7 +32,7 @@ _ENTRIES: Final = {
     "sleep": "sleep {step} began, until {until}",
     "cancelled": "cancelled{because}",
     "error": "attempt failed: {error}",
-    "retried": "put back into the queue by hand; it had failed: {failed_for}",
+    "retried": "put back into the queue by hand; it had {ended}",
     "cancel_requested": "{owner} was asked to stop it",
     "skipped": "{who} skipped a message about it: {owner} has it",
     "rejected": "a late {write} by {who} was refused",
@@ -72,6 +72,11 @@ def _filled(words: str, event: Mapping[str, Any]) -> str:
         details["until"] = _time(details["until"])
     why = (event["detail"] or {}).get("reason")
     details["because"] = f": {CANCELLATIONS[why]}" if why in CANCELLATIONS else ""
+    if details.get("was") == "cancelled":
+        why = details.get("failed_for")
+        details["ended"] = f"been cancelled: {CANCELLATIONS.get(why, why)}" if why else "been cancelled"
+    else:
+        details["ended"] = f"failed: {details.get('failed_for', '?')}"
     details |= {"who": cell(event["worker_id"]) or "an operator", "error": headline(event["error"])}
     return words.format_map(defaultdict(lambda: "?", details)).rstrip()
 

@@ -1,12 +1,13 @@
 """``jsworker jobs`` lists jobs; ``jsworker job ID`` shows everything about one, its timeline in words."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Annotated, Any, Final
 
+from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -19,16 +20,18 @@ from jsworker.cli.output import (
     folded,
     headline,
     moment,
+    new_table,
     print_json,
     print_line,
     print_table,
-    remark,
+    remark_next_page,
     right,
     seconds_in_words,
     since,
     until,
 )
 from jsworker.cli.selection import ask_database, choose_age, choose_statuses, find_job
+from jsworker.cli.watching import watch as show_again
 from jsworker.core.contents import key_of_content
 from jsworker.core.names import check_kind, printable, short_id
 from jsworker.core.priorities import NORMAL, PRIORITIES, priority_number
@@ -45,6 +48,8 @@ from jsworker.ownership.transitions.steps import steps_of
 _SEARCH_SECONDS: Final = 2.0
 _LONGEST_VALUE: Final = 100_000
 _LONGEST_RESULT: Final = 200
+_WIDE: Final = 110
+"""Columns of a terminal on which a job takes one line."""
 
 _COLOURS: Final = {
     "scheduled": "blue",
@@ -86,6 +91,8 @@ def jobs(
     limit: options.Limit = 50,
     after: options.After = None,
     priority: options.OnlyPriority = None,
+    watch: options.Watch = False,
+    interval: options.Interval = 2.0,
     as_json: options.Json = False,
 ) -> None:
     """List jobs, the newest first; of scheduled ones the next one due, of queued ones the last queued.
@@ -98,6 +105,8 @@ def jobs(
 
     TRY is attempts/max_attempts, AGE the time since the job was enqueued. `jsworker job ID` shows a job with
     its payload, its result and all that happened to it.
+
+    Example: `jsworker jobs --status failed --kind count-words`
     """
     if kind is not None:
         check_kind(kind)
@@ -105,21 +114,46 @@ def jobs(
     choose_statuses("jobs", status, STATUSES, age)
     lane = None if priority is None else priority_number(priority)
     ask = partial(_page, status=status, kind=kind, age=age, priority=lane, limit=limit, after=after)
+    if watch:
+        show_again(partial(_picture, ask=ask), interval=interval, as_json=as_json)
+        return
     page = ask_database(ask)
     if as_json:
         print_json(page.jobs)
         if len(page.jobs) < limit:  # else the caller goes on behind the last one
             _print_rest(page)
         return
+    console().print(_table(page))
+    _print_rest(page)
+
+
+def _table(page: Page) -> RenderableType:
+    if console().width < _WIDE:
+        return Group(*(line for each in page.jobs for line in _two_lines(each)))
     ids, kinds = Column("ID", no_wrap=True, min_width=36), Column("KIND", no_wrap=True, max_width=20)
     statuses, details = Column("STATUS", no_wrap=True, min_width=10), folded("DETAIL", at_least=12)
-    print_table([ids, kinds, statuses, "TRY", right("AGE"), details], map(_row, page.jobs))
-    _print_rest(page)
+    return new_table([ids, kinds, statuses, "TRY", right("AGE"), details], map(_row, page.jobs))
+
+
+def _two_lines(job: Mapping[str, Any]) -> Iterator[Text]:
+    """Yield a job for a terminal on which its details have no room beside the rest."""
+    job_id, kind, status, tries, age, detail = map(_text, _row(job))
+    yield Text("  ").join([job_id, kind, status, Text(f"try {tries}, {age} ago")])
+    if detail:
+        yield Text.assemble("    ", detail)
+
+
+def _text(value: Text | str) -> Text:
+    return value if isinstance(value, Text) else Text(value)
+
+
+async def _picture(database: Database, *, ask: Callable[[Database], Awaitable[Page]]) -> RenderableType:
+    return _table(await ask(database))
 
 
 def _print_rest(page: Page) -> None:
     if page.after is not None:
-        remark(f"there may be more: --after {page.after} goes on, --limit shows more at once")
+        remark_next_page(page.after)
 
 
 async def _page(database: Database, **filters: Any) -> Page:
@@ -229,6 +263,8 @@ def job(
     --stack asks the worker that runs it over NATS, with the login of a worker, and shows instead at which
     places of your code its run is at this moment: the coroutine that waits, and the tasks that it waits for,
     or the thread of a plain function.
+
+    Example: `jsworker job 19f2de76 --traceback`
     """
     if stack:
         from jsworker.cli.workers import show_run  # noqa: PLC0415 -- only this needs NATS
@@ -350,7 +386,9 @@ def _standing(found: Mapping[str, Any]) -> str:
         case "completed":
             return f"by {cell(found['completed_by'])}" if found["completed_by"] else "done"
         case _:
-            return CANCELLATIONS.get(found["failure_reason"], "on request")
+            why = str(found["failure_reason"])
+            again = "" if why == "needs" else "; `jsworker retry` puts it back into the queue"
+            return f"{CANCELLATIONS.get(why, 'on request')}{again}"
 
 
 def _when(found: Mapping[str, Any]) -> str:

@@ -8,8 +8,20 @@ from typing import Annotated, Any, Final, TypeVar
 import typer
 from rich.table import Column
 
+from jsworker.cli import options
 from jsworker.cli.options import Json, argument, flag, new_app, option
-from jsworker.cli.output import cell, moment, print_json, print_line, print_table, remark, right, since
+from jsworker.cli.output import (
+    cell,
+    moment,
+    page_of,
+    print_json,
+    print_line,
+    print_table,
+    remark,
+    remark_next_page,
+    right,
+    since,
+)
 from jsworker.cli.selection import ask_database
 from jsworker.client import JobClient
 from jsworker.core.errors import DatabaseRefused
@@ -48,14 +60,19 @@ def list_limits(
     all_keys: Annotated[
         bool, flag("Also keys at rest: nothing runs, is held, set or paused.", "--all")
     ] = False,
+    limit: options.Limit = 1_000,
+    after: Annotated[str | None, option("KIND:KEY", "Go on behind this line.")] = None,
     as_json: Json = False,
 ) -> None:
     """List limits, rates and pauses, with the jobs that run and are held now.
 
     The line with the KEY (each key) is that of a kind: its numbers hold for each key that has none of its
     own.
+
+    Example: `jsworker limits list --all`
     """
-    found = call(lambda client: client.limits.list(all_keys=all_keys))
+    every = call(lambda client: client.limits.list(all_keys=all_keys))
+    found, rest = page_of(every, lambda line: f"{line['kind']}:{line['key']}", limit, after)
     if as_json:
         print_json(found)
         return
@@ -70,8 +87,10 @@ def list_limits(
         "SET BY",
         Column("PAUSED", overflow="fold"),
     ]
-    print_table(columns, map(_row, found))
-    if not found:
+    print_table(columns, map(_row, found), spare=("SET BY", "FOR"))
+    if rest is not None:
+        remark_next_page(rest)
+    if not every:
         remark("there are no limits")
 
 
@@ -113,6 +132,8 @@ def set_limit(
     They take the place of all numbers of its class: what is left out of a kind's numbers is not limited,
     what is left out of a key's is as for its kind. Runs that are under way go on; a lower limit holds for
     new ones.
+
+    Example: `jsworker limits set send-mail --running 4 --rate 100 --per 60`
     """
     if running is None and rate is None:
         raise WrongUsage("limits set takes --running N, --rate N or both")
@@ -127,7 +148,10 @@ def set_limit(
 
 @app.command("reset")
 def reset_limit(kind: Kind, *, key: Key = None) -> None:
-    """Take away what was set here; a class's numbers come back with the next worker that starts."""
+    """Take away what was set here; a class's numbers come back with the next worker that starts.
+
+    Example: `jsworker limits reset send-mail --key tenant-7`
+    """
     later = ", until a worker with its class starts" if key is None else ", as its kind"
     _change(kind, key, lambda client: client.limits.reset(check_kind(kind), key=key), later)
 

@@ -1,18 +1,81 @@
 """Options that several commands share, and how each option is declared."""
 
+import inspect
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from functools import wraps
 from typing import Annotated, Any, Literal, get_args
 from uuid import UUID
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
+from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.priorities import Priority
 
 Status = Literal["scheduled", "queued", "processing", "completed", "failed", "cancelled"]
 
 
-def new_app(**options: Any) -> typer.Typer:
+arguments: ContextVar[Sequence[str]] = ContextVar("jsworker_arguments", default=())
+"""Of the command that runs."""
+
+
+class _Plain:
+    """Shows --help without the type of its value, of which it has none."""
+
+    def get_help_option(self, context: Any) -> Any:
+        found: Any = super().get_help_option(context)  # type: ignore[misc] # of what this is mixed into
+        if found is not None:
+            found.metavar = ""
+        return found
+
+
+class _Command(_Plain, TyperCommand):
+    """A command."""
+
+
+class Group(_Plain, TyperGroup):
+    """A command with commands below it."""
+
+
+class _App(typer.Typer):
+    """Gives each command that has --json the option --output, which says the same."""
+
+    def command(self, *arguments: Any, **options: Any) -> Callable[[Any], Any]:
+        return _registering(super().command(*arguments, **{"cls": _Command, **options}))
+
+    def callback(self, *arguments: Any, **options: Any) -> Callable[[Any], Any]:
+        return _registering(super().callback(*arguments, **options))
+
+
+def _registering(register: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def take(function: Any) -> Any:
+        register(_with_output(function))
+        return function
+
+    return take
+
+
+def _with_output(function: Any) -> Any:
+    signature = inspect.signature(function)
+    if "as_json" not in signature.parameters:
+        return function
+
+    @wraps(function)
+    def command(*given: Any, as_json: bool, output: str | None, **options: Any) -> Any:
+        if as_json and output == "table":
+            raise WrongUsage("--json and --output table: one of them")
+        return function(*given, as_json=as_json or output == "json", **options)
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    added = inspect.Parameter("output", kind, default=None, annotation=Output)
+    command.__signature__ = signature.replace(parameters=[*signature.parameters.values(), added])  # type: ignore[attr-defined]  # inspect reads it
+    return command
+
+
+def new_app(*, add_completion: bool = False, **options: Any) -> typer.Typer:
     """Return a typer application like all others of this command line."""
-    return typer.Typer(add_completion=False, rich_markup_mode="markdown", **options)
+    return _App(add_completion=add_completion, rich_markup_mode="markdown", **{"cls": Group, **options})
 
 
 def argument(metavar: str, meaning: str) -> Any:
@@ -30,16 +93,26 @@ def flag(meaning: str, *names: str, **rules: Any) -> Any:
     return typer.Option(*names, metavar="", help=meaning, show_default=False, **rules)
 
 
+Output = Annotated[
+    Literal["table", "json"] | None, option("table|json", "How it is printed: a table, or as with --json.")
+]
 Json = Annotated[bool, flag("Print JSON, field names = column names.", "--json")]
 JsonObject = Annotated[bool, flag("Print a JSON object.", "--json")]
 Limit = Annotated[int, typer.Option(min=1, max=100_000, metavar="N", help="Show at most so many.")]
 After = Annotated[UUID | None, option("ID", "Go on behind this job.")]
+Watch = Annotated[bool, flag("Show it again and again, until Ctrl-C.", "--watch", "-w")]
+Interval = Annotated[
+    float, typer.Option(min=0.2, max=3600.0, metavar="SECONDS", help="Between two looks of --watch.")
+]
 Stack = Annotated[bool, flag("Show where it is at this moment: file, line, function.", "--stack")]
 Yes = Annotated[bool, flag("Do not ask.", "--yes", "-y")]
 OnlyStatus = Annotated[
     Status | None, option("STATUS", f"Only jobs of this status: {', '.join(get_args(Status))}.")
 ]
 OnlyKind = Annotated[str | None, option("KIND", "Only jobs of this kind.")]
+OnlyError = Annotated[
+    str | None, option("TEXT", "Only jobs whose last error holds this text, in capitals or not.")
+]
 OnlyPriority = Annotated[Priority | None, option("PRIORITY", "Only high, normal or low jobs.")]
 StaleFor = Annotated[
     float | None,

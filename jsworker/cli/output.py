@@ -2,26 +2,33 @@
 
 import json
 import os
+import shlex
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
+from rich.text import Text
 
-from jsworker.core.exit_codes import DONE, FAILED
-from jsworker.core.names import printable
+from jsworker.cli.options import arguments
+from jsworker.core.exit_codes import DONE, FAILED, WrongUsage
+from jsworker.core.names import printable, shown
 from jsworker.core.strict_json import plain
 from jsworker.ownership.pool import FarTime
 
 _UNCUT = 100_000
 """Columns; a table that no terminal shows is not cut."""
 _LONGEST_CELL = 300
+_GAP = 2
+_LEAST_FOLDED = 20
+_MANY = 500
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
 
 
@@ -42,13 +49,67 @@ def remark(line: str) -> None:
     sys.stderr.flush()
 
 
-def print_table(columns: Sequence[str | Column], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a table: fitted to the terminal and in colour there, whole and plain in a pipe or file."""
+def new_table(
+    columns: Sequence[str | Column], rows: Iterable[Sequence[str | Text]], *, spare: Sequence[str] = ()
+) -> Table:
+    """Return a table in the style of all, without those of ``spare`` columns for which there is no room."""
     headers = [Column(each, no_wrap=True) if isinstance(each, str) else each for each in columns]
-    table = Table(*headers, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for row in rows:
-        table.add_row(*row)
-    console().print(table)
+    cells = [list(row) for row in rows]
+    widths = [_width(column, [row[place] for row in cells]) for place, column in enumerate(headers)]
+    kept = list(range(len(headers)))
+    for name in spare:
+        if sum(widths[place] + _GAP for place in kept) - _GAP <= console().width:
+            break
+        kept = [place for place in kept if headers[place].header != name]
+    shown = [headers[place] for place in kept]
+    table = Table(*shown, box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
+    for row in cells:
+        table.add_row(*(row[place] for place in kept))
+    return table
+
+
+def _width(column: Column, cells: Iterable[str | Text]) -> int:
+    """Return the columns of the terminal that a column of a table needs at least."""
+    widest = max(len(str(column.header)), *(cell_len(str(each)) for each in cells), 0)
+    return widest if column.no_wrap else max(min(widest, _LEAST_FOLDED), column.min_width or 0)
+
+
+def print_table(
+    columns: Sequence[str | Column], rows: Iterable[Sequence[str | Text]], *, spare: Sequence[str] = ()
+) -> None:
+    """Write a table: fitted to the terminal and in colour there, whole and plain in a pipe or file."""
+    console().print(new_table(columns, rows, spare=spare))
+
+
+def page_of(
+    rows: Sequence[Mapping[str, Any]],
+    name_of: Callable[[Mapping[str, Any]], str],
+    limit: int,
+    after: str | None,
+) -> tuple[Sequence[Mapping[str, Any]], str | None]:
+    """Return the page of a listing that begins behind a row; and its last row's name, where others follow.
+
+    Raises:
+        WrongUsage: no row has the name ``after``.
+    """
+    start = 0
+    if after is not None:
+        names = [name_of(row) for row in rows]
+        if after not in names:
+            raise WrongUsage(f"--after {shown(after)}: the listing holds no such line")
+        start = names.index(after) + 1
+    page = rows[start : start + limit]
+    return page, name_of(page[-1]) if page and start + limit < len(rows) else None
+
+
+def remark_next_page(after: object) -> None:
+    """Write to stderr by which command a listing goes on: the present one, behind another place."""
+    kept, is_place = list[str](), False
+    for each in arguments.get():
+        if not (is_place or each == "--after" or each.startswith("--after=")):
+            kept.append(each)
+        is_place = each == "--after"
+    remark(f"there may be more: {shlex.join(['jsworker', *kept, '--after', str(after)])}")
 
 
 def right(name: str) -> Column:
@@ -65,6 +126,11 @@ def console(*, piped_columns: int = _UNCUT) -> Console:
     """Return rich's way to stdout; what is not a terminal gets no colours, and by default no line breaks."""
     fitted = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(width=None if fitted else piped_columns, highlight=False, markup=False, emoji=False)
+
+
+def progress_wanted(*, as_json: bool = False) -> bool:
+    """Return whether somebody looks at stderr for whom no other lines tell how far the command is."""
+    return sys.stderr.isatty() and not as_json and not sys.stdout.isatty()
 
 
 @contextmanager
@@ -99,19 +165,23 @@ def refused(subject: UUID | int, why: str, *, has_changed: bool = False) -> Acti
     return ActionOutcome(subject, "refused", why, has_changed)
 
 
-async def report(outcomes: AsyncIterator[ActionOutcome], *, as_json: bool) -> int:
+async def report(outcomes: AsyncIterator[ActionOutcome], *, as_json: bool, expected: int = 0) -> int:
     """Write outcomes, line by line as they come or as one JSON array at the end, and return the exit code.
 
-    What was done before an error is reported all the same.
+    What was done before an error is reported all the same. Where the lines go to a file, a bar shows how far
+    it is with the many that are ``expected``.
     """
     done: list[ActionOutcome] = []
+    watched = expected >= _MANY and progress_wanted(as_json=as_json)
     try:
-        async for outcome in outcomes:
-            done.append(outcome)
-            if outcome.refusal is not None:
-                remark(outcome.refusal)
-            elif not as_json:
-                print_line(f"{outcome.id} {outcome.outcome}")
+        with progress_bar("done", expected if watched else 0) as advance:
+            async for outcome in outcomes:
+                done.append(outcome)
+                advance(1)
+                if outcome.refusal is not None:
+                    remark(outcome.refusal)
+                elif not as_json:
+                    print_line(f"{outcome.id} {outcome.outcome}")
     finally:
         if as_json:
             print_json([{"id": each.id, "outcome": each.outcome} for each in done])

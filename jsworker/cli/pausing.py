@@ -28,6 +28,8 @@ def pause(
     """Let no job of a kind, or of one of its keys, begin; running ones go on.
 
     Messages of a paused kind stay in the stream; jobs of a paused key are held in the table.
+
+    Example: `jsworker pause send-mail --seconds 3600 --reason "the mail server is moved"`
     """
     until = None
     if seconds is not None:
@@ -41,6 +43,9 @@ def pause(
 
 @app.command()
 def resume(kind: Kind, key: Key = None) -> None:
-    """Let a kind or a key go on."""
+    """Let a kind or a key go on.
+
+    Example: `jsworker resume send-mail`
+    """
     call(lambda client: client.resume(check_kind(kind), key))
     print_line(f"{named(kind, key or '')} goes on")

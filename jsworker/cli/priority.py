@@ -28,6 +28,8 @@ def priority(
 
     A queued job gets a message in its new lane, which a worker publishes within its relay interval. Jobs that
     run or have ended keep theirs.
+
+    Example: `jsworker priority 01a2074f-a6fa-739d-acb3-4f19a2de76ad high`
     """
     with operators_rights("priority"):
         return asyncio.run(report(_set(list(dict.fromkeys(ids)), priority), as_json=as_json))

@@ -48,13 +48,16 @@ def prune(
     Workers do this by themselves, gently, for jobs older than JSWORKER_RETENTION; this command does it at
     once. It deletes in small transactions, and Ctrl-C ends it after the present one. Jobs that wait or run
     are never touched.
+
+    Example: `jsworker prune --older-than 604800 --status completed --dry-run`
     """
     choose_statuses("prune", status, FINAL)
     if kind is not None:
         check_kind(kind)
     seconds, done = _seconds(older_than), _Done()
     try:
-        asyncio.run(_prune(seconds, status, kind, done, dry_run=dry_run))
+        shows_progress = sys.stderr.isatty() and not as_json
+        asyncio.run(_prune(seconds, status, kind, done, dry_run=dry_run, shows_progress=shows_progress))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:  # what is deleted is deleted, whatever came after it
@@ -87,7 +90,13 @@ def _seconds(older_than: str | None) -> float:
 
 
 async def _prune(
-    older_than: float, status: str | None, kind: str | None, done: _Done, *, dry_run: bool
+    older_than: float,
+    status: str | None,
+    kind: str | None,
+    done: _Done,
+    *,
+    dry_run: bool,
+    shows_progress: bool,
 ) -> None:
     async with connected_database() as database:
         # Read once: jobs that end while this runs are left for the next time, however long it takes.
@@ -97,7 +106,7 @@ async def _prune(
             done.jobs = await pruning.count_old(database, ended)
             return
         interrupted = _on_interrupt()
-        total = await pruning.count_old(database, ended) if sys.stderr.isatty() else 0
+        total = await pruning.count_old(database, ended) if shows_progress else 0
         since, limit = None, FIRST_LIMIT
         refused_rows = RefusedRows(database, worker_id=None, tell=_print_refused)
         done.jobs = done.entries = 0

@@ -118,6 +118,8 @@ def run(
 
     Every option is also an environment variable: --ack-wait is JSWORKER_ACK_WAIT, and so on. The option wins.
     Secrets can also be read from files: JSWORKER_NATS_TOKEN_FILE. Durations are seconds.
+
+    Example: `jsworker run my_jobs:AnalyzeRepo --processes 4 --http-port 8080`
     """
     given = {name: value for name, value in settings.items() if value is not None}
     loaded = load_settings(**given)

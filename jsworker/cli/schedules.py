@@ -9,8 +9,19 @@ import typer
 from rich.table import Column
 
 from jsworker.cli.enqueue import kind_of, read_payload
-from jsworker.cli.options import Json, JsonObject, argument, flag, new_app, option
-from jsworker.cli.output import cell, moment, print_json, print_line, print_table, remark, since, until
+from jsworker.cli.options import Json, JsonObject, Limit, argument, flag, new_app, option
+from jsworker.cli.output import (
+    cell,
+    moment,
+    page_of,
+    print_json,
+    print_line,
+    print_table,
+    remark,
+    remark_next_page,
+    since,
+    until,
+)
 from jsworker.client import JobClient
 from jsworker.client.schedules import Schedules
 from jsworker.core.exit_codes import WrongUsage
@@ -38,9 +49,18 @@ def _schedules(context: typer.Context, *, as_json: Json = False) -> None:
 
 
 @app.command("list")
-def list_schedules(*, as_json: Json = False) -> None:
-    """List schedules, the next one due first."""
-    found = _call(lambda schedules: schedules.list())
+def list_schedules(
+    *,
+    limit: Limit = 1_000,
+    after: Annotated[str | None, option("NAME", "Go on behind this schedule.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List schedules, the next one due first.
+
+    Example: `jsworker schedules list --limit 20`
+    """
+    every = _call(lambda schedules: schedules.list())
+    found, rest = page_of(every, lambda schedule: str(schedule["name"]), limit, after)
     if as_json:
         print_json(found)
         return
@@ -54,8 +74,10 @@ def list_schedules(*, as_json: Json = False) -> None:
         Column("LAST JOB", no_wrap=True),
         Column("SET BY", no_wrap=True),
     ]
-    print_table(columns, map(_row, found))
-    if not found:
+    print_table(columns, map(_row, found), spare=("SET BY", "LAST", "IN", "LAST JOB", "KIND"))
+    if rest is not None:
+        remark_next_page(rest)
+    if not every:
         remark("there are no schedules")
 
 
@@ -113,7 +135,10 @@ def add(
     replace: Annotated[bool, flag("Take the place of a schedule of that name.", "--replace")] = False,
     as_json: JsonObject = False,
 ) -> None:
-    """Add a schedule, and say when it is due first."""
+    """Add a schedule, and say when it is due first.
+
+    Example: `jsworker schedules add nightly write-report --cron "0 3 * * MON-FRI" --tz Europe/Berlin`
+    """
     policies = {"payload": read_payload(payload), "missed": missed, "catch_up": catch_up, "overlap": overlap}
     schedule = _rule(cron, tz, every, policies)
     options = {"replace": replace, "priority": priority, "limit_key": limit_key}
@@ -135,26 +160,38 @@ def _rule(cron: str | None, tz: str, every: float | None, policies: Mapping[str,
 
 @app.command()
 def pause(name: Name) -> None:
-    """Let a schedule rest until it is resumed, also when its workers start anew."""
+    """Let a schedule rest until it is resumed, also when its workers start anew.
+
+    Example: `jsworker schedules pause nightly`
+    """
     _call(lambda schedules: schedules.pause(name))
     print_line(f"{cell(name)} is paused")
 
 
 @app.command()
 def resume(name: Name) -> None:
-    """Let a schedule go on; instants of the pause are left out."""
+    """Let a schedule go on; instants of the pause are left out.
+
+    Example: `jsworker schedules resume nightly`
+    """
     print_line(f"{cell(name)} is due at {moment(_call(lambda schedules: schedules.resume(name)))}")
 
 
 @app.command("run-now")
 def run_now(name: Name) -> None:
-    """Enqueue a job of a schedule besides its instants, and print its id."""
+    """Enqueue a job of a schedule besides its instants, and print its id.
+
+    Example: `jsworker schedules run-now nightly`
+    """
     print_line(str(_call(lambda schedules: schedules.run_now(name)).id))
 
 
 @app.command()
 def remove(name: Name) -> None:
-    """Remove a schedule; its jobs stay. One of a class comes back with the next worker that has the class."""
+    """Remove a schedule; its jobs stay. One of a class comes back with the next worker that has the class.
+
+    Example: `jsworker schedules remove nightly`
+    """
     _call(lambda schedules: schedules.remove(name))
     print_line(f"{cell(name)} is removed")
 

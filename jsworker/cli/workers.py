@@ -7,14 +7,16 @@ from functools import partial
 from typing import Annotated, Any, Final
 from uuid import UUID
 
-from jsworker.cli.options import Json, Limit, Stack, argument, new_app
+from rich.table import Column
+
+from jsworker.cli.options import Json, Limit, Stack, argument, new_app, option
 from jsworker.cli.output import (
     cell,
     folded,
     print_json,
     print_line,
     print_table,
-    remark,
+    remark_next_page,
     right,
     seconds_in_words,
     since,
@@ -45,6 +47,7 @@ def workers(
     *,
     stack: Stack = False,
     limit: Limit = 50,
+    after: Annotated[str | None, option("ID", "Go on behind this worker.")] = None,
     as_json: Json = False,
 ) -> None:
     """List workers, the last seen first.
@@ -55,22 +58,23 @@ def workers(
 
     `jsworker workers ID --stack` asks one worker over NATS, with the login of a worker, and shows at which
     places of the code its runs, its threads and its own tasks are at this moment.
+
+    Example: `jsworker workers --limit 10`
     """
     if (worker_id is None) is stack:
         raise WrongUsage("--stack goes with the id of a worker, and an id with --stack")
     if worker_id is not None:
         _show_worker(worker_id, as_json=as_json)
         return
-    found = ask_database(partial(list_workers, limit=limit))
+    found = ask_database(partial(list_workers, limit=limit, after=after))
     if as_json:
         print_json(found)
         return
     kinds = folded("KINDS", at_least=12)
-    print_table(
-        ["ID", "STATE", right("BUSY"), right("SEEN"), right("UP"), "VERSION", kinds], map(_row, found)
-    )
+    columns: list[str | Column] = ["ID", "STATE", right("BUSY"), right("SEEN"), right("UP"), "VERSION", kinds]
+    print_table(columns, map(_row, found), spare=("VERSION", "UP"))
     if len(found) == limit:
-        remark(f"these are the {limit} last seen; --limit shows more")
+        remark_next_page(found[-1]["id"])
 
 
 def _row(worker: Mapping[str, Any]) -> list[str]:

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Final, TypeVar
 from rich.table import Column
 from rich.text import Text
 from rich.tree import Tree
-from typer.core import TyperGroup
 
-from jsworker.cli.options import Json, JsonObject, Limit, argument, new_app, option
+from jsworker.cli.options import Group, Json, JsonObject, Limit, argument, new_app, option
 from jsworker.cli.output import (
     cell,
     console,
@@ -19,6 +18,7 @@ from jsworker.cli.output import (
     print_line,
     print_table,
     remark,
+    remark_next_page,
     seconds_in_words,
     since,
 )
@@ -31,7 +31,7 @@ _ENDED: Final = ("completed", "failed", "cancelled")
 _COLOURS: Final = {"completed": "green", "failed": "red", "cancelled": "yellow", "running": "cyan"}
 
 
-class _Group(TyperGroup):
+class _Group(Group):
     """Takes what is no command for the id of a workflow to show."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -60,7 +60,10 @@ def list_workflows(
     after: Annotated[str | None, option("ID", "Go on behind this workflow.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List workflows, the newest first."""
+    """List workflows, the newest first.
+
+    Example: `jsworker workflow list --limit 10`
+    """
     found = _call(lambda client: client.workflows.list(limit=limit, after=after))
     if as_json:
         print_json(found)
@@ -73,7 +76,9 @@ def list_workflows(
         Column("ENQUEUED", no_wrap=True),
         Column("FINISHED", no_wrap=True),
     ]
-    print_table(columns, map(_row, found))
+    print_table(columns, map(_row, found), spare=("FINISHED", "ENQUEUED"))
+    if len(found) == limit:
+        remark_next_page(found[-1]["id"])
     if not found:
         remark("there are no workflows")
 
@@ -91,7 +96,10 @@ def _row(workflow: Mapping[str, Any]) -> list[str]:
 
 @app.command()
 def show(workflow: Id, *, as_json: JsonObject = False) -> None:
-    """Show a workflow: its nodes, each below the last one that it comes after, and how far they are."""
+    """Show a workflow: its nodes, each below the last one that it comes after, and how far they are.
+
+    Example: `jsworker workflow 01a2074f-a6fa-739d-acb3-4f19a2de76ad`
+    """
     found = _call(lambda client: client.workflows.get(workflow))
     if as_json:
         print_json(found)
@@ -105,7 +113,10 @@ def show(workflow: Id, *, as_json: JsonObject = False) -> None:
 
 @app.command()
 def cancel(workflow: Id, *, as_json: JsonObject = False) -> None:
-    """Cancel what is live of a workflow; running jobs are asked to stop."""
+    """Cancel what is live of a workflow; running jobs are asked to stop.
+
+    Example: `jsworker workflow cancel 01a2074f-a6fa-739d-acb3-4f19a2de76ad`
+    """
     done = _call(lambda client: client.workflows.cancel(workflow))
     if as_json:
         print_json(done._asdict())
@@ -115,7 +126,10 @@ def cancel(workflow: Id, *, as_json: JsonObject = False) -> None:
 
 @app.command()
 def retry(workflow: Id, *, as_json: JsonObject = False) -> None:
-    """Put a workflow's failed jobs back into the queue; what was cancelled because of them waits again."""
+    """Put a workflow's failed jobs back into the queue; what was cancelled because of them waits again.
+
+    Example: `jsworker workflow retry 01a2074f-a6fa-739d-acb3-4f19a2de76ad`
+    """
     retried = _call(lambda client: client.workflows.retry(workflow))
     if as_json:
         print_json({"retried": retried})

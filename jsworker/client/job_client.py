@@ -441,9 +441,10 @@ class JobClient:
             return await control.cancel(self._opened(), [job_uuid(job_id) for job_id in job_ids])
 
     async def retry(self, job_id: UUID | str) -> None:
-        """Put a failed job back into the queue with its counters at zero; its steps stay done.
+        """Put a failed or cancelled job back into the queue; its counters are zero, its steps stay done.
 
-        Raises TransitionRefused: it is not failed, or a live job holds its unique key.
+        Raises TransitionRefused: it is neither, it was cancelled because of what it needs or with its
+        workflow, or a live job holds its unique key.
         """
         with operators_rights("retry"):
             await control.retry(self._opened(), job_uuid(job_id))

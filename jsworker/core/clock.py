@@ -11,7 +11,11 @@ _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def boottime() -> float:
-    """Return seconds on a clock that also counts while the machine is suspended, where there is one."""
+    """Return seconds on a clock that also counts while the machine is suspended, where there is one.
+
+    macOS has none of that name, and its monotonic clock counts. On other systems a worker that was suspended
+    takes no note of it, and may work for a moment on jobs that others have taken over; their rows refuse it.
+    """
     return time.clock_gettime(_CLOCK)
 
 

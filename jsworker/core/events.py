@@ -49,6 +49,7 @@ EventName: TypeAlias = Literal[
     "stream.changed",
     "worker.started",
     "worker.draining",
+    "worker.status",
     "worker.stopped",
     "worker.degraded",
     "worker.restored",

@@ -30,11 +30,12 @@ def start_with_parent(
     cwd: Path | None = None,
     death_signal: signal.Signals = signal.SIGTERM,
     account: Account | None = None,
+    pass_fds: Sequence[int] = (),
     **options: Any,
 ) -> subprocess.Popen[bytes]:
     """Start a child that gets ``death_signal`` when this process dies, however it dies.
 
-    On Linux the kernel sends the signal; on other systems the child is a plain one. May be called from
+    The kernel sends the signal (Linux), or a process that watches over the child. May be called from
     any thread: the child stays until the process dies, not only until the thread ends.
 
     A program's name without a slash is looked up on the PATH of ``env``; FileNotFoundError is raised where
@@ -44,10 +45,14 @@ def start_with_parent(
     ids = account or (-1, -1)
     script = [sys.executable, "-I", "-S", parent_death_signal.__file__]
     program = _program(str(command[0]), env, cwd)
-    arguments = [*script, os.getpid(), int(death_signal), *ids, program, *command]
+    lifeline = parent_death_signal.lifeline()
+    arguments = [*script, os.getpid(), int(death_signal), lifeline, *ids, program, *command]
+    inherited = [*pass_fds, lifeline] if lifeline >= 0 else pass_fds
 
     def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen([*map(str, arguments)], env=env, cwd=cwd, **options)  # noqa: S603 -- the caller's
+        return subprocess.Popen(  # noqa: S603 -- the caller's
+            [*map(str, arguments)], env=env, cwd=cwd, pass_fds=inherited, **options
+        )
 
     if threading.current_thread() is threading.main_thread():
         return start()

@@ -1,8 +1,7 @@
 """The process that owns the servers of one data folder: it ends them when the last command is gone.
 
 It runs in a session of its own, so that Ctrl-C in a terminal ends the commands only. A server that dies by
-itself is started again on its port and data. When the guard itself is killed, the kernel ends the servers
-(Linux); on other systems they live on, and the next start names the process that holds the data folder.
+itself is started again on its port and data. When the guard itself is killed, the servers end too.
 """
 
 import json

@@ -12,7 +12,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -46,6 +45,7 @@ FOLDERS = (
     Path("/var/tmp/jsworker-0"),  # noqa: S108  # nosec B108  # taken only when it is root's own
 )
 _OPEN_TO_ALL = 0o755
+_WORKING_FOLDER = Path("/proc/self/cwd")
 
 
 class EmbeddedPostgres(EmbeddedServer):
@@ -56,9 +56,9 @@ class EmbeddedPostgres(EmbeddedServer):
     in the URLs. A cluster without that file gets a new password at its next start.
 
     PostgreSQL refuses to run as root. Under root it runs as the owner of the cluster: the unprivileged user
-    ``pgserver``, made when missing; on Linux the parents of the data folder may be closed to that user. When
-    it cannot run the wheel's programs (a virtualenv below /root), they are copied to /var/lib/jsworker (else
-    /var/tmp/jsworker-0) once.
+    ``pgserver``, made when missing; where there is /proc, the parents of the data folder may be closed to
+    that user. When it cannot run the wheel's programs (a virtualenv below /root), they are copied to
+    /var/lib/jsworker (else /var/tmp/jsworker-0) once.
 
     Args:
         data: its folder: cluster and log; made when missing.
@@ -184,8 +184,8 @@ class EmbeddedPostgres(EmbeddedServer):
 
 def _in(folder: Path) -> list[str | Path]:
     # Root's PostgreSQL runs as another user, who may enter its working folder but perhaps no parent of it.
-    in_place = os.geteuid() == 0 and sys.platform == "linux"
-    return ["-D", "/proc/self/cwd" if in_place else folder]
+    in_place = os.geteuid() == 0 and _WORKING_FOLDER.exists()
+    return ["-D", _WORKING_FOLDER if in_place else folder]
 
 
 def _options(settings: Mapping[str, str]) -> list[str]:

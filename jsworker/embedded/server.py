@@ -34,7 +34,7 @@ _GREETING_LIMIT_BYTES = 32_768
 class EmbeddedServer(ABC):
     """A server on a loopback port with its data in a folder.
 
-    The server dies with the process that started it (Linux). It may be started again after ``stop`` or
+    The server dies with the process that started it. It may be started again after ``stop`` or
     ``kill``, on the same port and data. Its log is kept over restarts.
     """
 

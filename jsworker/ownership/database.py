@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 REVISIONS: Final = (
     *("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0013", "0014"),
-    *("0015", "0016", "0017", "0018", "0019", "0020"),
+    *("0015", "0016", "0017", "0018", "0019", "0020", "0021"),
 )
 """The migrations that this version knows, in their order; a test compares them with the scripts."""
 

@@ -24,6 +24,7 @@ queued: Final = j.c.status == "queued"
 processing: Final = j.c.status == "processing"
 completed: Final = j.c.status == "completed"
 failed: Final = j.c.status == "failed"
+cancelled: Final = j.c.status == "cancelled"
 live: Final = j.c.status.in_(("scheduled", "queued", "processing"))
 ended: Final = j.c.status.in_(("completed", "failed", "cancelled"))
 
@@ -231,7 +232,11 @@ not_propagated: Final = ~b.c.propagated
 workflow_open: Final = w.c.finished_at.is_(None)
 not_cancelled: Final = w.c.cancelled_at.is_(None)
 without_batch: Final = j.c.batch_id.is_(None)
-cancelled_for_needs: Final = sa.and_(j.c.status == "cancelled", j.c.failure_reason == "needs")
+cancelled_for_needs: Final = sa.and_(cancelled, j.c.failure_reason == "needs")
+# What was cancelled for its needs waits again when one of these runs again, and not for itself.
+may_be_retried: Final = sa.or_(
+    failed, sa.and_(cancelled, j.c.failure_reason.is_distinct_from(sa.literal("needs")))
+)
 
 
 def at_generation(seen: sa.ColumnElement[Any]) -> Predicate:

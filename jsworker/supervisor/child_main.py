@@ -11,7 +11,7 @@ from jsworker.supervisor.process_exit import EXIT_SECONDS, exit_within
 def main() -> NoReturn:
     """Work on the targets among the arguments until the parent requests a stop, or is dead."""
     start, targets = ChildStart.read(sys.argv[1:])
-    start_as_child(start.parent)
+    start_as_child(start)
     # Behind the first steps, because it takes most of a second; with the garbage collector on, which finds
     # nothing in it, a fifth longer.
     gc.disable()

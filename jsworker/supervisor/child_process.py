@@ -18,6 +18,7 @@ from jsworker.supervisor import messages
 from jsworker.supervisor.begun_jobs import BegunJobs
 from jsworker.supervisor.child_start import ChildStart, signals_held_back
 from jsworker.telemetry.worker_status import Readiness
+from jsworker.worker.isolation.parent_death_signal import lifeline
 from jsworker.worker.supervision import Silence
 
 _RANDOM_END: Final = re.compile(r"-[0-9a-f]{8}")
@@ -91,13 +92,13 @@ class Child:
         ours, theirs = socket.socketpair()
         try:
             with theirs, BegunJobs.shared(settings.concurrency) as (self.begun, begun):
-                start = ChildStart(theirs.fileno(), os.getpid(), connect_seconds, number, begun)
+                start = ChildStart(theirs.fileno(), os.getpid(), connect_seconds, number, begun, lifeline())
                 with signals_held_back():
                     # The streams are named, to be inherited even where they were closed and opened again.
                     self._process = subprocess.Popen(  # noqa: S603 -- the command is the supervisor's caller's
                         [*command, start.argument()],
                         env=environment,
-                        pass_fds=[start.link, begun],
+                        pass_fds=[each for each in (start.link, begun, start.lifeline) if each >= 0],
                         stdin=0,
                         stdout=1,
                         stderr=2,

@@ -26,6 +26,7 @@ class ChildStart:
 
     Attributes:
         link, begun: file descriptors of the child's end of the link, and of ``BegunJobs``.
+        lifeline: what ``parent_death_signal.lifeline`` returns in the parent.
         connect_seconds: for how long the child tries to reach its servers; None: for ever.
     """
 
@@ -34,6 +35,7 @@ class ChildStart:
     connect_seconds: float | None
     number: int
     begun: int
+    lifeline: int
 
     def argument(self) -> str:
         """Return it as the last argument of a child."""
@@ -56,14 +58,14 @@ def signals_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def start_as_child(parent: int) -> None:
+def start_as_child(start: ChildStart) -> None:
     """Prepare this process to be a child: SIGTERM ends it, Ctrl-C is the parent's business.
 
-    SIGTERM also comes when the parent dies (Linux).
+    SIGTERM also comes when the parent dies.
     """
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     leave_to_parent(_FOR_THE_PARENT)
     if sys.stderr is not None:
         faulthandler.register(DUMP_SIGNAL, all_threads=True)
-    follow_parent(parent, signal.SIGTERM)
+    follow_parent(start.parent, signal.SIGTERM, start.lifeline)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)

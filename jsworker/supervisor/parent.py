@@ -224,7 +224,7 @@ class Supervisor:
                 self._ended_before += child.begun.ended
                 child.close()
                 self._note_death(place, child, code)
-        if os.getpid() == 1:
+        if os.getpid() == 1 and hasattr(os, "waitid"):
             reap_orphans([child.pid for child in self._children()])
         if self._stopping and not self._children():
             self._over.set()

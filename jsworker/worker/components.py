@@ -23,6 +23,7 @@ from jsworker.worker.maintenance.looks import RelayLook, ScanLook
 from jsworker.worker.maintenance.relay import Relay
 from jsworker.worker.maintenance.retention import TICK_SECONDS, Retention
 from jsworker.worker.maintenance.scheduler import Scheduler
+from jsworker.worker.maintenance.work_summary import WorkSummary
 from jsworker.worker.maintenance.workflows import WorkflowSweep
 from jsworker.worker.pipeline.in_flight import StopReason
 from jsworker.worker.pipeline.pipeline import Pipeline
@@ -153,6 +154,9 @@ class Components:
         wake = {"held": self.held.wake, "expired": expiry.wake, "in_workflows": self._sweep_workflows}
         look = ScanLook(context, Lanes(context, self._open_lane), wake=wake)
         self.scan_looks = self._scan("scan look", look.step, settings.scan_interval)
+        if settings.status_interval is not None:
+            summary = WorkSummary(context, self.pipeline.ended)
+            self._loop("status", summary.step, settings.status_interval, at_once=False)
 
     def _sweep_workflows(self) -> None:
         self.workflow_sweep.sweep_soon()

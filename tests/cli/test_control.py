@@ -28,16 +28,16 @@ class TestRetry:
         assert (row["status"], row["attempts"], row["needs_publish"]) == ("queued", 0, True)
 
     def test_what_is_not_failed_is_refused_and_the_others_are_done(self, cli: Cli, sql: Sql) -> None:
-        cancelled, failed, unknown = insert_job(sql, "cancelled"), insert_job(sql, "failed"), uuid4()
-        found = cli("retry", cancelled, failed, unknown, "--json")
+        completed, failed, unknown = insert_job(sql, "completed"), insert_job(sql, "failed"), uuid4()
+        found = cli("retry", completed, failed, unknown, "--json")
         assert found.code == 1
         assert found.json == [
-            {"id": str(cancelled), "outcome": "refused"},
+            {"id": str(completed), "outcome": "refused"},
             {"id": str(failed), "outcome": "queued"},
             {"id": str(unknown), "outcome": "refused"},
         ]
         assert found.errors == [
-            f"job {cancelled} is cancelled; only a failed job can be retried",
+            f"job {completed} is completed; only a failed or cancelled job can be retried",
             f"job {unknown} does not exist",
         ]
 
@@ -47,9 +47,23 @@ class TestRetry:
         assert cli("retry", "--kind", "double", "--yes").ok().lines == [f"{failed} queued"]
         assert [status(sql, job_id) for job_id in others] == ["failed", "cancelled"]
 
-    def test_a_cancelled_job_is_final_and_the_filter_says_so(self, cli: Cli) -> None:
-        line = cli("retry", "--status", "cancelled", "--yes").refused(2)
-        assert line == "--status cancelled: retry acts only on jobs that are failed"
+    def test_cancelled_jobs_are_retried_only_where_that_is_said(self, cli: Cli, sql: Sql) -> None:
+        cancelled, by_id = insert_job(sql, "cancelled", kind="double"), insert_job(sql, "cancelled")
+        found = cli("retry", "--kind", "double", "--yes")
+        assert found.err == "no job matches: kind double, status failed\n"
+        found = cli("retry", "--kind", "double", "--status", "cancelled", "--yes")
+        assert found.ok().lines == [f"{cancelled} queued"]
+        assert cli("retry", by_id).ok().lines == [f"{by_id} queued"]
+        line = cli("retry", "--status", "completed", "--yes").refused(2)
+        assert line == "--status completed: retry acts only on jobs that are failed or cancelled"
+
+    def test_a_filter_by_the_last_error(self, cli: Cli, sql: Sql) -> None:
+        meant = insert_job(sql, "failed", last_error="OSError: Connection refused")
+        others = [insert_job(sql, "failed", last_error="KeyError: 'x'"), insert_job(sql, "failed")]
+        found = cli("retry", "--error", "connection REFUSED", "--yes").ok()
+        assert found.lines == [f"{meant} queued"]
+        assert [status(sql, job_id) for job_id in others] == ["failed", "failed"]
+        assert cli("retry", "--error", " ", "--yes").refused(2) == "--error must be a text that errors hold"
 
 
 class TestCancel:

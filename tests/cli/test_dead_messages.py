@@ -68,7 +68,11 @@ class TestList:
             *("id", "at", "subject", "stream_seq", "stored_at", "reason", "bytes", "truncated"),
         }
         limited = cli("dead-messages", "--limit", 1)
-        assert (len(limited.lines), limited.errors) == (2, ["these are the newest 1; --limit shows more"])
+        told = f"there may be more: jsworker dead-messages --limit 1 --after {second}"
+        assert (len(limited.lines), limited.errors) == (2, [told])
+        rest = cli("dead-messages", "--after", second, "--json").ok().json
+        assert [each["id"] for each in rest] == [first]
+        assert cli("dead-messages", "drop", first, "--after", 1).refused(2).startswith("--after is for")
 
 
 class TestDrop:

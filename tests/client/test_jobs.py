@@ -137,7 +137,7 @@ async def test_only_a_failed_job_is_retried(client: JobClient, rows: Rows, statu
         await force(rows, job.id, status)
     before = await rows.job(job.id)
     with pytest.raises(
-        TransitionRefused, match=f"^job {job.id} is {status}; only a failed job can be retried$"
+        TransitionRefused, match=f"^job {job.id} is {status}; only a failed or cancelled job can be retried$"
     ):
         await client.retry(job.id)
     assert await rows.job(job.id) == before

@@ -340,12 +340,22 @@ NOT_OWNER = [
         _AGE_FLIPS,
         columns=_OLD_RUN,
     ),
-    Transition(
-        "RETRY",
-        control.RETRY,
-        "failed",
-        lambda job: {"id": job["id"]},
-        statuses(predicates.failed, "failed"),
+    *(
+        Transition(
+            f"RETRY {status}",
+            control.RETRY,
+            status,
+            lambda job: {"id": job["id"]},
+            [
+                *statuses(predicates.may_be_retried, "failed", "cancelled"),
+                Flip(
+                    "cancelled for its needs",
+                    predicates.may_be_retried,
+                    {"status": "cancelled", "failure_reason": "needs"},
+                ),
+            ],
+        )
+        for status in ("failed", "cancelled")
     ),
     *(
         Transition(

@@ -159,8 +159,11 @@ OTHER_STATES = [
     (status, {"status": other})
     for status in ("completed", "cancelled")
     for other in STATES
-    if other != status
+    if other != status and (status, other) != ("cancelled", "queued")
 ]
+RETRIED: dict[str, Any] = {"status": "queued", "finished_at": None, "queued_at": NOW, "dispatch": 2}
+RETRIED |= {"needs_publish": True, "publish_after": NOW, "failure_reason": None}
+"""What RETRY writes into the row of a cancelled job, among others."""
 OTHER_THAN_RETRIED = [("failed", {"status": other}) for other in STATES if other not in ("failed", "queued")]
 
 
@@ -169,6 +172,10 @@ OTHER_THAN_RETRIED = [("failed", {"status": other}) for other in STATES if other
     [
         *OTHER_STATES,
         *OTHER_THAN_RETRIED,
+        *(
+            ("cancelled", RETRIED | other)
+            for other in ({"dispatch": 1}, {"needs_publish": False}, {"last_error": "x"}, {"payload": "1"})
+        ),
         ("processing", {"fencing_token": 0}),
         ("completed", {"fencing_token": 0}),
         ("queued", {"dispatch": 0}),
@@ -194,6 +201,7 @@ def test_a_step_that_the_protocol_does_not_know_is_refused(
     ("status", "step"),
     [
         ("failed", {"status": "queued", "finished_at": None, "attempts": 0, "errors": 0, "queued_at": NOW}),
+        ("cancelled", RETRIED),
         ("queued", STATES["processing"] | {"status": "processing"}),
         ("processing", {"status": "processing", "worker_id": OTHER_WORKER, "fencing_token": 2}),
         ("processing", {"status": "processing", "last_activity_at": NOW}),
@@ -204,6 +212,12 @@ def test_a_step_that_the_protocol_does_not_know_is_refused(
 def test_a_step_of_the_protocol_passes_the_guard(sql: Sql, status: str, step: dict[str, Any]) -> None:
     job_id = insert_job(sql, status)
     change_job(sql, job_id, **step)
+
+
+def test_what_was_cancelled_for_its_needs_is_not_queued(sql: Sql) -> None:
+    job_id = insert_job(sql, "cancelled", failure_reason="needs")
+    with pytest.raises(RestrictViolation, match="what a job was and came to stays"):
+        change_job(sql, job_id, **RETRIED)
 
 
 CONTENT: dict[str, Any] = {

@@ -146,7 +146,9 @@ class TestRetry:
         second = asyncio.create_task(control.retry(database, job_id))
         await winner.blocks()
         winner.commit()
-        with pytest.raises(TransitionRefused, match=r"is queued; only a failed job can be retried$"):
+        with pytest.raises(
+            TransitionRefused, match=r"is queued; only a failed or cancelled job can be retried$"
+        ):
             await second
         assert read_job(sql, job_id)["dispatch"] == 2
 

@@ -11,6 +11,7 @@ from jsworker.ownership.transitions.settle import Settled
 from .calls import claimed, release
 from .rows import (
     KIND,
+    NOW,
     WORKER,
     Sql,
     age,
@@ -143,13 +144,51 @@ class TestControl:
         assert (job["cleared"], job["clear_reason"]) == (False, None)
         (event,) = read_events(sql, job_id)
         assert (event["event"], event["fencing_token"]) == ("retried", 5)
-        assert event["detail"] == {"dispatch": 6, "failed_for": "attempts"}
+        assert event["detail"] == {"dispatch": 6, "was": "failed", "failed_for": "attempts"}
 
-    @pytest.mark.parametrize("status", ["scheduled", "queued", "processing", "completed", "cancelled"])
-    async def test_only_a_failed_job_can_be_retried(self, database: Database, sql: Sql, status: str) -> None:
+    async def test_a_cancelled_job_is_retried_whatever_it_waited_for(
+        self, database: Database, sql: Sql
+    ) -> None:
+        held = {"held_by": "limit", "held_at": NOW, "due_at": NOW}  # as an older version leaves it
+        job_id = insert_job(
+            sql, "cancelled", expires_at=ago(60), behind=new_job_id(), failure_reason="expired", **held
+        )
+        await control.retry(database, job_id)
+        job = read_job(sql, job_id)
+        assert (job["status"], job["dispatch"], job["needs_publish"]) == ("queued", 2, True)
+        left = ("held_by", "held_at", "due_at", "behind", "expires_at", "finished_at", "failure_reason")
+        assert [job[name] for name in left] == [None] * len(left)
+        (event,) = read_events(sql, job_id)
+        assert event["detail"] == {"dispatch": 2, "was": "cancelled", "failed_for": "expired"}
+
+    async def test_a_retried_job_may_still_expire(self, database: Database, sql: Sql) -> None:
+        job_id = insert_job(sql, "cancelled", expires_at=ago(-3600))
+        await control.retry(database, job_id)
+        assert read_job(sql, job_id)["expires_at"] is not None
+
+    @pytest.mark.parametrize("column", ["unique_key", "waiting_key"])
+    async def test_a_cancelled_job_whose_key_is_taken_stays(
+        self, database: Database, sql: Sql, column: str
+    ) -> None:
+        job_id = insert_job(sql, "cancelled", **{column: "k"})
+        insert_job(sql, "queued", **{column: "k"})
+        with pytest.raises(TransitionRefused, match="cannot be retried: a live job holds its"):
+            await control.retry(database, job_id)
+
+    async def test_what_was_cancelled_for_its_needs_is_not_retried(
+        self, database: Database, sql: Sql
+    ) -> None:
+        job_id = insert_job(sql, "cancelled", failure_reason="needs")
+        with pytest.raises(TransitionRefused, match="cancelled because of what it needs: retry"):
+            await control.retry(database, job_id)
+
+    @pytest.mark.parametrize("status", ["scheduled", "queued", "processing", "completed"])
+    async def test_only_an_unsuccessful_job_can_be_retried(
+        self, database: Database, sql: Sql, status: str
+    ) -> None:
         job_id = insert_job(sql, status)
         with pytest.raises(
-            TransitionRefused, match=rf"^job {job_id} is {status}; only a failed job can be retried$"
+            TransitionRefused, match=rf"^job {job_id} is {status}; only a failed or cancelled job can be"
         ):
             await control.retry(database, job_id)
 

@@ -14,7 +14,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.pool import ALONG_INDEX
 from jsworker.ownership.predicates import ANY_AGE, RunAge
 from jsworker.ownership.queries import job_report as inspection
-from jsworker.ownership.queries import listing, results
+from jsworker.ownership.queries import listing, results, status
 from jsworker.ownership.queries.job_report import BACKLOG, MOST_QUEUES
 from jsworker.ownership.transitions import (
     claim,
@@ -594,6 +594,43 @@ LISTED: dict[str, tuple[TextClause, dict[str, Any], set[str]]] = {
 }
 
 
+STATUS: dict[str, tuple[TextClause, dict[str, Any], set[str]]] = {
+    "kinds": (
+        status.KINDS,
+        {"after": "", "most": 50},
+        {"jobs_queued_in_order", "jobs_due_of_kind", "jobs_failed_of_kind", "jobs_owned"},
+    ),
+    "counts": (
+        status.COUNTS,
+        {"kinds": [KIND, "other-kind"]},
+        {"jobs_queued_in_order", "jobs_due_of_kind", "jobs_failed_of_kind"},
+    ),
+    "held": (status.HELD, {"kinds": [KIND, "other-kind"]}, {"jobs_held"}),
+    "running": (status.RUNNING, {}, {"jobs_owned"}),
+    "enqueued": (status.ENQUEUED, {}, {"jobs_pkey"}),
+    "ended": (status.ENDED, {}, {"jobs_finished"}),
+}
+
+
+class TestStatus:
+    """Its counts end at a bound, and read what they count along an index that holds nothing else."""
+
+    @pytest.mark.parametrize("name", STATUS)
+    def test_nothing_else_is_read(self, listed: Connection, name: str) -> None:
+        statement, parameters, wanted = STATUS[name]
+        listed.execute(text(ALONG_INDEX))
+        assert of_jobs(access_paths(listed, statement, parameters)) == wanted
+        bounded = text(statement.text.replace(f"LIMIT {status.BOUND}", "LIMIT 100"))
+        listed.execute(text(ALONG_INDEX))
+        least = 0 if name in ("kinds", "running") else 100
+        most = 4 * TestListings.EACH if least == 0 else 2_000
+        assert least <= rows_read(listed, bounded, parameters) <= most
+
+    def test_as_many_kinds_as_there_may_be(self, many_kinds: Connection) -> None:
+        many_kinds.execute(text(ALONG_INDEX))
+        assert rows_read(many_kinds, status.KINDS, {"after": "junk-5", "most": 50}) <= 1_000
+
+
 class TestListings:
     """Each looks at a few rows through an index, however many jobs there are of its status, and of others."""
 
@@ -606,7 +643,7 @@ class TestListings:
         middle = {"place": self.EACH // 2}
         place: dict[str, Any] = dict(listed.execute(MIDDLE, middle).mappings().one())
         place = dict.fromkeys(place) if is_first else place
-        every = {"kind": None, "digits": None, "priority": None, **ANY_AGE.values()}
+        every = {"kind": None, "digits": None, "priority": None, "error": None, **ANY_AGE.values()}
         parameters = {**every, "limit": 200, **place} | own
         listed.execute(text(ALONG_INDEX))
         paths = access_paths(listed, statement, parameters)
@@ -622,7 +659,7 @@ class TestListings:
         place = dict(listed.execute(MIDDLE, {"place": 1}).mappings().one())
         place = dict.fromkeys(place) if is_first else place
         ages = ANY_AGE.values() | {age: 0.0 for age in listing.SINCE if age == order}
-        parameters = {"kind": None, "priority": None, **ages, "limit": 200, **place}
+        parameters = {"kind": None, "priority": None, "error": None, **ages, "limit": 200, **place}
         listed.execute(text(ALONG_INDEX))
         assert access_paths(listed, listing.LISTED[order], parameters) == {"jobs_owned"}
         listed.execute(text(ALONG_INDEX))

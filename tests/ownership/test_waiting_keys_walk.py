@@ -102,7 +102,7 @@ class Actor:
             try:
                 await control.retry(self.database, ids[0])
             except TransitionRefused as error:
-                assert "holds its unique key" in str(error) or "only a failed job" in str(error)  # noqa: PT017
+                assert "holds its unique key" in str(error) or "only a failed or cancelled job" in str(error)  # noqa: PT017
         elif ids := await self.ids("processing") if self.random.random() < 0.5 else await self.ids("queued"):
             await control.cancel(self.database, [self.random.choice(ids)])
 

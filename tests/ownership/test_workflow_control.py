@@ -147,9 +147,9 @@ async def test_a_member_that_is_retried_after_its_needs_were_propagated_is_never
 
 
 async def test_a_retry_that_is_refused_changes_nothing(database: Database, sql: Sql, failed: Stored) -> None:
-    with pytest.raises(TransitionRefused, match="only a failed job can be retried"):
+    with pytest.raises(TransitionRefused, match="only a failed or cancelled job can be retried"):
         await control.retry(database, failed.members("a")[1])
-    with pytest.raises(TransitionRefused, match="only a failed job can be retried"):
+    with pytest.raises(TransitionRefused, match="it was cancelled because of what it needs: retry that"):
         await control.retry(database, failed.member("b"))
     assert failed.outcome("a") == "failed"
     change(sql, "workflows", "cancelled_at = clock_timestamp()", failed.id)
@@ -158,6 +158,37 @@ async def test_a_retry_that_is_refused_changes_nothing(database: Database, sql: 
     sql.execute("DELETE FROM jsworker.workflows")
     with pytest.raises(TransitionRefused, match="its workflow is gone"):
         await control.retry(database, failed.member("a"))
+
+
+async def test_a_member_that_an_operator_has_cancelled_is_retried_and_waits(
+    database: Database, sql: Sql
+) -> None:
+    flow = await stored(database, sql, ("a", 1, ()), ("b", 2, ("a",)), ("c", 1, ("b",)))
+    await control.cancel(database, [flow.members("b")[0]])
+    await control.retry(database, flow.members("b")[0])
+    assert flow.statuses("b") == ["scheduled", "scheduled"]
+    await flow.complete(flow.member("a"))
+    await advance(database, [flow.batch("a")])
+    await control.cancel(database, flow.members("b"))
+    assert (flow.outcome("b"), flow.status("c")) == ("cancelled", "cancelled")
+    await control.retry(database, flow.members("b")[0])
+    assert (flow.statuses("b"), flow.outcome("b")) == (["queued", "cancelled"], None)
+    assert flow.status("c") == "scheduled"
+
+
+async def test_a_member_that_an_operator_has_cancelled_never_runs_without_its_needs(
+    database: Database, sql: Sql
+) -> None:
+    flow = await stored(database, sql, ("a", 1, ()), ("b", 2, ("a",)))
+    await control.cancel(database, [flow.members("b")[0]])
+    await flow.fail(flow.member("a"))
+    await advance(database, [flow.batch("a")])
+    await control.retry(database, flow.members("b")[0])
+    assert flow.statuses("b") == ["scheduled", "scheduled"]
+    await sweep(database)
+    assert flow.statuses("b") == ["cancelled", "cancelled"]
+    await control.retry(database, flow.member("a"))
+    assert flow.statuses("b") == ["scheduled", "scheduled"]
 
 
 async def test_the_plain_retry_takes_no_member(database: Database, engine: Engine, failed: Stored) -> None:

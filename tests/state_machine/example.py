@@ -135,7 +135,7 @@ class Example(RuleBasedStateMachine):
         )
 
     def is_retried(self, job: Job) -> None:
-        """State that this step retries a failed job, and holds again what was cancelled for it."""
+        """State that this step retries a job, and holds again what was cancelled for it."""
         self._retried = {job.id, *(one.id for one in self.model.all() if one.is_cancelled_for_needs)}
 
     def settled(self, run: Run, answer: Settled) -> None:

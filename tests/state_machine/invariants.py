@@ -59,9 +59,7 @@ def _of_one(row: Row) -> Iterator[str]:
 
 def _of_two(before: Row, after: Row, rights: Collection[Right], *, retried: bool) -> Iterator[str]:
     name = f"job {after['id']}"
-    by_retry = retried and (
-        before["status"] == "failed" or (before["status"], before["failure_reason"]) == ("cancelled", "needs")
-    )
+    by_retry = retried and before["status"] in ("failed", "cancelled")
     if before["status"] in _FINAL and _changed(before, after) and not by_retry:
         yield f"S1 {name} was {before['status']} and has changed: {_changed(before, after)}"
     for column in ("fencing_token", "dispatch"):

@@ -445,11 +445,13 @@ class Model:
 
     def retry(self, job: Job) -> bool:
         """RETRY; False when it must be refused. It opens a member's batch, and what was cancelled for it."""
-        if job.status != "failed" or self.holder(job.unique_key):
+        may_be = job.status == "failed" or (job.status == "cancelled" and not job.is_cancelled_for_needs)
+        if not may_be or self.holder(job.unique_key):
             return False
         opened = self._reopen(job.batch) if job.batch else []
         job.attempts = job.errors = job.stalls = job.snoozes = 0
         job.failure_reason = None
+        job.cancel_requested = False
         job.clear(None)
         if job.batch and not job.batch.ready:
             job.hold("needs")

@@ -38,7 +38,7 @@ _MET = {
     "reset crashed": ["owner was faster", "taken back"],
     "reset dead": ["nothing", "taken back"],
     "reset stale": ["owner was faster", "taken back"],
-    "retry": ["not failed", "taken", "unique key taken"],
+    "retry": ["not to be retried", "was cancelled", "was failed", "unique key taken"],
     "orphaned claims": ["found", "none"],
     "taken back": ["cancelled", "failed", "queued", "scheduled"],
 }

@@ -50,8 +50,11 @@ def _running_and_another(machine: Example) -> list[Job]:
     return running + [job for job in machine.model.all() if job not in running][-1:]
 
 
-def _failed_and_another(machine: Example) -> list[Job]:
-    return machine.model.having("failed") + machine.model.having("cancelled", "queued")[:1]
+_UNSUCCESSFUL = ("failed", "cancelled")
+
+
+def _unsuccessful_and_another(machine: Example) -> list[Job]:
+    return machine.model.having(*_UNSUCCESSFUL) + machine.model.having("completed", "queued")[:1]
 
 
 def _marked(machine: Example) -> list[Job]:
@@ -239,8 +242,8 @@ class Recovering(Example):
         assert set(said.cancelled) == {job.id for job in jobs} - running - final.keys()
         assert (said.final, said.unknown) == (final, [unknown])
 
-    @when(lambda machine: machine.model.having("failed"))
-    @rule(job=one_of(_failed_and_another))
+    @when(lambda machine: machine.model.having(*_UNSUCCESSFUL))
+    @rule(job=one_of(_unsuccessful_and_another))
     def retry(self, job: Job) -> None:
         self.is_retried(job)
         status = job.status
@@ -249,10 +252,10 @@ class Recovering(Example):
             self.world.run(self.world.client.retry(job.id))
         except TransitionRefused:
             assert not taken
-            self.world.saw("retry: unique key taken" if status == "failed" else "retry: not failed")
+            self.world.saw(f"retry: {'unique key taken' if status in _UNSUCCESSFUL else 'not to be retried'}")
             return
         assert taken
-        self.world.saw("retry: taken")
+        self.world.saw(f"retry: was {status}")
 
     @when(_unknown_to_be_gone)
     @rule()

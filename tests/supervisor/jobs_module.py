@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -59,6 +60,18 @@ class HoldsGil(JobProcessor):
         if not job.cleared:
             os.write(2, b"keeps the interpreter\n")
             re.match(r"(a|aa)+$", "a" * 60 + "b")
+
+
+class HoldsGilAlone(JobProcessor):
+    """The same in quarantine; writes its process id into a file at one go."""
+
+    max_stalls = 1
+
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        file = Path(job.payload["file"])
+        file.with_suffix(".unfinished").write_text(str(os.getpid()))
+        file.with_suffix(".unfinished").rename(file)
+        re.match(r"(a|aa)+$", "a" * 60 + "b")
 
 
 class Quiet(JobProcessor):

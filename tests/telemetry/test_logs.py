@@ -278,6 +278,7 @@ class TestLevels:
                 [
                     "worker.started",
                     "worker.draining",
+                    "worker.status",
                     "worker.stopped",
                     "worker.restored",
                     "reconcile.completed",

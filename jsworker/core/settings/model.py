@@ -257,6 +257,10 @@ class Settings(BaseSettings):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower)
     ] = Field("info", description="least level that is logged: debug, info, warning, error or critical")
+    status_interval: SecondsOrNone = Field(
+        60.0,
+        description="seconds between lines that tell what a worker does, while it does any; none: no line",
+    )
 
     def __init__(self, **values: Any) -> None:
         faults: dict[str, str] = {}

@@ -84,6 +84,8 @@ LAST_QUEUED = _last_queued("", f" AND {_IS_OF_PRIORITY}")
 # Along the index in which no normal job stands.
 LAST_IN_LANE = _last_queued(f" AND {condition(in_lane_indexed)}", f" AND {condition(of_lane_indexed)}")
 
+# Of what a page has read, and no condition: one that few rows fulfil would let a statement read all of them.
+_IS_MEANT = "(CAST(:error AS text) IS NULL OR coalesce(position(lower(CAST(:error AS text)) IN lower(last_error)) > 0, false))"
 _IS_OF_KIND = "(CAST(:kind AS text) IS NULL OR kind = :kind)"
 _IS_SO_OLD = sql(as_old_as_chosen)
 _AFTER = "CAST(:after AS uuid)"
@@ -95,14 +97,14 @@ SINCE = {"no_progress_for": sql(progressed_at), "running_for": "claimed_at", "st
 # As a table of its own: along the index of the ids, whose order may be asked for, stand any number of others.
 _RUNS = """
 WITH runs AS MATERIALIZED (
-  SELECT id, fencing_token, kind, {since} AS since FROM jsworker.jobs AS j
+  SELECT id, fencing_token, kind, {since} AS since, {is_meant} AS meant FROM jsworker.jobs AS j
   WHERE status || '' = 'processing' AND {is_of_kind} AND {is_of_priority} AND {is_so_old}
 )
-SELECT id, fencing_token, kind, NULL AS place FROM runs
+SELECT id, fencing_token, kind, NULL AS place, meant FROM runs
 WHERE {after} IS NULL OR {behind} ORDER BY {order} LIMIT :limit
 """
 _PAGE = """
-SELECT id, fencing_token, kind, {place} AS place FROM jsworker.jobs AS j
+SELECT id, fencing_token, kind, {place} AS place, {is_meant} AS meant FROM jsworker.jobs AS j
 WHERE {which} AND {is_of_priority} AND ({after} IS NULL OR ({behind}))
 ORDER BY {order} LIMIT :limit
 """
@@ -113,13 +115,14 @@ def _runs(order: str, behind: str, since: str = "NULL") -> TextClause:
         "is_of_kind": _IS_OF_KIND,
         "is_of_priority": _IS_OF_PRIORITY,
         "is_so_old": _IS_SO_OLD,
+        "is_meant": _IS_MEANT,
         "after": _AFTER,
     }
     return filled(_RUNS, since=since, order=order, behind=behind, **parts)
 
 
 def _page(which: str, order: str, behind: str, place: str = "NULL") -> TextClause:
-    parts = {"is_of_priority": _IS_OF_PRIORITY, "place": place, "after": _AFTER}
+    parts = {"is_of_priority": _IS_OF_PRIORITY, "is_meant": _IS_MEANT, "place": place, "after": _AFTER}
     return filled(_PAGE, which=which, order=order, behind=behind, **parts)
 
 
@@ -179,12 +182,18 @@ PAGES = {
         f"(kind, queued_at, id) > (:place_kind, {_TIME}, {_AFTER})",
         place="queued_at",
     ),
-    "failed": _page(f"{_IS_FAILED} AND status = 'failed'", "id", f"id > {_AFTER}"),
+    **{
+        each: _page(f"{_IS_FAILED} AND status = '{each}'", "id", f"id > {_AFTER}")
+        for each in ("failed", "cancelled")
+    },
 }
 """By status; the order is that in which a filter acts on several."""
 PAGES_OF_KIND = PAGES | {
     "held": _page(_HELD_OF_KIND, "run_at, id", f"id > {_AFTER}"),
-    "failed": _page(f"{_IS_FAILED_OF_KIND} AND status = 'failed'", "id", f"id > {_AFTER}"),
+    **{
+        each: _page(f"{_IS_FAILED_OF_KIND} AND status = '{each}'", "id", f"id > {_AFTER}")
+        for each in ("failed", "cancelled")
+    },
 }
 
 JOB = text("SELECT * FROM jsworker.jobs WHERE id = :id")
@@ -248,7 +257,7 @@ async def list_jobs(
     if age:
         status = "processing"
     filters = {"status": status, "kind": kind, "priority": priority}
-    values = {**filters, "limit": limit, "after": after, **age.values()}
+    values = {**filters, "limit": limit, "after": after, "error": None, **age.values()}
     if status is None or status == "completed":
         ids, after = await _search(database, values, math.inf if seconds is None else seconds)
     else:
@@ -290,22 +299,25 @@ async def matching(
     age: RunAge = ANY_AGE,
     acting: bool = False,
     priority: int | None = None,
+    error: str | None = None,
 ) -> AsyncGenerator[list[tuple[UUID, int]], None]:
     """Yield id and fencing token of the jobs that a filter means, page by page, each job once.
 
     Args:
-        statuses: any of them: scheduled, queued, processing, failed.
+        statuses: any of them but completed.
         age: of running jobs only those that are so old; others have none.
         acting: whether each page is acted on before the next is read, so that its jobs leave these statuses or run
             on; then jobs that went from one of them to another meanwhile are looked for a second time.
         priority: only jobs of this one, by its number.
+        error: only jobs whose last error holds this text, in capitals or not.
     """
+    filters = {"kind": kind, "priority": priority, "error": error, **age.values()}
     ran: set[UUID] = set()
     for _ in range(2 if acting and len(statuses) > 1 else 1):
         meant = {*statuses, "held"} if "scheduled" in statuses else statuses
         for status in (each for each in PAGES if each in meant):
-            async for rows in _walk(database, status, kind, age, priority):
-                page = [(row.id, row.fencing_token) for row in rows if row.id not in ran]
+            async for rows in _walk(database, status, filters):
+                page = [(row.id, row.fencing_token) for row in rows if row.meant and row.id not in ran]
                 if status == "processing":
                     ran.update(job_id for job_id, _ in page)
                 if page:
@@ -385,13 +397,10 @@ async def _fetch(database: Database, ids: Sequence[UUID], status: str | None) ->
     return [rows[job_id] for job_id in ids if job_id in rows]
 
 
-async def _walk(
-    database: Database, status: str, kind: str | None, age: RunAge, priority: int | None
-) -> AsyncIterator[Sequence[Row]]:
-    page = (PAGES if kind is None else PAGES_OF_KIND)[status]
+async def _walk(database: Database, status: str, filters: dict[str, Any]) -> AsyncIterator[Sequence[Row]]:
+    page = (PAGES if filters["kind"] is None else PAGES_OF_KIND)[status]
     length = None if status == "processing" else PAGE
-    beginning = dict.fromkeys(("after", "place", "place_kind"))
-    values = {"kind": kind, "limit": length, "priority": priority, **beginning, **age.values()}
+    values = {"limit": length, **filters, **dict.fromkeys(("after", "place", "place_kind"))}
     while True:
         rows = await database.run_along_index(page, values)
         yield rows

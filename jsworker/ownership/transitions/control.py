@@ -13,8 +13,9 @@ from jsworker.ownership.predicates import (
     ANY_AGE,
     RunAge,
     as_old_as_chosen,
-    failed,
+    is_over,
     live,
+    may_be_retried,
     processing,
     without_batch,
 )
@@ -56,28 +57,40 @@ def _cancel() -> sa.TextClause:
 
 
 def _retry() -> sa.TextClause:
-    """Return RETRY. The fencing token is kept: it never goes back. Members of a batch are retried with it."""
-    dead = sa.select(j.c.id, j.c.failure_reason).where(j.c.id == sa.bindparam("id"), failed, without_batch)
+    """Return RETRY. The fencing token is kept: it never goes back. Members of a batch are retried with it.
+
+    It is wanted now, whatever it waited for when it was cancelled: a time, an event, or others of its key.
+    """
+    found = sa.select(*j.c["id", "status", "failure_reason"])
+    dead = found.where(j.c.id == sa.bindparam("id"), may_be_retried, without_batch)
     locked = dead.with_for_update(key_share=True).cte("dead")
     retried = (
         sa.update(j)
         .values(
             **QUEUED_AGAIN,
             **dict.fromkeys(("attempts", "errors", "stalls", "snoozes"), 0),
-            **dict.fromkeys(("finished_at", "failure_reason", "clear_reason"), sa.null()),
+            **dict.fromkeys(("finished_at", "failure_reason", "clear_reason", "behind"), sa.null()),
             **dict.fromkeys(("cancel_requested", "cleared"), False),
+            **NOT_HELD,
+            expires_at=sa.case((~is_over, j.c.expires_at)),
         )
-        .where(j.c.id == locked.c.id, failed)
-        .returning(*j.c["id", "fencing_token", "dispatch"], locked.c.failure_reason)
+        .where(j.c.id == locked.c.id, may_be_retried)
+        .returning(*j.c["id", "fencing_token", "dispatch"], locked.c.status, locked.c.failure_reason)
         .cte("retried")
     )
-    detail = json_object(dispatch=retried.c.dispatch, failed_for=retried.c.failure_reason)
+    detail = json_object(
+        dispatch=retried.c.dispatch, was=retried.c.status, failed_for=retried.c.failure_reason
+    )
     return compiled(sa.select(retried.c.id).add_cte(entry(retried, "retried", detail=detail)))
 
 
 CANCEL = _cancel()
 RETRY = _retry()
-STATUS = sa.text("SELECT status, batch_id FROM jsworker.jobs WHERE id = :id")
+STATUS = compiled(
+    sa.select(*j.c["status", "batch_id"], may_be_retried.label("may_be_retried")).where(
+        j.c.id == sa.bindparam("id")
+    )
+)
 MISSED = compiled(sa.select(j.c.id, j.c.status, _is_meant.label("meant")).where(j.c.id == sa.any_(_ids)))
 
 
@@ -140,9 +153,13 @@ async def cancel(
 
 
 async def retry(database: Database, job_id: UUID) -> None:
-    """Put a failed job back into the queue, its counters at zero; TransitionRefused says why it cannot be.
+    """Put a failed or cancelled job back into the queue, its counters at zero.
 
-    A member of a batch opens that again, and waits if what the batch needs is not finished.
+    A member of a batch opens that again, and waits if what the batch needs is not finished or has failed.
+
+    Raises:
+        TransitionRefused: it is of another status, it was cancelled because of what it needs, its workflow was
+            cancelled, or a live job holds its unique key.
     """
     try:
         if await database.run(RETRY, {"id": job_id}):
@@ -154,8 +171,11 @@ async def retry(database: Database, job_id: UUID) -> None:
     rows = await database.run(STATUS, {"id": job_id})
     if not rows:
         raise TransitionRefused(f"job {job_id} does not exist")
-    if rows[0].status == "failed" and rows[0].batch_id is not None:
+    if rows[0].may_be_retried and rows[0].batch_id is not None:
         if await reopen.retry_members(database, rows[0].batch_id, [job_id]):
             return
         rows = await database.run(STATUS, {"id": job_id})
-    raise TransitionRefused(f"job {job_id} is {rows[0].status}; only a failed job can be retried")
+    rule = "only a failed or cancelled job can be retried"
+    if rows[0].status == "cancelled":
+        rule = "it was cancelled because of what it needs: retry that"
+    raise TransitionRefused(f"job {job_id} is {rows[0].status}; {rule}")

@@ -33,7 +33,8 @@ SELECT id FROM kept ORDER BY id
 
 DEAD = text("""
 SELECT id, at, subject, stream_seq, stored_at, reason, length(data) AS bytes, truncated
-FROM jsworker.dead_messages ORDER BY id DESC LIMIT :limit
+FROM jsworker.dead_messages WHERE CAST(:after AS bigint) IS NULL OR id < CAST(:after AS bigint)
+ORDER BY id DESC LIMIT :limit
 """)
 
 TAKE = text("""
@@ -83,9 +84,12 @@ async def keep(database: Database, letters: Sequence[Letter]) -> tuple[list[int]
     return [row.id for row in rows], refused
 
 
-async def list_dead(database: Database, *, limit: int) -> list[dict[str, Any]]:
-    """Return dead messages, the newest first, each as a dict by column name, without their data."""
-    return [row._asdict() for row in await database.run(DEAD, {"limit": limit})]
+async def list_dead(database: Database, *, limit: int, after: int | None = None) -> list[dict[str, Any]]:
+    """Return dead messages, the newest first, each as a dict by column name, without their data.
+
+    ``after``: those that are older than this one, by its id.
+    """
+    return [row._asdict() for row in await database.run(DEAD, {"limit": limit, "after": after})]
 
 
 async def read_dead(database: Database, ids: Sequence[int]) -> list[DeadMessage]:

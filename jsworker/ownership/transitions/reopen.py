@@ -21,8 +21,9 @@ _SECONDS: Final = 60.0
 """As many jobs may be held again as a workflow has."""
 
 _PARTS: Final = {
-    "failed": condition(predicates.failed),
+    "may_be_retried": condition(predicates.may_be_retried),
     "cancelled_for_needs": condition(predicates.cancelled_for_needs),
+    "is_over": condition(predicates.is_over),
     "not_cancelled": sql(predicates.not_cancelled),
 }
 
@@ -43,7 +44,7 @@ WORKFLOW_OF = _statement("SELECT b.workflow FROM jsworker.batches AS b WHERE b.i
 REOPEN = _statement("""
 WITH RECURSIVE opened(id) AS (
   SELECT j.batch_id FROM jsworker.jobs AS j JOIN jsworker.batches AS b ON b.id = j.batch_id
-  WHERE j.id = ANY(CAST(:ids AS uuid[])) AND {failed} AND b.workflow = CAST(:workflow AS uuid)
+  WHERE j.id = ANY(CAST(:ids AS uuid[])) AND ({may_be_retried}) AND b.workflow = CAST(:workflow AS uuid)
   UNION
   SELECT n.batch FROM opened JOIN jsworker.batch_needs AS n ON n.needs = opened.id
   WHERE EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.batch_id = n.batch AND {cancelled_for_needs})
@@ -67,31 +68,37 @@ WITH mine AS (
 UPDATE jsworker.batches AS b SET propagated = false FROM mine WHERE b.id = mine.id
 """)
 
+# One that was cancelled by itself may have needs that failed: it is held, and NEEDS cancels it like the other members.
 RETRY_MEMBERS = _statement("""
 WITH dead AS MATERIALIZED (
-  SELECT j.id, j.failure_reason, EXISTS (
-      SELECT FROM jsworker.batch_needs AS n JOIN jsworker.batches AS need ON need.id = n.needs
-      WHERE n.batch = j.batch_id AND need.finished_at IS NULL) AS waits
+  SELECT j.id, j.status, j.failure_reason, EXISTS (
+      SELECT FROM jsworker.batches AS b JOIN jsworker.batch_needs AS n ON n.batch = b.id
+      JOIN jsworker.batches AS need ON need.id = n.needs
+      WHERE b.id = j.batch_id AND (need.finished_at IS NULL
+        OR b.on_failure = 'cancel' AND need.outcome <> 'completed')) AS waits
   FROM jsworker.jobs AS j
-  WHERE j.id = ANY(CAST(:ids AS uuid[])) AND j.batch_id = ANY(CAST(:batches AS uuid[])) AND {failed}
+  WHERE j.id = ANY(CAST(:ids AS uuid[])) AND j.batch_id = ANY(CAST(:batches AS uuid[])) AND ({may_be_retried})
   ORDER BY j.id FOR NO KEY UPDATE OF j
 ), retried AS (
   UPDATE jsworker.jobs AS j SET
     status = CASE WHEN dead.waits THEN 'scheduled' ELSE 'queued' END,
     held_by = CASE WHEN dead.waits THEN 'needs' END,
     held_at = CASE WHEN dead.waits THEN clock_timestamp() END,
+    due_at = NULL, behind = NULL,
     run_at = CASE WHEN NOT dead.waits THEN j.run_at END,
     dispatch = j.dispatch + CASE WHEN dead.waits THEN 0 ELSE 1 END,
     needs_publish = NOT dead.waits,
     publish_after = clock_timestamp(),
     queued_at = CASE WHEN dead.waits THEN j.queued_at ELSE clock_timestamp() END,
     attempts = 0, errors = 0, stalls = 0, snoozes = 0, finished_at = NULL, failure_reason = NULL, clear_reason = NULL,
-    cancel_requested = false, cleared = false
-  FROM dead WHERE j.id = dead.id AND {failed}
-  RETURNING j.id, j.fencing_token, j.dispatch, dead.failure_reason
+    cancel_requested = false, cleared = false,
+    expires_at = CASE WHEN NOT {is_over} THEN j.expires_at END
+  FROM dead WHERE j.id = dead.id AND ({may_be_retried})
+  RETURNING j.id, j.fencing_token, j.dispatch, dead.status, dead.failure_reason
 ), entries AS (
   INSERT INTO jsworker.job_events (job_id, event, fencing_token, detail)
-  SELECT r.id, 'retried', r.fencing_token, jsonb_build_object('dispatch', r.dispatch, 'failed_for', r.failure_reason)
+  SELECT r.id, 'retried', r.fencing_token, jsonb_build_object(
+    'dispatch', r.dispatch, 'was', r.status, 'failed_for', r.failure_reason)
   FROM retried AS r
 )
 SELECT id FROM retried
@@ -114,12 +121,12 @@ RETURNING job_id AS id
 """)
 
 
-class _NoneHasFailed(Exception):
-    """None of the members is failed any more."""
+class _NoneIsLeft(Exception):
+    """None of the members can be retried any more."""
 
 
 async def retry_members(database: Database, batch: UUID, ids: Sequence[UUID]) -> list[UUID]:
-    """Put failed jobs of the workflow of a batch back into the queue, and return those that were failed.
+    """Put failed or cancelled jobs of the workflow of a batch back into the queue, and return these.
 
     Raises:
         TransitionRefused: the workflow was cancelled or is gone, or PostgreSQL refuses a row.
@@ -134,7 +141,7 @@ async def retry_members(database: Database, batch: UUID, ids: Sequence[UUID]) ->
         given = {"ids": uuid_array(ids)}
         rows = await transaction.run(REOPEN, given | {"workflow": moved[0].id})
         if not rows:
-            raise _NoneHasFailed  # retried by somebody else meanwhile: the workflow stays as it is
+            raise _NoneIsLeft  # retried by somebody else meanwhile: the workflow stays as it is
         opened = {"batches": uuid_array(row.id for row in rows)}
         await transaction.run(LOOK_AGAIN, opened)
         retried = await transaction.run(RETRY_MEMBERS, given | opened)
@@ -143,7 +150,7 @@ async def retry_members(database: Database, batch: UUID, ids: Sequence[UUID]) ->
 
     try:
         return await database.in_transaction(write, seconds=_SECONDS)
-    except _NoneHasFailed:
+    except _NoneIsLeft:
         return []
     except RowRefused as error:
         raise TransitionRefused(f"{_named(ids)} cannot be retried: {error}") from None

@@ -79,8 +79,9 @@ WORKERS = text(f"""
 SELECT w.id, w.hostname, w.pid, w.state, w.kinds, w.concurrency, w.version, w.started_at, w.last_seen_at,
   {IS_ALIVE} AS alive,
   (SELECT count(*) FROM jsworker.jobs AS j WHERE j.worker_id = w.id AND j.status || '' = 'processing') AS processing
-FROM jsworker.workers AS w WHERE CAST(:id AS text) IS NULL OR w.id = :id
-ORDER BY w.last_seen_at DESC LIMIT :limit
+FROM jsworker.workers AS w WHERE (CAST(:id AS text) IS NULL OR w.id = :id) AND (CAST(:after AS text) IS NULL
+  OR (w.last_seen_at, w.id) < (SELECT a.last_seen_at, a.id FROM jsworker.workers AS a WHERE a.id = :after))
+ORDER BY w.last_seen_at DESC, w.id DESC LIMIT :limit
 """)  # noqa: S608 -- a constant of this file
 
 
@@ -175,14 +176,16 @@ async def installation_id(database: Database) -> UUID:
 
 async def get_worker(database: Database, worker_id: str) -> dict[str, Any] | None:
     """Return a worker as ``list_workers`` does; None: it is not registered."""
-    rows = await database.run(WORKERS, {"id": worker_id, "limit": 1})
+    rows = await database.run(WORKERS, {"id": worker_id, "limit": 1, "after": None})
     return rows[0]._asdict() if rows else None
 
 
-async def list_workers(database: Database, *, limit: int) -> list[dict[str, Any]]:
-    """Return workers, the last seen first, each as a dict by column name.
+async def list_workers(database: Database, *, limit: int, after: str | None = None) -> list[dict[str, Any]]:
+    """Return workers, the last seen first, each as a dict by column name; ``after``: behind this one, by its id.
 
     ``processing`` is how many jobs it owns, ``alive`` whether it was seen within four of its heartbeats (at
     least 20 seconds) and has not stopped.
     """
-    return [row._asdict() for row in await database.run(WORKERS, {"id": None, "limit": limit})]
+    return [
+        row._asdict() for row in await database.run(WORKERS, {"id": None, "limit": limit, "after": after})
+    ]

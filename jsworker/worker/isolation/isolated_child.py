@@ -1,4 +1,4 @@
-"""``python -m jsworker.worker.isolation.isolated_child PARENT FD``: runs one job alone and ends."""
+"""``python -m jsworker.worker.isolation.isolated_child PARENT LIFELINE FD``: runs one job alone and ends."""
 
 import asyncio
 import os
@@ -37,10 +37,10 @@ _TICKS_A_TIMEOUT: Final = 4
 
 def main() -> None:
     """Take the order, run the job, report the outcome. The process ends with its owner, however that ends."""
-    follow_parent(int(sys.argv[1]), signal.SIGKILL)
+    follow_parent(int(sys.argv[1]), signal.SIGKILL, int(sys.argv[2]))
     # For the owner, which decides what becomes of the job.
     leave_to_parent((signal.SIGINT, signal.SIGHUP, signal.SIGTERM))
-    end = socket.socket(fileno=int(sys.argv[2]))
+    end = socket.socket(fileno=int(sys.argv[3]))
     os.set_inheritable(end.fileno(), False)
     asyncio.run(_work(end))
 

@@ -15,6 +15,7 @@ from jsworker.core.settings import Settings
 from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.isolation import isolated_messages as wire
+from jsworker.worker.isolation.parent_death_signal import lifeline
 from jsworker.worker.pipeline.attempt import forget_cancellation, time_limits
 from jsworker.worker.pipeline.child_jobs import MOST, MOST_PAYLOADS, ChildJobs
 from jsworker.worker.pipeline.in_flight import Run, StopReason
@@ -232,7 +233,9 @@ def _resolve(future: "asyncio.Future[T]", value: T) -> None:
 
 async def _start(theirs: socket.socket) -> asyncio.subprocess.Process:
     flags = [f"-W{option}" for option in sys.warnoptions] + (["-P"] if sys.flags.safe_path else [])
-    module = ["-m", "jsworker.worker.isolation.isolated_child", str(os.getpid()), str(theirs.fileno())]
+    numbers = [os.getpid(), lifeline(), theirs.fileno()]
+    module = ["-m", "jsworker.worker.isolation.isolated_child", *map(str, numbers)]
+    inherited = [each for each in numbers[1:] if each >= 0]
     return await asyncio.create_subprocess_exec(
-        sys.executable, *flags, *module, stdin=asyncio.subprocess.DEVNULL, pass_fds=(theirs.fileno(),)
+        sys.executable, *flags, *module, stdin=asyncio.subprocess.DEVNULL, pass_fds=inherited
     )

@@ -1,6 +1,7 @@
 """A job's way through a worker, top to bottom: pull, claim, wait for a slot, execute, settle, answer."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -67,6 +68,8 @@ class Pipeline:
             on_added=context.requeued.notify,
         )
         self._tasks: set[asyncio.Task[None]] = set()
+        self.ended: Counter[Settled] = Counter()
+        """How many runs have ended, by what became of their jobs."""
         self.slots = Slots(context.settings.concurrency, len(context.kinds), context.in_flight)
         self.isolated_runner = IsolatedRunner(context)
         self._wakes: Batcher[UUID, None] = Batcher("wakes", self._wake, limit=_WAKES, died=context.died)
@@ -237,6 +240,7 @@ class Pipeline:
         self, run: Run, outcome: Outcome, settled: Settled, error: BaseException | None = None
     ) -> None:
         self._let_go(run, owned=settled is Settled.REFUSED)
+        self.ended[settled] += 1
         if self._supervision is not None:  # not before: a job whose settling ends the process has begun
             self._supervision.ended(run.id)
         if run.delivery is not None:

@@ -26,19 +26,20 @@ _MISSED_HEARTBEATS: Final = 4
 """After so many of its own intervals without a sign of life a worker with a duplicate id counts as gone. One
 is left out on purpose now and then (``Heartbeat``); two may be missed beside it."""
 _LOOKS_PER_INTERVAL: Final = 4
+_PROC: Final = Path("/proc")
 _ENDED = frozenset("ZX")  # a zombie waits only for its parent to take note
 
 
 def identify(settings: Settings, kinds: Sequence[str]) -> WorkerRow:
-    """Return this process's row of the registry: ``hostname-pid-random`` and what Linux knows of it."""
+    """Return this process's row of the registry: ``hostname-pid-random`` and what ``/proc`` tells of it."""
     hostname, pid = settings.hostname or socket.gethostname(), os.getpid()
     return WorkerRow(
         id=f"{settings.worker_id or f'{hostname}-{pid}'}-{secrets.token_hex(4)}",
         hostname=hostname,
         pod_uid=settings.pod_uid,
         container=settings.container,
-        boot_id=_known(Path("/proc/sys/kernel/random/boot_id").read_text),
-        pid_namespace=_known(Path("/proc/self/ns/pid").readlink),
+        boot_id=_known((_PROC / "sys/kernel/random/boot_id").read_text),
+        pid_namespace=_known((_PROC / "self/ns/pid").readlink),
         pid=pid,
         process_started=start_of(pid),
         kinds=kinds,
@@ -52,13 +53,13 @@ def _known(read: Callable[[], object]) -> str | None:
     try:
         return str(read()).strip()
     except OSError:
-        return None  # not Linux: no evidence of this sort, the stale rule covers it
+        return None  # no /proc: no evidence of this sort; silence (rules 1 and 3) covers it
 
 
 def start_of(pid: int) -> str | None:
     """Return a process's start in clock ticks since boot; None: it does not run in this PID namespace."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        stat = (_PROC / f"{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     state, *fields = stat.rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""The example shows what users can do: it imports nothing of jsworker but the public names."""
+"""The examples show what users can do: they import nothing of jsworker but the public names."""
 
 import ast
 from pathlib import Path
@@ -7,10 +7,13 @@ import pytest
 
 import jsworker
 
-from .demo_process import EXAMPLES
-
+EXAMPLES = Path(__file__).parents[2] / "examples"
 DOORS = {"jsworker": set(jsworker.__all__), "jsworker.embedded": {"EmbeddedServers"}}
-FILES = sorted((EXAMPLES / "code_evolution").glob("*.py"))
+FILES = sorted(EXAMPLES.glob("*/*.py"))
+USED = {
+    "code_evolution": {"JobProcessor", "JobClient", "Worker", "EmbeddedServers"},
+    "pipeline": {"JobProcessor", "JobClient", "Worker", "Cron", "Limit", "Rate", "EmbeddedServers"},
+}
 
 
 def imports(file: Path) -> set[tuple[str, str]]:
@@ -24,12 +27,12 @@ def imports(file: Path) -> set[tuple[str, str]]:
     return {(module, name) for module, name in found if module.split(".")[0] == "jsworker"}
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_only_public_names_are_imported(file: Path) -> None:
     assert {(module, name) for module, name in imports(file) if name not in DOORS.get(module, ())} == set()
 
 
-def test_the_public_names_are_used() -> None:
-    names = {name for file in FILES for _, name in imports(file)}
-
-    assert {"JobProcessor", "JobClient", "Worker", "EmbeddedServers"} <= names
+@pytest.mark.parametrize("example", USED)
+def test_the_public_names_are_used(example: str) -> None:
+    names = {name for file in FILES if file.parent.name == example for _, name in imports(file)}
+    assert names >= USED[example]

@@ -1,0 +1,177 @@
+"""``jsworker enqueue --from``: a job for each line of a file, all of which are checked before the first."""
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple
+
+import typer
+
+from jsworker.cli.output import print_json, print_line, progress_bar, progress_wanted, remark
+from jsworker.client import Enqueued, JobClient
+from jsworker.client.enqueueing import JobOptions, Kind, new_jobs
+from jsworker.core import strict_json
+from jsworker.core.errors import InvalidPayload
+from jsworker.core.exit_codes import WRONG_USAGE, WrongUsage
+from jsworker.core.names import shown
+from jsworker.core.settings import load_settings
+
+_BATCH: Final = 10_000
+_BATCH_BYTES: Final = 2**24
+_LONGEST_LINE: Final = 2**26
+_MOST_SHOWN: Final = 20
+_LARGE_BYTES: Final = 2**20
+"""Of a shorter file no progress is shown."""
+
+
+class Line(NamedTuple):
+    """A payload, its unique key, and how many bytes of the file it takes."""
+
+    payload: Any
+    key: str | None
+    size: int
+
+
+def enqueue_lines(
+    source: str, kind: Kind, options: dict[str, Any], *, key_field: str | None, as_json: bool
+) -> None:
+    """Enqueue a job for each line of a file, ``-`` for stdin, whose JSON value is its payload.
+
+    ``options`` are those of ``JobClient.enqueue_many``; ``key_field`` is the field of each payload that holds
+    its unique key. The ids are printed as they come.
+    """
+    enqueued: list[Enqueued] = []
+
+    def take(batch: Sequence[Enqueued]) -> None:
+        enqueued.extend(batch)
+        if not as_json:
+            for each in batch:
+                print_line(str(each.id))
+
+    with _opened(source) as (name, file):
+        total = os.fstat(file.fileno()).st_size if progress_wanted(as_json=as_json) else 0
+        total = total if total >= _LARGE_BYTES else 0
+        lines = _checked(name, file, kind, options, key_field=key_field, total=total)
+        file.seek(0)
+        try:
+            asyncio.run(_enqueue(name, file, kind, options, key_field=key_field, take=take, total=total))
+        finally:  # what is committed is committed, whatever came after it
+            if as_json:
+                print_json([{"id": each.id, "created": each.created} for each in enqueued])
+            existed = sum(not each.created for each in enqueued)
+            more = f"; {existed} existed already" if existed else ""
+            if existed or len(enqueued) < lines:
+                remark(f"{len(enqueued) - existed} of {lines} jobs were enqueued{more}")
+
+
+@contextmanager
+def _opened(source: str) -> Iterator[tuple[str, BinaryIO]]:
+    """Open a file that is read twice; what cannot be is copied to a file without a name."""
+    with ExitStack() as opened:
+        try:
+            if source == "-":
+                given: Any = sys.stdin.buffer
+            else:
+                given = opened.enter_context(Path(source).open("rb"))
+            if source == "-" or not given.seekable():
+                copy = opened.enter_context(tempfile.TemporaryFile())
+                shutil.copyfileobj(given, copy)
+                copy.seek(0)
+                given = copy
+        except OSError as error:
+            raise WrongUsage(f"--from {shown(source)} cannot be read: {error.strerror}") from None
+        yield "stdin" if source == "-" else source, given
+
+
+def _checked(
+    name: str, file: BinaryIO, kind: Kind, options: dict[str, Any], *, key_field: str | None, total: int
+) -> int:
+    """Check every line, and return how many hold a payload; wrong ones are named, and nothing is enqueued.
+
+    Raises:
+        typer.Exit: there are wrong ones.
+    """
+    most = load_settings().max_payload_bytes
+    said = JobOptions.of(most, options)  # type: ignore[arg-type] # each by its name
+    lines = wrong = 0
+    with progress_bar("checked", total) as advance:
+        for number, text in _texts(file):
+            if len(text) == _LONGEST_LINE:
+                raise WrongUsage(f"{name}:{number}: longer than {_LONGEST_LINE} bytes")
+            try:
+                line = _line(text, key_field)
+                list(new_jobs(kind, [line.payload], [line.key], said))
+            except ValueError as error:  # what cannot be enqueued
+                wrong += 1
+                if wrong <= _MOST_SHOWN:
+                    remark(f"{name}:{number}: {' '.join(str(error).split())}")
+            else:
+                lines += 1
+            advance(len(text))
+    if wrong:
+        more = f", of which the first {_MOST_SHOWN} are named" if wrong > _MOST_SHOWN else ""
+        remark(f"{wrong} of {lines + wrong} lines are wrong{more}; nothing was enqueued")
+        raise typer.Exit(WRONG_USAGE)
+    if not lines:
+        raise WrongUsage(f"--from {name} holds no line")
+    return lines
+
+
+def _texts(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield lines that are not blank, with their numbers."""
+    number = 0
+    while text := file.readline(_LONGEST_LINE):
+        number += 1
+        if text.strip():
+            yield number, text
+
+
+def _line(text: bytes, key_field: str | None) -> Line:
+    payload = strict_json.loads(text.removeprefix(b"\xef\xbb\xbf"), what="payload")
+    if key_field is None:
+        return Line(payload, None, len(text))
+    key = payload.get(key_field) if isinstance(payload, dict) else None
+    if not isinstance(key, str | int) or isinstance(key, bool):
+        raise InvalidPayload(f"payload has no text or number in field {shown(key_field)}, its unique key")
+    return Line(payload, str(key), len(text))
+
+
+async def _enqueue(
+    name: str,
+    file: BinaryIO,
+    kind: Kind,
+    options: dict[str, Any],
+    *,
+    key_field: str | None,
+    take: Callable[[Sequence[Enqueued]], None],
+    total: int,
+) -> None:
+    async with JobClient.from_env() as client:
+        with progress_bar("enqueued", total) as advance:
+            for batch in _batches(_line(text, key_field) for _, text in _texts(file)):
+                keys = None if key_field is None else [line.key for line in batch]
+                payloads = [line.payload for line in batch]
+                take(await client.enqueue_many(kind, payloads, unique_keys=keys, **options))
+                advance(sum(line.size for line in batch))
+        await client.publish_pending()
+    is_due = not (options["delay"] or options["run_at"] or options["debounce"])
+    if client.unpublished_because and is_due:
+        remark(f"{name}: stored, but not published yet, which a worker does: {client.unpublished_because}")
+
+
+def _batches(lines: Iterator[Line]) -> Iterator[list[Line]]:
+    batch: list[Line] = []
+    size = 0
+    for line in lines:
+        batch.append(line)
+        size += line.size
+        if len(batch) == _BATCH or size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

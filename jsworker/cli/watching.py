@@ -1,0 +1,46 @@
+"""Listings that are shown again and again on the terminal, until Ctrl-C."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from jsworker.cli.output import cell, console
+from jsworker.cli.selection import connected_database
+from jsworker.core.errors import DatabaseUnavailable
+from jsworker.core.exit_codes import WrongUsage
+from jsworker.ownership.database import Database
+
+Look = Callable[[Database], Awaitable[RenderableType]]
+
+
+def watch(look: Look, *, interval: float, as_json: bool) -> None:
+    """Show what ``look`` returns, every ``interval`` seconds, as much of it as fits the terminal.
+
+    While PostgreSQL cannot be reached the last picture stays, with the time at which it was true.
+    """
+    if as_json:
+        raise WrongUsage("--watch shows a table: it goes without --json")
+    if not sys.stdout.isatty():
+        raise WrongUsage("--watch needs a terminal")
+    asyncio.run(_watch(look, interval))
+
+
+async def _watch(look: Look, interval: float) -> None:
+    async with connected_database() as database:
+        with Live(console=console(), auto_refresh=False, vertical_overflow="ellipsis") as live:
+            picture: RenderableType = ""
+            seen_at = ""
+            while True:
+                now = f"{datetime.now().astimezone():%H:%M:%S}"
+                try:
+                    picture, seen_at = await look(database), now
+                    line = Text(f"{now}, every {interval:g} s; Ctrl-C ends", "dim")
+                except DatabaseUnavailable as error:
+                    line = Text(f"{now}, as it was at {seen_at or '-'}: {cell(error)}", "red")
+                live.update(Group(line, picture), refresh=True)
+                await asyncio.sleep(interval)

@@ -1,0 +1,282 @@
+"""The state of everything at a glance: what waits, runs and fails of each kind, how fast, and who works.
+
+However many jobs there are, each count ends at a bound, along an index that holds only what is counted.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import text
+
+from jsworker.ownership.database import Database
+from jsworker.ownership.predicates import queued_indexed
+from jsworker.ownership.queries.job_report import UNPUBLISHED
+from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled
+from jsworker.ownership.transitions.workers import IS_ALIVE
+
+BOUND: Final = 10_000
+"""Where counting ends: such a number means at least as many."""
+RATE_SECONDS: Final = 300.0
+"""Rates are those of so many seconds, or of the last ``BOUND`` jobs where there were more."""
+_MOST_RUNNING: Final = 100_000
+_FIRST_HELD: Final = 100
+_LATE_SECONDS: Final = 5.0
+_MOST_WORKERS: Final = 10_000
+_MOST_PAUSED: Final = 20
+
+_FIRST_KINDS: Final = """WITH RECURSIVE {kinds}
+SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT :most"""
+_BEHIND: Final = " AND j.kind > CAST(:after AS text)"
+
+
+def _kinds(which: str) -> str:
+    """Return the SQL of the first kinds of which there are such jobs, found by leaps through an index."""
+    leaps = KINDS_BY_LEAPS.replace("{queued}", which).replace("{which}", _BEHIND)
+    return f"({_FIRST_KINDS.replace('{kinds}', leaps)})"
+
+
+_QUEUED: Final = condition(queued_indexed)
+_SCHEDULED: Final = "'' || j.status = 'scheduled'"
+_ENDED_BADLY: Final = "'' || j.status IN ('failed', 'cancelled')"
+
+KINDS = text(f"""
+SELECT kind FROM (
+  {_kinds(_QUEUED)} UNION {_kinds(_SCHEDULED)} UNION {_kinds(_ENDED_BADLY)}
+  UNION (SELECT DISTINCT kind FROM (
+    SELECT j.kind FROM jsworker.jobs AS j WHERE j.status || '' = 'processing' LIMIT {_MOST_RUNNING}) AS running)
+  UNION (SELECT unnest(w.kinds) FROM jsworker.workers AS w WHERE {IS_ALIVE})
+) AS every WHERE kind > CAST(:after AS text) ORDER BY kind LIMIT :most
+""")  # noqa: S608 -- constants
+
+# In the order of the index, which is then read no further than to the bound.
+_FEW: Final = """(SELECT count(*) FROM (
+    SELECT FROM jsworker.jobs AS j WHERE {which} AND j.kind = k.kind ORDER BY {order} LIMIT {bound}) AS few)"""
+
+
+def _count(which: str, order: str) -> str:
+    return _FEW.replace("{which}", which).replace("{order}", order).replace("{bound}", str(BOUND))
+
+
+COUNTS = text(f"""
+SELECT k.kind, {_count(_QUEUED, "j.queued_at")} AS queued,
+  extract(epoch FROM statement_timestamp() - (
+    SELECT j.queued_at FROM jsworker.jobs AS j WHERE {_QUEUED} AND j.kind = k.kind
+    ORDER BY j.queued_at LIMIT 1)) AS oldest_seconds,
+  {_count(f"{_SCHEDULED} AND j.run_at IS NOT NULL", "j.run_at")} AS scheduled,
+  {_count(f"{_ENDED_BADLY} AND j.status = 'failed'", "j.id")} AS failed,
+  {_count(f"{_ENDED_BADLY} AND j.status = 'cancelled'", "j.id")} AS cancelled
+FROM unnest(CAST(:kinds AS text[])) AS k(kind)
+""")  # noqa: S608 -- constants
+
+_IS_HELD: Final = (
+    "j.status || '' = 'scheduled' AND j.held_by IS NOT NULL AND j.held_by = why.held_by AND j.kind = k.kind"
+)
+# No index knows since when: the first of those that were enqueued first are asked.
+HELD = text(f"""
+SELECT k.kind, why.held_by, few.jobs,
+  extract(epoch FROM statement_timestamp() - (SELECT min(first.held_at) FROM (
+    SELECT j.held_at FROM jsworker.jobs AS j WHERE {_IS_HELD} ORDER BY j.id LIMIT {_FIRST_HELD}) AS first
+  )) AS oldest_seconds
+FROM unnest(CAST(:kinds AS text[])) AS k(kind)
+CROSS JOIN unnest(CAST('{{limit,rate,paused,needs}}' AS text[])) AS why(held_by)
+CROSS JOIN LATERAL (SELECT count(*) AS jobs FROM (
+  SELECT FROM jsworker.jobs AS j WHERE {_IS_HELD} ORDER BY j.id LIMIT {BOUND}) AS held) AS few
+WHERE few.jobs > 0
+""")  # noqa: S608 -- constants
+
+RUNNING = text(f"""
+SELECT kind, count(*) AS jobs, extract(epoch FROM statement_timestamp() - min(claimed_at)) AS longest_seconds
+FROM (SELECT j.kind, j.claimed_at FROM jsworker.jobs AS j WHERE j.status || '' = 'processing'
+  LIMIT {_MOST_RUNNING}) AS running
+GROUP BY kind
+""")  # noqa: S608 -- constants
+
+# Those that ended, and those that were enqueued, last; the ids are in the order of creation.
+_RATES: Final = """
+SELECT kind, status, count(*) AS jobs, sum(count(*)) OVER () AS all_jobs,
+  extract(epoch FROM statement_timestamp() - min(min(at)) OVER ()) AS seconds
+FROM ({last}) AS last WHERE at > statement_timestamp() - make_interval(secs => {seconds}) GROUP BY kind, status
+"""
+ENDED = filled(
+    _RATES,
+    last="SELECT j.kind, j.status, j.finished_at AS at FROM jsworker.jobs AS j"
+    " WHERE j.status || '' NOT IN ('scheduled', 'queued', 'processing')"
+    " ORDER BY j.finished_at DESC LIMIT {bound}",
+    bound=str(BOUND),
+    seconds=str(RATE_SECONDS),
+)
+ENQUEUED = filled(
+    _RATES,
+    last="SELECT j.kind, 'enqueued' AS status, j.created_at AS at FROM jsworker.jobs AS j"
+    " ORDER BY j.id DESC LIMIT {bound}",
+    bound=str(BOUND),
+    seconds=str(RATE_SECONDS),
+)
+
+WORKERS = text(f"""
+SELECT w.kinds, w.state, w.concurrency, {IS_ALIVE} AS alive,
+  (SELECT count(*) FROM (SELECT FROM jsworker.jobs AS j
+    WHERE j.worker_id = w.id AND j.status || '' = 'processing' LIMIT {BOUND}) AS few) AS processing
+FROM jsworker.workers AS w WHERE w.state <> 'stopped' ORDER BY w.last_seen_at DESC LIMIT {_MOST_WORKERS}
+""")  # noqa: S608 -- constants
+
+OTHERS = text(f"""
+SELECT (SELECT count(*) FROM (SELECT FROM jsworker.dead_messages LIMIT {BOUND}) AS few) AS dead_messages,
+  (SELECT count(*) FROM (SELECT FROM jsworker.refused_rows LIMIT {BOUND}) AS few) AS refused_rows
+""")  # noqa: S608 -- constants
+PAUSED = text(f"""
+SELECT l.kind, l.key, l.paused_at, l.paused_until, l.paused_by, l.reason FROM jsworker.limits AS l
+WHERE l.paused_at IS NOT NULL AND (l.paused_until IS NULL OR l.paused_until > statement_timestamp())
+ORDER BY l.paused_at DESC LIMIT {_MOST_PAUSED}
+""")  # noqa: S608 -- constants
+
+
+@dataclass(slots=True)
+class HeldJobs:
+    """Jobs of a kind that wait for one event; of those that were enqueued first, one for so many seconds."""
+
+    jobs: int
+    oldest_seconds: float
+
+
+@dataclass(slots=True)
+class KindState:
+    """How a kind is. A number of jobs that is ``BOUND`` means at least as many.
+
+    Attributes:
+        queued, oldest_seconds: jobs that wait for a worker, and how long the first has; None: none waits.
+        running, longest_seconds: jobs that workers hold, and for how long the first.
+        scheduled: jobs that wait for a time.
+        held: jobs that wait for an event, by ``limit``, ``rate``, ``paused`` or ``needs``.
+        failed, cancelled: all that have not been pruned.
+        per_minute: of the last minutes, by ``enqueued``, ``completed``, ``failed``, ``cancelled``.
+        workers: live ones that serve the kind.
+    """
+
+    kind: str
+    queued: int = 0
+    oldest_seconds: float | None = None
+    running: int = 0
+    longest_seconds: float | None = None
+    scheduled: int = 0
+    held: dict[str, HeldJobs] = field(default_factory=dict)
+    failed: int = 0
+    cancelled: int = 0
+    per_minute: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("enqueued", "completed", "failed", "cancelled"), 0.0)
+    )
+    workers: int = 0
+
+
+@dataclass(slots=True)
+class WorkersState:
+    """How many workers there are, and how many of the job slots of live ones hold a job.
+
+    ``silent`` ones did not stop and gave no heartbeat for long: they were killed, or cannot reach PostgreSQL.
+    """
+
+    alive: int = 0
+    draining: int = 0
+    silent: int = 0
+    slots: int = 0
+    busy: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A paused kind, or a paused key of one; ``until`` None: until it is resumed."""
+
+    kind: str
+    key: str
+    since: datetime
+    until: datetime | None
+    by: str | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How everything is; ``after``: the kind behind which the next page begins, None: there is no other.
+
+    ``unpublished`` are jobs whose message is late, ``rate_seconds`` by what was measured how fast jobs are
+    enqueued and end.
+    """
+
+    kinds: list[KindState]
+    workers: WorkersState
+    paused: list[Pause]
+    unpublished: int
+    unpublished_oldest_seconds: float
+    dead_messages: int
+    refused_rows: int
+    rate_seconds: Mapping[str, float]
+    after: str | None
+    bound: int = BOUND
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return asdict(self)
+
+
+async def read_status(database: Database, *, limit: int, after: str | None = None) -> Status:
+    """Return the state of at most so many kinds, in their order by name, and of the workers."""
+    rows = await database.run_along_index(KINDS, {"most": limit + 1, "after": after or ""})
+    named = [row.kind for row in rows[:limit]]
+    kinds = {kind: KindState(kind) for kind in named}
+    for row in await database.run_along_index(COUNTS, {"kinds": named}):
+        kind = kinds[row.kind]
+        kind.queued, kind.scheduled = row.queued, row.scheduled
+        kind.failed, kind.cancelled = row.failed, row.cancelled
+        kind.oldest_seconds = None if row.oldest_seconds is None else float(row.oldest_seconds)
+    for row in await database.run_along_index(HELD, {"kinds": named}):
+        kinds[row.kind].held[row.held_by] = HeldJobs(row.jobs, float(row.oldest_seconds))
+    for row in await database.run(RUNNING):
+        if row.kind in kinds:
+            kinds[row.kind].running = row.jobs
+            kinds[row.kind].longest_seconds = float(row.longest_seconds)
+    seconds = {
+        "enqueued": _add_rates(kinds, await database.run_along_index(ENQUEUED, {})),
+        "ended": _add_rates(kinds, await database.run_along_index(ENDED, {})),
+    }
+    [late] = await database.run(UNPUBLISHED, {"older_than": _LATE_SECONDS})
+    [others] = await database.run(OTHERS)
+    return Status(
+        kinds=list(kinds.values()),
+        workers=_workers(kinds, await database.run(WORKERS)),
+        paused=[Pause(*row) for row in await database.run(PAUSED)],
+        unpublished=late.jobs,
+        unpublished_oldest_seconds=float(late.oldest),
+        dead_messages=others.dead_messages,
+        refused_rows=others.refused_rows,
+        rate_seconds=seconds,
+        after=named[-1] if len(rows) > limit else None,
+    )
+
+
+def _add_rates(kinds: Mapping[str, KindState], rows: Iterable[Any]) -> float:
+    """Add what happened of each kind in a minute, and return the seconds that it was counted for."""
+    seconds = RATE_SECONDS
+    for row in rows:
+        if row.all_jobs >= BOUND:  # there were more, of which nobody knows when
+            seconds = max(float(row.seconds), 1.0)
+        if row.kind in kinds:
+            kinds[row.kind].per_minute[row.status] = row.jobs * 60 / seconds
+    return seconds
+
+
+def _workers(kinds: Mapping[str, KindState], rows: Iterable[Any]) -> WorkersState:
+    found = WorkersState()
+    for row in rows:
+        if not row.alive:
+            found.silent += 1
+            continue
+        found.alive += 1
+        found.draining += row.state == "draining"
+        found.slots += row.concurrency
+        found.busy += min(row.processing, row.concurrency)
+        for kind in row.kinds:
+            if kind in kinds:
+                kinds[kind].workers += 1
+    return found

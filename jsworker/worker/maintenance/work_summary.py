@@ -1,0 +1,44 @@
+"""One event a minute that tells what a worker does: the progress of ``jsworker run`` in its log."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final
+
+from jsworker.core.clock import boottime
+from jsworker.ownership.transitions.settle import Settled
+from jsworker.worker.context import WorkerContext
+from jsworker.worker.pipeline.in_flight import Phase
+
+_NAMES: Final = {Settled.COMPLETED: "completed", Settled.FAILED: "failed", Settled.SCHEDULED: "to_retry"}
+
+
+class WorkSummary:
+    """Emits ``worker.status`` while there is something to tell, and once when all of it is done."""
+
+    def __init__(self, context: WorkerContext, ended: Mapping[Settled, int]) -> None:
+        """Prepare; ``ended`` counts the runs of this worker that have ended, by what became of their jobs."""
+        self._context = context
+        self._ended = ended
+        self._told: Counter[Settled] = Counter()
+        self._told_at = boottime()
+
+    async def step(self) -> None:
+        """Tell what has been done since the last time, and what is in hand."""
+        now, runs = boottime(), list(self._context.in_flight.runs.values())
+        done = Counter(self._ended) - self._told
+        seconds, self._told_at = now - self._told_at, now
+        if not runs and not done:
+            return
+        self._told += done
+        begun = [run for run in runs if run.phase is not Phase.WAITING]
+        oldest = min(begun, key=lambda run: run.began_at, default=None)
+        self._context.events.emit(
+            "worker.status",
+            running=len(begun),
+            claimed_ahead=len(runs) - len(begun),
+            done=sum(done.values()),
+            **{name: done[settled] for settled, name in _NAMES.items() if done[settled]},
+            in_seconds=round(seconds, 1),
+            oldest=None if oldest is None else str(oldest.id),
+            oldest_seconds=None if oldest is None else round(now - oldest.began_at, 1),
+        )
