@@ -58,6 +58,8 @@ def sql(
 
     Nothing is connected to. Run it statement by statement and stop at the first error, as
     psql -v ON_ERROR_STOP=1 does: each migration is a transaction, and indexes are built between them.
+
+    Example: `jsworker db sql 0019 > to_newest.sql`
     """
     try:
         print_line(upgrade_script(since).rstrip())
