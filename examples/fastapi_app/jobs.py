@@ -26,5 +26,6 @@ class WriteReceipt(JobProcessor[Receipt]):
             order = await session.get(Order, job.payload.order_id)
             if order is None:
                 raise Fail(f"there is no order {job.payload.order_id}")
-            order.receipt = f"{order.item}: {order.cents / 100:.2f}"
-            lines.append(order.receipt)
+            receipt = f"{order.item}: {order.cents / 100:.2f}"
+            order.receipt = receipt
+            lines.append(receipt)
