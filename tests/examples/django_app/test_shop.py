@@ -13,22 +13,21 @@ from django.core.management import call_command
 from django.test import Client
 
 from django_app.shop.jobs import WriteReceipt
-from jsworker import Settings, Worker
-from jsworker.contrib.django import fresh_connections
+from jsworker import JobClient, Settings
 from jsworker.contrib.django.tasks import DjangoTask
-from tests.support.polling import eventually
-from tests.worker.conftest import pace, patient, rows
-from tests.worker.rows import Rows
-
-__all__ = ["pace", "patient", "rows"]
-
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
+from jsworker.testing import assert_enqueued, work_until_empty
 
 
 @pytest.fixture(autouse=True)
-def _django(database_url: str) -> Iterator[None]:
-    with django_on(database_url):
+def _django(jsworker_settings: Settings) -> Iterator[None]:
+    with django_on(jsworker_settings.database_dsn()):
         yield
+
+
+@pytest.fixture
+def jsworker_settings(jsworker_settings: Settings) -> Settings:
+    """The test's settings, with the middleware that ``manage.py jsworker_run`` brings."""
+    return jsworker_settings.model_copy(update={"middleware": "jsworker.contrib.django:fresh_connections"})
 
 
 async def call(method: str, path: str, **data: Any) -> Any:
@@ -36,25 +35,23 @@ async def call(method: str, path: str, **data: Any) -> Any:
     return await asyncio.to_thread(closing, getattr(Client(), method), path, data)
 
 
-async def test_an_order_gets_its_receipt_and_its_thanks(settings: Settings, rows: Rows) -> None:
+async def test_an_order_gets_its_receipt_and_its_thanks(
+    job_client: JobClient, jsworker_settings: Settings
+) -> None:
     placed = (await call("post", "/orders/", item="tea", cents=250)).json()
     assert (await call("get", f"/orders/{placed['order']}/")).json() == {"receipt": "", "thanked": False}
-    async with Worker([WriteReceipt, DjangoTask], settings, middleware=[fresh_connections]):
-
-        async def done() -> None:
-            found = (await call("get", f"/orders/{placed['order']}/")).json()
-            assert found == {"receipt": "tea: 2.50", "thanked": True}
-
-        await eventually(done, seconds=60)
-        await rows.becomes(placed["job"], "completed")
-        row = await rows.becomes(placed["thanks"], "completed")
-    assert row["result"] == f"thanks for order {placed['order']}"
+    await assert_enqueued(WriteReceipt, {"order": placed["order"]}, count=1)
+    done = await work_until_empty([WriteReceipt, DjangoTask], settings=jsworker_settings, timeout=120)
+    assert done.completed == {"write-receipt": 1, DjangoTask.kind: 1}
+    found = (await call("get", f"/orders/{placed['order']}/")).json()
+    assert found == {"receipt": "tea: 2.50", "thanked": True}
+    assert await job_client.result(placed["thanks"]) == f"thanks for order {placed['order']}"
 
 
-async def test_an_order_that_is_refused_leaves_no_job(rows: Rows) -> None:
+async def test_an_order_that_is_refused_leaves_no_job(job_client: JobClient) -> None:
     with pytest.raises(Exception, match="cents"):
         await call("post", "/orders/", item="air", cents=-1)
-    assert await rows.query("SELECT id FROM jsworker.jobs") == []
+    assert await job_client.list() == []
 
 
 def test_the_admin_shows_orders_and_jobs_and_changes_none() -> None:

@@ -1,29 +1,33 @@
-"""The example for FastAPI: an order and its job are committed together, and the job writes the receipt."""
+"""The example for FastAPI, tested as its users would test it: by ``jsworker.testing``."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from uuid import uuid4
 
 import httpx
+import psycopg
 import pytest
+from psycopg.rows import dict_row
 
 from fastapi_app.app import app
-from fastapi_app.jobs import WriteReceipt
-from jsworker import Settings, Worker
-from tests.support.polling import eventually
-from tests.worker.conftest import pace, patient, rows
-from tests.worker.rows import Rows
+from fastapi_app.database import Order, open_sessions
+from fastapi_app.jobs import Receipt, WriteReceipt
+from jsworker import Fail, JobClient, Settings
+from jsworker.testing import assert_enqueued, kill_worker_during, run_job, work_until_empty
 
-__all__ = ["pace", "patient", "rows"]
-
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
+Sql = psycopg.Connection[dict[str, object]]
 
 
 @pytest.fixture
-async def http(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[httpx.AsyncClient]:
-    """Calls the application, which has the servers of the test."""
-    for name in ("nats_url", "stream", "subject_prefix"):
-        monkeypatch.setenv(f"JSWORKER_{name.upper()}", getattr(settings, name))
-    monkeypatch.setenv("JSWORKER_DATABASE_URL", settings.database_dsn())
+def sql(jsworker_settings: Settings) -> Iterator[Sql]:
+    """A connection to the test's database."""
+    url = jsworker_settings.database_dsn()
+    with psycopg.connect(url, autocommit=True, row_factory=dict_row) as connection:
+        yield connection
+
+
+@pytest.fixture
+async def http(jsworker_settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
+    """Calls the application, which finds the servers of the test in the environment."""
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://app") as client,
@@ -31,44 +35,59 @@ async def http(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
         yield client
 
 
-async def test_an_order_gets_its_receipt(http: httpx.AsyncClient, rows: Rows, settings: Settings) -> None:
+async def test_an_order_gets_its_receipt(http: httpx.AsyncClient, sql: Sql) -> None:
     answer = await http.post("/orders", json={"item": "tea", "cents": 250})
     assert answer.status_code == 202
     placed = answer.json()
+    await assert_enqueued(WriteReceipt, {"order_id": placed["order_id"]}, count=1)
     status = (await http.get(f"/jobs/{placed['job_id']}")).json()
     assert status == {"status": "queued", "progress": None, "attempts": 0, "error": None}
-    assert (await rows.job(placed["job_id"]))["needs_publish"] is False
+    assert sql.execute("SELECT needs_publish FROM jsworker.jobs").fetchall() == [{"needs_publish": False}]
     assert (await http.get(f"/jobs/{placed['job_id']}/result", params={"seconds": 0.1})).status_code == 504
-    async with Worker([WriteReceipt], settings):
-        result = await http.get(f"/jobs/{placed['job_id']}/result", params={"seconds": 30})
+    done = await work_until_empty([WriteReceipt], timeout=120)
+    assert done.completed == {"write-receipt": 1}
+    result = await http.get(f"/jobs/{placed['job_id']}/result", params={"seconds": 30})
     assert result.json() == {"receipt": "tea: 2.50"}
-    assert await rows.query("SELECT id, receipt FROM orders") == [
-        {"id": placed["order_id"], "receipt": "tea: 2.50"}
-    ]
+    orders = sql.execute("SELECT id, receipt FROM orders").fetchall()
+    assert orders == [{"id": placed["order_id"], "receipt": "tea: 2.50"}]
 
 
-async def test_without_the_order_there_is_no_job(http: httpx.AsyncClient, rows: Rows) -> None:
-    await rows.query("ALTER TABLE orders ADD CHECK (cents > 0)")
+async def test_without_the_order_there_is_no_job(
+    http: httpx.AsyncClient, job_client: JobClient, sql: Sql
+) -> None:
+    sql.execute("ALTER TABLE orders ADD CHECK (cents > 0)")
     with pytest.raises(Exception, match="orders_cents_check"):
         await http.post("/orders", json={"item": "air", "cents": 0})
-    assert await rows.query("SELECT id FROM jsworker.jobs") == []
+    assert await job_client.list() == []
 
 
-async def test_a_receipt_that_cannot_be_written_is_told(
-    http: httpx.AsyncClient, rows: Rows, settings: Settings
-) -> None:
+async def test_a_receipt_that_cannot_be_written_is_told(http: httpx.AsyncClient, sql: Sql) -> None:
     placed = (await http.post("/orders", json={"item": "tea", "cents": 250})).json()
-    await rows.query("DELETE FROM orders")
-    async with Worker([WriteReceipt], settings):
-
-        async def failed() -> None:
-            status = (await http.get(f"/jobs/{placed['job_id']}")).json()
-            assert (status["status"], status["error"]) == (
-                "failed",
-                f"there is no order {placed['order_id']}",
-            )
-
-        await eventually(failed, seconds=60)
+    sql.execute("DELETE FROM orders")
+    with pytest.raises(Fail, match="there is no order"):
+        await work_until_empty([WriteReceipt], timeout=120)
+    status = (await http.get(f"/jobs/{placed['job_id']}")).json()
+    assert (status["status"], status["error"]) == ("failed", f"there is no order {placed['order_id']}")
     assert (await http.get(f"/jobs/{placed['job_id']}/result")).status_code == 409
     assert (await http.get(f"/jobs/{uuid4()}")).status_code == 404
     assert (await http.get(f"/jobs/{uuid4()}/result")).status_code == 404
+
+
+async def test_a_receipt_is_written_in_the_transaction_of_its_order(
+    http: httpx.AsyncClient, jsworker_settings: Settings
+) -> None:
+    placed = (await http.post("/orders", json={"item": "tea", "cents": 250})).json()
+    async with open_sessions(jsworker_settings.database_dsn())() as session:
+        run = await run_job(WriteReceipt, Receipt(order_id=placed["order_id"]), session=session)
+        order = await session.get_one(Order, placed["order_id"])
+        assert (run.result, order.receipt) == ({"receipt": "tea: 2.50"}, "tea: 2.50")
+        await session.rollback()
+        await session.refresh(order)
+        assert order.receipt is None
+
+
+async def test_a_worker_that_is_killed_writes_one_receipt(http: httpx.AsyncClient, sql: Sql) -> None:
+    placed = (await http.post("/orders", json={"item": "tea", "cents": 250})).json()
+    killed = await kill_worker_during(WriteReceipt, Receipt(order_id=placed["order_id"]), timeout=120)
+    assert (killed.status, killed.result) == ("completed", {"receipt": "tea: 2.50"})
+    assert sql.execute("SELECT receipt FROM orders").fetchall() == [{"receipt": "tea: 2.50"}]
