@@ -43,8 +43,12 @@ def test_its_code_enqueues_what_it_says() -> None:
 
 
 @pytest.mark.usefixtures("environment")
-def test_its_commands_do_what_they_say(capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_commands_do_what_they_say(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from jsworker.cli.app import run_command  # noqa: PLC0415 -- the command line takes a while to import
+
+    monkeypatch.setenv("COLUMNS", "200")
 
     [commands] = blocks("sh")
     first, *others = commands.splitlines()

@@ -8,8 +8,14 @@ import pytest
 import jsworker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-DOORS = {"jsworker": set(jsworker.__all__), "jsworker.embedded": {"EmbeddedServers"}}
-FILES = sorted(EXAMPLES.glob("*/*.py"))
+DOORS = {
+    "jsworker": set(jsworker.__all__),
+    "jsworker.embedded": {"EmbeddedServers"},
+    "jsworker.contrib.fastapi": {"Client", "jobs_lifespan"},
+    "jsworker.contrib.django": {"enqueue"},
+    "jsworker.contrib.django.admin": {"job_link"},
+}
+FILES = sorted(EXAMPLES.rglob("*.py"))
 USED = {
     "code_evolution": {"JobProcessor", "JobClient", "Worker", "EmbeddedServers"},
     "pipeline": {"JobProcessor", "JobClient", "Worker", "Cron", "Limit", "Rate", "EmbeddedServers"},
