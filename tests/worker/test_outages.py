@@ -94,6 +94,10 @@ class Load(JobProcessor):
             self._running.discard(job.id)
 
 
+async def all_published(rows: Rows) -> None:
+    assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE needs_publish") == 0
+
+
 async def all_completed(rows: Rows, jobs: int) -> None:
     async def check() -> None:
         counts = await rows.query("SELECT status, count(*) FROM jsworker.jobs GROUP BY status")
@@ -124,6 +128,7 @@ async def each_was_accepted_once(load: Load, running: Running, rows: Rows, ids: 
 # --- PostgreSQL ---
 
 
+@pytest.mark.unhurried
 async def test_postgres_stops_under_load(
     client: JobClient,
     servers: TestServers,
@@ -134,6 +139,9 @@ async def test_postgres_stops_under_load(
     proxy, own = through_proxy
     load = Load()
     ids = {job.id for job in await client.enqueue_many("load", [{"seconds": 0.05}] * 300)}
+    before = await open_rows(settings)
+    await eventually(lambda: all_published(before))
+    await before.connection.close()
     running = await start(load, with_settings=own)
     await running.events.told("job.completed", times=60)
     await asyncio.to_thread(stop_at_once, servers)
