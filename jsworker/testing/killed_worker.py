@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 from uuid import UUID
 
@@ -19,7 +20,9 @@ from jsworker.core import fault_points
 from jsworker.core.clock import boottime
 from jsworker.core.events import Event
 from jsworker.core.processor import JobProcessor
-from jsworker.core.settings import load_settings
+from jsworker.core.settings import Settings, load_settings
+from jsworker.ownership import for_tests
+from jsworker.testing.servers import database_at
 from jsworker.worker.pipeline.kinds import processor_at
 from jsworker.worker.supervision import DeadOwner
 from jsworker.worker.worker import Worker
@@ -29,6 +32,8 @@ _START_SECONDS: Final = 30.0
 ENDED_BEFORE: Final = 3
 """The exit code of a worker whose job ended before the moment at which it was to kill itself."""
 _ENDS: Final = ("job.completed", "job.failed", "job.cancelled")
+_ENDED: Final = frozenset(name.removeprefix("job.") for name in _ENDS)
+_LOOK_SECONDS: Final = 0.5
 _ATTEMPT_ENDS: Final = (*_ENDS, "job.error", "job.released", "job.snoozed", "job.lost")
 
 
@@ -66,9 +71,22 @@ async def _work(order: dict[str, Any]) -> int:
             # Who has killed it has waited for its end: what a supervisor knows of its child.
             settled_at = boottime() + settings.statement_timeout
             worker.take_back(DeadOwner(order["dead"], "its worker was killed", settled_at))
-        await stopped.wait()
+        if moment is None:
+            await _until_ended(UUID(order["job_id"]), settings, stopped)
+        else:
+            await stopped.wait()
     print(*how, sep="; ", flush=True)  # noqa: T201
     return 0 if moment is None else ENDED_BEFORE
+
+
+async def _until_ended(job_id: UUID, settings: Settings, stopped: asyncio.Event) -> None:
+    """Wait for the end of a job: here, or before, by a transaction of the worker that was killed."""
+    async with database_at(settings) as database:
+        while not stopped.is_set():
+            if (await for_tests.state_of(database, job_id))["status"] in _ENDED:
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), _LOOK_SECONDS)
 
 
 def _load(origin: str, file: str | None) -> JobProcessor[Any]:

@@ -31,6 +31,14 @@ class Stepwise(JobProcessor):
         return [await job.step(name, effect, name) for name in ("first", "second", "third")]
 
 
+class InTransaction(JobProcessor):
+    """Completes in its own transaction."""
+
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        async with job.transaction(result="committed"):
+            effect("done")
+
+
 class Slow(JobProcessor):
     """Plain; waits in its first run alone."""
 

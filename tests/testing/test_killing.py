@@ -9,7 +9,7 @@ import pytest
 from jsworker import Job, JobProcessor, Settings
 from jsworker.core.errors import InvalidPayload, InvalidTarget
 from jsworker.testing import AfterSeconds, AtProgress, AtStep, kill_worker_during, sync
-from tests.testing.jobs_to_kill import NAMED, Effects, Quick, Slow, Stepwise, Stuck
+from tests.testing.jobs_to_kill import NAMED, Effects, InTransaction, Quick, Slow, Stepwise, Stuck
 
 Lines = Callable[[], list[str]]
 
@@ -44,6 +44,12 @@ async def test_killed_after_seconds_also_in_a_plain_function(effects: Lines) -> 
     killed = await kill_worker_during(Slow, {}, at=AfterSeconds(0.1))
     assert (killed.runs, killed.result) == (2, "its worker was killed")
     assert effects() == ["begun", "begun"]
+
+
+async def test_killed_behind_its_own_transaction_nothing_is_done_twice(effects: Lines) -> None:
+    killed = await kill_worker_during(InTransaction, {})
+    assert (killed.status, killed.result, killed.runs) == ("completed", "committed", 1)
+    assert effects() == ["done"]
 
 
 def test_an_instance_and_the_blocking_form(effects: Lines) -> None:

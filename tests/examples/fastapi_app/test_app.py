@@ -9,7 +9,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from fastapi_app.app import app
-from fastapi_app.database import Order, open_sessions
+from fastapi_app.database import Order
 from fastapi_app.jobs import Receipt, WriteReceipt
 from jsworker import Fail, JobClient, Settings
 from jsworker.testing import assert_enqueued, kill_worker_during, run_job, work_until_empty
@@ -73,11 +73,9 @@ async def test_a_receipt_that_cannot_be_written_is_told(http: httpx.AsyncClient,
     assert (await http.get(f"/jobs/{uuid4()}/result")).status_code == 404
 
 
-async def test_a_receipt_is_written_in_the_transaction_of_its_order(
-    http: httpx.AsyncClient, jsworker_settings: Settings
-) -> None:
+async def test_a_receipt_is_written_in_the_transaction_of_its_order(http: httpx.AsyncClient) -> None:
     placed = (await http.post("/orders", json={"item": "tea", "cents": 250})).json()
-    async with open_sessions(jsworker_settings.database_dsn())() as session:
+    async with app.state.sessions() as session:
         run = await run_job(WriteReceipt, Receipt(order_id=placed["order_id"]), session=session)
         order = await session.get_one(Order, placed["order_id"])
         assert (run.result, order.receipt) == ({"receipt": "tea: 2.50"}, "tea: 2.50")
