@@ -8,6 +8,7 @@ from typing import Any
 
 EVENT_NAMES = frozenset(
     {
+        "isolated.ended",
         "job.claimed",
         "job.started",
         "job.skipped",

@@ -13,6 +13,7 @@ from jsworker.telemetry.worker_status import Readiness, WorkerStatus
 from jsworker.worker import stacks
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.heartbeat import Heartbeat
+from jsworker.worker.isolation.isolated_runner import MEMORY_LOOK_SECONDS
 from jsworker.worker.lifecycle import Loop
 from jsworker.worker.maintenance import watches
 from jsworker.worker.maintenance.admissions import TIDY_SECONDS, Admissions
@@ -77,6 +78,10 @@ class Components:
         self.heartbeat = Heartbeat(context, self.pipeline, presence=self.presence, quiet=self.quiet)
         interval = settings.heartbeat_interval
         self.beats = self._loop(HEARTBEAT, self.heartbeat.step, interval)
+        isolated = self.pipeline.isolated_runner
+        self._loop(
+            "isolated memory", isolated.look_at_memory, MEMORY_LOOK_SECONDS, runs=isolated.limits_memory
+        )
         self.watchdog = Watchdog(context, self.quiet)
         self._loop("lag", self.watchdog.step, LAG_SECONDS)
         self.fences = self._loop("fence", self.heartbeat.look_at_fence, interval / _FENCE_LOOKS_A_HEARTBEAT)
@@ -237,6 +242,7 @@ class Components:
             event_loop_lag=self.watchdog.lag,
             pools={name: (pool.in_use, pool.limit) for name, pool in pools},
             recovers_by=context.settings.recovers_by(),
+            isolated=self.pipeline.isolated_runner.status(),
         )
 
     def _ailing(self, not_pulled: Sequence[str]) -> list[str]:

@@ -12,7 +12,6 @@ import pytest
 from jsworker.client import JobClient
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings, variable_of
-from jsworker.worker.isolation import isolated_runner
 from jsworker.worker.pipeline.kinds import resolve_kinds
 from jsworker.worker.worker import Worker
 from tests.support.polling import eventually
@@ -150,15 +149,15 @@ async def test_a_process_that_does_not_start_is_an_error_and_no_stall(
     start: StartWorker,
     client: JobClient,
     rows: Rows,
+    settings: Settings,
     monkeypatch: pytest.MonkeyPatch,
     *,
     does: str,
     how: str,
 ) -> None:
-    if does == "blocks":
-        monkeypatch.setattr(isolated_runner, "_START_SECONDS", 0.0)  # the watchdog's are enough
     monkeypatch.setenv("IMPORT", does)
-    await start(SlowStart)
+    # Enough for all else that it imports before.
+    await start(SlowStart, with_settings=settings.model_copy(update={"startup_timeout": 25.0}))
     job = await client.enqueue("slow-start", {})
     row = await rows.becomes(job.id, "scheduled")
     assert (row["errors"], row["stalls"], row["attempts"]) == (1, 0, 1)
@@ -167,7 +166,6 @@ async def test_a_process_that_does_not_start_is_an_error_and_no_stall(
     await nothing_is_left()
     if does == "blocks":
         monkeypatch.setenv("IMPORT", "works")
-        monkeypatch.setattr(isolated_runner, "_START_SECONDS", 60.0)
         again = await client.enqueue("slow-start", {})
         await rows.becomes(again.id, "completed")
 
@@ -199,6 +197,7 @@ async def test_what_it_has_printed_and_logged_is_written_before_its_process_is_e
     await start(Talkative)
     job = await client.enqueue("talkative", {"lines": 5000})
     await rows.becomes(job.id, "completed", seconds=60.0)
+    await nothing_is_left()
     captured = capfd.readouterr()
     assert captured.out.count("printed in quarantine") == 1
     assert captured.err.count("logged in quarantine") == 5000

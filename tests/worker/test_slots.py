@@ -10,7 +10,7 @@ from jsworker.worker.pipeline.in_flight import InFlight
 from jsworker.worker.pipeline.slots import Slots
 
 NORMAL = SimpleNamespace(priority=1)
-KIND = cast("Any", SimpleNamespace(name="any", concurrency=10))
+KIND = cast("Any", SimpleNamespace(name="any", concurrency=10, is_isolated=False))
 
 
 class Clock:
@@ -119,7 +119,7 @@ def test_a_lane_has_its_place_behind_any_number_of_others(slots: Slots, clock: C
 
 
 def test_a_kind_that_has_all_it_may_leaves_the_slots_to_lower_ones(slots: Slots, clock: Clock) -> None:
-    one = cast("Any", SimpleNamespace(name="one", concurrency=1))
+    one = cast("Any", SimpleNamespace(name="one", concurrency=1, is_isolated=False))
     Lane(slots, one, 0, has_more=True)
     normal = Lane(slots, KIND, 1, has_more=True)
     assert normal.room(slots) < 10

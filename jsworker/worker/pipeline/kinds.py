@@ -4,7 +4,7 @@ import asyncio
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -45,6 +45,9 @@ class Kind:
     has_own_timeout: bool  # its class sets a time-out, or it has a progress time-out
     origin: str | None  # MODULE:NAME from which another process can make the processor
     priority: int = NORMAL  # of its jobs, where who enqueues them says nothing else
+    is_isolated: bool = False  # its jobs run in child processes, each of which has at most:
+    max_jobs_per_process: int | None = None
+    max_memory_bytes: int | None = None
 
     @property
     def needs_timers(self) -> bool:
@@ -127,6 +130,14 @@ def declared_limits(kinds: dict[str, Kind]) -> dict[str, dict[str, Any]]:
     return declared
 
 
+def check_isolated(kinds: Iterable[Kind]) -> None:
+    """Raise InvalidTarget for a kind whose jobs are to run in processes that cannot make its processor."""
+    for kind in kinds:
+        if kind.is_isolated and kind.origin is None:
+            rule = "isolation='process' needs a class, or an instance, that can be imported: MODULE:NAME"
+            raise InvalidTarget(f"kind {kind.name} ({_full_name(type(kind.processor))}): {rule}")
+
+
 def processor_at(origin: str) -> JobProcessor[Any]:
     """Make the processor of an origin in this process."""
     module, _, name = origin.partition(":")
@@ -198,6 +209,15 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "concurrency": (lambda value: value is None or _is_count(value), _COUNT),
     "timeout": (_is_time_limit, _SECONDS),
     "progress_timeout": (_is_time_limit, _SECONDS),
+    "isolation": (lambda value: value in (None, "process"), "None or 'process'"),
+    "max_jobs_per_process": (
+        lambda value: value is None or (type(value) is int and _is_count(value)),
+        f"None or {_COUNT}",
+    ),
+    "max_memory_mb": (
+        lambda value: value is None or (type(value) in {int, float} and 0 < value <= _MOST),
+        f"None or megabytes, more than 0 and at most {_MOST}",
+    ),
     "limit": (lambda value: value is None or isinstance(value, Limit), "a Limit, for example Limit(2)"),
     "rate": (lambda value: value is None or isinstance(value, Rate), "a Rate, for example Rate(50, per=60)"),
     "unique": (lambda value: value in get_args(Unique), "'live' or 'waiting'"),
@@ -225,6 +245,10 @@ def _check_class(processor: JobProcessor[Any]) -> None:
         Terms().of(type(processor)).check(0.0)
     except ValueError as error:  # of two that contradict each other
         raise SettingsError(f"kind {processor.kind} ({name}): {error}") from None
+    for attribute in ("max_jobs_per_process", "max_memory_mb"):
+        if processor.isolation is None and (value := getattr(processor, attribute)) is not None:
+            of_kind = f"of kind {processor.kind} ({name})"
+            raise SettingsError(f"{attribute}={shown(value)} {of_kind} needs isolation='process'")
     _check_process(processor.process, name)
     try:
         what = "payload type"
@@ -251,6 +275,9 @@ def _resolve(processor: JobProcessor[Any], settings: Settings, origin: str | Non
     progress_timeout = _choose(processor.progress_timeout, settings.progress_timeout)
     # A decorator may wrap a coroutine function in a plain one that returns its coroutine, or the reverse.
     functions = processor.process, inspect.unwrap(processor.process)
+    is_isolated = processor.isolation is not None
+    slots = min(settings.concurrency, settings.isolated_processes) if is_isolated else settings.concurrency
+    memory = processor.max_memory_mb
     return Kind(
         name=processor.kind,
         processor=processor,
@@ -262,12 +289,15 @@ def _resolve(processor: JobProcessor[Any], settings: Settings, origin: str | Non
             max_stalls=_choose(processor.max_stalls, settings.max_stalls),
         ),
         progress_timeout=progress_timeout,
-        concurrency=min(processor.concurrency or settings.concurrency, settings.concurrency),
+        concurrency=min(processor.concurrency or slots, slots),
         result_type=result_type(processor.process),
         is_async=any(inspect.iscoroutinefunction(each) for each in functions),
         has_own_timeout=isinstance(processor.timeout, int | float) or progress_timeout is not None,
         origin=origin,
         priority=priority_number(processor.priority),
+        is_isolated=is_isolated,
+        max_jobs_per_process=processor.max_jobs_per_process,
+        max_memory_bytes=None if memory is None else round(memory * 1_000_000),
     )
 
 
