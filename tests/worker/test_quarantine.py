@@ -156,8 +156,8 @@ async def test_a_process_that_does_not_start_is_an_error_and_no_stall(
     how: str,
 ) -> None:
     monkeypatch.setenv("IMPORT", does)
-    # Enough for all else that it imports before.
-    await start(SlowStart, with_settings=settings.model_copy(update={"startup_timeout": 25.0}))
+    seconds = 2.0 if does == "blocks" else 600.0
+    running = await start(SlowStart, with_settings=settings.model_copy(update={"startup_timeout": seconds}))
     job = await client.enqueue("slow-start", {})
     row = await rows.becomes(job.id, "scheduled")
     assert (row["errors"], row["stalls"], row["attempts"]) == (1, 0, 1)
@@ -166,6 +166,8 @@ async def test_a_process_that_does_not_start_is_an_error_and_no_stall(
     await nothing_is_left()
     if does == "blocks":
         monkeypatch.setenv("IMPORT", "works")
+        await running.worker.close()
+        await start(SlowStart)
         again = await client.enqueue("slow-start", {})
         await rows.becomes(again.id, "completed")
 

@@ -52,6 +52,7 @@ class Slots:
         self._capacity = capacity
         self._isolated_processes = isolated_processes
         self._isolated = 0  # runs of isolated kinds: they share these processes
+        self._isolated_kinds: set[str] = set()
         self._kinds = kinds
         self._all = in_flight
         # By priority and kind; the kind that was served last stands last.
@@ -73,6 +74,8 @@ class Slots:
         """Note where jobs come from."""
         self._lanes.setdefault(lane.kind.name, []).append(lane)
         self._has_priorities |= lane.priority != NORMAL
+        if lane.kind.is_isolated:
+            self._isolated_kinds.add(lane.kind.name)
 
     @property
     def serves_one(self) -> bool:
@@ -157,11 +160,9 @@ class Slots:
 
     def _isolated_in_hand(self, kind: Kind, claiming: int) -> int:
         """Return how many jobs of isolated kinds are being claimed (this one: ``claiming``), wait or run."""
-        lanes = [lane for lane in self._all_lanes() if lane.kind.is_isolated]
-        others = sum(lane.claiming for lane in lanes if lane.kind.name != kind.name)
-        queues = [queue for kinds in self._waiting for queue in kinds.values() if queue]
-        waiting = sum(len(queue) for queue in queues if queue[0].kind.is_isolated)
-        return claiming + others + waiting + self._isolated
+        others = [lane for name in self._isolated_kinds - {kind.name} for lane in self._lanes[name]]
+        waiting = sum(len(kinds.get(name, ())) for kinds in self._waiting for name in self._isolated_kinds)
+        return claiming + sum(lane.claiming for lane in others) + waiting + self._isolated
 
     def most(self, kind: Kind) -> int:
         """Return how many jobs of a kind may be in flight if no others are, prefetched ones included."""
@@ -247,9 +248,14 @@ class Slots:
         return len(self._all.runs) - self._unsettled
 
     def _prefetch(self, kind: Kind) -> int:
-        """Return how many job slots fall free soon, if those that are free now are given to this kind."""
-        per_second, free = 0.0, self._capacity
+        """Return how many job slots fall free soon, if those that are free now are given to this kind.
+
+        For an isolated kind: how many isolated processes.
+        """
+        per_second, free = 0.0, self._isolated_processes if kind.is_isolated else self._capacity
         for name, running in self._running.items():
+            if kind.is_isolated and name not in self._isolated_kinds:
+                continue
             free -= running
             per_second += running / self._mean_seconds.get(name, math.inf)
         return self._soon(per_second + free / self._mean_seconds.get(kind.name, math.inf))
