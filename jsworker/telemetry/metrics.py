@@ -17,9 +17,7 @@ _OUTCOMES: Final = ("completed", "error", "failed", "cancelled", "released", "lo
 _SERVERS: Final = ("postgresql", "nats")
 _CAUSES: Final = ("stale", "crashed", "dead", "crashed in quarantine", "crashed in isolation")
 _OPERATOR: Final = "operator"
-ISOLATED_ENDS: Final = (
-    *("jobs", "memory", "memory exceeded", "stop ignored", "silent", "not ready", "crashed"),
-)
+ISOLATED_ENDS: Final = "jobs", "memory", "memory exceeded", "stop ignored", "silent", "not ready", "crashed"
 """Why processes of isolated jobs end, but for the end of their worker."""
 STALLS: Final = (
     "jsworker_stalls",

@@ -21,6 +21,7 @@ from jsworker.worker.isolation.resident_memory import resident_bytes
 from jsworker.worker.worker import SetupFailed, Worker
 from tests.support.polling import eventually
 from tests.worker.isolated import Frugal, Huge, Isolated, Leaky, Other, Rotating, Steady, Stubborn, Unready
+from tests.worker.isolated_processes import children, nothing_is_left
 from tests.worker.processors import Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
@@ -40,19 +41,6 @@ def begin(start: StartWorker, make_settings: Callable[..., Settings]) -> Callabl
         return await start(*processors, with_settings=settings)
 
     return begin
-
-
-def children(parent: int | None = None) -> list[psutil.Process]:
-    """Isolated processes of a worker process; of this one."""
-    name = "jsworker.worker.isolation.isolated_child"
-    return [each for each in psutil.Process(parent).children() if name in each.cmdline()]
-
-
-async def nothing_is_left() -> None:
-    async def none() -> None:
-        assert children() == []
-
-    await eventually(none)
 
 
 async def result_of(client: JobClient, rows: Rows, kind: str = "isolated", **payload: Any) -> Any:

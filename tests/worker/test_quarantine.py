@@ -15,6 +15,7 @@ from jsworker.core.settings import Settings, variable_of
 from jsworker.worker.pipeline.kinds import resolve_kinds
 from jsworker.worker.worker import Worker
 from tests.support.polling import eventually
+from tests.worker.isolated_processes import children, nothing_is_left
 from tests.worker.perilous import SHAPED, Perilous, Shaped, Stubborn, Talkative, Waiting
 from tests.worker.processors import Gate, echo, scripted
 from tests.worker.rows import Rows
@@ -35,22 +36,6 @@ async def running(settings: Settings, request: pytest.FixtureRequest) -> Any:
     await started.worker.start()
     yield started
     await started.end()
-
-
-def children() -> list[psutil.Process]:
-    """Quarantined processes of this one."""
-    return [
-        each
-        for each in psutil.Process().children()
-        if "jsworker.worker.isolation.isolated_child" in each.cmdline()
-    ]
-
-
-async def nothing_is_left() -> None:
-    async def none() -> None:
-        assert children() == []
-
-    await eventually(none)
 
 
 @pytest.mark.parametrize("size", [0, 50_000], ids=["small", "large"])
@@ -302,9 +287,8 @@ async def test_the_process_dies_with_its_owner(client: JobClient, rows: Rows, se
 
         async def family() -> tuple[psutil.Process, psutil.Process]:
             for worker in psutil.Process(supervisor.pid).children():
-                for each in worker.children():
-                    if "jsworker.worker.isolation.isolated_child" in each.cmdline():
-                        return worker, each
+                for quarantined in children(worker.pid):
+                    return worker, quarantined
             raise AssertionError("nothing in quarantine yet")
 
         try:

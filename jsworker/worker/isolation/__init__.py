@@ -1,1 +1,1 @@
-"""Quarantine: a job whose next stall would be its last runs alone, in a process that its owner survives."""
+"""Isolated processes: they run jobs of isolated kinds, warm, and alone each job whose next stall would be its last."""

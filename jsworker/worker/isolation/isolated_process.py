@@ -245,7 +245,9 @@ class IsolatedProcess:
 
     def _judge_silence(self) -> None:
         """Kill a process whose event loop does not tick, unless it is quiet."""
-        if boottime() > self._quiet_until:
+        due = self._silence
+        self._link.hear()  # the owner's own event loop may have stood still, with ticks unread
+        if self._silence is due and boottime() > self._quiet_until:
             self.kill("silent", f"its event loop has not ticked for {self._settings.watchdog_timeout:g} s")
         self._watch()
 

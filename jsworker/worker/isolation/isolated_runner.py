@@ -92,7 +92,7 @@ class IsolatedRunner:
         _measure(limited.values())
         for run, process in limited.items():
             most, taken = run.kind.max_memory_bytes or 0, process.memory_bytes
-            if taken > 2 * most and self._busy.get(run) is process:
+            if taken > 2 * most:
                 why = f"it took {taken / 1e6:.0f} MB, more than twice max_memory_mb={most / 1e6:g}"
                 process.kill("memory exceeded", why)
 
@@ -120,8 +120,8 @@ class IsolatedRunner:
                     await process.prepare(kind)
                     if kind.max_memory_bytes is not None:
                         _measure([process])
-            except BaseException:
-                process.kill("not ready")
+            except BaseException as error:
+                process.kill("not ready" if isinstance(error, NotReady) else "not needed")
                 raise
             if (cause := _unfit(process, kind)) is None:
                 return process
