@@ -40,11 +40,11 @@ async def test_its_job_is_done_by_its_commands(tmp_path: Path) -> None:
     run, enqueue = ([sys.executable, "-m", *shlex.split(line)] for line in commands.splitlines())
     with subprocess.Popen(run, cwd=tmp_path) as worker:  # noqa: ASYNC220 -- starts at once
         try:
-            asked = subprocess.run(enqueue, cwd=tmp_path, capture_output=True, text=True, check=True)  # noqa: ASYNC221, S603
+            asked = subprocess.run(enqueue, cwd=tmp_path, capture_output=True, text=True, check=True)  # noqa: ASYNC221
             show = [sys.executable, "-m", "jsworker", "job", asked.stdout.strip(), "--json"]
 
             async def is_done() -> None:
-                shown = subprocess.run(show, capture_output=True, text=True, check=True)  # noqa: ASYNC221, S603
+                shown = subprocess.run(show, capture_output=True, text=True, check=True)  # noqa: ASYNC221
                 assert json.loads(shown.stdout)["result"] == 1229
 
             await eventually(is_done, seconds=120.0)

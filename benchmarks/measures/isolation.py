@@ -1,24 +1,24 @@
-"""(n) Jobs that compute, in isolated processes: beside a bare process pool, and what the worker feels of it."""
+"""(n) Jobs that compute, in isolated processes: beside a bare process pool, and how late their worker is."""
 
 import asyncio
-import math
 import multiprocessing
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
+from uuid import UUID
 
 import psycopg
 
 from benchmarks.figures import JSWORKER, Figure
 from benchmarks.measures.jsworker_processes import workers
-from benchmarks.measures.load import new_client, p50_and_p99
+from benchmarks.measures.load import new_client, p50_and_p99, wait_until_finished
 from benchmarks.measures.sample_processors import COMPUTE, LATENESS, Compute, Lateness, compute
 from benchmarks.servers import running_servers
-from jsworker.client import JobHandle
 from jsworker.core.settings import Settings
+from jsworker.ownership.transitions.enqueue import new_job_id
 
 LETTER: Final = "n"
 TITLE: Final = "jobs that compute, in isolated processes"
@@ -32,9 +32,12 @@ _SETTINGS: Final = {
     "JSWORKER_STATEMENT_TIMEOUT": "0.9",
 }
 _LOOK_SECONDS: Final = 0.1
+_WARM_SECONDS: Final = 60.0
 _WATCHED_SHARE: Final = 0.8
 """Of the time that the pool needs: so long the event loop is watched, all of it under load."""
-_BEATEN_AT = "SELECT extract(epoch FROM last_activity_at)::double precision FROM jsworker.jobs WHERE id = %s"
+_BEATEN_AT = """
+SELECT status, extract(epoch FROM last_activity_at)::double precision FROM jsworker.jobs WHERE id = %s
+"""
 _LAST_END = "SELECT extract(epoch FROM max(finished_at))::double precision FROM jsworker.jobs WHERE kind = %s"
 
 
@@ -72,10 +75,10 @@ def measure(
         for turn in range(rounds):
             show(f"round {turn + 1} of {rounds}: {jobs:,} calls by a pool")
             began = time.monotonic()
-            own_seconds = list(pool.map(compute, range(jobs)))
+            milliseconds = list(pool.map(compute, range(jobs)))
             seconds = time.monotonic() - began
             pooled.append(jobs / seconds)
-            means.append(1000 * sum(own_seconds) / jobs)
+            means.append(sum(milliseconds) / jobs)
             show(f"round {turn + 1} of {rounds}: {jobs:,} jobs by a worker")
             with workers(1, [COMPUTE, LATENESS], variables):
                 found.append(asyncio.run(_compute(variables, jobs, processes, _WATCHED_SHARE * seconds)))
@@ -91,15 +94,47 @@ async def _compute(
         new_client(variables) as client,
         await psycopg.AsyncConnection.connect(url, autocommit=True) as connection,
     ):
-        warming = await client.enqueue_many(Compute, [{"n": n} for n in range(2 * processes)])
-        for handle in warming:
-            await handle.result(timeout=60.0)
-        watching = await client.enqueue(Lateness, {"seconds": watched_seconds})
+        for handle in await client.enqueue_many(Compute, range(2 * processes)):
+            await handle.result(timeout=_WARM_SECONDS)
+        first = new_job_id()
         began = time.time()
-        await client.enqueue_many(Compute, [{"n": n} for n in range(jobs)])
-        beats = await _beats(connection, watching)
-        late: list[float] = await watching.result(timeout=60.0)
-        await client.wait_empty() if False else None
+        await client.enqueue_many(Compute, range(jobs))
+        watching = await client.enqueue(Lateness, watched_seconds)
+        beats = await _beats(connection, watching.id)
+        late: list[float] = await watching.result()
+        await wait_until_finished(url, first)
         [[ended]] = await (await connection.execute(_LAST_END, [Compute.kind])).fetchall()
-    between = (second - first for first, second in pairwise(beats))
-    return Computed(jobs / (ended - began), late, [1000 * max(0.0, gap - _BEAT_SECONDS) for gap in between])
+    gaps = (later - earlier for earlier, later in pairwise(beats))
+    return Computed(jobs / (ended - began), late, [1000 * max(0.0, gap - _BEAT_SECONDS) for gap in gaps])
+
+
+async def _beats(connection: psycopg.AsyncConnection, job_id: UUID) -> list[float]:
+    """Return when a job was claimed and each heartbeat that its row got, until it ends."""
+    found: list[float] = []
+    while True:
+        [[status, beaten_at]] = await (await connection.execute(_BEATEN_AT, [job_id])).fetchall()
+        if status == "completed":
+            return found
+        if beaten_at is not None and beaten_at not in found:
+            found.append(beaten_at)
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _figures(pooled: Sequence[float], found: Sequence[Computed], note: str) -> list[Figure]:
+    rates = tuple(each.per_second for each in found)
+    shares = tuple(ours / theirs for ours, theirs in zip(rates, pooled, strict=True))
+    loops = [p50_and_p99(each.loop_milliseconds) for each in found]
+    beats = tuple(max(each.beat_milliseconds) for each in found)
+    counted = sum(len(each.beat_milliseconds) for each in found)
+
+    def late(name: str, values: tuple[float, ...], note: str = "") -> Figure:
+        return Figure(LETTER, name, JSWORKER, "ms", values, more_is_better=False, note=note)
+
+    return [
+        Figure(LETTER, "calls", JSWORKER, "jobs/s", rates, note=note),
+        Figure(LETTER, "calls", _POOL, "jobs/s", tuple(pooled), note=note),
+        Figure(LETTER, "share of the pool's calls", JSWORKER, "×", shares),
+        late("timers of the worker's event loop, late by: p50", tuple(p50 for p50, _ in loops)),
+        late("timers of the worker's event loop, late by: p99", tuple(p99 for _, p99 in loops)),
+        late("heartbeats in the database, late by: most", beats, f"{counted} heartbeats in all rounds"),
+    ]
