@@ -38,7 +38,18 @@ _WATCHED_SHARE: Final = 0.8
 _BEATEN_AT = """
 SELECT status, extract(epoch FROM last_activity_at)::double precision FROM jsworker.jobs WHERE id = %s
 """
-_LAST_END = "SELECT extract(epoch FROM max(finished_at))::double precision FROM jsworker.jobs WHERE kind = %s"
+_LAST_END = """
+SELECT extract(epoch FROM max(finished_at))::double precision FROM jsworker.jobs
+WHERE id >= %s AND kind = 'compute'
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """One turn of the pool: how long it took, and how long one call took on average."""
+
+    seconds: float
+    call_milliseconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,45 +68,54 @@ class Computed:
 
 
 def measure(
-    rounds: int, show: Callable[[str], None], *, jobs: int = 1_000, processes: int = _PROCESSES
+    rounds: int, show: Callable[[str], None], *, jobs: int = 400, processes: int = _PROCESSES
 ) -> list[Figure]:
     """Have the same function called as often by a pool and by a worker's jobs, in turns.
 
     Args:
-        rounds: of both; what each starts is warm before its clock begins.
+        rounds: of both; all processes are warm before, and idle in the other's turn.
         show: told what is going on.
-        jobs: of each round.
+        jobs: of each round; the pool's are half before and half after the worker's.
         processes: of the pool, and isolated ones of the worker.
     """
     pooled, found, means = [], [], []
     clean = multiprocessing.get_context("spawn")
     with running_servers() as servers, ProcessPoolExecutor(processes, mp_context=clean) as pool:
         variables = servers.new_jsworker() | _SETTINGS | {"JSWORKER_ISOLATED_PROCESSES": str(processes)}
-        list(pool.map(compute, range(2 * processes)))
-        for turn in range(rounds):
-            show(f"round {turn + 1} of {rounds}: {jobs:,} calls by a pool")
-            began = time.monotonic()
-            milliseconds = list(pool.map(compute, range(jobs)))
-            seconds = time.monotonic() - began
-            pooled.append(jobs / seconds)
-            means.append(sum(milliseconds) / jobs)
-            show(f"round {turn + 1} of {rounds}: {jobs:,} jobs by a worker")
-            with workers(1, [COMPUTE, LATENESS], variables):
-                found.append(asyncio.run(_compute(variables, jobs, processes, _WATCHED_SHARE * seconds)))
-    note = f"{processes} processes; a call takes {min(means):.0f} to {max(means):.0f} ms"
-    return _figures(pooled, found, note)
+        with workers(1, [COMPUTE, LATENESS], variables):
+            list(pool.map(compute, range(2 * processes)))
+            asyncio.run(_warm(variables, 2 * processes))
+            for turn in range(rounds):
+                show(f"round {turn + 1} of {rounds}: {jobs:,} calls by a pool, as many by a worker")
+                before = _by_pool(pool, jobs // 2)
+                watched_seconds = 2 * before.seconds * _WATCHED_SHARE
+                found.append(asyncio.run(_by_worker(variables, jobs, watched_seconds)))
+                after = _by_pool(pool, jobs - jobs // 2)
+                pooled.append(jobs / (before.seconds + after.seconds))
+                means += [before.call_milliseconds, after.call_milliseconds]
+    return _figures(
+        pooled, found, f"{processes} processes; a call takes {min(means):.0f} to {max(means):.0f} ms"
+    )
 
 
-async def _compute(
-    variables: Mapping[str, str], jobs: int, processes: int, watched_seconds: float
-) -> Computed:
+def _by_pool(pool: ProcessPoolExecutor, calls: int) -> Pooled:
+    began = time.monotonic()
+    milliseconds = list(pool.map(compute, range(calls)))
+    return Pooled(time.monotonic() - began, sum(milliseconds) / calls)
+
+
+async def _warm(variables: Mapping[str, str], jobs: int) -> None:
+    async with new_client(variables) as client:
+        for handle in await client.enqueue_many(Compute, range(jobs)):
+            await handle.result(timeout=_WARM_SECONDS)
+
+
+async def _by_worker(variables: Mapping[str, str], jobs: int, watched_seconds: float) -> Computed:
     url = variables["JSWORKER_DATABASE_URL"]
     async with (
         new_client(variables) as client,
         await psycopg.AsyncConnection.connect(url, autocommit=True) as connection,
     ):
-        for handle in await client.enqueue_many(Compute, range(2 * processes)):
-            await handle.result(timeout=_WARM_SECONDS)
         first = new_job_id()
         began = time.time()
         await client.enqueue_many(Compute, range(jobs))
@@ -103,7 +123,7 @@ async def _compute(
         beats = await _beats(connection, watching.id)
         late: list[float] = await watching.result()
         await wait_until_finished(url, first)
-        [[ended]] = await (await connection.execute(_LAST_END, [Compute.kind])).fetchall()
+        [[ended]] = await (await connection.execute(_LAST_END, [first])).fetchall()
     gaps = (later - earlier for earlier, later in pairwise(beats))
     return Computed(jobs / (ended - began), late, [1000 * max(0.0, gap - _BEAT_SECONDS) for gap in gaps])
 
