@@ -196,6 +196,8 @@ class Unready(JobProcessor):
             raise ConnectionError("no model server")
         if os.environ.get("UNREADY") == "exits":
             os._exit(4)
+        if os.environ.get("UNREADY") == "waits":
+            await asyncio.Event().wait()
 
     async def process(self, _job: Job[dict[str, Any]]) -> int:
         return os.getpid()

@@ -411,6 +411,24 @@ async def test_setup_that_fails_later_is_no_error_of_the_job(
     await nothing_is_left()  # one job for each process
 
 
+async def test_a_job_is_cancelled_while_its_process_is_made_ready(
+    begin: Any, client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await begin(Unready)
+    first = await client.enqueue("unready", {})
+    await rows.becomes(first.id, "completed")
+    monkeypatch.setenv("UNREADY", "waits")
+    job = await client.enqueue("unready", {})
+    await running.events.told("job.started", times=2)
+    await client.cancel(job.id)
+    await rows.becomes(job.id, "cancelled")
+    await nothing_is_left()
+    assert [event["cause"] for event in running.events.of("isolated.ended")] == ["jobs"]
+    monkeypatch.setenv("UNREADY", "")
+    again = await client.enqueue("unready", {})
+    await rows.becomes(again.id, "completed")
+
+
 async def test_a_limit_of_memory_below_what_a_process_needs_is_refused_at_the_start(begin: Any) -> None:
     with pytest.raises(SetupFailed, match="max_memory_mb=5 of kind huge must be more"):
         await begin(Huge)
