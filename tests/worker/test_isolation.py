@@ -28,6 +28,9 @@ from tests.worker.running import Running, StartWorker
 
 pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
 
+PATIENT = {"statement_timeout": 5.0, "heartbeat_interval": 6.0}
+"""For jobs that write from their own process, where ``patient`` does not reach."""
+
 Processors = JobProcessor[Any] | type[JobProcessor[Any]]
 
 
@@ -127,7 +130,7 @@ async def test_an_idle_process_that_dies_is_replaced(begin: Any, client: JobClie
 
 
 async def test_progress_checkpoint_and_steps(begin: Any, client: JobClient, rows: Rows) -> None:
-    running = await begin(Isolated)
+    running = await begin(Isolated, **PATIENT)
     job = await client.enqueue("isolated", {"does": "report"})
     row = await rows.becomes(job.id, "completed")
     assert (row["stage"], row["progress"], row["checkpoint"]) == ("apart", 0.5, {"seen": None})
@@ -137,7 +140,7 @@ async def test_progress_checkpoint_and_steps(begin: Any, client: JobClient, rows
 
 
 async def test_sleep(begin: Any, client: JobClient, rows: Rows) -> None:
-    running = await begin(Isolated)
+    running = await begin(Isolated, **PATIENT)
     job = await client.enqueue("isolated", {"does": "sleep"})
     await running.events.told("job.snoozed")
     row = await rows.becomes(job.id, "completed")
@@ -145,7 +148,7 @@ async def test_sleep(begin: Any, client: JobClient, rows: Rows) -> None:
 
 
 async def test_its_own_transaction(begin: Any, client: JobClient, rows: Rows) -> None:
-    running = await begin(Isolated)
+    running = await begin(Isolated, **PATIENT)
     job = await client.enqueue("isolated", {"does": "complete"})
     row = await rows.becomes(job.id, "completed")
     assert row["result"] == {"by": "its transaction"}
@@ -155,7 +158,7 @@ async def test_its_own_transaction(begin: Any, client: JobClient, rows: Rows) ->
 
 
 async def test_a_quiet_phase(begin: Any, client: JobClient, rows: Rows) -> None:
-    await begin(Isolated, watchdog_timeout=1.5)
+    await begin(Isolated, watchdog_timeout=1.5, **PATIENT)
     job = await client.enqueue("isolated", {"does": "be_quiet"})
     row = await rows.becomes(job.id, "completed")
     assert (row["fencing_token"], row["stalls"]) == (1, 0)
@@ -165,7 +168,7 @@ async def test_progress_is_a_sign_of_life_for_the_owner_at_once(
     begin: Any, client: JobClient, rows: Rows
 ) -> None:
     """Its process tells between two ticks, which are further apart than the job may be silent."""
-    await begin(Steady, watchdog_timeout=55.0)
+    await begin(Steady, watchdog_timeout=55.0, **PATIENT)
     job = await client.enqueue("steady", {})
     await rows.becomes(job.id, "completed")
 
@@ -279,7 +282,7 @@ async def test_a_job_that_ends_its_process_stalls_alone(
     assert (row["errors"], row["stalls"]) == (0, 1)
     assert row["last_error"].startswith("the process in which the job ran ")
     assert how in row["last_error"]
-    [stalled] = running.events.of("job.stalled")
+    [stalled] = await running.events.told("job.stalled")
     assert (stalled["job_id"], stalled["cause"]) == (str(job.id), "crashed in isolation")
     assert (await result_of(client, rows))["setups"] == 1  # in a new process
     (tmp_path / "go").touch()

@@ -1,1 +1,1 @@
-"""Isolated processes: they run jobs of isolated kinds, warm, and alone each job whose next stall would be its last."""
+"""Isolated processes: warm ones for the jobs of isolated kinds, and quarantine: one for a job alone."""
