@@ -31,6 +31,9 @@ pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
 PATIENT = {"statement_timeout": 5.0, "heartbeat_interval": 6.0}
 """For jobs that write from their own process, where ``patient`` does not reach."""
 
+STARTED = 180.0
+"""Seconds that a busy machine may take to start a process, and to do a job in it."""
+
 Processors = JobProcessor[Any] | type[JobProcessor[Any]]
 
 
@@ -48,7 +51,7 @@ def begin(start: StartWorker, make_settings: Callable[..., Settings]) -> Callabl
 
 async def result_of(client: JobClient, rows: Rows, kind: str = "isolated", **payload: Any) -> Any:
     job = await client.enqueue(kind, {"does": "return"} | payload)
-    return (await rows.becomes(job.id, "completed"))["result"]
+    return (await rows.becomes(job.id, "completed", seconds=STARTED))["result"]
 
 
 # --- Warm processes. ---
@@ -278,7 +281,7 @@ async def test_a_job_that_ends_its_process_stalls_alone(
     beside = await client.enqueue("isolated", {"does": "wait_for_file", "until": until})
     await running.events.told("job.started")
     job = await client.enqueue("isolated", {"does": does})
-    row = await rows.becomes(job.id, "scheduled")
+    row = await rows.becomes(job.id, "scheduled", seconds=STARTED)
     assert (row["errors"], row["stalls"]) == (0, 1)
     assert row["last_error"].startswith("the process in which the job ran ")
     assert how in row["last_error"]
@@ -286,7 +289,7 @@ async def test_a_job_that_ends_its_process_stalls_alone(
     assert (stalled["job_id"], stalled["cause"]) == (str(job.id), "crashed in isolation")
     assert (await result_of(client, rows))["setups"] == 1  # in a new process
     (tmp_path / "go").touch()
-    row = await rows.becomes(beside.id, "completed")
+    row = await rows.becomes(beside.id, "completed", seconds=STARTED)
     assert (row["fencing_token"], row["stalls"]) == (1, 0)
 
 
@@ -294,7 +297,7 @@ async def test_sys_exit_is_an_error_of_the_job_alone(begin: Any, client: JobClie
     await begin(Isolated)
     pid = (await result_of(client, rows))["pid"]
     job = await client.enqueue("isolated", {"does": "leave_by_sys_exit"})
-    row = await rows.becomes(job.id, "scheduled")
+    row = await rows.becomes(job.id, "scheduled", seconds=STARTED)
     assert (row["errors"], row["stalls"]) == (1, 0)
     assert (await result_of(client, rows))["pid"] == pid
 
@@ -308,16 +311,16 @@ async def test_code_that_ignores_its_time_out_is_killed(
     beside = await client.enqueue("isolated", {"does": "wait_for_file", "until": until})
     await running.events.told("job.started")
     job = await client.enqueue("stubborn-isolated", {"does": does})
-    row = await rows.becomes(job.id, "failed")
+    row = await rows.becomes(job.id, "failed", seconds=STARTED)
     assert (row["failure_reason"], row["errors"], row["stalls"]) == ("attempts", 1, 0)
     assert row["last_error"] == (
         "timed out after 1 s; the process in which the job ran was killed by SIGKILL: "
         "it went on although it was told to stop: timeout"
     )
     job = await client.enqueue("stubborn-isolated", {"does": "nothing"})
-    await rows.becomes(job.id, "completed")
+    await rows.becomes(job.id, "completed", seconds=STARTED)
     (tmp_path / "go").touch()
-    assert (await rows.becomes(beside.id, "completed"))["fencing_token"] == 1
+    assert (await rows.becomes(beside.id, "completed", seconds=STARTED))["fencing_token"] == 1
 
 
 async def test_a_process_whose_event_loop_hangs_is_killed(
@@ -325,7 +328,7 @@ async def test_a_process_whose_event_loop_hangs_is_killed(
 ) -> None:
     await begin(Isolated, watchdog_timeout=1.5)
     job = await client.enqueue("isolated", {"does": "compute", "until": str(tmp_path / "never")})
-    row = await rows.becomes(job.id, "scheduled")
+    row = await rows.becomes(job.id, "scheduled", seconds=STARTED)
     assert (row["errors"], row["stalls"]) == (0, 1)
     assert "has not ticked for 1.5 s" in row["last_error"]
 
@@ -338,7 +341,7 @@ async def test_a_leaking_kind_costs_its_innocent_neighbours_nothing(
     innocent = [
         await client.enqueue(kind, {"does": "return"}) for _ in range(15) for kind in ("isolated", "scripted")
     ]
-    found = [await rows.becomes(job.id, "completed", seconds=120.0) for job in (*leaky, *innocent)]
+    found = [await rows.becomes(job.id, "completed", seconds=STARTED) for job in (*leaky, *innocent)]
     assert {(row["attempts"], row["errors"], row["stalls"]) for row in found} == {(1, 0, 0)}
     started = Counter(event["job_id"] for event in running.events.of("job.started"))
     assert started == {str(job.id): 1 for job in (*leaky, *innocent)}
