@@ -1,7 +1,7 @@
 """How much memory processes take: by /proc where there is one, else by ps."""
 
 import os
-import subprocess  # nosec B404 -- ps, with numbers for arguments
+import subprocess  # nosec B404
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
