@@ -99,9 +99,8 @@ class Lateness(JobProcessor[float]):
 
     async def process(self, job: Job[float]) -> list[float]:
         """Return by how many milliseconds each timer was late."""
-        clock = asyncio.get_running_loop().time
-        ends_at, late = clock() + job.payload, []
-        while (due_at := clock() + _TIMER_SECONDS) < ends_at:
+        ends_at, late = time.monotonic() + job.payload, []
+        while (due_at := time.monotonic() + _TIMER_SECONDS) < ends_at:
             await asyncio.sleep(_TIMER_SECONDS)
-            late.append(1000 * (clock() - due_at))
+            late.append(1000 * max(0.0, time.monotonic() - due_at))
         return late
