@@ -22,6 +22,7 @@ MODULES = MappingProxyType(
         "k": "flow_control",
         "l": "held_rows",
         "m": "pace",
+        "n": "isolation",
     }
 )
 """Letter and module; a module tells its title itself."""

@@ -1,4 +1,4 @@
-"""The jobs of measures e to m: they do nothing, limited or not, tell when they were started, or wait."""
+"""The jobs of measures e to n: they do nothing, tell when they were started, wait, or compute."""
 
 import asyncio
 import time
@@ -9,6 +9,20 @@ from jsworker import Job, JobProcessor, Limit, Rate
 NOOP = "benchmarks.measures.sample_processors:Noop"
 STAMP = "benchmarks.measures.sample_processors:Stamp"
 HOLD = "benchmarks.measures.sample_processors:Hold"
+COMPUTE = "benchmarks.measures.sample_processors:Compute"
+LATENESS = "benchmarks.measures.sample_processors:Lateness"
+
+_STEPS = 500_000
+_TIMER_SECONDS = 0.02
+
+
+def compute(number: int) -> float:
+    """Compute in plain Python, for some 30 ms, and return the milliseconds that it took."""
+    began = time.perf_counter()
+    total = number
+    for step in range(_STEPS):
+        total = total * 31 % 65_521 + step
+    return 1000 * (time.perf_counter() - began)
 
 
 class Noop(JobProcessor):
@@ -68,3 +82,25 @@ class FiftyASecond(JobProcessor):
 
     async def process(self, job: Job[dict[str, Any]]) -> None:
         """Return at once."""
+
+
+class Compute(JobProcessor[int]):
+    """Computes, in an isolated process."""
+
+    isolation = "process"
+
+    def process(self, job: Job[int]) -> float:
+        """Do what a process pool is given to do, too."""
+        return compute(job.payload)
+
+
+class Lateness(JobProcessor[float]):
+    """Watches the event loop of its worker, for as many seconds as its payload says."""
+
+    async def process(self, job: Job[float]) -> list[float]:
+        """Return by how many milliseconds each timer was late."""
+        ends_at, late = time.monotonic() + job.payload, []
+        while (due_at := time.monotonic() + _TIMER_SECONDS) < ends_at:
+            await asyncio.sleep(_TIMER_SECONDS)
+            late.append(1000 * max(0.0, time.monotonic() - due_at))
+        return late

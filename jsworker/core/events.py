@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 EventName: TypeAlias = Literal[
+    "isolated.ended",
     "job.claimed",
     "job.started",
     "job.skipped",

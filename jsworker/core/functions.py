@@ -5,7 +5,7 @@ import types
 import typing
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_args, get_origin, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_args, get_origin, overload
 
 from typing_extensions import TypedDict, Unpack
 
@@ -57,6 +57,9 @@ class ClassAttributes(TypedDict, total=False):
     debounce_max: Seconds | None
     max_snoozes: int
     middleware: Sequence[Middleware]
+    isolation: Literal["process"] | None
+    max_jobs_per_process: int | None
+    max_memory_mb: float | None
 
 
 class FunctionProcessor(JobProcessor[Payload], Generic[Given_contra, Payload, Answer_co]):

@@ -97,6 +97,13 @@ class JobProcessor(ABC, Generic[P]):
             crash threshold, after which an owner that lives has stopped the run.
         backoff: the wait between attempts.
         concurrency: job slots of one process that this kind may fill; None: all.
+        isolation: where its jobs run: None, in the worker's own process; ``process``, in one of its
+            ``JSWORKER_ISOLATED_PROCESSES`` child processes, so that code which computes, leaks or crashes
+            harms no other job. ``setup`` and ``teardown`` are called in each of those.
+        max_jobs_per_process: jobs after which an isolated process is replaced; None: never.
+        max_memory_mb: megabytes, of 1,000,000 bytes, that an isolated process may take; one that has taken
+            more is replaced after its job, and killed at once, as a stall of its job, when it has taken
+            twice as many. None: no limit.
         schedule: when jobs are enqueued by themselves: ``Cron`` or ``Every``, or several by their names.
         limit: how many jobs run at once in the whole installation: ``Limit(2)``; of each key, a field of the
             payload: ``Limit(2, key="tenant")``.
@@ -123,6 +130,9 @@ class JobProcessor(ABC, Generic[P]):
     stale_threshold: ClassVar[float | FromSettings | None] = FROM_SETTINGS
     backoff: ClassVar[Backoff] = Backoff()
     concurrency: ClassVar[int | None] = None
+    isolation: ClassVar[Literal["process"] | None] = None
+    max_jobs_per_process: ClassVar[int | None] = None
+    max_memory_mb: ClassVar[float | None] = None
     schedule: ClassVar[Schedule | Mapping[str, Schedule] | None] = None
     limit: ClassVar[Limit | None] = None
     rate: ClassVar[Rate | None] = None

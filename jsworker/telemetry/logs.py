@@ -29,6 +29,7 @@ _WARNINGS: Final = (
 )
 _LEVELS: Final = {
     **dict.fromkeys((*_PER_JOB, "job.held", "jobs.woken", "schedule.fired", "batch.finished"), logging.DEBUG),
+    "isolated.ended": logging.DEBUG,
     **dict.fromkeys(_WARNINGS, logging.WARNING),
     "job.stop_ignored": logging.ERROR,
 }

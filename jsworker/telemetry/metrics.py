@@ -24,8 +24,10 @@ _ENDS: Final[tuple[EventName, ...]] = (
 )
 _OUTCOMES: Final = {name: name.removeprefix("job.") for name in _ENDS}
 _SERVERS: Final = ("postgresql", "nats")
-_CAUSES: Final = ("stale", "crashed", "dead", "crashed in quarantine")
+_CAUSES: Final = ("stale", "crashed", "dead", "crashed in quarantine", "crashed in isolation")
 _OPERATOR: Final = "operator"
+ISOLATED_ENDS: Final = "jobs", "memory", "memory exceeded", "stop ignored", "silent", "not ready", "crashed"
+"""Why processes of isolated jobs end, but for the end of their worker."""
 STALLS: Final = (
     "jsworker_stalls",
     "Runs that were taken back: from owners that fell silent or had ended, or by an operator.",
@@ -86,6 +88,9 @@ class Metrics(Collector):
         self._workflows = counter("workflows_finished", "Workflows that this process finished.", ["outcome"])
         for outcome in ("completed", "failed", "cancelled"):
             self._workflows.labels(outcome)
+        self._isolated = counter("isolated_processes_ended", "Child processes for isolated jobs.", ["cause"])
+        for cause in ISOLATED_ENDS:
+            self._isolated.labels(cause)
         self._publishing_refused = gauge("publishing_refused", "1 while JetStream stores no messages.")
         self._degraded = gauge("degraded", "1 while a server cannot be reached.", ["server"])
         for server in _SERVERS:
@@ -135,6 +140,7 @@ class Metrics(Collector):
             "jobs.expired": lambda event: self._expired.labels(self._kind(event)).inc(event.fields["jobs"]),
             "workflow.finished": lambda event: self._workflows.labels(event.fields["outcome"]).inc(),
             "jobs.pruned": lambda event: self._pruned.inc(event.fields["jobs"]),
+            "isolated.ended": lambda event: self._isolated.labels(event.fields["cause"]).inc(),
             "heartbeat.failed": lambda _: self._unanswered.inc(),
             "worker.degraded": self._set_degraded,
             "worker.restored": self._set_degraded,
@@ -220,6 +226,8 @@ def _of_worker(status: WorkerStatus, kinds: KindLabels) -> Iterator[Metric]:
     yield gauge_by("rule", "recovery_enabled", "1 while jobs are taken back by this rule.", recovers_by)
     in_use = {name: lent for name, (lent, _) in status.pools.items()}
     yield gauge_by("pool", "database_connections_in_use", "Connections to PostgreSQL that are lent.", in_use)
+    processes = {"busy": status.isolated.busy, "idle": status.isolated.idle}
+    yield gauge_by("state", "isolated_processes", "Child processes for isolated jobs.", processes)
     limits = {name: limit for name, (_, limit) in status.pools.items()}
     yield gauge_by("pool", "database_connections_limit", "Connections that may be lent at once.", limits)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from jsworker.core.events import Events
 
@@ -34,6 +34,13 @@ class Readiness:
     publishing: bool = True
 
 
+class IsolatedProcesses(NamedTuple):
+    """A worker's child processes that run isolated jobs: with a job, and ready for one."""
+
+    busy: int = 0
+    idle: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """A worker at this moment.
@@ -52,6 +59,7 @@ class WorkerStatus:
     event_loop_lag: float
     pools: Mapping[str, tuple[int, int]]
     recovers_by: Mapping[str, bool]
+    isolated: IsolatedProcesses
     events_dropped: int = 0
 
 

@@ -13,6 +13,7 @@ from jsworker.telemetry.worker_status import Readiness, WorkerStatus
 from jsworker.worker import stacks
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.heartbeat import Heartbeat
+from jsworker.worker.isolation.isolated_runner import MEMORY_LOOK_SECONDS
 from jsworker.worker.lifecycle import Loop
 from jsworker.worker.maintenance import watches
 from jsworker.worker.maintenance.admissions import TIDY_SECONDS, Admissions
@@ -147,6 +148,10 @@ class Components:
         context, settings = self._context, self._context.settings
         self.relay_look = RelayLook(context, self.admissions, wake_relay=self.relay.wake)
         self.looks = self._loop("relay look", self.relay_look.step, settings.relay_interval)
+        isolated = self.pipeline.isolated_runner
+        self._loop(
+            "isolated memory", isolated.look_at_memory, MEMORY_LOOK_SECONDS, runs=isolated.limits_memory
+        )
         self.workflow_sweep = WorkflowSweep(context)
         self.workflows = self._loop("workflows", self.workflow_sweep.step, _SELDOM_SECONDS, at_once=False)
         context.batches.changed.append(self.workflows.wake)
@@ -246,6 +251,7 @@ class Components:
             pools={name: (pool.in_use, pool.limit) for name, pool in pools},
             recovers_by=context.settings.recovers_by(),
             events_dropped=0 if self.event_sender is None else self.event_sender.dropped,
+            isolated=self.pipeline.isolated_runner.status(),
         )
 
     def _ailing(self, not_pulled: Sequence[str]) -> list[str]:

@@ -264,7 +264,7 @@ class Heartbeat:
         if run.first_cancelled_at is None or run.phase is not Phase.RUNNING:
             return False
         # Isolated, its own process is ended, not this one; at shutdown this one ends anyway.
-        if run.quarantined or run.stop is StopReason.SHUTDOWN:
+        if run.isolated or run.stop is StopReason.SHUTDOWN:
             return False
         told_at = run.cancelled_at if run.kind.is_async else run.first_cancelled_at
         if now - told_at <= self._grace_of(run):

@@ -64,7 +64,7 @@ class QuietPhases:
     def _look(self) -> None:
         """Find the end of the last phase: an isolated run is quiet in a process of its own."""
         runs = self._context.in_flight.runs.values()
-        here = (run for run in runs if run.phase is Phase.RUNNING and not run.quarantined)
+        here = (run for run in runs if run.phase is Phase.RUNNING and not run.isolated)
         self.until = max((run.quiet_until for run in here), default=0.0)
 
     async def _lengthen(self) -> bool:

@@ -50,7 +50,7 @@ async def answer(context: WorkerContext, ask_isolated: AskIsolated, question: by
 
 
 async def _of_job(run: Run, ask_isolated: AskIsolated) -> dict[str, Any]:
-    is_elsewhere = run.quarantined and run.phase is Phase.RUNNING
+    is_elsewhere = run.isolated and run.phase is Phase.RUNNING
     stacks = await ask_isolated(run) if is_elsewhere else within_bounds(of_run(run))
     return _facts_of(run) | {"stacks": stacks}
 
@@ -70,7 +70,7 @@ def _each(runs: Collection[Run]) -> Iterator[tuple[str, dict[str, Any]]]:
     of_runs: set[asyncio.Task[Any] | None] = {asyncio.current_task()}
     for run in runs:
         of_runs |= set(_tasks_of(run))
-        yield "jobs", _facts_of(run) | {"stacks": None if run.quarantined else of_run(run)}
+        yield "jobs", _facts_of(run) | {"stacks": None if run.isolated else of_run(run)}
     shown = {run.thread_id for run in runs} | {threading.get_ident()}
     for ident in sys._current_frames().keys() - shown:  # noqa: SLF001 -- the documented way
         yield from (("threads", stack) for stack in _of_thread(ident))

@@ -31,10 +31,17 @@ from jsworker.stream.jetstream import Stream
 from jsworker.telemetry.worker_status import Fleet, WorkerStatus
 from jsworker.worker.components import HEARTBEAT, Components
 from jsworker.worker.context import Complaints, DatabaseHealth, PublishingHealth, WorkerContext
+from jsworker.worker.isolation.isolated_process import NotReady
 from jsworker.worker.lifecycle import Loop
 from jsworker.worker.maintenance.admissions import write_limits
 from jsworker.worker.maintenance.scheduler import write_schedules
-from jsworker.worker.pipeline.kinds import Kind, declared_limits, resolve_kinds, without_timeout
+from jsworker.worker.pipeline.kinds import (
+    Kind,
+    check_isolated,
+    declared_limits,
+    resolve_kinds,
+    without_timeout,
+)
 from jsworker.worker.pipeline.outcomes import headline
 from jsworker.worker.recovery.earlier_lives import identify, refuse_live_duplicate
 from jsworker.worker.supervision import DeadOwner, Supervision
@@ -96,6 +103,7 @@ class Worker:
         self._contents = Contents.of(settings, codec)
         conceals = self._contents.codec is not None
         self._kinds = resolve_kinds(processors, settings, middleware, conceals=conceals)
+        check_isolated(self._kinds.values(), codec_is_given=not self._contents.is_of_settings)
         check_timing(settings, {name: kind.limits.stale_after for name, kind in self._kinds.items()})
         self._me = replace(
             identify(settings, sorted(self._kinds)),
@@ -251,7 +259,15 @@ class Worker:
         await self._stream.ensure(list(self._kinds), dict.fromkeys(self._kinds, self._settings.ack_wait))
 
     async def _open_processors(self) -> None:
+        isolated = self._components.pipeline.isolated_runner
+        self._opened.push_async_callback(isolated.close)
+        try:
+            await isolated.begin()
+        except NotReady as error:
+            raise SetupFailed(f"an isolated process {error}") from error
         for kind in self._kinds.values():
+            if kind.is_isolated:  # its processor works in other processes
+                continue
             what = f"setup of kind {kind.name}"
             whose = f"{what} ({type(kind.processor).__qualname__})"
             try:

@@ -31,6 +31,8 @@ PER_PROCESS = {
     "jsworker_schedule_instants_skipped_total": {"kind"},
     "jsworker_schedules_refused_total": {"kind"},
     "jsworker_workflows_finished_total": {"outcome"},
+    "jsworker_isolated_processes": {"state"},
+    "jsworker_isolated_processes_ended_total": {"cause"},
 }
 FLEET_WIDE = {
     "jsworker_jobs": {"kind", "status"},
@@ -68,7 +70,7 @@ LABELS = {
 }
 VALUES = {
     "outcome": {"completed", "error", "failed", "cancelled", "released", "lost", "snoozed"},
-    "cause": {"stale", "crashed", "dead", "operator", "crashed in quarantine"},
+    "cause": {"stale", "crashed", "dead", "operator", "crashed in quarantine", "crashed in isolation"},
     "held_by": {"limit", "rate", "paused", "needs"},
     "counted": {"true", "false"},
     "server": {"postgresql", "nats"},

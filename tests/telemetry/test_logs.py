@@ -271,6 +271,7 @@ class TestLevels:
                     "jobs.woken",
                     "schedule.fired",
                     "batch.finished",
+                    "isolated.ended",
                 ],
             ),
             (

@@ -60,6 +60,7 @@ def events(registry: CollectorRegistry) -> Events:
         ("row.refused", {"attempted": "mark"}, "jsworker_rows_refused", {"attempted": "mark"}),
         ("row.refused", {"job_id": None}, "jsworker_rows_refused", {"attempted": "other"}),
         ("heartbeat.failed", {}, "jsworker_heartbeats_failed", {}),
+        ("isolated.ended", {"cause": "memory"}, "jsworker_isolated_processes_ended", {"cause": "memory"}),
     ],
 )
 def test_each_event_counts_once(

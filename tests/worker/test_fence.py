@@ -14,7 +14,7 @@ from jsworker.core.clock import boottime
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
 from jsworker.worker import heartbeat
-from jsworker.worker.isolation import isolated_runner
+from jsworker.worker.isolation import isolated_process
 from jsworker.worker.pipeline.in_flight import StopReason
 from tests.conftest import FAST
 from tests.stream.nats_server import NatsServer
@@ -287,7 +287,7 @@ async def test_a_job_in_quarantine_does_not_condemn_the_process_that_watches_it(
     client: JobClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        isolated_runner, "_GRACE_HEARTBEATS", 1000
+        isolated_process, "_GRACE_HEARTBEATS", 1000
     )  # else its process is ended before the fence looks
     async with tied(perilous.Stubborn, settings=settings) as (running, supervision):
         job = await client.enqueue("stubborn", {})

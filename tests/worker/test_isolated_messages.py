@@ -12,11 +12,18 @@ from jsworker.ownership.transitions.enqueue import ChildJob, JobTerms, NewJob
 from jsworker.worker.isolation.isolated_messages import (
     FROM_ISOLATED,
     FROM_OWNER,
+    Introduction,
+    JobsAdded,
     Order,
+    Preparation,
+    Prepared,
     Request,
     RunEnded,
+    RunEvent,
     RunStacks,
     RunState,
+    TeardownFailed,
+    Tick,
 )
 from jsworker.worker.pipeline.in_flight import StopReason
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Interrupted, Lost, Outcome
@@ -46,6 +53,9 @@ REQUESTS = [
     Request(what="stop", reason=StopReason.NO_PROGRESS),
     Request(what="drain"),
     Request(what="ask stacks"),
+    Request(what="end"),
+    Preparation(origin="m:C", middleware=("m:around",)),
+    Order(claimed=CLAIMED, wanted=frozenset({"job.step"})),
 ]
 
 
@@ -59,22 +69,19 @@ def read_by_isolated(message: Message) -> Message | None:
     return read
 
 
-def test_an_order_arrives_with_its_settings_and_secrets() -> None:
+def test_an_introduction_arrives_with_its_settings_and_secrets() -> None:
     settings = Settings(
         database_url="postgresql://user@host/database",
         database_password="from-a-file",
         heartbeat_interval=1.5,
     )
-    order = Order(
-        origin="m:C",
-        middleware=("m:around",),
+    introduction = Introduction(
         path=["/a", "/not\udcffutf8"],
         worker_id="w",
         settings=settings,
-        claimed=CLAIMED,
         kinds=frozenset({"a", "b"}),
     )
-    assert read_by_isolated(order) == order
+    assert read_by_isolated(introduction) == introduction
 
 
 @pytest.mark.parametrize("message", REQUESTS)
@@ -88,6 +95,12 @@ def test_requests_arrive(message: Message) -> None:
     [
         RunState(sign_at=1.5, quiet_seconds=0.0, quiet_until=2.5),
         RunStacks(stacks=[{"of": "task", "places": [], "waits_for": None}]),
+        Prepared(error=None),
+        Prepared(error="setup raised"),
+        Tick(),
+        RunEvent(name="job.progress", fields={"job_id": "j", "stage": None, "progress": 0.5}),
+        JobsAdded(),
+        TeardownFailed(kind="k", reason="raised"),
     ],
 )
 def test_reports_arrive(message: Message) -> None:

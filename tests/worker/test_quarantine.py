@@ -12,10 +12,10 @@ import pytest
 from jsworker.client import JobClient
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings, variable_of
-from jsworker.worker.isolation import isolated_runner
 from jsworker.worker.pipeline.kinds import resolve_kinds
 from jsworker.worker.worker import Worker
 from tests.support.polling import eventually
+from tests.worker.isolated_processes import children, nothing_is_left
 from tests.worker.perilous import SHAPED, Perilous, Shaped, Stubborn, Talkative, Waiting
 from tests.worker.processors import Gate, echo, scripted
 from tests.worker.rows import Rows
@@ -36,22 +36,6 @@ async def running(settings: Settings, request: pytest.FixtureRequest) -> Any:
     await started.worker.start()
     yield started
     await started.end()
-
-
-def children() -> list[psutil.Process]:
-    """Quarantined processes of this one."""
-    return [
-        each
-        for each in psutil.Process().children()
-        if "jsworker.worker.isolation.isolated_child" in each.cmdline()
-    ]
-
-
-async def nothing_is_left() -> None:
-    async def none() -> None:
-        assert children() == []
-
-    await eventually(none)
 
 
 @pytest.mark.parametrize("size", [0, 50_000], ids=["small", "large"])
@@ -150,15 +134,15 @@ async def test_a_process_that_does_not_start_is_an_error_and_no_stall(
     start: StartWorker,
     client: JobClient,
     rows: Rows,
+    settings: Settings,
     monkeypatch: pytest.MonkeyPatch,
     *,
     does: str,
     how: str,
 ) -> None:
-    if does == "blocks":
-        monkeypatch.setattr(isolated_runner, "_START_SECONDS", 0.0)  # the watchdog's are enough
     monkeypatch.setenv("IMPORT", does)
-    await start(SlowStart)
+    seconds = 2.0 if does == "blocks" else 600.0
+    running = await start(SlowStart, with_settings=settings.model_copy(update={"startup_timeout": seconds}))
     job = await client.enqueue("slow-start", {})
     row = await rows.becomes(job.id, "scheduled")
     assert (row["errors"], row["stalls"], row["attempts"]) == (1, 0, 1)
@@ -167,7 +151,8 @@ async def test_a_process_that_does_not_start_is_an_error_and_no_stall(
     await nothing_is_left()
     if does == "blocks":
         monkeypatch.setenv("IMPORT", "works")
-        monkeypatch.setattr(isolated_runner, "_START_SECONDS", 60.0)
+        await running.worker.close()
+        await start(SlowStart)
         again = await client.enqueue("slow-start", {})
         await rows.becomes(again.id, "completed")
 
@@ -199,6 +184,7 @@ async def test_what_it_has_printed_and_logged_is_written_before_its_process_is_e
     await start(Talkative)
     job = await client.enqueue("talkative", {"lines": 5000})
     await rows.becomes(job.id, "completed", seconds=60.0)
+    await nothing_is_left()
     captured = capfd.readouterr()
     assert captured.out.count("printed in quarantine") == 1
     assert captured.err.count("logged in quarantine") == 5000
@@ -301,9 +287,8 @@ async def test_the_process_dies_with_its_owner(client: JobClient, rows: Rows, se
 
         async def family() -> tuple[psutil.Process, psutil.Process]:
             for worker in psutil.Process(supervisor.pid).children():
-                for each in worker.children():
-                    if "jsworker.worker.isolation.isolated_child" in each.cmdline():
-                        return worker, each
+                for quarantined in children(worker.pid):
+                    return worker, quarantined
             raise AssertionError("nothing in quarantine yet")
 
         try:

@@ -10,7 +10,7 @@ from jsworker.worker.pipeline.in_flight import InFlight
 from jsworker.worker.pipeline.slots import Slots
 
 NORMAL = SimpleNamespace(priority=1)
-KIND = cast("Any", SimpleNamespace(name="any", concurrency=10))
+KIND = cast("Any", SimpleNamespace(name="any", concurrency=10, is_isolated=False))
 
 
 class Clock:
@@ -119,7 +119,7 @@ def test_a_lane_has_its_place_behind_any_number_of_others(slots: Slots, clock: C
 
 
 def test_a_kind_that_has_all_it_may_leaves_the_slots_to_lower_ones(slots: Slots, clock: Clock) -> None:
-    one = cast("Any", SimpleNamespace(name="one", concurrency=1))
+    one = cast("Any", SimpleNamespace(name="one", concurrency=1, is_isolated=False))
     Lane(slots, one, 0, has_more=True)
     normal = Lane(slots, KIND, 1, has_more=True)
     assert normal.room(slots) < 10
@@ -137,3 +137,47 @@ def test_runs_that_wait_too_long_are_taken_from_every_lane(slots: Slots, clock: 
     assert slots._in_line == [0, 0, 1]
     assert slots.next_run() is not None
     assert slots.next_run() is None
+
+
+def isolated(name: str) -> Any:
+    return SimpleNamespace(name=name, concurrency=2, is_isolated=True)
+
+
+def run_of(kind: Any, clock: Clock) -> Any:
+    return SimpleNamespace(kind=kind, claimed_at=clock.now, claimed=NORMAL)
+
+
+def test_isolated_kinds_share_their_processes(clock: Clock) -> None:
+    slots = Slots(10, 3, InFlight(), isolated_processes=2)
+    one, other = isolated("one"), isolated("other")
+    lanes = [Lane(slots, kind, 1) for kind in (one, other, KIND)]
+    assert [slots.room(kind, claiming=0) for kind in (one, other, KIND)] == [2, 2, 10]
+    lanes[0].claiming = 1
+    assert slots.room(other, claiming=0) == 1
+    lanes[0].claiming = 0
+    for kind in (one, other, one):
+        slots.add(run_of(kind, clock))
+    started = [slots.next_run(), slots.next_run()]
+    assert None not in started
+    assert slots.next_run() is None
+    assert max(slots.room(other, claiming=0), slots.room(one, claiming=0)) <= 0
+    slots.add(run_of(KIND, clock))
+    assert slots.next_run() is not None
+    slots.leave(cast("Any", started[0]), 60.0)
+    assert slots.next_run() is not None
+
+
+def test_isolated_jobs_are_prefetched_by_what_the_isolated_processes_do(clock: Clock) -> None:
+    slots = Slots(10, 3, InFlight(), isolated_processes=2)
+    one, other = isolated("one"), isolated("other")
+    for kind in (one, other, KIND):
+        Lane(slots, kind, 1)
+    for kind, seconds in ((one, 0.01), (other, 60.0), (KIND, 0.001)):
+        slots.add(run_of(kind, clock))
+        run = slots.next_run()
+        assert run is not None
+        slots.leave(run, seconds)
+    slots.add(run_of(KIND, clock))
+    assert slots.next_run() is not None  # short runs of others free no process
+    assert slots.room(one, claiming=0) == 2 + 20
+    assert slots.room(other, claiming=0) == 2

@@ -1,5 +1,6 @@
 """The settings: every variable with its type, its default and its rule."""
 
+import os
 import re
 import socket
 import sys
@@ -80,6 +81,12 @@ def _unset(value: Any) -> Any:
 def _no_service_link(value: Any) -> Any:
     # Kubernetes sets JSWORKER_HTTP_PORT=tcp://... in every pod beside a Service named jsworker-http.
     return None if str(value).startswith("tcp://") else value
+
+
+def _cores() -> int:
+    """Return how many cores this process may use: all of the machine's, or fewer."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+    return (len(affinity(0)) if affinity else os.cpu_count()) or 1
 
 
 RECOVERY_RULES: Final = {
@@ -177,6 +184,10 @@ class Settings(BaseSettings):
         str,
         _rule("must be a comma list of MODULE:NAME", lambda value: all(map(_is_target, value.split(",")))),
     ] = Field("", description="middleware around all jobs: a comma list of MODULE:NAME, the first outermost")
+    isolated_processes: Annotated[int, _between(1, 1000)] = Field(
+        default_factory=_cores,
+        description="child processes of each worker process for jobs of kinds with isolation; default: cores",
+    )
     event_loop: Annotated[Literal["auto", "asyncio", "uvloop"], BeforeValidator(_lower)] = Field(
         "auto",
         description="event loop of worker processes: asyncio, uvloop, or auto: uvloop where it is installed",
@@ -208,7 +219,8 @@ class Settings(BaseSettings):
     )
     startup_timeout: Seconds = Field(
         600.0,
-        description="seconds that setup() may hold the event loop of a starting process until it is killed",
+        description="seconds that setup() may hold the event loop of a starting process until it is killed, "
+        "and that an isolated process may take to start",
     )
     shutdown_timeout: Seconds = Field(25.0, description="seconds that running jobs get to end at shutdown")
     grace_period: SecondsOrNone = Field(

@@ -1,1 +1,1 @@
-"""Quarantine: a job whose next stall would be its last runs alone, in a process that its owner survives."""
+"""Isolated processes: warm ones for the jobs of isolated kinds, and quarantine: one for a job alone."""

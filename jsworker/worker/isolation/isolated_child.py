@@ -1,22 +1,24 @@
-"""``python -m jsworker.worker.isolation.isolated_child PARENT LIFELINE FD``: runs one job alone and ends."""
+"""``… isolated_child PARENT LIFELINE FD``, a process of its own: runs its owner's jobs, one at a time."""
 
 import asyncio
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from jsworker.core import tracing
 from jsworker.core.clock import boottime
 from jsworker.core.contents import Contents
-from jsworker.core.events import Events
+from jsworker.core.events import Event, Events
 from jsworker.core.message_link import MessageLink
+from jsworker.core.processor import Middleware
 from jsworker.core.targets import import_modules
+from jsworker.core.tracebacks import raised_at
 from jsworker.core.tracing import TraceContext
 from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
@@ -27,16 +29,19 @@ from jsworker.worker.lifecycle import Loop
 from jsworker.worker.pipeline.attempt import judged, open_job, process_job
 from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
 from jsworker.worker.pipeline.kinds import Kind, named_at, processor_at, resolve_kinds
-from jsworker.worker.pipeline.outcomes import Outcome, stopped
+from jsworker.worker.pipeline.outcomes import Outcome, headline, stopped
 from jsworker.worker.pipeline.run_writes import LeaseServices
 from jsworker.worker.stacks import of_run, within_bounds
 
-_FLUSH_SECONDS: Final = 2.0
+FLUSH_SECONDS: Final = 2.0
+TEARDOWN_SECONDS: Final = 5.0
 _TICKS_A_TIMEOUT: Final = 4
+_CONNECTIONS: Final = 2
+"""Of each pool for statements: one job runs at a time."""
 
 
 def main() -> None:
-    """Take the order, run the job, report the outcome. The process ends with its owner, however that ends."""
+    """Run what the owner orders. The process ends with its owner, however that ends."""
     follow_parent(int(sys.argv[1]), signal.SIGKILL, int(sys.argv[2]))
     # For the owner, which decides what becomes of the job.
     leave_to_parent((signal.SIGINT, signal.SIGHUP, signal.SIGTERM))
@@ -56,67 +61,26 @@ async def _work(end: socket.socket) -> NoReturn:
         longest_line=sys.maxsize,
     )
     link.open()
-    order = await messages.get()
-    if not isinstance(order, wire.Order):
+    owner = await messages.get()
+    if not isinstance(owner, wire.Introduction):
         _end()
-    settings = order.settings
-    configure_logs(format=settings.log_format, level=settings.log_level)
-    speaking_worker.set(order.worker_id)
-    sys.path[:] = order.path
-    import_modules(settings.preload)
-    processor = processor_at(order.origin)
-    contents = Contents.of(settings)
-    middleware = [named_at(origin) for origin in order.middleware]
-    kinds = resolve_kinds([processor], settings, middleware, conceals=contents.codec is not None)
-    kind = kinds[order.claimed.kind]
-    now = boottime()
-    run = Run(order.claimed, kind, None, beaten_at=now, now=now)
-
-    def send_state() -> None:
-        link.send(
-            wire.RunState(sign_at=run.sign_at, quiet_seconds=run.quiet_seconds, quiet_until=run.quiet_until)
-        )
+    configure_logs(format=owner.settings.log_format, level=owner.settings.log_level)
+    speaking_worker.set(owner.worker_id)
+    sys.path[:] = owner.path
+    work = _Work(owner, link.send)
 
     async def tick() -> None:
         if not link.unsent:
-            send_state()
+            work.send_state()
 
-    async def obey() -> None:
-        while True:
-            match await messages.get():
-                case wire.Request(what="drain"):
-                    run.drain()
-                case wire.Request(reason=StopReason() as reason):
-                    run.signal(reason)
-                case wire.Request(what="ask stacks"):
-                    link.send(wire.RunStacks(stacks=within_bounds(of_run(run))))
-
-    database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
-    sessions = Sessions(database.url, worker_id=order.worker_id, size=1)
-    services = LeaseServices(
-        worker_id=order.worker_id,
-        settings=settings,
-        contents=contents,
-        database=database,
-        sessions=sessions,
-        events=Events(),
-        loop=asyncio.get_running_loop(),
-        on_quiet=send_state,
-        kinds=order.kinds,
-    )
-    ticks = Loop("tick", tick, interval=settings.watchdog_timeout / _TICKS_A_TIMEOUT, died=_end)
+    ticks = Loop("tick", tick, interval=owner.settings.watchdog_timeout / _TICKS_A_TIMEOUT, died=_end)
     ticks.start()
-    obeying = asyncio.create_task(obey(), name="obey the owner")
-    ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-    run.task = asyncio.create_task(_attempt(run, services, ended), name="the job")
-    await asyncio.wait({run.task})  # it may end cancelled by what the job has left behind
-    outcome = ended.result()
-    obeying.cancel()
-    await _flush(kind)  # before it is reported: the owner ends this process as soon as it knows
-    child_jobs = [] if run.child_jobs is None else run.child_jobs.jobs
-    link.send(wire.RunEnded(outcome=outcome, completed=run.completed, child_jobs=child_jobs))
+    while (message := await messages.get()) != wire.Request(what="end"):
+        work.obey(message)
+    await work.tear_down()
+    await _flush(work.middleware)
     await link.flush()
-    os._exit(0)  # threads of the job may never end, and nothing waits for them here
+    os._exit(0)  # threads of jobs may never end, and nothing waits for them here
 
 
 def _end(*_: object) -> NoReturn:
@@ -124,43 +88,152 @@ def _end(*_: object) -> NoReturn:
     os._exit(1)
 
 
-async def _flush(kind: Kind) -> None:
-    """Write out what the job has printed, logged and traced; what no reader takes within seconds is left.
+async def _flush(middleware: Iterable[Middleware]) -> None:
+    """Write out what jobs have printed, logged and traced; what no reader takes within seconds is left.
 
     A middleware that holds something back has a function ``flush``, which gets the seconds that it may take.
     """
 
     def flush_output() -> None:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(AttributeError, OSError, ValueError):  # the job may have closed or replaced it
+            with suppress(AttributeError, OSError, ValueError):  # a job may have closed or replaced it
                 stream.flush()
 
-    own = ThreadPoolExecutor()  # the event loop's may be full of threads of the job that never end
+    own = ThreadPoolExecutor()  # the event loop's may be full of threads of jobs that never end
     holding: list[Callable[[float], object]] = [tracing.flush, drain_logs]
-    holding += [each.flush for each in kind.middleware if hasattr(each, "flush")]
-    tasks: list[Callable[[], object]] = [*(partial(each, _FLUSH_SECONDS) for each in holding), flush_output]
+    holding += [each.flush for each in middleware if hasattr(each, "flush")]
+    tasks: list[Callable[[], object]] = [*(partial(each, FLUSH_SECONDS) for each in holding), flush_output]
     flushing = [asyncio.get_running_loop().run_in_executor(own, task) for task in tasks]
-    await asyncio.wait(flushing, timeout=_FLUSH_SECONDS)
+    await asyncio.wait(flushing, timeout=FLUSH_SECONDS)
 
 
-async def _attempt(run: Run, services: LeaseServices, ended: "asyncio.Future[Outcome]") -> None:
-    # Only from here on may a signal cancel the task: one that never began would have no outcome.
-    run.phase = Phase.RUNNING
+class _Work:
+    """The processors of this process, and the run that one of them has in hand."""
 
-    async def work() -> Outcome:
-        if run.stop is not None:
-            return stopped(run)
-        run.job = open_job(run, services)
-        await run.kind.processor.setup()
+    def __init__(self, owner: wire.Introduction, send: Callable[..., None]) -> None:
+        settings = owner.settings
+        self._settings = settings
+        self._contents = Contents.of(settings)
+        self._send = send
+        self._kinds: dict[str, Kind] = {}
+        self._run: Run | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wanted: frozenset[str] = frozenset()
+        database = Database(
+            settings.database_dsn(), statement_timeout=settings.statement_timeout, pool_size=_CONNECTIONS
+        )
+        events = Events()
+        events.on("job.progress", self._forward)
+        events.on("job.step", self._forward)
+        self._services = LeaseServices(
+            worker_id=owner.worker_id,
+            settings=settings,
+            contents=self._contents,
+            database=database,
+            sessions=Sessions(database.url, worker_id=owner.worker_id, size=1),
+            events=events,
+            loop=asyncio.get_running_loop(),
+            on_quiet=self.send_state,
+            on_sign=self.send_state,
+            on_added=partial(send, wire.JobsAdded()),
+            kinds=owner.kinds,
+        )
+
+    @property
+    def middleware(self) -> set[Middleware]:
+        """What is around the jobs of any kind."""
+        return {each for kind in self._kinds.values() for each in kind.middleware}
+
+    def send_state(self) -> None:
+        """Tell the owner that the event loop ticks, and how the run is."""
+        if (run := self._run) is None:
+            self._send(wire.Tick())
+            return
+        self._send(
+            wire.RunState(sign_at=run.sign_at, quiet_seconds=run.quiet_seconds, quiet_until=run.quiet_until)
+        )
+
+    def obey(self, message: wire.FromOwner) -> None:
+        """Do what the owner wants; what comes for a run that has just ended is too late."""
+        match message:
+            case wire.Preparation(origin=origin):
+                self._start(self._prepare(origin, message.middleware), f"set up {origin}")
+            case wire.Order():
+                self._start_run(message)
+            case wire.Request(what="drain") if self._run is not None:
+                self._run.drain()
+            case wire.Request(reason=StopReason() as reason) if self._run is not None:
+                self._run.signal(reason)
+            case wire.Request(what="ask stacks"):
+                stacks = [] if self._run is None else of_run(self._run)
+                self._send(wire.RunStacks(stacks=within_bounds(stacks)))
+
+    async def tear_down(self) -> None:
+        """Close what the processors have set up."""
+        for kind in self._kinds.values():
+            try:
+                async with asyncio.timeout(TEARDOWN_SECONDS):
+                    await kind.processor.teardown()
+            except BaseException as error:  # noqa: BLE001 -- the jobs have ended; the others are still to be closed
+                self._send(wire.TeardownFailed(kind=kind.name, reason=headline(error)))
+
+    async def _prepare(self, origin: str, middleware: Iterable[str]) -> None:
+        what = f"making {origin} in another process"
         try:
-            with tracing.within(TraceContext(run.claimed.traceparent, run.claimed.tracestate)):
-                return await process_job(run, run.job, services)
-        finally:
-            await run.kind.processor.teardown()
+            import_modules(self._settings.preload)
+            processor = processor_at(origin)
+            around = [named_at(each) for each in middleware]
+            conceals = self._contents.codec is not None
+            [kind] = resolve_kinds([processor], self._settings, around, conceals=conceals).values()
+            what = f"setup of kind {kind.name} ({type(processor).__qualname__})"
+            await processor.setup()
+        except BaseException as error:  # noqa: BLE001 -- the user's code; the owner ends this process
+            self._send(wire.Prepared(error=f"{what} raised {headline(error)} ({raised_at(error)})"))
+            return
+        self._kinds[kind.name] = kind
+        self._send(wire.Prepared(error=None))
 
-    outcome, _ = await judged(run, work())
-    run.phase = Phase.SETTLING
-    ended.set_result(outcome)
+    def _start_run(self, order: wire.Order) -> None:
+        self._wanted = order.wanted
+        now = boottime()
+        run = Run(order.claimed, self._kinds[order.claimed.kind], None, beaten_at=now, now=now)
+        self._run = run
+        self.send_state()  # it has begun
+        ended: asyncio.Future[Outcome] = self._services.loop.create_future()
+        run.task = self._start(self._attempt(run, ended), "the job")
+        self._start(self._report_end(run, run.task, ended), "report the end of the job")
+
+    async def _attempt(self, run: Run, ended: "asyncio.Future[Outcome]") -> None:
+        # Only from here on may a signal cancel the task: one that never began would have no outcome.
+        run.phase = Phase.RUNNING
+
+        async def work() -> Outcome:
+            if run.stop is not None:
+                return stopped(run)
+            run.job = open_job(run, self._services)
+            with tracing.within(TraceContext(run.claimed.traceparent, run.claimed.tracestate)):
+                return await process_job(run, run.job, self._services)
+
+        outcome, _ = await judged(run, work())
+        run.phase = Phase.SETTLING  # threads that the job has left behind can enqueue no more
+        ended.set_result(outcome)
+
+    async def _report_end(self, run: Run, task: asyncio.Task[None], ended: "asyncio.Future[Outcome]") -> None:
+        await asyncio.wait({task})  # it may end cancelled by what the job has left behind
+        self._run = None
+        child_jobs = [] if run.child_jobs is None else run.child_jobs.jobs
+        ended_run = wire.RunEnded(outcome=ended.result(), completed=run.completed, child_jobs=child_jobs)
+        self._send(ended_run)
+
+    def _forward(self, event: Event) -> None:
+        if event.name in self._wanted:
+            self._send(wire.RunEvent.model_validate({"name": event.name, "fields": event.fields}))
+
+    def _start(self, steps: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(steps, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What the owner of a job and the isolated process that runs it send each other."""
+"""What the owner of jobs and an isolated process that runs them send each other."""
 
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter
 
@@ -13,29 +13,58 @@ from jsworker.worker.pipeline.outcomes import Outcome
 from jsworker.worker.stacks import Stack
 
 
-class Order(Message):
-    """All that the isolated process needs to run a job for its owner; the first message.
+class Introduction(Message):
+    """What an isolated process needs to know of its owner, whatever it runs; the first message.
 
-    ``origin`` is what makes the processor, ``middleware`` what its worker was given, ``path`` the owner's
-    ``sys.path``, ``kinds`` what it serves. The settings hold secrets: they pass through the socket alone.
+    ``path`` is the owner's ``sys.path``, ``kinds`` what it serves. The settings hold secrets: they pass
+    through the socket alone.
     """
 
-    what: Literal["order"] = "order"
-    origin: str
-    middleware: tuple[str, ...]
+    what: Literal["introduction"] = "introduction"
     path: list[str]
     worker_id: str
     settings: Settings
-    claimed: ClaimedJob
     kinds: frozenset[str]
 
 
-class Request(Message):
-    """What the owner wants: that the job sees its drain, that the run ends, or to know where the run is."""
+class Preparation(Message):
+    """Make the processor of an origin and set it up; answered by ``Prepared``.
 
-    what: Literal["drain", "stop", "ask stacks"]
+    ``middleware``: the origins of what its worker was given.
+    """
+
+    what: Literal["prepare"] = "prepare"
+    origin: str
+    middleware: tuple[str, ...]
+
+
+class Order(Message):
+    """A job to run; its kind is prepared. ``wanted``: names of events that the owner listens to."""
+
+    what: Literal["order"] = "order"
+    claimed: ClaimedJob
+    wanted: frozenset[str] = frozenset()
+
+
+class Request(Message):
+    """What the owner wants: that the run sees the drain, ends, or tells where it is; or the end of all."""
+
+    what: Literal["drain", "stop", "ask stacks", "end"]
     reason: StopReason | None = None
     """Why the run is to end."""
+
+
+class Prepared(Message):
+    """A processor is set up, or why it is not; the process that could not is of no more use."""
+
+    what: Literal["prepared"] = "prepared"
+    error: str | None
+
+
+class Tick(Message):
+    """The event loop ticks, and no job runs."""
+
+    what: Literal["tick"] = "tick"
 
 
 class RunState(Message):
@@ -54,8 +83,22 @@ class RunStacks(Message):
     stacks: list[Stack]
 
 
+class RunEvent(Message):
+    """An event of the run, for listeners of its owner."""
+
+    what: Literal["event"] = "event"
+    name: Literal["job.progress", "job.step"]
+    fields: dict[str, Any]
+
+
+class JobsAdded(Message):
+    """The run has enqueued jobs that wait to be published."""
+
+    what: Literal["added"] = "added"
+
+
 class RunEnded(Message):
-    """The last message; ``completed``: whether the job's own transaction has completed it.
+    """The last message of a run; ``completed``: whether the job's own transaction has completed it.
 
     ``child_jobs`` are enqueued with its completion, or were by that transaction.
     """
@@ -69,8 +112,18 @@ class RunEnded(Message):
     child_jobs: list[ChildJob]
 
 
-FromOwner: TypeAlias = Order | Request
-FromIsolated: TypeAlias = RunState | RunStacks | RunEnded
+class TeardownFailed(Message):
+    """A processor could not be torn down, and why."""
+
+    what: Literal["teardown"] = "teardown"
+    kind: str
+    reason: str
+
+
+FromOwner: TypeAlias = Introduction | Preparation | Order | Request
+FromIsolated: TypeAlias = (
+    Prepared | Tick | RunState | RunStacks | RunEvent | JobsAdded | RunEnded | TeardownFailed
+)
 
 _BY_WHAT: Final = Field(discriminator="what")
 FROM_OWNER: Final = TypeAdapter[FromOwner](Annotated[FromOwner, _BY_WHAT])

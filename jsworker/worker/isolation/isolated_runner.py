@@ -1,51 +1,42 @@
-"""The owner's side of isolation: starts the process, hears it, stops it, and judges how it ended."""
+"""Runs jobs in processes of their own: in the worker's pool of warm ones, or alone in quarantine."""
 
 import asyncio
-import os
-import signal
-import socket
-import sys
-from contextlib import ExitStack
-from functools import partial
-from typing import Final, TypeVar
+from collections.abc import Collection, Coroutine
+from typing import Any, Final
 
-from jsworker.core.clock import boottime
-from jsworker.core.message_link import MessageLink
-from jsworker.core.settings import Settings
 from jsworker.ownership.transitions.claim import ClaimedJob
+from jsworker.telemetry.worker_status import IsolatedProcesses
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.isolation import isolated_messages as wire
-from jsworker.worker.isolation.parent_death_signal import lifeline
-from jsworker.worker.pipeline.attempt import forget_cancellation, time_limits
-from jsworker.worker.pipeline.child_jobs import MOST, MOST_PAYLOADS, ChildJobs
-from jsworker.worker.pipeline.in_flight import Run, StopReason
+from jsworker.worker.isolation.isolated_process import Cause, IsolatedProcess, NotReady
+from jsworker.worker.isolation.resident_memory import resident_bytes
+from jsworker.worker.pipeline.in_flight import Run
 from jsworker.worker.pipeline.kinds import Kind
-from jsworker.worker.pipeline.outcomes import Failed, Outcome, failed, stopped
+from jsworker.worker.pipeline.outcomes import Interrupted, Outcome, failed
 from jsworker.worker.stacks import Stack
 
-T = TypeVar("T")
-
-_LINE_MARGIN_BYTES: Final = 2**20
-_BYTES_A_BYTE: Final = 7
-"""Bytes that one byte of a result, or of a payload, takes at most as JSON text within JSON."""
-_LINE_BYTES_A_CHILD_JOB: Final = 4096
-"""What is sent of a child job beside its payload, at most: its keys and the states of traces are bounded."""
-_GRACE_HEARTBEATS: Final = 2
-"""Intervals that the process may go on after it was told to stop."""
+MEMORY_LOOK_SECONDS: Final = 0.25
+"""Between two looks at what isolated processes take."""
 _SHARED_STALLS: Final = 2
 """After so many stalls a job runs alone, however many it is allowed."""
-_START_SECONDS: Final = 120.0
-"""What the process may take, at least, until its event loop ticks: it imports a lot."""
-_STACKS_SECONDS: Final = 2.0
-"""What it may take to answer: less than the caller waits."""
+_WHAT: Final = "isolated processes"
+"""What is reported as degraded while they cannot be made ready."""
 
 
 class IsolatedRunner:
-    """Runs jobs in quarantine, with the settings and in the name of their owner."""
+    """Runs jobs in isolated processes, with the settings and in the name of their owner."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._processes: dict[Run, _IsolatedProcess] = {}
+        self._most = context.settings.isolated_processes
+        self._kinds = [kind for kind in context.kinds.values() if kind.is_isolated]
+        self.limits_memory = any(kind.max_memory_bytes is not None for kind in self._kinds)
+        """Whether there is a kind whose jobs may take so much memory and no more."""
+        self._in_pool = 0  # starting, idle, busy and ending ones
+        self._idle: list[IsolatedProcess] = []  # the one that was used last stands last
+        self._busy: dict[Run, IsolatedProcess] = {}  # of quarantine, too
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     def takes(self, claimed: ClaimedJob, kind: Kind) -> bool:
         """Return whether a job is to run in quarantine: one more stall would be its last, or its third."""
@@ -61,181 +52,157 @@ class IsolatedRunner:
             self._context.complaints.report(f"quarantine of kind {kind.name}", why)
         return not why
 
+    async def begin(self) -> None:
+        """Set up each isolated kind in a process of the pool, so that faults show now; raises NotReady."""
+        for kind in self._kinds:
+            self._idle.append(await self._prepared(kind, in_pool=True))
+
     async def run(self, run: Run) -> Outcome:
-        """Run a job in a process of its own and return what it ended in; a crash is a counted stall."""
-        spans = {} if run.spans is None else run.spans.context()._asdict()
-        order = wire.Order(
-            origin=run.kind.origin or "",
-            middleware=run.kind.middleware_origins,
-            path=sys.path,
-            worker_id=self._context.worker_id,
-            settings=self._context.settings,
-            claimed=run.claimed._replace(**spans),
-            kinds=frozenset(self._context.kinds),
-        )
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                process = await _start(theirs)
-            except BaseException:
-                ours.close()
-                raise
-        isolated = self._processes[run] = _IsolatedProcess(run, process, ours, self._context.settings)
+        """Run a job in an isolated process and return what it ended in; a crash is a counted stall."""
+        claimed = run.claimed
+        if run.spans is not None:
+            claimed = claimed._replace(**run.spans.context()._asdict())
         try:
-            isolated.send(order)
-            run.on_drain = partial(isolated.send, wire.Request(what="drain"))
-            if run.should_stop:
-                run.on_drain()
-            return await isolated.outcome()
-        finally:
-            del self._processes[run]
-            run.on_drain = None
-            await isolated.end()
+            process = await self._prepared(run.kind, in_pool=not run.quarantined)
+            self._busy[run] = process
+            try:
+                outcome = await process.run(run, claimed)
+            except BaseException:
+                process.kill("not needed")
+                raise
+            finally:
+                del self._busy[run]
+                self._put_back(process, run)
+        except NotReady as error:
+            alone = " alone" if run.quarantined else ""
+            failure = failed(run, f"the process in which the job was to run{alone} {error}")
+            if run.quarantined:
+                return failure  # no stall: nothing of the job has run
+            self._context.complaints.report(_WHAT, failure.error)
+            return Interrupted(failure.error, failure.error, failure.delay)
+        if not run.quarantined:
+            self._context.complaints.end(_WHAT)
+        return outcome
 
     async def ask_stacks(self, run: Run) -> list[Stack] | None:
         """Return where a run is in its process; None: the process does not answer within two seconds."""
-        isolated = self._processes.get(run)
-        return None if isolated is None else await isolated.ask_stacks()
+        process = self._busy.get(run)
+        return None if process is None else await process.ask_stacks()
 
+    async def look_at_memory(self) -> None:
+        """Kill each process that has taken twice the memory that a job of its kind may take."""
+        limited = {run: process for run, process in self._busy.items() if run.kind.max_memory_bytes}
+        _measure(limited.values())
+        for run, process in limited.items():
+            most, taken = run.kind.max_memory_bytes or 0, process.memory_bytes
+            if taken > 2 * most:
+                why = f"it took {taken / 1e6:.0f} MB, more than twice max_memory_mb={most / 1e6:g}"
+                process.kill("memory exceeded", why)
 
-class _IsolatedProcess:
-    """A process from its start to its end; it is watched from the beginning."""
+    def status(self) -> IsolatedProcesses:
+        """Return how many processes there are."""
+        return IsolatedProcesses(busy=len(self._busy), idle=len(self._idle))
 
-    def __init__(
-        self, run: Run, process: asyncio.subprocess.Process, end: socket.socket, settings: Settings
-    ) -> None:
-        self._run = run
-        self._process = process
-        self._settings = settings
-        self._start_timeout = max(settings.watchdog_timeout, _START_SECONDS)
-        self._ticks = False
-        self._quiet_until = 0.0
-        self._limits = ExitStack()
-        self._killed_because: str | None = None
-        self._loop = asyncio.get_running_loop()
-        self._last_message: asyncio.Future[wire.RunEnded | None] = self._loop.create_future()
-        self._stacks: asyncio.Future[list[Stack]] | None = None
-        self._link = MessageLink(
-            end,
-            wire.FROM_ISOLATED,
-            on_message=self._note,
-            on_end=partial(_resolve, self._last_message, None),
-            longest_line=_longest_line(settings),
-        )
-        self.send = self._link.send
-        self._link.open()
-        self._silence = self._loop.call_later(self._start_timeout, self._judge_silence)
+    async def close(self) -> None:
+        """End all processes; those that run no job tear their processors down."""
+        self._closed = True
+        for process in self._idle:
+            self._start(process.end("not needed"))
+        for process in self._busy.values():
+            process.kill("not needed")
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
-    async def outcome(self) -> Outcome:
-        """Wait until the process reports its outcome, or ends without one."""
-        ending = asyncio.create_task(self._wait_for_outcome(), name=f"quarantine of {self._run.id}")
+    async def _prepared(self, kind: Kind, *, in_pool: bool) -> IsolatedProcess:
+        """Return a process that nobody else has, with a kind's processor set up in it; raises NotReady."""
+        while True:
+            process = await (self._from_pool(kind) if in_pool else self._started(in_pool=False))
+            is_new = not process.prepared
+            try:
+                if kind.name not in process.prepared:
+                    await process.prepare(kind)
+                    if kind.max_memory_bytes is not None:
+                        _measure([process])
+            except BaseException as error:
+                process.kill("not ready" if isinstance(error, NotReady) else "not needed")
+                raise
+            if (cause := _unfit(process, kind)) is None:
+                return process
+            # What was set up in it for other kinds takes memory, too.
+            self._start(process.end(cause))
+            if is_new:
+                taken, most = process.memory_bytes / 1e6, (kind.max_memory_bytes or 0) / 1e6
+                why = f"took {taken:.0f} MB at the end of setup()"
+                raise NotReady(f"{why}: max_memory_mb={most:g} of kind {kind.name} must be more")
+
+    async def _from_pool(self, kind: Kind) -> IsolatedProcess:
+        while True:
+            fitting = [process for process in self._idle if _unfit(process, kind) is None]
+            if fitting:
+                process = max(reversed(fitting), key=lambda each: kind.name in each.prepared)
+                self._idle.remove(process)
+                return process
+            if self._in_pool < self._most:
+                return await self._started(in_pool=True)
+            if self._idle:
+                unfit = self._idle.pop(0)
+                self._start(unfit.end(_unfit(unfit, kind) or "jobs"))
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _started(self, *, in_pool: bool) -> IsolatedProcess:
+        self._in_pool += in_pool
         try:
-            while True:
-                try:
-                    return await asyncio.shield(ending)
-                except asyncio.CancelledError:
-                    if ending.done():
-                        return ending.result()
-                    if self._run.stop is None or self._run.abandoned:
-                        raise
-                    forget_cancellation()
-                    self._request_stop(self._run.stop)
-        finally:
-            ending.cancel()
-            await asyncio.wait({ending})
+            process = await IsolatedProcess.start(self._context)
+        except BaseException as error:
+            self._in_pool -= in_pool
+            self._changed.set()
+            if isinstance(error, OSError):
+                raise NotReady(f"could not be started: {error.strerror}") from error
+            raise
+        self._start(self._see_end(process, in_pool=in_pool))
+        return process
 
-    async def ask_stacks(self) -> list[Stack] | None:
-        """Ask the process where its job is; None: it does not answer in time."""
-        if self._stacks is None or self._stacks.done():
-            self._stacks = self._loop.create_future()
-            self.send(wire.Request(what="ask stacks"))
-        await asyncio.wait({self._stacks}, timeout=_STACKS_SECONDS)
-        return self._stacks.result() if self._stacks.done() else None
+    async def _see_end(self, process: IsolatedProcess, *, in_pool: bool) -> None:
+        await asyncio.wait({process.over})
+        self._in_pool -= in_pool
+        if process in self._idle:
+            self._idle.remove(process)
+        self._changed.set()
+        if (cause := process.ended_because) != "not needed":
+            facts = {"pid": process.pid, "cause": cause, "jobs": process.jobs}
+            self._context.events.emit("isolated.ended", **facts, memory_bytes=process.memory_bytes or None)
 
-    async def end(self) -> None:
-        """Leave nothing of the process."""
-        self._link.close()
-        self._limits.close()
-        self._silence.cancel()
-        self._kill("it is not needed any more")
-        await self._process.wait()
+    def _put_back(self, process: IsolatedProcess, run: Run) -> None:
+        """Keep a process for the next job, unless it is of no more use."""
+        if process.ended_because is not None:
+            return
+        if self.limits_memory:
+            _measure([process])
+        if run.quarantined or self._closed:
+            self._start(process.end("not needed"))
+        elif cause := _unfit(process, run.kind):
+            self._start(process.end(cause))
+        else:
+            self._idle.append(process)
+            self._changed.set()
 
-    def _note(self, message: wire.FromIsolated) -> None:
-        match message:
-            case wire.RunState(sign_at=sign_at, quiet_seconds=quiet_seconds, quiet_until=quiet_until):
-                if not self._ticks:  # the start of the process is not the job's own time
-                    self._ticks = True
-                    self._limits.enter_context(time_limits(self._run))
-                self._run.sign_at = max(self._run.sign_at, sign_at)
-                if quiet_until != self._quiet_until:  # else the heartbeat may have ended that phase
-                    self._quiet_until = self._run.quiet_until = quiet_until
-                    self._run.quiet_seconds = quiet_seconds
-            case wire.RunStacks(stacks=stacks) if self._stacks is not None:
-                _resolve(self._stacks, stacks)
-            case wire.RunEnded():
-                _resolve(self._last_message, message)
-        self._watch()
-
-    def _watch(self) -> None:
-        self._silence.cancel()
-        limit = self._settings.watchdog_timeout if self._ticks else self._start_timeout
-        self._silence = self._loop.call_later(limit, self._judge_silence)
-
-    def _judge_silence(self) -> None:
-        """Kill a process that does not begin, or whose event loop does not tick, unless it is quiet."""
-        if not self._ticks:
-            self._kill(f"it had not started within {self._start_timeout:g} s")
-        elif boottime() > self._run.quiet_until:
-            self._kill(f"its event loop has not ticked for {self._settings.watchdog_timeout:g} s")
-        self._watch()
-
-    def _request_stop(self, reason: StopReason) -> None:
-        self.send(wire.Request(what="stop", reason=reason))
-        grace = _GRACE_HEARTBEATS * self._settings.heartbeat_interval
-        if reason is StopReason.SHUTDOWN:  # the owner itself has no more time than this
-            grace = self._settings.statement_timeout
-        why = f"it went on although it was told to stop: {reason.value}"
-        self._loop.call_later(grace, self._kill, why)
-
-    def _kill(self, reason: str) -> None:
-        if self._process.returncode is None:
-            self._killed_because = self._killed_because or reason
-            self._process.kill()
-
-    async def _wait_for_outcome(self) -> Outcome:
-        ended = await self._last_message
-        if ended is not None:
-            self._run.completed |= ended.completed
-            if ended.child_jobs:
-                self._run.child_jobs = ChildJobs(ended.child_jobs)
-            return ended.outcome
-        code = await self._process.wait()
-        if self._run.stop in {StopReason.LOST, StopReason.FENCED, StopReason.SHUTDOWN}:
-            return stopped(self._run)
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        why = f": {self._killed_because}" if self._killed_because else ""
-        if not self._ticks:
-            error = f"the process in which the job was to run alone {how} before the job began{why}"
-            return failed(self._run, error)  # no stall: nothing of the job has run
-        return Failed(f"the process in which the job ran alone {how}{why}", None, 0.0, stalled=True)
+    def _start(self, steps: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(steps, name="jsworker isolated process")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
-def _longest_line(settings: Settings) -> int:
-    child_jobs = MOST_PAYLOADS * settings.max_payload_bytes
-    rows = MOST * _LINE_BYTES_A_CHILD_JOB
-    return (settings.max_result_bytes + child_jobs) * _BYTES_A_BYTE + rows + _LINE_MARGIN_BYTES
+def _measure(processes: Collection[IsolatedProcess]) -> None:
+    taken = resident_bytes([process.pid for process in processes])
+    for process in processes:
+        process.memory_bytes = taken.get(process.pid, process.memory_bytes)
 
 
-def _resolve(future: "asyncio.Future[T]", value: T) -> None:
-    if not future.done():
-        future.set_result(value)
-
-
-async def _start(theirs: socket.socket) -> asyncio.subprocess.Process:
-    flags = [f"-W{option}" for option in sys.warnoptions] + (["-P"] if sys.flags.safe_path else [])
-    numbers = [os.getpid(), lifeline(), theirs.fileno()]
-    module = ["-m", "jsworker.worker.isolation.isolated_child", *map(str, numbers)]
-    inherited = [each for each in numbers[1:] if each >= 0]
-    return await asyncio.create_subprocess_exec(
-        sys.executable, *flags, *module, stdin=asyncio.subprocess.DEVNULL, pass_fds=inherited
-    )
+def _unfit(process: IsolatedProcess, kind: Kind) -> Cause | None:
+    """Return why a process may run no other job of a kind; None: it may."""
+    if kind.max_jobs_per_process is not None and process.jobs >= kind.max_jobs_per_process:
+        return "jobs"
+    if kind.max_memory_bytes is not None and process.memory_bytes > kind.max_memory_bytes:
+        return "memory"
+    return None

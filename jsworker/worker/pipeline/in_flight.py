@@ -69,7 +69,8 @@ class Run:
         None  # that error, while another try of the transaction is due; or a sleep
     )
     job: Job[Any] | None = None  # None until the payload has been read
-    quarantined: bool = False  # it runs in a process of its own, which is ended without ours
+    isolated: bool = False  # it runs in another process, which is ended without ours
+    quarantined: bool = False  # in one that runs no other job
     steps: "Steps | None" = None  # those that it has asked for
     steps_in_threads: int = 0  # of a coroutine; their ends are waited for
     on_drain: Callable[[], None] | None = None
@@ -123,7 +124,7 @@ class Run:
         timeout = self.kind.limits.timeout
         if timeout is None or now - self.began_at <= timeout or self.phase is not Phase.RUNNING:
             return False
-        return not (self.quarantined or self.kind.needs_timers)
+        return not (self.isolated or self.kind.needs_timers)
 
     def thresholds(self, quiet_seconds: float) -> dict[str, float | None]:
         """Return the limits of silence while the run is quiet for so long."""
@@ -171,7 +172,7 @@ class Run:
 
     def cancel_again(self) -> None:
         """Cancel a coroutine that goes on although it was cancelled; it may have swallowed that."""
-        if self.phase is Phase.RUNNING and self.kind.is_async and not self.quarantined:
+        if self.phase is Phase.RUNNING and self.kind.is_async and not self.isolated:
             self._cancel(self.task)
         elif self.left_task is not None:
             self._cancel(self.left_task)

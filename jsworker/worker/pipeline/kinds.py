@@ -4,7 +4,7 @@ import asyncio
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -50,6 +50,9 @@ class Kind:
     middleware: tuple[Middleware, ...] = ()  # outermost first
     middleware_origins: tuple[str, ...] = ()  # as ``origin``, of what the worker was given
     conceals: bool = False  # errors of its runs are shown without words, which may quote what is encoded
+    is_isolated: bool = False  # its jobs run in child processes, each of which has at most:
+    max_jobs_per_process: int | None = None
+    max_memory_bytes: int | None = None
 
     @property
     def needs_timers(self) -> bool:
@@ -148,6 +151,21 @@ def declared_limits(kinds: dict[str, Kind]) -> dict[str, dict[str, Any]]:
     return declared
 
 
+def check_isolated(kinds: Iterable[Kind], *, codec_is_given: bool) -> None:
+    """Raise InvalidTarget for a kind whose jobs are to run in processes that cannot make what it needs."""
+    for kind in kinds:
+        if not kind.is_isolated:
+            continue
+        rule = ""
+        if kind.origin is None:
+            needed = "a class, or an instance, that can be imported: MODULE:NAME"
+            rule = f"isolation='process' needs {needed}, and middleware of the worker, too"
+        elif codec_is_given:
+            rule = "isolation='process' needs a codec that another process can make: JSWORKER_CODEC"
+        if rule:
+            raise InvalidTarget(f"kind {kind.name} ({_full_name(type(kind.processor))}): {rule}")
+
+
 def processor_at(origin: str) -> JobProcessor[Any]:
     """Make the processor of an origin in this process."""
     found = named_at(origin.removesuffix("()"))
@@ -241,6 +259,15 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "concurrency": (lambda value: value is None or _is_count(value), _COUNT),
     "timeout": (_is_time_limit, _SECONDS),
     "progress_timeout": (_is_time_limit, _SECONDS),
+    "isolation": (lambda value: value in (None, "process"), "None or 'process'"),
+    "max_jobs_per_process": (
+        lambda value: value is None or (type(value) is int and _is_count(value)),
+        f"None or {_COUNT}",
+    ),
+    "max_memory_mb": (
+        lambda value: value is None or (type(value) in {int, float} and 0 < value <= _MOST),
+        f"None or megabytes, more than 0 and at most {_MOST}",
+    ),
     "limit": (lambda value: value is None or isinstance(value, Limit), "a Limit, for example Limit(2)"),
     "rate": (lambda value: value is None or isinstance(value, Rate), "a Rate, for example Rate(50, per=60)"),
     "unique": (lambda value: value in get_args(Unique), "'live' or 'waiting'"),
@@ -268,6 +295,10 @@ def _check_class(processor: JobProcessor[Any]) -> None:
         Terms().of(type(processor)).check(0.0)
     except ValueError as error:  # of two that contradict each other
         raise SettingsError(f"kind {processor.kind} ({name}): {error}") from None
+    for attribute in ("max_jobs_per_process", "max_memory_mb"):
+        if processor.isolation is None and (value := getattr(processor, attribute)) is not None:
+            of_kind = f"of kind {processor.kind} ({name})"
+            raise SettingsError(f"{attribute}={shown(value)} {of_kind} needs isolation='process'")
     _check_process(processor.process, name)
     try:
         what = "payload type"
@@ -294,6 +325,9 @@ def _resolve(processor: JobProcessor[Any], settings: Settings) -> Kind:
     progress_timeout = _choose(processor.progress_timeout, settings.progress_timeout)
     # A decorator may wrap a coroutine function in a plain one that returns its coroutine, or the reverse.
     functions = processor.process, inspect.unwrap(processor.process)
+    is_isolated = processor.isolation is not None
+    slots = min(settings.concurrency, settings.isolated_processes) if is_isolated else settings.concurrency
+    memory = processor.max_memory_mb
     return Kind(
         name=processor.kind,
         processor=processor,
@@ -305,12 +339,15 @@ def _resolve(processor: JobProcessor[Any], settings: Settings) -> Kind:
             max_stalls=_choose(processor.max_stalls, settings.max_stalls),
         ),
         progress_timeout=progress_timeout,
-        concurrency=min(processor.concurrency or settings.concurrency, settings.concurrency),
+        concurrency=min(processor.concurrency or slots, slots),
         result_type=result_type(processor.process),
         is_async=any(inspect.iscoroutinefunction(each) for each in functions),
         has_own_timeout=isinstance(processor.timeout, int | float) or progress_timeout is not None,
         origin=None,
         priority=priority_number(processor.priority),
+        is_isolated=is_isolated,
+        max_jobs_per_process=processor.max_jobs_per_process,
+        max_memory_bytes=None if memory is None else round(memory * 1_000_000),
     )
 
 

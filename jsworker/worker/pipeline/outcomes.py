@@ -129,7 +129,7 @@ def check_size(text: str, what: str, max_bytes: int) -> None:
 
 def raised(run: Run, error: BaseException) -> Outcome:
     """Return the outcome of a run whose processor raised."""
-    if isinstance(error, Snooze) and not _passed_limit(run):
+    if isinstance(error, Snooze) and not passed_limit(run):
         return Snoozed(
             first_line(_words(run, error)), _delay(run, error.after), not isinstance(error, Asleep)
         )
@@ -169,7 +169,7 @@ def stopped(run: Run) -> Outcome:
         case StopReason.CANCELLED:
             return HandedBack("cancelled on request")  # a job that was asked to end has not erred
         case StopReason.TIMEOUT | StopReason.NO_PROGRESS:
-            return failed(run, _passed_limit(run))
+            return failed(run, passed_limit(run))
         case StopReason.FENCED | StopReason.SHUTDOWN | None:
             return _handed_back(run)
 
@@ -207,7 +207,8 @@ def _final(run: Run, error: BaseException) -> str:
             return ""
 
 
-def _passed_limit(run: Run) -> str:
+def passed_limit(run: Run) -> str:
+    """Return which time limit of a run has passed, in words; empty: none has."""
     if run.stop is StopReason.TIMEOUT:
         return f"timed out after {run.kind.limits.timeout:g} s"
     return f"no progress for {run.kind.progress_timeout:g} s" if run.stop is StopReason.NO_PROGRESS else ""
@@ -215,7 +216,7 @@ def _passed_limit(run: Run) -> str:
 
 def _after_limit(run: Run, error: str) -> str:
     """Say first that a time limit had passed: what the processor made of its cancellation may hide that."""
-    limit = _passed_limit(run)
+    limit = passed_limit(run)
     return f"{limit}; {error}" if limit else error
 
 

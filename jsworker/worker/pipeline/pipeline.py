@@ -70,7 +70,12 @@ class Pipeline:
         self._tasks: set[asyncio.Task[None]] = set()
         self.ended: Counter[Settled] = Counter()
         """How many runs have ended, by what became of their jobs."""
-        self.slots = Slots(context.settings.concurrency, len(context.kinds), context.in_flight)
+        self.slots = Slots(
+            context.settings.concurrency,
+            len(context.kinds),
+            context.in_flight,
+            isolated_processes=context.settings.isolated_processes,
+        )
         self.isolated_runner = IsolatedRunner(context)
         self._wakes: Batcher[UUID, None] = Batcher("wakes", self._wake, limit=_WAKES, died=context.died)
         self.tracing = run_reports.RunTracing(context)
@@ -196,10 +201,11 @@ class Pipeline:
         if run.job is None or run.stop is not None:
             return outcomes.stopped(run)
         run.quarantined = self.isolated_runner.takes(run.claimed, run.kind)
+        run.isolated = run.quarantined or run.kind.is_isolated
         if self._events.wants("job.started"):
             facts = run.facts() | {"cleared": run.claimed.cleared, "quarantined": run.quarantined}
             self._events.emit("job.started", **facts)
-        if run.quarantined:
+        if run.isolated:
             return await self.isolated_runner.run(run)
         return await process_job(run, run.job, self._services)
 

@@ -37,7 +37,8 @@ def emit_end(
         return
     facts = run.facts() | {"seconds": boottime() - run.claimed_at}
     if isinstance(outcome, Failed) and outcome.stalled and settled in {Settled.SCHEDULED, Settled.FAILED}:
-        events.emit("job.stalled", **run.facts(), cause="crashed in quarantine", counted=True)
+        where = "quarantine" if run.quarantined else "isolation"
+        events.emit("job.stalled", **run.facts(), cause=f"crashed in {where}", counted=True)
     match settled:
         case Settled.COMPLETED:
             if error is not None:

@@ -35,6 +35,7 @@ class LeaseServices:
     loop: asyncio.AbstractEventLoop
     on_quiet: Callable[[], None] = lambda: None  # called when a quiet phase was announced or ended
     cover_others: Callable[[], Awaitable[None]] | None = None  # lets the process's other runs be silent, too
+    on_sign: Callable[[], None] = lambda: None  # called when the job has given a sign of life
     on_added: Callable[[], None] = lambda: None  # called when jobs were enqueued that wait to be published
     fetching: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_FETCHED_AT_ONCE))
     kinds: frozenset[str] = frozenset()  # whose jobs need the slots of this process
@@ -52,6 +53,7 @@ async def write_owned(
         raise
     run.beaten_at = max(run.beaten_at, started)
     run.sign_at = boottime()
+    services.on_sign()
     return written
 
 

@@ -46,8 +46,13 @@ class Slots:
     of another priority than normal, none of that costs anything.
     """
 
-    def __init__(self, capacity: int, kinds: int, in_flight: InFlight) -> None:
+    def __init__(
+        self, capacity: int, kinds: int, in_flight: InFlight, *, isolated_processes: int = 1
+    ) -> None:
         self._capacity = capacity
+        self._isolated_processes = isolated_processes
+        self._isolated = 0  # runs of isolated kinds: they share these processes
+        self._isolated_kinds: set[str] = set()
         self._kinds = kinds
         self._all = in_flight
         # By priority and kind; the kind that was served last stands last.
@@ -69,6 +74,8 @@ class Slots:
         """Note where jobs come from."""
         self._lanes.setdefault(lane.kind.name, []).append(lane)
         self._has_priorities |= lane.priority != NORMAL
+        if lane.kind.is_isolated:
+            self._isolated_kinds.add(lane.kind.name)
 
     @property
     def serves_one(self) -> bool:
@@ -145,9 +152,17 @@ class Slots:
         if self._in_line[HIGH] or self._in_line[LOW]:
             in_line += sum(len(self._waiting[lane].get(kind.name, ())) for lane in (HIGH, LOW))
         free = self._capacity + prefetch - len(self._all.claiming) - self._unsettled
+        if kind.is_isolated:
+            free = min(free, self._isolated_processes + prefetch - self._isolated_in_hand(kind, claiming))
         if prefetch:  # slots fall free quickly: each kind gets some, however many jobs of others wait
             free = max(free, self._share(kind, prefetch) - in_line)
         return min(free, self._most_of(kind, prefetch) - in_line - self._running[kind.name])
+
+    def _isolated_in_hand(self, kind: Kind, claiming: int) -> int:
+        """Return how many jobs of isolated kinds are being claimed (this one: ``claiming``), wait or run."""
+        others = [lane for name in self._isolated_kinds - {kind.name} for lane in self._lanes[name]]
+        waiting = sum(len(kinds.get(name, ())) for kinds in self._waiting for name in self._isolated_kinds)
+        return claiming + sum(lane.claiming for lane in others) + waiting + self._isolated
 
     def most(self, kind: Kind) -> int:
         """Return how many jobs of a kind may be in flight if no others are, prefetched ones included."""
@@ -179,20 +194,27 @@ class Slots:
     def _next_of(self, priority: int) -> Run | None:
         kinds = self._waiting[priority]
         for name, queue in kinds.items():
-            if queue and self._running[name] < queue[0].kind.concurrency:
+            if queue and self._may_run(queue[0].kind):
                 if len(kinds) > 1:
                     kinds[name] = kinds.pop(name)
                 self._running[name] += 1
                 self._taken += 1
+                self._isolated += queue[0].kind.is_isolated
                 self._in_line[priority] -= 1
                 return queue.popleft()
         return None
+
+    def _may_run(self, kind: Kind) -> bool:
+        if kind.is_isolated and self._isolated >= self._isolated_processes:
+            return False
+        return self._running[kind.name] < kind.concurrency
 
     def leave(self, run: Run, seconds: float) -> None:
         """Take the slot of a run whose processor has ended after ``seconds``; the run goes on to settle."""
         name = run.kind.name
         self._running[name] -= 1
         self._taken -= 1
+        self._isolated -= run.kind.is_isolated
         self._unsettled -= 1
         self._ended += 1
         mean = self._mean_seconds.get(name, seconds)
@@ -226,9 +248,14 @@ class Slots:
         return len(self._all.runs) - self._unsettled
 
     def _prefetch(self, kind: Kind) -> int:
-        """Return how many job slots fall free soon, if those that are free now are given to this kind."""
-        per_second, free = 0.0, self._capacity
+        """Return how many job slots fall free soon, if those that are free now are given to this kind.
+
+        For an isolated kind: how many isolated processes.
+        """
+        per_second, free = 0.0, self._isolated_processes if kind.is_isolated else self._capacity
         for name, running in self._running.items():
+            if kind.is_isolated and name not in self._isolated_kinds:
+                continue
             free -= running
             per_second += running / self._mean_seconds.get(name, math.inf)
         return self._soon(per_second + free / self._mean_seconds.get(kind.name, math.inf))

@@ -1,0 +1,317 @@
+"""The owner's side of one isolated process: it is watched from its start to its end, and ended in time."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias, TypeVar
+
+from jsworker.core.clock import boottime
+from jsworker.core.errors import JsworkerError
+from jsworker.core.message_link import MessageLink
+from jsworker.core.settings import Settings
+from jsworker.ownership.transitions.claim import ClaimedJob
+from jsworker.worker.context import WorkerContext
+from jsworker.worker.isolation import isolated_messages as wire
+from jsworker.worker.isolation.isolated_child import FLUSH_SECONDS, TEARDOWN_SECONDS
+from jsworker.worker.isolation.parent_death_signal import lifeline
+from jsworker.worker.pipeline.attempt import forget_cancellation, time_limits
+from jsworker.worker.pipeline.child_jobs import MOST, MOST_PAYLOADS, ChildJobs
+from jsworker.worker.pipeline.in_flight import Run, StopReason
+from jsworker.worker.pipeline.kinds import Kind
+from jsworker.worker.pipeline.outcomes import Failed, Outcome, failed, passed_limit, stopped
+from jsworker.worker.stacks import Stack
+
+T = TypeVar("T")
+Cause: TypeAlias = Literal[
+    "jobs", "memory", "memory exceeded", "stop ignored", "silent", "not ready", "crashed", "not needed"
+]
+"""Why a process ended. Of these ``jobs`` and ``memory`` are in order: it has run its number of jobs, or has
+grown; ``memory exceeded`` is twice the limit, in the middle of a job."""
+
+_LINE_MARGIN_BYTES: Final = 2**20
+_BYTES_A_BYTE: Final = 7
+"""Bytes that one byte of a result, or of a payload, takes at most as JSON text within JSON."""
+_LINE_BYTES_A_CHILD_JOB: Final = 4096
+"""What is sent of a child job beside its payload, at most: its keys and the states of traces are bounded."""
+_GRACE_HEARTBEATS: Final = 2
+"""Intervals that a job may go on after it was told to stop."""
+_STACKS_SECONDS: Final = 2.0
+"""What a process may take to answer: less than the caller waits."""
+_LINK_SECONDS: Final = 5.0
+"""Between the end of a process and the end of what it has sent, whichever comes first."""
+
+
+class NotReady(JsworkerError):
+    """An isolated process cannot run jobs of a kind: it ended too early, or ``setup`` raised."""
+
+
+class IsolatedProcess:
+    """A process that runs jobs for its owner, one at a time.
+
+    Attributes:
+        prepared: kinds whose processors are set up in it.
+        jobs: how many it has begun.
+        memory_bytes: resident, when it was last looked at; 0: it was not.
+        over: done when it has ended.
+    """
+
+    def __init__(
+        self, context: WorkerContext, process: asyncio.subprocess.Process, end: socket.socket
+    ) -> None:
+        settings = context.settings
+        self._context = context
+        self._settings = settings
+        self._process = process
+        self.prepared: set[str] = set()
+        self.jobs = 0
+        self.memory_bytes = 0
+        self.ended_because: Cause | None = None
+        self._killed_why: str | None = None
+        self._how = ""
+        self._run: Run | None = None
+        self._run_began = False
+        self._quiet_until = 0.0
+        self._loop = asyncio.get_running_loop()
+        self.over: asyncio.Future[None] = self._loop.create_future()
+        self._prepared: asyncio.Future[wire.Prepared | None] = self._loop.create_future()
+        self._run_ended: asyncio.Future[wire.RunEnded | None] = self._loop.create_future()
+        self._stacks: asyncio.Future[list[Stack]] | None = None
+        self._link_ended: asyncio.Future[None] = self._loop.create_future()
+        self._link = MessageLink(
+            end,
+            wire.FROM_ISOLATED,
+            on_message=self._note,
+            on_end=partial(_resolve, self._link_ended, None),
+            longest_line=_longest_line(settings),
+        )
+        self._link.open()
+        self._link.send(
+            wire.Introduction(
+                path=sys.path,
+                worker_id=context.worker_id,
+                settings=settings,
+                kinds=frozenset(context.kinds),
+            )
+        )
+        self._silence = self._loop.call_later(settings.startup_timeout, self._judge_start)
+        self._watching = asyncio.create_task(self._see_end(), name=f"end of isolated process {process.pid}")
+
+    @classmethod
+    async def start(cls, context: WorkerContext) -> "IsolatedProcess":
+        """Start a process from a clean interpreter; OSError: the system starts none."""
+        ours, theirs = socket.socketpair()
+        numbers = [os.getpid(), lifeline(), theirs.fileno()]
+        flags = [f"-W{option}" for option in sys.warnoptions] + (["-P"] if sys.flags.safe_path else [])
+        module = ["-m", "jsworker.worker.isolation.isolated_child", *map(str, numbers)]
+        with theirs:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    *flags,
+                    *module,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    pass_fds=[each for each in numbers[1:] if each >= 0],
+                )
+            except BaseException:
+                ours.close()
+                raise
+        return cls(context, process, ours)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    async def prepare(self, kind: Kind) -> None:
+        """Have the processor of a kind made and set up; raises NotReady."""
+        if kind.name in self.prepared:
+            return
+        self._silence.cancel()
+        self._silence = self._loop.call_later(self._settings.startup_timeout, self._judge_start)
+        self._prepared = self._loop.create_future()
+        if self.over.done():
+            raise self._not_ready()
+        self._link.send(wire.Preparation(origin=kind.origin or "", middleware=kind.middleware_origins))
+        answer = await self._prepared
+        self._silence.cancel()
+        if answer is None:
+            raise self._not_ready()
+        if answer.error is not None:
+            raise NotReady(f"failed before the job began: {answer.error}")
+        self.prepared.add(kind.name)
+        self._watch()
+
+    async def run(self, run: Run, claimed: ClaimedJob) -> Outcome:
+        """Run a job of a prepared kind and return what it ended in; raises NotReady: it did not begin.
+
+        ``claimed`` is what the process gets to know of it.
+        """
+        self.jobs += 1
+        self._run, self._run_began = run, False
+        self._run_ended = self._loop.create_future()
+        events = self._context.events
+        wanted = frozenset(name for name in ("job.progress", "job.step") if events.wants(name))
+        try:
+            with ExitStack() as until_the_end:
+                self._link.send(wire.Order(claimed=claimed, wanted=wanted))
+                until_the_end.enter_context(time_limits(run))
+                run.on_drain = partial(self._link.send, wire.Request(what="drain"))
+                if run.should_stop:
+                    run.on_drain()
+                if self.over.done():
+                    _resolve(self._run_ended, None)
+                return await self._outcome(run, until_the_end)
+        finally:
+            run.on_drain = None
+            self._run, self._quiet_until = None, 0.0
+
+    async def ask_stacks(self) -> list[Stack] | None:
+        """Ask the process where its job is; None: it does not answer in time."""
+        if self._stacks is None or self._stacks.done():
+            self._stacks = self._loop.create_future()
+            self._link.send(wire.Request(what="ask stacks"))
+        await asyncio.wait({self._stacks}, timeout=_STACKS_SECONDS)
+        return self._stacks.result() if self._stacks.done() else None
+
+    async def end(self, cause: Cause) -> None:
+        """Let its processors be torn down, and leave nothing of it."""
+        self.ended_because = self.ended_because or cause
+        self._silence.cancel()
+        self._link.send(wire.Request(what="end"))
+        seconds = TEARDOWN_SECONDS * len(self.prepared) + 2 * FLUSH_SECONDS
+        await asyncio.wait({self.over}, timeout=seconds)
+        self.kill(cause)
+        await asyncio.wait({self.over})
+
+    def kill(self, cause: Cause, why: str | None = None) -> None:
+        """End it at once; ``why`` is for the job that it runs."""
+        if self._process.returncode is None:
+            self.ended_because = self.ended_because or cause
+            self._killed_why = self._killed_why or why
+            self._process.kill()
+
+    async def _see_end(self) -> None:
+        exited = asyncio.create_task(self._process.wait())
+        either: set[asyncio.Future[Any]] = {exited, self._link_ended}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        # A program that a job has started may keep the link; a process that has closed it is of no more use.
+        await asyncio.wait({exited}, timeout=_LINK_SECONDS)
+        self.kill("crashed", "it has closed its connection to the worker")
+        code = await exited
+        await asyncio.wait({self._link_ended}, timeout=_LINK_SECONDS)
+        self._silence.cancel()
+        self._link.close()
+        self._how = _end_in_words(code)
+        self.ended_because = self.ended_because or "crashed"
+        self.over.set_result(None)
+        _resolve(self._prepared, None)
+        _resolve(self._run_ended, None)
+
+    @property
+    def _why(self) -> str:
+        return f": {self._killed_why}" if self._killed_why else ""
+
+    def _not_ready(self) -> NotReady:
+        return NotReady(f"{self._how} before the job began{self._why}")
+
+    def _note(self, message: wire.FromIsolated) -> None:
+        run = self._run
+        match message:
+            case wire.Prepared():
+                _resolve(self._prepared, message)
+            case wire.RunState(sign_at=sign_at, quiet_seconds=quiet_seconds, quiet_until=quiet_until) if run:
+                self._run_began = True
+                run.sign_at = max(run.sign_at, sign_at)
+                if quiet_until != self._quiet_until:  # else the heartbeat may have ended that phase
+                    self._quiet_until = run.quiet_until = quiet_until
+                    run.quiet_seconds = quiet_seconds
+            case wire.RunStacks(stacks=stacks) if self._stacks is not None:
+                _resolve(self._stacks, stacks)
+            case wire.RunEvent(name=name, fields=fields) if run:
+                self._context.events.emit(name, **fields)
+            case wire.JobsAdded():
+                self._context.requeued.notify()
+            case wire.RunEnded():
+                _resolve(self._run_ended, message)
+            case wire.TeardownFailed(kind=kind, reason=reason):
+                self._context.events.emit("worker.degraded", what=f"teardown of kind {kind}", reason=reason)
+        if self._prepared.done():  # else its event loop may stand still, for the time that a start may take
+            self._watch()
+
+    def _watch(self) -> None:
+        self._silence.cancel()
+        self._silence = self._loop.call_later(self._settings.watchdog_timeout, self._judge_silence)
+
+    def _judge_start(self) -> None:
+        self.kill("not ready", f"it had not started within {self._settings.startup_timeout:g} s")
+
+    def _judge_silence(self) -> None:
+        """Kill a process whose event loop does not tick, unless it is quiet."""
+        if boottime() > self._quiet_until:
+            self.kill("silent", f"its event loop has not ticked for {self._settings.watchdog_timeout:g} s")
+        self._watch()
+
+    async def _outcome(self, run: Run, until_the_end: ExitStack) -> Outcome:
+        while True:
+            try:
+                await asyncio.wait({self._run_ended})
+                break
+            except asyncio.CancelledError:
+                if self._run_ended.done():
+                    break
+                if run.stop is None or run.abandoned:
+                    raise
+                forget_cancellation()
+                timer = self._request_stop(run.stop)
+                until_the_end.callback(timer.cancel)
+        ended = self._run_ended.result()
+        if ended is not None:
+            run.completed |= ended.completed
+            if ended.child_jobs:
+                run.child_jobs = ChildJobs(ended.child_jobs)
+            return ended.outcome
+        return self._outcome_of_death(run)
+
+    def _request_stop(self, reason: StopReason) -> asyncio.TimerHandle:
+        self._link.send(wire.Request(what="stop", reason=reason))
+        grace = _GRACE_HEARTBEATS * self._settings.heartbeat_interval
+        if reason is StopReason.SHUTDOWN:  # the owner itself has no more time than this
+            grace = self._settings.statement_timeout
+        why = f"it went on although it was told to stop: {reason.value}"
+        return self._loop.call_later(grace, self.kill, "stop ignored", why)
+
+    def _outcome_of_death(self, run: Run) -> Outcome:
+        match run.stop:
+            case StopReason.LOST | StopReason.FENCED | StopReason.SHUTDOWN | StopReason.CANCELLED:
+                return stopped(run)
+            case _ if not self._run_began:
+                raise self._not_ready()
+            case StopReason.TIMEOUT | StopReason.NO_PROGRESS if not run.quarantined:
+                how = f"the process in which the job ran {self._how}{self._why}"
+                return failed(run, f"{passed_limit(run)}; {how}")
+        where = "ran alone" if run.quarantined else "ran"
+        error = f"the process in which the job {where} {self._how}{self._why}"
+        return Failed(error, None, 0.0, stalled=True)
+
+
+def _longest_line(settings: Settings) -> int:
+    child_jobs = MOST_PAYLOADS * settings.max_payload_bytes
+    rows = MOST * _LINE_BYTES_A_CHILD_JOB
+    return (settings.max_result_bytes + child_jobs) * _BYTES_A_BYTE + rows + _LINE_MARGIN_BYTES
+
+
+def _end_in_words(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with suppress(ValueError):  # one of the real-time signals, which have no names
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by signal {-code}"
+
+
+def _resolve(future: "asyncio.Future[T]", value: T) -> None:
+    if not future.done():
+        future.set_result(value)

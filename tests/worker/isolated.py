@@ -1,0 +1,203 @@
+"""Processors whose jobs run in isolated processes."""
+
+import asyncio
+import ctypes
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import structlog
+from sqlalchemy import text
+
+from jsworker.core.job import Job
+from jsworker.core.processor import Backoff, JobProcessor
+
+LEAKED: list[bytes] = []
+SPENT = Backoff(first=3600.0, longest=3600.0)
+
+
+def compute_until(path: str) -> None:
+    """Keep the interpreter until a file exists."""
+    while not Path(path).exists():
+        sum(range(10_000))
+
+
+def leak(megabytes: int) -> None:
+    """Take memory, every page of it, and keep it."""
+    LEAKED.append(b"x" * (megabytes * 1_000_000))
+
+
+class Isolated(JobProcessor):
+    """Does what the payload's ``does`` names, and tells in which process."""
+
+    kind = "isolated"
+    isolation = "process"
+    backoff = SPENT
+    setups: ClassVar[int] = 0
+
+    async def setup(self) -> None:
+        Isolated.setups += 1
+
+    async def teardown(self) -> None:
+        if path := os.environ.get("TORN_DOWN"):
+            Path(path, str(os.getpid())).touch()  # noqa: ASYNC240 -- takes no time
+
+    async def process(self, job: Job[dict[str, Any]]) -> Any:
+        does: Callable[[Job[dict[str, Any]]], Any] = getattr(self, f"_{job.payload['does']}")
+        found = await does(job)
+        return {"pid": os.getpid(), "setups": Isolated.setups, "found": found}
+
+    async def _return(self, job: Job[dict[str, Any]]) -> Any:
+        return job.payload.get("value")
+
+    async def _compute(self, job: Job[dict[str, Any]]) -> None:
+        compute_until(job.payload["until"])
+
+    async def _wait(self, _job: Job[dict[str, Any]]) -> None:
+        await asyncio.Event().wait()
+
+    async def _wait_for_file(self, job: Job[dict[str, Any]]) -> None:
+        while not Path(job.payload["until"]).exists():  # noqa: ASYNC110, ASYNC240 -- another process makes it
+            await asyncio.sleep(0.01)
+
+    async def _wait_to_be_told(self, job: Job[dict[str, Any]]) -> None:
+        while not job.should_stop:  # noqa: ASYNC110 -- a processor has no other way to learn it
+            await asyncio.sleep(0.01)
+
+    async def _segfault(self, _job: Job[dict[str, Any]]) -> None:
+        ctypes.string_at(0)
+
+    async def _exit(self, _job: Job[dict[str, Any]]) -> None:
+        os._exit(3)
+
+    async def _be_killed(self, _job: Job[dict[str, Any]]) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    async def _leave_by_sys_exit(self, _job: Job[dict[str, Any]]) -> None:
+        sys.exit("no reason")
+
+    async def _close_its_files(self, _job: Job[dict[str, Any]]) -> None:
+        os.closerange(3, 100)
+        await asyncio.Event().wait()
+
+    async def _raise(self, _job: Job[dict[str, Any]]) -> None:
+        raise ValueError("raised in isolation")
+
+    async def _log(self, _job: Job[dict[str, Any]]) -> None:
+        structlog.get_logger().warning("logged in isolation")
+
+    async def _report(self, job: Job[dict[str, Any]]) -> Any:
+        await job.update_progress(stage="apart", progress=0.5)
+        await job.save_checkpoint({"seen": job.checkpoint})
+        return await job.step("pid", os.getpid)
+
+    async def _sleep(self, job: Job[dict[str, Any]]) -> str:
+        await job.sleep(0.0 if job.attempt > 1 else 1.0, name="nap")
+        return "slept"
+
+    async def _be_quiet(self, job: Job[dict[str, Any]]) -> None:
+        await job.quiet(60.0)
+        time.sleep(3.0)  # noqa: ASYNC251 -- longer than the watchdog's patience
+
+    async def _complete(self, job: Job[dict[str, Any]]) -> None:
+        async with job.transaction(result={"by": "its transaction"}) as session:
+            await session.execute(text("CREATE TABLE effects (id int)"))
+
+
+class Other(Isolated):
+    """Another kind, which shares the processes."""
+
+    kind = "other-isolated"
+
+
+class Rotating(Isolated):
+    """Two jobs for each process."""
+
+    kind = "rotating"
+    max_jobs_per_process = 2
+
+
+class Stubborn(JobProcessor):
+    """A plain function that ignores its time-out, with the interpreter in its hands or not."""
+
+    kind = "stubborn-isolated"
+    isolation = "process"
+    timeout = 1.0
+    max_attempts = 1
+
+    def process(self, job: Job[dict[str, Any]]) -> None:
+        if job.payload["does"] == "match":  # one call that never lets another thread run
+            re.match(r"(a+)+$", "a" * 64 + "b")
+        while job.payload["does"] == "loop":
+            pass
+
+
+class Steady(JobProcessor):
+    """Reports progress, often enough, for much longer than it may be silent."""
+
+    kind = "steady"
+    isolation = "process"
+    progress_timeout = 3.0
+    max_attempts = 1
+
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        for n in range(14):
+            await job.update_progress(progress=n / 14)
+            await asyncio.sleep(0.5)
+
+
+class Leaky(JobProcessor):
+    """Leaks 100 MB a job, or as many as it is told; more than 250 are too many."""
+
+    kind = "leaky"
+    isolation = "process"
+    max_memory_mb = 250
+    backoff = SPENT
+
+    def process(self, job: Job[dict[str, Any]]) -> int:
+        for _ in range(job.payload.get("times", 1)):
+            leak(100)
+            time.sleep(0.3)
+        return os.getpid()
+
+
+class Frugal(Isolated):
+    """Needs little, and may have little."""
+
+    kind = "frugal"
+    max_memory_mb = 150
+
+
+class Huge(JobProcessor):
+    """Needs more than it may have, before its first job."""
+
+    kind = "huge"
+    isolation = "process"
+    max_memory_mb = 5
+
+    async def process(self, _job: Job[dict[str, Any]]) -> None:
+        """Do nothing."""
+
+
+class Unready(JobProcessor):
+    """Cannot be set up where the environment says so."""
+
+    kind = "unready"
+    isolation = "process"
+    max_jobs_per_process = 1
+
+    async def setup(self) -> None:
+        if os.environ.get("UNREADY") == "raises":
+            raise ConnectionError("no model server")
+        if os.environ.get("UNREADY") == "exits":
+            os._exit(4)
+        if os.environ.get("UNREADY") == "waits":
+            await asyncio.Event().wait()
+
+    async def process(self, _job: Job[dict[str, Any]]) -> int:
+        return os.getpid()
