@@ -94,7 +94,7 @@ def _look_into(folder: Path) -> tuple[list[Path], list[str]]:
 
 
 class CountLog(JobProcessor[LogFile]):
-    """Counts one log. A plain function: it runs in a thread.
+    """Counts one log, which keeps a processor busy: in a process of its own, it holds up no other job.
 
     Limit: at most two of each disk run at once, on all workers together.
     """
@@ -102,8 +102,7 @@ class CountLog(JobProcessor[LogFile]):
     kind = "count-log"
     limit = Limit(2, key="disk")
     timeout = 3600.0
-    # Counting keeps a processor busy. With isolation it runs in a process of its own, and holds up no other
-    # job of its worker; its place is here, as a class attribute.
+    isolation = "process"
 
     def process(self, job: Job[LogFile]) -> dict[str, Any]:
         """Return what the log adds up to, and where this run began to read."""
