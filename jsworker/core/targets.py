@@ -38,6 +38,14 @@ def load_processors(target: str) -> list[JobProcessor[Any] | type[JobProcessor[A
 
     Raises InvalidTarget when it cannot be imported, or has no processor that can be used.
     """
+    found = find_processors(target)
+    if not found:
+        raise InvalidTarget(f"target {target}: module {target} defines no JobProcessor")
+    return found
+
+
+def find_processors(target: str) -> list[JobProcessor[Any] | type[JobProcessor[Any]]]:
+    """Do as ``load_processors``, but return an empty list for a module that defines none."""
     if _MODULE.fullmatch(target) is None:
         return [load_processor(target)]
     if target.endswith(".py") and Path(target).is_file():
@@ -53,8 +61,6 @@ def load_processors(target: str) -> list[JobProcessor[Any] | type[JobProcessor[A
             is_public = not name.startswith("_") and cls.__module__ == each.__name__
             if (is_public or name in exported) and not isinstance(found.get(cls), JobProcessor):
                 found[cls] = value
-    if not found:
-        raise InvalidTarget(f"target {target}: module {target} defines no JobProcessor")
     return list(found.values())
 
 
