@@ -48,8 +48,9 @@ def status(
     OLDEST is for how long the first queued job has waited; IN/MIN, DONE/MIN and BAD/MIN (failed for good
     or cancelled) are those of the last five minutes, or of the last 10,000 jobs. LATER are jobs that
     wait for a time, HELD ones for a limit, a rate, a pause or the jobs that they need. Counting ends at
-    10,000: 10000+ is at least as many. Completed jobs are not counted, for there is no index of them. A
-    narrow terminal shows less.
+    10,000: 10000+ is at least as many. Completed jobs are not counted, for there is no index of them; a
+    kind that has no other jobs and no worker is shown as long as it has a rate. A narrow terminal shows
+    less.
 
     Example: `jsworker status --watch`
     """
@@ -65,7 +66,8 @@ def status(
     if found.after is not None:
         remark_next_page(found.after)
     if not found.kinds:
-        remark("there are neither jobs nor workers")
+        behind = "" if after is None else f" of a kind behind {cell(after)}"
+        remark(f"no job{behind} waits, runs, has failed or ended within five minutes, and no worker is there")
 
 
 async def _picture(database: Database, *, limit: int, after: str | None) -> Group:

@@ -119,7 +119,6 @@ class Job(Generic[P]):
         cleared: True when this run follows a reset or a release of an earlier one.
         clear_reason: why, or None.
         deadline: when the time-out of this run strikes, database time, or None.
-        checkpoint: what an earlier run or this one saved last, or None.
         scheduled_for: the instant for which a schedule has enqueued it, or None.
     """
 
@@ -131,9 +130,14 @@ class Job(Generic[P]):
     cleared: bool
     clear_reason: str | None
     deadline: datetime | None
-    checkpoint: Any
+    _checkpoint: Any = field(repr=False)
     _ownership: _Ownership = field(repr=False)
     scheduled_for: datetime | None = None
+
+    @property
+    def checkpoint(self) -> Any:
+        """What an earlier run or this one saved last by ``save_checkpoint``, or None."""
+        return self._checkpoint
 
     @property
     def should_stop(self) -> bool:
@@ -183,7 +187,7 @@ class Job(Generic[P]):
             InvalidJson: the value cannot be stored, or is larger than ``JSWORKER_MAX_CHECKPOINT_BYTES``.
         """
         await self._ownership.save_checkpoint(value)
-        self.checkpoint = value
+        self._checkpoint = value
 
     @overload
     def transaction(

@@ -38,8 +38,18 @@ def load_processors(target: str) -> list[JobProcessor[Any] | type[JobProcessor[A
 
     Raises InvalidTarget when it cannot be imported, or has no processor that can be used.
     """
+    found = find_processors(target)
+    if not found:
+        raise InvalidTarget(f"target {target}: module {target} defines no JobProcessor")
+    return found
+
+
+def find_processors(target: str) -> list[JobProcessor[Any] | type[JobProcessor[Any]]]:
+    """Do as ``load_processors``, but return an empty list for a module that defines none."""
     if _MODULE.fullmatch(target) is None:
         return [load_processor(target)]
+    if target.endswith(".py") and Path(target).is_file():
+        raise InvalidTarget(f"target {target} is a file: write the module, {target.removesuffix('.py')}")
     module = _import(target, target)
     found: dict[type[JobProcessor[Any]], JobProcessor[Any] | type[JobProcessor[Any]]] = {}
     for each in _modules_of(target, module):
@@ -51,8 +61,6 @@ def load_processors(target: str) -> list[JobProcessor[Any] | type[JobProcessor[A
             is_public = not name.startswith("_") and cls.__module__ == each.__name__
             if (is_public or name in exported) and not isinstance(found.get(cls), JobProcessor):
                 found[cls] = value
-    if not found:
-        raise InvalidTarget(f"target {target}: module {target} defines no JobProcessor")
     return list(found.values())
 
 
@@ -86,7 +94,7 @@ def load_named(target: str, what: str, example: str) -> Any:
     """Return what a target names, and call it if it says so; InvalidTarget: it cannot be read or imported."""
     parts = _TARGET.fullmatch(target)
     if parts is None:
-        advice = "; write the module without .py" if ".py:" in target else ""
+        advice = "; write the module without .py" if ".py:" in f"{target}:" else ""
         raise InvalidTarget(f"target {shown(target)} must read MODULE:{what}, for example {example}{advice}")
     found: Any = _import(target, parts["module"])
     for name in parts["names"].split("."):
@@ -118,7 +126,12 @@ def _load(target: str) -> JobProcessor[Any] | type[JobProcessor[Any]]:
     if isinstance(found, type) and issubclass(found, JobProcessor):
         return found
     if inspect.isfunction(found):
-        raise InvalidTarget(f"target {target} is no JobProcessor: write {target}() for what it returns")
+        advice = f"write {target}() for what it returns"
+        try:
+            inspect.signature(found).bind()
+        except TypeError:  # no factory, then: it takes a payload
+            advice = "@job makes one of a function"
+        raise InvalidTarget(f"target {target} is no JobProcessor: {advice}")
     what = "another class" if isinstance(found, type) else f"of type {type(found).__name__}"
     raise InvalidTarget(f"target {target} is no JobProcessor: it is {what}")
 

@@ -179,6 +179,12 @@ def _upgrade_by_one(connection: Connection, revision: str) -> tuple[str | None, 
     """
     _lock(connection)
     ahead, behind = _ways(connection, revision)
+    current = _current(connection)
+    if current is not None and current not in REVISIONS:
+        raise DatabaseRefused(
+            f"the database is at migration {current}, which is newer than this version's own {REVISIONS[-1]}:"
+            " it is left as it is"
+        )
     if ahead and (_ended_the_last(connection, behind) or _to_build(connection, revision)):
         return _current(connection), False
     command.upgrade(_config(connection), ahead[-1].revision if ahead else revision)

@@ -80,6 +80,7 @@ def test_those_of_a_package_are_all_that_its_modules_define() -> None:
     [
         ("empty", "target empty: module empty defines no JobProcessor"),
         ("nowhere", "target nowhere: there is no module nowhere in "),
+        ("empty.py", "target empty.py is a file: write the module, empty"),
         ("broken", "target broken: module broken.half cannot be imported: SyntaxError: "),
     ],
 )

@@ -106,7 +106,17 @@ class TestStatus:
 @pytest.mark.usefixtures("sql")
 def test_status_without_anything(cli: Cli) -> None:
     found = cli("status")
-    assert (found.code, found.err) == (0, "there are neither jobs nor workers\n")
+    told = "no job waits, runs, has failed or ended within five minutes, and no worker is there\n"
+    assert (found.code, found.err) == (0, told)
+
+
+def test_a_kind_is_shown_while_it_has_rates(cli: Cli, sql: Sql) -> None:
+    insert_job(sql, "completed", kind="double")
+    insert_job(sql, "completed", kind="shout", created_at=ago(4000), finished_at=ago(400))
+    lines = cli("status").ok().lines
+    assert lines[1].split() == ["double", "0", "0", "0", "0", "0", "0.2", "0.2", "0"]
+    assert lines[2] == ""
+    assert cli("status", "--after", "double").err.startswith("no job of a kind behind double waits")
 
 
 class TestWatch:

@@ -22,7 +22,9 @@ REFUSALS = {
     "factories:later()": "factories:later() is a coroutine function: open what it awaits in setup()",
     "factories:numbers()": "target factories:numbers() is no JobProcessor: it is of type int",
     "factories:numbers": "target factories:numbers is no JobProcessor: write factories:numbers() for what it",
+    "factories:undecorated": "factories:undecorated is no JobProcessor: @job makes one of a function",
     "./cli_jobs.py:Double": "AnalyzeRepo; write the module without .py",
+    "./cli_jobs.py": "AnalyzeRepo; write the module without .py",
     "nowhere:Double": "target nowhere:Double: there is no module nowhere in {here} or on the Python path",
     "nowhere.at.all:Double": "target nowhere.at.all:Double: there is no module nowhere in ",
     "needy:Double": "ModuleNotFoundError: No module named 'not_installed' ({here}/needy.py, line 1)",
@@ -49,6 +51,9 @@ async def later():
 
 def numbers():
     return 42
+
+async def undecorated(payload):
+    return payload
 
 def demanding():
     print("one more line that is no JSON")

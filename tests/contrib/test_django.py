@@ -17,6 +17,7 @@ from tests.support.djangos import closing, django_on  # first: it sets Django up
 
 from asgiref.sync import sync_to_async  # isort: skip
 from django.core.exceptions import ImproperlyConfigured
+from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 from django.test import modify_settings, override_settings
 from django.utils import timezone
@@ -25,6 +26,7 @@ from django_tasks.checks import check_tasks
 from django_tasks.exceptions import InvalidTaskError, TaskResultDoesNotExist
 from django_tasks.signals import task_enqueued, task_finished, task_started
 
+from django_app.shop import jobs as shop_jobs
 from django_app.shop.models import Order
 from jsworker.client import JobClient, SyncJobClient
 from jsworker.contrib.django import enqueue, fresh_connections
@@ -40,6 +42,7 @@ from jsworker.contrib.django.tasks import DjangoTask
 from jsworker.core.errors import Fail, InvalidPayload, TransitionRefused
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
+from jsworker.core.targets import load_processors
 from tests.client.test_enqueue import ShipOrder
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
@@ -483,6 +486,35 @@ class TestCommands:
                 out, err = workers.communicate(timeout=60)
         assert workers.returncode == 0, (out, err)
         assert (await rows.job(job.id))["result"] == {"receipt": "tea: 2.50"}
+
+    def test_processors_of_an_app_are_those_that_run_finds_in_its_module(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Private(shop_jobs.WriteReceipt):
+            kind = "private"
+
+        Private.__module__ = shop_jobs.__name__
+        monkeypatch.setattr(shop_jobs, "Alias", shop_jobs.WriteReceipt, raising=False)
+        monkeypatch.setattr(shop_jobs, "_Private", Private, raising=False)
+        commands: list[list[str]] = []
+        monkeypatch.setattr("os.execve", lambda _program, command, _variables: commands.append(command))
+        call_command("jsworker_run")
+        targets = commands[0][4:]
+        assert [each.kind for target in targets for each in load_processors(target)] == [
+            "write-receipt",
+            "django-task",
+        ]
+
+    def test_a_module_that_cannot_be_imported_is_named_in_one_line(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "half_done").mkdir()
+        (tmp_path / "half_done" / "__init__.py").touch()
+        (tmp_path / "half_done" / "jobs.py").write_text("import not_installed\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        line = "^target half_done.jobs: .* cannot be imported: ModuleNotFoundError: .*line 1.$"
+        with modify_settings(INSTALLED_APPS={"append": "half_done"}), pytest.raises(CommandError, match=line):
+            call_command("jsworker_run")
 
     def test_every_command_of_jsworker_has_djangos_settings(
         self, manage: Callable[..., subprocess.Popen[str]]

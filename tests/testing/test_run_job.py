@@ -135,6 +135,15 @@ async def test_a_checkpoint_or_progress_that_would_be_refused_is_refused() -> No
         await run_job(Bad, {"progress": 1}, settings=settings_with(max_checkpoint_bytes=10))
 
 
+async def test_a_checkpoint_is_saved_and_not_assigned() -> None:
+    class Assign(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> None:
+            job.checkpoint = {"page": 3}  # type: ignore[misc]  # nobody would store it
+
+    with pytest.raises(AttributeError, match="'checkpoint' of 'Job' object has no setter"):
+        await run_job(Assign, {})
+
+
 async def test_the_job_is_as_it_is_wanted() -> None:
     class Tell(JobProcessor):
         async def process(self, job: Job[dict[str, Any]]) -> list[Any]:

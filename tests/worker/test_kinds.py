@@ -277,6 +277,9 @@ class Opaque(JobProcessor[Connection]):
     [
         ([], "a worker needs at least one processor"),
         ([NoProcessor()], "NoProcessor .* is no JobProcessor"),
+        (Same, r"^processors must be a list, even of one: \[Same\]$"),
+        (Same(), r"^processors must be a list, even of one: \[Same\]$"),
+        ([Same, Same], rf"^kind same: its processor {__name__}:Same is given twice$"),
         (
             [Same, Twin],
             rf"^kind same has two processors, {__name__}:Same and {__name__}:Twin: give one of them ",

@@ -47,6 +47,7 @@ SELECT kind FROM (
   UNION (SELECT DISTINCT kind FROM (
     SELECT j.kind FROM jsworker.jobs AS j WHERE j.status || '' = 'processing' LIMIT {_MOST_RUNNING}) AS running)
   UNION (SELECT unnest(w.kinds) FROM jsworker.workers AS w WHERE {IS_ALIVE})
+  UNION (SELECT unnest(CAST(:lately AS text[])))
 ) AS every WHERE kind > CAST(:after AS text) ORDER BY kind LIMIT :most
 """)  # noqa: S608 -- constants
 
@@ -222,7 +223,10 @@ class Status:
 
 async def read_status(database: Database, *, limit: int, after: str | None = None) -> Status:
     """Return the state of at most so many kinds, in their order by name, and of the workers."""
-    rows = await database.run_along_index(KINDS, {"most": limit + 1, "after": after or ""})
+    enqueued = await database.run_along_index(ENQUEUED, {})
+    ended = await database.run_along_index(ENDED, {})
+    lately = list({row.kind for row in (*enqueued, *ended)})
+    rows = await database.run_along_index(KINDS, {"most": limit + 1, "after": after or "", "lately": lately})
     named = [row.kind for row in rows[:limit]]
     kinds = {kind: KindState(kind) for kind in named}
     for row in await database.run_along_index(COUNTS, {"kinds": named}):
@@ -236,10 +240,7 @@ async def read_status(database: Database, *, limit: int, after: str | None = Non
         if row.kind in kinds:
             kinds[row.kind].running = row.jobs
             kinds[row.kind].longest_seconds = float(row.longest_seconds)
-    seconds = {
-        "enqueued": _add_rates(kinds, await database.run_along_index(ENQUEUED, {})),
-        "ended": _add_rates(kinds, await database.run_along_index(ENDED, {})),
-    }
+    seconds = {"enqueued": _add_rates(kinds, enqueued), "ended": _add_rates(kinds, ended)}
     [late] = await database.run(UNPUBLISHED, {"older_than": _LATE_SECONDS})
     [others] = await database.run(OTHERS)
     return Status(

@@ -50,7 +50,7 @@ def open_job(run: Run, services: LeaseServices) -> Job[Any]:
         cleared=claimed.cleared,
         clear_reason=claimed.clear_reason,
         deadline=claimed.deadline,
-        checkpoint=None if checkpoint is None else strict_json.loads(checkpoint),
+        _checkpoint=None if checkpoint is None else strict_json.loads(checkpoint),
         scheduled_for=claimed.scheduled_for,
         _ownership=RunLease(run, services),
     )

@@ -104,11 +104,17 @@ def resolve_kinds(
     given_middleware = around.checked(middleware, "the worker")
     of_all = (*around.of_settings(settings), *given_middleware)
     origins = [_origin_of_middleware(each) for each in given_middleware]
+    if isinstance(processors, type | JobProcessor):
+        one = processors if isinstance(processors, type) else type(processors)
+        raise InvalidTarget(f"processors must be a list, even of one: [{one.__qualname__}]")
     for given in processors:
         processor = _make(given) if isinstance(given, type) else given
         if not isinstance(processor, JobProcessor):
             raise InvalidTarget(f"{given!r} is no JobProcessor")
         if (other := kinds.get(processor.kind)) is not None:
+            if type(other.processor) is type(processor):
+                twice = _full_name(type(processor))
+                raise InvalidTarget(f"kind {processor.kind}: its processor {twice} is given twice")
             two = f"{_full_name(type(other.processor))} and {_full_name(type(processor))}"
             raise InvalidTarget(
                 f"kind {processor.kind} has two processors, {two}: give one of them another `kind`"

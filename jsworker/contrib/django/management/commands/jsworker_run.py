@@ -1,11 +1,9 @@
 """``manage.py jsworker_run``: workers for the project's jobs."""
 
 import argparse
-import inspect
 import os
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from typing import Any
 
 from django.apps import apps
@@ -13,7 +11,8 @@ from django.core.management.base import BaseCommand, CommandError
 from django.utils.module_loading import module_has_submodule
 
 from jsworker.contrib.django.configuration import environment, given, task_backends
-from jsworker.core.processor import JobProcessor
+from jsworker.core.errors import InvalidTarget
+from jsworker.core.targets import find_processors
 
 _SETUP = "jsworker.contrib.django.setup"
 _MIDDLEWARE = "jsworker.contrib.django.middleware:fresh_connections"
@@ -37,7 +36,10 @@ class Command(BaseCommand):
         """Replace this process by the workers' supervisor, which needs nothing of Django."""
         options = [each for each in arguments if each.startswith("-")]
         first = arguments.index(options[0]) if options else len(arguments)
-        targets = arguments[:first] or list(given().get("TARGETS", ())) or list(_targets())
+        try:
+            targets = arguments[:first] or list(given().get("TARGETS", ())) or list(_targets())
+        except InvalidTarget as error:
+            raise CommandError(str(error)) from None
         if not targets:
             raise CommandError("no processors: name targets, set JSWORKER['TARGETS'], or write APP/jobs.py")
         variables = {**os.environ, **environment()}
@@ -50,13 +52,9 @@ class Command(BaseCommand):
 
 
 def _targets() -> Iterator[str]:
-    """Yield the processors that are defined in modules ``jobs`` of the apps."""
+    """Yield the modules ``jobs`` of the apps that define processors."""
     for app in apps.get_app_configs():
-        if module_has_submodule(app.module, "jobs"):
-            module = import_module(f"{app.name}.jobs")
-            for name, found in vars(module).items():
-                is_processor = isinstance(found, type) and issubclass(found, JobProcessor)
-                if is_processor and found.__module__ == module.__name__ and not inspect.isabstract(found):
-                    yield f"{module.__name__}:{name}"
+        if module_has_submodule(app.module, "jobs") and find_processors(f"{app.name}.jobs"):
+            yield f"{app.name}.jobs"
     if task_backends():
         yield "jsworker.contrib.django.tasks:DjangoTask"
