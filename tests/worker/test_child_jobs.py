@@ -362,6 +362,35 @@ async def coroutine_child(job: Job[Any]) -> None:
     await job.enqueue(CHILD, {})
 
 
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_the_key_of_an_expired_job_costs_a_transaction_no_attempt(
+    client: JobClient, rows: Rows, start: StartWorker, *, in_thread: bool
+) -> None:
+    # No sweep sees it before the commit.
+    expires = text("UPDATE jsworker.jobs SET expires_at = now() - interval '1 s' WHERE unique_key = 'one'")
+    child: Any = {"unique_key": "one", "expires_in": 600.0}
+
+    async def process(job: Job[Any]) -> None:
+        async with job.transaction() as session:
+            await session.execute(expires)
+            await job.enqueue(CHILD, {}, **child)
+
+    def plain(job: Job[Any]) -> None:
+        with job.sync.transaction() as session:
+            session.execute(expires)
+            job.sync.enqueue(CHILD, {}, **child)
+
+    await client.enqueue(CHILD, {}, **child)
+    await start(scripted(plain if in_thread else process))
+    job = await client.enqueue(KIND, {}, max_attempts=1)
+    await rows.becomes(job.id, "completed")
+    found = await children(rows)
+    assert [(row["status"], row["failure_reason"]) for row in found] == [
+        ("cancelled", "expired"),
+        ("queued", None),
+    ]
+
+
 async def test_a_job_may_follow_itself(client: JobClient, rows: Rows, start: StartWorker) -> None:
     async def process(job: Job[Any]) -> None:
         if job.payload["left"]:
