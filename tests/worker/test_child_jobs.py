@@ -286,14 +286,20 @@ async def test_what_could_not_be_committed_with_the_completion_is_refused(
                 await job.enqueue(CHILD, {"of": job.payload["case"]})
                 with pytest.raises(UsageError, match=r"jsworker\.enqueue_statement\(\) in your session"):
                     job.complete_statement()
+            case "within its statement":
+                with pytest.raises(UsageError, match=r"jsworker\.enqueue_statement\(\) in your session"):
+                    job.complete_statement(
+                        lambda: str(job.sync.enqueue(CHILD, {"of": "within its statement"}))
+                    )
+                await refused(job)
             case "after its end" | "after its failure":
                 left.append(asyncio.create_task(late(job)))
                 if job.payload["case"] == "after its failure":
                     raise Fail("on purpose")
 
     await start(scripted(process))
-    cases = ["after its transaction", "after its statement", "before its statement", "after its end"]
-    cases.append("after its failure")
+    cases = ["after its transaction", "after its statement", "before its statement"]
+    cases += ["within its statement", "after its end", "after its failure"]
     for job in await client.enqueue_many(KIND, [{"case": case} for case in cases]):
         status = "failed" if (await client.get(job.id)).payload["case"] == cases[-1] else "completed"
         row = await rows.becomes(job.id, status)
@@ -301,7 +307,8 @@ async def test_what_could_not_be_committed_with_the_completion_is_refused(
     ended.set()
     await asyncio.gather(*left)
     assert sorted(told) == sorted(set(cases) - {"before its statement"})
-    assert [row["payload"] for row in await children(rows)] == [{"of": "before its statement"}]
+    found = [row["payload"]["of"] for row in await children(rows)]
+    assert found == ["before its statement", "within its statement"]
 
 
 async def test_mistakes_are_told_at_once_and_cost_nothing(
