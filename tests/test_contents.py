@@ -121,6 +121,16 @@ def test_whatever_is_changed_is_refused(what: str) -> None:
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize("text", ["no json", "[" * 100_000])
+def test_what_a_codec_decodes_to_no_json_is_refused_without_a_word_of_it(text: str) -> None:
+    own = Contents(Reverse())
+    stored = json.loads(own.encode(text, *WHERE))
+    with pytest.raises(ContentRefused) as refused:
+        own.decode_value(stored, *WHERE)
+    assert text not in str(refused.value)
+    assert refused.value.__cause__ is refused.value.__context__ is None
+
+
 @pytest.mark.parametrize(
     ("reader", "says"),
     [

@@ -16,6 +16,7 @@ from jsworker.cli.output import print_json, print_line, progress_bar, progress_w
 from jsworker.client import Enqueued, JobClient
 from jsworker.client.enqueueing import JobOptions, Kind, new_jobs
 from jsworker.core import strict_json
+from jsworker.core.contents import Contents
 from jsworker.core.errors import InvalidPayload
 from jsworker.core.exit_codes import WRONG_USAGE, WrongUsage
 from jsworker.core.names import shown
@@ -96,8 +97,9 @@ def _checked(
     Raises:
         typer.Exit: there are wrong ones.
     """
-    most = load_settings().max_payload_bytes
-    said = JobOptions.of(most, options)  # type: ignore[arg-type] # each by its name
+    settings = load_settings()
+    contents = Contents.of(settings)  # encrypted, payloads are longer
+    said = JobOptions.of(settings.max_payload_bytes, options, contents)  # type: ignore[arg-type] # each by its name
     lines = wrong = 0
     with progress_bar("checked", total) as advance:
         for number, text in _texts(file):

@@ -36,7 +36,8 @@ class ClientThread:
         self._settings = settings
         self.codec = Contents.of(settings, codec).codec
         self._events = events
-        self._lock = threading.Lock()
+        # Held for moments, never while anything is waited for; a signal's handler may need it too.
+        self._lock = threading.RLock()
         self._opened: _Opened | None = None
         self._is_closed = False
         _everywhere.add(self)
@@ -50,9 +51,8 @@ class ClientThread:
     def open(self) -> None:
         """Open the client, also after ``close``; see ``JobClient.open``."""
         _refuse_on_a_loop()
-        with self._lock:
-            self._is_closed = False
-            self._open()
+        self._is_closed = False
+        self._open()
 
     def call(self, call: Call[T]) -> T:
         """Return what a call of the client returns; an exception in the waiting thread cancels the call.
@@ -63,8 +63,7 @@ class ClientThread:
         _refuse_on_a_loop()
         answer: concurrent.futures.Future[T] | None = None
         try:
-            with self._lock:
-                answer = self._open().submit(call)
+            answer = self._submit(call, self._open())
             return answer.result()
         except concurrent.futures.CancelledError:
             raise RuntimeError(_CUT_OFF) from None
@@ -83,25 +82,43 @@ class ClientThread:
 
     def forget_parent(self) -> None:
         """Leave to the parent process what it has opened, in a child that was just forked."""
-        self._lock = threading.Lock()  # another thread, which is not here, may have held it
+        self._lock = threading.RLock()  # another thread, which is not here, may have held it
         if self._opened is not None:
             _inherited.append(self._opened)
             self._opened = None
 
     def _open(self) -> "_Opened":
-        if self._is_closed:
-            raise RuntimeError(_CLOSED)
-        if self._opened is None:
-            client = JobClient(self._settings, codec=self.codec)
-            client.events.on("*", self._pass_on)
-            opened = _Opened(client)
-            try:
-                opened.submit(JobClient.open).result()
-            except BaseException:
-                opened.stop()
-                raise
-            self._opened = opened
-        return self._opened
+        """Return what is open, after its opening, for which all threads wait together."""
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError(_CLOSED)
+            if self._opened is None:
+                client = JobClient(self._settings, codec=self.codec)
+                client.events.on("*", self._pass_on)
+                self._opened = _Opened(client)
+            opened = self._opened
+        try:
+            opened.opening.result()
+        except concurrent.futures.CancelledError:
+            raise RuntimeError(_CLOSED) from None
+        except BaseException:
+            if opened.opening.done():  # else this thread was interrupted, and the next call finds it open
+                self._forget(opened)
+            raise
+        return opened
+
+    def _submit(self, call: Call[T], opened: "_Opened") -> "concurrent.futures.Future[T]":
+        with self._lock:
+            if self._opened is not opened:
+                raise RuntimeError(_CLOSED)
+            return opened.submit(call)
+
+    def _forget(self, failed: "_Opened") -> None:
+        with self._lock:
+            if self._opened is not failed:  # another thread was faster
+                return
+            self._opened = None
+        failed.stop()
 
     def _pass_on(self, event: Event) -> None:
         self._events.emit(event.name, event.exception, **event.fields)
@@ -118,6 +135,7 @@ class _Opened:
         # A daemon: a program that never closes its client ends all the same; what was accepted is committed.
         self._thread = threading.Thread(target=self._run, name="jsworker client", daemon=True)
         self._thread.start()
+        self.opening = self.submit(JobClient.open)
 
     def submit(self, call: Call[T]) -> "concurrent.futures.Future[T]":
         """Begin a call in the context of the caller."""
@@ -142,6 +160,7 @@ _inherited: list[_Opened] = []
 
 
 def _end(opened: _Opened) -> None:
+    opened.opening.cancel()
     closing = opened.submit(JobClient.close)
     try:
         closing.result()

@@ -6,6 +6,7 @@ An encoded content is a JSON object with the one key ``$codec``, so that it fits
 
 import base64
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Self
 from uuid import UUID
@@ -90,7 +91,10 @@ class Contents:
         """Return the JSON value of one that was read as such; raises as ``decode``."""
         if value is None or not (self.encoded_only or is_encoded_value(value)):
             return value
-        return json.loads(self._decode(value, what, kind, owner))
+        text = self._decode(value, what, kind, owner)
+        with suppress(ValueError, RecursionError):  # of a codec that cannot tell what was changed
+            return json.loads(text)
+        raise ContentRefused(f"{what} of kind {kind}: what is decoded is no JSON")
 
     def decode_row(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return a job's row by column name with its contents decoded; as it is stored without a codec."""

@@ -11,6 +11,7 @@ import pytest
 
 from jsworker.cli import enqueue_lines
 from tests.ownership.rows import Sql, read_value
+from tests.test_contents import OLD, text_of_keys
 
 from .commands import Cli, Keyboard, Spawn
 
@@ -106,6 +107,17 @@ class TestWrongLines:
         assert len(found.errors) == 21
         summary = "30 of 30 lines are wrong, of which the first 20 are named; nothing was enqueued"
         assert (found.errors[-1], payloads(sql)) == (summary, [])
+
+    def test_encrypted_ones_are_measured_as_they_are_stored(
+        self, cli: Cli, sql: Sql, here: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("JSWORKER_ENCRYPTION_KEYS", text_of_keys(old=OLD))
+        monkeypatch.setenv("JSWORKER_MAX_PAYLOAD_BYTES", "300")
+        monkeypatch.setattr(enqueue_lines, "_BATCH", 1)
+        (here / "wrong").write_text(f'{{"n": 1}}\n{{"n": "{"x" * 250}"}}\n')
+        found = cli("enqueue", "double", "--from", "wrong")
+        assert (found.code, payloads(sql)) == (2, [])
+        assert "exceeds JSWORKER_MAX_PAYLOAD_BYTES=300" in found.errors[0]
 
     @pytest.mark.parametrize("key", ["null", "true", '"a\\u0000b"', '""', "[1]"])
     def test_keys(self, cli: Cli, sql: Sql, here: Path, key: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import psycopg
 import pytest
 
 from jsworker import SyncJobClient, SyncJobHandle
+from jsworker.core.errors import DatabaseUnavailable
 from jsworker.core.settings import Settings
 from tests.worker.processors import KIND
 
@@ -127,6 +129,57 @@ def test_ctrl_c_cancels_the_call_that_waits(settings: Settings) -> None:
         interrupt(lambda: client.enqueue(KIND, {}, unique_key="mine"), client)
     assert client.get(late.id).status == "scheduled"  # the client goes on
     client.close()
+
+
+@contextmanager
+def silent_server(settings: Settings) -> Iterator[Settings]:
+    """Take connections, and never say a word on them."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        yield settings.model_copy(update={"database_url": f"postgresql://a@127.0.0.1:{port}/a"})
+
+
+def test_threads_wait_together_for_a_database_that_is_silent(settings: Settings) -> None:
+    with silent_server(settings) as silent, ThreadPoolExecutor(THREADS) as pool:
+        client = SyncJobClient(silent)
+        begin = threading.Barrier(THREADS)
+
+        def enqueue(_: int) -> float:
+            begin.wait()
+            since = time.monotonic()
+            with pytest.raises(DatabaseUnavailable):
+                client.enqueue(KIND, {})
+            return time.monotonic() - since
+
+        slowest = max(pool.map(enqueue, range(THREADS)))
+        since = time.monotonic()
+        with pytest.raises(DatabaseUnavailable):
+            client.enqueue(KIND, {})
+        assert slowest < 8 * max(1.0, time.monotonic() - since)  # not one after the other
+        client.close()
+
+
+@pytest.mark.parametrize("does", ["close", "enqueue"])
+def test_the_handler_of_a_signal_may_use_a_client_that_is_being_opened(settings: Settings, does: str) -> None:
+    call = "client.close()" if does == "close" else "client.enqueue('scripted', {})"
+    with silent_server(settings) as silent:
+        out = run(
+            silent,
+            f"""
+def handle(*_):
+    try:
+        {call}
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+    sys.exit(3)
+import signal
+signal.signal(signal.SIGALRM, handle)
+signal.setitimer(signal.ITIMER_REAL, 1.0)
+client.enqueue("scripted", {{}})
+""",
+            code=3,
+        )
+    assert out == ("" if does == "close" else "DatabaseUnavailable\n")
 
 
 PROGRAM = """

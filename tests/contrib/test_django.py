@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from pydantic import SecretStr
 
 from tests.support.djangos import closing, django_on  # first: it sets Django up
 
@@ -29,7 +30,7 @@ from django_tasks.signals import task_enqueued, task_finished, task_started
 from django_app.shop import jobs as shop_jobs
 from django_app.shop.models import Order
 from jsworker.client import JobClient, SyncJobClient
-from jsworker.contrib.django import enqueue, fresh_connections
+from jsworker.contrib.django import enqueue, enqueueing, fresh_connections
 from jsworker.contrib.django.configuration import (
     check_configuration,
     environment,
@@ -41,9 +42,11 @@ from jsworker.contrib.django.models import StoredJob
 from jsworker.contrib.django.tasks import DjangoTask
 from jsworker.core.errors import Fail, InvalidPayload, TransitionRefused
 from jsworker.core.job import Job
+from jsworker.core.schedule_rules import Every
 from jsworker.core.settings import Settings
 from jsworker.core.targets import load_processors
 from tests.client.test_enqueue import ShipOrder
+from tests.test_contents import OLD, text_of_keys
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
@@ -333,6 +336,24 @@ class TestTasks:
         assert result.enqueued_at <= result.started_at <= result.finished_at
         assert result.errors == []
         assert (await add.aget_result(result.id)).return_value == 5
+
+    async def test_encrypted_tasks_run_and_are_read_and_so_are_those_of_a_schedule(
+        self, settings: Settings, start: StartWorker, rows: Rows, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(enqueueing, "_clients", {})
+        keys = text_of_keys(old=OLD)
+        encrypted = settings.model_copy(update={"encryption_keys": SecretStr(keys)})
+        with override_settings(JSWORKER={"ENCRYPTION_KEYS": keys}):
+            result = await in_thread(add.enqueue, 2, b=3)
+            async with JobClient(encrypted) as client:
+                call = (await client.get(result.id)).payload
+                await client.schedules.add("daily", DjangoTask, Every(days=1, payload=call))
+                scheduled = (await client.schedules.run_now("daily")).id
+            await start(DjangoTask, with_settings=encrypted)
+            for each in (UUID(result.id), scheduled):
+                assert "$codec" in (await rows.becomes(each, "completed"))["result"]
+                read = await add.aget_result(str(each))
+                assert (read.args, read.return_value) == ([2], 5)
 
     async def test_a_coroutine_and_one_that_takes_its_context(self, start: StartWorker, rows: Rows) -> None:
         await start(DjangoTask)

@@ -74,6 +74,7 @@ STATEMENTS: dict[str, TextClause] = {
     "DEFER behind a run of the same key": waiting_keys.DEFER,
     "WAKE after a run of the same key": waiting_keys.WAKE,
     "EXPIRE": expire.EXPIRE,
+    "EXPIRE what holds keys that children need": expire.EXPIRE_HOLDERS,
     "REPUBLISH": republish.REPUBLISH,
     "CANCEL": control.CANCEL,
     "RETRY": control.RETRY,

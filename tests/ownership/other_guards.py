@@ -171,6 +171,19 @@ NOT_OWNER = [
         names_rows=False,
     ),
     Transition(
+        "EXPIRE of a key's holder, in a transaction that needs the key",
+        expire.EXPIRE_HOLDERS,
+        "queued",
+        lambda _: {"kind": KIND, "unique_keys": ["order:12"]},
+        [
+            *_expired(),
+            Flip("kind", predicates.of_kind, {"kind": "other-kind"}),
+            Flip("key", r"j\.unique_key = ANY \(.+?\)\)", {"unique_key": "order:13"}),
+        ],
+        columns={"expires_at": ago(1), "unique_key": "order:12"},
+        names_rows=False,
+    ),
+    Transition(
         "EXPIRE of named rows",
         expire._EXPIRY.write,
         "queued",

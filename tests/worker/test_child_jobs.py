@@ -286,14 +286,20 @@ async def test_what_could_not_be_committed_with_the_completion_is_refused(
                 await job.enqueue(CHILD, {"of": job.payload["case"]})
                 with pytest.raises(UsageError, match=r"jsworker\.enqueue_statement\(\) in your session"):
                     job.complete_statement()
+            case "within its statement":
+                with pytest.raises(UsageError, match=r"jsworker\.enqueue_statement\(\) in your session"):
+                    job.complete_statement(
+                        lambda: str(job.sync.enqueue(CHILD, {"of": "within its statement"}))
+                    )
+                await refused(job)
             case "after its end" | "after its failure":
                 left.append(asyncio.create_task(late(job)))
                 if job.payload["case"] == "after its failure":
                     raise Fail("on purpose")
 
     await start(scripted(process))
-    cases = ["after its transaction", "after its statement", "before its statement", "after its end"]
-    cases.append("after its failure")
+    cases = ["after its transaction", "after its statement", "before its statement"]
+    cases += ["within its statement", "after its end", "after its failure"]
     for job in await client.enqueue_many(KIND, [{"case": case} for case in cases]):
         status = "failed" if (await client.get(job.id)).payload["case"] == cases[-1] else "completed"
         row = await rows.becomes(job.id, status)
@@ -301,7 +307,8 @@ async def test_what_could_not_be_committed_with_the_completion_is_refused(
     ended.set()
     await asyncio.gather(*left)
     assert sorted(told) == sorted(set(cases) - {"before its statement"})
-    assert [row["payload"] for row in await children(rows)] == [{"of": "before its statement"}]
+    found = [row["payload"]["of"] for row in await children(rows)]
+    assert found == ["before its statement", "within its statement"]
 
 
 async def test_mistakes_are_told_at_once_and_cost_nothing(
@@ -360,6 +367,35 @@ async def test_a_child_that_postgresql_refuses_fails_its_parent(
 
 async def coroutine_child(job: Job[Any]) -> None:
     await job.enqueue(CHILD, {})
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_the_key_of_an_expired_job_costs_a_transaction_no_attempt(
+    client: JobClient, rows: Rows, start: StartWorker, *, in_thread: bool
+) -> None:
+    # No sweep sees it before the commit.
+    expires = text("UPDATE jsworker.jobs SET expires_at = now() - interval '1 s' WHERE unique_key = 'one'")
+    child: Any = {"unique_key": "one", "expires_in": 600.0}
+
+    async def process(job: Job[Any]) -> None:
+        async with job.transaction() as session:
+            await session.execute(expires)
+            await job.enqueue(CHILD, {}, **child)
+
+    def plain(job: Job[Any]) -> None:
+        with job.sync.transaction() as session:
+            session.execute(expires)
+            job.sync.enqueue(CHILD, {}, **child)
+
+    await client.enqueue(CHILD, {}, **child)
+    await start(scripted(plain if in_thread else process))
+    job = await client.enqueue(KIND, {}, max_attempts=1)
+    await rows.becomes(job.id, "completed")
+    found = await children(rows)
+    assert [(row["status"], row["failure_reason"]) for row in found] == [
+        ("cancelled", "expired"),
+        ("queued", None),
+    ]
 
 
 async def test_a_job_may_follow_itself(client: JobClient, rows: Rows, start: StartWorker) -> None:

@@ -31,9 +31,10 @@ except ImportError:  # before Django 6.0
     from django_tasks.signals import task_enqueued, task_finished, task_started
     from django_tasks.utils import normalize_json
 
-from jsworker.contrib.django.configuration import database_alias
-from jsworker.contrib.django.enqueueing import enqueue
+from jsworker.contrib.django.configuration import database_alias, jsworker_settings
+from jsworker.contrib.django.enqueueing import enqueue, jobs_client
 from jsworker.contrib.django.middleware import fresh_connections
+from jsworker.core.contents import Contents, owner_of_payload
 from jsworker.core.errors import Fail
 from jsworker.core.job import Job
 from jsworker.core.priorities import Priority
@@ -115,14 +116,20 @@ class JsworkerBackend(BaseTaskBackend):
         return result
 
     def get_result(self, result_id: str) -> Any:
-        """Read how a task is; TaskResultDoesNotExist: there is none of this id."""
+        """Read how a task is.
+
+        Raises:
+            TaskResultDoesNotExist: there is none of this id.
+            KeyMissing, ContentRefused: it is encrypted, and cannot be read.
+        """
         from jsworker.contrib.django.models import StoredJob  # noqa: PLC0415 -- not before the apps are loaded
 
         try:
             job = StoredJob.objects.using(database_alias()).get(id=UUID(result_id), kind=DjangoTask.kind)
         except (StoredJob.DoesNotExist, ValueError, TypeError, AttributeError):
             raise TaskResultDoesNotExist(result_id) from None
-        call = TaskCall.model_validate(job.payload)
+        payload, returned = _contents_of(job)
+        call = TaskCall.model_validate(payload)
         failed = [each for each in job.timeline.all() if each.error is not None]
         workers = [each.worker_id or "" for each in failed]
         if last := job.worker_id or job.completed_by:
@@ -143,7 +150,7 @@ class JsworkerBackend(BaseTaskBackend):
             ],
             worker_ids=[""] * (job.attempts - len(workers)) + workers,
         )
-        object.__setattr__(result, "_return_value", job.result)
+        object.__setattr__(result, "_return_value", returned)
         return result
 
     def check(self, **kwargs: Any) -> Iterable[CheckMessage]:
@@ -185,6 +192,16 @@ class DjangoTask(JobProcessor[TaskCall]):
 
         async with fresh_connections(job, self):
             await sync_to_async(tell)()
+
+
+def _contents_of(job: Any) -> tuple[Any, Any]:
+    """Return payload and result of a stored job, decoded."""
+    contents = Contents.of(jsworker_settings(), jobs_client().codec)
+    owner = owner_of_payload(job.id, job.waiting_key, is_scheduled=job.scheduled_for is not None)
+    return (
+        contents.decode_value(job.payload, "payload", job.kind, owner),
+        contents.decode_value(job.result, "result", job.kind, job.id),
+    )
 
 
 def _task_of(call: TaskCall) -> Any:

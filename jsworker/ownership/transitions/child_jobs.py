@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import TextClause
@@ -24,16 +23,17 @@ from jsworker.ownership.transitions.enqueue_terms import (
     unbound_statement_for,
     values_of_terms,
 )
-from jsworker.ownership.transitions.expire import free_keys
+from jsworker.ownership.transitions.expire import EXPIRE_HOLDERS
 from jsworker.ownership.transitions.settle import Completion, Refusals, Settled, complete
 
 _ROW_BYTES = 200  # what a row takes beside its payload
 
 
 class Insertion:
-    """A statement that inserts child jobs: executed while it ``is_due``, and told the first row that came.
+    """Statements that insert child jobs: executed while one ``is_due``, and told the first row that came.
 
-    One for a key with terms of its own gives a row; if not, a twin was being committed, and it is executed again.
+    One for a key with terms of its own gives a row; if not, a twin was being committed, or an expired job holds
+    the key. Then that is cancelled, and the statement executed again.
     """
 
     def __init__(
@@ -43,14 +43,21 @@ class Insertion:
         self.values = values
         self.is_due = True
         self._alone = alone
+        self._insert = statement, values
         self._tries = 0
 
     def note(self, row: object | None) -> None:
         """Take what came; TransitionRefused: there was no row again and again."""
-        self._tries += 1
+        if self.statement is EXPIRE_HOLDERS:
+            self.statement, self.values = self._insert
+            return
         self.is_due = self._alone is not None and row is None
-        if self._alone is not None and self.is_due and self._tries == TRIES:
-            raise too_fast(*self._alone)
+        if self._alone is not None and self.is_due:
+            self._tries += 1
+            if self._tries == TRIES:
+                raise too_fast(*self._alone)
+            kind, job = self._alone
+            self.statement, self.values = EXPIRE_HOLDERS, {"kind": kind, "unique_keys": [job.unique_key]}
 
 
 def insertions(child_jobs: Sequence[ChildJob]) -> Iterator[Insertion]:
@@ -109,8 +116,5 @@ async def complete_with_child_jobs(
             refusals=refusals,
             wait=wait,
         )
-    except TransitionRefused as error:  # a key that an expired job still holds, perhaps
-        for kind, job in run.child_jobs:
-            with suppress(TransitionRefused):
-                await free_keys(database, kind, [job.unique_key])
+    except TransitionRefused as error:
         raise DatabaseUnavailable(str(error)) from None  # so that it is tried again

@@ -64,6 +64,10 @@ OVER_BY_KEY: Final = compiled(
         predicates.of_kind, _has_one_of_the_keys, *_guard
     )
 )
+EXPIRE_HOLDERS: Final = _write(
+    statements.locked(sa.select(j.c.id).where(predicates.of_kind, _has_one_of_the_keys, *_guard))
+)
+"""For a transaction in which other statements need the keys."""
 _NOT_ALLOWED: Final = "42501"
 
 

@@ -188,7 +188,9 @@ class RunLease:
     def complete_statement(self, result: Any) -> "Executable":
         """Return the guarded statement that completes the job."""
         self.check_no_child_jobs()
-        return complete_statement(self._services.worker_id, self._completion(result))
+        completion = self._completion(result)
+        self.check_no_child_jobs()  # what gives the result may have enqueued some
+        return complete_statement(self._services.worker_id, completion)
 
     def enqueue(
         self,
