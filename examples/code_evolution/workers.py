@@ -28,7 +28,7 @@ SHORT: Mapping[str, float] = {
 
 _EXAMPLES = Path(__file__).parents[1]
 _START_SECONDS = 60.0
-_STOP_SECONDS = 10.0
+_STOP_SECONDS = 60.0
 _SHOWN_LINES = 8
 
 

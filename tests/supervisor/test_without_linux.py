@@ -85,7 +85,8 @@ async def test_what_a_killed_machine_held_is_taken_back_by_its_silence(
     await again.ready()
     [told] = await again.tells("reconcile.completed")
     assert told["workers"] == []  # nothing proves that it is dead
-    sql.execute("UPDATE jsworker.jobs SET last_activity_at = now() - interval '201 s'")
+    aged = "UPDATE jsworker.jobs SET last_activity_at = now() - interval '201 s' WHERE status = 'processing'"
+    sql.execute(aged)
     await ends_completed(sql, job_id)
     [reset] = [event for event in read_events(sql, job_id) if event["event"] == "reset"]
     assert (reset["detail"]["cause"], reset["detail"]["owner"]) == ("crashed", owner)
