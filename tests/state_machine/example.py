@@ -119,7 +119,8 @@ class Example(RuleBasedStateMachine):
             assert (row.max_attempts, row.max_stalls) == (job.max_attempts, job.max_stalls)
             assert (row.cleared, row.cancel_requested) == (job.cleared, job.cancel_requested)
             assert not job.cleared or row.clear_reason == job.clear_reason
-            assert row.checkpoint == job.checkpoint
+            # What is read back comes without its texts, which are fetched as the run begins.
+            assert row.checkpoint == (None if row.payload is None else job.checkpoint)
             twins = [run for run in self.runs if run.held == (row.id, row.fencing_token)]
             assert not twins, f"S2 {twins[0]} is run a second time by {life}"
             life.runs.append(Run(life, job, row.fencing_token, row.dispatch, message.get(row.id)))

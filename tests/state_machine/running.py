@@ -11,7 +11,7 @@ from .world import World
 
 EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "60"))
 STEPS = int(os.environ.get("STATE_MACHINE_STEPS", "40"))
-SEED = int(os.environ.get("STATE_MACHINE_SEED", "20"))
+SEED = int(os.environ.get("STATE_MACHINE_SEED", "200"))
 
 
 def run_machine(
