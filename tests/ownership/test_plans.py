@@ -599,7 +599,7 @@ LISTED: dict[str, tuple[TextClause, dict[str, Any], set[str]]] = {
 STATUS: dict[str, tuple[TextClause, dict[str, Any], set[str]]] = {
     "kinds": (
         status.KINDS,
-        {"after": "", "most": 50},
+        {"after": "", "most": 50, "lately": []},
         {"jobs_queued_in_order", "jobs_due_of_kind", "jobs_failed_of_kind", "jobs_owned"},
     ),
     "counts": (
@@ -630,7 +630,7 @@ class TestStatus:
 
     def test_as_many_kinds_as_there_may_be(self, many_kinds: Connection) -> None:
         many_kinds.execute(text(ALONG_INDEX))
-        assert rows_read(many_kinds, status.KINDS, {"after": "junk-5", "most": 50}) <= 1_000
+        assert rows_read(many_kinds, status.KINDS, {"after": "junk-5", "most": 50, "lately": []}) <= 1_000
 
 
 class TestListings:
