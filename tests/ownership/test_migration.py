@@ -442,7 +442,9 @@ def test_a_database_of_a_newer_version_is_left_alone(at_revision: AtRevision) ->
     url = at_revision("head")
     with connected(url) as sql:
         sql.execute("UPDATE jsworker.alembic_version SET version_num = '9999'")
-        with pytest.raises(DatabaseRefused, match=r"at migration 9999, which is newer than this version") as refused:
+        with pytest.raises(
+            DatabaseRefused, match=r"at migration 9999, which is newer than this version"
+        ) as refused:
             upgrade_database(url)
         assert "\n" not in str(refused.value)
         assert current_revision(url) == "9999"
