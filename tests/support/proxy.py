@@ -127,11 +127,13 @@ class Proxy:
         serving = asyncio.create_task(self._serve(reader, writer))
         self._serving.add(serving)
         serving.add_done_callback(self._serving.discard)
+        # At the end of a test it may be cancelled before it has begun.
+        serving.add_done_callback(lambda ended: writer.transport.abort() if ended.cancelled() else None)
 
     async def close(self) -> None:
         """Break every connection and wait until nothing is left of them."""
         self.cut()
-        if self._serving:
+        while self._serving:
             await asyncio.wait(self._serving)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -139,3 +139,18 @@ async def test_a_reset_is_no_orderly_end(echo: tuple[Echo, Proxy], connect: Conn
     writer.write(b"pong")
     assert await reader.readexactly(4) == b"pong"
     assert served.got == b"pingpong"
+
+
+async def test_a_connection_that_is_cancelled_before_it_is_served_is_closed(echo: tuple[Echo, Proxy]) -> None:
+    _, proxy = echo
+
+    def accept_and_cancel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        proxy.accept(reader, writer)
+        for serving in proxy._serving:
+            serving.cancel()
+
+    async with await asyncio.start_server(accept_and_cancel, "127.0.0.1", 0) as server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        with suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 60) == b""
+        writer.close()
