@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 
 from jsworker.client import JobClient
-from tests.ownership.rows import Sql, counters, read_events, read_job
+from tests.ownership.rows import Sql, read_events
 from tests.supervisor.conftest import Supervise
 from tests.supervisor.test_deaths import SLOW_RULES, ends_completed, owner_of_sleeper
-from tests.supervisor.test_signals import are_gone
+from tests.supervisor.test_signals import (
+    are_gone,
+    test_children_hand_back_and_end_when_the_parent_is_killed,
+)
 from tests.support import without_linux
 from tests.support.polling import eventually
+
+__all__ = ["test_children_hand_back_and_end_when_the_parent_is_killed"]  # the same, without what Linux has
 
 LOOK = """
 import ctypes, os, pathlib, time
@@ -33,19 +38,6 @@ def _without_linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
     found = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, check=False)
     assert found.stdout.split() == ["False"] * 4, found.stderr
-
-
-async def test_children_hand_back_and_end_when_the_parent_is_killed(
-    supervise: Supervise, client: JobClient, sql: Sql
-) -> None:
-    parent = supervise("Nap", processes=2, shutdown_timeout=60.0)
-    pids = await parent.ready(2)
-    job_id = (await client.enqueue("nap", {"seconds": 3600})).id
-    await owner_of_sleeper(sql)
-    parent.send(signal.SIGKILL)
-    await are_gone(pids)
-    job = read_job(sql, job_id)
-    assert (job["status"], counters(job)) == ("queued", (0, 0, 0))
 
 
 async def test_a_hung_child_does_not_outlive_its_parent_for_ever(
