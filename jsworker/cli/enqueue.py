@@ -37,8 +37,9 @@ def enqueue(
     kind: Annotated[str, argument("KIND", "The jobs' kind, or MODULE:CLASS of its processor.")],
     *,
     payload: Annotated[
-        str, typer.Option(metavar="JSON", help="What the processor gets; @FILE reads a file, - reads stdin.")
-    ] = "{}",
+        str | None,
+        option("JSON", "What the processor gets, {} without it; @FILE reads a file, - reads stdin."),
+    ] = None,
     count: Annotated[int, typer.Option(min=1, max=_MOST_JOBS, metavar="N", help="So many equal jobs.")] = 1,
     delay: Annotated[float, option("SECONDS", "The jobs are due only then.")] = 0.0,
     unique_key: Annotated[str | None, option("KEY", "At most one live job of the kind has it.")] = None,
@@ -102,9 +103,9 @@ def enqueue(
     if not 0 <= delay <= LONGEST_DELAY:
         raise WrongUsage(f"--delay {delay:g} must be from 0 to {LONGEST_DELAY:.0f} seconds")
     _check_waiting(wait=wait, timeout=timeout, count=count)
-    _check_lines(source, key_field, payload != "{}" or count > 1 or wait or unique_key is not None)
+    _check_lines(source, key_field, payload is not None or count > 1 or wait or unique_key is not None)
     of_kind = kind_of(kind)
-    content = None if source is not None else read_payload(payload)
+    content = None if source is not None else read_payload("{}" if payload is None else payload)
     options: dict[str, Any] = {
         "delay": delay,
         "max_attempts": max_attempts,

@@ -26,6 +26,8 @@ _TARGET = re.compile(
 )
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _LONGEST_CAUSE = 500
+_CONTRIB: Final = "jsworker.contrib."
+"""Each module there needs the extra of its name."""
 _MADE_BY: Final = "jsworker made it by"
 
 
@@ -163,7 +165,10 @@ def _import(target: str, name: str) -> ModuleType:
         fault: BaseException = error
     except (Exception, SystemExit) as error:  # noqa: BLE001 -- the user's code; raised below as another
         fault = error
-    raise InvalidTarget(f"target {target}: module {name} cannot be imported: {_cause(fault)}") from fault
+    cause = _cause(fault)
+    if isinstance(fault, ModuleNotFoundError) and name.startswith(_CONTRIB):
+        cause = f"{cause}; pip install 'jsworker[{name.removeprefix(_CONTRIB).partition('.')[0]}]'"
+    raise InvalidTarget(f"target {target}: module {name} cannot be imported: {cause}") from fault
 
 
 def _cause(fault: BaseException) -> str:

@@ -141,7 +141,8 @@ class TestWrongLines:
 
 class TestWrongUsage:
     @pytest.mark.parametrize(
-        "options", [("--count", 2), ("--payload", "1"), ("--unique-key", "a"), ("--wait",)]
+        "options",
+        [("--count", 2), ("--payload", "1"), ("--payload", "{}"), ("--unique-key", "a"), ("--wait",)],
     )
     def test_what_goes_without_it(self, cli: Cli, options: tuple[Any, ...]) -> None:
         line = cli("enqueue", "double", "--from", "x", *options).refused(2)

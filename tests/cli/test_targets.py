@@ -6,7 +6,7 @@ import pytest
 from jsworker.core.errors import InvalidTarget
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import load_settings
-from jsworker.core.targets import load_processor, load_processor_class
+from jsworker.core.targets import load_named, load_processor, load_processor_class
 from jsworker.worker.pipeline.kinds import processor_at, resolve_kinds
 
 from .commands import Cli
@@ -163,3 +163,10 @@ def test_a_kinds_own_threshold_must_fit_the_settings(cli: Cli) -> None:
     found = cli("run", "cli_jobs:Patient")
     rule = "must exceed stale_threshold=1000 of kind patient + 2 × JSWORKER_SCAN_INTERVAL=5"
     assert (found.code, found.errors[-1]) == (2, f"JSWORKER_ACK_WAIT=600 {rule}")
+
+
+def test_a_module_of_contrib_names_the_extra_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "jsworker.contrib.sentry", raising=False)
+    monkeypatch.setitem(sys.modules, "sentry_sdk", None)  # as if it were not installed
+    with pytest.raises(InvalidTarget, match=r"sentry_sdk.*; pip install 'jsworker\[sentry\]'$"):
+        load_named("jsworker.contrib.sentry:sentry_scope", "NAME", "my_jobs:around")
