@@ -81,7 +81,7 @@ def _each(runs: Collection[Run]) -> Iterator[tuple[str, dict[str, Any]]]:
 def of_run(run: Run) -> list[Stack]:
     """Return the stacks of a run of this process: its coroutine or thread, then the tasks it waits for."""
     if run.thread_id is not None and run.phase is Phase.RUNNING:  # else the thread has ended
-        return _of_thread(run.thread_id)
+        return _of_thread(run.thread_id, called_by_us=True)
     return [_of_task(task, "task" if n else "coroutine") for n, task in enumerate(_tasks_of(run))]
 
 
@@ -124,16 +124,21 @@ def _is_awaited_by(task: asyncio.Task[Any], run: Run) -> bool:
 
 def _of_task(task: asyncio.Task[Any], what: str) -> Stack:
     frames, waits_for = frames_of_task(task)
-    return _stack(what, frames) | {"waits_for": waits_for}
+    return _stack(what, frames, called_by_us=what == "coroutine") | {"waits_for": waits_for}
 
 
-def _of_thread(ident: int) -> list[Stack]:
+def _of_thread(ident: int, *, called_by_us: bool = False) -> list[Stack]:
     frames = frames_of_thread(ident)
-    return [_stack("thread", frames)] if frames else []
+    return [_stack("thread", frames, called_by_us=called_by_us)] if frames else []
 
 
-def _stack(what: str, frames: Sequence[FrameType]) -> Stack:
-    """Return a stack without the frames by which it was called: they are jsworker's and Python's own."""
+def _stack(what: str, frames: Sequence[FrameType], *, called_by_us: bool) -> Stack:
+    """Return a stack without the frames by which it was called: they are jsworker's and Python's own.
+
+    Where jsworker has called it, what stands before its frames wraps threads or tasks, as Sentry does.
+    """
     places = [(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_qualname) for frame in frames]
-    own = next((n for n, place in enumerate(places) if not is_ours(place[0]) and place[0] != _THREADING), 0)
+    ours = next((n for n, place in enumerate(places) if is_ours(place[0])), 0) if called_by_us else 0
+    leads = enumerate(places[ours:], ours)
+    own = next((n for n, place in leads if not is_ours(place[0]) and place[0] != _THREADING), 0)
     return {"of": what, "places": places[own:][-_MOST_PLACES_OF_A_STACK:]}

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -117,6 +118,27 @@ async def test_a_run_tells_at_which_places_it_is(
     lines, begins = inspect.getsourcelines(process)
     assert place[0] == __file__
     assert begins < place[1] < begins + len(lines)
+
+
+async def test_a_run_is_shown_without_what_wraps_its_thread(
+    client: JobClient, settings: Settings, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_of_threads = threading.Thread.run
+
+    def wrapped(thread: threading.Thread) -> None:
+        run_of_threads(thread)
+
+    monkeypatch.setattr(threading.Thread, "run", wrapped)
+    running = await start(scripted(blocks))
+    job = await client.enqueue("scripted", PAYLOAD)
+
+    async def found() -> list[str]:
+        answer = await told(settings, running.worker.id, job.id)
+        names = functions(answer["job"]["stacks"][0])
+        assert "blocks" in names
+        return names
+
+    assert (await eventually(found))[:2] == ["plain", "blocks"]
 
 
 async def test_a_worker_tells_of_its_runs_threads_and_tasks(
