@@ -1,6 +1,7 @@
 """Processors: back-off, and payloads on their way into a row and back."""
 
 import math
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -104,6 +105,42 @@ class TestKind:
 
             class Dotted(Untyped):
                 kind = "a.b"
+
+
+class TestMisspelledSettings:
+    @pytest.mark.parametrize(
+        ("name", "meant"),
+        [
+            ("max_attemps", "max_attempts"),
+            ("max_attempt", "max_attempts"),
+            ("maxAttempts", "max_attempts"),
+            ("time_out", "timeout"),
+            ("tiemout", "timeout"),
+            ("back_off", "backoff"),
+            ("max_memory_gb", "max_memory_mb"),
+        ],
+    )
+    def test_one_is_refused_at_the_class_with_what_is_meant(self, name: str, meant: str) -> None:
+        says = f"misspelled.Job: {name} is no setting of a processor: did you mean {meant}?"
+        with pytest.raises(TypeError, match=re.escape(says)):
+            type("Job", (Untyped,), {name: 3, "__module__": "misspelled"})
+
+    def test_attributes_of_ones_own_are_taken(self) -> None:
+        names = "retries limits rates kinds timeouts timeout_ms timed_out http_timeout limiter limit_key"
+        names += " rate_limit date max_retries unique_key scheduler priorities expires _time_out TIME_OUT"
+
+        class Own(Untyped):
+            locals().update(dict.fromkeys(names.split(), 3))
+
+            class Limits: ...
+
+            def time_out(self) -> None: ...
+
+            @property
+            def back_off(self) -> int:
+                return 3
+
+        assert Own.kind == "own"
 
 
 @dataclass

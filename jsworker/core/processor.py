@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import timedelta
+from difflib import get_close_matches
 from enum import Enum
 from functools import cache
 from typing import Any, ClassVar, Final, Generic, Literal, Protocol, TypeAlias, get_args, get_origin
@@ -148,6 +149,7 @@ class JobProcessor(ABC, Generic[P]):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.kind = check_kind(cls.__dict__.get("kind") or kebab_case(cls.__name__))
+        _refuse_misspelled(cls)
 
     @abstractmethod
     def process(self, job: Job[P]) -> Any:
@@ -174,6 +176,34 @@ class JobProcessor(ABC, Generic[P]):
 
     async def on_lost(self, job: Job[P]) -> None:
         """React to a run that lost its job; it has been stopped, its writes are refused."""
+
+
+_SETTINGS: Final = tuple(JobProcessor.__annotations__)
+
+
+def _refuse_misspelled(cls: type[JobProcessor[Any]]) -> None:
+    """Raise TypeError for a class attribute that has nearly the name of a setting, and no effect."""
+    for name, value in vars(cls).items():
+        if name in _SETTINGS or name.startswith("_") or name.isupper():
+            continue
+        if isinstance(value, type) or hasattr(type(value), "__get__"):  # a nested class, a method, a property
+            continue
+        if meant := _misspelled(name):
+            raise TypeError(
+                f"{cls.__module__}.{cls.__qualname__}: {name} is no setting of a processor: did you mean"
+                f" {meant}? (An attribute of your own needs a name that is less like it.)"
+            )
+
+
+def _misspelled(name: str) -> str | None:
+    """Return the setting that is meant; None: none is. ``limits`` or ``timeout_ms`` may be the user's own."""
+    name = name.lower()
+    for setting in get_close_matches(name, _SETTINGS, n=1, cutoff=0.85):
+        is_longer = name.startswith(setting) or name.endswith(setting)
+        is_shuffled = sorted(name.replace("_", "")) == sorted(setting.replace("_", ""))
+        if not is_longer and (is_shuffled or get_close_matches(name, [setting], cutoff=0.9)):
+            return setting
+    return None
 
 
 class ProcessorOf(Protocol[Payload, _Returned_co]):
