@@ -6,10 +6,11 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
+from psycopg.errors import LockNotAvailable
 from psycopg.pq import TransactionStatus
-from sqlalchemy import Connection, create_engine, event
+from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.engine import URL, Engine, ExceptionContext
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -21,6 +22,11 @@ from jsworker.ownership.transitions.settle import Completion, complete_statement
 from jsworker.ownership.transitions.timeline import REJECTED
 
 _ATTEMPT: Final = "jsworker_attempt"
+_KEY_HELD: Final = (
+    "another transaction is taking the unique key of a child job, and has not ended (SQLSTATE 55P03)"
+)
+# The job's own row is locked by then, so that no heartbeat renews it: an INSERT must not wait for a key for ever.
+_WAIT_FOR_KEYS: Final = text("SELECT set_config('lock_timeout', :milliseconds, true)")
 
 
 class Attempt:
@@ -50,6 +56,16 @@ class Attempt:
                 self.fault = words
 
     @contextmanager
+    def inserting(self) -> Iterator[None]:
+        """Take for a server's fault that another transaction holds the key of a child job for too long."""
+        try:
+            yield
+        except DBAPIError as error:
+            if isinstance(error.orig, LockNotAvailable):
+                self.fault = _KEY_HELD
+            raise
+
+    @contextmanager
     def judged(self) -> Iterator[None]:
         """Find out whether a server's fault ends the block, even if its code hid it behind another error."""
         try:
@@ -68,15 +84,17 @@ class Attempt:
 class Sessions:
     """Pools for the jobs' own transactions, apart from the worker's: a job that hoards connections harms itself."""
 
-    def __init__(self, url: URL, *, worker_id: str, size: int) -> None:
+    def __init__(self, url: URL, *, worker_id: str, size: int, lock_seconds: float) -> None:
         """Prepare two pools, for coroutines and for threads; an unused one connects nothing.
 
         Args:
             url: the database.
             worker_id: the owner of the jobs that are completed here.
             size: connections of each: the worker's job slots.
+            lock_seconds: how long a child job waits for a unique key that another transaction is taking.
         """
         self._worker_id = worker_id
+        self._wait = {"milliseconds": str(max(1, round(lock_seconds * 1000)))}
         options: dict[str, Any] = {
             "isolation_level": "READ COMMITTED",
             "hide_parameters": True,
@@ -102,6 +120,7 @@ class Sessions:
 
         Raises:
             OwnershipLost: another run owns the job; everything is rolled back.
+            DBAPIError: the driver's, of a statement.
         """
         attempt = attempt or Attempt()
         async with AsyncSession(self._async_engine, expire_on_commit=False) as session:
@@ -114,10 +133,13 @@ class Sessions:
                         ended = completion()
                         result = await session.execute(complete_statement(self._worker_id, ended))
                         is_mine = result.first() is not None
-                        for insertion in insertions(ended.child_jobs) if is_mine else ():
-                            while insertion.is_due:
-                                found = await session.execute(insertion.statement, insertion.values)
-                                insertion.note(found.first())
+                        if is_mine and ended.child_jobs:
+                            with attempt.inserting():
+                                await session.execute(_WAIT_FOR_KEYS, self._wait)
+                                for insertion in insertions(ended.child_jobs):
+                                    while insertion.is_due:
+                                        found = await session.execute(insertion.statement, insertion.values)
+                                        insertion.note(found.first())
                 except asyncio.CancelledError:
                     await session.invalidate()  # a rollback would wait for a server that may be silent
                     raise
@@ -144,10 +166,13 @@ class Sessions:
                     ended = completion()
                     result = session.execute(complete_statement(self._worker_id, ended))
                     is_mine = result.first() is not None
-                    for insertion in insertions(ended.child_jobs) if is_mine else ():
-                        while insertion.is_due:
-                            found = session.execute(insertion.statement, insertion.values)
-                            insertion.note(found.first())
+                    if is_mine and ended.child_jobs:
+                        with attempt.inserting():
+                            session.execute(_WAIT_FOR_KEYS, self._wait)
+                            for insertion in insertions(ended.child_jobs):
+                                while insertion.is_due:
+                                    found = session.execute(insertion.statement, insertion.values)
+                                    insertion.note(found.first())
                 if is_mine:
                     attempt.committing = True
                     return

@@ -116,7 +116,7 @@ async def run_job(
         settings=settings,
         contents=PLAIN,
         database=database,
-        sessions=Sessions(database.url, worker_id=_WORKER_ID, size=1),
+        sessions=Sessions(database.url, worker_id=_WORKER_ID, size=1, lock_seconds=1.0),
         events=Events(),
         loop=asyncio.get_running_loop(),
         kinds=frozenset({kind.name}),

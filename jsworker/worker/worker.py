@@ -224,7 +224,12 @@ class Worker:
         self._database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
         self._opened.push_async_callback(self._database.close)
         migration = await self._once_answered(self._database.check_migrated)
-        sessions = Sessions(self._database.url, worker_id=self.id, size=settings.concurrency)
+        sessions = Sessions(
+            self._database.url,
+            worker_id=self.id,
+            size=settings.concurrency,
+            lock_seconds=settings.statement_timeout,
+        )
         self._opened.push_async_callback(sessions.close)
         self._stream = Stream(
             settings,

@@ -130,7 +130,9 @@ class _Work:
             settings=settings,
             contents=self._contents,
             database=database,
-            sessions=Sessions(database.url, worker_id=owner.worker_id, size=1),
+            sessions=Sessions(
+                database.url, worker_id=owner.worker_id, size=1, lock_seconds=settings.statement_timeout
+            ),
             events=events,
             loop=asyncio.get_running_loop(),
             on_quiet=self.send_state,
