@@ -1,5 +1,6 @@
 """The job as a processor sees it: its payload, what an earlier run saved, and calls to report progress."""
 
+import inspect
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -13,6 +14,7 @@ from collections.abc import (
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import wraps
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -22,6 +24,7 @@ from typing import (
     ParamSpec,
     Protocol,
     TypeVar,
+    cast,
     overload,
 )
 from uuid import UUID
@@ -40,6 +43,7 @@ T = TypeVar("T")
 P = TypeVar("P")
 Payload = TypeVar("Payload")
 A = ParamSpec("A")
+Method = TypeVar("Method", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
 class _Steps(Protocol):
@@ -102,8 +106,44 @@ class _Ownership(Protocol):
     ) -> "Executable": ...
     async def results_page(self, node: str, after: MemberResult | None) -> list[MemberResult]: ...
     def wait_for(self, call: Coroutine[Any, Any, T]) -> T: ...
+    def note_never_awaited(self, call: str) -> None: ...
     @property
     def steps(self) -> _Steps: ...
+
+
+class _Call:
+    """A call, which tells its run when it is dropped before it has begun: it has done nothing."""
+
+    __slots__ = ("has_begun", "name", "ownership")
+
+    def __init__(self, name: str, ownership: _Ownership) -> None:
+        self.has_begun, self.name, self.ownership = False, name, ownership
+
+    def __del__(self) -> None:
+        if not self.has_begun:
+            self.ownership.note_never_awaited(self.name)
+
+
+def _awaited(method: Method) -> Method:
+    """Tell the run of calls of a method that are never awaited."""
+
+    async def begin(call: _Call, job: "Job[Any]", *args: Any, **named: Any) -> Any:
+        call.has_begun = True
+        return await method(job, *args, **named)
+
+    begin.__name__, begin.__qualname__ = method.__name__, method.__qualname__  # for Python's own warning
+
+    @wraps(method)
+    def made(job: "Job[Any]", *args: Any, **named: Any) -> Any:
+        return begin(_Call(method.__name__, job._ownership), job, *args, **named)  # noqa: SLF001 -- of this module
+
+    # Before Python 3.12 it cannot be said that a plain function returns a coroutine.
+    mark: Callable[[Any], Any] = getattr(inspect, "markcoroutinefunction", lambda function: function)
+    return cast("Method", mark(made))
+
+
+async def _enqueued(value: T) -> T:
+    return value
 
 
 @dataclass(slots=True)
@@ -158,6 +198,7 @@ class Job(Generic[P]):
         """The same job for plain functions: the calls wait instead of being awaited."""
         return SyncJob(self, self._ownership)
 
+    @_awaited
     async def update_progress(
         self, stage: str | None = None, progress: float | None = None, message: str | None = None
     ) -> None:
@@ -176,6 +217,7 @@ class Job(Generic[P]):
         """
         await self._ownership.update_progress(stage, progress, message)
 
+    @_awaited
     async def save_checkpoint(self, value: Any) -> None:
         """Store a JSON value that the next run finds as ``checkpoint``, should this one not end.
 
@@ -240,6 +282,7 @@ class Job(Generic[P]):
     @overload
     async def step(self, name: str, function: Callable[A, T], /, *args: A.args, **kwargs: A.kwargs) -> T: ...
 
+    @_awaited
     async def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function once for the job and return what it returned; later runs get that without a call.
 
@@ -260,6 +303,7 @@ class Job(Generic[P]):
         """
         return await self._ownership.steps.step(name, function, args, kwargs)
 
+    @_awaited
     async def sleep(self, after: timedelta | float, *, name: str) -> None:
         """Return if the sleep of this name is over; else end this run, and go on in a later one.
 
@@ -296,19 +340,20 @@ class Job(Generic[P]):
         **options: "Unpack[EnqueueOptions]",
     ) -> UUID: ...
 
-    async def enqueue(
+    def enqueue(
         self,
         kind: str | type[Any],
         payload: Any,
         *,
         unique_key: str | None = None,
         **options: "Unpack[EnqueueOptions]",
-    ) -> UUID:
+    ) -> Coroutine[Any, Any, UUID]:
         """Enqueue another job in the transaction that completes this one, and return its id.
 
-        Nothing is written before. A run that does not complete the job, for it fails, is retried, snoozed,
-        cancelled or lost, leaves no child behind; the run that does leaves its children once. Where a block
-        of ``job.transaction()`` is open, they share its fate: one that is rolled back enqueues nothing.
+        It is kept from the call on, awaited or not, and written with the completion. A run that does not
+        complete the job, for it fails, is retried, snoozed, cancelled or lost, leaves no child behind; the
+        run that does leaves its children once. Where a block of ``job.transaction()`` is open, they share its
+        fate: one that is rolled back enqueues nothing.
         Where a live job holds the unique key at that moment, none is created; this job's own key is free.
 
         Args:
@@ -324,7 +369,8 @@ class Job(Generic[P]):
                 JSWORKER_MAX_PAYLOAD_BYTES in all.
             InvalidName, InvalidPayload, InvalidJson, TypeError: as ``JobClient.enqueue``.
         """
-        return self._ownership.enqueue(kind, [payload], [unique_key], options)[0]
+        # At once, not when it is awaited: a child whose await was forgotten is not lost.
+        return _enqueued(self._ownership.enqueue(kind, [payload], [unique_key], options)[0])
 
     @overload
     async def enqueue_many(
@@ -346,16 +392,16 @@ class Job(Generic[P]):
         **options: "Unpack[EnqueueOptions]",
     ) -> list[UUID]: ...
 
-    async def enqueue_many(
+    def enqueue_many(
         self,
         kind: str | type[Any],
         payloads: Iterable[Any],
         *,
         unique_keys: Sequence[str | None] | None = None,
         **options: "Unpack[EnqueueOptions]",
-    ) -> list[UUID]:
+    ) -> Coroutine[Any, Any, list[UUID]]:
         """Enqueue a job for each payload as ``enqueue`` does, and return their ids in order."""
-        return self._ownership.enqueue(kind, payloads, unique_keys, options)
+        return _enqueued(self._ownership.enqueue(kind, payloads, unique_keys, options))
 
     @overload
     async def add_to_batch(
@@ -377,6 +423,7 @@ class Job(Generic[P]):
         max_stalls: int | None = None,
     ) -> list[UUID]: ...
 
+    @_awaited
     async def add_to_batch(
         self,
         kind: str | type[Any],
@@ -447,6 +494,7 @@ class Job(Generic[P]):
                 yield member
             after = page[-1]
 
+    @_awaited
     async def quiet(self, seconds: float) -> None:
         """Announce that the process may give no sign of life for ``seconds`` (a long call into C, a GPU).
 

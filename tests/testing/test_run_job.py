@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -106,6 +107,53 @@ async def test_a_payload_that_would_be_refused_is_refused() -> None:
     small = settings_with(max_payload_bytes=20)
     with pytest.raises(InvalidPayload, match="JSWORKER_MAX_PAYLOAD_BYTES=20"):
         await run_job(CountWords, {"text": "x" * 20}, settings=small)
+
+
+async def dropped(job: Job[Any], call: str) -> None:
+    calls: dict[str, Callable[[], Any]] = {
+        "step": lambda: job.step("a", print),
+        "sleep": lambda: job.sleep(60, name="a"),
+        "save_checkpoint": lambda: job.save_checkpoint(1),
+        "update_progress": lambda: job.update_progress(progress=0.5),
+        "add_to_batch": lambda: job.add_to_batch("other", [{}]),
+        "quiet": lambda: job.quiet(1),
+    }
+    calls[call]()
+
+
+@pytest.mark.filterwarnings("ignore:coroutine 'Job:RuntimeWarning")  # Python's own
+@pytest.mark.parametrize(
+    "call", ["step", "sleep", "save_checkpoint", "update_progress", "add_to_batch", "quiet"]
+)
+async def test_a_call_that_is_never_awaited_fails_the_run(call: str) -> None:
+    class Forgetful(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> None:
+            await dropped(job, call)
+
+    says = rf"job\.{call}\(\) has done nothing, for it was never awaited: write await job\.{call}\(\), in a"
+    with pytest.raises(UsageError, match=says):
+        await run_job(Forgetful, {})
+
+
+async def test_calls_that_are_awaited_later_or_by_others_are_awaited() -> None:
+    class Gathering(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> None:
+            later = job.save_checkpoint(1)
+            await asyncio.gather(job.step("a", str, 1), job.step("b", str, 2), asyncio.create_task(later))
+
+    run = await run_job(Gathering, {})
+    assert (run.completed, run.checkpoint, run.steps) == (True, 1, {"a": "1", "b": "2"})
+
+
+@pytest.mark.filterwarnings("ignore:coroutine '_enqueued:RuntimeWarning")
+async def test_a_child_is_enqueued_though_nobody_awaits_that() -> None:
+    class Forgetful(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> None:
+            job.enqueue("child", {"n": 1})  # type: ignore[unused-coroutine] # what it is about
+            job.enqueue_many("child", [{"n": 2}, {"n": 3}])  # type: ignore[unused-coroutine] # likewise
+
+    run = await run_job(Forgetful, {})
+    assert [each.payload["n"] for each in run.enqueued] == [1, 2, 3]
 
 
 def settings_with(**changes: Any) -> Settings:

@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
+from psycopg import AsyncConnection
 from pydantic import BaseModel
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
@@ -396,6 +397,71 @@ async def test_the_key_of_an_expired_job_costs_a_transaction_no_attempt(
         ("cancelled", "expired"),
         ("queued", None),
     ]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:coroutine 'Job.step:RuntimeWarning", "ignore:coroutine '_enqu:RuntimeWarning"
+)
+async def test_a_call_without_await_takes_nothing_from_a_transaction_but_the_attempt(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    async def process(job: Job[Any]) -> None:
+        async with job.transaction():
+            job.enqueue(CHILD, {"attempt": job.attempt})  # type: ignore[unused-coroutine] # what it is about
+            if job.attempt == 1:
+                job.step("charge", print)  # type: ignore[unused-coroutine] # likewise
+
+    running = await start(scripted(process))
+    job = await client.enqueue(KIND, {})
+    assert (await rows.becomes(job.id, "completed"))["attempts"] == 2
+    assert [row["payload"] for row in await children(rows)] == [{"attempt": 2}]
+    assert (
+        "job.step() has done nothing, for it was never awaited" in running.events.of("job.error")[0]["error"]
+    )
+
+
+@pytest.mark.parametrize("how", ["return", "coroutine", "thread"])
+async def test_it_stays_its_owners_while_a_producer_takes_the_key_of_a_child(
+    client: JobClient, rows: Rows, start: StartWorker, settings: Settings, how: str
+) -> None:
+    async def process(job: Job[Any]) -> None:
+        if how == "return":
+            await job.enqueue(CHILD, {}, unique_key="taken")
+            return
+        async with job.transaction():
+            await job.enqueue(CHILD, {}, unique_key="taken")
+
+    def plain(job: Job[Any]) -> None:
+        with job.sync.transaction():
+            job.sync.enqueue(CHILD, {}, unique_key="taken")
+
+    async def waits() -> None:
+        waiting = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type"
+        )
+        assert await rows.value(waiting + " = 'Lock'")
+
+    running = await start(scripted(plain if how == "thread" else process))
+    async with await AsyncConnection.connect(settings.database_dsn()) as producer:
+        await producer.execute(
+            "INSERT INTO jsworker.jobs (id, kind, payload, unique_key, status, run_at)"
+            " VALUES (gen_random_uuid(), %s, '{}', 'taken', 'scheduled', now() + interval '1 hour')",
+            [CHILD],
+        )
+        job = await client.enqueue(KIND, {}, max_attempts=1)
+        if how == "return":
+            await eventually(waits)
+        else:
+            says = (
+                "PostgreSQL failed in the job's own transaction: another transaction is taking the unique key"
+            )
+            assert (await rows.becomes(job.id, "scheduled"))["clear_reason"].startswith(says)
+        await producer.rollback()
+    row = await rows.becomes(job.id, "completed")
+    assert (row["attempts"], row["errors"], row["stalls"]) == (1, 0, 0)
+    assert [row["unique_key"] for row in await children(rows)] == ["taken"]
+    assert not running.events.of("job.fenced")
+    assert not running.events.of("job.lost")
 
 
 async def test_a_job_may_follow_itself(client: JobClient, rows: Rows, start: StartWorker) -> None:

@@ -94,6 +94,8 @@ async def process_job(run: Run, job: Job[Any], services: LeaseServices) -> Outco
                 )
         if run.unfinished is not None:  # it left the loop over its tries by break or return
             raise run.unfinished
+        if run.never_awaited is not None:
+            run.refuse_never_awaited()
     finally:
         bound_facts.reset(bound)
         kinds_of_slot.reset(of_slot)

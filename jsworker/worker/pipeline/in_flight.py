@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from jsworker.core.clock import boottime
+from jsworker.core.errors import UsageError
 from jsworker.core.job import Job
 from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.stream.message import Delivery
@@ -68,6 +69,7 @@ class Run:
     unfinished: BaseException | None = (
         None  # that error, while another try of the transaction is due; or a sleep
     )
+    never_awaited: str | None = None  # a call of its job that was dropped, and so has done nothing
     job: Job[Any] | None = None  # None until the payload has been read
     isolated: bool = False  # it runs in another process, which is ended without ours
     quarantined: bool = False  # in one that runs no other job
@@ -125,6 +127,15 @@ class Run:
         if timeout is None or now - self.began_at <= timeout or self.phase is not Phase.RUNNING:
             return False
         return not (self.isolated or self.kind.needs_timers)
+
+    def refuse_never_awaited(self) -> None:
+        """Raise UsageError if a call of the job was dropped without being awaited: it must not complete."""
+        if self.never_awaited is not None:
+            call = f"job.{self.never_awaited}()"
+            raise UsageError(
+                f"{call} has done nothing, for it was never awaited: write await {call}, in a plain function"
+                f" job.sync.{self.never_awaited}()"
+            )
 
     def thresholds(self, quiet_seconds: float) -> dict[str, float | None]:
         """Return the limits of silence while the run is quiet for so long."""

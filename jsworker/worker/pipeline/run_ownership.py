@@ -277,6 +277,10 @@ class RunLease:
         """Run a coroutine on the worker's loop from a processor's thread."""
         return wait_for_loop(self._services.loop, call)
 
+    def note_never_awaited(self, call: str) -> None:
+        """Note a call of the job that was dropped before it began."""
+        self._run.never_awaited = call
+
     @property
     def steps(self) -> Steps:
         """The steps of the run."""
@@ -362,6 +366,7 @@ class RunLease:
         return await until_answered(self._run, ask)
 
     def _completion(self, result: Any | Callable[[], Any]) -> Completion:
+        self._run.refuse_never_awaited()
         most, contents = self._services.settings.max_result_bytes, self._services.contents
         value = result() if callable(result) else result
         text = result_text(self._run, value, most, contents)
