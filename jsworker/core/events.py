@@ -4,6 +4,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from threading import current_thread, main_thread
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 EventName: TypeAlias = Literal[
@@ -112,5 +113,14 @@ class Events:
         for listener in listeners:
             try:
                 listener(event)
-            except Exception:  # noqa: BLE001 -- foreign code; a job must not pay for it
-                sys.stderr.write(f"listener of event {name} raised:\n{traceback.format_exc()}")
+            except BaseException as error:  # foreign code; a job must not pay for it
+                if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
+                    raise  # Ctrl-C, which happened to come here
+                sys.stderr.write(_complaint(listener, name, error))
+
+
+def _complaint(listener: Listener, name: EventName, error: BaseException) -> str:
+    function = getattr(listener, "__qualname__", type(listener).__qualname__)
+    module = getattr(listener, "__module__", type(listener).__module__)
+    says = f"listener {module}.{function} of event {name} raised {type(error).__name__}\n"
+    return says + traceback.format_exc() if isinstance(error, Exception) else says

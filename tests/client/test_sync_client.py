@@ -341,6 +341,28 @@ async def test_events_outlive_what_they_tell_of(make_settings: Callable[..., Set
     assert len(told.of("worker.degraded")) >= 2
 
 
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, ValueError])
+async def test_a_listener_that_raises_does_not_end_the_thread(
+    make_settings: Callable[..., Settings],
+    capsys: pytest.CaptureFixture[str],
+    *,
+    error: type[BaseException],
+) -> None:
+    def leaving(_: object) -> None:
+        raise error(3)
+
+    def use() -> None:
+        with SyncJobClient(make_settings(nats_url=NOBODY)) as client:
+            client.events.on("worker.degraded", leaving)
+            client.close()
+            client.open()
+            assert client.enqueue(KIND, {}).created
+
+    await asyncio.to_thread(use)
+    says = f".leaving of event worker.degraded raised {error.__name__}\n"
+    assert says in capsys.readouterr().err
+
+
 async def test_postgresql_may_be_away_and_come_back(
     make_settings: Callable[..., Settings], database_url: str
 ) -> None:
