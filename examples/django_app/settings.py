@@ -9,6 +9,7 @@ SECRET_KEY = os.environ.get("SECRET_KEY", "only for development")
 DEBUG = True
 ALLOWED_HOSTS = ["*"]
 USE_TZ = True
+TIME_ZONE = "UTC"
 ROOT_URLCONF = "django_app.urls"
 STATIC_URL = "static/"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

@@ -30,7 +30,7 @@ from django_tasks.signals import task_enqueued, task_finished, task_started
 from django_app.shop import jobs as shop_jobs
 from django_app.shop.models import Order
 from jsworker.client import JobClient, SyncJobClient
-from jsworker.contrib.django import enqueue, enqueueing, fresh_connections
+from jsworker.contrib.django import enqueue, fresh_connections, jobs_client
 from jsworker.contrib.django.configuration import (
     check_configuration,
     environment,
@@ -38,6 +38,7 @@ from jsworker.contrib.django.configuration import (
     task_backends,
     url_of,
 )
+from jsworker.contrib.django.management.commands.jsworker_run import Command
 from jsworker.contrib.django.models import StoredJob
 from jsworker.contrib.django.tasks import DjangoTask
 from jsworker.core.errors import Fail, InvalidPayload, TransitionRefused
@@ -224,6 +225,13 @@ class TestConnections:
 class TestSettings:
     """From ``JSWORKER``, the environment, and DATABASES."""
 
+    def test_each_has_a_client_of_its_own(self) -> None:
+        client = jobs_client()
+        with override_settings(JSWORKER={"SUBJECT_PREFIX": "others"}):
+            assert jobs_client() is not client
+            assert jobs_client() is jobs_client()
+        assert jobs_client() is client
+
     def test_the_database_is_that_of_django(self, database_url: str) -> None:
         assert jsworker_settings().database_dsn() == database_url
 
@@ -338,9 +346,9 @@ class TestTasks:
         assert (await add.aget_result(result.id)).return_value == 5
 
     async def test_encrypted_tasks_run_and_are_read_and_so_are_those_of_a_schedule(
-        self, settings: Settings, start: StartWorker, rows: Rows, monkeypatch: pytest.MonkeyPatch
+        self, settings: Settings, start: StartWorker, rows: Rows
     ) -> None:
-        monkeypatch.setattr(enqueueing, "_clients", {})
+        jobs_client()  # with the settings as they are
         keys = text_of_keys(old=OLD)
         encrypted = settings.model_copy(update={"encryption_keys": SecretStr(keys)})
         with override_settings(JSWORKER={"ENCRYPTION_KEYS": keys}):
@@ -498,7 +506,7 @@ class TestCommands:
         job = await in_thread(enqueue, "write-receipt", {"order": order.pk})
         alone = await in_thread(enqueue, "write-receipt", {"order": order.pk}, max_stalls=1)
         thanks = await in_thread(default_task_backend.enqueue, _thank(), [order.pk], {})
-        with manage("jsworker_run", "--", "--log-format", "json") as workers:
+        with manage("jsworker_run", "--log-format", "json") as workers:
             try:
                 for each in (job.id, alone.id, thanks.id):
                     await rows.becomes(each, "completed", seconds=120)
@@ -525,6 +533,23 @@ class TestCommands:
             "write-receipt",
             "django-task",
         ]
+
+    @pytest.mark.parametrize(
+        ("given", "passed_on"),
+        [
+            (("app:A", "--processes", "2"), ["app:A", "--processes", "2"]),
+            (("--verbosity=0", "-v", "0", "app:A", "--reload"), ["app:A", "--reload"]),
+            (("app:A", "app:B", "--", "--processes", "2"), ["app:A", "app:B", "--processes", "2"]),
+            (("app:A",), ["app:A"]),
+        ],
+    )
+    def test_options_of_run_are_taken_as_they_are(
+        self, given: tuple[str, ...], passed_on: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        commands: list[list[str]] = []
+        monkeypatch.setattr("os.execve", lambda _program, command, _variables: commands.append(command))
+        Command().run_from_argv(["manage.py", "jsworker_run", *given])
+        assert commands[0][4:] == passed_on
 
     def test_a_module_that_cannot_be_imported_is_named_in_one_line(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,7 +18,7 @@ from jsworker.ownership.transitions.enqueue import Enqueued
 _TRIES: Final = 3
 
 
-_clients: Final[dict[str, SyncJobClient]] = {}
+_clients: Final[dict[Settings, SyncJobClient]] = {}
 
 
 def jobs_client() -> SyncJobClient:
@@ -27,8 +27,7 @@ def jobs_client() -> SyncJobClient:
     It has connections of its own, one for all threads; see ``SyncJobClient``.
     """
     settings = jsworker_settings()
-    key = settings.database_dsn()
-    return _clients.get(key) or _clients.setdefault(key, SyncJobClient(settings))
+    return _clients.get(settings) or _clients.setdefault(settings, SyncJobClient(settings))
 
 
 def enqueue(

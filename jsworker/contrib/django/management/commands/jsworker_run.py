@@ -23,13 +23,21 @@ class Command(BaseCommand):
 
     help = (
         "Runs workers for TARGET…, else for JSWORKER['TARGETS'], else for all processors in modules `jobs` of"
-        " the apps, and for tasks of Django. Options of `jsworker run` follow behind a lone --."
+        " the apps, and for tasks of Django. Options of `jsworker run` come last: jsworker_run --processes 2"
     )
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Leave to `jsworker run` all from the first option on that is none of Django's."""
+        own = self.create_parser(*argv[:2])._option_string_actions  # noqa: SLF001 -- argparse tells no other way
+        options = (place for place, each in enumerate(argv) if place > 1 and each.startswith("-"))
+        foreign = (at for at in options if not {argv[at].partition("=")[0], argv[at][:2]} & own.keys())
+        at = next(foreign, len(argv))  # a lone -- is none of Django's
+        super().run_from_argv([*argv[:at], "--", *argv[at:]] if argv[at : at + 1] != ["--"] else argv)
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Take targets, and leave options to `jsworker run`."""
         parser.add_argument(
-            "arguments", nargs="*", metavar="TARGET", help="MODULE:CLASS, or options behind --"
+            "arguments", nargs="*", metavar="TARGET", help="MODULE:CLASS; then options of `jsworker run`"
         )
 
     def handle(self, *_: Any, arguments: list[str], **__: Any) -> None:
