@@ -24,12 +24,14 @@ from jsworker.core.settings import (
     unknown_variables,
     variable_of,
 )
+from jsworker.core.settings.cores import usable_cores
 
 URL = "postgresql://jobs@db:5432/jobs"
 CANARY = "c4n4ry-s3cret"
 WITNESS_RULE = "must not begin with jsworker.worker, where workers answer whether they live"
 
 Set = Callable[..., None]
+MOUNT = "sys/fs/cgroup"
 unhurried = examples(deadline=None)  # the machine may be busy
 
 
@@ -661,3 +663,50 @@ def lines_of(**overrides: Any) -> list[str]:
     except SettingsError as error:
         return error.lines
     return []
+
+
+class TestCores:
+    """The default of JSWORKER_ISOLATED_PROCESSES."""
+
+    @pytest.mark.parametrize(
+        ("groups", "files", "cores"),
+        [
+            ("0::/", {"cpu.max": "250000 100000"}, 3),
+            ("0::/", {"cpu.max": "10000 100000"}, 1),
+            ("0::/", {"cpu.max": "max 100000"}, 8),
+            ("0::/", {"cpu.max": "1600000 100000"}, 8),
+            ("0::/a/b", {"a/b/cpu.max": "max 100000", "a/cpu.max": "200000 100000"}, 2),
+            ("0::/of/the/host", {"cpu.max": "200000 100000"}, 2),
+            (
+                "3:cpu,cpuacct:/a\n0::/",
+                {"cpu/a/cpu.cfs_quota_us": "150000", "cpu/a/cpu.cfs_period_us": "50000"},
+                3,
+            ),
+            ("3:cpu:/of/the/host", {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "50000"}, 1),
+            ("3:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+            ("3:memory:/", {"memory/cpu.max": "100000 100000"}, 8),
+            ("0::/", {"cpu.max": "much"}, 8),
+            ("what is this", {}, 8),
+            (None, {}, 8),
+        ],
+    )
+    def test_as_many_as_affinity_and_the_control_groups_leave(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        groups: str | None,
+        files: dict[str, str],
+        cores: int,
+    ) -> None:
+        monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+        if groups is not None:
+            (tmp_path / "proc/self").mkdir(parents=True)
+            (tmp_path / "proc/self/cgroup").write_text(f"{groups}\n")
+        for name, text in files.items():
+            file = tmp_path / MOUNT / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{text}\n")
+        assert usable_cores(tmp_path) == cores
+
+    def test_they_are_the_default(self) -> None:
+        assert Settings(database_url=URL).isolated_processes == usable_cores()

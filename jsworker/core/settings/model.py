@@ -1,6 +1,5 @@
 """The settings: every variable with its type, its default and its rule."""
 
-import os
 import re
 import socket
 import sys
@@ -15,6 +14,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from jsworker.core.aes_gcm import read_keys
 from jsworker.core.errors import SettingsError
+from jsworker.core.settings.cores import usable_cores
 from jsworker.core.settings.variables import (
     FROM_FILES,
     HIDDEN,
@@ -81,12 +81,6 @@ def _unset(value: Any) -> Any:
 def _no_service_link(value: Any) -> Any:
     # Kubernetes sets JSWORKER_HTTP_PORT=tcp://... in every pod beside a Service named jsworker-http.
     return None if str(value).startswith("tcp://") else value
-
-
-def _cores() -> int:
-    """Return how many cores this process may use: all of the machine's, or fewer."""
-    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
-    return (len(affinity(0)) if affinity else os.cpu_count()) or 1
 
 
 RECOVERY_RULES: Final = {
@@ -185,8 +179,9 @@ class Settings(BaseSettings):
         _rule("must be a comma list of MODULE:NAME", lambda value: all(map(_is_target, value.split(",")))),
     ] = Field("", description="middleware around all jobs: a comma list of MODULE:NAME, the first outermost")
     isolated_processes: Annotated[int, _between(1, 1000)] = Field(
-        default_factory=_cores,
-        description="child processes of each worker process for jobs of kinds with isolation; default: cores",
+        default_factory=usable_cores,
+        description="child processes of each worker process for jobs of kinds with isolation; "
+        "default: the cores that it may use",
     )
     event_loop: Annotated[Literal["auto", "asyncio", "uvloop"], BeforeValidator(_lower)] = Field(
         "auto",
