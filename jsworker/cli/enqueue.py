@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -191,12 +192,12 @@ def _check_lines(source: str | None, key_field: str | None, is_other: bool) -> N
 
 
 def _instant(given: str) -> datetime:
-    try:
-        return datetime.fromisoformat(given)
-    except ValueError:
-        raise WrongUsage(
-            f"--run-at {shown(given)} must be a time as 2030-01-31T18:00+01:00, with its zone"
-        ) from None
+    with suppress(ValueError):
+        instant = datetime.fromisoformat(given)
+        if instant.tzinfo is not None:
+            return instant
+    rule = "must be a time with its zone, as 2030-01-31T18:00+01:00 or 2030-01-31T17:00Z"
+    raise WrongUsage(f"--run-at {shown(given)} {rule}")
 
 
 def kind_of(given: str) -> Kind:

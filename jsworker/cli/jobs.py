@@ -34,7 +34,7 @@ from jsworker.cli.selection import ask_database, choose_age, choose_statuses, fi
 from jsworker.cli.watching import watch as show_again
 from jsworker.core.contents import key_of_content
 from jsworker.core.names import check_kind, printable, short_id
-from jsworker.core.priorities import NORMAL, PRIORITIES, priority_number
+from jsworker.core.priorities import PRIORITIES, priority_number
 from jsworker.core.strict_json import plain
 from jsworker.core.tracebacks import from_users_code, last_place
 from jsworker.ownership.database import Database
@@ -159,7 +159,12 @@ def _print_rest(page: Page) -> None:
 async def _page(database: Database, **filters: Any) -> Page:
     page = await listing.list_jobs(database, seconds=_SEARCH_SECONDS, **filters)
     marks = await marks_of(database, [job["id"] for job in page.jobs])
-    return replace(page, jobs=[job | {"refused": marks.get(job["id"], [])} for job in page.jobs])
+    return replace(page, jobs=[_in_terms(job) | {"refused": marks.get(job["id"], [])} for job in page.jobs])
+
+
+def _in_terms(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job's row with its priority as a word, as a client gives it."""
+    return {**row, "priority": PRIORITIES[row["priority"]]}
 
 
 def _row(job: Mapping[str, Any]) -> list[Text | str]:
@@ -176,8 +181,8 @@ def _row(job: Mapping[str, Any]) -> list[Text | str]:
 
 def _lane(job: Mapping[str, Any]) -> str:
     """Return a priority that is not the usual one, of a job that has not ended."""
-    is_usual = job["priority"] == NORMAL or job["finished_at"] is not None
-    return "" if is_usual else f"{PRIORITIES[job['priority']]} priority"
+    is_usual = job["priority"] == "normal" or job["finished_at"] is not None
+    return "" if is_usual else f"{job['priority']} priority"
 
 
 def _refusal(mark: Mark) -> str:
@@ -197,10 +202,10 @@ def _detail(job: Mapping[str, Any]) -> Iterator[str]:
                 if behind is None
                 else f"behind {short_id(behind)}, of its key"
             )
-            yield headline(job["last_error"])
+            yield _taken_back(job) or headline(job["last_error"])
             yield _expiry(job)
         case "queued" if job["cleared"]:
-            yield f"taken back: {headline(job['clear_reason'])}"
+            yield _taken_back(job)
         case "queued":
             yield _expiry(job)
         case "cancelled":
@@ -224,6 +229,11 @@ def _held(job: Mapping[str, Any]) -> str:
     """Return what a job waits for."""
     key = f" of {cell(job['limit_key'])}" if job["limit_key"] else ""
     return _WAITS_FOR.get(job["held_by"], f"held by {cell(job['held_by'])}").replace("{key}", key)
+
+
+def _taken_back(job: Mapping[str, Any]) -> str:
+    """Return why the last run of a job was taken back or handed back; for want of a key, for example."""
+    return f"taken back: {headline(job['clear_reason'])}" if job["cleared"] else ""
 
 
 def _expiry(job: Mapping[str, Any]) -> str:
@@ -304,7 +314,7 @@ def job(
 
 
 async def _job(database: Database, named: str) -> dict[str, Any]:
-    found = await find_job(database, named)
+    found = _in_terms(await find_job(database, named))
     marks = await marks_of(database, [found["id"]])
     timeline = await listing.timeline(database, found["id"])
     if found["batch_id"] is not None:
@@ -347,8 +357,8 @@ def _summary(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
         yield "finished", Text(f"{moment(found['finished_at'])}, {since(found['finished_at'])} ago")
     if (flow := found.get("workflow")) is not None:
         yield "workflow", Text(f"{cell(flow['name'])} {flow['workflow']}, node {cell(flow['node'])}")
-    if found["priority"] != NORMAL:
-        yield "priority", Text(PRIORITIES[found["priority"]])
+    if found["priority"] != "normal":
+        yield "priority", Text(found["priority"])
     if (key := found["unique_key"] or found["waiting_key"]) is not None:
         scope = "" if found["waiting_key"] is None else " (one may wait, one may run)"
         yield "unique key", Text(f"{cell(key)}{scope}")
@@ -374,9 +384,8 @@ def _standing(found: Mapping[str, Any]) -> str:
             waits = (
                 "its message waits to be published" if found["needs_publish"] else "waits for a free worker"
             )
-            again = f"; taken back: {cell(found['clear_reason'])}" if found["cleared"] else ""
-            waits = f"{waits} since {since(found['queued_at'])}{again}"
-            return "; ".join(filter(None, (waits, _expiry(found))))
+            waits = f"{waits} since {since(found['queued_at'])}"
+            return "; ".join(filter(None, (waits, _taken_back(found), _expiry(found))))
         case "processing":
             asked = ", asked to stop" if found["cancel_requested"] else ""
             return f"runs since {since(found['claimed_at'])}{asked}"
@@ -402,7 +411,7 @@ def _when(found: Mapping[str, Any]) -> str:
     due = f"{begins} in {until(found['run_at'])}, at {moment(found['run_at'])}"
     if found["debounce_until"] is not None and not found["fencing_token"]:
         due += f", moved back with each repetition, at the last until {moment(found['debounce_until'])}"
-    return "; ".join(filter(None, (due, _expiry(found))))
+    return "; ".join(filter(None, (due, _taken_back(found), _expiry(found))))
 
 
 def _in_words(value: Any) -> str:

@@ -53,7 +53,13 @@ def with_setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for name, field in Settings.model_fields.items():
         panel = _PANELS.get(name, panel)
         names = [f"--{name.replace('_', '-')}", *_ALIASES.get(name, [])]
-        option = typer.Option(*names, metavar=_metavar(name, field), help=_help(field), rich_help_panel=panel)
+        option = typer.Option(
+            *names,
+            metavar=_metavar(name, field),
+            help=_help(field),
+            rich_help_panel=panel,
+            autocompletion=_completion(field),
+        )
         kind, annotation = inspect.Parameter.KEYWORD_ONLY, Annotated[str | None, option]
         options.append(inspect.Parameter(name, kind, default=None, annotation=annotation))
     command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]  # inspect reads it
@@ -74,14 +80,31 @@ def _help(field: FieldInfo) -> str:
 
 
 def _metavar(name: str, field: FieldInfo) -> str:
+    if choices := _values_of(field):
+        return "|".join(choices) if len(choices) < 4 else "LEVEL"
     wanted = _plain(field.annotation)
-    if get_origin(wanted) is Literal:
-        choices = get_args(wanted)
-        return "|".join(choices) if len(choices) < 3 else "LEVEL"
     if name.endswith("_url"):
         return "URL"
-    by_type = {bool: "true|false", int: "NUMBER", float: "SECONDS", Path: "PATH", SecretStr: "SECRET"}
+    by_type = {int: "NUMBER", float: "SECONDS", Path: "PATH", SecretStr: "SECRET"}
     return by_type.get(wanted, "NAME")
+
+
+def _values_of(field: FieldInfo) -> tuple[str, ...]:
+    """Return all values of a setting; none: they are too many."""
+    wanted = _plain(field.annotation)
+    if wanted is bool:
+        return "true", "false"
+    return get_args(wanted) if get_origin(wanted) is Literal else ()
+
+
+def _completion(field: FieldInfo) -> Callable[[str], list[str]] | None:
+    """Return what completes a value in a shell."""
+    values = _values_of(field)
+
+    def complete(incomplete: str) -> list[str]:
+        return [each for each in values if each.startswith(incomplete)]
+
+    return complete if values else None
 
 
 def _plain(annotation: Any) -> Any:

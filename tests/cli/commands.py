@@ -47,13 +47,13 @@ class Result:
         return json.loads(self.out)
 
     def ok(self) -> "Result":
-        assert (self.code, self.err) == (0, "")
+        assert (self.code, self.err) == (0, ""), self
         return self
 
     def refused(self, code: int) -> str:
         """Return the one line of a command that failed and wrote nothing else."""
         assert self.code == code, self
-        assert self.out == ""
+        assert self.out == "", self
         assert len(self.errors) == 1, self.err
         return self.errors[0]
 

@@ -100,6 +100,19 @@ class TestJobs:
         assert job["created_at"].endswith("Z")
         assert job["status"] == "completed"
 
+    def test_json_has_the_priority_as_a_client_gives_it(self, cli: Cli, sql: Sql) -> None:
+        job_id = insert_job(sql, priority=0)
+        for found in (cli("jobs", "--json").ok().json[0], cli("job", job_id, "--json").ok().json):
+            assert found["priority"] == "high"
+
+    def test_what_a_job_waits_for_that_was_handed_back_is_told(self, cli: Cli, sql: Sql) -> None:
+        why = "payload of job 1: is encoded with key 2026-02 of codec aes-gcm, which is not here"
+        job_id = insert_job(sql, "scheduled", cleared=True, clear_reason=why, run_at=ago(-7200.5))
+        told = " ".join(cli("jobs").ok().out.split())
+        assert f"due in 2h, taken back: {why}" in told
+        told = " ".join(cli("job", job_id).ok().out.split())
+        assert re.search(f"in 2h, at .*; taken back: {why}", told)
+
     def test_what_postgresql_refuses_is_told(self, cli: Cli, sql: Sql) -> None:
         job_id = insert_job(sql, "scheduled", run_at=ago(-7200.5))
         sql.execute(

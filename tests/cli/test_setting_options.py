@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from jsworker.cli.app import run_command
 from jsworker.core.settings import Settings, variable_of
 
 from .commands import Cli
@@ -20,6 +21,26 @@ def test_every_setting_is_an_option_with_its_description(cli: Cli, monkeypatch: 
         assert default in shown
     for metavar in ("URL", "SECRET", "PATH", "NUMBER", "SECONDS", "true|false", "json|console", "LEVEL"):
         assert f" {metavar} " in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("jsworker run my_jobs --event-loop ", ["auto", "asyncio", "uvloop"]),
+        ("jsworker run my_jobs --log-level w", ["warning"]),
+        ("jsworker run my_jobs --recover-on-start ", ["true", "false"]),
+        ("jsworker jobs --status c", ["completed", "cancelled"]),
+    ],
+)
+def test_a_shell_completes_values(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, values: list[str]
+) -> None:
+    monkeypatch.setenv("_JSWORKER_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))
+    with pytest.raises(SystemExit):
+        run_command([])
+    assert capsys.readouterr().out.split() == values
 
 
 @pytest.mark.parametrize(

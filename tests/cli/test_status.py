@@ -196,16 +196,15 @@ class TestOutput:
 
 
 class TestCompletion:
-    def test_commands_and_values_are_completed(self, tmp_path: Path) -> None:
-        for words, wanted in (("jsworker sta", "status"), ("jsworker jobs --status fa", "failed")):
-            terminal = Terminal(
-                cwd=tmp_path,
-                environment={
-                    "PATH": "/usr/bin:/bin",
-                    "_JSWORKER_COMPLETE": "complete_bash",
-                    "COMP_WORDS": words,
-                    "COMP_CWORD": str(len(words.split()) - 1),
-                },
-            )
-            terminal.wait()
-            assert wanted in terminal.plain_text.split()
+    def test_commands_are_completed(self, tmp_path: Path) -> None:
+        terminal = Terminal(
+            cwd=tmp_path,
+            environment={
+                "PATH": "/usr/bin:/bin",
+                "_JSWORKER_COMPLETE": "complete_bash",
+                "COMP_WORDS": "jsworker sta",
+                "COMP_CWORD": "1",
+            },
+        )
+        terminal.wait()
+        assert "status" in terminal.plain_text.split()
