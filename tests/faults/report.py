@@ -114,7 +114,7 @@ def seconds_text(found: dict[str, float]) -> str:
 
 
 def close_run(name: str, options: argparse.Namespace, found: dict[str, Any], *, ok: bool) -> int:
-    """Print what a run of one feature found, append it to the file of its ``--json``, and return the exit code."""
+    """Print what a run of one feature found, append it to the file of ``--json``, return the exit code."""
     print(found)  # noqa: T201 -- its answer
     if options.json:
         asked = {option: value for option, value in vars(options).items() if option != "json"}

@@ -556,9 +556,9 @@ class TestManyKinds:
         use = access_paths(many_kinds, inspection.LIMIT_USE, {"kinds": ["idle"]})
         assert {path for path in use if "jobs" in path} == {"jobs_slots"}
         beginning = {"after_kind": "", "after_key": ""}
-        held = access_paths(many_kinds, inspection.WITHOUT_LIMIT, beginning)
-        assert {path for path in held if "jobs" in path} == {"jobs_held_by_key"}
-        assert rows_read(many_kinds, inspection.WITHOUT_LIMIT, beginning) == 0
+        held = access_paths(many_kinds, inspection.LIMITS, beginning)
+        assert {path for path in held if "jobs" in path} == {"jobs_held_by_key", "jobs_slots"}
+        assert rows_read(many_kinds, inspection.LIMITS, beginning) == 0
 
 
 MIDDLE = text("""
