@@ -1,10 +1,9 @@
 """Checks of the rows: jobs that wait and should not, owners without signs of life, what was left behind."""
 
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from jsworker.core.names import printable
+from jsworker.core.names import printable, shell_word
 from jsworker.core.schedule_rules import ON_TIME_SECONDS
 from jsworker.core.settings import Settings
 from jsworker.doctor.finding import Finding, counted, info, listed, ok, seconds, warning
@@ -155,7 +154,7 @@ def limits(limits: Sequence[KeyLimit]) -> Iterator[Finding]:
         if each.paused_for is not None:
             by = printable(each.paused_by or "somebody", 100)
             why = f": {printable(each.reason, 200)}" if each.reason else ""
-            key = f" {shlex.quote(printable(each.key, 255))}" if each.key else ""
+            key = f" {shell_word(each.key)}" if each.key else ""
             key = f" --{key}" if each.key.startswith("-") else key  # else an option
             resume = f"`jsworker resume {printable(each.kind, 64)}{key}`"
             yield info(

@@ -111,8 +111,8 @@ class TestFullTables:
     @pytest.mark.parametrize("name", sorted(OF_JOBS))
     def test_a_bounded_number_of_rows_is_looked_at(self, name: str, table: Connection) -> None:
         statement, parameters, _ = OF_JOBS[name]
-        # A plan may mark all of a kind's entries of the index before it reads the first thousand of the rows. Pauses
-        # are looked for in the table of limits, which has a row for each key in use.
+        # A plan may mark all of a kind's entries of the index before it reads the first thousand of the rows.
+        # Pauses are looked for in the table of limits, which has a row for each key in use.
         besides = {"queued": QUEUED, "limits": KEYS}.get(name, 0)
         assert rows_read(table, statement, parameters) <= besides + 6 * job_report.BOUND
 
@@ -188,10 +188,12 @@ VALUES (uuidv7(), %s, '{}', 'scheduled', 1, now(), 'limit', now() - interval '1 
 """
 OF_KINDS = """
 INSERT INTO jsworker.limits (kind, key, max_running, set_by)
-VALUES ('full', '', 1, 'code'), ('free', '', 2, 'code'), ('own', '', 1, 'code'), ('own', 'acme', 3, 'operator');
+VALUES ('full', '', 1, 'code'), ('free', '', 2, 'code'), ('own', '', 1, 'code'),
+  ('own', 'acme', 3, 'operator');
 INSERT INTO jsworker.limits (kind, key, paused_at, paused_by) VALUES ('paused', '', now(), 'ann');
 INSERT INTO jsworker.jobs (
-  id, kind, payload, status, worker_id, fencing_token, attempts, claimed_at, last_activity_at, dispatch, limit_key)
+  id, kind, payload, status, worker_id, fencing_token, attempts, claimed_at, last_activity_at, dispatch,
+  limit_key)
 SELECT uuidv7(), kind, '{}', 'processing', 'worker-1', 1, 1, now(), now(), 1, 'acme'
 FROM unnest(ARRAY['full', 'own']) AS kind;
 """
@@ -213,8 +215,13 @@ async def test_held_keys_without_a_row_of_their_own_have_what_their_kind_has(
     assert not isinstance(facts.limits, Unknown)
     found = {(limit.kind, limit.key): limit for limit in facts.limits}
     assert {key: limit.free for key, limit in found.items()} == {
-        **{("full", "acme"): 0, ("free", "acme"): 2, ("own", "acme"): 2, ("paused", "acme"): 0},
-        **{("paused", ""): 0, ("forgotten", "acme"): 1_000_000, ("hostile", hostile): 1_000_000},
+        ("full", "acme"): 0,
+        ("free", "acme"): 2,
+        ("own", "acme"): 2,
+        ("paused", "acme"): 0,
+        ("paused", ""): 0,
+        ("forgotten", "acme"): 1_000_000,
+        ("hostile", hostile): 1_000_000,
     }
     assert found["paused", ""].paused_by == "ann"
     assert found["paused", "acme"].paused_for is None

@@ -356,6 +356,8 @@ def test_a_paused_key_is_named_for_the_shell() -> None:
     paused = KeyLimit("resize", "acme & sons", 0, 5, 10.0, 60.0)
     [found] = job_checks.limits((paused,))
     assert found.do == "`jsworker resume resize 'acme & sons'`, should it go on."
+    [found] = job_checks.limits((KeyLimit("resize", "-\u00a0", 0, 5, 10.0, 60.0),))
+    assert found.do == r"`jsworker resume resize -- $'-\U000000a0'`, should it go on."
 
 
 def test_more_keys_than_are_looked_at() -> None:
