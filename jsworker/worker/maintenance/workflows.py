@@ -32,8 +32,7 @@ class WorkflowSweep:
         context = self._context
         if not context.health.up:
             return
-        # A member that runs here ends here, and its batch is looked at then.
-        touched = context.batches.take() - context.in_flight.batches()
+        touched = context.batches.take() - context.in_flight.batches.keys()
         try:
             with context.noting("workflows"):
                 if touched:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -201,7 +202,8 @@ class InFlight:
 
     def __init__(self) -> None:
         self.claiming: dict[UUID, Claiming] = {}
-        self.runs: dict[UUID, Run] = {}
+        self.runs: dict[UUID, Run] = {}  # changed by ``add`` and ``remove`` alone
+        self.batches: Counter[UUID] = Counter()  # how many of the runs are members of each
         self.given_up: set[Run] = set()  # they go on although they are settled; each keeps its job slot
         # No read-back may adopt these: orphaned claims, and runs that ended while their rows stayed owned.
         self.releasing: set[tuple[UUID, int]] = set()
@@ -210,7 +212,15 @@ class InFlight:
     def __contains__(self, job_id: UUID) -> bool:
         return job_id in self.runs or job_id in self.claiming
 
-    def batches(self) -> set[UUID]:
-        """Return the batches that have a member among the runs."""
-        batches = {run.claimed.batch_id for run in self.runs.values()}
-        return {batch for batch in batches if batch is not None}
+    def add(self, run: Run) -> None:
+        """Note that a job was claimed."""
+        self.runs[run.id] = run
+        if (batch := run.claimed.batch_id) is not None:
+            self.batches[batch] += 1
+
+    def remove(self, run: Run) -> None:
+        """Note that a run is over and settled, or that nothing can be done about it here any more."""
+        if self.runs.pop(run.id, None) is not None and (batch := run.claimed.batch_id) is not None:
+            self.batches[batch] -= 1
+            if not self.batches[batch]:
+                del self.batches[batch]
