@@ -15,7 +15,7 @@ from jsworker.ownership.pool import ALONG_INDEX
 from jsworker.ownership.predicates import ANY_AGE, RunAge
 from jsworker.ownership.queries import job_report as inspection
 from jsworker.ownership.queries import listing, results, status
-from jsworker.ownership.queries.job_report import BACKLOG, MOST_QUEUES
+from jsworker.ownership.queries.job_report import BACKLOG, MOST_HELD, MOST_QUEUES
 from jsworker.ownership.transitions import (
     claim,
     control,
@@ -627,6 +627,14 @@ class TestStatus:
         least = 0 if name in ("kinds", "running") else 100
         most = 4 * TestListings.EACH if least == 0 else 2_000
         assert least <= rows_read(listed, bounded, parameters) <= most
+
+    def test_held_jobs_are_counted_up_to_a_bound(self, listed: Connection) -> None:
+        bounded = text(BACKLOG.text.replace(f"LIMIT {MOST_HELD}) AS few", "LIMIT 100) AS few"))
+        rows = listed.execute(bounded, {"kinds": [KIND]}).all()
+        assert {(row.kind, row.what): row.number for row in rows if row.what.startswith("held")} == {
+            (kind, f"held by {why}"): 100 for kind in (KIND, None) for why in ("limit", "needs")
+        }
+        listed.rollback()
 
     def test_as_many_kinds_as_there_may_be(self, many_kinds: Connection) -> None:
         many_kinds.execute(text(ALONG_INDEX))

@@ -25,6 +25,9 @@ MOST_QUEUES: Final = 100
 """Kinds whose queue is looked at; those that workers are for are looked at all the same."""
 MOST_HELD_KEYS: Final = 1_000
 """Keys with held jobs that are looked at, and as many pauses."""
+MOST_HELD: Final = 100_000
+"""Held jobs of a kind, and for one reason, that metrics count."""
+_MOST_HELD_KINDS: Final = 1_000
 MOST_MARKS: Final = 100_001
 """Dead messages, and refused rows, that are counted."""
 _MOST_OPEN: Final = 10_000
@@ -209,13 +212,25 @@ FROM (SELECT attempted FROM jsworker.refused_rows LIMIT 100000) AS r GROUP BY at
 UNION ALL
 SELECT NULL, 'dead messages', count(*), NULL FROM jsworker.dead_messages
 """
-# A job that was held again and again has been held since the last time.
+# A job that was held again and again has been held since the last time. Each kind's are counted up to a bound: they may
+# be held for weeks, and to read a million of them again and again would slow down all others.
 _HELD = """
-SELECT CASE WHEN kind = ANY(CAST(:kinds AS text[])) THEN kind END AS kind, 'held by ' || held_by AS what,
-  count(*) AS number,
-  CAST(least(greatest(extract(epoch FROM clock_timestamp()) - extract(epoch FROM min(held_at)), 0), 1e10)
+(WITH RECURSIVE held AS (
+  (SELECT j.held_by, j.kind FROM jsworker.jobs AS j WHERE {is_held} ORDER BY j.held_by, j.kind LIMIT 1)
+  UNION ALL
+  SELECT next.held_by, next.kind FROM held CROSS JOIN LATERAL (
+    SELECT j.held_by, j.kind FROM jsworker.jobs AS j
+    WHERE {is_held} AND (j.held_by, j.kind) > (held.held_by, held.kind) ORDER BY j.held_by, j.kind LIMIT 1) AS next
+)
+SELECT CASE WHEN held.kind = ANY(CAST(:kinds AS text[])) THEN held.kind END AS kind, 'held by ' || held.held_by AS what,
+  CAST(sum(counted.jobs) AS bigint) AS number,
+  CAST(least(greatest(extract(epoch FROM clock_timestamp()) - extract(epoch FROM min(counted.first)), 0), 1e10)
     AS double precision) AS oldest
-FROM jsworker.jobs WHERE status || '' = 'scheduled' AND held_by IS NOT NULL GROUP BY 1, 2
+FROM (SELECT * FROM held LIMIT {most_kinds}) AS held CROSS JOIN LATERAL (
+  SELECT count(*) AS jobs, min(few.held_at) AS first FROM (
+    SELECT j.held_at FROM jsworker.jobs AS j
+    WHERE {is_held} AND j.held_by = held.held_by AND j.kind = held.kind LIMIT {most}) AS few) AS counted
+GROUP BY 1, 2)
 """
 # Along an index in which no normal job stands.
 _LANES = """
@@ -234,7 +249,13 @@ FROM jsworker.schedules WHERE NOT paused GROUP BY 1
 """
 _IN_LANES = filled(_LANES, queued=condition(queued_indexed), in_lane=condition(in_lane_indexed)).text
 _COUNTS = [filled(_BY_KIND, what=what, which=which).text for what, which in _WAITING.items()]
-BACKLOG = text("UNION ALL".join([*_COUNTS, _HELD, _IN_LANES, _SCHEDULES, _OTHERS]))
+_HELD_OF_KINDS = filled(
+    _HELD,
+    is_held="j.status || '' = 'scheduled' AND j.held_by IS NOT NULL",
+    most_kinds=str(_MOST_HELD_KINDS),
+    most=str(MOST_HELD),
+).text
+BACKLOG = text("UNION ALL".join([*_COUNTS, _HELD_OF_KINDS, _IN_LANES, _SCHEDULES, _OTHERS]))
 
 # Of each kind the key that is nearest to its limit, and how many keys are at theirs.
 LIMIT_USE = text("""
