@@ -32,7 +32,7 @@ class WorkflowSweep:
         context = self._context
         if not context.health.up:
             return
-        touched = context.batches.take() - context.in_flight.batches.keys()
+        touched = {batch for batch in context.batches.take() if not context.in_flight.has_member_of(batch)}
         try:
             with context.noting("workflows"):
                 if touched:

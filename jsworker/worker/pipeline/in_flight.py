@@ -203,7 +203,9 @@ class InFlight:
     def __init__(self) -> None:
         self.claiming: dict[UUID, Claiming] = {}
         self.runs: dict[UUID, Run] = {}  # changed by ``add`` and ``remove`` alone
-        self.batches: Counter[UUID] = Counter()  # how many of the runs are members of each
+        self._members: Counter[int] = (
+            Counter()
+        )  # runs, by ``UUID.int`` of their batch: a UUID's hash takes longer
         self.given_up: set[Run] = set()  # they go on although they are settled; each keeps its job slot
         # No read-back may adopt these: orphaned claims, and runs that ended while their rows stayed owned.
         self.releasing: set[tuple[UUID, int]] = set()
@@ -216,11 +218,17 @@ class InFlight:
         """Note that a job was claimed."""
         self.runs[run.id] = run
         if (batch := run.claimed.batch_id) is not None:
-            self.batches[batch] += 1
+            self._members[batch.int] += 1
 
     def remove(self, run: Run) -> None:
         """Note that a run is over and settled, or that nothing can be done about it here any more."""
         if self.runs.pop(run.id, None) is not None and (batch := run.claimed.batch_id) is not None:
-            self.batches[batch] -= 1
-            if not self.batches[batch]:
-                del self.batches[batch]
+            left = self._members[batch.int] - 1
+            if left:
+                self._members[batch.int] = left
+            else:
+                del self._members[batch.int]
+
+    def has_member_of(self, batch: UUID) -> bool:
+        """Return whether one of the runs is a member of a batch."""
+        return batch.int in self._members

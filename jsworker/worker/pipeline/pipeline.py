@@ -255,7 +255,7 @@ class Pipeline:
             self.hints.tell(run.id)
         batch = run.claimed.batch_id
         # A member that runs here ends here, and its batch is looked at then.
-        if batch is not None and settled in ENDED and batch not in self._in_flight.batches:
+        if batch is not None and settled in ENDED and not self._in_flight.has_member_of(batch):
             self._context.batches.touch(batch)
         run_reports.emit_end(self._events, run, outcome, settled, error)
         if settled is Settled.COMPLETED and run.child_jobs is not None:
