@@ -8,6 +8,10 @@
 #define K 2            /* deaths of workers, and rows that somebody has locked, in all */
 #endif
 
+#ifndef CANCELS
+#define CANCELS 0      /* of D's member, by the operator */
+#endif
+
 #define A 0
 #define B 1
 #define D 2
@@ -174,7 +178,7 @@ active proctype operator() {
 		fi
 #endif
 	   }
-	:: atomic { cancels < 1 && IS_LIVE(3) -> cancels++; member[3] = CANCELLED; by_itself = true }
+	:: atomic { cancels < CANCELS && IS_LIVE(3) -> cancels++; member[3] = CANCELLED; by_itself = true }
 	/* Its needs may have failed meanwhile, or not have finished: then it is held, and they are looked at once more. */
 	:: atomic {
 		by_itself ->

@@ -112,9 +112,8 @@ class TestFullTables:
     def test_a_bounded_number_of_rows_is_looked_at(self, name: str, table: Connection) -> None:
         statement, parameters, _ = OF_JOBS[name]
         # A plan may mark all of a kind's entries of the index before it reads the first thousand of the rows.
-        # Pauses are looked for in the table of limits, which has a row for each key in use.
-        besides = {"queued": QUEUED, "limits": KEYS}.get(name, 0)
-        assert rows_read(table, statement, parameters) <= besides + 6 * job_report.BOUND
+        marked = QUEUED if name == "queued" else 0
+        assert rows_read(table, statement, parameters) <= marked + 5 * job_report.BOUND
 
     async def test_what_they_show(self, table: Connection, settings: Settings) -> None:
         url = table.engine.url.render_as_string(hide_password=False)

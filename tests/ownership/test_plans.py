@@ -188,7 +188,8 @@ def rows_read(connection: Connection, statement: TextClause, parameters: dict[st
     explain = text(f"EXPLAIN (ANALYZE, BUFFERS OFF, FORMAT JSON) {statement.text}")
     (plan,) = connection.execute(explain, parameters).scalar_one()
     connection.rollback()
-    scans = [node for node in _nodes(plan["Plan"]) if "Index Name" in node or "Relation Name" in node]
+    names = ((node.get("Index Name", node.get("Relation Name", "")), node) for node in _nodes(plan["Plan"]))
+    scans = [node for name, node in names if name.startswith("jobs")]
     looked_at: list[float] = [
         (scan["Actual Rows"] + scan.get("Rows Removed by Filter", 0)) * scan["Actual Loops"] for scan in scans
     ]

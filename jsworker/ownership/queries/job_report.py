@@ -169,7 +169,7 @@ REFUSED = text(f"""
 SELECT attempted, sqlstate, constraint_name AS "constraint", count(*) AS jobs,
   (array_agg(job_id ORDER BY first_at))[1] AS job_id,
   extract(epoch FROM statement_timestamp() - min(first_at)) AS oldest
-FROM (SELECT * FROM jsworker.refused_rows LIMIT {MOST_MARKS}) AS some
+FROM (SELECT * FROM jsworker.refused_rows LIMIT {MOST_MARKS}) AS marks
 GROUP BY attempted, sqlstate, constraint_name ORDER BY count(*) DESC, attempted LIMIT 20
 """)  # noqa: S608 -- a constant
 
