@@ -71,10 +71,10 @@ PROTOCOL = [
         model=ADMISSION,
     ),
     Variant("workflows, three faults", "K=3", passes=True, model=WORKFLOWS),
-    Variant("what was cancelled is retried", "K=1 CANCELS=1", passes=True, model=WORKFLOWS),
+    Variant("what was cancelled is retried", "K=0 CANCELS=1", passes=True, model=WORKFLOWS),
     Variant(
         "every workflow of which a job is cancelled comes to its end",
-        "K=1 CANCELS=1",
+        "K=0 CANCELS=1",
         passes=True,
         progress=True,
         model=WORKFLOWS,
@@ -138,7 +138,7 @@ ABLATIONS = [
     ),
     Variant(
         "RETRY of what was cancelled that looks at no need again",
-        "K=1 CANCELS=1 NO_LOOK_AGAIN",
+        "K=0 CANCELS=1 NO_LOOK_AGAIN",
         passes=False,
         progress=True,
         model=WORKFLOWS,
