@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 from uuid import UUID
 
-from sqlalchemy import TextClause
-
 from jsworker.core.clock import boottime
 from jsworker.core.errors import JsworkerError, MigrationMissing, SettingsError
 from jsworker.core.settings import Settings
@@ -24,6 +22,7 @@ from jsworker.ownership.queries.job_report import (
     RefusalGroup,
     RegisteredWorker,
     SilentOwner,
+    Statement,
 )
 from jsworker.ownership.queries.server_report import (
     Link,
@@ -167,16 +166,15 @@ async def _ask_for_rows(database: Database, facts: Facts) -> None:
     ends_at = boottime() + _ALL_SECONDS
 
     async def every(
-        statement: TextClause, make: Callable[..., T], values: Mapping[str, Any] | None = None
+        statement: Statement, row: Callable[..., T], values: Mapping[str, Any] | None = None
     ) -> Learnt[list[T]]:
         seconds = max(_LEAST_SECONDS, min(_STATEMENT_SECONDS, ends_at - boottime()))
-        rows = await _learn(database.run(statement, values, seconds=seconds))
-        return rows if isinstance(rows, Unknown) else [make(*row) for row in rows]
+        return await _learn(job_report.read(database, statement, row, values, seconds=seconds))
 
     async def only(
-        statement: TextClause, make: Callable[..., T], values: Mapping[str, Any] | None = None
+        statement: Statement, row: Callable[..., T], values: Mapping[str, Any] | None = None
     ) -> Learnt[T]:
-        found = await every(statement, make, values)
+        found = await every(statement, row, values)
         return found if isinstance(found, Unknown) else found[0]
 
     late = {"older_than": LATE_SECONDS}

@@ -4,12 +4,12 @@ Each statement reads an index that holds only what it asks for, however many job
 count ends at a bound.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import TextClause, text
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import in_lane_indexed, queued_indexed
@@ -18,6 +18,10 @@ from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled
 from jsworker.ownership.transitions.admission import HELD, held_keys, state
 from jsworker.ownership.transitions.workers import IS_ALIVE
 from jsworker.ownership.transitions.workflows import HAS_LIVE_MEMBER
+
+T = TypeVar("T")
+
+Statement: TypeAlias = TextClause
 
 BOUND: Final = 1_001
 """Where counting ends: what is more than a thousand is many."""
@@ -421,6 +425,18 @@ class Backlog(NamedTuple):
     others: Waiting | None
     dead_messages: int
     refused_rows: dict[str, int]
+
+
+async def read(
+    database: Database,
+    statement: Statement,
+    row: Callable[..., T],
+    values: Mapping[str, Any] | None = None,
+    *,
+    seconds: float | None = None,
+) -> list[T]:
+    """Return the rows that a statement of this module finds, within so many seconds."""
+    return [row(*each) for each in await database.run(statement, values, seconds=seconds)]
 
 
 async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Backlog:
