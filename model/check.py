@@ -136,13 +136,6 @@ ABLATIONS = [
     Variant(
         "RETRY that holds nothing again", "K=2 NOT_HELD_AGAIN", passes=False, progress=True, model=WORKFLOWS
     ),
-    Variant(
-        "RETRY of what was cancelled that looks at no need again",
-        "K=0 CANCELS=1 NO_LOOK_AGAIN",
-        passes=False,
-        progress=True,
-        model=WORKFLOWS,
-    ),
     Variant("FINISH and NEEDS without sweep", "K=1 NO_SWEEP", passes=False, progress=True, model=WORKFLOWS),
     Variant(
         "a need that is done with whatever it holds",

@@ -186,7 +186,6 @@ active proctype operator() {
 		revision++;
 		finished[D] = false; generation[D]++;
 		member[3] = (READY && !failed[A] && !failed[B] -> LIVE : HELD);
-#ifndef NO_LOOK_AGAIN
 		if
 		:: finished[A] -> propagated[A] = false
 		:: else
@@ -195,7 +194,6 @@ active proctype operator() {
 		:: finished[B] -> propagated[B] = false
 		:: else
 		fi
-#endif
 	   }
 	:: atomic { !by_itself &&
 	            (retries == 2 || (finished[A] && finished[B] && finished[D] && member[0] != FAILED)) ->
