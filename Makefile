@@ -85,6 +85,10 @@ chaos: $(VENV)/.project ## Kill 1,000 processes, break everything else, publish 
 	$(BIN)/python -m tests.faults --cluster --kills 10 --json $(CHAOS)
 	$(BIN)/python -m tests.faults --only none --seconds 600 --json $(CHAOS)
 	$(BIN)/python -m tests.faults --defaults --json $(CHAOS)
+	$(BIN)/python -m tests.faults.limits --seconds 60 --json $(CHAOS)
+	$(BIN)/python -m tests.faults.schedules --seconds 60 --json $(CHAOS)
+	$(BIN)/python -m tests.faults.workflows --seconds 60 --json $(CHAOS)
+	$(BIN)/python -m benchmarks.limits --seconds 45 --json $(CHAOS)
 	$(BIN)/python -m tests.faults.document $(CHAOS) docs/reliability.md
 
 # As many as cores: these compute all the time, and some of them judge how fast or how soon something was.

@@ -56,6 +56,8 @@ PROTOCOL = [
     Variant("runs that never end by themselves", "K=2 HANG", passes=True),
     Variant("two stalls at most", "K=2 MAXS=2", passes=True),
     Variant("nobody is ever suspected", "K=2 NO_LATE", passes=True),
+    Variant("what failed or was cancelled is retried", "K=1 MAXY=1", passes=True),
+    Variant("retried, no sweeps", f"K=1 MAXY=1 {NO_SWEEPS}", passes=True),
     Variant("the outbox alone, no sweeps, a broker that keeps", f"K=2 {NO_SWEEPS}", passes=True),
     Variant("schedules, three faults", "K=3", passes=True, model=SCHEDULES),
     Variant("every instant of a schedule gets its job", "K=3", passes=True, progress=True, model=SCHEDULES),
@@ -69,6 +71,14 @@ PROTOCOL = [
         model=ADMISSION,
     ),
     Variant("workflows, three faults", "K=3", passes=True, model=WORKFLOWS),
+    Variant("what was cancelled is retried", "K=0 CANCELS=1", passes=True, model=WORKFLOWS),
+    Variant(
+        "every workflow of which a job is cancelled comes to its end",
+        "K=0 CANCELS=1",
+        passes=True,
+        progress=True,
+        model=WORKFLOWS,
+    ),
     Variant("every workflow comes to its end", "K=2", passes=True, progress=True, model=WORKFLOWS),
 ]
 """What must hold."""
@@ -88,6 +98,11 @@ ABLATIONS = [
     Variant("no sweeps: ack of an unclear claim", f"K=2 {NO_SWEEPS} ACK_UNCLEAR", passes=False),
     Variant("no sweeps: message id without dispatch", f"K=2 {NO_SWEEPS} MSGID_JOB=1", passes=False),
     Variant("no sweeps: ack of a newer copy", f"K=1 {NO_SWEEPS} COPY_ACK=1", passes=False),
+    Variant(
+        "no sweeps: RETRY without a new dispatch",
+        f"K=1 MAXY=1 {NO_SWEEPS} RETRY_KEEPS_DISPATCH",
+        passes=False,
+    ),
     Variant("no release of strays: heartbeat by worker id", "K=2 NO_STRAY HB_ID", passes=False),
     Variant("no stale rule: no release of strays", "K=2 NO_LATE NO_STRAY", passes=False),
     Variant("no stale rule: evidence asked for once", "K=2 NO_LATE EV_ONCE=1", passes=False),

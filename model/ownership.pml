@@ -287,7 +287,13 @@ active proctype Operator() {
           :: st==PROC -> creq=1; cxl=1; check()
           :: else -> assert(FINAL) fi }
 #endif
-  :: atomic { ny<MAXY && (st==FAILED || st==CANC) -> ny++; fin=PROC; cxl=0; att=0; err=0; stl=0; creq=0; requeue(); check() }
+  :: atomic { ny<MAXY && (st==FAILED || st==CANC) -> ny++; fin=PROC; cxl=0; att=0; err=0; stl=0; creq=0;
+#ifdef RETRY_KEEPS_DISPATCH
+       st=QUEUED; np=1;
+#else
+       requeue();
+#endif
+       check() }
   od }
 
 active proctype World() {

@@ -1,11 +1,15 @@
 /* FINISH and NEEDS: batches A (two members) and B (one), and D (one), which needs both. Two workers that may die anywhere, and
-   an operator who retries a failed member whenever it has failed.
+   an operator who retries a failed member whenever it has failed, and who cancels D's member and retries it.
 
    A statement of jsworker/ownership/transitions/workflows.py is two steps: it looks (its snapshot), and it writes, when
    PostgreSQL checks the locked row once more and nothing else. A flag takes a protection away. */
 
 #ifndef K
 #define K 2            /* deaths of workers, and rows that somebody has locked, in all */
+#endif
+
+#ifndef CANCELS
+#define CANCELS 0      /* of D's member, by the operator */
 #endif
 
 #define A 0
@@ -15,7 +19,8 @@
 mtype { LIVE, COMPLETED, FAILED, CANCELLED, HELD };
 mtype member[4];       /* 0 and 1 are A's, 2 is B's, 3 is D's */
 bool finished[3], failed[3], propagated[3];
-byte generation[3], revision, ends[3], faults, retries;
+byte generation[3], revision, ends[3], faults, retries, cancels;
+bool by_itself;        /* D's member was cancelled by the operator, not for its needs */
 bool operator_left;
 
 #define IS_LIVE(i) (member[i] == LIVE || member[i] == HELD)
@@ -167,13 +172,31 @@ active proctype operator() {
 #endif
 #ifndef NOT_HELD_AGAIN
 		if
-		:: member[3] == CANCELLED ->
+		:: member[3] == CANCELLED && !by_itself ->
 		   member[3] = HELD; finished[D] = false; generation[D]++; propagated[B] = false
 		:: else
 		fi
 #endif
 	   }
-	:: atomic { retries == 2 || (finished[A] && finished[B] && finished[D] && member[0] != FAILED) ->
+	:: atomic { cancels < CANCELS && IS_LIVE(3) -> cancels++; member[3] = CANCELLED; by_itself = true }
+	/* Its needs may have failed meanwhile, or not have finished: then it is held, and they are looked at once more. */
+	:: atomic {
+		by_itself ->
+		by_itself = false;
+		revision++;
+		finished[D] = false; generation[D]++;
+		member[3] = (READY && !failed[A] && !failed[B] -> LIVE : HELD);
+		if
+		:: finished[A] -> propagated[A] = false
+		:: else
+		fi;
+		if
+		:: finished[B] -> propagated[B] = false
+		:: else
+		fi
+	   }
+	:: atomic { !by_itself &&
+	            (retries == 2 || (finished[A] && finished[B] && finished[D] && member[0] != FAILED)) ->
 	            operator_left = true; break }
 	od
 }

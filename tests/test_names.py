@@ -1,6 +1,8 @@
 """Names of kinds and unique keys, and how foreign text is shown in one line."""
 
 import re
+import shutil
+import subprocess
 from typing import Any
 
 import pytest
@@ -8,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jsworker.core.errors import InvalidName
-from jsworker.core.names import check_kind, check_unique_key, kebab_case, printable, shown
+from jsworker.core.names import (
+    check_kind,
+    check_limit_key_of_row,
+    check_unique_key,
+    kebab_case,
+    printable,
+    shell_word,
+    shown,
+)
 
 unhurried = settings(deadline=None)  # the machine may be busy
 
@@ -41,6 +51,14 @@ def test_bad_unique_keys(name: Any) -> None:
     with pytest.raises(InvalidName, match="must be text of 1 to 255 printable characters") as caught:
         check_unique_key(name)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "key", ["", "x" * 256, "a\n", "a\0", "\x1b[31m", "\x85", "\u2028", "\ud800", None, 1]
+)
+def test_limit_keys_that_no_row_has(key: Any) -> None:
+    with pytest.raises(InvalidName, match=r"limit key .* must be text of 1 to 255 printable"):
+        check_limit_key_of_row(key)
 
 
 @unhurried
@@ -82,6 +100,26 @@ def test_printable_text_is_one_bounded_line(text: str, limit: int) -> None:
 def test_printable_text_keeps_its_meaning() -> None:
     assert printable("a\n\x1b[31mü\u202e", 100) == r"a\n\x1b[31mü\u202e"
     assert printable("abcdef", 4) == "abc…"
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_a_word_for_the_shell_is_read_as_it_was() -> None:
+    words = [
+        "acme",
+        "",
+        "a b",
+        "it's",
+        "$HOME`id`",
+        "\u00a0a\u00a0",
+        "\u202e'\\n\U0001f600\u200b",
+        "-x\u3000",
+    ]
+    script = f"printf '%s\\0' {' '.join(map(shell_word, words))}"
+    told = subprocess.run(
+        ["bash", "-c", script], capture_output=True, check=True, env={"LC_ALL": "C.UTF-8"}
+    ).stdout
+    assert told.decode().split("\0")[:-1] == words
+    assert all(shell_word(word).isprintable() for word in words)
 
 
 def test_shown_values_are_quoted_ascii_and_short() -> None:

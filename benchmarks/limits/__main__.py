@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.facts import gather
 from benchmarks.limits import journal
 from benchmarks.limits.journal import Verdict
 from benchmarks.limits.systems import LIMIT, SILENCE_SECONDS, SYSTEMS, System
@@ -109,7 +110,7 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=60.0, help="for which processes are killed")
     options.add_argument("--every", type=float, default=1.0, help="seconds from one kill to the next")
     options.add_argument("--only", choices=SYSTEMS, help="one of the systems")
-    options.add_argument("--json", type=Path, help="write the figures to this file")
+    options.add_argument("--json", type=Path, help="append the figures to this file")
     given = options.parse_args()
     table = Table(
         "system",
@@ -125,7 +126,7 @@ def main() -> None:
     with Progress(console=Console(stderr=True)) as progress:
         for name in [given.only] if given.only else SYSTEMS:
             found, kills = measure(SYSTEMS[name], seconds=given.seconds, every=given.every, progress=progress)
-            figures[name] = asdict(found) | {"kills": kills}
+            figures[SYSTEMS[name].name] = asdict(found) | {"kills": kills}
             table.add_row(
                 SYSTEMS[name].name,
                 str(kills),
@@ -138,7 +139,11 @@ def main() -> None:
             )
     Console().print(table)
     if given.json:
-        given.json.write_text(json.dumps(figures, indent=2) + "\n")
+        asked = {"seconds": given.seconds, "every": given.every, "workers": WORKERS, "limit": LIMIT}
+        with given.json.open("a", encoding="utf-8") as out:
+            out.write(
+                json.dumps({"limits_beside_peers": {**gather(), "asked": asked, "systems": figures}}) + "\n"
+            )
 
 
 if __name__ == "__main__":

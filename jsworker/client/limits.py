@@ -9,7 +9,7 @@ from typing import Any
 from jsworker.client.enqueueing import Kind, kind_name
 from jsworker.client.terms import LONGEST_DELAY
 from jsworker.core.limits import Limit, Rate
-from jsworker.core.names import check_limit_key, printable, shown
+from jsworker.core.names import check_limit_key_of_row, printable, shown
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused, operators_rights
@@ -111,4 +111,4 @@ class Limits:
 
 
 def _key(key: str | None) -> str:
-    return "" if key is None else check_limit_key(key)
+    return "" if key is None else check_limit_key_of_row(key)

@@ -1,11 +1,15 @@
 """The rules for names that travel in subjects, keys and rows, and how foreign text is shown in one line."""
 
 import re
+import shlex
+from collections.abc import Callable
+from typing import Any
 
 from jsworker.core.errors import InvalidName
 
 _KIND = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _KEY_CHARACTERS = 255
+_NO_CONTROLS = re.compile("[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]*").fullmatch
 
 
 def check_kind(kind: str) -> str:
@@ -30,19 +34,23 @@ def check_step_name(name: str) -> str:
     return _check_text(name, "step")
 
 
-def _check_text(name: str, what: str) -> str:
-    if not isinstance(name, str) or not 1 <= len(name) <= _KEY_CHARACTERS or not name.isprintable():
+def check_limit_key(key: str) -> str:
+    """Return ``key`` when limits can count by it: as a unique key."""
+    return _check_text(key, "limit key")
+
+
+def check_limit_key_of_row(key: str) -> str:
+    """Return ``key`` when a job's row can have it, so that operators can act on each that there is.
+
+    It may be one that ``check_limit_key`` refuses: rows come from other languages and versions of Python too.
+    """
+    return _check_text(key, "limit key", _NO_CONTROLS)
+
+
+def _check_text(name: str, what: str, allowed: Callable[[str], Any] = str.isprintable) -> str:
+    if not isinstance(name, str) or not 1 <= len(name) <= _KEY_CHARACTERS or not allowed(name):
         raise InvalidName(f"{what} {shown(name)} must be text of 1 to {_KEY_CHARACTERS} printable characters")
     return name
-
-
-def check_limit_key(key: str) -> str:
-    """Return ``key`` when limits can count by it: text of 1 to 255 printable characters."""
-    if not isinstance(key, str) or not 1 <= len(key) <= _KEY_CHARACTERS or not key.isprintable():
-        raise InvalidName(
-            f"limit key {shown(key)} must be text of 1 to {_KEY_CHARACTERS} printable characters"
-        )
-    return key
 
 
 def kebab_case(name: str) -> str:
@@ -68,6 +76,14 @@ def printable(text: str, limit: int) -> str:
     if line.isprintable():
         return line
     return _cut("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line), limit)
+
+
+def shell_word(text: str) -> str:
+    """Return text as one word for bash or zsh; what is not printable is escaped, as ``$'…'`` allows."""
+    if text.isprintable():
+        return shlex.quote(text)
+    escaped = (c if c.isprintable() and c not in "\\'" else f"\\U{ord(c):08x}" for c in text)
+    return f"$'{''.join(escaped)}'"
 
 
 def _cut(text: str, limit: int) -> str:

@@ -1,14 +1,29 @@
 """Facts of an examination: what PostgreSQL and NATS answer, and why not where they do not."""
 
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
+from uuid import UUID
 
+from jsworker.core.clock import boottime
 from jsworker.core.errors import JsworkerError, MigrationMissing, SettingsError
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database, check_level
-from jsworker.ownership.queries.job_report import Rows, read_rows
+from jsworker.ownership.queries import job_report
+from jsworker.ownership.queries.job_report import (
+    DeadMessages,
+    EndedSample,
+    KeyLimit,
+    Late,
+    LeftBatches,
+    NextInstant,
+    QueuedKind,
+    RefusalGroup,
+    RegisteredWorker,
+    SilentOwner,
+    Statement,
+)
 from jsworker.ownership.queries.server_report import (
     Link,
     MissingRight,
@@ -27,6 +42,8 @@ LATE_SECONDS: Final = 30.0
 """A relay publishes and promotes within a second; what is due for so long has none."""
 
 _STATEMENT_SECONDS: Final = 10.0
+_ALL_SECONDS: Final = 30.0
+_LEAST_SECONDS: Final = 1.0
 _CONNECT_SECONDS: Final = 3.0
 _ASKED: Final = 60
 """Workers that are asked how they publish; those that were seen last."""
@@ -51,6 +68,9 @@ class Facts:
 
     Attributes:
         place: where PostgreSQL is, for messages.
+        installation: id that pairs this database with its stream; None: it was never asked for.
+        unpublished: queued jobs whose message is due and was not sent.
+        overdue: scheduled jobs that are due and were not queued.
         unconsumed: messages by subject, of subjects that no consumer takes.
         refused: workers that say that JetStream stores none of their messages.
     """
@@ -62,12 +82,30 @@ class Facts:
     revision: Learnt[str | None] = _NO_POSTGRESQL
     rights: Learnt[list[MissingRight]] = _NO_POSTGRESQL
     schema: Learnt[Schema] = _NO_POSTGRESQL
-    rows: Learnt[Rows] = _NO_POSTGRESQL
+    installation: Learnt[UUID | None] = _NO_POSTGRESQL
+    registered: Learnt[Sequence[RegisteredWorker]] = _NO_POSTGRESQL
+    unpublished: Learnt[Late] = _NO_POSTGRESQL
+    overdue: Learnt[Late] = _NO_POSTGRESQL
+    queues: Learnt[Sequence[QueuedKind]] = _NO_POSTGRESQL
+    schedules: Learnt[Sequence[NextInstant]] = _NO_POSTGRESQL
+    limits: Learnt[Sequence[KeyLimit]] = _NO_POSTGRESQL
+    left_batches: Learnt[LeftBatches] = _NO_POSTGRESQL
+    silent_owners: Learnt[Sequence[SilentOwner]] = _NO_POSTGRESQL
+    refusals: Learnt[Sequence[RefusalGroup]] = _NO_POSTGRESQL
+    ended: Learnt[EndedSample] = _NO_POSTGRESQL
+    dead_messages: Learnt[DeadMessages] = _NO_POSTGRESQL
     nats: Learnt[NatsServer] = _NO_NATS
     stream: Learnt[StreamReport | None] = _NO_NATS
     consumers: Learnt[list[ConsumerReport]] = _NO_NATS
     unconsumed: Learnt[Mapping[str, int]] = _NO_NATS
     refused: Learnt[list[str]] = _NO_NATS
+
+
+_OF_TABLES: Final = (
+    *("rights", "schema", "installation", "registered", "unpublished", "overdue", "queues", "schedules"),
+    *("limits", "left_batches", "silent_owners", "refusals", "ended", "dead_messages"),
+)
+"""Facts that only a migrated database has."""
 
 
 @asynccontextmanager
@@ -96,9 +134,9 @@ async def gather(settings: Settings) -> Facts:
     return facts
 
 
-def served_kinds(rows: Rows) -> list[str]:
+def served_kinds(registered: Sequence[RegisteredWorker]) -> list[str]:
     """Return the kinds of the workers that are alive."""
-    return sorted({kind for worker in rows.workers if worker.alive for kind in worker.kinds})
+    return sorted({kind for worker in registered if worker.alive for kind in worker.kinds})
 
 
 async def _ask_postgresql(database: Database, facts: Facts) -> None:
@@ -111,12 +149,49 @@ async def _ask_postgresql(database: Database, facts: Facts) -> None:
         try:
             check_level(facts.revision)
         except MigrationMissing:
-            no_tables = Unknown("the database is not migrated to this version")
-            facts.rights = facts.schema = facts.rows = no_tables
+            not_migrated = Unknown("the database is not migrated to this version")
+            for name in _OF_TABLES:
+                setattr(facts, name, not_migrated)
             return
     facts.rights = await _learn(read_missing_rights(database))
     facts.schema = await _learn(read_schema(database))
-    facts.rows = await _learn(read_rows(database, late_after=LATE_SECONDS))
+    await _ask_for_rows(database, facts)
+
+
+async def _ask_for_rows(database: Database, facts: Facts) -> None:
+    """Learn what the rows show. Each question has a time of its own: a slow one hides no other answer.
+
+    Of the time for all of them the first ones get what each may take, later ones what is left.
+    """
+    ends_at = boottime() + _ALL_SECONDS
+
+    async def every(
+        statement: Statement, row: Callable[..., T], values: Mapping[str, Any] | None = None
+    ) -> Learnt[list[T]]:
+        seconds = max(_LEAST_SECONDS, min(_STATEMENT_SECONDS, ends_at - boottime()))
+        return await _learn(job_report.read(database, statement, row, values, seconds=seconds))
+
+    async def only(
+        statement: Statement, row: Callable[..., T], values: Mapping[str, Any] | None = None
+    ) -> Learnt[T]:
+        found = await every(statement, row, values)
+        return found if isinstance(found, Unknown) else found[0]
+
+    late = {"older_than": LATE_SECONDS}
+    facts.registered = await every(job_report.WORKERS, RegisteredWorker)
+    known = [] if isinstance(facts.registered, Unknown) else facts.registered
+    served = sorted({kind for worker in known for kind in worker.kinds})
+    facts.installation = await only(job_report.INSTALLATION, lambda installation: installation)
+    facts.unpublished = await only(job_report.UNPUBLISHED, Late, late)
+    facts.overdue = await only(job_report.OVERDUE, Late, late)
+    facts.queues = await every(job_report.QUEUED, QueuedKind, {"served": served})
+    facts.schedules = await every(job_report.SCHEDULES, NextInstant)
+    facts.silent_owners = await every(job_report.SILENT_OWNERS, SilentOwner)
+    facts.refusals = await every(job_report.REFUSED, RefusalGroup)
+    facts.ended = await only(job_report.ENDED, EndedSample)
+    facts.dead_messages = await only(job_report.DEAD_MESSAGES, DeadMessages)
+    facts.left_batches = await only(job_report.LEFT_BATCHES, LeftBatches)
+    facts.limits = await every(job_report.LIMITS, KeyLimit, {"after_kind": "", "after_key": ""})
 
 
 async def _connect(inspector: Inspector) -> NatsServer:
@@ -126,11 +201,11 @@ async def _connect(inspector: Inspector) -> NatsServer:
 
 async def _ask_nats(inspector: Inspector, facts: Facts) -> None:
     kinds: list[str] = []
-    if isinstance(facts.rows, Unknown):
+    if isinstance(facts.registered, Unknown):
         facts.refused = Unknown("which workers there are is not known")
     else:
-        kinds = served_kinds(facts.rows)
-        alive = [worker.id for worker in facts.rows.workers if worker.alive]
+        kinds = served_kinds(facts.registered)
+        alive = [worker.id for worker in facts.registered if worker.alive]
         facts.refused = await _learn(inspector.refused(alive[:_ASKED]))
     facts.stream = await _learn(inspector.stream())
     if isinstance(facts.stream, Unknown):

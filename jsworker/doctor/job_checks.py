@@ -1,15 +1,29 @@
 """Checks of the rows: jobs that wait and should not, owners without signs of life, what was left behind."""
 
-import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from jsworker.core.names import printable
+from jsworker.core.names import printable, shell_word
 from jsworker.core.schedule_rules import ON_TIME_SECONDS
 from jsworker.core.settings import Settings
 from jsworker.doctor.finding import Finding, counted, info, listed, ok, seconds, warning
-from jsworker.doctor.gather import served_kinds
-from jsworker.ownership.queries.job_report import BOUND, MOST_QUEUES, KeyLimit, Rows
+from jsworker.doctor.gather import Facts, Unknown, served_kinds
+from jsworker.ownership.queries.job_report import (
+    BOUND,
+    MOST_HELD_KEYS,
+    MOST_MARKS,
+    MOST_QUEUES,
+    DeadMessages,
+    EndedSample,
+    KeyLimit,
+    Late,
+    LeftBatches,
+    NextInstant,
+    QueuedKind,
+    RefusalGroup,
+    RegisteredWorker,
+    SilentOwner,
+)
 from jsworker.ownership.transitions.limits import named
 
 _FEW_ENDED: Final = 20
@@ -26,25 +40,25 @@ _ANY: Final = 1_000_000
 _CLEAR: Final = "`jsworker clear --stale-for SECONDS --reason …`"
 
 
-def outbox(rows: Rows) -> Iterator[Finding]:
+def outbox(unpublished: Late, overdue: Late) -> Iterator[Finding]:
     """No message and no scheduled job is due for long."""
-    if rows.unpublished.jobs:
+    if unpublished.jobs:
         yield warning(
-            f"{counted(rows.unpublished.jobs, 'queued job', bound=BOUND)} not published, the oldest due for "
-            f"{seconds(rows.unpublished.oldest)}: no relay runs, or NATS takes nothing",
+            f"{counted(unpublished.jobs, 'queued job', bound=BOUND)} not published, the oldest due for "
+            f"{seconds(unpublished.oldest)}: no relay runs, or NATS takes nothing",
             "Run a worker, for each has a relay; `jsworker doctor --fix` publishes them now.",
         )
-    if rows.overdue.jobs:
+    if overdue.jobs:
         yield warning(
-            f"{counted(rows.overdue.jobs, 'scheduled job', bound=BOUND)} due and not queued, the oldest for "
-            f"{seconds(rows.overdue.oldest)}: no relay runs",
+            f"{counted(overdue.jobs, 'scheduled job', bound=BOUND)} due and not queued, the oldest for "
+            f"{seconds(overdue.oldest)}: no relay runs",
             "Run a worker, for each has a relay; `jsworker doctor --fix` queues and publishes them now.",
         )
 
 
-def workers(rows: Rows) -> Iterator[Finding]:
+def workers(registered: Sequence[RegisteredWorker], facts: Facts) -> Iterator[Finding]:
     """Workers are alive, all with one version."""
-    alive = [worker for worker in rows.workers if worker.alive]
+    alive = [worker for worker in registered if worker.alive]
     versions = sorted({worker.version for worker in alive})
     if len(versions) > 1:
         yield info(
@@ -53,16 +67,23 @@ def workers(rows: Rows) -> Iterator[Finding]:
         )
     if alive:
         processes = counted(len(alive), "worker process", plural="worker processes")
-        yield ok(f"{processes} alive, for {listed(served_kinds(rows))}")
-    elif rows.queues or rows.overdue.jobs or rows.silent_owners:
+        yield ok(f"{processes} alive, for {listed(served_kinds(registered))}")
+    elif _jobs_wait(facts):
         yield warning("no worker is alive, and jobs wait", _RUN_A_WORKER)
     else:
         yield info("no worker is alive", _RUN_A_WORKER)
 
 
-def time_limits(rows: Rows, settings: Settings) -> Iterator[Finding]:
+def _jobs_wait(facts: Facts) -> bool:
+    """Return whether jobs are known to wait for a worker."""
+    due = not isinstance(facts.overdue, Unknown) and facts.overdue.jobs > 0
+    known = (rows for rows in (facts.queues, facts.silent_owners) if not isinstance(rows, Unknown))
+    return due or any(known)
+
+
+def time_limits(registered: Sequence[RegisteredWorker], settings: Settings) -> Iterator[Finding]:
     """Every kind of the workers that are alive has a timeout or a progress_timeout of its own."""
-    kinds = sorted({kind for worker in rows.workers if worker.alive for kind in worker.kinds_without_timeout})
+    kinds = sorted({kind for worker in registered if worker.alive for kind in worker.kinds_without_timeout})
     if not kinds:
         return
     whose = f"no timeout or progress_timeout of their own: {printable(listed(kinds), 600)}"
@@ -74,10 +95,10 @@ def time_limits(rows: Rows, settings: Settings) -> Iterator[Finding]:
         yield info(f"{whose}; {ends}", do)
 
 
-def queues(rows: Rows) -> Iterator[Finding]:
+def queues(queues: Sequence[QueuedKind], registered: Sequence[RegisteredWorker]) -> Iterator[Finding]:
     """No job waits for a worker."""
-    served = served_kinds(rows)
-    for queue in rows.queues:
+    served = served_kinds(registered)
+    for queue in queues:
         kind = printable(queue.kind, 64)
         jobs = counted(queue.jobs, "queued job", bound=BOUND)
         says = f"{jobs} of kind {kind}, the oldest waiting for {seconds(queue.oldest)}"
@@ -88,17 +109,17 @@ def queues(rows: Rows) -> Iterator[Finding]:
                 f"{says}, and no worker for it",
                 f"Run a worker for {kind}, or cancel them: `jsworker cancel --status queued --kind {kind}`.",
             )
-    if len(rows.queues) >= MOST_QUEUES:
+    if len(queues) >= MOST_QUEUES:
         yield info(
-            f"no more than {counted(len(rows.queues), 'kind')} were looked at; jobs of others may wait too",
+            f"no more than {counted(len(queues), 'kind')} were looked at; jobs of others may wait too",
             "Look at them: `jsworker jobs --status queued`; `jsworker cancel --status queued --kind KIND` "
             "takes those that are not to be done.",
         )
 
 
-def owners(rows: Rows) -> Iterator[Finding]:
+def owners(silent_owners: Sequence[SilentOwner]) -> Iterator[Finding]:
     """Every running job has an owner that shows signs of life."""
-    for owner in rows.silent_owners:
+    for owner in silent_owners:
         known = "" if owner.registered else ", which is not in the registry"
         yield warning(
             f"{counted(owner.jobs, 'running job', bound=10_000)} of worker {printable(owner.worker_id, 120)}"
@@ -109,10 +130,10 @@ def owners(rows: Rows) -> Iterator[Finding]:
         )
 
 
-def schedules(rows: Rows) -> Iterator[Finding]:
+def schedules(schedules: Sequence[NextInstant], registered: Sequence[RegisteredWorker]) -> Iterator[Finding]:
     """Every schedule is fired in time, and workers are for the kinds of its jobs."""
-    served = served_kinds(rows)
-    for each in rows.schedules:
+    served = served_kinds(registered)
+    for each in schedules:
         name, kind = printable(each.name, 100), printable(each.kind, 64)
         if each.seconds_late > ON_TIME_SECONDS:
             yield warning(
@@ -126,14 +147,14 @@ def schedules(rows: Rows) -> Iterator[Finding]:
             )
 
 
-def limits(rows: Rows) -> Iterator[Finding]:
+def limits(limits: Sequence[KeyLimit]) -> Iterator[Finding]:
     """What is held waits for something, and pauses are meant."""
-    for each in rows.limits:
+    for each in limits:
         name = printable(named(each.kind, each.key), 200)
         if each.paused_for is not None:
             by = printable(each.paused_by or "somebody", 100)
             why = f": {printable(each.reason, 200)}" if each.reason else ""
-            key = f" {shlex.quote(printable(each.key, 255))}" if each.key else ""
+            key = f" {shell_word(each.key)}" if each.key else ""
             key = f" --{key}" if each.key.startswith("-") else key  # else an option
             resume = f"`jsworker resume {printable(each.kind, 64)}{key}`"
             yield info(
@@ -142,22 +163,27 @@ def limits(rows: Rows) -> Iterator[Finding]:
             )
         elif each.free and each.held_for is not None and each.held_for > _IDLE_SECONDS and _is_unused(each):
             free = each.free if each.free < _ANY else "any number"
-            jobs = counted(each.held, "job", bound=10_000)
+            jobs = counted(each.held, "job", bound=BOUND)
             yield warning(
                 f"{jobs} of {name} held for up to {seconds(each.held_for)}, "
                 f"though {free} may begin: no worker scans",
                 _RUN_A_WORKER,
             )
+    if len(limits) >= MOST_HELD_KEYS:
+        yield info(
+            f"no more than {counted(len(limits), 'key')} with held jobs or a pause were looked at",
+            "See all of them: `jsworker limits`.",
+        )
 
 
 def _is_unused(key: KeyLimit) -> bool:
     return key.unused_for is None or key.unused_for > _UNUSED_SECONDS
 
 
-def declared_limits(rows: Rows) -> Iterator[Finding]:
+def declared_limits(registered: Sequence[RegisteredWorker]) -> Iterator[Finding]:
     """The workers that are alive declare the same limits of each kind."""
     declared: dict[str, dict[str, list[str]]] = {}
-    for worker in rows.workers:
+    for worker in registered:
         if worker.alive and worker.limits is not None:
             for kind in worker.kinds:
                 limit = worker.limits.get(kind, {})
@@ -172,9 +198,9 @@ def declared_limits(rows: Rows) -> Iterator[Finding]:
             )
 
 
-def workflows(rows: Rows) -> Iterator[Finding]:
+def workflows(left_batches: LeftBatches) -> Iterator[Finding]:
     """Every batch and workflow whose jobs have ended is finished, and what waits for needs has some."""
-    left = rows.batches
+    left = left_batches
     look = (
         "Run a worker, for each does it in its scan; look for worker.degraded and row.refused in their logs."
     )
@@ -195,23 +221,24 @@ def workflows(rows: Rows) -> Iterator[Finding]:
         )
 
 
-def dead_messages(rows: Rows) -> Iterator[Finding]:
+def dead_messages(dead_messages: DeadMessages) -> Iterator[Finding]:
     """There are no messages that no worker could use."""
-    if rows.newest_dead_message is None:
+    if dead_messages.newest is None:
         return
-    judge = warning if rows.newest_dead_message < _RECENT_SECONDS else info
+    judge = warning if dead_messages.newest < _RECENT_SECONDS else info
+    messages = counted(dead_messages.messages, "dead message", bound=MOST_MARKS)
     yield judge(
-        f"{counted(rows.dead_messages, 'dead message')}, the newest {seconds(rows.newest_dead_message)} old: "
+        f"{messages}, the newest {seconds(dead_messages.newest)} old: "
         "they could not be read, or named no job",
         "Look at them: `jsworker dead-messages`; then `jsworker dead-messages replay ID`, or drop.",
     )
 
 
-def refused_rows(rows: Rows) -> Iterator[Finding]:
+def refused_rows(refusals: Sequence[RefusalGroup]) -> Iterator[Finding]:
     """No job's row is refused by PostgreSQL."""
-    for each in rows.refused:
+    for each in refusals:
         constraint = "" if each.constraint is None else f", {printable(each.constraint, 120)}"
-        jobs = counted(each.jobs, "job")
+        jobs = counted(each.jobs, "job", bound=MOST_MARKS)
         if (each.attempted, each.sqlstate) == ("prune", _REFERENCED):
             yield info(
                 f"{jobs} kept beyond JSWORKER_RETENTION: a foreign key refers to them{constraint}",
@@ -226,9 +253,8 @@ def refused_rows(rows: Rows) -> Iterator[Finding]:
             )
 
 
-def failures(rows: Rows) -> Iterator[Finding]:
+def failures(ended: EndedSample) -> Iterator[Finding]:
     """None of the jobs that ended last has failed."""
-    ended = rows.ended
     if ended.within is None or not ended.failed:
         return
     many = ended.jobs >= _FEW_ENDED and ended.failed >= _MANY_FAILED * ended.jobs
@@ -240,12 +266,12 @@ def failures(rows: Rows) -> Iterator[Finding]:
     )
 
 
-def pruning(rows: Rows, settings: Settings) -> Iterator[Finding]:
+def pruning(ended: EndedSample, refusals: Sequence[RefusalGroup], settings: Settings) -> Iterator[Finding]:
     """No ended job is kept for longer than it is to be."""
-    oldest, kept = rows.ended.oldest, settings.retention
+    oldest, kept = ended.oldest, settings.retention
     if oldest is None or kept is None:
         return
-    if any(each.attempted == "prune" for each in rows.refused):
+    if any(each.attempted == "prune" for each in refusals):
         yield info("ended jobs are kept that PostgreSQL refuses to delete: see jobs.refused_rows")
     elif oldest > kept + _LAG_SECONDS:
         yield warning(

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
+from uuid import UUID
 
 from jsworker.core.names import printable
 from jsworker.core.settings import Settings
 from jsworker.doctor import finding
 from jsworker.doctor.finding import Finding, counted, error, info, listed, ok, unchecked, warning
 from jsworker.doctor.gather import Facts, Unknown, served_kinds
-from jsworker.ownership.queries.job_report import Rows
+from jsworker.ownership.queries.job_report import RegisteredWorker
 from jsworker.stream.diagnostics import MOST_CONSUMERS, ConsumerReport, NatsServer, StreamReport
 from jsworker.stream.message import lane_of
 from jsworker.stream.topology import Difference
@@ -83,7 +84,7 @@ def stream(nats: NatsServer, facts: Facts) -> Iterator[Finding]:
         yield ok(f"stream {name} is as it must be: {messages}, {report.bytes:,} bytes")
 
 
-def pairing(stream: StreamReport | None, rows: Rows, settings: Settings) -> Iterator[Finding]:
+def pairing(stream: StreamReport | None, installation: UUID | None, settings: Settings) -> Iterator[Finding]:
     """Whether the stream belongs to this very database."""
     if stream is None:
         yield unchecked("there is no stream")
@@ -91,10 +92,10 @@ def pairing(stream: StreamReport | None, rows: Rows, settings: Settings) -> Iter
         yield info(
             "the stream belongs to no database yet", "The first worker that starts claims it for its own."
         )
-    elif stream.installation == str(rows.installation):
+    elif stream.installation == str(installation):
         yield ok(f"stream and database are both of installation {stream.installation}")
     else:
-        other, own = printable(stream.installation, 60), rows.installation or "without an id yet"
+        other, own = printable(stream.installation, 60), installation or "without an id yet"
         yield error(
             f"stream {settings.stream} belongs to another installation, {other}; this database is {own}",
             "Give this installation a stream and subjects of its own (JSWORKER_STREAM, "
@@ -165,9 +166,11 @@ def subjects(unconsumed: Mapping[str, int]) -> Iterator[Finding]:
         )
 
 
-def service(consumers: list[ConsumerReport], rows: Rows, settings: Settings) -> Iterator[Finding]:
+def service(
+    consumers: list[ConsumerReport], registered: Sequence[RegisteredWorker], settings: Settings
+) -> Iterator[Finding]:
     """Every consumer has workers, and every kind of the workers its consumer."""
-    served = served_kinds(rows)
+    served = served_kinds(registered)
     for report in consumers:
         kind = lane_of(report.name)[0]
         if kind in served or report.requests:

@@ -1,6 +1,6 @@
 """Checks of the PostgreSQL server, of this login and its connection, and of jsworker's tables."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from jsworker.core.errors import MigrationMissing
@@ -9,7 +9,7 @@ from jsworker.core.settings import Settings
 from jsworker.doctor import finding
 from jsworker.doctor.finding import Finding, counted, error, info, listed, ok, warning
 from jsworker.ownership.database import REVISIONS, check_level
-from jsworker.ownership.queries.job_report import Rows
+from jsworker.ownership.queries.job_report import RegisteredWorker
 from jsworker.ownership.queries.server_report import (
     Link,
     MissingRight,
@@ -96,9 +96,11 @@ def durability(server: Server) -> Iterator[Finding]:
         )
 
 
-def connections(server: Server, link: Link, rows: Rows, settings: Settings) -> Iterator[Finding]:
+def connections(
+    server: Server, link: Link, registered: Sequence[RegisteredWorker], settings: Settings
+) -> Iterator[Finding]:
     """Whether the fleet may open as many connections as it can use."""
-    alive = [worker.concurrency for worker in rows.workers if worker.alive]
+    alive = [worker.concurrency for worker in registered if worker.alive]
     fleet = alive or [settings.concurrency] * settings.processes
     needed = sum(_OF_A_PROCESS + concurrency for concurrency in fleet)
     allowed = _allowed_connections(server)

@@ -5,6 +5,7 @@ repair returns in one line what it did, None when the facts do not ask for it or
 """
 
 from typing import Final
+from uuid import UUID
 
 from jsworker.client import JobClient
 from jsworker.core.errors import JsworkerError
@@ -12,7 +13,6 @@ from jsworker.core.events import Event, Events
 from jsworker.core.names import is_kind
 from jsworker.doctor.finding import Finding, counted
 from jsworker.doctor.gather import Facts, Unknown, opened, served_kinds
-from jsworker.ownership.queries.job_report import Rows
 from jsworker.ownership.transitions.publish import promote
 from jsworker.ownership.transitions.refused_rows import RefusedRows, try_again
 from jsworker.ownership.transitions.workers import installation_id
@@ -41,15 +41,17 @@ async def repair(facts: Facts) -> list[Finding]:
 
 async def _ensure_stream(facts: Facts) -> str | None:
     """Make stream and consumers, or change them, as a worker that starts would."""
-    stream, rows, reports = facts.stream, facts.rows, facts.consumers
-    if isinstance(stream, Unknown) or isinstance(rows, Unknown) or not _is_usable(stream, rows):
+    stream, registered, reports = facts.stream, facts.registered, facts.consumers
+    if isinstance(stream, Unknown) or isinstance(registered, Unknown):
+        return None
+    if isinstance(facts.installation, Unknown) or not _is_usable(stream, facts.installation):
         return None
     if isinstance(reports, Unknown):
         if stream is not None:
             return None  # they may be as they must be
         reports = []
     at_least = facts.settings.ack_wait
-    missing = sorted(set(served_kinds(rows)) - {report.name for report in reports})
+    missing = sorted(set(served_kinds(registered)) - {report.name for report in reports})
     ack_waits = dict.fromkeys(missing, at_least)
     for report in reports:
         if is_kind(lane_of(report.name)[0]) and _can_be_mended(report, at_least):
@@ -74,10 +76,10 @@ async def _ensure_stream(facts: Facts) -> str | None:
     return "; ".join([*map(_change, changes), *(f"made consumer {kind}" for kind in missing)]) or None
 
 
-def _is_usable(stream: StreamReport | None, rows: Rows) -> bool:
+def _is_usable(stream: StreamReport | None, installation: UUID | None) -> bool:
     if stream is None:
         return True
-    own = stream.installation in {None, str(rows.installation)}
+    own = stream.installation in {None, str(installation)}
     return own and all(each.changeable for each in stream.differences)
 
 
@@ -95,7 +97,8 @@ def _change(event: Event) -> str:
 
 
 async def _queue_and_publish(facts: Facts) -> str | None:
-    if isinstance(facts.rows, Unknown) or not (facts.rows.unpublished.jobs or facts.rows.overdue.jobs):
+    late = [each for each in (facts.unpublished, facts.overdue) if not isinstance(each, Unknown)]
+    if not any(each.jobs for each in late):
         return None
     queued, promoted = 0, _PROMOTE_AT_ONCE
     async with opened(facts.settings) as database:
@@ -113,7 +116,7 @@ async def _queue_and_publish(facts: Facts) -> str | None:
 
 
 async def _try_refused_rows(facts: Facts) -> str | None:
-    if isinstance(facts.rows, Unknown) or not facts.rows.refused:
+    if isinstance(facts.refusals, Unknown) or not facts.refusals:
         return None
     async with opened(facts.settings) as database:
         found = await try_again(database)

@@ -241,7 +241,9 @@ def of_fleet(fleet: Fleet) -> Iterator[Metric]:
     yield jobs
     labels = ["kind", "held_by"]
     held = GaugeMetricFamily(
-        "jsworker_held_jobs", "Jobs that wait for an event, not for a time.", labels=labels
+        "jsworker_held_jobs",
+        "Jobs that wait for an event, not for a time; counted up to 100,000.",
+        labels=labels,
     )
     oldest_held = GaugeMetricFamily(
         "jsworker_held_oldest_seconds", "For how long the first of them has been held.", labels=labels

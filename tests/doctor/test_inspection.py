@@ -15,11 +15,10 @@ from sqlalchemy.engine import make_url
 from jsworker.core.errors import StreamUnavailable
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
-from jsworker.doctor import nats_checks
+from jsworker.doctor import job_checks, nats_checks
 from jsworker.doctor.checks import examine
 from jsworker.doctor.finding import Finding
-from jsworker.doctor.gather import Unknown, gather
-from jsworker.ownership.database import Database
+from jsworker.doctor.gather import _OF_TABLES, Unknown, gather
 from jsworker.ownership.queries import job_report, server_report
 from jsworker.stream import diagnostics
 from jsworker.stream.diagnostics import Inspector
@@ -32,6 +31,7 @@ from tests.support.servers import TestServers, copy_database
 
 FEW = 1_000
 QUEUED = 30_000
+KEYS = 5_000
 ENDED = 60_000
 
 TABLES = """
@@ -53,6 +53,15 @@ INSERT INTO jsworker.jobs (id, kind, payload, status, fencing_token, attempts, f
 SELECT uuidv7(), 'done', '{}', 'completed', 1, 1, now() - n * interval '1 ms', 1
 FROM generate_series(1, %(ended)s) AS n;
 
+INSERT INTO jsworker.jobs (id, kind, payload, status, dispatch, queued_at, held_by, held_at, limit_key)
+SELECT uuidv7(), 'limited', '{}', 'scheduled', 1, now(), 'limit', now() - interval '1 hour',
+  CASE WHEN n > %(keys)s THEN 'busy' ELSE 'key-' || lpad(n::text, 5, '0') END
+FROM generate_series(1, %(keys)s + 2 * %(few)s) AS n;
+
+INSERT INTO jsworker.limits (kind, key, max_running, set_by) VALUES ('limited', '', 1, 'code');
+INSERT INTO jsworker.limits (kind, key, paused_at) VALUES ('limited', 'paused', now());
+INSERT INTO jsworker.limits (kind, key) SELECT 'limited', 'used-' || n FROM generate_series(1, %(keys)s) AS n;
+
 INSERT INTO jsworker.job_events (job_id, event) SELECT id, 'released' FROM jsworker.jobs;
 
 INSERT INTO jsworker.workers (
@@ -68,6 +77,7 @@ OF_JOBS: dict[str, tuple[TextClause, dict[str, Any], set[str]]] = {
     "queued": (job_report.QUEUED, {"served": ["kind-0"]}, {"jobs_queued_in_order"}),
     "silent owners": (job_report.SILENT_OWNERS, {}, {"jobs_owned"}),
     "ended": (job_report.ENDED, {}, {"jobs_finished"}),
+    "limits": (job_report.LIMITS, {"after_kind": "", "after_key": ""}, {"jobs_held_by_key", "jobs_slots"}),
 }
 
 
@@ -79,7 +89,7 @@ def table(request: pytest.FixtureRequest, servers: TestServers) -> Iterator[Conn
     with psycopg.connect(url, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection:
         for each in ("jobs", "job_events"):
             connection.execute(f"ALTER TABLE jsworker.{each} SET (autovacuum_enabled = off)".encode())
-        connection.execute(TABLES, {"few": FEW, "queued": QUEUED, "ended": ENDED})
+        connection.execute(TABLES, {"few": FEW, "queued": QUEUED, "ended": ENDED, "keys": KEYS})
         if request.param == "after ANALYZE":
             connection.execute("ANALYZE")
     engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
@@ -93,7 +103,7 @@ class TestFullTables:
     def test_jobs_are_found_by_index(self, name: str, table: Connection) -> None:
         statement, parameters, wanted = OF_JOBS[name]
         paths = access_paths(table, statement, parameters)
-        small = ("workers", "job_events", "refused_rows")
+        small = ("workers", "job_events", "refused_rows", "limits")
         found = {path for path in paths if not any(table in path for table in small)}
         assert found == wanted
         assert "Seq Scan on job_events" not in paths
@@ -105,22 +115,29 @@ class TestFullTables:
         marked = QUEUED if name == "queued" else 0
         assert rows_read(table, statement, parameters) <= marked + 5 * job_report.BOUND
 
-    async def test_what_they_show(self, table: Connection) -> None:
-        database = Database(table.engine.url.render_as_string(hide_password=False), statement_timeout=10.0)
-        try:
-            rows = await job_report.read_rows(database, late_after=30.0)
-        finally:
-            await database.close()
-        assert rows.unpublished.jobs == FEW
-        assert rows.overdue.jobs == FEW
-        assert [(queue.kind, queue.jobs) for queue in rows.queues] == [
+    async def test_what_they_show(self, table: Connection, settings: Settings) -> None:
+        url = table.engine.url.render_as_string(hide_password=False)
+        facts = await gather(settings.model_copy(update={"database_url": url}))
+        for late in (facts.unpublished, facts.overdue):
+            assert not isinstance(late, Unknown)
+            assert late.jobs == FEW
+        assert not isinstance(facts.queues, Unknown)
+        assert [(queue.kind, queue.jobs) for queue in facts.queues] == [
             *(("kind-0", job_report.BOUND), ("kind-1", job_report.BOUND), ("kind-2", job_report.BOUND))
         ]
-        assert {owner.worker_id: (owner.jobs, owner.registered) for owner in rows.silent_owners} == {
+        assert not isinstance(facts.silent_owners, Unknown)
+        assert {owner.worker_id: (owner.jobs, owner.registered) for owner in facts.silent_owners} == {
             "worker-0": (200, False),
             **{f"worker-{n}": (200, True) for n in range(1, 5)},
         }
-        assert (rows.ended.jobs, rows.ended.failed) == (1000, 0)
+        assert not isinstance(facts.ended, Unknown)
+        assert (facts.ended.jobs, facts.ended.failed) == (1000, 0)
+        assert not isinstance(facts.limits, Unknown)
+        assert len(facts.limits) == job_report.MOST_HELD_KEYS + 1
+        assert {(limit.key, limit.held) for limit in facts.limits if limit.kind == "limited"} == {
+            *(("busy", job_report.BOUND), ("paused", 0)),
+            *((f"key-{n:05}", 1) for n in range(1, job_report.MOST_HELD_KEYS)),
+        }
 
 
 def test_no_statement_writes() -> None:
@@ -148,6 +165,70 @@ async def test_a_pooler_is_noticed(settings: Settings, database_url: str) -> Non
         facts = await gather(settings.model_copy(update={"database_url": url}))
     assert not isinstance(facts.link, Unknown)
     assert facts.link.sharing == "unclear"  # this one lends a session to each client
+
+
+async def test_a_question_without_an_answer_hides_no_other(
+    settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jsworker.doctor.gather._STATEMENT_SECONDS", 1.0)
+    with psycopg.connect(database_url) as connection:
+        connection.execute("LOCK TABLE jsworker.limits, jsworker.batches IN ACCESS EXCLUSIVE MODE")
+        facts = await gather(settings)
+    unknown = {name for name in _OF_TABLES if isinstance(getattr(facts, name), Unknown)}
+    assert unknown == {"limits", "left_batches"}
+    found = [each for each in examine(facts) if not each.check.startswith("nats.")]  # there is no stream
+    unchecked = {each.check: each.says for each in found if "not checked" in each.says}
+    assert unchecked.keys() == {"jobs.limits", "jobs.workflows"}
+    assert all(says.endswith("did not answer within 1 s") for says in unchecked.values())
+
+
+HELD = """
+INSERT INTO jsworker.jobs (id, kind, payload, status, dispatch, queued_at, held_by, held_at, limit_key)
+VALUES (uuidv7(), %s, '{}', 'scheduled', 1, now(), 'limit', now() - interval '1 hour', %s)
+"""
+OF_KINDS = """
+INSERT INTO jsworker.limits (kind, key, max_running, set_by)
+VALUES ('full', '', 1, 'code'), ('free', '', 2, 'code'), ('own', '', 1, 'code'),
+  ('own', 'acme', 3, 'operator');
+INSERT INTO jsworker.limits (kind, key, paused_at, paused_by) VALUES ('paused', '', now(), 'ann');
+INSERT INTO jsworker.jobs (
+  id, kind, payload, status, worker_id, fencing_token, attempts, claimed_at, last_activity_at, dispatch,
+  limit_key)
+SELECT uuidv7(), kind, '{}', 'processing', 'worker-1', 1, 1, now(), now(), 1, 'acme'
+FROM unnest(ARRAY['full', 'own']) AS kind;
+"""
+
+
+async def test_held_keys_without_a_row_of_their_own_have_what_their_kind_has(
+    settings: Settings, database_url: str
+) -> None:
+    hostile = "k\u00a0\u202e\U0001f600'; DROP TABLE jobs; --"
+    keys = [
+        *((kind, "acme") for kind in ("full", "free", "own", "paused", "forgotten")),
+        ("hostile", hostile),
+    ]
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(OF_KINDS)
+        for kind, key in [*keys, ("keyless", None)]:
+            connection.execute(HELD, [kind, key])
+    facts = await gather(settings)
+    assert not isinstance(facts.limits, Unknown)
+    found = {(limit.kind, limit.key): limit for limit in facts.limits}
+    assert {key: limit.free for key, limit in found.items()} == {
+        ("full", "acme"): 0,
+        ("free", "acme"): 2,
+        ("own", "acme"): 2,
+        ("paused", "acme"): 0,
+        ("paused", ""): 0,
+        ("forgotten", "acme"): 1_000_000,
+        ("hostile", hostile): 1_000_000,
+    }
+    assert found["paused", ""].paused_by == "ann"
+    assert found["paused", "acme"].paused_for is None
+    warned = [each.says for each in job_checks.limits(facts.limits) if each.level == "warning"]
+    for words in ("'acme' of kind free", "'acme' of kind forgotten", "of kind hostile"):
+        assert sum(words in says for says in warned) == 1, words
+    assert not any(f"of kind {kind}" in says for kind in ("full", "paused") for says in warned)
 
 
 async def test_servers_that_fall_silent_are_findings_and_no_endless_wait(

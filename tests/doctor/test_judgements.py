@@ -12,13 +12,14 @@ from jsworker.doctor.checks import CHECKS
 from jsworker.doctor.finding import Finding, counted, listed, seconds
 from jsworker.doctor.gather import Facts
 from jsworker.ownership.queries.job_report import (
-    EndedSample,
+    MOST_HELD_KEYS,
     KeyLimit,
     Late,
     LeftBatches,
     NextInstant,
+    QueuedKind,
     RegisteredWorker,
-    Rows,
+    SilentOwner,
 )
 from jsworker.ownership.queries.server_report import Link, Server
 from jsworker.stream.diagnostics import NatsServer, StreamReport
@@ -43,18 +44,6 @@ SERVER = Server(
     },
 )
 LINK = Link(encrypted=True, local=False, sharing="direct")
-NOTHING_LATE = Late(0, 0.0)
-ROWS = Rows(
-    installation=None,
-    unpublished=NOTHING_LATE,
-    overdue=NOTHING_LATE,
-    queues=(),
-    workers=(),
-    silent_owners=(),
-    dead_messages=0,
-    newest_dead_message=None,
-    ended=EndedSample(0, 0, None, None),
-)
 NATS = NatsServer("nats:4222", "n1", (2, 15, 1), True, False, True)
 STREAM = StreamReport(None, (), 1, {}, clustered=False, messages=0, bytes=0)
 
@@ -142,35 +131,32 @@ def test_migrations(found: str | None, level: str, part: str) -> None:
 
 class TestConnections:
     def test_the_fleet_that_is_alive_counts(self) -> None:
-        rows = replace(ROWS, workers=(worker(), worker(), replace(worker(), alive=False)))
-        remark = only(postgresql_checks.connections(SERVER, LINK, rows, a_settings(processes=50)))
+        fleet = (worker(), worker(), replace(worker(), alive=False))
+        remark = only(postgresql_checks.connections(SERVER, LINK, fleet, a_settings(processes=50)))
         assert remark.level == "ok"
         assert "2 worker processes may open up to 66 connections, the server allows 97" in remark.says
 
     def test_too_large_a_fleet(self) -> None:
-        rows = replace(ROWS, workers=(worker(75),))
-        remark = only(postgresql_checks.connections(SERVER, LINK, rows, a_settings()))
+        remark = only(postgresql_checks.connections(SERVER, LINK, (worker(75),), a_settings()))
         assert remark.level == "warning"
         assert "1 worker process may open up to 98 connections, the server allows 97" in remark.says
 
     def test_without_workers_the_settings_count(self) -> None:
         remark = only(
-            postgresql_checks.connections(SERVER, LINK, ROWS, a_settings(processes=3, concurrency=10))
+            postgresql_checks.connections(SERVER, LINK, (), a_settings(processes=3, concurrency=10))
         )
         assert "3 worker processes may open up to 99 connections" in remark.says
         assert remark.level == "warning"
 
     def test_the_limit_of_a_role(self) -> None:
         limited = replace(SERVER, role_limit=20)
-        remark = only(postgresql_checks.connections(limited, LINK, ROWS, a_settings()))
+        remark = only(postgresql_checks.connections(limited, LINK, (), a_settings()))
         assert (remark.level, remark.says.endswith("the server allows 20")) == ("warning", True)
 
     def test_behind_a_pooler_they_are_its_business(self) -> None:
         pooled = replace(LINK, sharing="transaction")
         assert (
-            only(
-                postgresql_checks.connections(replace(SERVER, role_limit=1), pooled, ROWS, a_settings())
-            ).level
+            only(postgresql_checks.connections(replace(SERVER, role_limit=1), pooled, (), a_settings())).level
             == "ok"
         )
 
@@ -219,8 +205,26 @@ class TestReplicas:
 
 
 def test_versions_beside_each_other() -> None:
-    rows = replace(ROWS, workers=(worker(version="1.0"), worker(version="1.1")))
-    assert [remark.level for remark in job_checks.workers(rows)] == ["info", "ok"]
+    fleet = (worker(version="1.0"), worker(version="1.1"))
+    found = job_checks.workers(fleet, Facts(settings=a_settings(), place="h/d"))
+    assert [remark.level for remark in found] == ["info", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("known", "level"),
+    [
+        ({}, "info"),
+        ({"overdue": Late(0, 0.0), "queues": (), "silent_owners": ()}, "info"),
+        ({"overdue": Late(1, 60.0)}, "warning"),
+        ({"queues": (QueuedKind("resize", 1, 2.0),)}, "warning"),
+        ({"silent_owners": (SilentOwner("alpha", 1, 60.0, registered=True, never_stale=False),)}, "warning"),
+    ],
+    ids=["unknown", "nothing waits", "overdue", "queued", "running"],
+)
+def test_no_worker_is_alive(known: dict[str, Any], level: str) -> None:
+    facts = Facts(settings=a_settings(), place="h/d", **known)
+    remark = only(job_checks.workers((), facts))
+    assert (remark.level, "no worker is alive" in remark.says) == (level, True)
 
 
 class TestSettings:
@@ -276,11 +280,11 @@ def test_kinds_without_a_time_out_of_their_own_are_named(limit: float | None, le
     worker = RegisteredWorker(
         *("alpha", ("resize", "count"), 1, "1", "running"), alive=True, kinds_without_timeout=("resize",)
     )
-    rows = replace(ROWS, workers=(worker, replace(worker, alive=False, kinds_without_timeout=("count",))))
-    [remark] = job_checks.time_limits(rows, given)
+    fleet = (worker, replace(worker, alive=False, kinds_without_timeout=("count",)))
+    [remark] = job_checks.time_limits(fleet, given)
     assert remark.level == level
     assert remark.says == f"no timeout or progress_timeout of their own: resize; {says}"
-    assert list(job_checks.time_limits(replace(ROWS, workers=()), given)) == []
+    assert list(job_checks.time_limits((), given)) == []
 
 
 @pytest.mark.parametrize(
@@ -304,7 +308,7 @@ def test_kinds_without_a_time_out_of_their_own_are_named(limit: float | None, le
     ],
 )
 def test_what_is_held_and_may_begin_and_what_is_paused(limit: KeyLimit, level: str | None, says: str) -> None:
-    found = list(job_checks.limits(replace(ROWS, limits=(limit,))))
+    found = list(job_checks.limits((limit,)))
     assert [each.level for each in found] == ([] if level is None else [level])
     assert all(says in each.says for each in found)
 
@@ -342,8 +346,7 @@ TWO = {"max_running": 2, "rate": None, "per": None, "key": "'tenant'"}
     ids=["alike", "older", "dead", "another kind", "no limit", "a rate", "another key"],
 )
 def test_limits_on_which_workers_disagree(others: Sequence[RegisteredWorker], says: str | None) -> None:
-    rows = replace(ROWS, workers=(declaring("alpha", TWO), *others))
-    found = list(job_checks.declared_limits(rows))
+    found = list(job_checks.declared_limits((declaring("alpha", TWO), *others)))
     assert [each.level for each in found] == ([] if says is None else ["warning"])
     if says is not None:
         assert found[0].says == f"workers declare different limits of kind resize: {says}"
@@ -351,8 +354,18 @@ def test_limits_on_which_workers_disagree(others: Sequence[RegisteredWorker], sa
 
 def test_a_paused_key_is_named_for_the_shell() -> None:
     paused = KeyLimit("resize", "acme & sons", 0, 5, 10.0, 60.0)
-    [found] = job_checks.limits(replace(ROWS, limits=(paused,)))
+    [found] = job_checks.limits((paused,))
     assert found.do == "`jsworker resume resize 'acme & sons'`, should it go on."
+    [found] = job_checks.limits((KeyLimit("resize", "-\u00a0", 0, 5, 10.0, 60.0),))
+    assert found.do == r"`jsworker resume resize -- $'-\U000000a0'`, should it go on."
+
+
+def test_more_keys_than_are_looked_at() -> None:
+    full = KeyLimit("resize", "acme", 0, 5, 7200.0)
+    [found] = job_checks.limits([full] * MOST_HELD_KEYS)
+    assert found.level == "info"
+    assert "no more than 1,000 keys with held jobs or a pause were looked at" in found.says
+    assert list(job_checks.limits([full] * (MOST_HELD_KEYS - 1))) == []
 
 
 @pytest.mark.parametrize(
@@ -371,15 +384,15 @@ def test_a_paused_key_is_named_for_the_shell() -> None:
 def test_schedules_that_are_late_or_of_kinds_that_nobody_works_on(
     schedule: NextInstant, says: str | None
 ) -> None:
-    found = list(job_checks.schedules(replace(ROWS, workers=(worker(),), schedules=(schedule,))))
+    found = list(job_checks.schedules((schedule,), (worker(),)))
     assert [each.level for each in found] == ([] if says is None else ["warning"])
     assert says is None or says in found[0].says
 
 
 def test_batches_that_nobody_has_looked_after() -> None:
-    found = list(job_checks.workflows(replace(ROWS, batches=LeftBatches(2, 1, 1))))
+    found = list(job_checks.workflows(LeftBatches(2, 1, 1)))
     assert [each.level for each in found] == ["warning"] * 3
     assert "2 batches of workflows not looked after for a minute" in found[0].says
     assert "1 workflow not finished a minute after the last batch" in found[1].says
     assert "1 job held by needs, of which none is unfinished" in found[2].says
-    assert list(job_checks.workflows(ROWS)) == []
+    assert list(job_checks.workflows(LeftBatches(0, 0, 0))) == []

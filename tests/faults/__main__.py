@@ -56,7 +56,7 @@ def main() -> int:
 
 def _at_defaults(options: argparse.Namespace, console: Console) -> int:
     with tempfile.TemporaryDirectory(prefix="jsworker-faults-defaults-") as folder:
-        result = {**asyncio.run(at_defaults(Path(folder))), **surroundings(options.seed)}
+        result = {**asyncio.run(at_defaults(Path(folder))), "seed": options.seed, **surroundings()}
     console.print(
         f"at default settings a killed pod's jobs ran again after {result['without_restart_seconds']} s"
     )

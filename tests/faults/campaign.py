@@ -171,7 +171,7 @@ async def run(plan: Plan, folder: Path, progress: Progress, access: Access = EVE
         "kill_seconds": plan.kill_seconds if plan.kill_names else None,
         "must_see": sorted(plan.must_see),
     }
-    return {"ok": verdict.ok, **planned, **surroundings(plan.seed), **figures(history, verdict)}
+    return {"ok": verdict.ok, **planned, "seed": plan.seed, **surroundings(), **figures(history, verdict)}
 
 
 def _must_fire(plan: Plan) -> frozenset[str]:

@@ -51,10 +51,56 @@ _COUNTS = (
 )
 
 
+_OF_ONE_FEATURE = {
+    "limits_under_kills": """## Keys with limits under kills
+
+{workers} workers, one of which is killed every {every:g} s, and {jobs:,} jobs of {keys} keys with limits of
+1 to 3 (`python -m tests.faults.limits`). A trigger counts the runs of a key at each commit that begins one.
+*Longest idle*: seconds for which a key had jobs and a free slot.
+""",
+    "schedules_under_kills": """## A schedule under kills
+
+A schedule of every second, and three workers, one of which is killed every {every:g} s
+(`python -m tests.faults.schedules`).
+""",
+    "workflows_under_kills": """## Workflows under kills
+
+{workflows} workflows of two batches of 50 jobs and a last job, and three workers, one of which is killed
+every {every:g} s (`python -m tests.faults.workflows`). *Told*: batches whose end stands in a worker's log,
+which a kill may prevent.
+""",
+}
+_PEERS = """## Limits beside peers under kill -9
+
+One key with a limit of {limit}, {workers} worker processes, one of which is killed with `kill -9` every
+{every:g} s, for {seconds:g} s (`python -m benchmarks.limits`). *Standstill* is the longest time in which jobs
+waited and not one ran; *slots in use*: while processes were killed.
+"""
+_PEERS_COUNTS = {
+    "kills": "{kills}",
+    "runs": "{runs:,}",
+    "limit exceeded": "{exceeded}",
+    "most at once": "{most}",
+    "slots in use": "{busy:.0%}",
+    "standstill": "{standstill:.1f} s",
+    "ended twice": "{twice}",
+}
+
+
 def document(results: list[dict[str, Any]]) -> str:
     """Return the page."""
-    pages = [_defaults(result["defaults"]) if "defaults" in result else _run(result) for result in results]
-    return "\n".join([_HEAD, *pages])
+    return "\n".join([_HEAD, *map(_section, results)])
+
+
+def _section(result: dict[str, Any]) -> str:
+    match list(result.items()):
+        case [("defaults", found)]:
+            return _defaults(found)
+        case [("limits_beside_peers", found)]:
+            return _beside_peers(found)
+        case [(name, found)]:
+            return _of_one_feature(_OF_ONE_FEATURE[name], found)
+    return _run(result)
 
 
 def _run(result: dict[str, Any]) -> str:
@@ -115,6 +161,43 @@ def _defaults(result: dict[str, Any]) -> str:
     away, back = result["without_restart_seconds"], result["with_restart_seconds"]
     told = f"A killed pod's jobs ran again after {away} s when it stayed away"
     return f"## Default settings, in real time\n\n{told}, and {back} s after its next life began.\n"
+
+
+def _of_one_feature(setup: str, result: dict[str, Any]) -> str:
+    surroundings = f"Commit {result['commit']}, Python {result['python']}, {result['machine']}"
+    return "\n".join(
+        [
+            setup.format(**result["asked"]),
+            *([] if result["ok"] else ["**Not everything was well:** see the table.", ""]),
+            f"{surroundings}; {result['asked']['seconds']:.0f} s.",
+            "",
+            "| | |",
+            "|---|---|",
+            *(f"| {name} | {number:,} |" for name, number in result["found"].items()),
+            "",
+        ]
+    )
+
+
+def _beside_peers(result: dict[str, Any]) -> str:
+    machine, versions = result["machine"], result["versions"]
+    names = ("jsworker", "pgqueuer", "PostgreSQL", "nats-server")
+    software = ", ".join(f"{name} {versions[name]}" for name in names)
+    rows = [
+        [name, *(count.format(**counts) for count in _PEERS_COUNTS.values())]
+        for name, counts in result["systems"].items()
+    ]
+    return "\n".join(
+        [
+            _PEERS.format(**result["asked"]),
+            f"{software}, Python {result['python']}; {machine['cpus']} CPUs ({machine['cpu_model']}).",
+            "",
+            f"| | {' | '.join(_PEERS_COUNTS)} |",
+            "|---" * (len(_PEERS_COUNTS) + 1) + "|",
+            *(f"| {' | '.join(row)} |" for row in rows),
+            "",
+        ]
+    )
 
 
 def _seconds(found: dict[str, float]) -> str:

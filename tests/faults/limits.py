@@ -20,6 +20,7 @@ from jsworker.embedded import EmbeddedServers, start_with_parent
 from jsworker.ownership.transitions import admission
 from jsworker.ownership.upgrading import upgrade_database
 from tests.faults.fleet import ROOT, plain_environment
+from tests.faults.report import close_run
 from tests.faults.schedules import settings_of
 from tests.support.polling import eventually
 
@@ -181,18 +182,20 @@ def main() -> int:
     options.add_argument("--workers", type=int, default=8)
     options.add_argument("--keys", type=int, default=40)
     options.add_argument("--jobs", type=int, default=5000)
+    options.add_argument("--json", type=Path, help="append the result to this file")
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as name, EmbeddedServers(Path(name) / "servers") as servers:
         environment = plain_environment() | servers.environment()
         upgrade_database(environment["JSWORKER_DATABASE_URL"])
-        found = asyncio.run(under_kills(environment, Path(name), **vars(given)))
-    print(found)  # noqa: T201 -- its answer
+        how = {option: value for option, value in vars(given).items() if option != "json"}
+        found = asyncio.run(under_kills(environment, Path(name), **how))
     scans = 2 * Settings.model_fields["scan_interval"].default
-    return int(
-        found["moments with too many"] > 0
-        or found.get("completed") != given.jobs
-        or found["longest idle"] > scans + LOOK_SECONDS
+    ok = (
+        found["moments with too many"] == 0
+        and found.get("completed") == given.jobs
+        and found["longest idle"] <= scans + LOOK_SECONDS
     )
+    return close_run("limits_under_kills", given, found, ok=ok)
 
 
 if __name__ == "__main__":

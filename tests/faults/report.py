@@ -1,5 +1,6 @@
 """The report of a run: one table for people, one JSON line for machines."""
 
+import argparse
 import json
 import os
 import platform
@@ -54,10 +55,9 @@ _PERCENTILES = (
 )
 
 
-def surroundings(seed: int) -> dict[str, Any]:
-    """Return what a figure must be read with: seed, versions, machine, commit."""
+def surroundings() -> dict[str, Any]:
+    """Return what a figure must be read with: versions, machine, commit."""
     return {
-        "seed": seed,
         "jsworker": __version__,
         "commit": _commit(),
         "python": platform.python_version(),
@@ -111,6 +111,15 @@ def seconds_text(found: dict[str, float]) -> str:
     if not found["count"]:
         return "none"
     return f"p50 {found['p50']:.2f}  p99 {found['p99']:.2f}  max {found['max']:.2f} s  ({found['count']:.0f})"
+
+
+def close_run(name: str, options: argparse.Namespace, found: dict[str, Any], *, ok: bool) -> int:
+    """Print what a run of one feature found, append it to the file of ``--json``, return the exit code."""
+    print(found)  # noqa: T201 -- its answer
+    if options.json:
+        asked = {option: value for option, value in vars(options).items() if option != "json"}
+        write_json({name: {"ok": ok, **surroundings(), "asked": asked, "found": found}}, options.json)
+    return int(not ok)
 
 
 def write_json(result: dict[str, Any], file: Path) -> None:

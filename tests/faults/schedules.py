@@ -20,6 +20,7 @@ from jsworker.core.settings import Settings
 from jsworker.embedded import EmbeddedServers, start_with_parent
 from jsworker.ownership.upgrading import upgrade_database
 from tests.faults.fleet import ROOT, plain_environment
+from tests.faults.report import close_run
 from tests.support.polling import eventually
 
 TARGET = "tests.faults.schedules:EverySecond"
@@ -114,13 +115,14 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--seconds", type=float, default=180.0)
     options.add_argument("--every", type=float, default=2.0, help="seconds from one kill to the next")
+    options.add_argument("--json", type=Path, help="append the result to this file")
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as name, EmbeddedServers(Path(name) / "servers") as servers:
         environment = plain_environment() | servers.environment()
         upgrade_database(environment["JSWORKER_DATABASE_URL"])
         found = asyncio.run(under_kills(environment, Path(name), seconds=given.seconds, every=given.every))
-    print(found)  # noqa: T201 -- its answer
-    return int(any(found[name] for name in found if name not in {"instants", "kills"}))
+    ok = not any(found[name] for name in found if name not in {"instants", "kills"})
+    return close_run("schedules_under_kills", given, found, ok=ok)
 
 
 if __name__ == "__main__":

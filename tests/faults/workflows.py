@@ -21,6 +21,7 @@ from jsworker.core.settings import Settings
 from jsworker.embedded import EmbeddedServers, start_with_parent
 from jsworker.ownership.upgrading import upgrade_database
 from tests.faults.fleet import ROOT, plain_environment
+from tests.faults.report import close_run
 from tests.faults.schedules import settings_of
 from tests.support.polling import eventually
 
@@ -161,14 +162,15 @@ def main() -> int:
     options.add_argument("--seconds", type=float, default=180.0)
     options.add_argument("--every", type=float, default=2.0, help="seconds from one kill to the next")
     options.add_argument("--workflows", type=int, default=200)
+    options.add_argument("--json", type=Path, help="append the result to this file")
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as name, EmbeddedServers(Path(name) / "servers") as servers:
         environment = plain_environment() | servers.environment()
         upgrade_database(environment["JSWORKER_DATABASE_URL"])
         how = {"seconds": given.seconds, "every": given.every, "workflows": given.workflows}
         found = asyncio.run(under_kills(environment, Path(name), **how))
-    print(found)  # noqa: T201 -- its answer
-    return int(any(found[name] for name in [*BROKEN, "finished twice"]))
+    ok = not any(found[name] for name in [*BROKEN, "finished twice"])
+    return close_run("workflows_under_kills", given, found, ok=ok)
 
 
 if __name__ == "__main__":

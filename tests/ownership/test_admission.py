@@ -597,6 +597,14 @@ async def test_keys_are_found_page_by_page(
     assert all(key.jobs == 1_000_000 for key in rest)  # nobody limits them: all may begin
 
 
+async def test_a_key_without_a_row_may_begin_what_its_kind_allows(database: Database, sql: Sql) -> None:
+    await limited(database, 2)
+    insert_job(sql, "processing", limit_key="one")
+    for key in ("one", "two"):
+        held(sql, 3, key=key)
+    assert [(key.key, key.jobs) for key in await admission.waiting_keys(database)] == [("one", 1), ("two", 2)]
+
+
 async def test_a_held_row_that_is_refused_holds_up_no_other(database: Database, sql: Sql) -> None:
     [bad] = held(sql, 1, max_attempts=77)
     new = queued(sql, 2)

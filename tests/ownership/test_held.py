@@ -11,7 +11,7 @@ from jsworker.core.errors import JobNotFound
 from jsworker.ownership import predicates
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries import listing
-from jsworker.ownership.queries.job_report import backlog, read_rows
+from jsworker.ownership.queries.job_report import OVERDUE, backlog
 from jsworker.ownership.schema import HELD_BY
 from jsworker.ownership.statements import compiled, j
 from jsworker.ownership.transitions import control, hold, publish, republish
@@ -203,4 +203,5 @@ class TestReading:
         assert found.held == {"limit": 1, "rate": 0, "paused": 0, "needs": 1}
         assert 100 <= found.held_oldest_seconds["limit"] < 160
         assert found.jobs["scheduled"] == 2
-        assert (await read_rows(database, late_after=0.0)).overdue.jobs == 0
+        [late] = await database.run(OVERDUE, {"older_than": 0.0})
+        assert late.jobs == 0

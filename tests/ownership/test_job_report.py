@@ -9,13 +9,15 @@ from psycopg.sql import SQL, Identifier
 
 from jsworker.core.schedule_rules import Every
 from jsworker.ownership.database import Database
+from jsworker.ownership.queries import job_report
 from jsworker.ownership.queries.job_report import (
     KeyLimit,
     LeftBatches,
     LimitUse,
+    RegisteredWorker,
     Waiting,
     backlog,
-    read_rows,
+    read,
 )
 from jsworker.ownership.transitions import limits, schedules, workers
 from jsworker.ownership.transitions.limits import Numbers
@@ -54,7 +56,12 @@ def age(sql: Sql, table: LiteralString) -> None:
 
 
 async def left(database: Database) -> LeftBatches:
-    return (await read_rows(database, late_after=30.0)).batches
+    [found] = await read(database, job_report.LEFT_BATCHES, LeftBatches)
+    return found
+
+
+async def of_limits(database: Database) -> list[KeyLimit]:
+    return await read(database, job_report.LIMITS, KeyLimit, {"after_kind": "", "after_key": ""})
 
 
 async def waiting(database: Database, kind: str = KIND) -> Waiting:
@@ -131,7 +138,7 @@ async def test_what_is_held_by_a_key_that_nobody_limits_any_more(
     insert_job(sql, "scheduled", **HELD | {"limit_key": key})
     insert_job(sql, "scheduled", **HELD | {"limit_key": "limited"})
     await limits.set_numbers(database, KIND, "limited", Numbers(1))
-    found = {limit.key: limit for limit in (await read_rows(database, late_after=30.0)).limits}
+    found = {limit.key: limit for limit in await of_limits(database)}
     assert set(found) == {key, "limited"}
     assert found[key][:4] == KeyLimit(KIND, key, 1_000_000, 2, None)[:4]
     assert 100 <= (found[key].held_for or 0) < 160
@@ -141,7 +148,7 @@ async def test_a_limit_that_was_lifted_holds_nothing(database: Database, sql: Sq
     insert_job(sql, "scheduled", **HELD | {"limit_key": "", "held_at": ago(100)})
     await limits.set_numbers(database, KIND, "", Numbers(1))
     await limits.reset_numbers(database, KIND, "")
-    [found] = (await read_rows(database, late_after=30.0)).limits
+    [found] = await of_limits(database)
     assert found.free == 1_000_000
 
 
@@ -211,8 +218,8 @@ class TestLagOfSchedules:
 @pytest.mark.parametrize("declared", [{}, {KIND: DECLARED}])
 async def test_limits_that_a_worker_declares(database: Database, sql: Sql, declared: dict[str, Any]) -> None:
     await workers.seen(database, replace(ROW, limits=declared), state="running")
-    [found] = (await read_rows(database, late_after=30.0)).workers
+    [found] = await read(database, job_report.WORKERS, RegisteredWorker)
     assert found.limits == declared
     sql.execute("UPDATE jsworker.workers SET limits = NULL")
-    [older] = (await read_rows(database, late_after=30.0)).workers
+    [older] = await read(database, job_report.WORKERS, RegisteredWorker)
     assert older.limits is None

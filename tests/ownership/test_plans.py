@@ -15,7 +15,7 @@ from jsworker.ownership.pool import ALONG_INDEX
 from jsworker.ownership.predicates import ANY_AGE, RunAge
 from jsworker.ownership.queries import job_report as inspection
 from jsworker.ownership.queries import listing, results, status
-from jsworker.ownership.queries.job_report import BACKLOG, MOST_QUEUES
+from jsworker.ownership.queries.job_report import BACKLOG, MOST_HELD, MOST_QUEUES
 from jsworker.ownership.transitions import (
     claim,
     control,
@@ -188,7 +188,8 @@ def rows_read(connection: Connection, statement: TextClause, parameters: dict[st
     explain = text(f"EXPLAIN (ANALYZE, BUFFERS OFF, FORMAT JSON) {statement.text}")
     (plan,) = connection.execute(explain, parameters).scalar_one()
     connection.rollback()
-    scans = [node for node in _nodes(plan["Plan"]) if "Index Name" in node or "Relation Name" in node]
+    names = ((node.get("Index Name", node.get("Relation Name", "")), node) for node in _nodes(plan["Plan"]))
+    scans = [node for name, node in names if name.startswith("jobs")]
     looked_at: list[float] = [
         (scan["Actual Rows"] + scan.get("Rows Removed by Filter", 0)) * scan["Actual Loops"] for scan in scans
     ]
@@ -556,9 +557,9 @@ class TestManyKinds:
         use = access_paths(many_kinds, inspection.LIMIT_USE, {"kinds": ["idle"]})
         assert {path for path in use if "jobs" in path} == {"jobs_slots"}
         beginning = {"after_kind": "", "after_key": ""}
-        held = access_paths(many_kinds, inspection.WITHOUT_LIMIT, beginning)
-        assert {path for path in held if "jobs" in path} == {"jobs_held_by_key"}
-        assert rows_read(many_kinds, inspection.WITHOUT_LIMIT, beginning) == 0
+        held = access_paths(many_kinds, inspection.LIMITS, beginning)
+        assert {path for path in held if "jobs" in path} == {"jobs_held_by_key", "jobs_slots"}
+        assert rows_read(many_kinds, inspection.LIMITS, beginning) == 0
 
 
 MIDDLE = text("""
@@ -627,6 +628,14 @@ class TestStatus:
         least = 0 if name in ("kinds", "running") else 100
         most = 4 * TestListings.EACH if least == 0 else 2_000
         assert least <= rows_read(listed, bounded, parameters) <= most
+
+    def test_held_jobs_are_counted_up_to_a_bound(self, listed: Connection) -> None:
+        bounded = text(BACKLOG.text.replace(f"LIMIT {MOST_HELD}) AS few", "LIMIT 100) AS few"))
+        rows = listed.execute(bounded, {"kinds": [KIND]}).all()
+        assert {(row.kind, row.what): row.number for row in rows if row.what.startswith("held")} == {
+            (kind, f"held by {why}"): 100 for kind in (KIND, None) for why in ("limit", "needs")
+        }
+        listed.rollback()
 
     def test_as_many_kinds_as_there_may_be(self, many_kinds: Connection) -> None:
         many_kinds.execute(text(ALONG_INDEX))

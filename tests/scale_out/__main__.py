@@ -42,8 +42,7 @@ def main() -> int:
         _print(found)
         results += found
         if options.json:
-            facts = {name: value for name, value in surroundings(0).items() if name != "seed"}
-            text = json.dumps({**facts, "rate": RATE, "scenarios": results}, indent=2)
+            text = json.dumps({**surroundings(), "rate": RATE, "scenarios": results}, indent=2)
             options.json.write_text(f"{text}\n", encoding="utf-8")
     good = all(row["ok"] for row in results)
     if good:

@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from jsworker.core.errors import DatabaseRefused, TransitionRefused
 from jsworker.ownership.queries import listing
-from jsworker.ownership.queries.job_report import read_rows
+from jsworker.ownership.queries.job_report import DEAD_MESSAGES
 from jsworker.ownership.queries.server_report import read_missing_rights
 from jsworker.ownership.transitions import control, prune, workers
 from jsworker.ownership.transitions.enqueue import JobTerms, NewJob, new_job_id
@@ -432,7 +432,7 @@ class TestThroughTheCode:
             assert await listing.get_job(database, job_id)
             assert await listing.timeline(database, job_id) == []
             assert await workers.list_workers(database, limit=10) == []
-            assert (await read_rows(database, late_after=1.0)).dead_messages == 0
+            assert (await database.run(DEAD_MESSAGES))[0].messages == 0
             with pytest.raises(DatabaseRefused, match="permission denied for table jobs"):
                 await control.cancel(database, [job_id])
 

@@ -326,19 +326,23 @@ async def test_a_batch_is_not_asked_about_while_a_member_of_it_runs_here(
             await gate.process(job)
 
     monkeypatch.setattr(workflows, "advance", counted)
-    await start(scripted(first_waits, kind="first-waits"))
+    running = await start(scripted(first_waits, kind="first-waits"))
     async with client.workflow("many") as flow:
-        flow.batch("first-waits", [{"n": n} for n in range(20)])
+        batch = flow.batch("first-waits", [{"n": n} for n in range(20)])
     await gate.met()
 
     async def others_have_ended() -> None:
         assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE status = 'completed'") == 19
 
     await eventually(others_have_ended)
+    in_flight = running.worker._context.in_flight
     assert looks == 0
+    assert in_flight.has_member_of(batch.id)
     gate.open()
     await flow.result(timeout=60)
     assert looks > 0
+    assert not in_flight.has_member_of(batch.id)
+    assert not in_flight._members
 
 
 async def test_a_worker_that_ends_finishes_the_batches_of_its_last_runs(

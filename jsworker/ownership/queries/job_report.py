@@ -4,26 +4,38 @@ Each statement reads an index that holds only what it asks for, however many job
 count ends at a bound.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import TextClause, text
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import in_lane_indexed, queued_indexed
 from jsworker.ownership.schema import HELD_BY
 from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled
-from jsworker.ownership.transitions.admission import HELD, held_keys
-from jsworker.ownership.transitions.limits import LIST
+from jsworker.ownership.transitions.admission import HELD, held_keys, state
 from jsworker.ownership.transitions.workers import IS_ALIVE
 from jsworker.ownership.transitions.workflows import HAS_LIVE_MEMBER
+
+T = TypeVar("T")
+
+Statement: TypeAlias = TextClause
 
 BOUND: Final = 1_001
 """Where counting ends: what is more than a thousand is many."""
 MOST_QUEUES: Final = 100
 """Kinds whose queue is looked at; those that workers are for are looked at all the same."""
+MOST_HELD_KEYS: Final = 1_000
+"""Keys with held jobs that are looked at, and as many pauses."""
+MOST_HELD: Final = 100_000
+"""Held jobs of a kind, and for one reason, that metrics count."""
+_MOST_HELD_KINDS: Final = 1_000
+MOST_MARKS: Final = 100_001
+"""Dead messages, and refused rows, that are counted."""
+_MOST_OPEN: Final = 10_000
+"""Open batches, and workflows, that are looked at: the oldest."""
 
 # The predicates are those of the partial indexes, word for word. statement_timestamp() can be looked up in an
 # index; clock_timestamp() would be compared with every row.
@@ -72,28 +84,32 @@ SELECT name, kind, extract(epoch FROM statement_timestamp() - next_at) AS second
 FROM jsworker.schedules WHERE NOT paused ORDER BY next_at LIMIT 1000
 """)
 
-LIMITS = text(f"""
-SELECT kind, key, coalesce(free, 1000000) AS free, held, extract(epoch FROM statement_timestamp() - held_since) AS held_for,
-  extract(epoch FROM statement_timestamp() - paused_at) AS paused_for, paused_by, reason,
-  (SELECT extract(epoch FROM statement_timestamp() - l.used_at) FROM jsworker.limits AS l
-   WHERE l.kind = found.kind AND l.key = found.key) AS unused_for
-FROM ({LIST.text.replace(":all", "false")}) AS found
-WHERE held > 0 OR paused_at IS NOT NULL ORDER BY held_for DESC NULLS LAST LIMIT 1000
-""")  # noqa: S608 -- constants
-# Held by keys that have no row any more: somebody has deleted it, and nothing limits or pauses them.
-WITHOUT_LIMIT = filled(
+# Keys of which jobs are held, with and without a row of their own, and pauses that hold.
+LIMITS = filled(
     """
-WITH RECURSIVE {leap}
-SELECT leap.kind, leap.limit_key AS key, 1000000 AS free, held.jobs AS held, held.seconds AS held_for
-FROM leap CROSS JOIN LATERAL (
+WITH RECURSIVE {leap}, found AS MATERIALIZED (
+  SELECT leap.kind, leap.limit_key AS key FROM leap
+  UNION
+  (SELECT l.kind, l.key FROM jsworker.limits AS l
+   WHERE l.paused_at IS NOT NULL AND coalesce(l.paused_until > statement_timestamp(), true) LIMIT {most})
+)
+SELECT state.kind, state.key, state.jobs AS free, held.jobs AS held, held.seconds AS held_for,
+  CASE WHEN coalesce(l.paused_until > statement_timestamp(), true)
+    THEN extract(epoch FROM statement_timestamp() - l.paused_at) END AS paused_for, l.paused_by, l.reason,
+  extract(epoch FROM statement_timestamp() - l.used_at) AS unused_for
+FROM ({state}) AS state LEFT JOIN jsworker.limits AS l ON l.kind = state.kind AND l.key = state.key
+CROSS JOIN LATERAL (
   SELECT count(*) AS jobs, extract(epoch FROM statement_timestamp() - min(few.held_at)) AS seconds FROM (
     SELECT j.held_at FROM jsworker.jobs AS j
-    WHERE {held} AND j.kind = leap.kind AND j.limit_key = leap.limit_key LIMIT 10001) AS few
+    WHERE {held} AND j.kind = state.kind AND j.limit_key = state.key LIMIT {bound}) AS few
 ) AS held
-WHERE NOT EXISTS (SELECT FROM jsworker.limits AS l WHERE l.kind = leap.kind AND l.key = leap.limit_key)
+ORDER BY held_for DESC NULLS LAST
 """,
-    leap=held_keys(10_000),
+    leap=held_keys(MOST_HELD_KEYS),
+    state=state("SELECT found.kind, found.key FROM found", locked=False),
     held=HELD,
+    most=str(MOST_HELD_KEYS),
+    bound=str(BOUND),
 )
 
 # For a minute, in which every worker's scan would have found it: batches that are finished, and what needs them was not
@@ -101,23 +117,27 @@ WHERE NOT EXISTS (SELECT FROM jsworker.limits AS l WHERE l.kind = leap.kind AND 
 # their batch, and it has none that has not finished.
 LEFT_BATCHES = filled(
     """
+WITH open AS MATERIALIZED (
+  SELECT b.id, b.sealed, b.created_at FROM jsworker.batches AS b WHERE b.finished_at IS NULL ORDER BY b.id LIMIT {most}
+)
 SELECT (SELECT count(*) FROM (
     (SELECT FROM jsworker.batches AS b WHERE b.finished_at IS NOT NULL AND NOT b.propagated
        AND b.finished_at < {a_minute_ago} LIMIT 1000)
     UNION ALL
-    (SELECT FROM jsworker.batches AS b WHERE b.finished_at IS NULL AND b.sealed
-       AND b.created_at < {a_minute_ago} AND NOT {has_live_member} AND NOT EXISTS (
+    (SELECT FROM open AS b WHERE b.sealed AND b.created_at < {a_minute_ago} AND NOT {has_live_member} AND NOT EXISTS (
          SELECT FROM jsworker.jobs AS j WHERE j.batch_id = b.id AND j.finished_at > {a_minute_ago}) LIMIT 1000)
   ) AS batches) AS batches,
-  (SELECT count(*) FROM (SELECT FROM jsworker.workflows AS w WHERE w.finished_at IS NULL
-     AND w.created_at < {a_minute_ago} AND NOT EXISTS (
+  (SELECT count(*) FROM (SELECT FROM (
+      SELECT w.id, w.created_at FROM jsworker.workflows AS w WHERE w.finished_at IS NULL ORDER BY w.id LIMIT {most}
+     ) AS w WHERE w.created_at < {a_minute_ago} AND NOT EXISTS (
        SELECT FROM jsworker.batches AS b WHERE b.workflow = w.id
          AND (b.finished_at IS NULL OR b.finished_at > {a_minute_ago})) LIMIT 1000) AS workflows) AS workflows,
   (SELECT count(*) FROM (
     (SELECT FROM jsworker.jobs AS j WHERE {held_by_needs} AND j.batch_id IS NULL LIMIT 1000)
     UNION ALL
-    (SELECT FROM jsworker.batches AS b JOIN jsworker.jobs AS j ON j.batch_id = b.id
-     WHERE b.finished_at IS NULL AND {held_by_needs} AND NOT EXISTS (
+    (SELECT FROM open AS b CROSS JOIN LATERAL (
+       SELECT FROM jsworker.jobs AS j WHERE j.batch_id = b.id AND {held_by_needs} LIMIT 1000) AS waiting
+     WHERE NOT EXISTS (
        SELECT FROM jsworker.batch_needs AS n JOIN jsworker.batches AS need ON need.id = n.needs
        WHERE n.batch = b.id AND (
          need.finished_at IS NULL OR NOT need.propagated OR need.finished_at > {a_minute_ago})) LIMIT 1000)
@@ -126,6 +146,7 @@ SELECT (SELECT count(*) FROM (
     has_live_member=HAS_LIVE_MEMBER,
     held_by_needs="j.held_by = 'needs' AND j.status || '' = 'scheduled' AND j.held_at < {a_minute_ago}",
     a_minute_ago="statement_timestamp() - interval '1 minute'",
+    most=str(_MOST_OPEN),
 )
 
 # A worker without a row that goes on beating comes back to the registry by itself.
@@ -141,18 +162,20 @@ WHERE make_interval(secs => CAST(held.seconds AS double precision))
 GROUP BY held.worker_id, w.id ORDER BY count(*) DESC, held.worker_id LIMIT 20
 """)
 
-KEPT = text("""
-SELECT (SELECT id FROM jsworker.installation) AS installation, count(*) AS dead_messages,
-  extract(epoch FROM statement_timestamp() - max(at)) AS newest_dead_message
-FROM jsworker.dead_messages
-""")
+INSTALLATION = text("SELECT (SELECT id FROM jsworker.installation) AS id")
 
-REFUSED = text("""
+DEAD_MESSAGES = text(f"""
+SELECT count(*) AS messages, extract(epoch FROM statement_timestamp() - max(at)) AS newest
+FROM (SELECT at FROM jsworker.dead_messages ORDER BY id DESC LIMIT {MOST_MARKS}) AS last
+""")  # noqa: S608 -- a constant
+
+REFUSED = text(f"""
 SELECT attempted, sqlstate, constraint_name AS "constraint", count(*) AS jobs,
   (array_agg(job_id ORDER BY first_at))[1] AS job_id,
   extract(epoch FROM statement_timestamp() - min(first_at)) AS oldest
-FROM jsworker.refused_rows GROUP BY attempted, sqlstate, constraint_name ORDER BY count(*) DESC, attempted LIMIT 20
-""")
+FROM (SELECT * FROM jsworker.refused_rows LIMIT {MOST_MARKS}) AS marks
+GROUP BY attempted, sqlstate, constraint_name ORDER BY count(*) DESC, attempted LIMIT 20
+""")  # noqa: S608 -- a constant
 
 ENDED = text("""
 SELECT count(*) AS jobs, count(*) FILTER (WHERE last.status = 'failed') AS failed,
@@ -193,13 +216,25 @@ FROM (SELECT attempted FROM jsworker.refused_rows LIMIT 100000) AS r GROUP BY at
 UNION ALL
 SELECT NULL, 'dead messages', count(*), NULL FROM jsworker.dead_messages
 """
-# A job that was held again and again has been held since the last time.
+# A job that was held again and again has been held since the last time. Each kind's are counted up to a bound: they may
+# be held for weeks, and to read a million of them again and again would slow down all others.
 _HELD = """
-SELECT CASE WHEN kind = ANY(CAST(:kinds AS text[])) THEN kind END AS kind, 'held by ' || held_by AS what,
-  count(*) AS number,
-  CAST(least(greatest(extract(epoch FROM clock_timestamp()) - extract(epoch FROM min(held_at)), 0), 1e10)
+(WITH RECURSIVE held AS (
+  (SELECT j.held_by, j.kind FROM jsworker.jobs AS j WHERE {is_held} ORDER BY j.held_by, j.kind LIMIT 1)
+  UNION ALL
+  SELECT next.held_by, next.kind FROM held CROSS JOIN LATERAL (
+    SELECT j.held_by, j.kind FROM jsworker.jobs AS j
+    WHERE {is_held} AND (j.held_by, j.kind) > (held.held_by, held.kind) ORDER BY j.held_by, j.kind LIMIT 1) AS next
+)
+SELECT CASE WHEN held.kind = ANY(CAST(:kinds AS text[])) THEN held.kind END AS kind, 'held by ' || held.held_by AS what,
+  CAST(sum(counted.jobs) AS bigint) AS number,
+  CAST(least(greatest(extract(epoch FROM clock_timestamp()) - extract(epoch FROM min(counted.first)), 0), 1e10)
     AS double precision) AS oldest
-FROM jsworker.jobs WHERE status || '' = 'scheduled' AND held_by IS NOT NULL GROUP BY 1, 2
+FROM (SELECT * FROM held LIMIT {most_kinds}) AS held CROSS JOIN LATERAL (
+  SELECT count(*) AS jobs, min(few.held_at) AS first FROM (
+    SELECT j.held_at FROM jsworker.jobs AS j
+    WHERE {is_held} AND j.held_by = held.held_by AND j.kind = held.kind LIMIT {most}) AS few) AS counted
+GROUP BY 1, 2)
 """
 # Along an index in which no normal job stands.
 _LANES = """
@@ -218,7 +253,13 @@ FROM jsworker.schedules WHERE NOT paused GROUP BY 1
 """
 _IN_LANES = filled(_LANES, queued=condition(queued_indexed), in_lane=condition(in_lane_indexed)).text
 _COUNTS = [filled(_BY_KIND, what=what, which=which).text for what, which in _WAITING.items()]
-BACKLOG = text("UNION ALL".join([*_COUNTS, _HELD, _IN_LANES, _SCHEDULES, _OTHERS]))
+_HELD_OF_KINDS = filled(
+    _HELD,
+    is_held="j.status || '' = 'scheduled' AND j.held_by IS NOT NULL",
+    most_kinds=str(_MOST_HELD_KINDS),
+    most=str(MOST_HELD),
+).text
+BACKLOG = text("UNION ALL".join([*_COUNTS, _HELD_OF_KINDS, _IN_LANES, _SCHEDULES, _OTHERS]))
 
 # Of each kind the key that is nearest to its limit, and how many keys are at theirs.
 LIMIT_USE = text("""
@@ -326,9 +367,6 @@ class LeftBatches(NamedTuple):
     without_needs: int
 
 
-_NONE_LEFT = LeftBatches(0, 0, 0)
-
-
 class EndedSample(NamedTuple):
     """The jobs that ended last, ``within`` so many seconds; the oldest one ended ``oldest`` seconds ago."""
 
@@ -338,30 +376,11 @@ class EndedSample(NamedTuple):
     oldest: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """What the rows show.
+class DeadMessages(NamedTuple):
+    """Messages that no worker could use; ``newest``: seconds, None: there are none."""
 
-    Attributes:
-        installation: id that pairs this database with its stream; None: it was never asked for.
-        unpublished: queued jobs whose message is due and was not sent.
-        overdue: scheduled jobs that are due and were not queued.
-        newest_dead_message: seconds; None: there is none.
-    """
-
-    installation: UUID | None
-    unpublished: Late
-    overdue: Late
-    queues: Sequence[QueuedKind]
-    workers: Sequence[RegisteredWorker]
-    silent_owners: Sequence[SilentOwner]
-    dead_messages: int
-    newest_dead_message: float | None
-    ended: EndedSample
-    refused: Sequence[RefusalGroup] = ()
-    schedules: Sequence[NextInstant] = ()
-    limits: Sequence[KeyLimit] = ()
-    batches: LeftBatches = _NONE_LEFT
+    messages: int
+    newest: float | None
 
 
 class LimitUse(NamedTuple):
@@ -408,34 +427,16 @@ class Backlog(NamedTuple):
     refused_rows: dict[str, int]
 
 
-async def read_rows(database: Database, *, late_after: float) -> Rows:
-    """Return what the rows show; a due message or a due job is late after so many seconds."""
-    late = {"older_than": late_after}
-    [kept] = await database.run(KEPT)
-    [ended] = await database.run(ENDED)
-    [unpublished] = await database.run(UNPUBLISHED, late)
-    [overdue] = await database.run(OVERDUE, late)
-    workers = [RegisteredWorker(*row) for row in await database.run(WORKERS)]
-    served = sorted({kind for worker in workers for kind in worker.kinds})
-    return Rows(
-        **kept._asdict(),
-        unpublished=Late(*unpublished),
-        overdue=Late(*overdue),
-        queues=[QueuedKind(*row) for row in await database.run(QUEUED, {"served": served})],
-        workers=workers,
-        silent_owners=[SilentOwner(*row) for row in await database.run(SILENT_OWNERS)],
-        ended=EndedSample(*ended),
-        refused=[RefusalGroup(*row) for row in await database.run(REFUSED)],
-        schedules=[NextInstant(*row) for row in await database.run(SCHEDULES)],
-        limits=[
-            *(KeyLimit(*row) for row in await database.run(LIMITS)),
-            *(
-                KeyLimit(*row)
-                for row in await database.run(WITHOUT_LIMIT, {"after_kind": "", "after_key": ""})
-            ),
-        ],
-        batches=LeftBatches(*(await database.run(LEFT_BATCHES))[0]),
-    )
+async def read(
+    database: Database,
+    statement: Statement,
+    row: Callable[..., T],
+    values: Mapping[str, Any] | None = None,
+    *,
+    seconds: float | None = None,
+) -> list[T]:
+    """Return the rows that a statement of this module finds, within so many seconds."""
+    return [row(*each) for each in await database.run(statement, values, seconds=seconds)]
 
 
 async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Backlog:

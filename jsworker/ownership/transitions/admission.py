@@ -61,7 +61,7 @@ LOCK_KEYS = filled(_LOCK, keys=_GIVEN_KEYS)
 # How many jobs of each key may begin now. A bucket (GCRA) is the instant at which it is full again: it moves on by
 # ``step`` for each job, up to ``per`` ahead. If it is further ahead, the clock has gone back.
 STATE: Final = """
-SELECT l.kind, l.key, x.paused, x.max_running, x.rate, x.per, x.running, r.step, r.full_at, r.tokens,
+SELECT {row}.kind, {row}.key, x.paused, x.max_running, x.rate, x.per, x.running, r.step, r.full_at, r.tokens,
   CASE WHEN x.paused THEN 0 ELSE greatest(0, least(x.max_running - x.running, r.tokens, 1000000)) END AS jobs,
   CASE WHEN x.paused THEN 'paused' WHEN x.max_running - x.running <= coalesce(r.tokens, 0)
     OR r.tokens IS NULL THEN 'limit' ELSE 'rate' END AS held_by,
@@ -109,8 +109,11 @@ _LOCKED: Final = " AND CAST(pg_current_xact_id() AS xid) IN (l.xmin, l.xmax)"
 
 
 def state(keys: str, *, locked: bool = True) -> str:
-    """Return the SQL of ``STATE`` for keys that SQL gives as pairs of kind and key."""
-    found = STATE.replace("{locked}", _LOCKED if locked else "")
+    """Return the SQL of ``STATE`` for keys that SQL gives as pairs of kind and key.
+
+    Unlocked, also for those without a row: what is said of their kind holds for them.
+    """
+    found = STATE.replace("{locked}", _LOCKED if locked else "").replace("{row}", "l" if locked else "k")
     found = found.replace("{is_paused_l}", _is_paused("l")).replace("{is_paused_d}", _is_paused("d"))
     return found.replace("{keys}", keys)
 
@@ -212,7 +215,8 @@ SELECT id FROM woken
     most=str(_MOST_WOKEN),
 )
 
-# Keys of which jobs are held, by leaps through the index, from a place on.
+# Keys of which jobs are held, by leaps through the index, from a place on. A held row without a key, which no statement
+# makes, has no row to be locked.
 _LEAP: Final = """leap AS (
   (SELECT j.kind, j.limit_key, 1 AS place FROM jsworker.jobs AS j
    WHERE {held} AND (j.kind, j.limit_key) > (CAST(:after_kind AS text), CAST(:after_key AS text))
@@ -229,18 +233,16 @@ _LEAP: Final = """leap AS (
 
 def held_keys(most: int) -> str:
     """Return the SQL of ``leap``: up to so many keys behind :after_kind and :after_key of which jobs are held."""
-    return _LEAP.replace("{held}", HELD).replace("{most}", str(most))
+    return _LEAP.replace("{held}", f"{HELD} AND j.limit_key IS NOT NULL").replace("{most}", str(most))
 
 
 # How they stand.
 WAITING_KEYS = filled(
     """
 WITH RECURSIVE {leap}
-SELECT coalesce(state.kind, found.kind) AS kind, coalesce(state.key, found.key) AS key,
-  coalesce(state.jobs, 1000000) AS jobs,
+SELECT state.kind, state.key, state.jobs,
   CASE WHEN state.seconds < 1e9 THEN greatest(state.seconds, 0) END AS seconds, state.step
-FROM (SELECT leap.kind, leap.limit_key AS key FROM leap) AS found
-LEFT JOIN ({state}) AS state ON state.kind = found.kind AND state.key = found.key
+FROM ({state}) AS state
 ORDER BY 1, 2
 """,
     leap=held_keys(MOST_KEYS),

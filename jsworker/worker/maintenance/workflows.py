@@ -32,8 +32,7 @@ class WorkflowSweep:
         context = self._context
         if not context.health.up:
             return
-        # A member that runs here ends here, and its batch is looked at then.
-        touched = context.batches.take() - context.in_flight.batches()
+        touched = {batch for batch in context.batches.take() if not context.in_flight.has_member_of(batch)}
         try:
             with context.noting("workflows"):
                 if touched:

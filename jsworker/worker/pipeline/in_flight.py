@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -212,7 +213,10 @@ class InFlight:
 
     def __init__(self) -> None:
         self.claiming: dict[UUID, Claiming] = {}
-        self.runs: dict[UUID, Run] = {}
+        self.runs: dict[UUID, Run] = {}  # changed by ``add`` and ``remove`` alone
+        self._members: Counter[int] = (
+            Counter()
+        )  # runs, by ``UUID.int`` of their batch: a UUID's hash takes longer
         self.given_up: set[Run] = set()  # they go on although they are settled; each keeps its job slot
         # No read-back may adopt these: orphaned claims, and runs that ended while their rows stayed owned.
         self.releasing: set[tuple[UUID, int]] = set()
@@ -221,7 +225,21 @@ class InFlight:
     def __contains__(self, job_id: UUID) -> bool:
         return job_id in self.runs or job_id in self.claiming
 
-    def batches(self) -> set[UUID]:
-        """Return the batches that have a member among the runs."""
-        batches = {run.claimed.batch_id for run in self.runs.values()}
-        return {batch for batch in batches if batch is not None}
+    def add(self, run: Run) -> None:
+        """Note that a job was claimed."""
+        self.runs[run.id] = run
+        if (batch := run.claimed.batch_id) is not None:
+            self._members[batch.int] += 1
+
+    def remove(self, run: Run) -> None:
+        """Note that a run is over and settled, or that nothing can be done about it here any more."""
+        if self.runs.pop(run.id, None) is not None and (batch := run.claimed.batch_id) is not None:
+            left = self._members[batch.int] - 1
+            if left:
+                self._members[batch.int] = left
+            else:
+                del self._members[batch.int]
+
+    def has_member_of(self, batch: UUID) -> bool:
+        """Return whether one of the runs is a member of a batch."""
+        return batch.int in self._members

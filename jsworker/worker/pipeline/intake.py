@@ -386,7 +386,7 @@ class Consumer:
         deliveries = self._let_go(row.id)
         delivery = deliveries[0] if deliveries else None
         run = Run(row, self.kind, delivery, beaten_at=started, now=now)
-        self._in_flight.runs[row.id] = run
+        self._in_flight.add(run)
         if quiet_seconds:
             run.quiet_seconds = quiet_seconds
         for copy in deliveries[1:]:

@@ -253,8 +253,10 @@ class Pipeline:
             run.delivery.ack()
         if self.hints.somebody_waits and settled in ENDED:
             self.hints.tell(run.id)
-        if run.claimed.batch_id is not None and settled in ENDED:
-            self._context.batches.touch(run.claimed.batch_id)
+        batch = run.claimed.batch_id
+        # A member that runs here ends here, and its batch is looked at then.
+        if batch is not None and settled in ENDED and not self._in_flight.has_member_of(batch):
+            self._context.batches.touch(batch)
         run_reports.emit_end(self._events, run, outcome, settled, error)
         if settled is Settled.COMPLETED and run.child_jobs is not None:
             self._context.requeued.notify()
@@ -273,7 +275,7 @@ class Pipeline:
         return [None] * len(ended)
 
     def _let_go(self, run: Run, *, owned: bool) -> None:
-        self._in_flight.runs.pop(run.id, None)
+        self._in_flight.remove(run)
         if owned:
             self._in_flight.unsettled.add(run.held)
         if self.slots.has_room_again:
