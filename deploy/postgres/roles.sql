@@ -175,6 +175,13 @@ BEGIN
     -- With a payload the steps that were made of it go.
     GRANT SELECT (job_id), DELETE ON jsworker.job_steps TO jsworker_debouncer;
   END IF;
+  -- Figures by the minute, which workers keep. Entries of who did what are added, and deleted when they are old.
+  IF to_regclass('jsworker.audit') IS NOT NULL THEN
+    GRANT INSERT, UPDATE, DELETE ON jsworker.statistics TO jsworker_worker;
+    GRANT SELECT ON jsworker.statistics TO jsworker_metrics;
+    REVOKE UPDATE ON jsworker.audit FROM jsworker_worker;
+    GRANT INSERT, DELETE ON jsworker.audit TO jsworker_worker;
+  END IF;
   -- Workflows: producers enqueue them whole, and change none that is there.
   IF to_regclass('jsworker.workflows') IS NOT NULL THEN
     GRANT INSERT, UPDATE, DELETE ON jsworker.workflows, jsworker.batches TO jsworker_worker;
