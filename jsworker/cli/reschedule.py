@@ -30,7 +30,7 @@ def reschedule(
 ) -> int:
     """Let jobs that wait for a time, a delay or their next attempt, wait for another one.
 
-    A time without a zone is this machine's. Jobs that wait for anything else, that run or that have ended stay
+    A time without a zone is this machine's. Jobs that wait for anything else, that run or have ended, stay
     as they are.
 
     Example: `jsworker reschedule 01a2074f-a6fa-739d-acb3-4f19a2de76ad --delay 0`
