@@ -5,7 +5,13 @@ from datetime import datetime
 
 from jsworker.client.client_thread import ClientThread
 from jsworker.client.job_client import JobClient
-from jsworker.client.selected_jobs import BulkOutcome, JobCount, SelectedJobs
+from jsworker.client.selected_jobs import (
+    COUNT_SECONDS,
+    MOST_COUNTED,
+    BulkOutcome,
+    JobCount,
+    SelectedJobs,
+)
 from jsworker.core.priorities import Priority
 
 
@@ -16,9 +22,9 @@ class SyncSelectedJobs:
         self._thread = thread
         self._select = select
 
-    def count(self) -> JobCount:
+    def count(self, *, most: int = MOST_COUNTED, seconds: float = COUNT_SECONDS) -> JobCount:
         """See ``SelectedJobs.count``."""
-        return self._thread.call(lambda client: self._select(client).count())
+        return self._thread.call(lambda client: self._select(client).count(most=most, seconds=seconds))
 
     def retry(self, *, actor: str | None = None) -> BulkOutcome:
         """See ``SelectedJobs.retry``."""
