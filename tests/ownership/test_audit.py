@@ -1,15 +1,20 @@
 """Who did what: written with the action or not at all; listed as one entry, however many parts it has."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
+from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
-from jsworker.ownership.transitions import control, priorities, reset
+from jsworker.ownership.transitions import control, priorities, publish, reset
 from jsworker.ownership.transitions.audit import AuditEntry, list_actions, prune_actions
 from jsworker.ownership.transitions.enqueue import new_job_id
 from jsworker.ownership.transitions.reschedule import reschedule, reschedule_all
 
 from .rows import Sql, ago, event_names, insert_job, read_events, read_job
+from .winner import Winner
 
 LATER = datetime.now(UTC) + timedelta(days=2)
 
@@ -103,6 +108,16 @@ class TestReschedule:
         [event] = read_events(sql, job_id)
         assert event["event"] == "rescheduled"
         assert set(event["detail"]) == {"run_at", "was"}
+
+    async def test_one_that_is_being_promoted(self, database: Database, sql: Sql, winner: Winner) -> None:
+        job_id = insert_job(sql, "scheduled", run_at=ago(1))
+        winner.run(publish.PROMOTE, {"limit": 10, "within": 1e9})
+        moving = asyncio.create_task(reschedule(database, job_id, LATER))
+        await winner.blocks()
+        winner.commit()
+        with pytest.raises(TransitionRefused, match="is queued; only a job that waits for a time"):
+            await moving
+        assert event_names(sql, job_id) == []
 
     async def test_no_other_job(self, database: Database, sql: Sql) -> None:
         held = insert_job(sql, "scheduled", run_at=None, held_by="rate", held_at=ago(1))
