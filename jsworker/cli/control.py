@@ -5,7 +5,6 @@ They need only the database: workers publish what is queued again, within their 
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated
 from uuid import UUID
@@ -22,15 +21,16 @@ from jsworker.cli.selection import (
     confirm,
     connected_database,
 )
-from jsworker.core.errors import TransitionRefused
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import check_kind, shown
 from jsworker.core.priorities import Priority, priority_number
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import ANY_AGE, RunAge
 from jsworker.ownership.queries import listing
+from jsworker.ownership.queries.job_filter import JobFilter, Selection
 from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.transitions import control, reset
+from jsworker.ownership.transitions.audit import AuditEntry, os_user
 
 _BATCH = 500
 _MOST_ASKED_FOR = 2_000
@@ -43,7 +43,7 @@ _FILTERS_OF_RUNS = "--status/--kind/--priority/--error/--stale-for/--running-for
 Found = Sequence[tuple[UUID, int | None]]
 """Jobs, with the fencing token at which a filter saw them."""
 
-Action = Callable[[Database, Found], AsyncIterator[ActionOutcome]]
+Action = Callable[[Database, Found, AuditEntry], AsyncIterator[ActionOutcome]]
 
 app = options.new_app()
 
@@ -129,36 +129,28 @@ def clear(
     age = choose_age(stale_for, running_for, no_progress_for)
     wanted = _filter("clear", ("processing",), status, kind, age, priority=priority, error=error)
     action = partial(_clear, reason=reason, age=age)
-    return _perform("clear", action, ids, wanted, yes=yes, as_json=as_json)
+    return _perform("clear", action, ids, wanted, yes=yes, as_json=as_json, reason=reason)
 
 
-@dataclass(frozen=True, slots=True)
-class _Filter:
-    """Jobs that are not named; ``age`` is that of running ones."""
+def _pages_of(
+    wanted: Selection, database: Database, *, acting: bool
+) -> AsyncIterator[list[tuple[UUID, int]]]:
+    return listing.matching(
+        database,
+        statuses=wanted.statuses,
+        kind=wanted.kind,
+        age=wanted.age,
+        priority=wanted.priority,
+        where=wanted.where,
+        acting=acting,
+    )
 
-    statuses: tuple[str, ...]
-    kind: str | None
-    age: RunAge
-    priority: Priority | None = None
-    error: str | None = None
 
-    def pages(self, database: Database, *, acting: bool) -> AsyncIterator[list[tuple[UUID, int]]]:
-        lane = None if self.priority is None else priority_number(self.priority)
-        meant = {
-            "statuses": self.statuses,
-            "kind": self.kind,
-            "age": self.age,
-            "priority": lane,
-            "error": self.error,
-        }
-        return listing.matching(database, **meant, acting=acting)  # type: ignore[arg-type] # each by its name
-
-    def __str__(self) -> str:
-        limits: dict[str, object] = {"kind": self.kind, "priority": self.priority}
-        limits |= {"status": " or ".join(self.statuses), **asdict(self.age)}
-        limits |= {"error": None if self.error is None else shown(self.error)}
-        given = {name.replace("_", " "): value for name, value in limits.items() if value is not None}
-        return ", ".join(f"{name} {value}" for name, value in given.items())
+def _in_words(wanted: Selection) -> str:
+    asked = wanted.as_dict()
+    asked |= {"status": " or ".join(wanted.statuses)}
+    asked |= {"error": shown(asked["error"])} if "error" in asked else {}
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in asked.items())
 
 
 def _filter(
@@ -170,87 +162,108 @@ def _filter(
     *,
     priority: Priority | None = None,
     error: str | None = None,
-) -> _Filter | None:
+) -> Selection | None:
     if kind is not None:
         check_kind(kind)
-    if error is not None and not error.strip():
-        raise WrongUsage("--error must be a text that errors hold")
+    try:
+        where = JobFilter(error=error)
+    except ValueError as refused_text:
+        raise WrongUsage(f"--{refused_text}".replace("=", " ", 1)) from None
     statuses = choose_statuses(verb, status, possible, age)
     if verb == "retry" and status is None:
         statuses = ("failed",)  # who cancelled a job wanted it so
     is_any = bool(status or kind or age or priority or error)
-    return _Filter(statuses, kind, age, priority, error) if is_any else None
+    lane = None if priority is None else priority_number(priority)
+    return Selection(statuses, kind, lane, age, where) if is_any else None
 
 
 def _perform(
-    verb: str, action: Action, ids: list[UUID] | None, wanted: _Filter | None, *, yes: bool, as_json: bool
+    verb: str,
+    action: Action,
+    ids: list[UUID] | None,
+    wanted: Selection | None,
+    *,
+    yes: bool,
+    as_json: bool,
+    **how: str,
 ) -> int:
     """Act on the jobs that are named, each once, else on those that the filter means."""
     filters = "--status/--kind/--priority/--error" if verb == "retry" else _FILTERS_OF_RUNS
     check_choice(verb, ids, filtered=wanted is not None, filters=filters, yes=yes)
-    known: Found = [(job_id, None) for job_id in dict.fromkeys(ids or ())]
+    named = list(dict.fromkeys(ids or ()))
+    known: Found = [(job_id, None) for job_id in named]
+    if wanted is None:
+        entry = AuditEntry.of_jobs(verb, named, actor=os_user(), **how)
+    else:
+        entry = AuditEntry(verb, {"jobs": wanted.as_dict(), **how}, actor=os_user())
     if wanted and not yes:
         known, wanted = _ask(verb, wanted)
     with operators_rights(verb):
-        return asyncio.run(report(_act(action, known, wanted), as_json=as_json, expected=len(known)))
+        return asyncio.run(report(_act(action, known, wanted, entry), as_json=as_json, expected=len(known)))
 
 
-def _ask(verb: str, wanted: _Filter) -> tuple[Found, _Filter | None]:
+def _ask(verb: str, wanted: Selection) -> tuple[Found, Selection | None]:
     """Return what was agreed to: the jobs themselves, unless they are too many."""
     found, is_all = asyncio.run(_look(wanted))
     if not found:
-        remark(f"no job matches: {wanted}")
+        remark(f"no job matches: {_in_words(wanted)}")
         return [], None
     jobs = "1 job" if len(found) == 1 else f"{len(found)} jobs"
-    confirm(f"{verb} {jobs if is_all else f'at least {jobs}'} ({wanted})?")
+    confirm(f"{verb} {jobs if is_all else f'at least {jobs}'} ({_in_words(wanted)})?")
     return (found, None) if is_all else ([], wanted)
 
 
-async def _look(wanted: _Filter) -> tuple[list[tuple[UUID, int]], bool]:
+async def _look(wanted: Selection) -> tuple[list[tuple[UUID, int]], bool]:
     found: list[tuple[UUID, int]] = []
     async with connected_database() as database:
-        async for page in wanted.pages(database, acting=False):
+        async for page in _pages_of(wanted, database, acting=False):
             found += page
             if len(found) > _MOST_ASKED_FOR:
                 return found, False
     return found, True
 
 
-async def _act(action: Action, known: Found, wanted: _Filter | None) -> AsyncIterator[ActionOutcome]:
+async def _act(
+    action: Action, known: Found, wanted: Selection | None, entry: AuditEntry
+) -> AsyncIterator[ActionOutcome]:
+    matched = 0
     async with connected_database() as database:
         async for page in _pages(database, known, wanted):
+            matched += len(page)
             for start in range(0, len(page), _BATCH):
-                async for outcome in action(database, page[start : start + _BATCH]):
+                async for outcome in action(database, page[start : start + _BATCH], entry):
                     yield outcome
+        if matched:
+            await entry.end(database, matched=matched)
 
 
-async def _pages(database: Database, known: Found, wanted: _Filter | None) -> AsyncIterator[Found]:
+async def _pages(database: Database, known: Found, wanted: Selection | None) -> AsyncIterator[Found]:
     yield known
     if wanted is not None:
         any_found = False
-        async for page in wanted.pages(database, acting=True):
+        async for page in _pages_of(wanted, database, acting=True):
             any_found = True
             yield page
         if not any_found:
-            remark(f"no job matches: {wanted}")
+            remark(f"no job matches: {_in_words(wanted)}")
 
 
-async def _retry(database: Database, found: Found) -> AsyncIterator[ActionOutcome]:
+async def _retry(database: Database, found: Found, entry: AuditEntry) -> AsyncIterator[ActionOutcome]:
+    done = await control.retry_all(database, [job_id for job_id, _ in found], entry=entry)
     for job_id, _ in found:
-        try:
-            await control.retry(database, job_id)
-        except TransitionRefused as error:
-            yield refused(job_id, str(error))
+        if job_id in done.refused:
+            yield refused(job_id, done.refused[job_id])
         else:
             yield ActionOutcome(job_id, "queued")
 
 
 async def _cancel(
-    database: Database, found: Found, *, statuses: Sequence[str] | None, age: RunAge
+    database: Database, found: Found, entry: AuditEntry, *, statuses: Sequence[str] | None, age: RunAge
 ) -> AsyncIterator[ActionOutcome]:
     """Cancel jobs by their ids, or those of them that are still of one of these statuses, and so old."""
     left = partial(refused, has_changed=statuses is not None)
-    done = await control.cancel(database, [job_id for job_id, _ in found], statuses=statuses, age=age)
+    ids = [job_id for job_id, _ in found]
+    done = await control.cancel(database, ids, statuses=statuses, age=age, entry=entry)
     for job_id, _ in found:
         if job_id in done.final:
             yield left(job_id, f"job {job_id} is {done.final[job_id]} already; nothing is left to cancel")
@@ -267,7 +280,7 @@ async def _cancel(
 
 
 async def _clear(
-    database: Database, found: Found, *, reason: str, age: RunAge
+    database: Database, found: Found, entry: AuditEntry, *, reason: str, age: RunAge
 ) -> AsyncIterator[ActionOutcome]:
     """Take back running jobs; a row that a heartbeat has locked for the moment is tried again."""
     seen = await listing.look_up(database, [job_id for job_id, _ in found])
@@ -278,7 +291,7 @@ async def _clear(
     for pause in (0.0, *[_TRY_AGAIN_SECONDS] * (_TRIES - 1)):
         if left:
             await asyncio.sleep(pause)
-            done = await reset.reset_by_operator(database, seen=left, reason=reason, age=age)
+            done = await reset.reset_by_operator(database, seen=left, reason=reason, age=age, entry=entry)
             taken |= {each.id: each.status for each in done.resets}
             bad |= {job_id: str(error) for job_id, error in done.refused.items()}
             left = [each for each in left if each[0] not in taken | bad]

@@ -30,6 +30,7 @@ from jsworker.core.names import check_kind, shown
 from jsworker.core.settings import load_settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import dead_messages as dead
+from jsworker.ownership.transitions.audit import AuditEntry, os_user
 from jsworker.ownership.transitions.dead_messages import KEPT_BYTES, KEPT_MESSAGES, DeadMessage
 from jsworker.ownership.transitions.workers import installation_id
 from jsworker.stream.api import lane_at
@@ -108,7 +109,7 @@ def _all(action: str, *, yes: bool) -> list[int]:
 
 async def _drop(ids: Sequence[int]) -> AsyncIterator[ActionOutcome]:
     async with connected_database() as database:
-        dropped = set(await dead.drop_dead(database, ids))
+        dropped = set(await dead.drop_dead(database, ids, entry=_entry("drop", ids)))
     for message_id in ids:
         yield ActionOutcome(message_id, "dropped") if message_id in dropped else _unknown(message_id)
 
@@ -148,9 +149,13 @@ async def _replay_one(database: Database, stream: Stream, message: DeadMessage, 
         return refused(message.id, f"{name} came from subject {shown(message.subject)}, not {prefix}.KIND")
     except StreamRefused as error:
         return refused(message.id, f"{name}: {error}")
-    await dead.drop_dead(database, [message.id])
+    await dead.drop_dead(database, [message.id], entry=_entry("replay", [message.id]))
     return ActionOutcome(message.id, "replayed")
 
 
 def _unknown(message_id: int) -> ActionOutcome:
     return refused(message_id, f"no dead message has id {message_id}")
+
+
+def _entry(action: str, ids: Sequence[int]) -> AuditEntry:
+    return AuditEntry(f"dead_messages.{action}", {"messages": list(ids[:100])}, actor=os_user())

@@ -41,6 +41,7 @@ _ENTRIES: Final = {
     "republished": "its message was lost, and published again",
     "held": "held by {held_by} {key}",
     "woken": "woken: it was held by {held_by} {key}",
+    "rescheduled": "it was put off to {run_at}, from {was}",
     "priority_set": "its priority was set to {priority}, from {was}",
 }
 """Names in braces are those of the details; who wrote it, and the error's first line."""

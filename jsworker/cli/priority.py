@@ -9,10 +9,10 @@ from jsworker.cli import options
 from jsworker.cli.options import argument
 from jsworker.cli.output import ActionOutcome, refused, report
 from jsworker.cli.selection import connected_database
-from jsworker.core.errors import TransitionRefused
 from jsworker.core.priorities import Priority, priority_number
 from jsworker.ownership.refusals import operators_rights
-from jsworker.ownership.transitions import priorities
+from jsworker.ownership.transitions.audit import AuditEntry, os_user
+from jsworker.ownership.transitions.priorities import set_priorities
 
 app = options.new_app()
 
@@ -36,11 +36,12 @@ def priority(
 
 
 async def _set(ids: Sequence[UUID], priority: Priority) -> AsyncIterator[ActionOutcome]:
+    entry = AuditEntry.of_jobs("set_priority", ids, actor=os_user(), to=priority)
     async with connected_database() as database:
+        done = await set_priorities(database, ids, priority_number(priority), entry=entry)
         for job_id in ids:
-            try:
-                await priorities.set_priority(database, job_id, priority_number(priority))
-            except TransitionRefused as error:
-                yield refused(job_id, str(error))
+            if job_id in done.refused:
+                yield refused(job_id, done.refused[job_id])
             else:
                 yield ActionOutcome(job_id, priority)
+        await entry.end(database, matched=len(ids))

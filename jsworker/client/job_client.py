@@ -27,7 +27,8 @@ from jsworker.client.job_info import JobDetails, JobEvent, JobInfo, JobStatus, S
 from jsworker.client.limits import Limits
 from jsworker.client.results import JobHandle, Results
 from jsworker.client.schedules import Schedules
-from jsworker.client.terms import is_due
+from jsworker.client.selected_jobs import REASON_CHARACTERS, JobConditions, SelectedJobs
+from jsworker.client.terms import instant_of, is_due
 from jsworker.client.workflows import Flow, Workflows
 from jsworker.core import fault_points, tracing
 from jsworker.core.codec import Codec
@@ -47,18 +48,20 @@ from jsworker.core.settings import Settings, load_settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import RunAge
 from jsworker.ownership.queries import listing
+from jsworker.ownership.queries.job_filter import JobFilter, Selection
 from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.schema import STATUSES
 from jsworker.ownership.transitions import control, priorities, reset
+from jsworker.ownership.transitions.audit import Action, AuditEntry, list_actions
 from jsworker.ownership.transitions.control import Cancelled
 from jsworker.ownership.transitions.publish import Outgoing
+from jsworker.ownership.transitions.reschedule import reschedule
 from jsworker.ownership.transitions.reset import Reset
 from jsworker.ownership.transitions.steps import steps_of
 from jsworker.stream.message import subject_of
 
 _PUBLISH_EVERY_SECONDS = 1.0
 """Publishing competes with a long ``enqueue_many`` for this process; workers publish meanwhile."""
-_REASON_CHARACTERS = 1000
 _MOST_LISTED = 2**31 - 1
 _NOT_OPEN = "not open: use `async with`, or call open()"
 
@@ -126,6 +129,7 @@ class JobClient:
         *,
         until: datetime | None = None,
         reason: str | None = None,
+        actor: str | None = None,
     ) -> datetime | None:
         """Let no job of a kind, or of one of its limit keys, begin; running ones go on.
 
@@ -137,6 +141,7 @@ class JobClient:
             key: a limit key; None: the whole kind.
             until: when it goes on by itself, with a time zone; None: when it is resumed.
             reason: for people.
+            actor: who does it, for ``audit``; left out: the user of this process.
 
         Returns:
             Until when, by the database's clock.
@@ -145,11 +150,11 @@ class JobClient:
             InvalidName: the kind or the key is not allowed.
             ValueError: ``until`` has passed, or has no time zone.
         """
-        return await self.limits.pause(kind, key, until=until, reason=reason)
+        return await self.limits.pause(kind, key, until=until, reason=reason, actor=actor)
 
-    async def resume(self, kind: Kind, key: str | None = None) -> None:
+    async def resume(self, kind: Kind, key: str | None = None, *, actor: str | None = None) -> None:
         """Let a kind or a key go on; TransitionRefused: it is not paused."""
-        await self.limits.resume(kind, key)
+        await self.limits.resume(kind, key, actor=actor)
         self._publisher.publish_in_background()
 
     @property
@@ -395,6 +400,7 @@ class JobClient:
         running_for: float | None = None,
         no_progress_for: float | None = None,
         priority: Priority | None = None,
+        **where: Unpack[JobConditions],
     ) -> list[JobInfo]:
         """Return jobs, without payload and result.
 
@@ -413,6 +419,7 @@ class JobClient:
             no_progress_for: only running jobs whose run reported no progress, saved no checkpoint and
                 announced no quiet phase for so many seconds.
             priority: only high, normal or low jobs.
+            where: what else they have in common, for which all others are searched: see ``JobConditions``.
 
         Raises:
             JobNotFound: where that job has stood is not known any more.
@@ -422,35 +429,77 @@ class JobClient:
             TypeError: ``limit`` is no whole number.
         """
         check_count("limit", limit, _MOST_LISTED)
-        if status is not None and status not in STATUSES:
-            raise ValueError(f"status={shown(status)} must be one of {', '.join(STATUSES)}")
         age = RunAge(stale_for, running_for, no_progress_for)
-        if age and status not in (None, "processing"):
-            raise ValueError(f"status={shown(status)} with an age: only jobs that are processing have one")
-        name = None if kind is None else kind_name(kind)
-        behind = None if after is None else job_uuid(after)
-        lane = None if priority is None else priority_number(priority)
+        _check_status(status, age)
         page = await listing.list_jobs(
-            self._opened(), status=status, kind=name, limit=limit, after=behind, age=age, priority=lane
+            self._opened(),
+            status=status,
+            kind=None if kind is None else kind_name(kind),
+            limit=limit,
+            after=None if after is None else job_uuid(after),
+            age=age,
+            priority=None if priority is None else priority_number(priority),
+            where=JobFilter(**where),
         )
         return list(map(JobInfo.of_row, page.jobs))
 
-    async def cancel(self, *job_ids: UUID | str) -> Cancelled:
-        """Cancel waiting jobs at once; running ones are asked to stop within one heartbeat."""
-        with operators_rights("cancel"):
-            return await control.cancel(self._opened(), [job_uuid(job_id) for job_id in job_ids])
+    def select(
+        self,
+        *,
+        status: JobStatus,
+        kind: Kind | None = None,
+        stale_for: float | None = None,
+        running_for: float | None = None,
+        no_progress_for: float | None = None,
+        priority: Priority | None = None,
+        **where: Unpack[JobConditions],
+    ) -> SelectedJobs:
+        """Return all jobs that match, to be counted, retried, cancelled, cleared, reordered or rescheduled.
 
-    async def retry(self, job_id: UUID | str) -> None:
+        Takes what ``list`` takes; completed jobs, to which nothing can be done, are refused.
+
+        Raises:
+            InvalidName, ValueError: as ``list`` does.
+        """
+        age = RunAge(stale_for, running_for, no_progress_for)
+        _check_status(status, age)
+        if status == "completed":
+            raise ValueError("status='completed': nothing can be done to a completed job")
+        name = None if kind is None else kind_name(kind)
+        lane = None if priority is None else priority_number(priority)
+        selection = Selection((status,), name, lane, age, JobFilter(**where))
+        return SelectedJobs(self._opened(), self._publisher, selection)
+
+    async def audit(self, *, limit: int = 50, after: UUID | str | None = None) -> Sequence[Action]:
+        """Return who did what to jobs, kinds and schedules, the last action first; kept for 400 days.
+
+        ``after``: begin behind this action. Of single jobs only calls that say an ``actor`` are listed.
+        """
+        check_count("limit", limit, _MOST_LISTED)
+        behind = None if after is None else job_uuid(after)
+        return await list_actions(self._opened(), limit=limit, after=behind)
+
+    async def cancel(self, *job_ids: UUID | str, actor: str | None = None) -> Cancelled:
+        """Cancel waiting jobs at once; running ones are asked to stop within one heartbeat.
+
+        With an ``actor``, who does it, the action is listed by ``audit``; so it is by the calls below.
+        """
+        ids = [job_uuid(job_id) for job_id in job_ids]
+        with operators_rights("cancel"):
+            return await control.cancel(self._opened(), ids, entry=_entry("cancel", ids, actor))
+
+    async def retry(self, job_id: UUID | str, *, actor: str | None = None) -> None:
         """Put a failed or cancelled job back into the queue; its counters are zero, its steps stay done.
 
         Raises TransitionRefused: it is neither, it was cancelled because of what it needs or with its
         workflow, or a live job holds its unique key.
         """
         with operators_rights("retry"):
-            await control.retry(self._opened(), job_uuid(job_id))
+            wanted = job_uuid(job_id)
+            await control.retry(self._opened(), wanted, entry=_entry("retry", [wanted], actor))
         self._publisher.publish_in_background()
 
-    async def set_priority(self, job_id: UUID | str, priority: Priority) -> None:
+    async def set_priority(self, job_id: UUID | str, priority: Priority, *, actor: str | None = None) -> None:
         """Give a waiting job another priority: a queued one gets a message in its new lane.
 
         Raises:
@@ -458,11 +507,28 @@ class JobClient:
             ValueError: there is no such priority.
         """
         number, wanted = priority_number(priority), job_uuid(job_id)
+        entry = _entry("set_priority", [wanted], actor, to=priority)
         with operators_rights("set_priority"):
-            await priorities.set_priority(self._opened(), wanted, number)
+            await priorities.set_priority(self._opened(), wanted, number, entry=entry)
         self._publisher.publish_in_background()
 
-    async def clear_and_reenqueue(self, job_id: UUID | str, reason: str) -> Reset:
+    async def reschedule(self, job_id: UUID | str, run_at: datetime, *, actor: str | None = None) -> None:
+        """Let a job that waits for a time, a delay or its next attempt, wait for this one.
+
+        A time that has passed lets it begin at once. One that lies behind ``expires_at`` lets it expire.
+
+        Raises:
+            TransitionRefused: it does not wait for a time, or there is no such job.
+            ValueError, TypeError: ``run_at`` has no time zone, or lies before 2000 or ten years ahead.
+        """
+        when, wanted = instant_of("run_at", run_at), job_uuid(job_id)
+        entry = _entry("reschedule", [wanted], actor, to=when.isoformat())
+        with operators_rights("reschedule"):
+            await reschedule(self._opened(), wanted, when, entry=entry)
+
+    async def clear_and_reenqueue(
+        self, job_id: UUID | str, reason: str, *, actor: str | None = None
+    ) -> Reset:
         """Take a running job from its owner and put it back into the queue, uncounted; its steps stay done.
 
         Its next run finds ``reason`` as ``job.clear_reason``, in one line of at most 1,000 characters. One of
@@ -481,9 +547,12 @@ class JobClient:
                 raise JobNotFound(f"no job has id {wanted}")
             if seen.status != "processing":
                 raise TransitionRefused(f"job {wanted} is {seen.status}; only a running job can be cleared")
-            shown_reason = printable(reason, _REASON_CHARACTERS)
+            line = printable(reason, REASON_CHARACTERS)
             taken = await reset.reset_by_operator(
-                self.database, seen=[(wanted, seen.fencing_token)], reason=shown_reason
+                self.database,
+                seen=[(wanted, seen.fencing_token)],
+                reason=line,
+                entry=_entry("clear", [wanted], actor, reason=line),
             )
         if wanted in taken.refused:
             raise TransitionRefused(f"job {wanted} cannot be cleared: {taken.refused[wanted]}")
@@ -506,3 +575,14 @@ class JobClient:
 
     def _died(self, name: str, error: BaseException) -> None:
         self.events.emit("worker.degraded", what=name, reason=f"{type(error).__name__}: {error}")
+
+
+def _check_status(status: str | None, age: RunAge) -> None:
+    if status is not None and status not in STATUSES:
+        raise ValueError(f"status={shown(status)} must be one of {', '.join(STATUSES)}")
+    if age and status not in (None, "processing"):
+        raise ValueError(f"status={shown(status)} with an age: only jobs that are processing have one")
+
+
+def _entry(action: str, ids: Sequence[UUID], actor: str | None, **how: str) -> AuditEntry | None:
+    return None if actor is None else AuditEntry.of_jobs(action, ids, actor=actor, **how)

@@ -1,7 +1,5 @@
 """Limits, rates and pauses for operators: list, set, reset, pause, resume."""
 
-import getpass
-import socket
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +12,7 @@ from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused, operators_rights
 from jsworker.ownership.transitions import admission, limits, schedules
+from jsworker.ownership.transitions.audit import AuditEntry, os_user
 from jsworker.ownership.transitions.limits import Numbers
 
 _REASON_CHARACTERS = 300
@@ -34,11 +33,14 @@ class Limits:
         """
         return await limits.list_limits(self._database, all_keys=all_keys)
 
-    async def set(self, kind: Kind, *numbers: Limit | Rate, key: str | None = None) -> None:
+    async def set(
+        self, kind: Kind, *numbers: Limit | Rate, key: str | None = None, actor: str | None = None
+    ) -> None:
         """Set the limit, the rate or both of a kind, or of one of its keys; they stay until ``reset``.
 
         A kind's numbers hold for each of its keys. What of the two is not given is not limited; of a key,
-        it is as for its kind.
+        it is as for its kind. ``actor`` is who does it, for ``JobClient.audit``; left out: the user of this
+        process.
 
         Raises:
             InvalidName: the kind or the key is not allowed.
@@ -58,23 +60,34 @@ class Limits:
             else:
                 found |= {"rate": each.number, "per": float(each.per)}
         with operators_rights("limits", "limits"):
-            await limits.set_numbers(self._database, kind_name(kind), _key(key), Numbers(**found))
+            entry = _entry(
+                "limits.set", kind, key, actor, **{name: value for name, value in found.items() if value}
+            )
+            name = kind_name(kind)
+            await limits.set_numbers(self._database, name, _key(key), Numbers(**found), entry=entry)
             await self._wake(kind, key)
 
     async def numbers(self, kind: Kind, *, key: str | None = None) -> Numbers:
         """Return the numbers that hold for a kind, or for one of its keys: its own, else its kind's."""
         return await limits.numbers_of(self._database, kind_name(kind), _key(key))
 
-    async def reset(self, kind: Kind, *, key: str | None = None) -> None:
+    async def reset(self, kind: Kind, *, key: str | None = None, actor: str | None = None) -> None:
         """Take away what an operator has set; a class's numbers come back with the next worker that starts.
 
         Raises TransitionRefused: no operator has set any.
         """
         with operators_rights("limits", "limits"):
-            await limits.reset_numbers(self._database, kind_name(kind), _key(key))
+            entry = _entry("limits.reset", kind, key, actor)
+            await limits.reset_numbers(self._database, kind_name(kind), _key(key), entry=entry)
 
     async def pause(
-        self, kind: Kind, key: str | None, *, until: datetime | None, reason: str | None
+        self,
+        kind: Kind,
+        key: str | None,
+        *,
+        until: datetime | None,
+        reason: str | None,
+        actor: str | None = None,
     ) -> datetime | None:
         """Pause; see ``JobClient.pause``."""
         seconds = None
@@ -85,21 +98,25 @@ class Limits:
             seconds = (until.astimezone(UTC) - now).total_seconds()
             if not 0 < seconds <= LONGEST_DELAY:
                 raise ValueError(f"until={until.isoformat()} must lie ahead, at most ten years")
-        who = f"{getpass.getuser()}@{socket.gethostname()}"
+        line = None if reason is None else printable(reason, _REASON_CHARACTERS)
+        how = {"until": None if until is None else until.isoformat(), "reason": line}
+        entry = _entry("pause", kind, key, actor, **{name: value for name, value in how.items() if value})
         with operators_rights("pause", "limits"):
             return await limits.pause(
                 self._database,
                 kind_name(kind),
                 _key(key),
                 seconds=seconds,
-                paused_by=who,
-                reason=None if reason is None else printable(reason, _REASON_CHARACTERS),
+                paused_by=entry.actor or os_user(),
+                reason=line,
+                entry=entry,
             )
 
-    async def resume(self, kind: Kind, key: str | None) -> None:
+    async def resume(self, kind: Kind, key: str | None, *, actor: str | None = None) -> None:
         """Resume; see ``JobClient.resume``."""
         with operators_rights("resume", "limits"):
-            await limits.resume(self._database, kind_name(kind), _key(key))
+            entry = _entry("resume", kind, key, actor)
+            await limits.resume(self._database, kind_name(kind), _key(key), entry=entry)
             await self._wake(kind, key)
 
     async def _wake(self, kind: Kind, key: str | None) -> None:
@@ -112,3 +129,8 @@ class Limits:
 
 def _key(key: str | None) -> str:
     return "" if key is None else check_limit_key_of_row(key)
+
+
+def _entry(action: str, kind: Kind, key: str | None, actor: str | None, **how: Any) -> AuditEntry:
+    target = {"kind": kind_name(kind), **({} if key is None else {"key": key}), **how}
+    return AuditEntry(action, target, actor=os_user() if actor is None else actor)

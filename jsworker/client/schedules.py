@@ -21,6 +21,7 @@ from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.transitions import schedules
+from jsworker.ownership.transitions.audit import AuditEntry, os_user
 from jsworker.ownership.transitions.enqueue import Enqueued
 from jsworker.ownership.transitions.schedules import NewSchedule
 
@@ -62,6 +63,7 @@ class Schedules:
         replace: bool = False,
         priority: Priority | None = None,
         limit_key: str | None = None,
+        actor: str | None = None,
     ) -> datetime:
         """Add a schedule, and return when it is due first.
 
@@ -72,6 +74,7 @@ class Schedules:
             replace: take the place of a schedule of that name; else it is refused.
             priority: of its jobs; left out: the processor's, or normal for a kind's name.
             limit_key: under which limits count its jobs; left out: what the ``limit`` of a processor says.
+            actor: who does it, for ``JobClient.audit``; left out: the user of this process.
 
         Raises:
             TransitionRefused: there is one of that name.
@@ -87,31 +90,38 @@ class Schedules:
         first = schedule.after(await schedules.database_now(self._database))
         new = NewSchedule(check_schedule_name(name), kind_name(kind), payload, schedule, first, lane, key)
         with operators_rights("schedules", "schedules"):
-            await schedules.add(self._database, new, replace=replace)
+            entry = _entry("schedules.add", name, actor, kind=new.kind)
+            await schedules.add(self._database, new, replace=replace, entry=entry)
         return first
 
-    async def pause(self, name: str) -> None:
+    async def pause(self, name: str, *, actor: str | None = None) -> None:
         """Let a schedule rest until it is resumed; also through restarts and new versions of its class."""
         with operators_rights("schedules", "schedules"):
-            await schedules.pause(self._database, name)
+            await schedules.pause(self._database, name, entry=_entry("schedules.pause", name, actor))
 
-    async def resume(self, name: str) -> datetime:
+    async def resume(self, name: str, *, actor: str | None = None) -> datetime:
         """Let a schedule go on, and return when it is due next; instants of the pause are left out."""
         with operators_rights("schedules", "schedules"):
-            return await schedules.resume(self._database, name)
+            return await schedules.resume(self._database, name, entry=_entry("schedules.resume", name, actor))
 
-    async def run_now(self, name: str) -> JobHandle:
+    async def run_now(self, name: str, *, actor: str | None = None) -> JobHandle:
         """Enqueue a job of a schedule besides its instants."""
         with operators_rights("schedules", "schedules"):
-            job_id = await schedules.run_now(self._database, name)
+            job_id = await schedules.run_now(
+                self._database, name, entry=_entry("schedules.run_now", name, actor)
+            )
         self._publisher.publish_in_background()
         return JobHandle.of(Enqueued(job_id, created=True), self._read_result, "")
 
-    async def remove(self, name: str) -> None:
+    async def remove(self, name: str, *, actor: str | None = None) -> None:
         """Remove a schedule; its jobs stay.
 
         One that a class has comes back with the next worker that has the class: pause it instead, or take it
         out of the class.
         """
         with operators_rights("schedules", "schedules"):
-            await schedules.remove(self._database, name)
+            await schedules.remove(self._database, name, entry=_entry("schedules.remove", name, actor))
+
+
+def _entry(action: str, name: str, actor: str | None, **how: str) -> AuditEntry:
+    return AuditEntry(action, {"schedule": name, **how}, actor=os_user() if actor is None else actor)

@@ -19,24 +19,34 @@ class SyncLimits:
         """See ``Limits.list``."""
         return self._thread.call(lambda client: client.limits.list(all_keys=all_keys))
 
-    def set(self, kind: Kind, *numbers: Limit | Rate, key: str | None = None) -> None:
+    def set(
+        self, kind: Kind, *numbers: Limit | Rate, key: str | None = None, actor: str | None = None
+    ) -> None:
         """See ``Limits.set``."""
-        self._thread.call(lambda client: client.limits.set(kind, *numbers, key=key))
+        self._thread.call(lambda client: client.limits.set(kind, *numbers, key=key, actor=actor))
 
     def numbers(self, kind: Kind, *, key: str | None = None) -> Numbers:
         """See ``Limits.numbers``."""
         return self._thread.call(lambda client: client.limits.numbers(kind, key=key))
 
-    def reset(self, kind: Kind, *, key: str | None = None) -> None:
+    def reset(self, kind: Kind, *, key: str | None = None, actor: str | None = None) -> None:
         """See ``Limits.reset``."""
-        self._thread.call(lambda client: client.limits.reset(kind, key=key))
+        self._thread.call(lambda client: client.limits.reset(kind, key=key, actor=actor))
 
     def pause(
-        self, kind: Kind, key: str | None, *, until: datetime | None, reason: str | None
+        self,
+        kind: Kind,
+        key: str | None,
+        *,
+        until: datetime | None,
+        reason: str | None,
+        actor: str | None = None,
     ) -> datetime | None:
         """See ``JobClient.pause``."""
-        return self._thread.call(lambda client: client.limits.pause(kind, key, until=until, reason=reason))
+        return self._thread.call(
+            lambda client: client.limits.pause(kind, key, until=until, reason=reason, actor=actor)
+        )
 
-    def resume(self, kind: Kind, key: str | None) -> None:
+    def resume(self, kind: Kind, key: str | None, *, actor: str | None = None) -> None:
         """See ``JobClient.resume``."""
-        self._thread.call(lambda client: client.limits.resume(kind, key))
+        self._thread.call(lambda client: client.limits.resume(kind, key, actor=actor))

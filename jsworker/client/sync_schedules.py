@@ -29,27 +29,28 @@ class SyncSchedules:
         replace: bool = False,
         priority: Priority | None = None,
         limit_key: str | None = None,
+        actor: str | None = None,
     ) -> datetime:
         """See ``Schedules.add``."""
         return self._thread.call(
             lambda client: client.schedules.add(
-                name, kind, schedule, replace=replace, priority=priority, limit_key=limit_key
+                name, kind, schedule, replace=replace, priority=priority, limit_key=limit_key, actor=actor
             )
         )
 
-    def pause(self, name: str) -> None:
+    def pause(self, name: str, *, actor: str | None = None) -> None:
         """See ``Schedules.pause``."""
-        self._thread.call(lambda client: client.schedules.pause(name))
+        self._thread.call(lambda client: client.schedules.pause(name, actor=actor))
 
-    def resume(self, name: str) -> datetime:
+    def resume(self, name: str, *, actor: str | None = None) -> datetime:
         """See ``Schedules.resume``."""
-        return self._thread.call(lambda client: client.schedules.resume(name))
+        return self._thread.call(lambda client: client.schedules.resume(name, actor=actor))
 
-    def run_now(self, name: str) -> SyncJobHandle:
+    def run_now(self, name: str, *, actor: str | None = None) -> SyncJobHandle:
         """See ``Schedules.run_now``."""
-        job = self._thread.call(lambda client: client.schedules.run_now(name))
+        job = self._thread.call(lambda client: client.schedules.run_now(name, actor=actor))
         return SyncJobHandle.of(job, self._thread, "")
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str, *, actor: str | None = None) -> None:
         """See ``Schedules.remove``."""
-        self._thread.call(lambda client: client.schedules.remove(name))
+        self._thread.call(lambda client: client.schedules.remove(name, actor=actor))

@@ -21,6 +21,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.queries import workflow_listing
 from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.transitions import workflow_control
+from jsworker.ownership.transitions.audit import AuditEntry
 from jsworker.ownership.transitions.enqueue import new_job_id
 from jsworker.ownership.transitions.workflow_control import CancelledWorkflow
 from jsworker.ownership.transitions.workflow_enqueue import NewBatch, enqueue_workflow
@@ -334,23 +335,29 @@ class Workflows:
             raise WorkflowNotFound(f"no workflow has id {workflow}")
         return found
 
-    async def cancel(self, workflow: UUID | str) -> CancelledWorkflow:
+    async def cancel(self, workflow: UUID | str, *, actor: str | None = None) -> CancelledWorkflow:
         """Cancel what is live of a workflow; running jobs are asked to stop within one heartbeat.
+
+        ``actor`` is who does it, for ``JobClient.audit``; left out: it is not listed there.
 
         Raises TransitionRefused: there is no such workflow, or it has ended.
         """
         with operators_rights("workflows", "workflows"):
-            return await workflow_control.cancel_workflow(self._database, workflow_uuid(workflow))
+            wanted = workflow_uuid(workflow)
+            entry = _entry("workflow.cancel", wanted, actor)
+            return await workflow_control.cancel_workflow(self._database, wanted, entry=entry)
 
-    async def retry(self, workflow: UUID | str) -> int:
-        """Put all failed jobs of a workflow back into the queue, and return how many.
+    async def retry(self, workflow: UUID | str, *, actor: str | None = None) -> int:
+        """Put all failed jobs of a workflow back into the queue, and return how many; ``actor`` as above.
 
         What was cancelled because they had failed waits for them again.
 
         Raises TransitionRefused: there is no such workflow, it was cancelled, or none of its jobs has failed.
         """
         with operators_rights("workflows", "workflows"):
-            retried = await workflow_control.retry_workflow(self._database, workflow_uuid(workflow))
+            wanted = workflow_uuid(workflow)
+            entry = _entry("workflow.retry", wanted, actor)
+            retried = await workflow_control.retry_workflow(self._database, wanted, entry=entry)
         self._publisher.publish_in_background()
         return retried
 
@@ -391,3 +398,7 @@ def _refuse_cycles(workflow: str, needs: dict[str, list[str]]) -> None:
             if node is None and under_way:
                 under_way.pop()
                 done.add(way.pop())
+
+
+def _entry(action: str, workflow: UUID, actor: str | None) -> AuditEntry | None:
+    return None if actor is None else AuditEntry(action, {"workflow": str(workflow)}, actor=actor)

@@ -7,6 +7,12 @@ from typing import Any, Final
 LONGEST_WAIT: Final = 10 * 366 * 86400.0
 """Seconds that a job may be put off: PostgreSQL cannot add just any number to a date."""
 
+DURATION_BUCKETS: Final = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+    *(30.0, 60.0, 300.0, 1800.0, 7200.0, 28_800.0),
+)
+"""Upper bounds, in seconds, by which durations are counted: jobs take from milliseconds to hours."""
+
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 

@@ -41,6 +41,9 @@ needs_publish_indexed: Final = sa.cast(j.c.needs_publish, sa.Integer) == 1
 held: Final = sa.and_(scheduled, j.c.held_by.is_not(None))
 
 
+waits_for_a_time: Final = sa.and_(scheduled, j.c.held_by.is_(None))
+
+
 def held_by(*why: str) -> Predicate:
     """Return that a job waits for one of these events: ``limit``, ``rate``, ``paused``, ``needs``."""
     return sa.and_(scheduled, j.c.held_by == why[0] if len(why) == 1 else j.c.held_by.in_(why))

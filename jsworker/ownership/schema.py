@@ -79,6 +79,19 @@ _OUTCOME = (
     "(outcome IS NOT NULL) = (finished_at IS NOT NULL) AND outcome IN ('completed', 'failed', 'cancelled')"
 )
 
+FAILURE = (
+    "(md5(COALESCE(NULLIF(failure_reason = 'stalled'::text, false)::text, "
+    """regexp_replace(split_part("left"(COALESCE(last_error, ''::text), 200), chr(10), 1), """
+    """'''[^'']*''|"[^"]*"|[0-9a-f]*[0-9][-0-9a-f]*'::text, '#'::text, 'g'::text)))::uuid)"""
+)
+"""What failed jobs are grouped by: type and message of their last error, without numbers and what stands in quotes.
+
+As PostgreSQL writes it itself: so alembic takes it for the one that is there.
+"""
+IS_FAILURE = """status COLLATE "C" = 'failed'"""
+"""In words of its own, so that no other statement looks for its rows along the index of failures; and quickly decided, for
+it is asked of each version of a row."""
+
 metadata = sa.MetaData(schema=SCHEMA)
 
 
@@ -95,6 +108,10 @@ def _count(name: str) -> sa.Column[int]:
     return sa.Column(name, sa.Integer, nullable=False, server_default=sa.text("0"))
 
 
+def _sum(name: str) -> sa.Column[int]:
+    return sa.Column(name, sa.BigInteger, nullable=False, server_default=sa.text("0"))
+
+
 def _priority() -> sa.Column[int]:
     return sa.Column("priority", sa.SmallInteger, nullable=False, server_default=sa.text("1"))
 
@@ -103,7 +120,7 @@ def _flag(name: str) -> sa.Column[bool]:
     return sa.Column(name, sa.Boolean, nullable=False, server_default=sa.text("false"))
 
 
-def _partial(name: str, *columns: str, where: str, unique: bool = False) -> sa.Index:
+def _partial(name: str, *columns: str | sa.TextClause, where: str, unique: bool = False) -> sa.Index:
     return sa.Index(name, *columns, unique=unique, postgresql_where=sa.text(where))
 
 
@@ -191,6 +208,8 @@ jobs = sa.Table(
         where="status || '' = 'queued' AND priority <> 1",
     ),
     _partial("jobs_failed", "status", "id", where="status || '' IN ('failed', 'cancelled')"),
+    # Groups of failures, each by the time of its jobs' ends. No column of it changes but as a job ends, or is retried.
+    _partial("jobs_failures", "kind", sa.text(FAILURE), "finished_at", "id", where=IS_FAILURE),
     _partial("jobs_failed_of_kind", "kind", "status", "id", where="'' || status IN ('failed', 'cancelled')"),
     # Only rows that wait for an event, and those that take a slot of a limit, are in these.
     _partial(
@@ -481,4 +500,36 @@ batch_needs = sa.Table(
     sa.Column("needs", sa.Uuid, sa.ForeignKey("jsworker.batches.id", ondelete="CASCADE"), primary_key=True),
     sa.CheckConstraint("batch <> needs", name="batch_needs_other"),
     sa.Index("batch_needs_needs", "needs"),
+)
+
+# What workers have done, added up by the minute: figures for people, on which nothing depends.
+statistics = sa.Table(
+    "statistics",
+    metadata,
+    sa.Column("minute", sa.DateTime(timezone=True), primary_key=True),
+    sa.Column("kind", sa.Text, primary_key=True),
+    *(_sum(name) for name in ("started", "completed", "errors", "failed", "cancelled", "expired")),
+    sa.Column("wait_seconds", sa.Double, nullable=False, server_default=sa.text("0")),
+    sa.Column("run_seconds", sa.Double, nullable=False, server_default=sa.text("0")),
+    # How many took up to each of DURATION_BUCKETS, and longer.
+    sa.Column("waits", ARRAY(sa.BigInteger), nullable=False),
+    sa.Column("runs", ARRAY(sa.BigInteger), nullable=False),
+)
+
+# Who did what to jobs, kinds, schedules. One action may write several parts, each in the transaction of what it tells.
+audit = sa.Table(
+    "audit",
+    metadata,
+    sa.Column("action_id", sa.Uuid, primary_key=True),
+    sa.Column("part", sa.Integer, primary_key=True),
+    _now("at"),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("login", sa.Text, nullable=False, server_default=sa.text("CURRENT_USER")),
+    sa.Column("action", sa.Text, nullable=False),
+    sa.Column("target", JSONB, nullable=False),
+    sa.Column("matched", sa.BigInteger, nullable=False),
+    sa.Column("changed", sa.BigInteger, nullable=False),
+    sa.CheckConstraint("char_length(actor) BETWEEN 1 AND 255", name="audit_actor"),
+    sa.CheckConstraint("matched >= changed AND changed >= 0", name="audit_counts"),
+    sa.Index("audit_at", "at"),
 )

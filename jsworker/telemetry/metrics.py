@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from jsworker.core.clock import DURATION_BUCKETS
 from jsworker.core.events import Event, EventName, Events, Listener
 from jsworker.telemetry.logs import lines_dropped
 from jsworker.telemetry.worker_status import Fleet, KindLabels, Observed, WorkerStatus
@@ -34,8 +35,6 @@ STALLS: Final = (
     ("kind", "cause", "counted"),
 )
 """Name, documentation and labels of the figure that workers and their supervisor share."""
-_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 28_800)
-"""Jobs take from milliseconds to hours."""
 _OF_QUEUES: Final = (
     ("queue_oldest_seconds", "oldest_seconds", "For how long the job at the front has been queued."),
     ("queue_drift_jobs", "drift", "Jobs that expect a message in the stream minus messages there."),
@@ -64,7 +63,7 @@ class Metrics(Collector):
         counter = partial(Counter, namespace="jsworker", registry=registry)
         gauge = partial(Gauge, namespace="jsworker", registry=registry)
         seconds = partial(
-            Histogram, namespace="jsworker", labelnames=["kind"], buckets=_SECONDS, registry=registry
+            Histogram, namespace="jsworker", labelnames=["kind"], buckets=DURATION_BUCKETS, registry=registry
         )
         self._registry = registry
         self._worker: Observed | None = None

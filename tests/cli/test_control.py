@@ -63,7 +63,9 @@ class TestRetry:
         found = cli("retry", "--error", "connection REFUSED", "--yes").ok()
         assert found.lines == [f"{meant} queued"]
         assert [status(sql, job_id) for job_id in others] == ["failed", "failed"]
-        assert cli("retry", "--error", " ", "--yes").refused(2) == "--error must be a text that errors hold"
+        assert cli("retry", "--error", " ", "--yes").refused(2) == (
+            "--error ' ' must be a text of 1 to 1000 characters"
+        )
 
 
 class TestCancel:

@@ -13,6 +13,7 @@ from sqlalchemy import TextClause
 
 from jsworker.ownership.transitions import (
     admission,
+    audit,
     claim,
     control,
     enqueue,
@@ -23,6 +24,7 @@ from jsworker.ownership.transitions import (
     publish,
     reopen,
     republish,
+    reschedule,
     reset,
     schedules,
     settle,
@@ -79,6 +81,8 @@ STATEMENTS: dict[str, TextClause] = {
     "CANCEL": control.CANCEL,
     "RETRY": control.RETRY,
     "SET_PRIORITY": priorities.SET_PRIORITY,
+    "RESCHEDULE": reschedule.RESCHEDULE,
+    "What is written with an operator's action": audit.NOTE_ACTION,
     "FIRE": schedules.FIRE,
     "ADMIT, first statement: lock": admission.LOCK,
     "ADMIT, second statement: count, CLAIM and HOLD": admission.ADMIT,

@@ -1,6 +1,7 @@
 """The guards of everybody who does not own the row: publishers, claimers, sweepers, operators."""
 
 import re
+from datetime import UTC, datetime
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, DateTime, Text, Uuid, any_, bindparam
@@ -9,6 +10,7 @@ from jsworker.ownership import predicates
 from jsworker.ownership.statements import AT_START, NOW, condition, given_array, given_runs, j
 from jsworker.ownership.transitions import claim, control, expire, priorities, publish, republish, reset
 from jsworker.ownership.transitions.enqueue import new_job_id
+from jsworker.ownership.transitions.reschedule import RESCHEDULE
 
 from .rows import KIND, OTHER_WORKER, STATES, WORKER, ago, seconds
 from .transitions import Flip, Parameters, Row, Transition, statuses
@@ -55,6 +57,7 @@ def _expired() -> list[Flip]:
     ]
 
 
+_LATER = datetime(2099, 1, 1, tzinfo=UTC)
 _AGE = {"stale_for": 30.0, "running_for": 30.0, "no_progress_for": 30.0}
 _OLD_RUN = {"last_activity_at": ago(60), "claimed_at": ago(60), "progress_at": ago(60)}
 _AGE_FLIPS = [
@@ -358,7 +361,7 @@ NOT_OWNER = [
             f"RETRY {status}",
             control.RETRY,
             status,
-            lambda job: {"id": job["id"]},
+            lambda job: {"ids": [job["id"]]},
             [
                 *statuses(predicates.may_be_retried, "failed", "cancelled"),
                 Flip(
@@ -375,12 +378,22 @@ NOT_OWNER = [
             f"SET_PRIORITY {status}",
             priorities.SET_PRIORITY,
             status,
-            lambda job: {"id": job["id"], "priority": 0},
+            lambda job: {"ids": [job["id"]], "priority": 0},
             [
                 *statuses(predicates.waits_for_a_run, "scheduled", "queued"),
                 Flip("has it already", predicates.has_other_priority, {"priority": 0}),
             ],
         )
         for status in ("scheduled", "queued")
+    ),
+    Transition(
+        "RESCHEDULE",
+        RESCHEDULE,
+        "scheduled",
+        lambda job: {"ids": [job["id"]], "run_at": _LATER},
+        [
+            *statuses(predicates.waits_for_a_time, "scheduled"),
+            Flip("held", predicates.waits_for_a_time, {"held_by": "limit", "run_at": None}),
+        ],
     ),
 ]

@@ -192,7 +192,7 @@ async def test_a_member_that_an_operator_has_cancelled_never_runs_without_its_ne
 
 
 async def test_the_plain_retry_takes_no_member(database: Database, engine: Engine, failed: Stored) -> None:
-    values = {"id": failed.member("a")}
+    values = {"ids": [failed.member("a")]}
     assert await database.run(control.RETRY, values) == []
     with engine.begin() as connection:
         assert connection.execute(without(control.RETRY, r"j\.batch_id IS NULL"), values).all()

@@ -108,7 +108,7 @@ class Winner:
 
     def retries(self, job_id: UUID) -> None:
         """Retry, and leave it open."""
-        self.run(control.RETRY, {"id": job_id})
+        self.run(control.RETRY, {"ids": [job_id]})
 
     def keeps_step(self, job_id: UUID, name: str, result: str) -> None:
         """Keep what a step returned, as the owner, and leave it open."""

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -17,7 +18,7 @@ from sqlalchemy import TextClause, text
 from jsworker.core.errors import JobNotFound
 from jsworker.core.priorities import NORMAL
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import Row
+from jsworker.ownership.pool import Row, uuid_array
 from jsworker.ownership.predicates import (
     ANY_AGE,
     RunAge,
@@ -27,6 +28,8 @@ from jsworker.ownership.predicates import (
     progressed_at,
     queued_indexed,
 )
+from jsworker.ownership.queries.job_filter import ANY_JOB, IS_MEANT, JobFilter, Selection
+from jsworker.ownership.schema import FAILURE, IS_FAILURE
 from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled, sql
 
 WINDOW: Final = 10_000
@@ -34,6 +37,9 @@ WINDOW: Final = 10_000
 PAGE: Final = 500
 """Jobs that one statement looks at for those that a filter means."""
 _FETCHED: Final = 5_000
+_CLOCKS_DIFFER: Final = 600.0
+"""Seconds, at most, by which a producer's clock, which is in its ids, may differ from the database's."""
+_LAST_MILLISECOND: Final = 2**48 - 1
 
 COLUMNS = text("""
 SELECT id, kind, status, worker_id, fencing_token, attempts, errors, stalls, max_attempts, max_stalls, stage,
@@ -43,20 +49,20 @@ SELECT id, kind, status, worker_id, fencing_token, attempts, errors, stalls, max
 FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[]))
 """)
 
-NEWEST = text("""
+NEWEST = text(f"""
 WITH looked_at AS MATERIALIZED (
-  SELECT id, status, kind, priority FROM jsworker.jobs
+  SELECT id, status, kind, priority, {IS_MEANT} AS meant FROM jsworker.jobs AS j
   WHERE CAST(:after AS uuid) IS NULL OR id < CAST(:after AS uuid)
   ORDER BY id DESC LIMIT :window
 )
 SELECT ARRAY(
     SELECT id FROM looked_at
-    WHERE (CAST(:status AS text) IS NULL OR status = :status) AND (CAST(:kind AS text) IS NULL OR kind = :kind)
+    WHERE meant AND (CAST(:status AS text) IS NULL OR status = :status) AND (CAST(:kind AS text) IS NULL OR kind = :kind)
       AND (CAST(:priority AS smallint) IS NULL OR priority = CAST(:priority AS smallint))
       AND (CAST(:digits AS text) IS NULL OR right(CAST(id AS text), length(:digits)) = :digits)
     ORDER BY id DESC LIMIT :limit) AS ids,
   (SELECT count(*) FROM looked_at) AS looked_at, (SELECT id FROM looked_at ORDER BY id LIMIT 1) AS last
-""")
+""")  # noqa: S608 -- constants
 
 # Each kind's last ones, and of these the last.
 _LAST_QUEUED = """
@@ -77,15 +83,14 @@ _IS_OF_PRIORITY = "(CAST(:priority AS smallint) IS NULL OR priority = CAST(:prio
 
 def _last_queued(which: str, of_lane: str) -> TextClause:
     kinds = KINDS_BY_LEAPS.replace("{which}", f"{which} AND (CAST(:kind AS text) IS NULL OR j.kind = :kind)")
-    return filled(_LAST_QUEUED, kinds=kinds, queued=condition(queued_indexed), of_lane=of_lane)
+    queued = condition(queued_indexed)
+    return filled(_LAST_QUEUED, kinds=kinds, queued=queued, of_lane=of_lane)
 
 
 LAST_QUEUED = _last_queued("", f" AND {_IS_OF_PRIORITY}")
 # Along the index in which no normal job stands.
 LAST_IN_LANE = _last_queued(f" AND {condition(in_lane_indexed)}", f" AND {condition(of_lane_indexed)}")
 
-# Of what a page has read, and no condition: one that few rows fulfil would let a statement read all of them.
-_IS_MEANT = "(CAST(:error AS text) IS NULL OR coalesce(position(lower(CAST(:error AS text)) IN lower(last_error)) > 0, false))"
 _IS_OF_KIND = "(CAST(:kind AS text) IS NULL OR kind = :kind)"
 _IS_SO_OLD = sql(as_old_as_chosen)
 _AFTER = "CAST(:after AS uuid)"
@@ -115,19 +120,20 @@ def _runs(order: str, behind: str, since: str = "NULL") -> TextClause:
         "is_of_kind": _IS_OF_KIND,
         "is_of_priority": _IS_OF_PRIORITY,
         "is_so_old": _IS_SO_OLD,
-        "is_meant": _IS_MEANT,
+        "is_meant": IS_MEANT,
         "after": _AFTER,
     }
     return filled(_RUNS, since=since, order=order, behind=behind, **parts)
 
 
 def _page(which: str, order: str, behind: str, place: str = "NULL") -> TextClause:
-    parts = {"is_of_priority": _IS_OF_PRIORITY, "is_meant": _IS_MEANT, "place": place, "after": _AFTER}
+    parts = {"is_of_priority": _IS_OF_PRIORITY, "is_meant": IS_MEANT, "place": place, "after": _AFTER}
     return filled(_PAGE, which=which, order=order, behind=behind, **parts)
 
 
 # The first range is there for the index, which is not searched by a row of values whose first is not unique.
 _BEHIND_DUE = f"run_at >= {_TIME} AND (run_at, id) > ({_TIME}, {_AFTER})"
+_OF_FAILURE = f"{IS_FAILURE} AND kind = :kind AND {FAILURE} = CAST(:failure AS uuid)"
 _IS_FAILED = "status || '' IN ('failed', 'cancelled')"
 _IS_FAILED_OF_KIND = "'' || status IN ('failed', 'cancelled') AND kind = :kind"
 
@@ -148,9 +154,14 @@ LISTED = {
     "processing": _runs("id DESC", f"id < {_AFTER}"),
     "failed": _FAILED,
     "cancelled": _FAILED,
+    "failure": _page(
+        _OF_FAILURE,
+        "finished_at DESC, id DESC",
+        f"finished_at <= {_TIME} AND (finished_at, id) < ({_TIME}, {_AFTER})",
+    ),
     **{age: _runs("since, id", f"(since, id) > ({_TIME}, {_AFTER})", since) for age, since in SINCE.items()},
 }
-"""By status, or by the age that was asked for."""
+"""By status, by the age that was asked for, or of a group of failures."""
 LISTED_OF_KIND = LISTED | {
     "scheduled": _page(
         "'' || status = 'scheduled' AND kind = :kind AND run_at IS NOT NULL", "run_at, id", _BEHIND_DUE
@@ -161,7 +172,13 @@ LISTED_OF_KIND = LISTED | {
 }
 PLACES = {
     order: text(f"SELECT {place} AS place, kind AS place_kind FROM jsworker.jobs AS j WHERE id = :after")  # noqa: S608 -- constants
-    for order, place in {"scheduled": "run_at", "held": "held_by", "queued": "queued_at", **SINCE}.items()
+    for order, place in {
+        "scheduled": "run_at",
+        "held": "held_by",
+        "queued": "queued_at",
+        "failure": "finished_at",
+        **SINCE,
+    }.items()
 }
 """Where such a listing goes on; others go on by the ids."""
 
@@ -195,6 +212,16 @@ PAGES_OF_KIND = PAGES | {
         for each in ("failed", "cancelled")
     },
 }
+
+PAGE_OF_FAILURE = _page(
+    _OF_FAILURE,
+    "finished_at, id",
+    f"finished_at >= {_TIME} AND (finished_at, id) > ({_TIME}, {_AFTER})",
+    place="finished_at",
+)
+"""Of those that a filter means: of a group of failures."""
+
+MEANT = text(f"SELECT j.id FROM jsworker.jobs AS j WHERE j.id = ANY(CAST(:ids AS uuid[])) AND {IS_MEANT}")  # noqa: S608 -- constants
 
 JOB = text("SELECT * FROM jsworker.jobs WHERE id = :id")
 
@@ -237,6 +264,7 @@ async def list_jobs(
     seconds: float | None = None,
     age: RunAge = ANY_AGE,
     priority: int | None = None,
+    where: JobFilter = ANY_JOB,
 ) -> Page:
     """Return jobs: the newest first; of those that are scheduled the next one due, of queued ones the last queued.
 
@@ -247,25 +275,30 @@ async def list_jobs(
         seconds: end a search after so long with what was found; None: never.
         age: only running jobs that are so old, the oldest first.
         priority: only jobs of this one, by its number.
+        where: only such jobs, for which all others are searched; of a group of failures the last that ended first.
 
     Raises:
         JobNotFound: the place of ``after`` in a queue is not known any more.
-        ValueError: ``limit`` is less than 1.
+        ValueError: ``limit`` is less than 1, or a group of failures is meant without its kind.
     """
     if limit < 1:
         raise ValueError(f"limit {limit} must be 1 or more")
     if age:
         status = "processing"
-    filters = {"status": status, "kind": kind, "priority": priority}
-    values = {**filters, "limit": limit, "after": after, "error": None, **age.values()}
+    if where.failure is not None:
+        status = "failed"
+        Selection((status,), kind, where=where)  # which refuses it without its kind
+    filters = {"status": status, "kind": kind, "priority": priority, **where.values()}
+    values = {**filters, "limit": limit, "after": after, **age.values()}
+    ends_at = time.monotonic() + (math.inf if seconds is None else seconds)
     if status is None or status == "completed":
-        ids, after = await _search(database, values, math.inf if seconds is None else seconds)
+        ids, after = await _search(database, values, ends_at)
+    elif status == "scheduled":
+        ids, after = await _find_scheduled(database, values, ends_at)
     else:
         order = next((name for name in SINCE if values[name] is not None), status)
-        ids = await (
-            _find_scheduled(database, values) if order == "scheduled" else _find(database, order, values)
-        )
-        after = ids[-1] if len(ids) == limit else None
+        order = order if where.failure is None else "failure"
+        ids, after = await _find(database, order, values, ends_at)
     return Page(await _fetch(database, ids, status), after)
 
 
@@ -279,6 +312,7 @@ async def ending_in(database: Database, digits: str, *, seconds: float) -> list[
     """Return the jobs whose ids end in these digits, of the newest that can be looked at in so many seconds."""
     ends_at = time.monotonic() + seconds
     everything = {"status": None, "kind": None, "after": None, "limit": WINDOW, "priority": None}
+    everything |= ANY_JOB.values()
     async for ids, _ in _windows(database, everything, digits):
         if ids or time.monotonic() >= ends_at:
             return ids
@@ -299,7 +333,7 @@ async def matching(
     age: RunAge = ANY_AGE,
     acting: bool = False,
     priority: int | None = None,
-    error: str | None = None,
+    where: JobFilter = ANY_JOB,
 ) -> AsyncGenerator[list[tuple[UUID, int]], None]:
     """Yield id and fencing token of the jobs that a filter means, page by page, each job once.
 
@@ -309,9 +343,9 @@ async def matching(
         acting: whether each page is acted on before the next is read, so that its jobs leave these statuses or run
             on; then jobs that went from one of them to another meanwhile are looked for a second time.
         priority: only jobs of this one, by its number.
-        error: only jobs whose last error holds this text, in capitals or not.
+        where: only such jobs.
     """
-    filters = {"kind": kind, "priority": priority, "error": error, **age.values()}
+    filters = {"kind": kind, "priority": priority, **where.values(), **age.values()}
     ran: set[UUID] = set()
     for _ in range(2 if acting and len(statuses) > 1 else 1):
         meant = {*statuses, "held"} if "scheduled" in statuses else statuses
@@ -331,10 +365,9 @@ async def look_up(database: Database, ids: list[UUID]) -> dict[UUID, SeenJob]:
 
 
 async def _search(
-    database: Database, values: dict[str, Any], seconds: float
+    database: Database, values: dict[str, Any], ends_at: float
 ) -> tuple[list[UUID], UUID | None]:
     """Search all jobs from the newest on; return also where to go on, None when all were looked at."""
-    ends_at = time.monotonic() + seconds
     limit, ids = values["limit"], []
     async for found, behind in _windows(database, values):
         ids += found
@@ -348,31 +381,72 @@ async def _search(
 async def _windows(
     database: Database, values: dict[str, Any], digits: str | None = None
 ) -> AsyncIterator[tuple[list[UUID], UUID | None]]:
-    """Look at all jobs from the newest on; yield those that are meant, and where to go on."""
+    """Look at jobs from the newest on; yield those that are meant, and where to go on.
+
+    None is looked at that was enqueued long before or after the times that are asked for.
+    """
     window = max(WINDOW, values["limit"])
-    behind = values["after"]
+    first, behind = _first_id(values["since"], -_CLOCKS_DIFFER), values["after"]
+    if values["until"] is not None:
+        last = _first_id(values["until"], _CLOCKS_DIFFER)
+        behind = last if behind is None else min(behind, last)
     while True:
         place = {"digits": digits, "after": behind, "window": window}
         [row] = await database.run_along_index(NEWEST, values | place)
-        behind = row.last if row.looked_at == window else None
+        behind = row.last if row.looked_at == window and row.last >= first else None
         yield row.ids, behind
         if behind is None:
             return
 
 
-async def _find_scheduled(database: Database, values: dict[str, Any]) -> list[UUID]:
+def _first_id(instant: datetime | None, seconds: float) -> UUID:
+    """Return the first id that a job could have which was enqueued so many seconds after an instant, or never."""
+    milliseconds = 0 if instant is None else int((instant.timestamp() + seconds) * 1000)
+    return UUID(int=min(max(milliseconds, 0), _LAST_MILLISECOND) << 80)
+
+
+async def _find_scheduled(
+    database: Database, values: dict[str, Any], ends_at: float
+) -> tuple[list[UUID], UUID | None]:
     """Find those that wait for a time, and behind them those that wait for an event."""
-    ids: list[UUID] = []
     try:
-        ids = await _find(database, "scheduled", values)
+        ids, after = await _find(database, "scheduled", values, ends_at)
     except JobNotFound:
-        return await _find(database, "held", values)
-    if len(ids) < values["limit"]:
-        ids += await _find(database, "held", values | {"after": None, "limit": values["limit"] - len(ids)})
-    return ids
+        return await _find(database, "held", values, ends_at)
+    if after is not None:
+        return ids, after
+    left = values | {"after": None, "limit": values["limit"] - len(ids)}
+    held, after = await _find(database, "held", left, ends_at)
+    return ids + held, after
 
 
-async def _find(database: Database, order: str, values: dict[str, Any]) -> list[UUID]:
+async def _find(
+    database: Database, order: str, values: dict[str, Any], ends_at: float
+) -> tuple[list[UUID], UUID | None]:
+    """Find jobs in the order of an index; return also where to go on, None when all were looked at."""
+    limit, ids = values["limit"], []
+    is_filtered = any(values[name] is not None for name in ANY_JOB.values() if name != "failure")
+    length = max(limit, PAGE) if is_filtered else limit
+    while True:
+        rows = await _read_page(database, order, values | {"limit": length})
+        if not is_filtered:
+            ids += [row.id for row in rows]
+        elif order == "queued":  # whose statement reads no more than indexes
+            read = {"ids": uuid_array(row.id for row in rows)}
+            meant = {row.id for row in await database.run(MEANT, values | read)}
+            ids += [row.id for row in rows if row.id in meant]
+        else:
+            ids += [row.id for row in rows if row.meant]
+        if len(ids) >= limit:
+            return ids[:limit], ids[limit - 1]
+        if len(rows) < length:
+            return ids, None
+        values |= {"after": rows[-1].id}
+        if time.monotonic() >= ends_at:
+            return ids, rows[-1].id
+
+
+async def _read_page(database: Database, order: str, values: dict[str, Any]) -> Sequence[Row]:
     place: Any = dict.fromkeys(("place", "place_kind"))
     if values["after"] is not None and order in PLACES:
         rows = await database.run(PLACES[order], {"after": values["after"]})
@@ -384,7 +458,7 @@ async def _find(database: Database, order: str, values: dict[str, Any]) -> list[
     statement = (LISTED if values["kind"] is None else LISTED_OF_KIND)[order]
     if order == "queued" and values["priority"] not in (None, NORMAL):
         statement = LAST_IN_LANE
-    return [row.id for row in await database.run_along_index(statement, values | place)]
+    return await database.run_along_index(statement, values | place)
 
 
 async def _fetch(database: Database, ids: Sequence[UUID], status: str | None) -> list[dict[str, Any]]:
@@ -399,6 +473,8 @@ async def _fetch(database: Database, ids: Sequence[UUID], status: str | None) ->
 
 async def _walk(database: Database, status: str, filters: dict[str, Any]) -> AsyncIterator[Sequence[Row]]:
     page = (PAGES if filters["kind"] is None else PAGES_OF_KIND)[status]
+    if filters["failure"] is not None:
+        page = PAGE_OF_FAILURE
     length = None if status == "processing" else PAGE
     values = {"limit": length, **filters, **dict.fromkeys(("after", "place", "place_kind"))}
     while True:

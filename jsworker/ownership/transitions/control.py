@@ -3,12 +3,14 @@
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Final
 from uuid import UUID
 
 import sqlalchemy as sa
 
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, TransitionRefused
 from jsworker.ownership.database import Database
+from jsworker.ownership.pool import Row, uuid_array
 from jsworker.ownership.predicates import (
     ANY_AGE,
     RunAge,
@@ -19,11 +21,14 @@ from jsworker.ownership.predicates import (
     processing,
     without_batch,
 )
-from jsworker.ownership.refusals import RowRefused, in_halves
+from jsworker.ownership.refusals import in_halves
 from jsworker.ownership.schema import FINAL, STATUSES
 from jsworker.ownership.statements import NOT_HELD, NOW, compiled, entry, given_array, j, json_object
 from jsworker.ownership.transitions import reopen, workflows
+from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 from jsworker.ownership.transitions.publish import QUEUED_AGAIN
+
+_RETRIED_AT_ONCE: Final = 500
 
 LIVE = frozenset(STATUSES) - frozenset(FINAL)
 
@@ -62,8 +67,8 @@ def _retry() -> sa.TextClause:
     It is wanted now, whatever it waited for when it was cancelled: a time, an event, or others of its key.
     """
     found = sa.select(*j.c["id", "status", "failure_reason"])
-    dead = found.where(j.c.id == sa.bindparam("id"), may_be_retried, without_batch)
-    locked = dead.with_for_update(key_share=True).cte("dead")
+    dead = found.where(j.c.id == sa.any_(_ids), may_be_retried, without_batch)
+    locked = dead.order_by(j.c.id).with_for_update(key_share=True).cte("dead")
     retried = (
         sa.update(j)
         .values(
@@ -87,8 +92,8 @@ def _retry() -> sa.TextClause:
 CANCEL = _cancel()
 RETRY = _retry()
 STATUS = compiled(
-    sa.select(*j.c["status", "batch_id"], may_be_retried.label("may_be_retried")).where(
-        j.c.id == sa.bindparam("id")
+    sa.select(*j.c["id", "status", "batch_id"], may_be_retried.label("may_be_retried")).where(
+        j.c.id == sa.any_(_ids)
     )
 )
 MISSED = compiled(sa.select(j.c.id, j.c.status, _is_meant.label("meant")).where(j.c.id == sa.any_(_ids)))
@@ -116,12 +121,21 @@ class Cancelled:
 
 
 async def cancel(
-    database: Database, ids: Sequence[UUID], *, statuses: Collection[str] | None = None, age: RunAge = ANY_AGE
+    database: Database,
+    ids: Sequence[UUID],
+    *,
+    statuses: Collection[str] | None = None,
+    age: RunAge = ANY_AGE,
+    entry: AuditEntry | None = None,
 ) -> Cancelled:
     """Cancel waiting jobs at once, ask the owners of running ones to stop, and look after the batches of both.
 
     Only those that are of one of these statuses (None: any live one) and, if they run, so old at that moment.
     """
+
+    async def write(some: Sequence[UUID]) -> Sequence[Row]:
+        return await run_noted(database, CANCEL, {"ids": list(some), **wanted}, entry)
+
     meant = LIVE if statuses is None else LIVE.intersection(statuses)
     wanted = {"statuses": list(meant), **age.values()}
     asked: dict[UUID, str] = {}
@@ -130,7 +144,7 @@ async def cancel(
     refused: dict[UUID, str] = {}
     missed = list(ids)
     while missed:  # once more for a job that was retried between the two statements
-        rows, bad = await in_halves(missed, lambda some: database.run(CANCEL, {"ids": list(some), **wanted}))
+        rows, bad = await in_halves(missed, write)
         asked |= {row.id: row.status for row in rows}
         batches |= {row.batch_id for row in rows if row.batch_id is not None and row.status == "cancelled"}
         refused |= {job_id: str(error) for job_id, error in bad}
@@ -152,30 +166,81 @@ async def cancel(
     )
 
 
-async def retry(database: Database, job_id: UUID) -> None:
-    """Put a failed or cancelled job back into the queue, its counters at zero.
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """What a retry did: jobs that wait again, and others, each with the reason why it was refused."""
 
-    A member of a batch opens that again, and waits if what the batch needs is not finished or has failed.
+    retried: list[UUID]
+    refused: dict[UUID, str]
 
-    Raises:
-        TransitionRefused: it is of another status, it was cancelled because of what it needs, its workflow was
-            cancelled, or a live job holds its unique key.
+
+async def retry_all(database: Database, ids: Sequence[UUID], *, entry: AuditEntry | None = None) -> Retried:
+    """Put failed or cancelled jobs back into the queue, their counters at zero.
+
+    Members of a batch open that again, and wait if what the batch needs is not finished or has failed. Refused is what
+    is of another status, was cancelled because of what it needs or with its workflow, or whose unique key a live job
+    holds.
     """
-    try:
-        if await database.run(RETRY, {"id": job_id}):
-            return
-    except RowRefused as error:
-        taken = error.constraint in ("jobs_unique_live", "jobs_unique_waiting")
-        why = "a live job holds its unique key" if taken else error
-        raise TransitionRefused(f"job {job_id} cannot be retried: {why}") from None
-    rows = await database.run(STATUS, {"id": job_id})
-    if not rows:
-        raise TransitionRefused(f"job {job_id} does not exist")
-    if rows[0].may_be_retried and rows[0].batch_id is not None:
-        if await reopen.retry_members(database, rows[0].batch_id, [job_id]):
-            return
-        rows = await database.run(STATUS, {"id": job_id})
+
+    async def write(some: Sequence[UUID]) -> Sequence[Row]:
+        return await run_noted(database, RETRY, {"ids": uuid_array(some)}, entry)
+
+    wanted = list(dict.fromkeys(ids))
+    rows, bad = await in_halves(wanted, write, size=_RETRIED_AT_ONCE)
+    done = {row.id for row in rows}
+    refused: dict[UUID, str] = {}
+    for job_id, error in bad:
+        is_taken = error.constraint in ("jobs_unique_live", "jobs_unique_waiting")
+        why = "a live job holds its unique key" if is_taken else str(error)
+        refused[job_id] = f"job {job_id} cannot be retried: {why}"
+    left = await _statuses(database, [each for each in wanted if each not in done | refused.keys()])
+    members: dict[UUID, list[UUID]] = {}
+    for row in left.values():
+        if row.may_be_retried and row.batch_id is not None:
+            members.setdefault(row.batch_id, []).append(row.id)
+    for batch, some in members.items():
+        done |= await _retry_members(database, batch, some, refused, entry)
+    left |= await _statuses(database, [each for some in members.values() for each in some])
+    refused |= {
+        each: _unretryable(each, left.get(each)) for each in wanted if each not in done | refused.keys()
+    }
+    return Retried([each for each in wanted if each in done], refused)
+
+
+async def retry(database: Database, job_id: UUID, *, entry: AuditEntry | None = None) -> None:
+    """Put one job back into the queue as ``retry_all`` does; TransitionRefused says why it is refused."""
+    done = await retry_all(database, [job_id], entry=entry)
+    if job_id in done.refused:
+        raise TransitionRefused(done.refused[job_id])
+
+
+async def _statuses(database: Database, ids: Sequence[UUID]) -> dict[UUID, Row]:
+    rows = await database.run(STATUS, {"ids": uuid_array(ids)}) if ids else ()
+    return {row.id: row for row in rows}
+
+
+async def _retry_members(
+    database: Database, batch: UUID, ids: Sequence[UUID], refused: dict[UUID, str], entry: AuditEntry | None
+) -> set[UUID]:
+    """Retry members of a batch together, or one by one where one of them is refused."""
+    done: set[UUID] = set()
+    waiting = [list(ids)]
+    while waiting:
+        some = waiting.pop(0)
+        try:
+            done.update(await reopen.retry_members(database, batch, some, entry=entry))
+        except TransitionRefused as error:
+            if len(some) == 1:
+                refused[some[0]] = str(error)
+            else:
+                waiting[:0] = [[each] for each in some]
+    return done
+
+
+def _unretryable(job_id: UUID, row: Row | None) -> str:
+    if row is None:
+        return f"job {job_id} does not exist"
     rule = "only a failed or cancelled job can be retried"
-    if rows[0].status == "cancelled":
+    if row.status == "cancelled":
         rule = "it was cancelled because of what it needs: retry that"
-    raise TransitionRefused(f"job {job_id} is {rows[0].status}; {rule}")
+    return f"job {job_id} is {row.status}; {rule}"

@@ -12,6 +12,7 @@ from jsworker.ownership.predicates import has_no_limit_key, of_kind, processing_
 from jsworker.ownership.schema import limits
 from jsworker.ownership.statements import NOW, compiled, filled, given, given_seconds, j
 from jsworker.ownership.transitions.admission import state
+from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 
 _numbers: Final = {
     "max_running": given("max_running", sa.Integer),
@@ -161,9 +162,11 @@ async def write_code(database: Database, new: dict[str, Numbers | None]) -> list
     return changed
 
 
-async def set_numbers(database: Database, kind: str, key: str, numbers: Numbers) -> None:
+async def set_numbers(
+    database: Database, kind: str, key: str, numbers: Numbers, *, entry: AuditEntry | None = None
+) -> None:
     """Write an operator's numbers for a kind, or for one of its keys; they stay until they are reset."""
-    await database.run(WRITE_OPERATOR, {"kind": kind, "key": key, **numbers._asdict()})
+    await run_noted(database, WRITE_OPERATOR, {"kind": kind, "key": key, **numbers._asdict()}, entry)
     if not key:
         await count_running(database, kind)
 
@@ -187,22 +190,29 @@ async def count_running(database: Database, kind: str) -> bool:
     return not await database.run(COUNT_RUNNING, {"kind": kind})
 
 
-async def reset_numbers(database: Database, kind: str, key: str) -> None:
+async def reset_numbers(database: Database, kind: str, key: str, *, entry: AuditEntry | None = None) -> None:
     """Take an operator's numbers away; those of the code come back with the next worker that starts.
 
     Raises:
         TransitionRefused: an operator has set none.
     """
-    if not await database.run(RESET, {"kind": kind, "key": key}):
+    if not await run_noted(database, RESET, {"kind": kind, "key": key}, entry):
         raise TransitionRefused(f"no operator has set a limit of {named(kind, key)}")
 
 
 async def pause(
-    database: Database, kind: str, key: str, *, seconds: float | None, paused_by: str, reason: str | None
+    database: Database,
+    kind: str,
+    key: str,
+    *,
+    seconds: float | None,
+    paused_by: str,
+    reason: str | None,
+    entry: AuditEntry | None = None,
 ) -> datetime | None:
     """Pause a kind, or one of its keys, for so many seconds (None: until it is resumed); return until when."""
     values = {"kind": kind, "key": key, "seconds": seconds, "paused_by": paused_by, "reason": reason}
-    [row] = await database.run(PAUSE, values)
+    [row] = await run_noted(database, PAUSE, values, entry)
     until: datetime | None = row.paused_until
     return until
 
@@ -215,13 +225,13 @@ async def pause_for(
     await database.run(PAUSE_FOR, values)
 
 
-async def resume(database: Database, kind: str, key: str) -> None:
+async def resume(database: Database, kind: str, key: str, *, entry: AuditEntry | None = None) -> None:
     """Let a kind or a key go on.
 
     Raises:
         TransitionRefused: it is not paused.
     """
-    if not await database.run(RESUME, {"kind": kind, "key": key}):
+    if not await run_noted(database, RESUME, {"kind": kind, "key": key}, entry):
         raise TransitionRefused(f"{named(kind, key)} is not paused")
 
 

@@ -1,6 +1,7 @@
 """SET_PRIORITY: a waiting job goes to another lane; and which lanes have jobs."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
@@ -8,13 +9,16 @@ import sqlalchemy as sa
 
 from jsworker.core.errors import TransitionRefused
 from jsworker.core.priorities import PRIORITIES
-from jsworker.ownership import predicates
+from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
+from jsworker.ownership.pool import Row, uuid_array
 from jsworker.ownership.predicates import has_other_priority, queued, waits_for_a_run
-from jsworker.ownership.refusals import RowRefused
-from jsworker.ownership.statements import NOW, compiled, condition, entry, filled, given, j, json_object
+from jsworker.ownership.refusals import in_halves
+from jsworker.ownership.statements import NOW, compiled, condition, filled, given, given_array, j, json_object
+from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 
 _TRIES: Final = 3
+_AT_ONCE: Final = 500
 
 
 def _set_priority() -> sa.TextClause:
@@ -24,9 +28,9 @@ def _set_priority() -> sa.TextClause:
     meets it first may claim the job all the same. Its place in the order, ``queued_at``, is kept.
     """
     chosen = sa.select(j.c.id, j.c.priority.label("was")).where(
-        j.c.id == sa.bindparam("id"), waits_for_a_run, has_other_priority
+        j.c.id == sa.any_(given_array("ids", sa.Uuid)), waits_for_a_run, has_other_priority
     )
-    locked = chosen.with_for_update(key_share=True).cte("chosen")
+    locked = chosen.order_by(j.c.id).with_for_update(key_share=True).cte("chosen")
     moved = (
         sa.update(j)
         .values(
@@ -43,7 +47,7 @@ def _set_priority() -> sa.TextClause:
         priority=_name_of(moved.c.priority), was=_name_of(moved.c.was), dispatch=moved.c.dispatch
     )
     return compiled(
-        sa.select(moved.c.id, moved.c.status).add_cte(entry(moved, "priority_set", detail=detail))
+        sa.select(moved.c.id, moved.c.status).add_cte(statements.entry(moved, "priority_set", detail=detail))
     )
 
 
@@ -52,7 +56,7 @@ def _name_of(number: sa.ColumnElement[int]) -> sa.ColumnElement[str]:
 
 
 SET_PRIORITY = _set_priority()
-STANDING = sa.text("SELECT status, priority FROM jsworker.jobs WHERE id = :id")
+STANDING = sa.text("SELECT id, status, priority FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[]))")
 
 # Along an index in which no normal job stands: one look for each kind and priority, whatever waits.
 LANES = filled(
@@ -68,24 +72,61 @@ FROM unnest(CAST(:kinds AS text[]), CAST(:priorities AS smallint[])) AS lane(kin
 )
 
 
-async def set_priority(database: Database, job_id: UUID, priority: int) -> str:
-    """Give a waiting job another priority and return its status; TransitionRefused says why it cannot be."""
-    values = {"id": job_id, "priority": priority}
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What became of jobs that were to be changed: those that are as was asked, and others, each with the reason.
+
+    ``unchanged`` are those of the first that were so before.
+    """
+
+    changed: list[UUID]
+    unchanged: list[UUID]
+    refused: dict[UUID, str]
+
+
+async def set_priorities(
+    database: Database, ids: Sequence[UUID], priority: int, *, entry: AuditEntry | None = None
+) -> Changed:
+    """Give waiting jobs another priority; others are refused."""
+
+    async def write(some: Sequence[UUID]) -> Sequence[Row]:
+        values = {"ids": uuid_array(some), "priority": priority}
+        return await run_noted(database, SET_PRIORITY, values, entry)
+
+    left = list(dict.fromkeys(ids))
+    changed: list[UUID] = []
+    unchanged: list[UUID] = []
+    refused: dict[UUID, str] = {}
     for _ in range(_TRIES):  # it may be released, say, between the two statements
-        try:
-            if moved := await database.run(SET_PRIORITY, values):
-                return str(moved[0].status)
-        except RowRefused as error:
-            raise TransitionRefused(f"the priority of job {job_id} cannot be set: {error}") from None
-        found = await database.run(STANDING, {"id": job_id})
-        if not found:
-            raise TransitionRefused(f"job {job_id} does not exist")
-        status = str(found[0].status)
-        if status not in {"queued", "scheduled"}:
-            raise TransitionRefused(f"job {job_id} is {status}; only a waiting job's priority can be set")
-        if found[0].priority == priority:
-            return status
-    raise TransitionRefused(f"job {job_id} goes in and out of the queue too fast; try again")
+        rows, bad = await in_halves(left, write, size=_AT_ONCE)
+        changed += [row.id for row in rows]
+        refused |= {each: f"the priority of job {each} cannot be set: {error}" for each, error in bad}
+        missed = [each for each in left if each not in {*changed, *refused}]
+        if not missed:
+            return Changed(changed, unchanged, refused)
+        found = {row.id: row for row in await database.run(STANDING, {"ids": uuid_array(missed)})}
+        left = []
+        for each in missed:
+            if each not in found:
+                refused[each] = f"job {each} does not exist"
+            elif found[each].status not in {"queued", "scheduled"}:
+                rule = "only a waiting job's priority can be set"
+                refused[each] = f"job {each} is {found[each].status}; {rule}"
+            elif found[each].priority == priority:
+                unchanged.append(each)
+            else:
+                left.append(each)
+    refused |= {each: f"job {each} goes in and out of the queue too fast; try again" for each in left}
+    return Changed(changed, unchanged, refused)
+
+
+async def set_priority(
+    database: Database, job_id: UUID, priority: int, *, entry: AuditEntry | None = None
+) -> None:
+    """Give a waiting job another priority; TransitionRefused says why it cannot be."""
+    done = await set_priorities(database, [job_id], priority, entry=entry)
+    if job_id in done.refused:
+        raise TransitionRefused(done.refused[job_id])
 
 
 async def lanes_with_jobs(database: Database, lanes: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:

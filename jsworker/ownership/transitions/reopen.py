@@ -16,6 +16,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Transaction, uuid_array
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.statements import condition, filled, sql
+from jsworker.ownership.transitions.audit import AuditEntry
 
 _SECONDS: Final = 60.0
 """As many jobs may be held again as a workflow has."""
@@ -125,7 +126,9 @@ class _NoneIsLeft(Exception):
     """None of the members can be retried any more."""
 
 
-async def retry_members(database: Database, batch: UUID, ids: Sequence[UUID]) -> list[UUID]:
+async def retry_members(
+    database: Database, batch: UUID, ids: Sequence[UUID], *, entry: AuditEntry | None = None
+) -> list[UUID]:
     """Put failed or cancelled jobs of the workflow of a batch back into the queue, and return these.
 
     Raises:
@@ -146,6 +149,8 @@ async def retry_members(database: Database, batch: UUID, ids: Sequence[UUID]) ->
         await transaction.run(LOOK_AGAIN, opened)
         retried = await transaction.run(RETRY_MEMBERS, given | opened)
         await transaction.run(HOLD_AGAIN, opened)
+        if entry is not None:
+            await entry.note(transaction, changed=len(retried))
         return [row.id for row in retried]
 
     try:

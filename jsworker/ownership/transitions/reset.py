@@ -19,6 +19,7 @@ from jsworker.ownership.predicates import ANY_AGE, RunAge
 from jsworker.ownership.refusals import RowRefused, in_halves
 from jsworker.ownership.schema import untold_resets
 from jsworker.ownership.statements import NOW, compiled, given, given_array, j
+from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 
 InLine = dict[tuple[UUID, int], bool]
 """Whether a job of a dead owner had not begun, by id and fencing token, as it was first seen."""
@@ -322,7 +323,12 @@ async def reset_dead(
 
 
 async def reset_by_operator(
-    database: Database, *, seen: Collection[tuple[UUID, int]], reason: str, age: RunAge = ANY_AGE
+    database: Database,
+    *,
+    seen: Collection[tuple[UUID, int]],
+    reason: str,
+    age: RunAge = ANY_AGE,
+    entry: AuditEntry | None = None,
 ) -> TakenBack:
     """Take back jobs on an operator's word, each at the token at which it was seen, if still so old."""
     values = {"worker_id": None, "reason": reason, **age.values()}
@@ -330,7 +336,7 @@ async def reset_by_operator(
         "ids": [job_id for job_id, _ in seen],
         "tokens": [token for _, token in seen],
     }
-    return await _take_back(database, RESET_BY_OPERATOR, values, rows)
+    return await _take_back(database, RESET_BY_OPERATOR, values, rows, entry)
 
 
 async def take_unreported(database: Database) -> list[Reset]:
@@ -339,14 +345,18 @@ async def take_unreported(database: Database) -> list[Reset]:
 
 
 async def _take_back(
-    database: Database, statement: sa.TextClause, values: dict[str, Any], rows: Mapping[str, Sequence[Any]]
+    database: Database,
+    statement: sa.TextClause,
+    values: dict[str, Any],
+    rows: Mapping[str, Sequence[Any]],
+    entry: AuditEntry | None = None,
 ) -> TakenBack:
     """Take back ``rows``, given column by column; one whose key is being taken is refused until that has ended."""
 
     async def write(places: Sequence[int]) -> Sequence[Row]:
         some = {name: [column[place] for place in places] for name, column in rows.items()}
         try:
-            return await database.run(statement, values | some)
+            return await run_noted(database, statement, values | some, entry)
         except DatabaseRefused as error:
             if error.sqlstate != _LOCK_NOT_AVAILABLE:
                 raise

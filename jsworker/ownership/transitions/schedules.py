@@ -22,6 +22,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import live
 from jsworker.ownership.schema import jobs, schedules
 from jsworker.ownership.statements import NOW, compiled, given, given_array, given_rows, j
+from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 from jsworker.ownership.transitions.enqueue import new_job_id
 
 s: Final = typing.cast("sa.Alias", schedules.alias("s"))
@@ -320,13 +321,15 @@ async def write_code(
     return {row.name: row.kind for row in rows if row.kind != kind_of[row.name]}
 
 
-async def add(database: Database, new: NewSchedule, *, replace: bool) -> None:
+async def add(
+    database: Database, new: NewSchedule, *, replace: bool, entry: AuditEntry | None = None
+) -> None:
     """Write an operator's schedule.
 
     Raises:
         TransitionRefused: there is one of that name, and ``replace`` is not set.
     """
-    if not await database.run(WRITE_OPERATOR, _values([new]) | {"replace": replace}):
+    if not await run_noted(database, WRITE_OPERATOR, _values([new]) | {"replace": replace}, entry):
         raise TransitionRefused(f"there is a schedule {new.name!r} already")
 
 
@@ -335,12 +338,12 @@ async def list_schedules(database: Database) -> list[dict[str, Any]]:
     return [row._asdict() for row in await database.run(LIST)]
 
 
-async def pause(database: Database, name: str) -> None:
+async def pause(database: Database, name: str, *, entry: AuditEntry | None = None) -> None:
     """Let a schedule rest until it is resumed."""
-    _found(name, await database.run(PAUSE, {"name": name}))
+    _found(name, await run_noted(database, PAUSE, {"name": name}, entry))
 
 
-async def resume(database: Database, name: str) -> datetime:
+async def resume(database: Database, name: str, *, entry: AuditEntry | None = None) -> datetime:
     """Let a schedule go on, and return when it is due next; instants of the pause are left out."""
     [row] = _found(name, await database.run(ONE, {"name": name}))
     stored = _stored(row)
@@ -351,21 +354,21 @@ async def resume(database: Database, name: str) -> datetime:
     except ValueError as error:
         raise TransitionRefused(f"schedule {name!r}: {error}") from None
     values = {"name": name, "revision": stored.revision, "then": then}
-    if not await database.run(RESUME, values):
+    if not await run_noted(database, RESUME, values, entry):
         raise TransitionRefused(f"schedule {name!r} was changed this very moment; look at it again")
     return then
 
 
-async def run_now(database: Database, name: str) -> UUID:
+async def run_now(database: Database, name: str, *, entry: AuditEntry | None = None) -> UUID:
     """Enqueue a job of a schedule besides its instants, and return its id."""
     job_id = new_job_id()
-    _found(name, await database.run(RUN_NOW, {"name": name, "job_id": job_id}))
+    _found(name, await run_noted(database, RUN_NOW, {"name": name, "job_id": job_id}, entry))
     return job_id
 
 
-async def remove(database: Database, name: str) -> None:
+async def remove(database: Database, name: str, *, entry: AuditEntry | None = None) -> None:
     """Delete a schedule; its jobs stay. One of the code comes back with the next worker that has it."""
-    _found(name, await database.run(REMOVE, {"name": name}))
+    _found(name, await run_noted(database, REMOVE, {"name": name}, entry))
 
 
 def _found(name: str, rows: Sequence[Any]) -> Sequence[Any]:

@@ -1,0 +1,200 @@
+"""All jobs that match: counted first, then changed, batch by batch, with an entry in the list of actions."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final, NamedTuple, TypedDict
+from uuid import UUID
+
+from jsworker.client.client_publisher import ClientPublisher
+from jsworker.client.terms import instant_of
+from jsworker.core.names import printable, shown
+from jsworker.core.priorities import Priority, priority_number
+from jsworker.ownership.database import Database
+from jsworker.ownership.queries import listing
+from jsworker.ownership.queries.job_filter import Selection
+from jsworker.ownership.refusals import operators_rights
+from jsworker.ownership.transitions import control, priorities, reset
+from jsworker.ownership.transitions.audit import AuditEntry
+from jsworker.ownership.transitions.control import LIVE
+from jsworker.ownership.transitions.reschedule import reschedule_all
+
+REASON_CHARACTERS: Final = 1000
+MOST_COUNTED: Final = 10_000
+COUNT_SECONDS: Final = 2.0
+_MOST_NAMED: Final = 100
+
+Found = Sequence[tuple[UUID, int]]
+"""Jobs, with the fencing token at which they were found."""
+
+
+class JobConditions(TypedDict, total=False):
+    """What jobs have in common, of which all that is given and not None must hold.
+
+    error: a text that their last error holds, in capitals or not.
+    key: their limit key.
+    worker: the id of the worker that runs them, or has completed them.
+    unique_key: their unique key, whether they are live or not.
+    since, until: they were enqueued at this time or later, and before that one; with time zones.
+    failure: the group of failures, as ``failures`` of the dashboard names it; goes with a kind.
+    """
+
+    error: str | None
+    key: str | None
+    worker: str | None
+    unique_key: str | None
+    since: datetime | None
+    until: datetime | None
+    failure: UUID | None
+
+
+class JobCount(NamedTuple):
+    """How many jobs match; ``is_all`` False: at least so many, for counting was ended."""
+
+    jobs: int
+    is_all: bool
+
+
+@dataclass(slots=True)
+class BulkOutcome:
+    """What was done to all jobs that match.
+
+    Attributes:
+        action_id: the entry in the list of actions.
+        matched: jobs that matched.
+        changed: those that were changed.
+        refused: why others were not, by their ids: of the first hundred.
+    """
+
+    action_id: UUID
+    matched: int = 0
+    changed: int = 0
+    refused: dict[UUID, str] = field(default_factory=dict)
+
+    def add(self, changed: int, refused: Mapping[UUID, str]) -> None:
+        """Add what was done to a batch."""
+        self.changed += changed
+        for job_id, why in refused.items():
+            if len(self.refused) < _MOST_NAMED:
+                self.refused[job_id] = why
+
+
+class SelectedJobs:
+    """Jobs that match what ``JobClient.select`` was given, at the moment of each call.
+
+    Each action passes over what has another status, or has run on, by then. It works in batches, each of
+    which is a transaction with its part of the entry in ``JobClient.audit``; cut off, it leaves the rest of
+    the jobs as they are. ``actor`` is who does it, for that list; left out: the login of the database.
+    """
+
+    def __init__(self, database: Database, publisher: ClientPublisher, selection: Selection) -> None:
+        self.selection = selection
+        self._database = database
+        self._publisher = publisher
+
+    async def count(self, *, most: int = MOST_COUNTED, seconds: float = COUNT_SECONDS) -> JobCount:
+        """Return how many jobs match; counting ends at ``most``, and after so many seconds."""
+        clock = asyncio.get_running_loop().time
+        ends_at, jobs = clock() + seconds, 0
+        async with aclosing(self._pages(acting=False)) as pages:
+            async for page in pages:
+                jobs += len(page)
+                if jobs >= most or clock() >= ends_at:
+                    return JobCount(min(jobs, most), is_all=False)
+        return JobCount(jobs, is_all=True)
+
+    async def retry(self, *, actor: str | None = None) -> BulkOutcome:
+        """Put failed and cancelled jobs back into the queue; see ``JobClient.retry``."""
+
+        async def act(found: Found, entry: AuditEntry, outcome: BulkOutcome) -> None:
+            done = await control.retry_all(self._database, _ids(found), entry=entry)
+            outcome.add(len(done.retried), done.refused)
+
+        return await self._act("retry", {"failed", "cancelled"}, act, actor)
+
+    async def cancel(self, *, actor: str | None = None) -> BulkOutcome:
+        """Cancel waiting jobs, and ask running ones to stop; see ``JobClient.cancel``."""
+        chosen = self.selection
+
+        async def act(found: Found, entry: AuditEntry, outcome: BulkOutcome) -> None:
+            done = await control.cancel(
+                self._database, _ids(found), statuses=chosen.statuses, age=chosen.age, entry=entry
+            )
+            outcome.add(len(done.cancelled) + len(done.requested), done.refused)
+
+        return await self._act("cancel", LIVE, act, actor)
+
+    async def clear(self, reason: str, *, actor: str | None = None) -> BulkOutcome:
+        """Take running jobs from their workers and put them back; see ``JobClient.clear_and_reenqueue``."""
+        if not isinstance(reason, str):
+            raise TypeError(f"reason={shown(reason)} must be text, not {type(reason).__name__}")
+        line = printable(reason, REASON_CHARACTERS)
+
+        async def act(found: Found, entry: AuditEntry, outcome: BulkOutcome) -> None:
+            taken = await reset.reset_by_operator(
+                self._database, seen=found, reason=line, age=self.selection.age, entry=entry
+            )
+            outcome.add(len(taken.resets), {each: str(error) for each, error in taken.refused.items()})
+
+        return await self._act("clear", {"processing"}, act, actor, reason=line)
+
+    async def set_priority(self, priority: Priority, *, actor: str | None = None) -> BulkOutcome:
+        """Give waiting jobs another priority; see ``JobClient.set_priority``."""
+        number = priority_number(priority)
+
+        async def act(found: Found, entry: AuditEntry, outcome: BulkOutcome) -> None:
+            done = await priorities.set_priorities(self._database, _ids(found), number, entry=entry)
+            outcome.add(len(done.changed), done.refused)
+
+        return await self._act("set_priority", {"queued", "scheduled"}, act, actor, to=priority)
+
+    async def reschedule(self, run_at: datetime, *, actor: str | None = None) -> BulkOutcome:
+        """Let jobs that wait for a time wait for this one; see ``JobClient.reschedule``."""
+        when = instant_of("run_at", run_at)
+
+        async def act(found: Found, entry: AuditEntry, outcome: BulkOutcome) -> None:
+            done = await reschedule_all(self._database, _ids(found), when, entry=entry)
+            outcome.add(len(done.changed), done.refused)
+
+        return await self._act("reschedule", {"scheduled"}, act, actor, to=when.isoformat())
+
+    def _pages(self, *, acting: bool) -> AsyncGenerator[list[tuple[UUID, int]], None]:
+        chosen = self.selection
+        return listing.matching(
+            self._database,
+            statuses=chosen.statuses,
+            kind=chosen.kind,
+            age=chosen.age,
+            priority=chosen.priority,
+            where=chosen.where,
+            acting=acting,
+        )
+
+    async def _act(
+        self,
+        action: str,
+        possible: set[str] | frozenset[str],
+        act: Callable[[Found, AuditEntry, BulkOutcome], Awaitable[None]],
+        actor: str | None,
+        **how: str,
+    ) -> BulkOutcome:
+        if not possible.issuperset(self.selection.statuses):
+            asked, rule = " or ".join(self.selection.statuses), " or ".join(sorted(possible))
+            raise ValueError(f"{action} of jobs that are {asked}: it acts only on jobs that are {rule}")
+        entry = AuditEntry(action, {"jobs": self.selection.as_dict(), **how}, actor=actor)
+        outcome = BulkOutcome(entry.action_id)
+        with operators_rights(action):
+            async with aclosing(self._pages(acting=True)) as pages:
+                async for found in pages:
+                    outcome.matched += len(found)
+                    for start in range(0, len(found), listing.PAGE):
+                        await act(found[start : start + listing.PAGE], entry, outcome)
+            await entry.end(self._database, matched=outcome.matched)
+        self._publisher.publish_in_background()
+        return outcome
+
+
+def _ids(found: Found) -> list[UUID]:
+    return [job_id for job_id, _ in found]

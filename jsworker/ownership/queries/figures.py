@@ -1,0 +1,97 @@
+"""What was done in the last minutes or hours, from the figures that workers keep."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import accumulate
+from typing import Final
+
+from sqlalchemy import text
+
+from jsworker.core.clock import DURATION_BUCKETS
+from jsworker.ownership.database import Database
+from jsworker.ownership.transitions.statistics import COUNTED
+
+_SUMS: Final = ", ".join(f"CAST(sum({name}) AS bigint) AS {name}" for name in COUNTED)
+_SECONDS: Final = "sum(wait_seconds) AS wait_seconds, sum(run_seconds) AS run_seconds"
+_CHOSEN: Final = """WITH chosen AS MATERIALIZED (
+  SELECT * FROM jsworker.statistics
+  WHERE minute >= date_trunc('minute', statement_timestamp()) - make_interval(mins => CAST(:minutes AS integer))
+    AND (CAST(:kind AS text) IS NULL OR kind = :kind)
+)"""
+
+
+def _by(column: str) -> str:
+    return f"""{_CHOSEN}, places AS (
+  SELECT c.{column}, b.place, CAST(sum(b.waits) AS bigint) AS waits, CAST(sum(b.runs) AS bigint) AS runs
+  FROM chosen AS c CROSS JOIN unnest(c.waits, c.runs) WITH ORDINALITY AS b(waits, runs, place)
+  GROUP BY c.{column}, b.place
+), buckets AS (
+  SELECT {column}, array_agg(waits ORDER BY place) AS waits, array_agg(runs ORDER BY place) AS runs
+  FROM places GROUP BY {column}
+), sums AS (
+  SELECT {column}, {_SUMS}, {_SECONDS} FROM chosen GROUP BY {column}
+)
+SELECT {", ".join(f"s.{name}" for name in (column, *COUNTED, "wait_seconds", "run_seconds"))}, b.waits, b.runs
+FROM sums AS s JOIN buckets AS b ON b.{column} = s.{column} ORDER BY s.{column}"""  # noqa: S608 -- constants
+
+
+FIGURES_BY_MINUTE = text(_by("minute"))
+FIGURES_BY_KIND = text(_by("kind"))
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What all workers have done in a span of time, or of a kind.
+
+    Attributes:
+        started: runs that began.
+        completed, cancelled, expired: jobs that ended so, by a run, or because it did not begin in time.
+        errors: attempts that failed, each to be followed by another.
+        failed: jobs that failed for good.
+        wait_seconds, waits: from when jobs were due to their claims: the sum, and how many by DURATION_BUCKETS.
+        run_seconds, runs: the same of runs, from claim to end.
+    """
+
+    started: int
+    completed: int
+    errors: int
+    failed: int
+    cancelled: int
+    expired: int
+    wait_seconds: float
+    run_seconds: float
+    waits: Sequence[int]
+    runs: Sequence[int]
+
+
+async def figures_by_minute(
+    database: Database, *, minutes: int = 60, kind: str | None = None
+) -> dict[datetime, Figures]:
+    """Return the figures of each of the last minutes in which anything was done; the present one is not over."""
+    rows = await database.run(FIGURES_BY_MINUTE, {"minutes": minutes, "kind": kind})
+    return {row[0]: Figures(*row[1:]) for row in rows}
+
+
+async def figures_by_kind(database: Database, *, minutes: int = 60) -> dict[str, Figures]:
+    """Return the figures of each kind of which anything was done in the last minutes."""
+    rows = await database.run(FIGURES_BY_KIND, {"minutes": minutes, "kind": None})
+    return {row[0]: Figures(*row[1:]) for row in rows}
+
+
+def percentile(buckets: Sequence[int], share: float) -> float | None:
+    """Return below which duration, in seconds, such a share (0 to 1) of what was counted lies; None: nothing was.
+
+    Within a bucket it is estimated; beyond the last bound it is that bound.
+    """
+    sums = list(accumulate(buckets))
+    if not sums or not sums[-1]:
+        return None
+    wanted = share * sums[-1]
+    place = bisect_left(sums, wanted)
+    if place >= len(DURATION_BUCKETS):
+        return DURATION_BUCKETS[-1]
+    low, high = (DURATION_BUCKETS[place - 1] if place else 0.0), DURATION_BUCKETS[place]
+    before = sums[place - 1] if place else 0
+    return low + (high - low) * (wanted - before) / max(buckets[place], 1)

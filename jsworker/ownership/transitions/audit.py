@@ -1,0 +1,162 @@
+"""Who did what: an entry for an action, written in the transaction of what it tells; and the list of them."""
+
+import getpass
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Self
+from uuid import UUID
+
+from sqlalchemy import TextClause, text
+
+from jsworker.core.names import printable
+from jsworker.ownership.database import Database
+from jsworker.ownership.pool import Parameters, Row, Transaction
+from jsworker.ownership.transitions.enqueue import new_job_id
+
+KEPT_SECONDS: Final = 400 * 86400.0
+_LONGEST_ACTOR: Final = 255
+_MOST_NAMED: Final = 100
+_PRUNED_AT_ONCE: Final = 1_000
+
+NOTE_ACTION = text("""
+INSERT INTO jsworker.audit (action_id, part, actor, action, target, matched, changed)
+VALUES (:action_id, :part, coalesce(CAST(:actor AS text), CAST(CURRENT_USER AS text)), :action,
+  CAST(:target AS jsonb), :matched, :changed)
+""")
+
+# Along the primary key, whose first column is in the order of time: one group after the other, as many as are asked for.
+ACTIONS = text("""
+SELECT a.action_id, min(a.at) AS at, max(a.at) AS ended_at, min(a.actor) AS actor, min(a.login) AS login,
+  min(a.action) AS action, (array_agg(a.target))[1] AS target,
+  CAST(sum(a.matched) AS bigint) AS matched, CAST(sum(a.changed) AS bigint) AS changed
+FROM jsworker.audit AS a
+WHERE a.action_id < coalesce(CAST(:after AS uuid), CAST('ffffffff-ffff-ffff-ffff-ffffffffffff' AS uuid))
+GROUP BY a.action_id ORDER BY a.action_id DESC LIMIT :limit
+""")
+
+PRUNE_ACTIONS = text("""
+DELETE FROM jsworker.audit AS a WHERE (a.action_id, a.part) IN (
+  SELECT o.action_id, o.part FROM jsworker.audit AS o
+  WHERE o.at < statement_timestamp() - make_interval(secs => CAST(:kept AS double precision))
+  ORDER BY o.at LIMIT :limit)
+RETURNING a.part
+""")
+
+
+class AuditEntry:
+    """An action that is being done: each of its transactions writes a part of the entry.
+
+    Attributes:
+        action_id: names the entry; later ones have a greater id.
+        action: the verb, such as ``retry`` or ``limits.set``.
+        target: what it is done to, for JSON: ids, a selection; no payload.
+        actor: who does it; None: the login of the database.
+    """
+
+    def __init__(self, action: str, target: Mapping[str, Any], *, actor: str | None = None) -> None:
+        self.action_id = new_job_id()
+        self.action = action
+        self.target = target
+        self.actor = None if actor is None else printable(actor.strip(), _LONGEST_ACTOR) or None
+        self._part = self._matched = 0
+
+    @classmethod
+    def of_jobs(cls, action: str, ids: Sequence[UUID], *, actor: str | None, **how: Any) -> Self:
+        """Return the entry for an action on jobs that are named; of many the first are."""
+        named = {"ids": [str(each) for each in ids[:_MOST_NAMED]]}
+        return cls(
+            action, {"jobs": named | ({"of": len(ids)} if len(ids) > _MOST_NAMED else {}), **how}, actor=actor
+        )
+
+    async def note(self, transaction: Transaction, *, changed: int, others: int = 0) -> None:
+        """Write a part with the transaction: so many were changed, so many others were meant."""
+        self._part += 1
+        values: Parameters = {
+            "action_id": self.action_id,
+            "part": self._part,
+            "actor": self.actor,
+            "action": self.action,
+            "target": json.dumps(self.target),
+            "matched": changed + others,
+            "changed": changed,
+        }
+        await transaction.run(NOTE_ACTION, values)
+        self._matched += changed + others
+
+    async def end(self, database: Database, *, matched: int) -> None:
+        """Write what was meant in all and not changed, so that an action that changed nothing is told, too."""
+        left = max(matched - self._matched, 0)
+        if left or not self._part:
+            await database.in_transaction(lambda opened: self.note(opened, changed=0, others=left))
+
+
+def os_user() -> str:
+    """Return who runs this process, and where, for people: ``user@host``."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user need not have a name
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """An action that was done.
+
+    Attributes:
+        action_id: names it; a list goes on behind it.
+        at, ended_at: when its first and its last part were done, by the database's clock.
+        actor: who did it, as was said; ``login``: by which login of the database.
+        action: the verb, such as ``retry`` or ``limits.set``.
+        target: what it was done to: ids, or a selection.
+        matched: how many were meant.
+        changed: how many it changed.
+    """
+
+    action_id: UUID
+    at: datetime
+    ended_at: datetime
+    actor: str
+    login: str
+    action: str
+    target: dict[str, Any]
+    matched: int
+    changed: int
+
+
+async def run_noted(
+    database: Database,
+    statement: TextClause,
+    values: Parameters,
+    entry: AuditEntry | None,
+) -> Sequence[Row]:
+    """Run a statement that returns what it changes and, if that is anything, write a part of ``entry`` with it."""
+    if entry is None:
+        return await database.run(statement, values)
+
+    async def write(transaction: Transaction) -> Sequence[Row]:
+        rows = await transaction.run(statement, values)
+        if rows:
+            await entry.note(transaction, changed=len(rows))
+        return rows
+
+    return await database.in_transaction(write)
+
+
+async def list_actions(database: Database, *, limit: int = 50, after: UUID | None = None) -> list[Action]:
+    """Return what was done, the last action first; ``after``: begin behind this one."""
+    rows = await database.run_along_index(ACTIONS, {"limit": limit, "after": after})
+    return [Action(*row) for row in rows]
+
+
+async def prune_actions(database: Database, *, kept: float = KEPT_SECONDS) -> int:
+    """Delete entries that were kept for so many seconds, and return how many parts they had."""
+    parts, rows = 0, None
+    while rows is None or len(rows) == _PRUNED_AT_ONCE:
+        rows = await database.run(PRUNE_ACTIONS, {"kept": kept, "limit": _PRUNED_AT_ONCE})
+        parts += len(rows)
+    return parts
