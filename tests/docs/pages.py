@@ -41,7 +41,7 @@ def files_of(page: str) -> dict[str, str]:
 
 
 def commands_of(text: str) -> list[Command]:
-    """Return the commands of a page's text: the lines of its ``console`` blocks that begin with a dollar sign.
+    """Return the commands of a page's text: lines of ``console`` blocks that begin with a dollar sign.
 
     A comment before a block says how its commands run: ``<!-- background -->``, ``<!-- until "TEXT" -->``.
     """

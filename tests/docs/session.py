@@ -1,4 +1,4 @@
-"""A reader's session: the files of pages in an empty folder, and their commands in a shell, one after the other."""
+"""A reader's session: the files of pages in an empty folder, and their commands in a shell, in their order."""
 
 import os
 import shutil
@@ -44,7 +44,7 @@ class Session:
             (self.folder / name).write_text(content)
 
     def run(self, command: Command) -> str:
-        """Run a command and return what it prints; AssertionError: it failed, or did not print in time what it must."""
+        """Run a command and return what it prints; AssertionError: it failed, or printed something else."""
         line = command.line.replace(_PORT, self._port)
         if command.background:
             self._background.append(
@@ -70,9 +70,8 @@ class Session:
             )
             if command.until in done.stdout and (command.until or done.returncode == 0):
                 return done.stdout
-            assert command.until and time.monotonic() < deadline, (
-                f"{line}\n{done.stdout}{done.stderr}{self._errors()}"
-            )
+            if not command.until or time.monotonic() > deadline:
+                raise AssertionError(f"{line}\n{done.stdout}{done.stderr}{self._errors()}")
             time.sleep(0.2)
 
     def _errors(self) -> str:
