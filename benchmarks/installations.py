@@ -1,4 +1,4 @@
-"""Three installations side by side behind one client, on this machine: each has servers and a worker of its own.
+"""Three installations side by side behind one client: each has servers and a worker of its own.
 
 Run by hand: ``python -m benchmarks.installations [--jobs N] [--rate N] [--outage S]``. First as many jobs as
 fast as possible, through one installation and through three; then jobs at a rate, with the PostgreSQL of one
@@ -17,11 +17,13 @@ from typing import Any
 import psycopg
 
 from benchmarks.measures.jsworker_processes import workers
+from benchmarks.processes import wait_until
 from benchmarks.servers import Servers, running_servers
 from jsworker import DatabaseUnavailable, Job, JobClient, JobHandle, JobProcessor, load_settings
 
 NAMES = ("a", "b", "c")
 _DEADLINE_SECONDS = 600.0
+_JOBS = "SELECT status, count(*) FROM jsworker.jobs GROUP BY status"
 
 
 class Nothing(JobProcessor[dict[str, int]]):
@@ -74,6 +76,19 @@ class Running:
         values = {key.removeprefix("JSWORKER_").lower(): value for key, value in self.variables[name].items()}
         return JobClient(load_settings(**values))
 
+    def jobs(self, name: str) -> Counter[str]:
+        """Return how many jobs of an installation there are, by status."""
+        with psycopg.connect(self.variables[name]["JSWORKER_DATABASE_URL"]) as connection:
+            return Counter(dict(connection.execute(_JOBS).fetchall()))
+
+    async def done(self, names: Sequence[str]) -> None:
+        """Wait until all jobs of some installations have ended."""
+
+        async def asked() -> bool:
+            return all(set(self.jobs(name)) <= {"completed", "failed", "cancelled"} for name in names)
+
+        await wait_until(asked, [], what="all jobs have ended", seconds=_DEADLINE_SECONDS)
+
 
 @contextmanager
 def three_installations() -> Iterator[Running]:
@@ -87,25 +102,22 @@ def three_installations() -> Iterator[Running]:
 
 
 async def burst(running: Running, names: Sequence[str], jobs: int) -> tuple[float, Counter[str]]:
-    """Enqueue jobs through some of the installations; return jobs a second until all are done, and their shares."""
+    """Enqueue jobs through some of the installations; return jobs a second to the end, and the shares."""
     clock = asyncio.get_running_loop().time
     async with AsyncExitStack() as stack:
         clients = {name: await stack.enter_async_context(running.client(name)) for name in names}
         doors = Installations(clients)
         shares = Counter(doors.of(str(number)) for number in range(jobs))
         began = clock()
-        handles = await asyncio.gather(
+        await asyncio.gather(
             *(clients[name].enqueue_many("nothing", [{}] * share) for name, share in shares.items())
         )
-        last = [each[-1] for each in handles]
-        await asyncio.gather(*(handle.result(_DEADLINE_SECONDS) for handle in last))
-        while any(live(running.variables[name]) for name in shares):
-            await asyncio.sleep(0.05)
+        await running.done(names)
         return jobs / (clock() - began), shares
 
 
 async def outage(running: Running, *, rate: float, seconds: float) -> dict[str, Any]:
-    """Enqueue at a rate, half of the jobs with a key, while the database of one installation is away for a time."""
+    """Enqueue at a rate, half of the jobs with a key, while one installation loses its database for a time."""
     clock = asyncio.get_running_loop().time
     accepted: Counter[str] = Counter()
     elsewhere: Counter[str] = Counter()
@@ -119,7 +131,7 @@ async def outage(running: Running, *, rate: float, seconds: float) -> dict[str, 
             if number % 2:
                 name, _ = await doors.enqueue_anywhere("nothing", {"n": number}, spread_by=key)
                 accepted[name] += 1
-                elsewhere[doors.of(key)] += name != doors.of(key)
+                elsewhere[doors.of(key)] += int(name != doors.of(key))
                 return
             try:
                 await doors.enqueue("nothing", {"n": number}, unique_key=key)
@@ -141,31 +153,8 @@ async def outage(running: Running, *, rate: float, seconds: float) -> dict[str, 
                 placing.create_task(place(number))
                 number += 1
                 await asyncio.sleep(max(0.0, began + number / rate - clock()))
-        deadline = clock() + _DEADLINE_SECONDS
-        while any(live(each) for each in running.variables.values()):
-            if clock() > deadline:
-                raise TimeoutError("jobs are left")
-            await asyncio.sleep(0.2)
+        await running.done(NAMES)
     return {"enqueued": number, "accepted": accepted, "elsewhere": elsewhere, "refused": refused}
-
-
-def live(variables: Mapping[str, str]) -> int:
-    """Return how many jobs of an installation have not ended."""
-    ended = "status NOT IN ('completed', 'failed', 'cancelled')"
-    return counted(variables, f"SELECT count(*) FROM jsworker.jobs WHERE {ended}")
-
-
-def completed(variables: Mapping[str, str]) -> int:
-    """Return how many jobs of an installation have completed."""
-    return counted(variables, "SELECT count(*) FROM jsworker.jobs WHERE status = 'completed'")
-
-
-def counted(variables: Mapping[str, str], question: str) -> int:
-    """Return the number that a statement gives."""
-    with psycopg.connect(variables["JSWORKER_DATABASE_URL"]) as connection:
-        row = connection.execute(question.encode()).fetchone()
-    assert row is not None
-    return int(row[0])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -181,14 +170,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rate, shares = asyncio.run(burst(running, names, given.jobs))
             parts = ", ".join(f"{name} {share:,}" for name, share in sorted(shares.items()))
             say(f"{given.jobs:,} jobs through {len(names)}: {rate:,.0f} jobs/s, enqueued to done ({parts})")
-        before = {name: completed(each) for name, each in running.variables.items()}
+        before = {name: running.jobs(name)["completed"] for name in NAMES}
         found = asyncio.run(outage(running, rate=given.rate, seconds=given.outage))
-        say(f"\n{found['enqueued']:,} jobs at {given.rate:g}/s; PostgreSQL of b is away for {given.outage:g} s")
-        say("installation   accepted   of b's, taken elsewhere   refused   completed")
-        for name, each in running.variables.items():
-            done = completed(each) - before[name]
+        say(f"\n{found['enqueued']:,} jobs at {given.rate:g}/s; b has no PostgreSQL for {given.outage:g} s")
+        say("installation   accepted   its own, taken elsewhere   refused   completed")
+        for name in NAMES:
+            done = running.jobs(name)["completed"] - before[name]
             say(
-                f"{name:<12}{found['accepted'][name]:>11,}{found['elsewhere'][name]:>26,}"
+                f"{name:<12}{found['accepted'][name]:>11,}{found['elsewhere'][name]:>27,}"
                 f"{found['refused'][name]:>10,}{done:>12,}"
             )
 
