@@ -117,7 +117,7 @@ async def burst(running: Running, names: Sequence[str], jobs: int) -> tuple[floa
 
 
 async def outage(running: Running, *, rate: float, seconds: float) -> dict[str, Any]:
-    """Enqueue at a rate, half of the jobs with a key, while one installation loses its database for a time."""
+    """Enqueue at a rate, half of the jobs with a key, while one installation has no database for long."""
     clock = asyncio.get_running_loop().time
     accepted: Counter[str] = Counter()
     elsewhere: Counter[str] = Counter()
