@@ -1,4 +1,4 @@
-"""A reader's session: the files of pages in an empty folder, and their commands in a shell, in their order."""
+"""A reader's session: the files of pages in an empty folder, and their commands in a shell, in order."""
 
 import os
 import shutil
