@@ -2,16 +2,27 @@
 
 python -m tests.docs.capture start/quickstart.md
 python -m tests.docs.capture tutorial/1-outbox.md tutorial/2-crash.md tutorial/3-watch.md
+python -m tests.docs.capture operate/capacity.md
 
-Pages that are named together are one session, in this order.
+Pages that are named together are one session, in this order. A block behind ``<!-- output of COMMAND -->`` is
+what a command prints that runs in the repository.
 """
 
+import re
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from tests.docs.pages import DOCS, commands_of, files_of
 from tests.docs.session import Session
+
+_OUTPUT = re.compile(r"(?ms)(^<!-- output of python ([^\n]*) -->\n```text\n).*?(^```$)")
+
+
+def _output(block: re.Match[str]) -> str:
+    command = [sys.executable, *block[2].split()]
+    return block[1] + subprocess.check_output(command, cwd=DOCS.parent, text=True) + block[3]
 
 
 def main(pages: list[str]) -> None:
@@ -29,7 +40,7 @@ def main(pages: list[str]) -> None:
                     shown = output.replace(str(folder), "/home/you")
                     shown = "".join(f"{line.rstrip()}\n" for line in shown.splitlines())
                     text = text[: command.start] + shown + text[command.end :]
-                (DOCS / page).write_text(text)
+                (DOCS / page).write_text(_OUTPUT.sub(_output, text))
 
 
 if __name__ == "__main__":

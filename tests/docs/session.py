@@ -41,6 +41,7 @@ class Session:
     def write(self, files: dict[str, str]) -> None:
         """Write the files of a page."""
         for name, content in files.items():
+            (self.folder / name).parent.mkdir(exist_ok=True)
             (self.folder / name).write_text(content)
 
     def run(self, command: Command) -> str:
