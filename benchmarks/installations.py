@@ -24,6 +24,10 @@ from jsworker import DatabaseUnavailable, Job, JobClient, JobHandle, JobProcesso
 NAMES = ("a", "b", "c")
 _DEADLINE_SECONDS = 600.0
 _JOBS = "SELECT status, count(*) FROM jsworker.jobs GROUP BY status"
+_BYTES = """
+SELECT CAST(sum(pg_total_relation_size(oid)) AS bigint) FROM pg_class
+WHERE relnamespace = 'jsworker'::regnamespace AND relkind = 'r'
+"""
 
 
 class Nothing(JobProcessor[dict[str, int]]):
@@ -80,6 +84,12 @@ class Running:
         """Return how many jobs of an installation there are, by status."""
         with psycopg.connect(self.variables[name]["JSWORKER_DATABASE_URL"]) as connection:
             return Counter(dict(connection.execute(_JOBS).fetchall()))
+
+    def bytes_a_job(self, name: str) -> float:
+        """Return the size of an installation's tables and indexes for each of its jobs."""
+        with psycopg.connect(self.variables[name]["JSWORKER_DATABASE_URL"]) as connection:
+            [(size,)] = connection.execute(_BYTES).fetchall()
+        return float(size / self.jobs(name).total())
 
     async def done(self, names: Sequence[str]) -> None:
         """Wait until all jobs of some installations have ended."""
@@ -170,6 +180,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rate, shares = asyncio.run(burst(running, names, given.jobs))
             parts = ", ".join(f"{name} {share:,}" for name, share in sorted(shares.items()))
             say(f"{given.jobs:,} jobs through {len(names)}: {rate:,.0f} jobs/s, enqueued to done ({parts})")
+        say(
+            f"tables, indexes and timelines of a: {running.bytes_a_job('a'):,.0f} bytes for each completed job"
+        )
         before = {name: running.jobs(name)["completed"] for name in NAMES}
         found = asyncio.run(outage(running, rate=given.rate, seconds=given.outage))
         say(f"\n{found['enqueued']:,} jobs at {given.rate:g}/s; b has no PostgreSQL for {given.outage:g} s")
