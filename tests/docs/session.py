@@ -48,15 +48,15 @@ class Session:
         """Run a command and return what it prints; AssertionError: it failed, or printed something else."""
         line = command.line.replace(_PORT, self._port)
         if command.background:
-            self._background.append(
-                subprocess.Popen(
+            with (self.folder.parent / f"stderr-{len(self._background)}").open("wb") as errors:
+                process = subprocess.Popen(
                     ["/bin/bash", "-c", f"exec {line}"],
                     cwd=self.folder,
                     env=self._environment,
                     stdout=subprocess.DEVNULL,
-                    stderr=(self.folder.parent / f"stderr-{len(self._background)}").open("wb"),
+                    stderr=errors,
                 )
-            )
+            self._background.append(process)
             return ""
         deadline = time.monotonic() + _DEADLINE_SECONDS
         while True:
