@@ -180,9 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rate, shares = asyncio.run(burst(running, names, given.jobs))
             parts = ", ".join(f"{name} {share:,}" for name, share in sorted(shares.items()))
             say(f"{given.jobs:,} jobs through {len(names)}: {rate:,.0f} jobs/s, enqueued to done ({parts})")
-        say(
-            f"tables, indexes, timelines of a: {running.bytes_a_job('a'):,.0f} bytes for each completed job"
-        )
+        say(f"tables, indexes, timelines of a: {running.bytes_a_job('a'):,.0f} bytes for each completed job")
         before = {name: running.jobs(name)["completed"] for name in NAMES}
         found = asyncio.run(outage(running, rate=given.rate, seconds=given.outage))
         say(f"\n{found['enqueued']:,} jobs at {given.rate:g}/s; b has no PostgreSQL for {given.outage:g} s")
