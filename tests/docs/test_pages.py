@@ -51,7 +51,7 @@ def test_its_length_its_code_and_its_links(page: str) -> None:
 
 @pytest.mark.parametrize("page", EXCERPTS)
 def test_its_excerpts_stand_in_their_files(page: str) -> None:
-    found = re.findall(r'(?ms)^```python title="([\w/]+/\w+\.py)"\n(.*?)^```', (DOCS / page).read_text())
+    found = re.findall(r'(?ms)^```\w+ title="([\w/]+/\w+\.py)"\n(.*?)^```', (DOCS / page).read_text())
     assert found
     assert [name for name, excerpt in found if excerpt not in (ROOT / name).read_text()] == []
 
