@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from jsworker import SyncJobClient
 from tests.docs.pages import files_of
 from tests.testing.conftest import jsworker_servers
 
@@ -33,6 +34,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", "")).startswith(f"{tmp_path}/"):
             client = getattr(module, "jobs", None)
-            if hasattr(client, "close"):
+            if isinstance(client, SyncJobClient):
                 client.close()
             del sys.modules[name]

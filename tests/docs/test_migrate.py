@@ -131,8 +131,8 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the libraries that no other test needs."""
     folder = tmp_path_factory.mktemp("others")
     requirements = Path(__file__).with_name("others.txt")
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", folder, "--requirement"]
-    subprocess.run([*install, requirements], check=True, timeout=280)
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), "--requirement"]
+    subprocess.run([*install, str(requirements)], check=True, timeout=280)
     return folder
 
 
