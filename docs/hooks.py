@@ -1,0 +1,84 @@
+"""What MkDocs does not do by itself: pages from the top, links out of docs/, llms.txt, plain Markdown."""
+
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.plugins import get_plugin_logger
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parents[1]
+FROM_THE_TOP = {"changelog.md": "CHANGELOG.md", "security.md": "SECURITY.md"}
+"""Pages of the site, and the files that they are made of."""
+
+_CODE = re.compile(r"(?ms)^ *```.*?^ *```$|`[^`\n]+`")
+_LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
+_log = get_plugin_logger("links")
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that are made of files at the repository's top."""
+    for page, source in FROM_THE_TOP.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Let links that lead out of docs/ lead to the repository, or nowhere if nobody has told where it is."""
+    uri = page.file.src_uri
+    source = FROM_THE_TOP.get(uri, f"docs/{uri}")
+
+    def rewritten(link: re.Match[str]) -> str:
+        label, target = link.groups()
+        path, _, anchor = target.partition("#")
+        if not path or re.match(r"[a-z]+:", path):
+            return link[0]
+        place = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+        inside = {top: name for name, top in FROM_THE_TOP.items()}.get(place)
+        if place.startswith("docs/"):
+            inside = place.removeprefix("docs/")
+        if inside is not None:
+            relative = posixpath.relpath(inside, posixpath.dirname(uri) or ".")
+            return f"{label}({relative}{'#' * bool(anchor)}{anchor})"
+        if not (ROOT / place).exists():
+            _log.warning("%s: %s leads to %s, which does not exist", source, link[0], place)
+        if config.extra["repository"]:
+            return f"{label}({config.extra['repository']}/blob/HEAD/{place}{'#' * bool(anchor)}{anchor})"
+        name = label.strip("[]")
+        return name if place in name else f"{name} (`{place}`)"
+
+    parts, end = [], 0
+    for code in _CODE.finditer(markdown):
+        parts += [_LINK.sub(rewritten, markdown[end : code.start()]), code[0]]
+        end = code.end()
+    text = "".join((*parts, _LINK.sub(rewritten, markdown[end:])))
+    page.meta["plain"] = text
+    return text
+
+
+def on_post_build(config: Any) -> None:
+    """Write llms.txt, and beside each page of the site the Markdown that it was made of."""
+    site = Path(config.site_dir)
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}"]
+    for section, pages in _sections(config.nav_pages):
+        lines += ["", f"## {section}", ""]
+        for page in pages:
+            copy = site / page.file.src_uri
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(page.meta["plain"])
+            lines.append(f"- [{page.title}]({page.file.src_uri})")
+    (site / "llms.txt").write_text("\n".join(lines) + "\n")
+
+
+def on_nav(nav: Any, config: Any, files: Any) -> None:  # noqa: ARG001 -- MkDocs passes them by name
+    """Keep the table of contents for llms.txt."""
+    config.nav_pages = nav
+
+
+def _sections(nav: Any) -> Iterator[tuple[str, list[Any]]]:
+    yield "Start", [item for item in nav.items if item.is_page]
+    for item in nav.items:
+        if item.is_section:
+            yield item.title, [page for page in item.children if page.is_page]
