@@ -72,7 +72,7 @@ def on_post_build(config: Any) -> None:
     (site / "llms.txt").write_text("\n".join(lines) + "\n")
 
 
-def on_nav(nav: Any, config: Any, files: Any) -> None:  # noqa: ARG001 -- MkDocs passes them by name
+def on_nav(nav: Any, config: Any, files: Any) -> None:
     """Keep the table of contents for llms.txt."""
     config.nav_pages = nav
 
