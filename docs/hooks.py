@@ -1,6 +1,8 @@
 """What MkDocs does not do by itself: pages from the top, links out of docs/, llms.txt, plain Markdown."""
 
+import inspect
 import posixpath
+import pydoc
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ FROM_THE_TOP = {"changelog.md": "CHANGELOG.md", "security.md": "SECURITY.md"}
 """Pages of the site, and the files that they are made of."""
 
 _CODE = re.compile(r"(?ms)^ *```.*?^ *```$|`[^`\n]+`")
+_DIRECTIVE = re.compile(r"(?m)^::: (\S+)(?:\n {4}.*)*$")
 _LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
 _log = get_plugin_logger("links")
 
@@ -67,7 +70,7 @@ def on_post_build(config: Any) -> None:
         for page in pages:
             copy = site / page.file.src_uri
             copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_text(page.meta["plain"])
+            copy.write_text(_DIRECTIVE.sub(lambda directive: _described(directive[1]), page.meta["plain"]))
             lines.append(f"- [{page.title}]({page.file.src_uri})")
     (site / "llms.txt").write_text("\n".join(lines) + "\n")
 
@@ -75,6 +78,23 @@ def on_post_build(config: Any) -> None:
 def on_nav(nav: Any, config: Any, files: Any) -> None:
     """Keep the table of contents for llms.txt."""
     config.nav_pages = nav
+
+
+def _described(name: str) -> str:
+    """Return what the API reference says of a name, as Markdown."""
+    found = pydoc.locate(name)
+    parts = [(name, found)]
+    for member, value in vars(found).items() if inspect.isclass(found) else ():
+        if not member.startswith("_") and (inspect.isroutine(value) or isinstance(value, property)):
+            parts.append((f"{name}.{member}", getattr(found, member)))
+    return "\n\n".join(
+        f"## `{title}`\n\n```text\n{title}{_signature(value)}\n```\n\n{inspect.getdoc(value) or ''}"
+        for title, value in parts
+    )
+
+
+def _signature(found: Any) -> str:
+    return str(inspect.signature(found)) if callable(found) else ""
 
 
 def _sections(nav: Any) -> Iterator[tuple[str, list[Any]]]:

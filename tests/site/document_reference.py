@@ -6,7 +6,8 @@ python -m tests.site.document_reference
 import ast
 import logging
 import tokenize
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ _SETTINGS = f"""# Settings
 
 {_NOTE}
 
-Every setting is an environment variable and an option of `jsworker run`: `JSWORKER_ACK_WAIT=600` is `--ack-wait 600`.
-Durations are seconds. Faults end with exit code 2 and one line each, which names the variable, the value and the rule.
+Every setting is an environment variable and an option of `jsworker run`: `JSWORKER_ACK_WAIT=600` is
+`--ack-wait 600`. Durations are seconds. Faults end with exit code 2 and one line each, which names the
+variable, the value and the rule.
 
 A variable whose name ends with `_FILE` names a file that holds the value, for
 {", ".join(f"`{variable_of(name)}`" for name in FROM_FILES)}.
@@ -42,8 +44,8 @@ _EVENTS = f"""# Events
 
 {_NOTE}
 
-`worker.on(name, listener)` calls `listener(event)` with each event of this name, `worker.on("*", listener)` with every
-one. What its `fields` hold is in its line of the [log](../logs.md), too, which has this level.
+`worker.on(name, listener)` calls `listener(event)` with each event of this name, `worker.on("*", listener)`
+with every one. What its `fields` hold is in its line of the [log](../logs.md), too, which has this level.
 
 | event | level | |
 |---|---|---|
@@ -115,7 +117,7 @@ def _event(name: str, meaning: str) -> str:
     return f"| `{name}` | {logging.getLevelName(level_of(name)).lower()} | {_cell(meaning)} |\n"
 
 
-def _table(title: str, text: str, metrics: Mapping[str, Set[str]]) -> str:
+def _table(title: str, text: str, metrics: Mapping[str, AbstractSet[str]]) -> str:
     told = dict(_documentation())
     rows = [f"\n## {title}\n\n{text}\n\n| metric | labels | |\n|---|---|---|\n"]
     for name, labels in metrics.items():
