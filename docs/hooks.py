@@ -98,7 +98,5 @@ def _signature(found: Any) -> str:
 
 
 def _sections(nav: Any) -> Iterator[tuple[str, list[Any]]]:
-    yield "Start", [item for item in nav.items if item.is_page]
-    for item in nav.items:
-        if item.is_section:
-            yield item.title, [page for page in item.children if page.is_page]
+    for section in nav.items:
+        yield section.title, [page for page in section.children if page.is_page]

@@ -25,7 +25,7 @@ from jsworker.telemetry.worker_status import Fleet, IsolatedProcesses, KindLabel
 from tests.deployment.metric_names import FLEET_WIDE, PER_PROCESS, SUPERVISORS
 
 FOLDER = Path(__file__).parents[2] / "docs/reference"
-_NOTE = "Written by `python -m tests.site.document_reference`; do not edit."
+_NOTE = "<!-- Written by `python -m tests.site.document_reference`; do not edit. -->"
 _SETTINGS = f"""# Settings
 
 {_NOTE}
