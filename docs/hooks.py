@@ -21,6 +21,23 @@ _LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
 _log = get_plugin_logger("links")
 
 
+def on_config(config: Any) -> None:
+    """Put the pages of a folder where the table of contents says ``folder/*``, by their names."""
+
+    def expanded(item: Any) -> list[Any]:
+        if isinstance(item, str) and item.endswith("/*"):
+            pages = sorted(Path(config.docs_dir, item).parent.glob("*.md"))
+            return [str(page.relative_to(config.docs_dir)) for page in pages]
+        if isinstance(item, dict):
+            [(title, inner)] = item.items()
+            if isinstance(inner, list):
+                within = [each for one in inner for each in expanded(one)]
+                return [{title: within}] if within else []
+        return [item]
+
+    config.nav = [each for item in config.nav for each in expanded(item)]
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages that are made of files at the repository's top."""
     for page, source in FROM_THE_TOP.items():

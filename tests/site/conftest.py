@@ -17,7 +17,7 @@ DOCS = ROOT / "docs"
 
 def python_blocks(page: Path) -> list[str]:
     """Return the Python code of a page."""
-    return re.findall(r"(?ms)^```python\n(.*?)^```$", page.read_text())
+    return re.findall(r"(?ms)^```python[^\n]*\n(.*?)^```$", page.read_text())
 
 
 @pytest.fixture(scope="session")
