@@ -67,7 +67,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         if config.extra["repository"]:
             return f"{label}({config.extra['repository']}/blob/HEAD/{place}{'#' * bool(anchor)}{anchor})"
         name = label.strip("[]")
-        return name if place in name else f"{name} (`{place}`)"
+        return name if name.strip("`/") == place else f"{name} (`{place}`)"
 
     parts, end = [], 0
     for code in _CODE.finditer(markdown):
