@@ -15,9 +15,8 @@ ROOT = Path(__file__).parents[1]
 FROM_THE_TOP = {"changelog.md": "CHANGELOG.md", "security.md": "SECURITY.md"}
 """Pages of the site, and the files that they are made of."""
 
-_CODE = re.compile(r"(?ms)^ *```.*?^ *```$|`[^`\n]+`")
 _DIRECTIVE = re.compile(r"(?m)^::: (\S+)(?:\n {4}.*)*$")
-_LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
+_LINK_OR_CODE = re.compile(r"(?ms)^ *```.*?^ *```$|(!?\[[^\]]*\])\(([^)\s]+)\)|`[^`\n]+`")
 _log = get_plugin_logger("links")
 
 
@@ -52,6 +51,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
     def rewritten(link: re.Match[str]) -> str:
         label, target = link.groups()
+        if label is None:
+            return link[0]
         path, _, anchor = target.partition("#")
         if not path or re.match(r"[a-z]+:", path):
             return link[0]
@@ -69,11 +70,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         name = label.strip("[]")
         return name if name.strip("`/") == place else f"{name} (`{place}`)"
 
-    parts, end = [], 0
-    for code in _CODE.finditer(markdown):
-        parts += [_LINK.sub(rewritten, markdown[end : code.start()]), code[0]]
-        end = code.end()
-    text = "".join((*parts, _LINK.sub(rewritten, markdown[end:])))
+    text = _LINK_OR_CODE.sub(rewritten, markdown)
     page.meta["plain"] = text
     return text
 

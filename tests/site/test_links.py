@@ -28,6 +28,7 @@ def rewritten(markdown: str, *, page: str = "reference/jobs.md", repository: str
         ("[a](../sql.md#claim)", "[a](../sql.md#claim)"),
         ("[a](https://example.org/x)", "[a](https://example.org/x)"),
         ("[a](#b)", "[a](#b)"),
+        ("[`a`](../../model)", f"[`a`]({REPOSITORY}/blob/HEAD/model)"),
         ("`[a](../../model)`", "`[a](../../model)`"),
         ("```\n[a](../../model)\n```", "```\n[a](../../model)\n```"),
     ],
