@@ -1,6 +1,6 @@
 """Draws what ``make demo`` prints, from a real run.
 
-python -m tests.site.capture_demo docs/demo.svg
+PYTHONPATH=examples python -m tests.site.capture_demo docs/demo.svg
 """
 
 import os
