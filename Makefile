@@ -41,7 +41,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 MAKEFLAGS += --no-builtin-rules
 
-.PHONY: help demo dev test test-oldest cover check verify verify-quick chaos model bench bench-full fix lock clean
+.PHONY: help demo dev test test-oldest cover check verify verify-quick chaos model bench bench-full docs dist fix lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -70,12 +70,13 @@ test-oldest: $(VENV)/.project $(OLDEST)/.installed ## Run the tests of what uses
 cover: $(VENV)/.project ## Run the tests with coverage, of every process that they start, too.
 	$(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term $(ARGS)
 
-check: $(VENV)/.project ## Check format, lint, types, layers and known patterns of unsafe code.
+check: $(VENV)/.project ## Check format, lint, types, layers, spelling and known patterns of unsafe code.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+	$(BIN)/codespell
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive jsworker benchmarks deploy examples
 
 chaos: $(VENV)/.project ## Kill 1,000 processes, break everything else, publish what came of the jobs. About an hour.
@@ -110,6 +111,18 @@ bench-full: $(VENV)/.project ## Measure everything: growth, costs, memory, PgBou
 	$(BIN)/pytest -m slow tests/benchmarks
 	$(BIN)/python -m benchmarks --full --json docs/benchmarks.json --chart docs $(ARGS)
 	$(BIN)/python -m benchmarks.document docs/benchmarks.json docs/performance.md
+
+docs: $(VENV)/.project ## Build the documentation site into build/site, every link checked. ARGS=serve shows it while you write.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs $(or $(ARGS),build --strict --quiet)
+
+# Hatchling writes this time into the archives: the same commit gives the same bytes.
+dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
+dist: $(VENV)/.project ## Build wheel and sdist into dist/, and their bill of materials into build/, the same bytes each time.
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation .
+	@mkdir -p build
+	$(BIN)/cyclonedx-py requirements $(IMAGE_LOCK) --pyproject pyproject.toml --output-reproducible \
+		--output-file build/jsworker.cdx.json
 
 fix: $(VENV)/.project ## Format, and repair what the linter can repair.
 	$(BIN)/ruff format .

@@ -8,54 +8,54 @@ from threading import current_thread, main_thread
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 EventName: TypeAlias = Literal[
-    "isolated.ended",
-    "job.claimed",
-    "job.started",
-    "job.skipped",
-    "job.held",
-    "job.progress",
-    "job.completed",
-    "job.error",
-    "job.failed",
-    "job.cancelled",
-    "job.fenced",
-    "job.released",
-    "job.step",
-    "job.snoozed",
-    "job.stalled",
-    "job.stop_ignored",
-    "job.lost",
-    "job.cleared",
-    "jobs.expired",
-    "jobs.pruned",
-    "jobs.woken",
-    "limit.changed",
-    "limit.paused",
-    "limit.resumed",
-    "stale.detected",
-    "stale.recovered",
-    "reconcile.completed",
-    "recovery.off",
-    "heartbeat.failed",
-    "batch.finished",
-    "database.changed",
-    "prune.failed",
-    "message.dead",
-    "message.refused",
-    "message.republished",
-    "row.refused",
-    "schedule.fired",
-    "schedule.refused",
-    "schedule.skipped",
-    "setup.slow",
-    "stream.changed",
-    "worker.started",
-    "worker.draining",
-    "worker.status",
-    "worker.stopped",
-    "worker.degraded",
-    "worker.restored",
-    "workflow.finished",
+    "isolated.ended",  # a child process for jobs of isolated kinds has ended, and why (`cause`)
+    "job.claimed",  # a worker owns a job
+    "job.started",  # the processor of a job is called
+    "job.skipped",  # a message was answered without a run: its job has an owner, or has ended
+    "job.held",  # a job waits for a limit, a rate or the end of a pause (`held_by`, `key`)
+    "job.progress",  # a run told its progress
+    "job.completed",  # a job has completed
+    "job.error",  # an attempt failed, another follows; or a hook raised
+    "job.failed",  # a job has failed for good
+    "job.cancelled",  # a job has ended as cancelled
+    "job.fenced",  # a worker stopped a run, because heartbeats were not answered
+    "job.released",  # a worker handed a job back: it drains, or the run was interrupted
+    "job.step",  # a step of a job is done
+    "job.snoozed",  # a job put itself off, or sleeps
+    "job.stalled",  # a run was taken back, because its owner is silent or dead
+    "job.stop_ignored",  # a run goes on although it was told to stop
+    "job.lost",  # an outcome was refused: another run owns the job, or PostgreSQL does not write it
+    "job.cleared",  # a job was taken back and waits again
+    "jobs.expired",  # jobs that had not begun in time were cancelled
+    "jobs.pruned",  # ended jobs were deleted after `JSWORKER_RETENTION`
+    "jobs.woken",  # held jobs of a kind may begin
+    "limit.changed",  # the numbers of a class were written when its worker started
+    "limit.paused",  # a worker learned that a kind is paused, or a job paused its key
+    "limit.resumed",  # a worker learned that a kind goes on
+    "stale.detected",  # owners are silent, and jobs of theirs are due to be taken back
+    "stale.recovered",  # jobs were taken back together: owners, cause, how many counted
+    "reconcile.completed",  # a worker that started has looked for jobs of its earlier lives
+    "recovery.off",  # rules of recovery are switched off
+    "heartbeat.failed",  # PostgreSQL did not answer a heartbeat
+    "batch.finished",  # the last job of a workflow's node has ended
+    "database.changed",  # PostgreSQL is another server than before: a failover, or a restore
+    "prune.failed",  # ended jobs could not be deleted
+    "message.dead",  # messages could not be used, and were put aside: `jsworker dead-messages`
+    "message.refused",  # a message did not come from JetStream
+    "message.republished",  # messages were lost, and published again
+    "row.refused",  # PostgreSQL refuses to write a row
+    "schedule.fired",  # a schedule enqueued a job
+    "schedule.refused",  # a schedule cannot be fired
+    "schedule.skipped",  # an instant of a schedule was left out, and why
+    "setup.slow",  # `setup()`, a constructor or an import takes long
+    "stream.changed",  # a stream or consumer was brought into shape, or unclaimed messages were removed
+    "worker.started",  # a worker works
+    "worker.draining",  # a worker takes no more jobs, and lets those that run end
+    "worker.status",  # what a worker does: runs, jobs claimed ahead, what was done since the last such line
+    "worker.stopped",  # a worker has ended
+    "worker.degraded",  # something does not work (`what`, `reason`)
+    "worker.restored",  # it works again (`what`)
+    "workflow.finished",  # the last node of a workflow has finished
 ]
 EVENT_NAMES: Final[frozenset[EventName]] = frozenset(get_args(EventName))
 

@@ -88,7 +88,8 @@ async def assert_enqueued(
         count: how many such jobs; None: at least one.
         priority: high, normal or low.
         unique_key: their unique key.
-        due_after, due_within: seconds, or timedeltas, from now: they are due not before that, and by then.
+        due_after: seconds, or a timedelta, from now: they are due not before that.
+        due_within: likewise: they are due by then.
         settings: where the jobs are; None: in the database of the test that runs.
     """
     __tracebackhide__ = True

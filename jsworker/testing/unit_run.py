@@ -70,7 +70,8 @@ async def run_job(
         processor: a processor, or its class.
         payload: as for ``JobClient.enqueue``.
         attempt: what ``job.attempt`` says.
-        cleared, clear_reason: as if an earlier run had been taken back.
+        cleared: what ``job.cleared`` says: whether an earlier run has been taken back.
+        clear_reason: what ``job.clear_reason`` says.
         checkpoint: what an earlier run has saved.
         steps: results of steps by name that earlier runs have kept, and sleeps that are over, with None. To
             go on

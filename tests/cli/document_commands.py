@@ -70,7 +70,7 @@ def _section(words: str, command: Any, depth: int = 2) -> Iterator[str]:
     options = command.params
     if words == "jsworker run":
         options = [each for each in options if each.name not in Settings.model_fields]
-        yield "Each setting is an option, too; the [README](../README.md#operate) lists them.\n"
+        yield "Each [setting](reference/settings.md) is an option, too.\n"
     if rows := list(filter(None, map(_row, options))):
         yield "| | |\n|---|---|"
         yield "\n".join(rows) + "\n"

@@ -246,7 +246,7 @@ async def test_more_threads_than_connections_take_turns(sessions: Sessions, sql:
 async def test_coroutines_and_threads_keep_a_connection_for_each_job_slot_apart(
     sessions: Sessions, sql: Sql
 ) -> None:
-    """So README and docs/scale-out.md count them, for ``max_connections``."""
+    """So docs/operating.md and docs/scale-out.md count them, for ``max_connections``."""
     count = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
     ids = [insert_job(sql, "processing") for _ in range(8)]
 

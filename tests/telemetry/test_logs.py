@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Literal
 from uuid import UUID
 
@@ -501,10 +500,3 @@ class TestProcessors:
             events.emit("job.error", error, error="ValueError: boom")
         place = only_line(out)["at"]
         assert re.fullmatch(r".*test_logs\.py, line \d+", place)
-
-
-def test_the_page_names_every_event_and_its_level() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "logs.md").read_text()
-    found = re.findall(r"(?m)^\| `([a-z]+\.[a-z_]+)` \| (\w+) \| .+ \|$", page)
-    assert dict(found) == {name: logging.getLevelName(level_of(name)).lower() for name in EVENT_NAMES}
-    assert len(found) == len(EVENT_NAMES)
