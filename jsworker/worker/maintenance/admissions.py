@@ -1,6 +1,6 @@
 """Limits in a worker: what its classes say is written, what the table says is learned, what is held is woken.
 
-Whoever ends a run claims what is held of its key right away. This is what finds the rest: keys whose owner
+The worker that ends a run claims what is held of its key right away. This finds the rest: keys whose owner
 died, whose tokens have come back, whose pause has ended, whose limit was raised.
 """
 

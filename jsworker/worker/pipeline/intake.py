@@ -243,7 +243,7 @@ class Consumer:
     async def _admitted(self, ids: Sequence[UUID] = (), **what: Any) -> list[Run]:
         """Return the runs of what admission gives this worker, one admission after the other.
 
-        What it claims nobody has named before: beside another one a read-back could not tell whose it is.
+        It may claim jobs that were not asked for: beside another one a read-back could not tell them apart.
         """
         async with self.state.admitting:
             if ids and not (ids := self.undecided(ids)):  # one before has claimed them
