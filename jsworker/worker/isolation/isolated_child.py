@@ -147,7 +147,7 @@ class _Work:
     def send_state(self) -> None:
         """Tell the owner that the event loop ticks, and how the run is."""
         if (run := self._run) is None:
-            self._send(wire.Tick())
+            self._send(wire.IdleTick())
             return
         self._send(
             wire.RunState(sign_at=run.sign_at, quiet_seconds=run.quiet_seconds, quiet_until=run.quiet_until)
