@@ -1,5 +1,7 @@
 """``… isolated_child PARENT LIFELINE FD``, a process of its own: runs its owner's jobs, one at a time."""
 
+from jsworker.telemetry import lean_structlog  # noqa: F401, I001 -- before all other imports of structlog
+
 import asyncio
 import os
 import signal
