@@ -107,24 +107,38 @@ def enqueue(
     _check_lines(source, key_field, payload is not None or count > 1 or wait or unique_key is not None)
     of_kind = kind_of(kind)
     content = None if source is not None else read_payload("{}" if payload is None else payload)
+    at = None if run_at is None else _instant(run_at)
+    terms = Terms(at, expires_in, unique, unique_for, debounce, debounce_max)
+    try:
+        terms.check_keys([unique_key or key_field])
+        terms.check(delay)
+    except ValueError as error:
+        raise WrongUsage(str(error)) from None
     options: dict[str, Any] = {
         "delay": delay,
         "max_attempts": max_attempts,
         "max_stalls": max_stalls,
         "limit_key": limit_key,
         "priority": priority,
+        **terms._asdict(),
     }
-    at = None if run_at is None else _instant(run_at)
-    terms = Terms(at, expires_in, unique, unique_for, debounce, debounce_max)
-    options |= terms._asdict()
-    try:
-        terms.check_keys([unique_key or key_field])
-        terms.check(delay)
-    except ValueError as error:
-        raise WrongUsage(str(error)) from None
     if source is not None:
         enqueue_lines(source, of_kind, options, key_field=key_field, as_json=as_json)
         return
+    many = {"count": count, "unique_key": unique_key, "options": options}
+    _enqueue_equal(of_kind, content, many, wait=wait, timeout=timeout, as_json=as_json)
+
+
+def _enqueue_equal(
+    kind: Kind,
+    payload: Any,
+    many: dict[str, Any],
+    *,
+    wait: bool,
+    timeout: float | None,
+    as_json: bool,
+) -> None:
+    """Enqueue jobs with one payload, print them, and with ``wait`` the result of the one job."""
     enqueued: list[Enqueued] = []
     results: list[Any] = []
 
@@ -141,16 +155,13 @@ def enqueue(
         if not as_json:
             print_line(strict_json.dumps(results[0]["result"]))
 
-    call: dict[str, Any] = {
-        "count": count,
-        "unique_key": unique_key,
-        "options": options,
+    call: dict[str, Any] = many | {
         "shows_progress": progress_wanted(as_json=as_json),
         "take": enqueued.extend if as_json or wait else print_ids,
         "then": print_result if wait else None,
     }
     try:
-        asyncio.run(_enqueue(of_kind, content, **call))
+        asyncio.run(_enqueue(kind, payload, **call))
     except TimeoutError as error:
         remark(str(error))
         raise typer.Exit(TIMED_OUT) from None
@@ -242,7 +253,7 @@ async def _enqueue(
             one = await client.enqueue(kind, payload, unique_key=unique_key, **options)
             take([one])
             if not one.created:
-                remark(_told(unique_key, options))
+                remark(_existing_in_words(unique_key, options))
             if then is not None:
                 await then(client, one.id)
                 return
@@ -253,7 +264,7 @@ async def _enqueue(
         remark(f"stored, but not published yet, which a worker does: {unpublished}")
 
 
-def _told(key: str | None, options: dict[str, Any]) -> str:
+def _existing_in_words(key: str | None, options: dict[str, Any]) -> str:
     if options["debounce"] is not None:
         return f"a waiting job has unique key {key} already, this one; its payload was replaced"
     holder = "waiting" if options["unique"] == "waiting" else "live"

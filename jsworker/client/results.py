@@ -65,7 +65,7 @@ class _Awaited:
 
 
 _Taken = dict[UUID, list[asyncio.Future[JobEnd]]]
-"""Jobs that are being read, and who waited for them before: who comes later is not told of it."""
+"""Jobs that are being read, and who waited before the read began: who comes later gets no answer from it."""
 
 
 class Results:
@@ -87,7 +87,7 @@ class Results:
         self._is_closed = False
 
     def listen(self, hints: HintReceiver) -> None:
-        """Be told by workers which jobs have ended."""
+        """Receive hints from workers that jobs have ended."""
         self._is_closed = False
         self._hints = hints
         hints.take = self._on_hint
@@ -222,12 +222,12 @@ class Results:
         except Exception as error:  # noqa: BLE001 -- else all would wait for ever
             self._fail(ids, error)
         for end in ends:
-            told = taken[end.id]
-            for place, waiter in enumerate(told):
+            waiters = taken[end.id]
+            for place, waiter in enumerate(waiters):
                 if not waiter.done():  # each with a value of its own, which it may change
                     waiter.set_result(end._replace(result=deepcopy(end.result)) if place else end)
             if (awaited := self._awaited.get(end.id)) is not None:
-                awaited.waiters.difference_update(told)
+                awaited.waiters.difference_update(waiters)
                 if not awaited.waiters:
                     del self._awaited[end.id]
         self._look_later(ids, again_at_once=len(ends) >= MOST_ENDS, least=least)

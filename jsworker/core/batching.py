@@ -47,7 +47,7 @@ class Batcher(Generic[ItemT, AnswerT]):
     def post(self, item: ItemT, taker: _Taker[AnswerT] = None) -> None:
         """Queue an item without waiting for its answer; a function is called with it, but not without one.
 
-        After ``close`` it is given up at once: nobody would wait for the task that writes it.
+        After ``close`` it is given up at once: no one would wait for the task that writes it.
         """
         if self._is_closed:
             for answer in _awaited([(item, taker)]):

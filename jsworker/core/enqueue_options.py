@@ -1,4 +1,4 @@
-"""What may be said of a job by whoever enqueues it."""
+"""What may be said of a job when it is enqueued."""
 
 from datetime import datetime
 

@@ -352,8 +352,8 @@ class Job(Generic[P]):
 
         It is kept from the call on, awaited or not, and written with the completion. A run that does not
         complete the job, for it fails, is retried, snoozed, cancelled or lost, leaves no child behind; the
-        run that does leaves its children once. Where a block of ``job.transaction()`` is open, they share its
-        fate: one that is rolled back enqueues nothing.
+        run that does leaves its children once. Where a block of ``job.transaction()`` is open, they belong to
+        it: one that is rolled back enqueues nothing.
         Where a live job holds the unique key at that moment, none is created; this job's own key is free.
 
         Args:

@@ -79,7 +79,7 @@ class MessageLink(Generic[MessageT]):
     """One end of a socket pair between a process and its child. Belongs to the event loop.
 
     It takes the socket over and reads at most ``rate`` bytes a second from it, not before ``open``. Lines
-    that are no message are told to ``on_invalid``, or else passed over.
+    that are no message are passed to ``on_invalid``, or skipped without it.
     """
 
     def __init__(

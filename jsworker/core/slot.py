@@ -1,4 +1,4 @@
-"""What a job slot is held in: whoever waits inside a job for another one has to know."""
+"""The kinds that share a run's job slots: a job that waits for another one must not block it."""
 
 from contextvars import ContextVar
 from typing import Final

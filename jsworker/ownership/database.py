@@ -187,7 +187,7 @@ class Database:
     def _forget(self, task: asyncio.Task[object]) -> None:
         self._given_up.discard(task)
         if not task.cancelled():
-            task.exception()  # else asyncio logs that nobody asked
+            task.exception()  # else asyncio logs that it was never retrieved
 
 
 def place_of(url: URL) -> str:

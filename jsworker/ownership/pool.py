@@ -209,7 +209,7 @@ def uuid_array(ids: Iterable[UUID]) -> str:
 
 
 async def backend_of(connection: Connection) -> int:
-    """Return which process of the server answers; a pooler has told the client another one."""
+    """Return the process id of the server's backend; behind a pooler it differs from the connection's own."""
     [pid] = await (await connection.execute("SELECT pg_backend_pid()")).fetchone() or [0]
     return int(pid)
 

@@ -49,7 +49,7 @@ def held_by(*why: str) -> Predicate:
     return sa.and_(scheduled, j.c.held_by == why[0] if len(why) == 1 else j.c.held_by.in_(why))
 
 
-# A job with a key is claimed by admission alone, whoever knows of its limit.
+# A job with a key is claimed by admission alone, also by workers that know no limit of it.
 has_no_limit_key: Final = j.c.limit_key.is_(None)
 
 # The owner's fence.

@@ -38,7 +38,7 @@ class ThrowawayDatabases:
         self._names: set[str] = set()
 
     def make_template(self) -> str:
-        """Return the name of a migrated database that nobody else uses: what is added to it, copies have.
+        """Return the name of a migrated database of the caller's own: its copies have what is added to it.
 
         The one that it is copied from stays on the server, for later calls of any process.
         """

@@ -4,7 +4,7 @@ import io
 import os
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -272,13 +272,19 @@ class _WrittenStatements:
 
 def _ways(connection: Connection, revision: str) -> tuple[list[Script], list[Script]]:
     """Return the migrations up to ``revision``, the next one last, and those behind, the last one first."""
-    scripts = ScriptDirectory.from_config(_config(connection))
+    scripts = _scripts()
     current = _current(connection) or "base"
     try:
         behind = list(scripts.iterate_revisions(current, "base"))
         return list(scripts.iterate_revisions(revision, current)), behind
     except RevisionError:
         return [], []  # one of a newer version, or one that the upgrade itself refuses
+
+
+@cache
+def _scripts() -> ScriptDirectory:
+    """Return the migrations; a directory loads all of them, which each step of an upgrade asks for several times."""
+    return ScriptDirectory.from_config(_config(None))
 
 
 def _to_build(connection: Connection, revision: str) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ WORDS: Final[dict[EventName, str]] = {
     "job.error": "retried",
     "job.progress": "progress",
 }
-"""What is told, and the last part of its subject; none is a priority, whose subjects the stream has."""
+"""The events that are sent, with the last part of their subjects, which are none of those that jobs have."""
 _FIELDS: Final = ("job_id", "kind", "attempt", "fencing_token", "stalls", "seconds", "progress")
 """Nothing that a job itself has written: neither errors nor stages."""
 _MOST_PENDING_BYTES: Final = 2**20
@@ -62,11 +62,11 @@ class EventSender:
             self.dropped += 1
             return
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        told: dict[str, Any] = {"v": 1, "event": word, "at": at, "worker_id": self._worker_id}
-        told |= {name: fields[name] for name in _FIELDS if fields.get(name) is not None}
-        if "seconds" in told:
-            told["seconds"] = round(told["seconds"], 3)
-        client.post(subject_of_event(self._prefix, fields["kind"], word), json.dumps(told).encode())
+        body: dict[str, Any] = {"v": 1, "event": word, "at": at, "worker_id": self._worker_id}
+        body |= {name: fields[name] for name in _FIELDS if fields.get(name) is not None}
+        if "seconds" in body:
+            body["seconds"] = round(body["seconds"], 3)
+        client.post(subject_of_event(self._prefix, fields["kind"], word), json.dumps(body).encode())
 
     def _on_denied(self, reason: str) -> None:
         """Send nothing more on this connection: the server would log each event."""

@@ -1,8 +1,8 @@
 """Hints that jobs have ended, from workers to clients that wait for them, on core NATS.
 
 A client tells all workers which jobs it waits for, and again every few seconds. A worker that ends one of
-them says so to that client; for a job that nobody waits for it says nothing. A hint that is lost, late or
-forged costs time: the client reads the row. So nothing is confirmed here, and everything is bounded.
+them sends a hint to that client, and none for a job that no client waits for. A hint that is lost, late
+or forged costs time: the client reads the row. So nothing is confirmed here, and everything is bounded.
 """
 
 import re
@@ -24,7 +24,7 @@ FORGET_SECONDS: Final = 10.0
 """What a client has not said again for at least so long is forgotten; for twice as long at most."""
 
 _ID_BYTES: Final = 16
-_IDS: Final = 2000  # in one message: half of the 64 KB that servers are told to take at most
+_IDS: Final = 2000  # in one message: half of the 64 KB that servers may be set to take at most
 _TOKEN: Final = re.compile(r"[0-9a-f]{16}")
 _MOST_AWAITED: Final = 50_000  # some 10 MB
 _MOST_CLIENTS: Final = 8  # for one job

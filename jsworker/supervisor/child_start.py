@@ -50,7 +50,7 @@ class ChildStart:
 
 @contextmanager
 def signals_held_back() -> Iterator[None]:
-    """Start a process in here: until ``start_as_child`` no signal ends it that a handler should see."""
+    """Block SIGTERM, SIGINT and SIGHUP in a process started within, until it calls ``start_as_child``."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
     try:
         yield

@@ -108,7 +108,7 @@ async def kill_worker_during(
             f"another process cannot make the processor of kind {kind.name}: define its class at the top "
             "level of a module, without arguments, or give an instance that is an attribute of a module"
         )
-    payload_text(type(kind.processor), payload)  # what it refuses is told before anything starts
+    payload_text(type(kind.processor), payload)  # refused here, before anything starts
     async with JobClient(own) as client:
         # Else it might be quarantined, or have failed with this one stall.
         stalls = min(max(kind.limits.max_stalls, _LEAST_STALLS), MOST_STALLS)
@@ -179,14 +179,14 @@ def _log(ended: _Ended) -> str:
 def _run(settings: Settings, order: Mapping[str, Any], seconds: float) -> _Ended:
     """Run a worker process to its end; it does not outlive this one."""
     values = {name: getattr(settings, name) for name in settings.model_fields_set}
-    # It is taken back by who knows the dead worker, as a supervisor does it, and by nobody before.
+    # The caller takes the job back, as a supervisor does; no worker may do it before.
     values["recover_on_start"] = False
     environment = {**os.environ, **{variable_of(name): _text(value) for name, value in values.items()}}
     flags = ["-P"] if sys.flags.safe_path else []
     command = [sys.executable, *flags, "-m", "jsworker.testing.killed_worker", json.dumps(order)]
     with tempfile.TemporaryDirectory(prefix="jsworker-killed-") as folder:
-        told, log = Path(folder, "told"), Path(folder, "log")
-        with told.open("wb") as stdout, log.open("wb") as stderr:
+        output, log = Path(folder, "output"), Path(folder, "log")
+        with output.open("wb") as stdout, log.open("wb") as stderr:
             process = start_with_parent(
                 command,
                 env=environment,
@@ -202,7 +202,7 @@ def _run(settings: Settings, order: Mapping[str, Any], seconds: float) -> _Ended
         finally:
             process.kill()
             process.wait()
-        worker_id, _, said = told.read_text(errors="replace").partition("\n")
+        worker_id, _, said = output.read_text(errors="replace").partition("\n")
         return _Ended(code, worker_id, said.strip(), log.read_text(errors="replace")[-_SHOWN_CHARACTERS:])
 
 

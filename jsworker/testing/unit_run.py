@@ -74,8 +74,7 @@ async def run_job(
         clear_reason: what ``job.clear_reason`` says.
         checkpoint: what an earlier run has saved.
         steps: results of steps by name that earlier runs have kept, and sleeps that are over, with None. To
-            go on
-            where another run ended: ``run_of(error).steps``.
+            continue where another run ended: ``run_of(error).steps``.
         session: on which ``job.transaction()`` works, in a savepoint: commit or roll back yourself.
         draining: whether ``job.should_stop`` is True from the beginning.
         cancel_after: seconds after which the job is cancelled, as by ``JobClient.cancel``.
@@ -110,18 +109,7 @@ async def run_job(
         checkpoint=None if claimed.checkpoint is None else strict_json.loads(claimed.checkpoint),
         steps=dict(steps or {}),
     )
-    # Neither connects before it is asked for a statement, which nothing here does.
-    database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
-    services = LeaseServices(
-        worker_id=_WORKER_ID,
-        settings=settings,
-        contents=PLAIN,
-        database=database,
-        sessions=Sessions(database.url, worker_id=_WORKER_ID, size=1, lock_seconds=1.0),
-        events=Events(),
-        loop=asyncio.get_running_loop(),
-        kinds=frozenset({kind.name}),
-    )
+    services = _services(settings, kind.name)
     lease = UnitLease(run, services, said, session=session, results=results or {}, lost_after=lost_after)
     job = run.job = replace(open_job(run, services), _ownership=lease)
     if draining:
@@ -135,6 +123,21 @@ async def run_job(
     finally:
         await kind.processor.teardown()
     return said
+
+
+def _services(settings: Settings, kind: str) -> LeaseServices:
+    # Neither connects before it is asked for a statement, which nothing here does.
+    database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
+    return LeaseServices(
+        worker_id=_WORKER_ID,
+        settings=settings,
+        contents=PLAIN,
+        database=database,
+        sessions=Sessions(database.url, worker_id=_WORKER_ID, size=1, lock_seconds=1.0),
+        events=Events(),
+        loop=asyncio.get_running_loop(),
+        kinds=frozenset({kind}),
+    )
 
 
 async def _process(

@@ -67,7 +67,7 @@ class TouchedBatches:
         return taken
 
     def put_back(self, batches: set[UUID]) -> None:
-        """Keep batches for the next call; nobody is notified: what has failed would fail again at once."""
+        """Keep batches for the next call, without notifying: what has failed would fail again at once."""
         self._touched |= batches
 
 

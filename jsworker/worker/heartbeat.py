@@ -266,8 +266,8 @@ class Heartbeat:
         # Isolated, its own process is ended, not this one; at shutdown this one ends anyway.
         if run.isolated or run.stop is StopReason.SHUTDOWN:
             return False
-        told_at = run.cancelled_at if run.kind.is_async else run.first_cancelled_at
-        if now - told_at <= self._grace_of(run):
+        asked_at = run.cancelled_at if run.kind.is_async else run.first_cancelled_at
+        if now - asked_at <= self._grace_of(run):
             return False
         is_over = not run.kind.is_async or run.cancellations >= _CANCELLATIONS
         if not is_over:

@@ -50,8 +50,8 @@ async def answer(context: WorkerContext, ask_isolated: AskIsolated, question: by
 
 
 async def _of_job(run: Run, ask_isolated: AskIsolated) -> dict[str, Any]:
-    is_elsewhere = run.isolated and run.phase is Phase.RUNNING
-    stacks = await ask_isolated(run) if is_elsewhere else within_bounds(of_run(run))
+    in_own_process = run.isolated and run.phase is Phase.RUNNING
+    stacks = await ask_isolated(run) if in_own_process else within_bounds(of_run(run))
     return _facts_of(run) | {"stacks": stacks}
 
 

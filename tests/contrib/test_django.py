@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import subprocess
 import sys
 import threading
@@ -47,6 +48,8 @@ from jsworker.core.schedule_rules import Every
 from jsworker.core.settings import Settings
 from jsworker.core.targets import load_processors
 from tests.client.test_enqueue import ShipOrder
+from tests.conftest import TEMPLATE
+from tests.support.servers import TestServers, copy_database, drop_database
 from tests.test_contents import OLD, text_of_keys
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
@@ -55,10 +58,26 @@ from tests.worker.running import StartWorker
 pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
 
 
+@pytest.fixture(scope="module")
+def migrated(servers: TestServers) -> str:
+    """The name of a template that Django has migrated, too: that takes most of the time of a test."""
+    name = f"django_{secrets.token_hex(4)}"
+    with django_on(copy_database(servers.postgres, name, TEMPLATE)):
+        return name
+
+
+@pytest.fixture
+def database_url(servers: TestServers, migrated: str) -> Iterator[str]:
+    name = f"test_{secrets.token_hex(6)}"
+    yield copy_database(servers.postgres, name, migrated)
+    drop_database(servers.postgres, name)
+
+
 @pytest.fixture(autouse=True)
 def _django(database_url: str) -> Iterator[None]:
     # Tasks of this module are in an app.
-    with django_on(database_url), modify_settings(INSTALLED_APPS={"append": "tests.contrib"}):
+    added = modify_settings(INSTALLED_APPS={"append": "tests.contrib"})
+    with django_on(database_url, is_migrated=True), added:
         yield
 
 

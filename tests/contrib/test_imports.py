@@ -1,4 +1,4 @@
-"""Frameworks are loaded by those who use them alone."""
+"""What is slow to load is loaded by those who use it alone."""
 
 import subprocess
 import sys
@@ -14,3 +14,13 @@ def test_jsworker_loads_no_framework() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+def test_jsworker_itself_loads_nothing() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import jsworker; "
+        "print(*{name.partition('.')[0] for name in sys.modules.keys() - before} - sys.stdlib_module_names, "
+        "'asyncio' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "jsworker False\n"

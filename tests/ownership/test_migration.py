@@ -47,15 +47,19 @@ AtRevision = Callable[[str], str]
 
 @pytest.fixture(scope="module")
 def at_revision(databases: TestDatabases) -> AtRevision:
-    """Makes databases of a revision: the first one of each is migrated, all others are copies of it."""
-    templates: dict[str, str] = {}
+    """Makes databases of a revision: the first one of each is migrated, all others are copies of it.
+
+    It is migrated from the nearest earlier one that there is.
+    """
+    templates: dict[str, str | None] = {"": None}
 
     def make(revision: str) -> str:
-        if revision not in templates:
-            url = databases.create()
-            upgrade_database(url, revision)
-            templates[revision] = str(make_url(url).database)
-        return databases.create(templates[revision])
+        wanted = HEAD if revision == "head" else revision
+        if wanted not in templates:
+            url = databases.create(templates[max(each for each in templates if each < wanted)])
+            upgrade_database(url, wanted)
+            templates[wanted] = str(make_url(url).database)
+        return databases.create(templates[wanted])
 
     return make
 

@@ -21,15 +21,16 @@ from jsworker.contrib.django.enqueueing import _clients  # noqa: E402 -- as abov
 
 
 @contextmanager
-def django_on(database_url: str) -> Iterator[None]:
-    """Let Django's connections lead to a database, which is migrated."""
+def django_on(database_url: str, *, is_migrated: bool = False) -> Iterator[None]:
+    """Let Django's connections lead to a database, which is migrated unless it is already."""
     url = make_url(database_url)
     place = {"HOST": url.host, "PORT": str(url.port), "USER": url.username, "PASSWORD": url.password or ""}
     settings = connections["default"].settings_dict
     before = dict(settings)
     settings.update(place, NAME=url.database)
     try:
-        call_command("migrate", verbosity=0)
+        if not is_migrated:
+            call_command("migrate", verbosity=0)
         yield
     finally:
         for client in _clients.values():

@@ -12,6 +12,7 @@ from jsworker.ownership.transitions.enqueue import ChildJob, JobTerms, NewJob
 from jsworker.worker.isolation.isolated_messages import (
     FROM_ISOLATED,
     FROM_OWNER,
+    IdleTick,
     Introduction,
     JobsAdded,
     Order,
@@ -23,7 +24,6 @@ from jsworker.worker.isolation.isolated_messages import (
     RunStacks,
     RunState,
     TeardownFailed,
-    Tick,
 )
 from jsworker.worker.pipeline.in_flight import StopReason
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Interrupted, Lost, Outcome
@@ -97,7 +97,7 @@ def test_requests_arrive(message: Message) -> None:
         RunStacks(stacks=[{"of": "task", "places": [], "waits_for": None}]),
         Prepared(error=None),
         Prepared(error="setup raised"),
-        Tick(),
+        IdleTick(),
         RunEvent(name="job.progress", fields={"job_id": "j", "stage": None, "progress": 0.5}),
         JobsAdded(),
         TeardownFailed(kind="k", reason="raised"),

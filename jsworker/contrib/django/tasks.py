@@ -220,7 +220,7 @@ def _task_of(call: TaskCall) -> Any:
 
 
 def _is_of_an_app(path: str) -> bool:
-    """Return whether a task may be imported: whoever enqueues jobs must not choose among all modules."""
+    """Return whether a task may be imported: who enqueues a job must not be able to import any module."""
     return apps.get_containing_app_config(path) is not None
 
 

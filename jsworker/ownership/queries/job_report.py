@@ -360,7 +360,7 @@ class KeyLimit(NamedTuple):
 
 
 class LeftBatches(NamedTuple):
-    """Batches and workflows that nobody has looked after for a minute, and jobs that wait for needs, and have none."""
+    """Batches and workflows left unfinished for a minute, and jobs that wait for needs but have none."""
 
     batches: int
     workflows: int

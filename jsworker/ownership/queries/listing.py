@@ -309,7 +309,7 @@ async def get_job(database: Database, job_id: UUID) -> dict[str, Any] | None:
 
 
 async def ending_in(database: Database, digits: str, *, seconds: float) -> list[UUID]:
-    """Return the jobs whose ids end in these digits, of the newest that can be looked at in so many seconds."""
+    """Return the jobs whose ids end in these digits, among the newest that can be read in so many seconds."""
     ends_at = time.monotonic() + seconds
     everything = {"status": None, "kind": None, "after": None, "limit": WINDOW, "priority": None}
     everything |= ANY_JOB.values()

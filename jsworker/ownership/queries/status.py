@@ -260,7 +260,7 @@ def _add_rates(kinds: Mapping[str, KindState], rows: Iterable[Any]) -> float:
     """Add what happened of each kind in a minute, and return the seconds that it was counted for."""
     seconds = RATE_SECONDS
     for row in rows:
-        if row.all_jobs >= BOUND:  # there were more, of which nobody knows when
+        if row.all_jobs >= BOUND:  # there were more, which were not read
             seconds = max(float(row.seconds), 1.0)
         if row.kind in kinds:
             kinds[row.kind].per_minute[row.status] = row.jobs * 60 / seconds

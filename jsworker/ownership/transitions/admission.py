@@ -130,8 +130,8 @@ _CLAIMED = sql(
     claimed_of(_PICKED, admissible, also={"limit_key": sa.func.coalesce(j.c.limit_key, ""), **NOT_HELD})
 ).removeprefix("WITH ")
 
-# What a key holds comes before what a message brings, if it was queued before: waiting costs nobody his turn. What is
-# locked is skipped: queued rows are asked for again, held ones are found by the next who looks.
+# What a key holds comes before what a message brings, if it was queued before: a held job keeps its turn. Locked rows are
+# skipped: queued ones are asked for again, held ones are found by the next search.
 ADMIT = filled(
     """
 WITH asked AS MATERIALIZED (
@@ -161,7 +161,7 @@ WITH asked AS MATERIALIZED (
   UPDATE jsworker.jobs AS j SET {hold}
   FROM ranked WHERE j.id = ranked.id AND NOT ranked.fits AND {queued} AND {of_kind}
   RETURNING j.id, j.fencing_token, j.held_by, j.limit_key
-), told AS (
+), held_entry AS (
   INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
   SELECT id, 'held', CAST(:worker_id AS text), fencing_token, jsonb_build_object('held_by', held_by, 'key', limit_key) FROM kept
 ), picked AS MATERIALIZED (
@@ -199,7 +199,7 @@ WITH state AS MATERIALIZED ({state}
   UPDATE jsworker.jobs AS j SET {woken}
   FROM due WHERE j.id = due.id AND {waits}
   RETURNING j.id, j.fencing_token, due.held_by, j.limit_key
-), told AS (
+), woken_entry AS (
   INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
   SELECT id, 'woken', CAST(:worker_id AS text), fencing_token, jsonb_build_object('held_by', held_by, 'key', limit_key)
   FROM woken

@@ -30,7 +30,7 @@ _ROW_BYTES = 200  # what a row takes beside its payload
 
 
 class Insertion:
-    """Statements that insert child jobs: executed while one ``is_due``, and told the first row that came.
+    """Statements that insert child jobs: executed while one ``is_due``, and given the first row that came.
 
     One for a key with terms of its own gives a row; if not, a twin was being committed, or an expired job holds
     the key. Then that is cancelled, and the statement executed again.

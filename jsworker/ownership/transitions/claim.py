@@ -172,7 +172,7 @@ _no_text = sa.cast(sa.null(), sa.Text)
 _without_texts = _columns(payload=_no_text, checkpoint=_no_text, stored_bytes=_stored_bytes)
 READ_BACK = compiled(sa.select(*_without_texts).where(predicates.held_by_me, j.c.id == sa.any_(_ids)))
 
-# The same where admission may have claimed what nobody had named: rows in nobody's hand.
+# The same where admission may have claimed jobs that were not asked for: rows that no run of this worker has.
 _besides = j.c.id != sa.all_(given_array("besides", sa.Uuid))
 _admitted = sa.and_(predicates.held_by_me_indexed, of_kind, ~predicates.has_no_limit_key, _besides)
 READ_BACK_ADMITTED = compiled(sa.select(*_without_texts).where(_admitted))

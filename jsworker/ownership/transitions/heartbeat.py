@@ -112,7 +112,7 @@ ORPHANED_BESIDES = _orphaned(predicates.refused("fail"), ~predicates.set_aside("
 
 
 class Orphan(NamedTuple):
-    """A claim in nobody's hand.
+    """A claim of this worker that none of its runs has.
 
     Attributes:
         ended: it has run: its FAIL was refused, and is to be tried again.

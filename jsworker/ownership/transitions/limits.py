@@ -99,7 +99,7 @@ NUMBERS = compiled(
 _TIDIED_AT_ONCE: Final = 1_000
 _MOST_TIDIED: Final = 50
 
-# Rows that say nothing, of keys that nobody has used for an hour.
+# Rows that set nothing any more, of keys unused for an hour.
 TIDY = sa.text("""
 DELETE FROM jsworker.limits AS l WHERE (l.kind, l.key) IN (
   SELECT t.kind, t.key FROM jsworker.limits AS t
@@ -241,7 +241,7 @@ async def list_limits(database: Database, *, all_keys: bool = False) -> list[dic
 
 
 async def tidy(database: Database) -> None:
-    """Delete rows of keys that nobody has used for an hour, a thousand at a time."""
+    """Delete rows of keys unused for an hour, a thousand at a time."""
     for _ in range(_MOST_TIDIED):
         if len(await database.run(TIDY)) < _TIDIED_AT_ONCE:
             return

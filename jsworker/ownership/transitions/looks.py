@@ -1,6 +1,6 @@
 """What there is to do: one statement a relay tick and one a scan tell which sweeps find anything.
 
-A sweep that finds nothing costs PostgreSQL as much as a look does; where nobody uses a feature, its sweep is not run.
+A sweep that finds nothing costs PostgreSQL as much as a look does; where a feature is not used, its sweep is not run.
 Each search reads one entry of the sweep's own index, in its order: without one the planner would read the table, for it
 expects the first match soon.
 """
@@ -47,7 +47,7 @@ DUE = compiled(
     ).select_from(_due_now.outerjoin(limits, _of_my_kinds))
 )
 
-# For the sweeps of a scan. Of workflows any open one: what of it nobody has finished takes longer to find.
+# For the sweeps of a scan. Of workflows any open one: which of its batches are left unfinished takes longer to find.
 LEFT_TO_DO = compiled(
     sa.select(
         _any("held", waits_for_admission_indexed, along=j.c.kind),

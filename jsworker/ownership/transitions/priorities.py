@@ -24,8 +24,8 @@ _AT_ONCE: Final = 500
 def _set_priority() -> sa.TextClause:
     """Return SET_PRIORITY: one UPDATE with CASE on the status, as CANCEL is.
 
-    A queued job gets a new dispatch, and so a message in its new lane; the one in the old lane is spent, and whoever
-    meets it first may claim the job all the same. Its place in the order, ``queued_at``, is kept.
+    A queued job gets a new dispatch, and so a message in its new lane; the one in the old lane is spent, but
+    a worker that gets it first may still claim the job. Its place in the order, ``queued_at``, is kept.
     """
     chosen = sa.select(j.c.id, j.c.priority.label("was")).where(
         j.c.id == sa.any_(given_array("ids", sa.Uuid)), waits_for_a_run, has_other_priority

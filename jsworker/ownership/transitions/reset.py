@@ -340,7 +340,7 @@ async def reset_by_operator(
 
 
 async def take_unreported(database: Database) -> list[Reset]:
-    """Return some of what operators have taken back, to be reported by the caller: nobody has yet."""
+    """Return some of what operators have taken back and no worker has reported yet: the caller reports it."""
     return [Reset(*row) for row in await database.run(TAKE_UNREPORTED, {"limit": _BATCH})]
 
 

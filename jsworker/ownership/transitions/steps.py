@@ -67,7 +67,7 @@ def _step() -> sa.TextClause:
     )
     what = sa.case((kept.c.sleeps_until.is_(None), "step"), else_="sleep")
     detail = json_object(step=kept.c.name, until=kept.c.sleeps_until)
-    told = entry(
+    kept_entry = entry(
         kept,
         what,
         worker_id=given("worker_id", sa.Text),
@@ -76,7 +76,7 @@ def _step() -> sa.TextClause:
     run = sa.select(given("id", sa.Uuid).label("id"), given("token", sa.BigInteger).label("token"))
     late = rejected(run.subquery("late"), ~sa.select(written.c.id).exists()).cte("late_entry")
     is_new = sa.select(kept.c.id).exists().label("is_new")
-    return compiled(sa.select(written.c.id, is_new).add_cte(told, late))
+    return compiled(sa.select(written.c.id, is_new).add_cte(kept_entry, late))
 
 
 FOUND = _found()

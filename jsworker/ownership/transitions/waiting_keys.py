@@ -1,7 +1,7 @@
 """DEFER and WAKE: of a key one job runs and one waits; the one that waits is due when the other has ended.
 
 The claimer that is refused defers the job: it leaves the queue for a while, so that nothing looks for it there.
-Whoever ends the job that ran wakes it, at its old place; what died before it did, or came too late, PROMOTE makes good.
+What ends the running job wakes the waiting one, at its old place; PROMOTE wakes it where that did not happen.
 """
 
 from collections.abc import Collection

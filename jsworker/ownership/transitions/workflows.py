@@ -199,7 +199,7 @@ RETURNING w.id, w.name, w.outcome, (SELECT count(*) FROM jsworker.batches AS b W
   CAST(extract(epoch FROM w.finished_at - w.created_at) AS double precision) AS seconds
 """)
 
-# What nobody has come back to: of each kind the first few thousand.
+# What was left unfinished: of each sort the first few thousand.
 LEFT = _statement("""
 (SELECT 'batch' AS what, b.id, b.generation FROM jsworker.batches AS b
  WHERE {unfinished} AND {sealed} AND NOT {has_live_member} LIMIT :limit)

@@ -1,5 +1,7 @@
 """``… isolated_child PARENT LIFELINE FD``, a process of its own: runs its owner's jobs, one at a time."""
 
+from jsworker.telemetry import lean_structlog  # noqa: F401, I001 -- before all other imports of structlog
+
 import asyncio
 import os
 import signal
@@ -149,7 +151,7 @@ class _Work:
     def send_state(self) -> None:
         """Tell the owner that the event loop ticks, and how the run is."""
         if (run := self._run) is None:
-            self._send(wire.Tick())
+            self._send(wire.IdleTick())
             return
         self._send(
             wire.RunState(sign_at=run.sign_at, quiet_seconds=run.quiet_seconds, quiet_until=run.quiet_until)

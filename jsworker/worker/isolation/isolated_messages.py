@@ -61,7 +61,7 @@ class Prepared(Message):
     error: str | None
 
 
-class Tick(Message):
+class IdleTick(Message):
     """The event loop ticks, and no job runs."""
 
     what: Literal["tick"] = "tick"
@@ -122,7 +122,7 @@ class TeardownFailed(Message):
 
 FromOwner: TypeAlias = Introduction | Preparation | Order | Request
 FromIsolated: TypeAlias = (
-    Prepared | Tick | RunState | RunStacks | RunEvent | JobsAdded | RunEnded | TeardownFailed
+    Prepared | IdleTick | RunState | RunStacks | RunEvent | JobsAdded | RunEnded | TeardownFailed
 )
 
 _BY_WHAT: Final = Field(discriminator="what")

@@ -38,7 +38,7 @@ _BYTES_A_BYTE: Final = 7
 _LINE_BYTES_A_CHILD_JOB: Final = 4096
 """What is sent of a child job beside its payload, at most: its keys and the states of traces are bounded."""
 _GRACE_HEARTBEATS: Final = 2
-"""Intervals that a job may go on after it was told to stop."""
+"""Heartbeat intervals that a job may go on after it was asked to stop."""
 _STACKS_SECONDS: Final = 2.0
 """What a process may take to answer: less than the caller waits."""
 _LINK_SECONDS: Final = 5.0

@@ -114,7 +114,7 @@ class IsolatedRunner:
             await asyncio.wait(self._tasks)
 
     async def _prepared(self, kind: Kind, *, in_pool: bool) -> IsolatedProcess:
-        """Return a process that nobody else has, with a kind's processor set up in it; raises NotReady."""
+        """Return a process that no other run has, with a kind's processor set up in it; raises NotReady."""
         while True:
             process = await (self._from_pool(kind) if in_pool else self._started(in_pool=False))
             is_new = not process.prepared

@@ -1,6 +1,6 @@
 """Limits in a worker: what its classes say is written, what the table says is learned, what is held is woken.
 
-Whoever ends a run claims what is held of its key right away. This is what finds the rest: keys whose owner
+The worker that ends a run claims what is held of its key right away. This finds the rest: keys whose owner
 died, whose tokens have come back, whose pause has ended, whose limit was raised.
 """
 
@@ -18,7 +18,7 @@ from jsworker.ownership.transitions.limits import Numbers
 from jsworker.ownership.transitions.looks import KindLimits
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.intake import Consumer
-from jsworker.worker.pipeline.kinds import KindState, numbers_of
+from jsworker.worker.pipeline.kinds import AdmissionState, numbers_of
 
 _SHORTEST_WAIT_SECONDS: Final = 0.01
 _SOON_SECONDS: Final = 0.02
@@ -84,7 +84,7 @@ class Admissions:
                 if not is_paused:
                     self._wake()
 
-    async def _count(self, state: KindState, kind: str) -> None:
+    async def _count(self, state: AdmissionState, kind: str) -> None:
         """Let runs that were claimed without admission take slots, again until no such claim can follow."""
         state.is_limited = True
         is_last = not state.plain_claims

@@ -17,7 +17,7 @@ class Lanes:
     """Calls ``open_lane`` once for each kind and priority of which there are, or were, jobs.
 
     A consumer in the stream shows that there were some. The rows show it too, also where no message can tell:
-    a job never waits for longer than a scan because nobody has opened its lane.
+    a job never waits for longer than a scan because its lane is not open.
     """
 
     def __init__(self, context: WorkerContext, open_lane: Callable[[str, int], None]) -> None:

@@ -1,6 +1,6 @@
 """Looks for what there is to do: one statement a relay tick and one a scan, for all of their sweeps.
 
-A sweep is woken when there is something for it, so a worker does not pay for features that nobody uses. A
+A sweep is woken when there is something for it, so a worker does not pay for features that are not used. A
 look that PostgreSQL refuses for want of a right, or that is slow, wakes them all: each says what it lacks.
 """
 

@@ -13,23 +13,23 @@ _NAMES: Final = {Settled.COMPLETED: "completed", Settled.FAILED: "failed", Settl
 
 
 class WorkSummary:
-    """Emits ``worker.status`` while there is something to tell, and once when all of it is done."""
+    """Emits ``worker.status`` while there is something to report, and once when all of it is done."""
 
     def __init__(self, context: WorkerContext, ended: Mapping[Settled, int]) -> None:
         """Prepare; ``ended`` counts the runs of this worker that have ended, by what became of their jobs."""
         self._context = context
         self._ended = ended
-        self._told: Counter[Settled] = Counter()
-        self._told_at = boottime()
+        self._reported: Counter[Settled] = Counter()
+        self._reported_at = boottime()
 
     async def step(self) -> None:
-        """Tell what has been done since the last time, and what is in hand."""
+        """Report what has been done since the last time, and what is in flight."""
         now, runs = boottime(), list(self._context.in_flight.runs.values())
-        done = Counter(self._ended) - self._told
-        seconds, self._told_at = now - self._told_at, now
+        done = Counter(self._ended) - self._reported
+        seconds, self._reported_at = now - self._reported_at, now
         if not runs and not done:
             return
-        self._told += done
+        self._reported += done
         begun = [run for run in runs if run.phase is not Phase.WAITING]
         oldest = min(begun, key=lambda run: run.began_at, default=None)
         self._context.events.emit(

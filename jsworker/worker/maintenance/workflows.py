@@ -61,7 +61,7 @@ class WorkflowSweep:
         if not any(left):
             context.complaints.end(_REFUSED)
             return
-        for workflow in left.cancelled:  # whoever cancelled it did not come to the end, or members were added
+        for workflow in left.cancelled:  # its cancellation was cut short, or members were added
             await workflow_control.cancel_live(context.database, workflow)
         advanced = await workflows.advance(
             context.database,

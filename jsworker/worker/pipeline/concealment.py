@@ -34,15 +34,15 @@ def concealed(error: BaseException) -> str:
     return "\n".join([concealed_words(error), *_tracebacks(error, set())])
 
 
-def _tracebacks(error: BaseException, told: set[int]) -> Iterator[str]:
-    told.add(id(error))
+def _tracebacks(error: BaseException, seen: set[int]) -> Iterator[str]:
+    seen.add(id(error))
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if before is not None and id(before) not in told:
-        yield from _tracebacks(before, told)
+    if before is not None and id(before) not in seen:
+        yield from _tracebacks(before, seen)
         yield "\nThe above exception came before this one:\n"
     yield "Traceback (most recent call last):"
     yield "".join(traceback.format_tb(error.__traceback__)) + type(error).__name__
     if isinstance(error, BaseExceptionGroup):
         for each in error.exceptions:
-            if id(each) not in told:
-                yield from _tracebacks(each, told)
+            if id(each) not in seen:
+                yield from _tracebacks(each, seen)

@@ -22,7 +22,7 @@ from jsworker.stream.message import Delivery, Undecodable, consumer_of
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.dead_letters import DeadLetters
 from jsworker.worker.pipeline.in_flight import Claiming, Run, StopReason
-from jsworker.worker.pipeline.kinds import Kind, KindState
+from jsworker.worker.pipeline.kinds import AdmissionState, Kind
 from jsworker.worker.pipeline.slots import Slots
 from jsworker.worker.pipeline.unclear_claims import read_back
 from jsworker.worker.quiet_phases import QuietPhases
@@ -56,7 +56,7 @@ class Consumer:
         quiet: QuietPhases,
         claim: Callable[["Consumer", Sequence[UUID]], Awaitable[None]],
         admit: Callable[["Consumer", Collection[str]], Awaitable[None]],
-        state: KindState,
+        state: AdmissionState,
         priority: int = NORMAL,
     ) -> None:
         self.kind = kind
@@ -243,7 +243,7 @@ class Consumer:
     async def _admitted(self, ids: Sequence[UUID] = (), **what: Any) -> list[Run]:
         """Return the runs of what admission gives this worker, one admission after the other.
 
-        What it claims nobody has named before: beside another one a read-back could not tell whose it is.
+        It may claim jobs that were not asked for: beside another one a read-back could not tell them apart.
         """
         async with self.state.admitting:
             if ids and not (ids := self.undecided(ids)):  # one before has claimed them

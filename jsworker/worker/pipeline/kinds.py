@@ -72,7 +72,7 @@ class Kind:
         )
 
 
-class KindState:
+class AdmissionState:
     """What the table says of a kind: whether keys are counted, have rates, and rest. Its lanes share it."""
 
     def __init__(self, kind: Kind) -> None:

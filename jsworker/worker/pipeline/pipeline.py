@@ -24,7 +24,7 @@ from jsworker.worker.pipeline import outcomes, run_reports
 from jsworker.worker.pipeline.attempt import forget_cancellation, judged, open_job, process_job
 from jsworker.worker.pipeline.in_flight import Phase, Run
 from jsworker.worker.pipeline.intake import Consumer
-from jsworker.worker.pipeline.kinds import Kind, KindState
+from jsworker.worker.pipeline.kinds import AdmissionState, Kind
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Lost, Outcome
 from jsworker.worker.pipeline.run_ownership import fetch_content
 from jsworker.worker.pipeline.run_writes import LeaseServices
@@ -94,7 +94,7 @@ class Pipeline:
         )
         self.consumers: list[Consumer] = []
         self.pullers: list[Puller] = []
-        self.states = {kind.name: KindState(kind) for kind in context.kinds.values()}
+        self.states = {kind.name: AdmissionState(kind) for kind in context.kinds.values()}
         self.of_kind = {kind.name: self.add_lane(kind, NORMAL)[0] for kind in context.kinds.values()}
 
     # --- Pull: messages of a kind arrive at its consumer, which gathers them into batches. ---

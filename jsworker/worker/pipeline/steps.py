@@ -209,7 +209,7 @@ class Steps:
 
 
 def _retrieve(keeping: "asyncio.Future[FoundStep]") -> None:
-    """Take notice of an error that nobody waits for any more, or asyncio would report it."""
+    """Retrieve an error that no one waits for any more, or asyncio would report it."""
     if not keeping.cancelled():
         keeping.exception()
 
@@ -223,7 +223,7 @@ class NamedStep:
         self.is_sleep = function is None
         if not (self.is_sleep or callable(function)):
             if inspect.iscoroutine(function):
-                function.close()  # it would warn that nobody awaited it
+                function.close()  # else it warns that it was never awaited
             raise TypeError(
                 f"step {shown(name)} takes a function and its arguments: job.step(name, call, order)"
             )
