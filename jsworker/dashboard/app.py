@@ -1,0 +1,217 @@
+"""The application: its pages and actions in one table, and what every request passes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from jsworker.client import JobClient
+from jsworker.core.errors import (
+    DatabaseUnavailable,
+    JobNotFound,
+    JsworkerError,
+    TransitionRefused,
+    UsageError,
+)
+from jsworker.core.exit_codes import lines_of
+from jsworker.dashboard.access import HEADERS, Access, Authorize, CsrfTokens, access_of, refusal
+from jsworker.dashboard.live import MOST_VIEWERS, EventStream, Poller
+from jsworker.dashboard.pages import overview
+from jsworker.dashboard.visit import Action, Done, Page, Site, Visit
+
+PAGES: Final = (Page("/", "overview", overview.read, "overview.html", title="Overview"),)
+"""In the order of the navigation."""
+
+ACTIONS: Final[tuple[Action, ...]] = ()
+"""Each with the right that it needs."""
+
+_STATIC: Final = Path(__file__).parent / "static"
+_ACCESS: Final = "jsworker.access"
+_SAID: Final = "jsworker-said"
+_SAID_SECONDS: Final = 30
+_LONGEST_SAID: Final = 500
+_MOST_FORM_BYTES: Final = 4 * 1024 * 1024
+_MOST_FIELDS: Final = 5_000
+_READS_AT_ONCE: Final = 3
+_IMMUTABLE: Final = "public, max-age=3600"
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def dashboard(
+    client: JobClient,
+    *,
+    authorize: Authorize | None = None,
+    hosts: Collection[str] | None = None,
+    read_seconds: float = 3.0,
+) -> Starlette:
+    """Return the dashboard, to be served alone or mounted: ``app.mount("/jobs", dashboard(client, authorize=…))``.
+
+    Args:
+        client: open while requests come; the application needs no lifespan of its own.
+        authorize: says what the sender of a request may do. Without it the dashboard answers to browsers on the
+            same machine alone, which may do everything.
+        hosts: names of hosts, without ports, under which it answers; None: any, for ``authorize`` decides.
+        read_seconds: after which PostgreSQL ends a read; the page then says so.
+    """
+    app = Starlette(
+        routes=[
+            Mount("/static", StaticFiles(directory=_STATIC), name="static"),
+            *(Route(each.path, partial(_show, each), name=each.name) for each in PAGES),
+            *(Route(each.path, partial(_act, each), name=each.name, methods=["POST"]) for each in ACTIONS),
+        ],
+        middleware=[
+            Middleware(_Guard, authorize=authorize, hosts=None if hosts is None else frozenset(hosts))
+        ],
+        exception_handlers={JsworkerError: _tell, HTTPException: _tell},
+    )
+    app.state.site = Site(
+        client=client,
+        reads=client.database.for_reading(seconds=read_seconds),
+        read_seconds=read_seconds,
+        poller=Poller(),
+        pages=PAGES,
+        app=app,
+    )
+    app.state.reading = asyncio.Semaphore(_READS_AT_ONCE)
+    return app
+
+
+async def _show(page: Page, request: Request) -> Response:
+    """Answer with a page, or with the stream of its live part."""
+    visit, tokens = _visit(request, page.name)
+    if "text/event-stream" in request.headers.get("accept", ""):
+        return _stream(page, visit.for_all())
+    async with request.app.state.reading:
+        values = await page.read(visit)
+    response = HTMLResponse(visit.site.render(page.template, visit, values))
+    tokens.remember(response)
+    if visit.said:
+        response.delete_cookie(_SAID, path="/", httponly=True, samesite="strict")
+    return response
+
+
+def _stream(page: Page, visit: Visit) -> Response:
+    poller = visit.site.poller
+    if poller.viewers >= MOST_VIEWERS:
+        return refusal(503, "too many pages are open: this one does not renew itself")
+
+    async def render() -> str:
+        try:
+            return await visit.site.render_live(page, visit)
+        except JsworkerError as error:
+            return visit.site.render("stale.html", visit, {"line": _line(visit.site, error)})
+
+    return EventStream(poller.follow(visit.what(), render))
+
+
+async def _act(action: Action, request: Request) -> Response:
+    """Check the sender of a form, and do what it asks for."""
+    visit, tokens = _visit(request, action.name)
+    length = request.headers.get("content-length", "")
+    if not (length.isascii() and length.isdigit() and int(length[:12]) <= _MOST_FORM_BYTES):
+        return refusal(413, f"a form may hold {_MOST_FORM_BYTES} bytes, and must say how many it holds")
+    form = await request.form(max_files=0, max_fields=_MOST_FIELDS, max_part_size=_MOST_FORM_BYTES)
+    if (refused := tokens.refused(request, visit.access, form.get("csrf"))) is not None:
+        return refused
+    if not visit.may(action.right):
+        return refusal(403, f"you may not do this: {action.right}")
+    done = await action.act(visit, form)
+    if isinstance(done, Done):
+        response: Response = RedirectResponse(done.to, 303)
+        says = quote(done.says[:_LONGEST_SAID])
+        response.set_cookie(_SAID, says, path="/", max_age=_SAID_SECONDS, httponly=True, samesite="strict")
+        return response
+    return HTMLResponse(visit.site.render("question.html", visit, {"question": done}))
+
+
+def _visit(request: Request, name: str) -> tuple[Visit, CsrfTokens]:
+    access: Access = request.scope[_ACCESS]
+    tokens = CsrfTokens(request)
+    visit = Visit(
+        site=request.app.state.site,
+        page=name,
+        path=request.path_params,
+        query=tuple(request.query_params.multi_items()),
+        access=access,
+        root=request.scope.get("root_path", ""),
+        csrf=tokens.token(access),
+        said=unquote(request.cookies.get(_SAID, ""))[:_LONGEST_SAID],
+    )
+    return visit, tokens
+
+
+async def _tell(request: Request, error: Exception) -> Response:
+    """Answer with an error in one line."""
+    visit, _ = _visit(request, PAGES[0].name)
+    if isinstance(error, HTTPException):
+        status, line = error.status_code, error.detail
+    else:
+        status, line = _status(error), _line(visit.site, error)
+    return HTMLResponse(visit.site.render("error.html", visit, {"status": status, "line": line}), status)
+
+
+def _status(error: Exception) -> int:
+    match error:
+        case JobNotFound():
+            return 404
+        case TransitionRefused():
+            return 409
+        case UsageError():
+            return 400
+        case DatabaseUnavailable():
+            return 503
+    return 502
+
+
+def _line(site: Site, error: Exception) -> str:
+    if isinstance(error, DatabaseUnavailable) and ("57014" in str(error) or "did not answer" in str(error)):
+        return (
+            f"PostgreSQL took longer than {site.read_seconds:g} s for this page: narrow it down, or try again"
+        )
+    return " ".join(lines_of(error)) if isinstance(error, JsworkerError) else str(error)
+
+
+class _Guard:
+    """Lets nobody in whom ``authorize`` does not know, and adds the headers of safety to every answer."""
+
+    def __init__(self, app: ASGIApp, authorize: Authorize | None, hosts: frozenset[str] | None) -> None:
+        self._app = app
+        self._authorize = authorize
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        is_file = False
+
+        async def send_safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                if is_file and message["status"] == 200:
+                    headers["cache-control"] = _IMMUTABLE
+            await send(message)
+
+        found = await access_of(Request(scope), self._authorize, self._hosts)
+        if isinstance(found, Response):
+            await found(scope, receive, send_safely)
+            return
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        is_file = path.startswith("/static/")
+        await self._app({**scope, _ACCESS: found}, receive, send_safely)

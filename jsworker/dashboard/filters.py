@@ -1,0 +1,143 @@
+"""How values are shown in pages: times as distances, with the exact time on hover; numbers; durations; JSON."""
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from markupsafe import Markup
+
+from jsworker.core.names import printable, short_id
+from jsworker.core.priorities import PRIORITIES
+from jsworker.core.strict_json import plain
+from jsworker.ownership.pool import FarTime
+
+_UNITS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "m"))
+_LONGEST_LINE: Final = 200
+_NOTHING: Final = Markup('<span class="none">–</span>')
+_ICONS: Final = {
+    "scheduled": "◷",
+    "held": "‖",
+    "queued": "○",
+    "processing": "▶",
+    "completed": "✓",
+    "failed": "✕",
+    "cancelled": "⊘",
+}
+
+
+def duration(seconds: float | timedelta | None) -> str | Markup:
+    """Return a duration in its two largest units: ``3.2 s``, ``4 m 10 s``, ``2 h 5 m``, ``3 d 4 h``."""
+    if seconds is None:
+        return _NOTHING
+    left = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
+    if left < 1:
+        return f"{max(left, 0.0) * 1000:.0f} ms"
+    if left < 60:
+        return f"{left:.1f} s" if left < 10 else f"{left:.0f} s"
+    smaller = {"d": (3_600.0, "h"), "h": (60.0, "m"), "m": (1.0, "s")}
+    size, unit = next((size, unit) for size, unit in _UNITS if left >= size)
+    small, name = smaller[unit]
+    rest = int(left % size // small)
+    return f"{int(left // size)} {unit}" + (f" {rest} {name}" if rest else "")
+
+
+def ago(time: datetime | None) -> str | Markup:
+    """Return how long ago a time was, or in how long it will be; exact on hover."""
+    if time is None:
+        return _NOTHING
+    if isinstance(time, FarTime):
+        return str(time)
+    seconds = (datetime.now(UTC) - time).total_seconds()
+    distance = _coarse(abs(seconds))
+    words = "now" if abs(seconds) < 1 else f"{distance} ago" if seconds > 0 else f"in {distance}"
+    return _time(time, words)
+
+
+def since(time: datetime | None) -> str | Markup:
+    """Return how long something has lasted since a time; exact on hover."""
+    if time is None or isinstance(time, FarTime):
+        return ago(time)
+    return _time(time, str(duration(max((datetime.now(UTC) - time).total_seconds(), 0.0))))
+
+
+def exact(time: datetime | None) -> str | Markup:
+    """Return a time to the millisecond, in UTC."""
+    if time is None or isinstance(time, FarTime):
+        return ago(time)
+    return _time(time, _moment(time))
+
+
+def _time(time: datetime, words: str) -> Markup:
+    stored = time.astimezone(UTC)
+    form = '<time datetime="{}" title="{}">{}</time>'
+    return Markup(form).format(stored.isoformat(), f"{_moment(stored)} UTC", words)
+
+
+def _moment(time: datetime) -> str:
+    stored = time.astimezone(UTC)
+    return f"{stored:%Y-%m-%d %H:%M:%S}.{stored.microsecond // 1000:03d}"
+
+
+def _coarse(seconds: float) -> str:
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{int(seconds)} s"
+
+
+def number(value: float | None) -> str | Markup:
+    """Return a number with thousands apart; fractions below 10."""
+    if value is None:
+        return _NOTHING
+    is_small = isinstance(value, float) and 0 < abs(value) < 10 and value != int(value)
+    return f"{value:.1f}" if is_small else f"{value:,.0f}".replace(",", "\u202f")
+
+
+def at_most(value: int, bound: int) -> str:
+    """Return a number that was counted no further than to a bound."""
+    return f"{number(value)}+" if value >= bound else str(number(value))
+
+
+def state(status: str) -> Markup:
+    """Return a status with its sign and its colour."""
+    known = status if status in _ICONS else "unknown"
+    form = '<span class="state state-{}"><span aria-hidden="true">{}</span> {}</span>'
+    return Markup(form).format(known, _ICONS.get(status, "?"), status)
+
+
+def line(text: object) -> str | Markup:
+    """Return text for one line."""
+    return _NOTHING if text is None or text == "" else printable(str(text).strip(), _LONGEST_LINE)
+
+
+def headline(text: str | None) -> str | Markup:
+    """Return the first line of a text of an error, which says what it was; see ``line``."""
+    return line((text or "").strip().partition("\n")[0])
+
+
+def as_json(value: Any) -> str:
+    """Return a value as indented JSON."""
+    return json.dumps(value, indent=2, ensure_ascii=False, default=lambda other: str(plain(other)))
+
+
+def priority(value: int | str) -> str:
+    """Return the name of a priority."""
+    return PRIORITIES[value] if isinstance(value, int) else value
+
+
+FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
+    "ago": ago,
+    "as_json": as_json,
+    "at_most": at_most,
+    "duration": duration,
+    "exact": exact,
+    "headline": headline,
+    "line": line,
+    "number": number,
+    "priority": priority,
+    "short_id": short_id,
+    "since": since,
+    "state": state,
+}
+"""By the names that templates use."""
