@@ -19,8 +19,8 @@ ACTIONS: Final = frozenset(
         *("pause", "schedules", "workflows", "workers", "dead-messages", "repair"),
     }
 )
-"""What ``Access.actions`` may name: acts on jobs; pausing kinds and keys, and limits; acts on schedules, workflows,
-workers, dead messages; the repairs of the doctor."""
+"""What ``Access.actions`` may name: acts on jobs; pausing kinds and keys, and limits; acts on schedules,
+workflows, workers and dead messages; the repairs of the doctor."""
 
 HEADERS: Final = {
     "content-security-policy": (
@@ -48,8 +48,8 @@ class Access:
 
     Attributes:
         actions: which of ``ACTIONS``.
-        payloads: whether payloads, results, checkpoints, steps and texts of errors are shown. Encrypted ones never
-            are.
+        payloads: whether payloads, results, checkpoints, steps and texts of errors are shown. Encrypted ones
+            never are.
         name: who it is, for the audit.
     """
 
@@ -76,8 +76,9 @@ class Access:
 Access.READ = Access()
 Access.ALL = Access(ACTIONS, payloads=True)
 
-Authorize: TypeAlias = Callable[[Request], Access | Response | None | Awaitable[Access | Response | None]]
-"""Returns what the sender of a request may do; None: nothing. A response is sent as it is, a redirect to a login, say."""
+Allowed: TypeAlias = Access | Response | None
+Authorize: TypeAlias = Callable[[Request], Allowed | Awaitable[Allowed]]
+"""Returns what the sender of a request may do; None: nothing. A response is sent as it is: the way to a login."""
 
 
 async def access_of(

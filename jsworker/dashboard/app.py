@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote, unquote
 
 from starlette.applications import Starlette
@@ -57,12 +57,12 @@ def dashboard(
     hosts: Collection[str] | None = None,
     read_seconds: float = 3.0,
 ) -> Starlette:
-    """Return the dashboard, to be served alone or mounted: ``app.mount("/jobs", dashboard(client, authorize=…))``.
+    """Return the application, to be served alone or mounted: ``app.mount("/jobs", dashboard(client))``.
 
     Args:
         client: open while requests come; the application needs no lifespan of its own.
-        authorize: says what the sender of a request may do. Without it the dashboard answers to browsers on the
-            same machine alone, which may do everything.
+        authorize: says what the sender of a request may do. Without it the dashboard answers to browsers on
+            the same machine alone, which may do everything.
         hosts: names of hosts, without ports, under which it answers; None: any, for ``authorize`` decides.
         read_seconds: after which PostgreSQL ends a read; the page then says so.
     """
@@ -178,9 +178,7 @@ def _status(error: Exception) -> int:
 
 def _line(site: Site, error: Exception) -> str:
     if isinstance(error, DatabaseUnavailable) and ("57014" in str(error) or "did not answer" in str(error)):
-        return (
-            f"PostgreSQL took longer than {site.read_seconds:g} s for this page: narrow it down, or try again"
-        )
+        return f"PostgreSQL took longer than {site.read_seconds:g} s for this: narrow it down, or try again"
     return " ".join(lines_of(error)) if isinstance(error, JsworkerError) else str(error)
 
 

@@ -1,4 +1,4 @@
-"""How values are shown in pages: times as distances, with the exact time on hover; numbers; durations; JSON."""
+"""How pages show values: times as distances, with the exact time on hover; numbers; durations; JSON."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -70,8 +70,8 @@ def exact(time: datetime | None) -> str | Markup:
 
 def _time(time: datetime, words: str) -> Markup:
     stored = time.astimezone(UTC)
-    form = '<time datetime="{}" title="{}">{}</time>'
-    return Markup(form).format(stored.isoformat(), f"{_moment(stored)} UTC", words)
+    form = Markup('<time datetime="{}" title="{}">{}</time>')
+    return form.format(stored.isoformat(), f"{_moment(stored)} UTC", words)
 
 
 def _moment(time: datetime) -> str:
@@ -102,8 +102,8 @@ def at_most(value: int, bound: int) -> str:
 def state(status: str) -> Markup:
     """Return a status with its sign and its colour."""
     known = status if status in _ICONS else "unknown"
-    form = '<span class="state state-{}"><span aria-hidden="true">{}</span> {}</span>'
-    return Markup(form).format(known, _ICONS.get(status, "?"), status)
+    form = Markup('<span class="state state-{}"><span aria-hidden="true">{}</span> {}</span>')
+    return form.format(known, _ICONS.get(status, "?"), status)
 
 
 def line(text: object) -> str | Markup:

@@ -1,4 +1,4 @@
-"""Logins that come with the dashboard: a file of names and hashed passwords, and a proxy that has asked already."""
+"""Logins that come with the dashboard: a file of hashed passwords, and a proxy that has asked already."""
 
 import asyncio
 import base64
@@ -21,7 +21,7 @@ _COST, _BLOCK, _PARALLEL = 2**15, 8, 1
 _MEMORY_BYTES: Final = 64 * 1024 * 1024
 _MOST_REMEMBERED: Final = 1000
 _FIELDS: Final = 3
-_SECRET_HEADER: Final = "x-jsworker-secret"
+_PROOF: Final = "x-jsworker-secret"
 _LEAST_SECRET: Final = 16
 
 
@@ -112,8 +112,8 @@ class PasswordFile:
 class ProxyHeaders:
     """Takes the user from a proxy that has asked an identity provider, as oauth2-proxy does.
 
-    The proxy proves itself by the header ``X-Jsworker-Secret``, without which nobody is let in, and must remove that
-    header, and these of the user, from what it gets.
+    The proxy proves itself by the header ``X-Jsworker-Secret``, without which nobody is let in. It must remove
+    that header, and those of the user, from what it gets.
     """
 
     def __init__(
@@ -144,8 +144,8 @@ class ProxyHeaders:
         self._headers = user_header, groups_header
 
     def __call__(self, request: Request) -> Access | None:
-        """Return what the user of a request may do; None: it did not come by the proxy, or the user has no access."""
-        given = request.headers.getlist(_SECRET_HEADER)
+        """Return what the user of a request may do; None: nothing, or it did not come by the proxy."""
+        given = request.headers.getlist(_PROOF)
         if len(given) != 1 or not hmac.compare_digest(given[0].encode(), self._secret):
             return None
         user, groups = (request.headers.get(name, "") for name in self._headers)
