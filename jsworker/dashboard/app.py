@@ -57,7 +57,7 @@ def dashboard(
     hosts: Collection[str] | None = None,
     read_seconds: float = 3.0,
 ) -> Starlette:
-    """Return the application, to be served alone or mounted: ``app.mount("/jobs", dashboard(client))``.
+    """Return the application, to be served alone or mounted in another: ``app.mount("/jobs", …)``.
 
     Args:
         client: open while requests come; the application needs no lifespan of its own.

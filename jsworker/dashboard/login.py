@@ -112,8 +112,9 @@ class PasswordFile:
 class ProxyHeaders:
     """Takes the user from a proxy that has asked an identity provider, as oauth2-proxy does.
 
-    The proxy proves itself by the header ``X-Jsworker-Secret``, without which nobody is let in. It must remove
-    that header, and those of the user, from what it gets.
+    The proxy proves itself by the header ``X-Jsworker-Secret``, without which nobody is let in. It must
+    remove
+    that header and those of the user, from what it gets.
     """
 
     def __init__(
