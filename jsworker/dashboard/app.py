@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import FormData, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -28,13 +28,30 @@ from jsworker.core.errors import (
 from jsworker.core.exit_codes import lines_of
 from jsworker.dashboard.access import HEADERS, Access, Authorize, CsrfTokens, access_of, refusal
 from jsworker.dashboard.live import MOST_VIEWERS, EventStream, Poller
-from jsworker.dashboard.pages import overview
-from jsworker.dashboard.visit import Action, Done, Page, Site, Visit
+from jsworker.dashboard.pages import failures, job, job_actions, jobs, overview
+from jsworker.dashboard.visit import ActionRoute, Done, PageRoute, Site, Visit
 
-PAGES: Final = (Page("/", "overview", overview.read, "overview.html", title="Overview"),)
+PAGES: Final = (
+    PageRoute("/", "overview", overview.read, "overview.html", title="Overview"),
+    PageRoute("/jobs", "jobs", jobs.read, "jobs.html", title="Jobs"),
+    PageRoute("/jobs/{id:uuid}", "job", job.read, "job.html"),
+    PageRoute("/failures", "failures", failures.read, "failures.html", title="Failures"),
+)
 """In the order of the navigation."""
 
-ACTIONS: Final[tuple[Action, ...]] = ()
+ACTIONS: Final = (
+    *(
+        ActionRoute(
+            path.replace("VERB", verb),
+            f"{verb}-{of}",
+            verb,
+            partial(job_actions.ask, verb),
+            partial(job_actions.act, verb),
+        )
+        for verb in job_actions.VERBS
+        for of, path in (("jobs", "/jobs/VERB"), ("job", "/jobs/{id:uuid}/VERB"))
+    ),
+)
 """Each with the right that it needs."""
 
 _STATIC: Final = Path(__file__).parent / "static"
@@ -56,6 +73,7 @@ def dashboard(
     authorize: Authorize | None = None,
     hosts: Collection[str] | None = None,
     read_seconds: float = 3.0,
+    trace_url: str | None = None,
 ) -> Starlette:
     """Return the application, to be served alone or mounted in another: ``app.mount("/jobs", …)``.
 
@@ -65,12 +83,13 @@ def dashboard(
             the same machine alone, which may do everything.
         hosts: names of hosts, without ports, under which it answers; None: any, for ``authorize`` decides.
         read_seconds: after which PostgreSQL ends a read; the page then says so.
+        trace_url: where a trace is shown, with ``{trace_id}`` in it.
     """
     app = Starlette(
         routes=[
             Mount("/static", StaticFiles(directory=_STATIC), name="static"),
             *(Route(each.path, partial(_show, each), name=each.name) for each in PAGES),
-            *(Route(each.path, partial(_act, each), name=each.name, methods=["POST"]) for each in ACTIONS),
+            *(Route(each.path, partial(_act, each), name=each.name, methods=["GET", "POST"]) for each in ACTIONS),
         ],
         middleware=[
             Middleware(_Guard, authorize=authorize, hosts=None if hosts is None else frozenset(hosts))
@@ -82,6 +101,7 @@ def dashboard(
         reads=client.database.for_reading(seconds=read_seconds),
         read_seconds=read_seconds,
         poller=Poller(),
+        trace_url=trace_url,
         pages=PAGES,
         app=app,
     )
@@ -89,7 +109,7 @@ def dashboard(
     return app
 
 
-async def _show(page: Page, request: Request) -> Response:
+async def _show(page: PageRoute, request: Request) -> Response:
     """Answer with a page, or with the stream of its live part."""
     visit, tokens = _visit(request, page.name)
     if "text/event-stream" in request.headers.get("accept", ""):
@@ -103,7 +123,7 @@ async def _show(page: Page, request: Request) -> Response:
     return response
 
 
-def _stream(page: Page, visit: Visit) -> Response:
+def _stream(page: PageRoute, visit: Visit) -> Response:
     poller = visit.site.poller
     if poller.viewers >= MOST_VIEWERS:
         return refusal(503, "too many pages are open: this one does not renew itself")
@@ -117,24 +137,34 @@ def _stream(page: Page, visit: Visit) -> Response:
     return EventStream(poller.follow(visit.what(), render))
 
 
-async def _act(action: Action, request: Request) -> Response:
-    """Check the sender of a form, and do what it asks for."""
+async def _act(action: ActionRoute, request: Request) -> Response:
+    """Ask whether something is to be done; or check who sent the form, and do it."""
     visit, tokens = _visit(request, action.name)
-    length = request.headers.get("content-length", "")
-    if not (length.isascii() and length.isdigit() and int(length[:12]) <= _MOST_FORM_BYTES):
-        return refusal(413, f"a form may hold {_MOST_FORM_BYTES} bytes, and must say how many it holds")
-    form = await request.form(max_files=0, max_fields=_MOST_FIELDS, max_part_size=_MOST_FORM_BYTES)
-    if (refused := tokens.refused(request, visit.access, form.get("csrf"))) is not None:
-        return refused
     if not visit.may(action.right):
         return refusal(403, f"you may not do this: {action.right}")
-    done = await action.act(visit, form)
-    if isinstance(done, Done):
-        response: Response = RedirectResponse(done.to, 303)
-        says = quote(done.says[:_LONGEST_SAID])
-        response.set_cookie(_SAID, says, path="/", max_age=_SAID_SECONDS, httponly=True, samesite="strict")
-        return response
-    return HTMLResponse(visit.site.render("question.html", visit, {"question": done}))
+    if request.method == "POST":
+        length = request.headers.get("content-length", "")
+        if not (length.isascii() and length.isdigit() and int(length[:12]) <= _MOST_FORM_BYTES):
+            return refusal(413, f"a form must say its length, of at most {_MOST_FORM_BYTES} bytes")
+        form = await request.form(max_files=0, max_fields=_MOST_FIELDS, max_part_size=_MOST_FORM_BYTES)
+        if (refused := tokens.refused(request, visit.access, form.get("csrf"))) is not None:
+            return refused
+        if form.get("confirmed") == "yes":
+            return _redirect(await action.act(visit, form))
+    else:
+        form = FormData(request.query_params.multi_items())
+    async with request.app.state.reading:
+        question = await action.ask(visit, form)
+    response = HTMLResponse(visit.site.render("question.html", visit, {"question": question}))
+    tokens.remember(response)
+    return response
+
+
+def _redirect(done: Done) -> Response:
+    response = RedirectResponse(done.to, 303)
+    says = quote(done.says[:_LONGEST_SAID])
+    response.set_cookie(_SAID, says, path="/", max_age=_SAID_SECONDS, httponly=True, samesite="strict")
+    return response
 
 
 def _visit(request: Request, name: str) -> tuple[Visit, CsrfTokens]:

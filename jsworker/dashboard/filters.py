@@ -1,7 +1,8 @@
 """How pages show values: times as distances, with the exact time on hover; numbers; durations; JSON."""
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from jsworker.ownership.pool import FarTime
 
 _UNITS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "m"))
 _LONGEST_LINE: Final = 200
+_TYPE: Final = re.compile(r"[A-Za-z_][\w.]{0,99}(?=:|$)", re.ASCII | re.MULTILINE)
 _NOTHING: Final = Markup('<span class="none">–</span>')
 _ICONS: Final = {
     "scheduled": "◷",
@@ -94,6 +96,29 @@ def number(value: float | None) -> str | Markup:
     return f"{value:.1f}" if is_small else f"{value:,.0f}".replace(",", "\u202f")
 
 
+def plural(count: int, what: str) -> str:
+    """Return how many there are: ``1 job``, ``2 jobs``."""
+    return f"{number(count)} {what}" + ("" if count == 1 else "s")
+
+
+def sparkline(values: Sequence[int]) -> Markup:
+    """Return a row of small bars, the last value at the right; the numbers are its title."""
+    most = max(values, default=0) or 1
+    height, width = 20, 4
+    bars = Markup().join(
+        Markup('<rect x="{}" y="{}" width="{}" height="{}"/>').format(
+            place * width, height - tall, width - 1, tall
+        )
+        for place, value in enumerate(values)
+        if (tall := max(round(value / most * height), 1 if value else 0))
+    )
+    form = Markup(
+        '<svg class="sparkline" viewBox="0 0 {} {}" width="{}" height="{}" role="img" aria-label="{}">{}</svg>'
+    )
+    total = f"{number(sum(values))} in {len(values)} hours, {number(values[-1] if values else 0)} in the last"
+    return form.format(len(values) * width, height, len(values) * width, height, total, bars)
+
+
 def at_most(value: int, bound: int) -> str:
     """Return a number that was counted no further than to a bound."""
     return f"{number(value)}+" if value >= bound else str(number(value))
@@ -116,6 +141,12 @@ def headline(text: str | None) -> str | Markup:
     return line((text or "").strip().partition("\n")[0])
 
 
+def error_type(text: str | None) -> str | Markup:
+    """Return the type of an error alone: its message may hold parts of a payload."""
+    found = _TYPE.match((text or "").strip())
+    return found[0] if found else "an error"
+
+
 def as_json(value: Any) -> str:
     """Return a value as indented JSON."""
     return json.dumps(value, indent=2, ensure_ascii=False, default=lambda other: str(plain(other)))
@@ -131,10 +162,13 @@ FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "as_json": as_json,
     "at_most": at_most,
     "duration": duration,
+    "error_type": error_type,
     "exact": exact,
     "headline": headline,
     "line": line,
     "number": number,
+    "plural": plural,
+    "sparkline": sparkline,
     "priority": priority,
     "short_id": short_id,
     "since": since,

@@ -1,6 +1,6 @@
 """What a viewer asks for, and the page that is made of it."""
 
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +26,7 @@ class WrongFilter(UsageError, ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class PageRoute:
     """A page: where it is, what is read for it, and the template that shows that.
 
     Attributes:
@@ -55,42 +55,48 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked before something is done: the form that comes back with ``confirmed``.
+    """What is asked before something is done.
 
     Attributes:
         verb: the text of the button, ``Cancel 3 jobs``.
         says: what will happen.
-        values: hidden fields of the form, each with its values.
+        values: what the form that comes back holds, hidden.
         back: the address for those who do not want it.
         fields: template with inputs that the answer needs besides; None: none.
         names: what ``fields`` shows.
         is_harmful: whether it takes something away.
+        is_possible: whether there is anything to do; else there is no button.
     """
 
     verb: str
     says: str
-    values: Mapping[str, list[str]]
+    values: Sequence[tuple[str, str]]
     back: str
     fields: str | None = None
     names: Mapping[str, Any] = field(default_factory=dict)
     is_harmful: bool = False
+    is_possible: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
-    """Something that a viewer does, by a form: POST alone, never without its token and the right to it.
+class ActionRoute:
+    """Something that a viewer does: GET, or a form without ``confirmed``, asks; a form with it does it.
+
+    The form holds a token of the viewer, without which nothing is done.
 
     Attributes:
         path: below the dashboard's own address.
         name: for ``Visit.url``.
         right: which of ``ACTIONS`` the viewer needs.
-        act: asks, or does it.
+        ask: returns the question; it changes nothing.
+        act: does it.
     """
 
     path: str
     name: str
     right: str
-    act: Callable[["Visit", FormData], Awaitable[Done | Question]]
+    ask: Callable[["Visit", FormData], Awaitable[Question]]
+    act: Callable[["Visit", FormData], Awaitable[Done]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,7 @@ class Site:
         reads: the client's database, for reads alone; each ends after ``read_seconds``.
         read_seconds: of a statement.
         poller: feeds live pages.
+        trace_url: where a trace is shown, with ``{trace_id}`` in it.
         pages: those of the navigation.
     """
 
@@ -109,14 +116,15 @@ class Site:
     reads: Database
     read_seconds: float
     poller: Poller
-    pages: tuple[Page, ...]
+    trace_url: str | None
+    pages: tuple[PageRoute, ...]
     app: Starlette
 
     def render(self, template: str, visit: "Visit", values: Mapping[str, Any]) -> str:
         """Return a page."""
         return TEMPLATES.get_template(template).render(_names(visit, values))
 
-    async def render_live(self, page: Page, visit: "Visit") -> str:
+    async def render_live(self, page: PageRoute, visit: "Visit") -> str:
         """Return the part of a page that is sent again and again."""
         template = TEMPLATES.get_template(page.template)
         found = template.new_context(_names(visit, await page.read(visit)))
@@ -140,7 +148,7 @@ class Visit:
 
     site: Site
     page: str
-    path: Mapping[str, str]
+    path: Mapping[str, Any]
     query: tuple[tuple[str, str], ...]
     access: Access
     root: str

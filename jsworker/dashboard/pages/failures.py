@@ -1,0 +1,25 @@
+"""Failures: failed jobs in groups of like errors, since when and how often, and all of a group retried at once."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+from uuid import UUID
+
+from jsworker.core.names import is_kind, shown
+from jsworker.dashboard.visit import Visit, WrongFilter
+from jsworker.ownership.queries.failures import FailureId, list_failures
+
+_LIMIT: Final = 50
+
+
+async def read(visit: Visit) -> Mapping[str, Any]:
+    """Return groups of failed jobs, of all kinds or of one."""
+    kind = visit.get("kind")
+    if kind is not None and not is_kind(kind):
+        raise WrongFilter(f"kind={shown(kind)} can be no kind's name")
+    after_kind, after = visit.get("after_kind"), visit.get("after")
+    try:
+        place = FailureId(after_kind, UUID(after)) if after_kind and after else None
+    except ValueError:
+        raise WrongFilter(f"after={shown(after)} must be a UUID") from None
+    page = await list_failures(visit.site.reads, kind=kind, after=place, limit=_LIMIT)
+    return {"page": page, "kind": kind}
