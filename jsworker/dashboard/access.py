@@ -78,7 +78,7 @@ Access.ALL = Access(ACTIONS, payloads=True)
 
 Allowed: TypeAlias = Access | Response | None
 Authorize: TypeAlias = Callable[[Request], Allowed | Awaitable[Allowed]]
-"""Returns what the sender of a request may do; None: nothing. A response is sent as it is: to a login, say."""
+"""Returns what the sender of a request may do; None: nothing. A response is sent as it is: to a login."""
 
 
 async def access_of(

@@ -89,7 +89,10 @@ def dashboard(
         routes=[
             Mount("/static", StaticFiles(directory=_STATIC), name="static"),
             *(Route(each.path, partial(_show, each), name=each.name) for each in PAGES),
-            *(Route(each.path, partial(_act, each), name=each.name, methods=["GET", "POST"]) for each in ACTIONS),
+            *(
+                Route(each.path, partial(_act, each), name=each.name, methods=["GET", "POST"])
+                for each in ACTIONS
+            ),
         ],
         middleware=[
             Middleware(_Guard, authorize=authorize, hosts=None if hosts is None else frozenset(hosts))

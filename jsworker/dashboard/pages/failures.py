@@ -1,4 +1,4 @@
-"""Failures: failed jobs in groups of like errors, since when and how often, and all of a group retried at once."""
+"""Failures: failed jobs in groups of like errors: how many, since when, and how often lately."""
 
 from collections.abc import Mapping
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""What is done to jobs: retried, cancelled, taken back, given another priority or time. One, some, or all that match."""
+"""What is done to jobs: retry, cancel, take back, priority, reschedule; to one, some, or all that match."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,6 @@ from uuid import UUID
 
 from starlette.datastructures import FormData
 
-from jsworker.client import JobClient
 from jsworker.client.selected_jobs import REASON_CHARACTERS, SelectedJobs
 from jsworker.client.terms import instant_of
 from jsworker.core.names import printable
@@ -20,19 +19,18 @@ from jsworker.ownership.transitions import control, priorities, reset
 from jsworker.ownership.transitions.audit import AuditEntry
 from jsworker.ownership.transitions.reschedule import reschedule_all
 
+_CLEARED: Final = (
+    "Running jobs are taken from their workers and queued again; what their workers still write is refused."
+    " It does not count as an attempt."
+)
 VERBS: Final[Mapping[str, tuple[str, str, str]]] = {
-    "retry": ("Retry", "retried", "Jobs go back into the queue, their counters at zero; their steps stay done."),
+    "retry": ("Retry", "retried", "Jobs go back into the queue, their counters at zero; steps stay done."),
     "cancel": (
         "Cancel",
         "cancelled",
-        "Waiting jobs are cancelled at once; running ones are asked to stop with their worker's next heartbeat.",
+        "Waiting jobs are cancelled at once; running ones are asked to stop with their next heartbeat.",
     ),
-    "clear": (
-        "Take back",
-        "taken back",
-        "Running jobs are taken from their workers and queued again; what their workers still write is refused."
-        " It does not count as an attempt.",
-    ),
+    "clear": ("Take back", "taken back", _CLEARED),
     "priority": ("Set the priority of", "moved", "Waiting jobs go to another lane; those that run go on."),
     "reschedule": (
         "Reschedule",
@@ -94,7 +92,7 @@ async def act(verb: str, visit: Visit, form: FormData) -> Done:
     outcome, how = _Outcome(), _how(verb, form)
     ids, actor = _ids(visit, form), visit.access.name
     if ids:
-        await _act_on(visit.site.client, verb, ids, how, actor, outcome)
+        await _act_on(visit, verb, ids, how, outcome)
     else:
         for selected in _selected(verb, visit, form):
             done = await _ACTS[verb](selected, how, actor)
@@ -133,12 +131,10 @@ _ACTS: Final = {
 }
 
 
-async def _act_on(
-    client: JobClient, verb: str, ids: Sequence[UUID], how: Any, actor: str, outcome: _Outcome
-) -> None:
+async def _act_on(visit: Visit, verb: str, ids: Sequence[UUID], how: Any, outcome: _Outcome) -> None:
     """Act on jobs that are named, with one entry in the audit."""
-    database = client.database
-    entry = AuditEntry.of_jobs(verb, ids, actor=actor)
+    client, database = visit.site.client, visit.site.client.database
+    entry = AuditEntry.of_jobs(verb, ids, actor=visit.access.name)
     match verb:
         case "retry":
             retried = await control.retry_all(database, ids, entry=entry)
@@ -189,7 +185,9 @@ def _selected(verb: str, visit: Visit, form: FormData) -> list[SelectedJobs]:
     if verb == "retry" and search.status is None:
         statuses = ["failed"]  # who cancelled a job wanted it so
     if not statuses:
-        raise WrongFilter(f"status={search.status}: {verb} acts on jobs that are {' or '.join(POSSIBLE[verb])}")
+        raise WrongFilter(
+            f"status={search.status}: {verb} acts on jobs that are {' or '.join(POSSIBLE[verb])}"
+        )
     try:
         return [
             visit.site.client.select(
