@@ -109,8 +109,8 @@ def run_line(token: int, found: Mapping[str, Any], timeline: Sequence[Mapping[st
     owner = run_owner(token, found, timeline)
     end = next((_end(event) for event in events if event["event"] in ENDS), None)
     if end is None and (claim := taken_over(token, timeline)) is not None:
-        detail = claim["detail"]
-        end = f"taken over by {_cell(claim['worker_id'])}, because {_CAUSES['stale']}; stall {detail.get('stalls')}"
+        stalls = claim["detail"].get("stalls")
+        end = f"taken over by {_cell(claim['worker_id'])}, because {_CAUSES['stale']}; stall {stalls}"
     if token == found["fencing_token"]:
         end = end or _present(found)
     by = f" by {_cell(owner)}" if owner else ""

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Final, Literal, TypeAlias
 
 from markupsafe import Markup
@@ -97,7 +98,7 @@ def time_chart(
     if known:
         parts += [_times_axis(frame)]
         drawn = zip(series, layers, strict=True)
-        parts += [_drawn(form, frame, times, each.look, low, high) for each, (low, high) in drawn]
+        parts += [_drawn(form, frame, times, each.look, layer) for each, layer in drawn]
         parts += [_columns(frame, times, series, unit)]
     else:
         parts.append(_text(_WIDTH / 2, _HEIGHT / 2, "no data yet", "chart-empty", "middle"))
@@ -217,12 +218,11 @@ def _drawn(
     frame: _Frame,
     times: Sequence[datetime],
     look: str,
-    low: Sequence[float | None],
-    high: Sequence[float | None],
+    layer: Layer,
 ) -> Markup:
     points = [
         (frame.x(time), frame.y(top), frame.y(bottom or 0.0)) if top is not None else None
-        for time, bottom, top in zip(times, low, high, strict=True)
+        for time, bottom, top in zip(times, *layer, strict=True)
     ]
     if form == "bars":
         width = max((_WIDTH - _LEFT - _RIGHT) / max(len(times), 1) * 0.8, 1.0)
@@ -266,7 +266,7 @@ def _without_gaps(points: Sequence[_Point | None]) -> list[list[_Point]]:
 def _columns(frame: _Frame, times: Sequence[datetime], series: Sequence[Series], unit: Unit) -> Markup:
     """Return invisible columns, each of which shows the values of its time under the mouse."""
     places = [frame.x(time) for time in times]
-    edges = [_LEFT, *((a + b) / 2 for a, b in zip(places, places[1:], strict=False)), _WIDTH - _RIGHT]
+    edges = [_LEFT, *((a + b) / 2 for a, b in pairwise(places)), _WIDTH - _RIGHT]
     parts = []
     for n, time in enumerate(times):
         found = [
