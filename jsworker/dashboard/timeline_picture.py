@@ -1,7 +1,8 @@
-"""The ownership story of a job as a picture: lanes of runs by worker on a time axis; and as a table beside it.
+"""The ownership story of a job as a picture, lanes of runs by worker on a time axis, and as a table.
 
 A run of a millisecond and a wait of hours are both to be seen: where a true scale would lose something, each
-stretch between two moments gets room for itself, grows with the logarithm of its length, and is labelled with it.
+stretch between two moments gets room for itself, grows with the logarithm of its length, and says how long it
+took.
 """
 
 import math
@@ -149,7 +150,8 @@ def timeline_picture(story: Story) -> Markup:
     svg = Markup(
         '<svg class="timeline" viewBox="0 0 {} {}" width="{}" height="{}" role="img"><title>{}</title>'
         '<desc>{}</desc><defs><pattern id="timeline-silence" width="6" height="6" '
-        'patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><path class="timeline-hatch" d="M0 0V6"/></pattern></defs>{}</svg>'
+        'patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        '<path class="timeline-hatch" d="M0 0V6"/></pattern></defs>{}</svg>'
     ).format(
         scale.width,
         height,
@@ -285,7 +287,8 @@ def _run(run: Run, scale: _Scale, lane: _Lane) -> Markup:
             )
         )
     name = f"run {run.token}"
-    inside = next((each for each in (f"{name} · {took}", name) if len(each) * _CHARACTER + 12 <= width), None)
+    fitting = int((width - 12) / _CHARACTER)
+    inside = next((each for each in (f"{name} · {took}", name) if len(each) <= fitting), None)
     labels = [run.label]
     if inside is not None:
         parts.append(_text("timeline-inside", left + 7, lane.middle + 4, inside, "start"))

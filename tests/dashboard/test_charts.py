@@ -1,5 +1,5 @@
 from datetime import UTC, datetime, timedelta
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -7,12 +7,11 @@ from jsworker.dashboard.charts import Series, round_steps, round_times, time_cha
 
 BEGIN = datetime(2026, 11, 25, 12, 3, tzinfo=UTC)
 TIMES = [BEGIN + timedelta(minutes=n) for n in range(60)]
-SVG = "{http://www.w3.org/1999/xhtml}"
 
 
-def parsed(chart: str) -> ElementTree.Element:
+def parsed(chart: str) -> ET.Element:
     """Return a chart as a tree: it must be well formed."""
-    return ElementTree.fromstring(chart)  # noqa: S314 -- our own
+    return ET.fromstring(chart)  # noqa: S314 -- our own
 
 
 @pytest.mark.parametrize("form", ["lines", "areas", "bars"])
@@ -41,7 +40,7 @@ def test_bars_are_stacked_and_lines_have_gaps() -> None:
         if each.get("class", "").startswith("chart-bars")
     ]
     # Each begins at its lower edge: the second where the first one ends.
-    low, up = (float(part) for part in first.split("v")[0].split()[-1:] + [first.split("v")[1].split("h")[0]])
+    low, up = float(first.split("v")[0].split()[-1]), float(first.split("v")[1].split("h")[0])
     assert float(second.split("v")[0].split()[-1]) == pytest.approx(low + up, abs=0.2)
     lines = time_chart("Wait", TIMES[:5], [Series("p99", [1, 2, None, 3, 4])], unit="s")
     assert (

@@ -1,5 +1,5 @@
 from datetime import timedelta
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -9,9 +9,9 @@ from tests.dashboard import stories
 from tests.dashboard.stories import after, event, job
 
 
-def drawn(story: Story) -> ElementTree.Element:
+def drawn(story: Story) -> ET.Element:
     """Return the picture as a tree: it must be well formed, and nothing stands outside of it."""
-    tree = ElementTree.fromstring(timeline_picture(story))  # noqa: S314 -- our own
+    tree = ET.fromstring(timeline_picture(story))  # noqa: S314 -- our own
     svg = tree.find(".//svg")
     assert svg is not None
     width = float(svg.get("width") or 0)
@@ -52,12 +52,13 @@ def test_every_line_is_in_the_table_in_order() -> None:
         "enqueued",
         "its last message was stored as number 4711 of the stream",
         "claimed by alpha-0",
-        "taken back by gamma-2, because its heartbeats stopped and no process answered for it on NATS; stall 1",
+        "taken back by gamma-2, because its heartbeats stopped and no process answered for it on NATS; "
+        + "stall 1",
         "claimed by beta-1 for attempt 2, after it was taken back: worker alpha-0 fell silent",
         "a late complete by alpha-0 was refused",
         "completed by beta-1",
     ]
-    rows = list(ElementTree.fromstring(timeline_table(story)).iter("tr"))  # noqa: S314 -- our own
+    rows = list(ET.fromstring(timeline_table(story)).iter("tr"))  # noqa: S314 -- our own
     assert len(rows) == len(story.lines) + 1
 
 
