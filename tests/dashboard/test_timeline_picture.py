@@ -52,8 +52,10 @@ def test_every_line_is_in_the_table_in_order() -> None:
         "enqueued",
         "its last message was stored as number 4711 of the stream",
         "claimed by alpha-0",
-        "taken back by gamma-2, because its heartbeats stopped and no process answered for it on NATS; "
-        + "stall 1",
+        (
+            "taken back by gamma-2, because its heartbeats stopped and no process answered for it on NATS; "
+            "stall 1"
+        ),
         "claimed by beta-1 for attempt 2, after it was taken back: worker alpha-0 fell silent",
         "a late complete by alpha-0 was refused",
         "completed by beta-1",
