@@ -46,6 +46,7 @@ _COMMANDS = {
     "resume": _Entry("pausing", _JOBS, "Let a paused kind or key go on."),
     "workflow": _Entry("workflow", _JOBS, "Show a workflow as a tree; list, cancel or retry workflows."),
     "prune": _Entry("prune", _CARE, "Delete jobs that ended long ago, with their timelines."),
+    "dashboard": _Entry("dashboard", _CARE, "Serve the dashboard: see jobs and workers, and act on them."),
     "workers": _Entry("workers", _CARE, "List workers, the last seen first."),
     "db": _Entry("db_and_stream", _CARE, "Create or migrate jsworker's tables."),
     "stream": _Entry("db_and_stream", _CARE, "Make the stream and its consumers, or bring them into shape."),

@@ -141,7 +141,9 @@ class CsrfTokens:
     """
 
     def __init__(self, request: Request) -> None:
-        is_secure = request.url.scheme == "https"
+        # The proxy that speaks HTTPS says so; who lies about it harms a cookie of their own.
+        proto = request.headers.get("x-forwarded-proto", request.url.scheme)
+        is_secure = proto == "https"
         # Browsers take a cookie of this name from this host alone.
         self._name = f"__Host-{_COOKIE}" if is_secure else _COOKIE
         self._is_secure = is_secure

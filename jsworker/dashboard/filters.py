@@ -137,7 +137,7 @@ def line(text: object) -> str | Markup:
 
 
 def headline(text: str | None) -> str | Markup:
-    """Return the first line of an error, which says what it was; see ``line``."""
+    """Return the first line of an error; see ``line``."""
     return line((text or "").strip().partition("\n")[0])
 
 

@@ -200,7 +200,7 @@ def _selected(verb: str, visit: Visit, form: FormData) -> list[SelectedJobs]:
 
 
 def _how(verb: str, form: FormData) -> Any:
-    """Return what the answer holds besides: a reason, a priority or a time; WrongFilter: it makes no sense."""
+    """Return what the answer holds besides: a reason, a priority or a time."""
     try:
         match verb:
             case "clear":
