@@ -1,10 +1,10 @@
 """The application: its pages and actions in one table, and what every request passes."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from starlette.applications import Starlette
@@ -26,10 +26,11 @@ from jsworker.core.errors import (
     UsageError,
 )
 from jsworker.core.exit_codes import lines_of
+from jsworker.core.processor import JobProcessor
 from jsworker.dashboard.access import HEADERS, Access, Authorize, CsrfTokens, access_of, refusal
 from jsworker.dashboard.live import MOST_VIEWERS, EventStream, Poller
-from jsworker.dashboard.pages import failures, job, job_actions, jobs, overview
-from jsworker.dashboard.visit import ActionRoute, Done, PageRoute, Site, Visit
+from jsworker.dashboard.pages import enqueue, failures, job, job_actions, jobs, overview
+from jsworker.dashboard.visit import ActionRoute, Done, PageRoute, Question, Site, Visit
 
 PAGES: Final = (
     PageRoute("/", "overview", overview.read, "overview.html", title="Overview"),
@@ -40,6 +41,7 @@ PAGES: Final = (
 """In the order of the navigation."""
 
 ACTIONS: Final = (
+    ActionRoute("/enqueue", "enqueue", "enqueue", enqueue.ask, enqueue.act),
     *(
         ActionRoute(
             path.replace("VERB", verb),
@@ -74,6 +76,7 @@ def dashboard(
     hosts: Collection[str] | None = None,
     read_seconds: float = 3.0,
     trace_url: str | None = None,
+    processors: Iterable[type[JobProcessor[Any]] | JobProcessor[Any]] = (),
 ) -> Starlette:
     """Return the application, to be served alone or mounted in another: ``app.mount("/jobs", …)``.
 
@@ -84,6 +87,7 @@ def dashboard(
         hosts: names of hosts, without ports, under which it answers; None: any, for ``authorize`` decides.
         read_seconds: after which PostgreSQL ends a read; the page then says so.
         trace_url: where a trace is shown, with ``{trace_id}`` in it.
+        processors: whose models make forms, by which jobs are enqueued; others are written as JSON.
     """
     app = Starlette(
         routes=[
@@ -105,6 +109,7 @@ def dashboard(
         read_seconds=read_seconds,
         poller=Poller(),
         trace_url=trace_url,
+        processors={each.kind: each if isinstance(each, type) else type(each) for each in processors},
         pages=PAGES,
         app=app,
     )
@@ -153,12 +158,20 @@ async def _act(action: ActionRoute, request: Request) -> Response:
         if (refused := tokens.refused(request, visit.access, form.get("csrf"))) is not None:
             return refused
         if form.get("confirmed") == "yes":
-            return _redirect(await action.act(visit, form))
+            done = await action.act(visit, form)
+            if isinstance(done, Done):
+                return _redirect(done)
+            return _question(visit, tokens, done)
     else:
         form = FormData(request.query_params.multi_items())
     async with request.app.state.reading:
         question = await action.ask(visit, form)
-    response = HTMLResponse(visit.site.render("question.html", visit, {"question": question}))
+    return _question(visit, tokens, question)
+
+
+def _question(visit: Visit, tokens: CsrfTokens, question: Question) -> Response:
+    page = visit.site.render("question.html", visit, {"question": question})
+    response = HTMLResponse(page, 422 if question.is_wrong else 200)
     tokens.remember(response)
     return response
 

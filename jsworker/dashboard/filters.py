@@ -141,9 +141,11 @@ def headline(text: str | None) -> str | Markup:
     return line((text or "").strip().partition("\n")[0])
 
 
-def error_type(text: str | None) -> str | Markup:
-    """Return the type of an error alone: its message may hold parts of a payload."""
-    found = _TYPE.match((text or "").strip())
+def error_shown(text: str | None, *, payloads: bool) -> str | None:
+    """Return an error; for who may not see payloads its type alone, for its message may hold parts of one."""
+    if payloads or text is None:
+        return text
+    found = _TYPE.match(text.strip())
     return found[0] if found else "an error"
 
 
@@ -162,7 +164,6 @@ FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "as_json": as_json,
     "at_most": at_most,
     "duration": duration,
-    "error_type": error_type,
     "exact": exact,
     "headline": headline,
     "line": line,

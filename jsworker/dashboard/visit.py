@@ -15,6 +15,7 @@ import jsworker
 from jsworker.client import JobClient
 from jsworker.core.errors import UsageError
 from jsworker.core.names import shown
+from jsworker.core.processor import JobProcessor
 from jsworker.dashboard.access import Access
 from jsworker.dashboard.filters import FILTERS
 from jsworker.dashboard.live import Poller
@@ -66,6 +67,7 @@ class Question:
         names: what ``fields`` shows.
         is_harmful: whether it takes something away.
         is_possible: whether there is anything to do; else there is no button.
+        is_wrong: whether it is asked again, because the answer made no sense.
     """
 
     verb: str
@@ -76,6 +78,7 @@ class Question:
     names: Mapping[str, Any] = field(default_factory=dict)
     is_harmful: bool = False
     is_possible: bool = True
+    is_wrong: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +92,14 @@ class ActionRoute:
         name: for ``Visit.url``.
         right: which of ``ACTIONS`` the viewer needs.
         ask: returns the question; it changes nothing.
-        act: does it.
+        act: does it, or asks again.
     """
 
     path: str
     name: str
     right: str
     ask: Callable[["Visit", FormData], Awaitable[Question]]
-    act: Callable[["Visit", FormData], Awaitable[Done]]
+    act: Callable[["Visit", FormData], Awaitable[Done | Question]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,7 @@ class Site:
         read_seconds: of a statement.
         poller: feeds live pages.
         trace_url: where a trace is shown, with ``{trace_id}`` in it.
+        processors: by kind, those whose models make forms.
         pages: those of the navigation.
     """
 
@@ -117,6 +121,7 @@ class Site:
     read_seconds: float
     poller: Poller
     trace_url: str | None
+    processors: Mapping[str, type[JobProcessor[Any]]]
     pages: tuple[PageRoute, ...]
     app: Starlette
 

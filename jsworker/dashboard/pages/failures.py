@@ -1,10 +1,12 @@
 """Failures: failed jobs in groups of like errors: how many, since when, and how often lately."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
 
 from jsworker.core.names import is_kind, shown
+from jsworker.dashboard.filters import error_shown
 from jsworker.dashboard.visit import Visit, WrongFilter
 from jsworker.ownership.queries.failures import FailureId, list_failures
 
@@ -22,4 +24,6 @@ async def read(visit: Visit) -> Mapping[str, Any]:
     except ValueError:
         raise WrongFilter(f"after={shown(after)} must be a UUID") from None
     page = await list_failures(visit.site.reads, kind=kind, after=place, limit=_LIMIT)
-    return {"page": page, "kind": kind}
+    may_see = visit.access.payloads
+    groups = [replace(each, error=error_shown(each.error, payloads=may_see)) for each in page.groups]
+    return {"groups": groups, "after": page.after, "kind": kind}

@@ -9,8 +9,10 @@ from uuid import UUID
 from jsworker.client import JobDetails, JobEvent
 from jsworker.core.contents import is_encoded_value
 from jsworker.core.errors import JobNotFound
-from jsworker.dashboard.filters import as_json
+from jsworker.dashboard.filters import as_json, error_shown
 from jsworker.dashboard.pages.jobs import acts_on
+from jsworker.dashboard.timeline_picture import timeline_picture, timeline_table
+from jsworker.dashboard.timeline_story import job_story
 from jsworker.dashboard.visit import Visit
 from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.workflow_listing import place_of
@@ -35,14 +37,21 @@ async def read(visit: Visit) -> Mapping[str, Any]:
     row = await listing.get_job(reads, job_id)
     if row is None:
         raise JobNotFound(f"no job has id {job_id}")
-    events = [JobEvent.of_row(event) for event in await listing.timeline(reads, job_id)]
+    payloads = visit.access.payloads
+    row = {**row, "last_error": error_shown(row["last_error"], payloads=payloads)}
+    events = [
+        JobEvent.of_row({**event, "error": error_shown(event["error"], payloads=payloads)})
+        for event in await listing.timeline(reads, job_id)
+    ]
+    job = JobDetails.of_row(row)
+    story = job_story(job, events)
     steps = await steps_of(reads, job_id)
     node = None if row["batch_id"] is None else await place_of(reads, row["batch_id"])
-    payloads = visit.access.payloads
     return {
-        "job": JobDetails.of_row(row),
+        "job": job,
         "acts": [name for name in acts_on(row["status"]) if visit.may(name)],
-        "events": events,
+        "picture": timeline_picture(story),
+        "table": timeline_table(story),
         "steps": [{**step, "shown": content("result", step["result"], payloads=payloads)} for step in steps],
         "contents": [
             content(name, row[name], payloads=payloads)

@@ -9,6 +9,7 @@ from uuid import UUID
 from jsworker.client.selected_jobs import JobConditions
 from jsworker.core.names import is_kind, shown
 from jsworker.core.priorities import PRIORITIES, priority_number
+from jsworker.dashboard.filters import error_shown
 from jsworker.dashboard.visit import Visit, WrongFilter
 from jsworker.ownership.queries.job_filter import JobFilter
 from jsworker.ownership.queries.listing import list_jobs
@@ -96,7 +97,10 @@ async def read(visit: Visit) -> Mapping[str, Any]:
     except ValueError as error:
         raise WrongFilter(f"after or failure: {error}") from None
     return {
-        "jobs": page.jobs,
+        "jobs": [
+            {**job, "last_error": error_shown(job["last_error"], payloads=visit.access.payloads)}
+            for job in page.jobs
+        ],
         "after": page.after,
         "is_partial": page.after is not None and len(page.jobs) < limit,
         "given": {name: value for name, value in given.items() if value is not None},
