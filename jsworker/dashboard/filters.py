@@ -113,9 +113,10 @@ def sparkline(values: Sequence[int]) -> Markup:
         if (tall := max(round(value / most * height), 1 if value else 0))
     )
     form = Markup(
-        '<svg class="sparkline" viewBox="0 0 {} {}" width="{}" height="{}" role="img" aria-label="{}">{}</svg>'
+        '<svg class="sparkline" viewBox="0 0 {} {}" width="{}" height="{}" role="img"><title>{}</title>{}</svg>'
     )
-    total = f"{number(sum(values))} in {len(values)} hours, {number(values[-1] if values else 0)} in the last"
+    last = number(values[-1] if values else 0)
+    total = f"{number(sum(values))} in {len(values)} hours, {last} in the last"
     return form.format(len(values) * width, height, len(values) * width, height, total, bars)
 
 
