@@ -162,10 +162,10 @@ class SyncWorkflows:
         """See ``Workflows.get``."""
         return self._thread.call(lambda client: client.workflows.get(workflow))
 
-    def cancel(self, workflow: UUID | str) -> CancelledWorkflow:
+    def cancel(self, workflow: UUID | str, *, actor: str | None = None) -> CancelledWorkflow:
         """See ``Workflows.cancel``."""
-        return self._thread.call(lambda client: client.workflows.cancel(workflow))
+        return self._thread.call(lambda client: client.workflows.cancel(workflow, actor=actor))
 
-    def retry(self, workflow: UUID | str) -> int:
+    def retry(self, workflow: UUID | str, *, actor: str | None = None) -> int:
         """See ``Workflows.retry``."""
-        return self._thread.call(lambda client: client.workflows.retry(workflow))
+        return self._thread.call(lambda client: client.workflows.retry(workflow, actor=actor))

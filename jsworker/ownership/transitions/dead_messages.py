@@ -10,6 +10,7 @@ from sqlalchemy import text
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
 from jsworker.ownership.refusals import Refused, in_halves
+from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 
 KEPT_BYTES = 4096
 """How much of a message is kept; a longer one cannot be replayed."""
@@ -97,6 +98,6 @@ async def read_dead(database: Database, ids: Sequence[int]) -> list[DeadMessage]
     return [DeadMessage(*row) for row in await database.run(TAKE, {"ids": list(ids)})]
 
 
-async def drop_dead(database: Database, ids: Sequence[int]) -> list[int]:
+async def drop_dead(database: Database, ids: Sequence[int], *, entry: AuditEntry | None = None) -> list[int]:
     """Delete dead messages and return the ids of those that were there."""
-    return [row.id for row in await database.run(DROP, {"ids": list(ids)})]
+    return [row.id for row in await run_noted(database, DROP, {"ids": list(ids)}, entry)]

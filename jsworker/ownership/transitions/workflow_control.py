@@ -12,6 +12,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.pool import uuid_array
 from jsworker.ownership.statements import condition, filled, sql
 from jsworker.ownership.transitions import control, reopen
+from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 from jsworker.ownership.transitions.enqueue import NewJob
 
 _PAGE: Final = 500
@@ -92,13 +93,15 @@ class CancelledWorkflow(NamedTuple):
     requested: int
 
 
-async def cancel_workflow(database: Database, workflow: UUID) -> CancelledWorkflow:
+async def cancel_workflow(
+    database: Database, workflow: UUID, *, entry: AuditEntry | None = None
+) -> CancelledWorkflow:
     """Cancel what is live of a workflow; members that are added meanwhile are cancelled by the workers' scans.
 
     Raises:
         TransitionRefused: there is no such workflow, or it has ended.
     """
-    if not await database.run(CANCEL_WORKFLOW, {"id": workflow}):
+    if not await run_noted(database, CANCEL_WORKFLOW, {"id": workflow}, entry):
         await _refuse(database, workflow, "cancelled")
     return await cancel_live(database, workflow)
 
@@ -115,7 +118,7 @@ async def cancel_live(database: Database, workflow: UUID) -> CancelledWorkflow:
     return CancelledWorkflow(row.jobs, requested)
 
 
-async def retry_workflow(database: Database, workflow: UUID) -> int:
+async def retry_workflow(database: Database, workflow: UUID, *, entry: AuditEntry | None = None) -> int:
     """Retry all failed jobs of a workflow, and return how many.
 
     Raises:
@@ -124,7 +127,8 @@ async def retry_workflow(database: Database, workflow: UUID) -> int:
     retried = 0
     place = {"batch": _FIRST, "after": _FIRST}
     while rows := await database.run(FAILED_MEMBERS, {"id": workflow, "limit": _PAGE, **place}):
-        retried += len(await reopen.retry_members(database, rows[0].batch_id, [row.id for row in rows]))
+        ids = [row.id for row in rows]
+        retried += len(await reopen.retry_members(database, rows[0].batch_id, ids, entry=entry))
         place = {"batch": rows[-1].batch_id, "after": rows[-1].id}
     if not retried:
         await _refuse(database, workflow, "retried")
