@@ -18,18 +18,36 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jsworker.client import JobClient
+from jsworker.client.enqueueing import kind_name
 from jsworker.core.errors import (
     DatabaseUnavailable,
     JobNotFound,
     JsworkerError,
     TransitionRefused,
     UsageError,
+    WorkflowNotFound,
 )
 from jsworker.core.exit_codes import lines_of
 from jsworker.core.processor import JobProcessor
 from jsworker.dashboard.access import HEADERS, Access, Authorize, CsrfTokens, access_of, refusal
 from jsworker.dashboard.live import MOST_VIEWERS, EventStream, Poller
-from jsworker.dashboard.pages import enqueue, failures, job, job_actions, jobs, overview
+from jsworker.dashboard.pages import (
+    audit,
+    dead_messages,
+    doctor,
+    enqueue,
+    failures,
+    job,
+    job_actions,
+    jobs,
+    keys,
+    kinds,
+    limit_actions,
+    overview,
+    schedules,
+    workers,
+    workflows,
+)
 from jsworker.dashboard.visit import ActionRoute, Done, PageRoute, Question, Site, Visit
 
 PAGES: Final = (
@@ -37,6 +55,17 @@ PAGES: Final = (
     PageRoute("/jobs", "jobs", jobs.read, "jobs.html", title="Jobs"),
     PageRoute("/jobs/{id:uuid}", "job", job.read, "job.html"),
     PageRoute("/failures", "failures", failures.read, "failures.html", title="Failures"),
+    PageRoute("/kinds", "kinds", kinds.read, "kinds.html", title="Kinds"),
+    PageRoute("/keys", "keys", keys.read, "keys.html", title="Keys"),
+    PageRoute("/schedules", "schedules", schedules.read, "schedules.html", title="Schedules"),
+    PageRoute("/workflows", "workflows", workflows.read, "workflows.html", title="Workflows"),
+    PageRoute("/workflows/{id:uuid}", "workflow", workflows.read_one, "workflow.html"),
+    PageRoute("/workers", "workers", workers.read, "workers.html", title="Workers"),
+    PageRoute(
+        "/dead-messages", "dead-messages", dead_messages.read, "dead_messages.html", title="Dead messages"
+    ),
+    PageRoute("/doctor", "doctor", doctor.read, "doctor.html", title="Doctor"),
+    PageRoute("/audit", "audit", audit.read, "audit.html", title="Audit"),
 )
 """In the order of the navigation."""
 
@@ -53,6 +82,23 @@ ACTIONS: Final = (
         for verb in job_actions.VERBS
         for of, path in (("jobs", "/jobs/VERB"), ("job", "/jobs/{id:uuid}/VERB"))
     ),
+    *(
+        ActionRoute(
+            path.replace("VERB", verb),
+            name.replace("VERB", verb),
+            right,
+            partial(page.ask, verb),
+            partial(page.act, verb),
+        )
+        for path, name, right, page in (
+            ("/kinds/VERB", "VERB-kind", "pause", limit_actions),
+            ("/schedules/VERB", "VERB-schedule", "schedules", schedules),
+            ("/workflows/{id:uuid}/VERB", "VERB-workflow", "workflows", workflows),
+            ("/dead-messages/VERB", "VERB-messages", "dead-messages", dead_messages),
+        )
+        for verb in page.VERBS
+    ),
+    ActionRoute("/doctor/repair", "repair", "repair", doctor.ask, doctor.act),
 )
 """Each with the right that it needs."""
 
@@ -211,7 +257,7 @@ async def _tell(request: Request, error: Exception) -> Response:
 
 def _status(error: Exception) -> int:
     match error:
-        case JobNotFound():
+        case JobNotFound() | WorkflowNotFound():
             return 404
         case TransitionRefused():
             return 409
