@@ -18,7 +18,6 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jsworker.client import JobClient
-from jsworker.client.enqueueing import kind_name
 from jsworker.core.errors import (
     DatabaseUnavailable,
     JobNotFound,
