@@ -3,10 +3,16 @@ from nats.js import JetStreamContext
 
 from jsworker.client import JobClient
 from jsworker.core.settings import Settings
-from tests.dashboard.browsing import EVIL, browsing
+from jsworker.dashboard import dashboard
+from tests.dashboard.viewer import Viewer
+from tests.worker.conftest import js
 from tests.worker.rows import Rows
 
+__all__ = ["js"]
+
 pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
+
+EVIL = "'\"><script>alert(1)</script>"
 
 
 async def put_aside(rows: Rows, subject: str) -> int:
@@ -19,31 +25,28 @@ async def put_aside(rows: Rows, subject: str) -> int:
     return int(found[0]["id"])
 
 
-async def test_replay_and_drop(
-    client: JobClient, rows: Rows, settings: Settings, js: JetStreamContext
-) -> None:
-    good, foreign, other = [
-        await put_aside(rows, subject)
-        for subject in (f"{settings.subject_prefix}.mail", "foreign.mail", f"{settings.subject_prefix}.mail")
-    ]
-    async with browsing(client) as browser:
-        page = await browser.page("/dead-messages")
-        assert "not" in page.text
-        page = await browser.act(f"/dead-messages/replay?id={good}&id={foreign}")
-        assert (
-            f"1 message replayed; 1 refused: message {foreign} came from subject 'foreign.mail'" in page.text
-        )
-        stored = await js.get_last_msg(settings.stream, f"{settings.subject_prefix}.mail")
+async def test_replay_and_drop(rows: Rows, settings: Settings, js: JetStreamContext) -> None:
+    subject = f"{settings.subject_prefix}.mail"
+    good, foreign, other = [await put_aside(rows, each) for each in (subject, "foreign.mail", subject)]
+    async with JobClient(settings) as client:
+        viewer = Viewer(dashboard(client))
+        page = await viewer.see("/dead-messages")
+        assert EVIL in page.text
+        question = await viewer.see(f"/dead-messages/replay?id={good}&id={foreign}")
+        page = await viewer.press(question, "Replay 2 messages")
+        assert f"1 message replayed; 1 refused: message {foreign} came from" in page.text
+        stored = await js.get_last_msg(settings.stream, subject)
         assert stored.data == b"{}"
-        question = await browser.page("/dead-messages/drop?all=yes")
-        assert "Drop 2 messages?" in question.text
-        page = await browser.answer(question, "/dead-messages/drop")
+        question = await viewer.see("/dead-messages/drop?all=yes")
+        page = await viewer.press(question, "Drop 2 messages")
         assert "2 messages dropped" in page.text
         assert "There are no dead messages." in page.text
-        assert (await browser.act(f"/dead-messages/drop?id={other}")).text.count("1 refused") == 1
-        await browser.page("/dead-messages/drop", 400)
-        await browser.page("/dead-messages/drop?id=x", 400)
-    done = [(each.action, each.matched, each.changed) for each in await client.audit(limit=3)]
+        question = await viewer.see(f"/dead-messages/drop?id={other}")
+        assert "1 refused" in (await viewer.press(question, "Drop")).text
+        await viewer.see("/dead-messages/drop", 400)
+        await viewer.see("/dead-messages/drop?id=x", 400)
+        await viewer.http.aclose()
+        done = [(each.action, each.matched, each.changed) for each in await client.audit(limit=3)]
     assert done == [
         ("dead_messages.drop", 1, 0),
         ("dead_messages.drop", 2, 2),

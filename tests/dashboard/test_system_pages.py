@@ -5,60 +5,64 @@ import pytest
 from jsworker.client import JobClient
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
-from jsworker.dashboard import Access
-from tests.dashboard.browsing import EVIL, browsing
+from jsworker.core.settings import Settings
+from jsworker.dashboard import Access, dashboard
+from tests.dashboard.viewer import Viewer
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
 pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
+
+EVIL = "'\"><script>alert(1)</script>"
 
 
 class Quick(JobProcessor):
     kind = "quick"
 
     async def process(self, job: Job[dict[str, int]]) -> None:
-        raise AssertionError
+        raise AssertionError(job)
 
 
-async def test_workers_stand_together_by_host(client: JobClient, rows: Rows, start: StartWorker) -> None:
+async def test_workers_stand_together_by_host(viewer: Viewer, rows: Rows, start: StartWorker) -> None:
     running = await start(Quick)
-    await rows.execute(
+    await rows.query(
         "INSERT INTO jsworker.workers (id, hostname, pid, kinds, concurrency, version, heartbeat_interval, state,"
-        " last_seen_at) VALUES (%s, %s, 7, ARRAY['quick'], 3, '0.0', '1 s', 'running', now() - interval '1 day')",
+        " last_seen_at) VALUES (%s, %s, 7, '{quick}', 3, '0.0', '1 s', 'running', now() - interval '1 day')",
         f"old {EVIL}",
         EVIL,
     )
-    async with browsing(client) as browser:
-        page = await browser.page("/workers")
+    page = await viewer.see("/workers")
     assert running.worker.id in page.text
+    assert f"old {EVIL}" in page.text
     assert "silent" in page.text
     assert page.text.count("1 process,") == 2
     assert "0 of 3 slots busy" in page.text
+    await viewer.see("/workers?after=gone")
 
 
-async def test_the_doctor_examines_when_asked(client: JobClient, start: StartWorker) -> None:
+async def test_the_doctor_examines_when_asked(settings: Settings, start: StartWorker) -> None:
     await start(Quick)
-    async with browsing(client) as browser:
-        assert "What was found" not in (await browser.page("/doctor")).text
-        page = await browser.page("/doctor?examine=yes")
+    async with JobClient(settings) as client:
+        viewer = Viewer(dashboard(client))
+        assert "What was found" not in (await viewer.see("/doctor")).text
+        page = await viewer.see("/doctor?examine=yes")
         assert "PostgreSQL" in page.text
         assert "checks found nothing" in page.text
-        page = await browser.act("/doctor/repair")
-        assert "there was nothing that may be mended without you" in page.text
-    [last, *_] = await client.audit()
-    assert (last.action, last.changed) == ("doctor.repair", 0)
+        await viewer.press(await viewer.see("/doctor/repair"), "Repair")
+        await viewer.http.aclose()
+        [last, *_] = await client.audit()
+    assert last.action == "doctor.repair"
 
 
 async def test_the_audit_lists_who_did_what(client: JobClient) -> None:
     for number in range(51):
         await client.pause(f"kind-{number}", actor=EVIL)
-    viewer = Access(frozenset({"pause"}), name="ada")
-    async with browsing(client, authorize=lambda _: viewer) as browser:
-        await browser.act("/kinds/pause?kind=mail", reason=EVIL)
-        page = await browser.page("/audit")
-        assert "ada login" in page.text
-        assert "kind mail, reason" in page.text
-        assert "kind-0 " not in page.text
-        [behind] = [link for link in page.links() if "after=" in link]
-        assert "kind-0" in (await browser.page(behind)).text
-        await browser.page("/audit?after=x", 400)
+    viewer = Viewer(dashboard(client, authorize=lambda _: Access(frozenset({"pause"}), name="ada")))
+    await viewer.press(await viewer.see("/kinds/pause?kind=mail"), "Pause", {"reason": EVIL})
+    page = await viewer.see("/audit")
+    assert "ada login" in page.text
+    assert f"kind mail, reason {EVIL}" in page.text
+    assert "kind kind-0 " not in page.text
+    assert "kind kind-0 " in (await viewer.see(page.links["Next page"])).text
+    await viewer.see("/audit?after=x", 400)
+    await viewer.http.aclose()
