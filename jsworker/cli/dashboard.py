@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jsworker.cli.options import new_app, option
+from jsworker.cli.options import argument, new_app, option
 from jsworker.cli.output import print_line, remark
 from jsworker.client import JobClient
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import shown
 from jsworker.core.settings import load_settings
+from jsworker.core.targets import load_processors
 
 if TYPE_CHECKING:
     from jsworker.dashboard import Authorize
@@ -24,6 +25,10 @@ app = new_app()
 
 @app.command()
 def dashboard(
+    targets: Annotated[
+        list[str] | None,
+        argument("MODULE:CLASS", "Processors whose models make the forms for payloads; MODULE: all of it."),
+    ] = None,
     *,
     host: Annotated[str, option("ADDRESS", "The address to listen on; default: 127.0.0.1.")] = "127.0.0.1",
     port: Annotated[
@@ -82,12 +87,20 @@ def dashboard(
             " add --logins FILE or --proxy-secret FILE"
         )
 
+    processors = [each for target in targets or () for each in load_processors(target)]
+
     async def run() -> None:
         settings = load_settings()
         changed = {"statement_timeout": max(settings.statement_timeout, _STATEMENT_SECONDS)}
         async with JobClient(settings.model_copy(update=changed)) as client:
             listening = listen(host, port)
-            served = new_dashboard(client, authorize=authorize, hosts=allow_host, trace_url=trace_url)
+            served = new_dashboard(
+                client,
+                authorize=authorize,
+                hosts=allow_host,
+                trace_url=trace_url,
+                processors=processors,
+            )
             await serve(served, listening, started=lambda: remark(f"dashboard: {address_of(listening)}"))
 
     asyncio.run(run())
