@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from jsworker.core.settings import Settings
-from jsworker.dashboard import ACTIONS, Access
+from jsworker.dashboard import ACTIONS
 from jsworker.dashboard.app import PAGES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "dashboard.md").read_text()
@@ -30,16 +30,14 @@ async def test_it_is_mounted_where_the_page_says(names: dict[str, Any]) -> None:
     async def django(scope: Any, receive: Any, send: Any) -> None:
         raise AssertionError(scope["path"])
 
-    for app in (names["app"], names["with_dashboard"](django)):
-        transport = httpx.ASGITransport(app)
-        async with names["client"], httpx.AsyncClient(transport=transport, base_url="http://a.test") as http:
-            assert (await http.get("/ops/jobs/")).status_code == 403
-            page = await http.get("/ops/jobs/", headers={"x-user": "ann"})
-            assert page.status_code == 200
-            assert 'href="/ops/jobs/jobs"' in page.text
-        names["client"] = names["JobClient"].from_env()
-        names["lifespan"]
-        exec(re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE)[0], names)  # noqa: S102 -- a client opens once
+    async with names["client"]:
+        for app in (names["app"], names["with_dashboard"](django)):
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://a.test") as http:
+                assert (await http.get("/ops/jobs/")).status_code == 403
+                page = await http.get("/ops/jobs/", headers={"x-user": "ann"})
+                assert page.status_code == 200
+                assert 'href="/ops/jobs/jobs"' in page.text
 
 
 def test_it_names_actions_and_pages() -> None:
@@ -47,4 +45,3 @@ def test_it_names_actions_and_pages() -> None:
     assert set(re.findall(r"`([\w-]+)`", listed)) == ACTIONS
     titles = {page.title for page in PAGES if page.title}
     assert titles <= set(re.findall(r"(?m)^\| (\w[\w ]*?) \|", PAGE))
-    assert Access.READ.name
