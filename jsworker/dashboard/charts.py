@@ -13,6 +13,7 @@ from typing import Final, Literal, TypeAlias
 from markupsafe import Markup
 
 from jsworker.core.names import printable
+from jsworker.dashboard.filters import duration
 
 Form: TypeAlias = Literal["lines", "areas", "bars"]
 Unit: TypeAlias = Literal["", "s"]
@@ -161,29 +162,10 @@ def round_times(first: float, last: float, most: int) -> list[float]:
     return [float(begin + step * n) for n in range(int((last - begin) // step) + 1)]
 
 
-def duration(seconds: float) -> str:
-    """Return a duration in words of two units at most: ``5 ms``, ``1.2 s``, ``3 min 20 s``, ``2 h 5 min``."""
-    if seconds < 0.001:
-        return f"{max(seconds, 0) * 1_000_000:.0f} µs" if seconds > 0 else "0 s"
-    if seconds < 1:
-        return f"{seconds * 1000:.3g} ms"
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    for size, name, smaller, other in (
-        (86_400, "d", 3_600, "h"),
-        (3_600, "h", 60, "min"),
-        (60, "min", 1, "s"),
-    ):
-        if seconds >= size:
-            rest = int(seconds % size // smaller)
-            return f"{int(seconds // size)} {name}" + (f" {rest} {other}" if rest else "")
-    raise AssertionError("a minute and more is above")
-
-
 def number(value: float, unit: Unit = "") -> str:
     """Return a value for an axis: ``1.5k``, ``2M``, and a duration in seconds with its unit."""
     if unit:
-        return duration(value)
+        return str(duration(value))
     for size, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g}{name}"

@@ -34,7 +34,7 @@ def duration(seconds: float | timedelta | None) -> str | Markup:
         return _NOTHING
     left = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
     if left < 1:
-        return f"{max(left, 0.0) * 1000:.0f} ms"
+        return f"{max(left, 0.0) * 1000:.3g} ms"
     if left < 60:
         return f"{left:.1f} s" if left < 10 else f"{left:.0f} s"
     smaller = {"d": (3_600.0, "h"), "h": (60.0, "m"), "m": (1.0, "s")}

@@ -16,7 +16,7 @@ from typing import Final
 from markupsafe import Markup
 
 from jsworker.core.names import printable
-from jsworker.dashboard.charts import duration
+from jsworker.dashboard.filters import duration
 from jsworker.dashboard.timeline_story import Mark, Run, Story, Wait
 
 _LEFT: Final = 150
@@ -224,7 +224,7 @@ def _background(story: Story, scale: _Scale, lanes: dict[str, _Lane], height: fl
     for number, (left, right, seconds) in enumerate(scale.stretches()):
         if not scale.is_true and number % 2 == 0:
             parts.append(_rect("timeline-band", left, _TOP - 6, right - left, bottom - _TOP + 6))
-        words = duration(seconds)
+        words = str(duration(seconds))
         if right - left >= len(words) * _CHARACTER + 4:
             parts.append(_text("timeline-tick", (left + right) / 2, bottom + 18, words, "middle"))
         parts.append(
@@ -252,7 +252,7 @@ def _names(lanes: dict[str, _Lane]) -> Iterator[Markup]:
 
 def _wait(wait: Wait, scale: _Scale) -> Markup:
     left, right = scale.x(wait.begin), scale.x(wait.end)
-    took = duration((wait.end - wait.begin).total_seconds())
+    took = str(duration(wait.end - wait.begin))
     words = f"{wait.words} for {took}"
     bar = _rect(f"timeline-wait look-{wait.look}", left, _TOP + 14, max(right - left, 1), 8, rounded=4)
     label = ""
@@ -267,14 +267,14 @@ def _run(run: Run, scale: _Scale, lane: _Lane) -> Markup:
     left, right = scale.x(run.begin), scale.x(run.end)
     width = max(right - left, 3.0)
     top = lane.middle - _BAR / 2
-    took = duration((run.end - run.begin).total_seconds())
+    took = str(duration(run.end - run.begin))
     parts = [_rect(f"timeline-run look-{run.look}", left, top, width, _BAR, rounded=5)]
     if run.silent_since is not None:
         begin = scale.x(run.silent_since)
         silent = Markup(
             '<rect fill="url(#timeline-silence)" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{}"/>'
         )
-        seconds = duration((run.end - run.silent_since).total_seconds())
+        seconds = duration(run.end - run.silent_since)
         parts.append(
             Markup("<g><title>{}</title>{}</g>").format(
                 f"no heartbeat for {seconds}", silent.format(begin, top, max(right - begin, 2), _BAR)
@@ -380,7 +380,7 @@ def _key(story: Story) -> Markup:
 
 def _summary(story: Story) -> str:
     """Return the picture in words, for screen readers."""
-    took = duration((story.end - story.begin).total_seconds())
+    took = duration(story.end - story.begin)
     runs = [f"{run.words}." for run in story.runs]
     return " ".join([f"{len(story.runs)} runs within {took}.", *runs, "The table beside it has every event."])
 

@@ -52,7 +52,9 @@ def test_bars_are_stacked_and_lines_have_gaps() -> None:
 def test_says_in_words_what_it_shows() -> None:
     chart = time_chart("Latency", TIMES[:3], [Series("p99", [0.5, 0.25, 2.0])], unit="s")
     [words] = [each.text for each in parsed(chart).iter("desc")]
-    assert words == ("From 2026-11-25 12:03 to 2026-11-25 12:05 UTC. p99: last 2 s, least 250 ms, most 2 s.")
+    assert words == (
+        "From 2026-11-25 12:03 to 2026-11-25 12:05 UTC. p99: last 2.0 s, least 250 ms, most 2.0 s."
+    )
 
 
 def test_escapes_names() -> None:

@@ -26,8 +26,9 @@ class Quick(JobProcessor):
 async def test_workers_stand_together_by_host(viewer: Viewer, rows: Rows, start: StartWorker) -> None:
     running = await start(Quick)
     await rows.query(
-        "INSERT INTO jsworker.workers (id, hostname, pid, kinds, concurrency, version, heartbeat_interval, state,"
-        " last_seen_at) VALUES (%s, %s, 7, '{quick}', 3, '0.0', '1 s', 'running', now() - interval '1 day')",
+        "INSERT INTO jsworker.workers (id, hostname, pid, kinds, concurrency, version, heartbeat_interval,"
+        " state, last_seen_at)"
+        " VALUES (%s, %s, 7, '{quick}', 3, '0.0', '1 s', 'running', now() - interval '1 day')",
         f"old {EVIL}",
         EVIL,
     )

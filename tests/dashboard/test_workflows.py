@@ -41,8 +41,8 @@ async def test_cancel_and_retry(viewer: Viewer, client: JobClient, rows: Rows) -
     assert "jobs cancelled, 0 asked to stop" in page.text
     failed = await enqueued(client)
     await rows.query(
-        "UPDATE jsworker.jobs SET status = 'failed', finished_at = now(), needs_publish = false, attempts = 1,"
-        " errors = 1, last_error = 'ValueError: no'"
+        "UPDATE jsworker.jobs SET status = 'failed', finished_at = now(), needs_publish = false,"
+        " attempts = 1, errors = 1, last_error = 'ValueError: no'"
         " WHERE batch_id IN (SELECT id FROM jsworker.batches WHERE workflow = %s AND kind = 'count')",
         failed,
     )

@@ -62,10 +62,10 @@ async def act(visit: Visit, form: FormData) -> Done | Question:
             payload = payload_type(processor).validate_json(dumps(payload), by_alias=True, by_name=True)
         # What is to be done is written before it: a job that nobody is known to have enqueued would be worse.
         entry = AuditEntry("enqueue", {"kind": kind, "unique_key": unique_key}, actor=visit.access.name)
-        await client.database.in_transaction(lambda opened: entry.note(opened, matched=0, changed=0))
+        await client.database.in_transaction(lambda opened: entry.note(opened, changed=0))
         handle = await client.enqueue(processor or kind, payload, unique_key=unique_key, **options)
         await client.database.in_transaction(
-            lambda opened: entry.note(opened, matched=1, changed=int(handle.created))
+            lambda opened: entry.note(opened, changed=int(handle.created), others=int(not handle.created))
         )
     except (UsageError, ValueError) as error:
         return _question(visit, form, {"": str(error)})
