@@ -1,7 +1,7 @@
 """The application: its pages and actions in one table, and what every request passes."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +12,7 @@ from starlette.datastructures import FormData, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -111,8 +111,6 @@ _MOST_FIELDS: Final = 5_000
 _READS_AT_ONCE: Final = 3
 _IMMUTABLE: Final = "public, max-age=3600"
 
-Endpoint = Callable[[Request], Awaitable[Response]]
-
 
 def dashboard(
     client: JobClient,
@@ -146,7 +144,7 @@ def dashboard(
         middleware=[
             Middleware(_Guard, authorize=authorize, hosts=None if hosts is None else frozenset(hosts))
         ],
-        exception_handlers={JsworkerError: _tell, HTTPException: _tell},
+        exception_handlers={JsworkerError: _tell, HTTPException: _tell, Exception: _fail},
     )
     app.state.site = Site(
         client=client,
@@ -254,6 +252,11 @@ async def _tell(request: Request, error: Exception) -> Response:
     return HTMLResponse(visit.site.render("error.html", visit, {"status": status, "line": line}), status)
 
 
+async def _fail(request: Request, error: Exception) -> Response:  # noqa: ARG001 -- a handler's shape
+    """Answer where the dashboard itself is at fault; the server logs the error."""
+    return PlainTextResponse("the dashboard failed; its log tells why\n", 500, HEADERS)
+
+
 def _status(error: Exception) -> int:
     match error:
         case JobNotFound() | WorkflowNotFound():
@@ -297,7 +300,10 @@ class _Guard:
                     headers["cache-control"] = _IMMUTABLE
             await send(message)
 
-        found = await access_of(Request(scope), self._authorize, self._hosts)
+        try:
+            found = await access_of(Request(scope), self._authorize, self._hosts)
+        except HTTPException as error:  # as many an authorize says no
+            found = PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
         if isinstance(found, Response):
             await found(scope, receive, send_safely)
             return

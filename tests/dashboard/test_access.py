@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse
 
@@ -269,6 +270,10 @@ def test_users_of_a_proxy_have_the_rights_of_their_groups() -> None:
         ProxyHeaders("short")
 
 
+async def _raises(request: Request) -> Access:
+    raise HTTPException(401, "log in", {"www-authenticate": "Bearer"})
+
+
 async def _nobody(request: Request) -> None:
     return None
 
@@ -281,12 +286,13 @@ async def _somebody(request: Request) -> Access:
     ("authorize", "status"),
     [
         (_nobody, 403),
+        (_raises, 401),
         (lambda _: None, 403),
         (lambda _: RedirectResponse("/login", 307), 307),
         (_somebody, 200),
         (lambda _: Access.READ, 200),
     ],
-    ids=["none", "none, sync", "redirect", "access", "access, sync"],
+    ids=["none", "raises", "none, sync", "redirect", "access", "access, sync"],
 )
 async def test_any_callable_decides(
     client: JobClient, authorize: Callable[[Request], Awaitable[Any] | Any], status: int
