@@ -16,7 +16,7 @@ def address_of(process: Process) -> str:
     return process.read_errors_until("dashboard: ").removeprefix("dashboard: ").strip()
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.7", "::", "jobs.example"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.7", "::", "jobs.example"])  # noqa: S104 -- refused
 def test_without_a_login_it_listens_on_this_machine_alone(cli: Cli, host: str) -> None:
     line = cli("dashboard", "--host", host).refused(2)
     assert line.startswith(f"--host {host}: without a login the dashboard listens on this machine alone")
@@ -40,7 +40,7 @@ def test_it_serves_until_it_is_told_to_end(spawn: Spawn, here: Path) -> None:
 
 def test_with_logins_it_asks_for_one_on_every_address(spawn: Spawn, tmp_path: Path) -> None:
     (tmp_path / "logins").write_text(login_line("ann", "right", "read"))
-    process = spawn("dashboard", "--host", "0.0.0.0", "--port", "0", "--logins", "logins")
+    process = spawn("dashboard", "--host", "0.0.0.0", "--port", "0", "--logins", "logins")  # noqa: S104
     address = address_of(process)
     assert httpx.get(address).status_code == 401
     assert httpx.get(address, auth=("ann", "wrong")).status_code == 401
