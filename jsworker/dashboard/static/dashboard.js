@@ -1,7 +1,8 @@
-// Live parts do not replace what the viewer is working with: text that is selected, boxes that are ticked, a form
-// that has the focus, or a <details> that was opened.
+// What pages do beyond HTML; they work without it.
 "use strict";
 
+// A live part does not replace what the viewer is working with: selected text, ticked boxes, the focus, an opened
+// <details>.
 document.addEventListener("htmx:sseBeforeMessage", (event) => {
   const part = event.target;
   const selection = document.getSelection();
@@ -13,4 +14,21 @@ document.addEventListener("htmx:sseBeforeMessage", (event) => {
 document.addEventListener("change", (event) => {
   if (!event.target.matches("input[data-selects-all]")) return;
   for (const box of event.target.form.querySelectorAll('input[name="id"]')) box.checked = event.target.checked;
+});
+
+// Tabs that nobody sees keep no stream: over HTTP/1.1 a browser opens six to a host, and waits with everything else.
+let streams = [];
+htmx.createEventSource = (url) => {
+  const stream = new EventSource(url);
+  streams.push(stream);
+  return stream;
+};
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) {
+    for (const stream of streams) stream.close();
+    return;
+  }
+  const closed = streams.filter((stream) => stream.readyState === EventSource.CLOSED);
+  streams = streams.filter((stream) => stream.readyState !== EventSource.CLOSED);
+  for (const stream of closed) stream.dispatchEvent(new Event("error")); // so that the extension opens another
 });
