@@ -166,7 +166,7 @@ async def _show(page: PageRoute, request: Request) -> Response:
     if "text/event-stream" in request.headers.get("accept", ""):
         return _stream(page, visit.for_all())
     async with request.app.state.reading:
-        values = await page.read(visit)
+        values = await visit.site.read(page, visit)
     response = HTMLResponse(visit.site.render(page.template, visit, values))
     tokens.remember(response)
     if visit.said:

@@ -1,5 +1,6 @@
 """What a viewer asks for, and the page that is made of it."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,13 +14,17 @@ from starlette.datastructures import FormData
 
 import jsworker
 from jsworker.client import JobClient
-from jsworker.core.errors import UsageError
+from jsworker.core.errors import DatabaseUnavailable, UsageError
 from jsworker.core.names import shown
 from jsworker.core.processor import JobProcessor
 from jsworker.dashboard.access import Access
 from jsworker.dashboard.filters import FILTERS
 from jsworker.dashboard.live import Poller
 from jsworker.ownership.database import Database
+
+
+_STATEMENTS: Final = 4
+"""As long as so many that are ended by the time-out may all that a page reads take."""
 
 
 class WrongFilter(UsageError, ValueError):
@@ -125,6 +130,14 @@ class Site:
     pages: tuple[PageRoute, ...]
     app: Starlette
 
+    async def read(self, page: PageRoute, visit: "Visit") -> Mapping[str, Any]:
+        """Return what a page reads; DatabaseUnavailable: all of it together takes too long."""
+        try:
+            async with asyncio.timeout(self.read_seconds * _STATEMENTS):
+                return await page.read(visit)
+        except TimeoutError:
+            raise DatabaseUnavailable("PostgreSQL did not answer in time") from None
+
     def render(self, template: str, visit: "Visit", values: Mapping[str, Any]) -> str:
         """Return a page."""
         return TEMPLATES.get_template(template).render(_names(visit, values))
@@ -132,7 +145,7 @@ class Site:
     async def render_live(self, page: PageRoute, visit: "Visit") -> str:
         """Return the part of a page that is sent again and again."""
         template = TEMPLATES.get_template(page.template)
-        found = template.new_context(_names(visit, await page.read(visit)))
+        found = template.new_context(_names(visit, await self.read(page, visit)))
         return "".join(template.blocks["live"](found))
 
 
