@@ -57,6 +57,7 @@ _GLYPHS: Final = {
     "cancelled": "M-3-3L3 3M3-3L-3 3",
     "failed": "M-3-3L3 3M3-3L-3 3",
     "priority_set": "M0 4V-4M-3-1L0-4L3-1",
+    "rescheduled": "M0-3.5V0L3 2",
 }
 """Paths within a disc of radius 8."""
 _OTHER_GLYPH: Final = "M0-3.5V1M0 3V3.6"
@@ -335,11 +336,8 @@ def _all_marks(story: Story, scale: _Scale, lanes: dict[str, _Lane]) -> Iterator
                 x, y + _BAR / 2
             )
         else:
-            glyph = _GLYPHS.get(mark.name, _OTHER_GLYPH)
-            drawn = Markup(
-                '<g transform="translate({:.1f} {:.1f})"><circle class="timeline-mark look-{}" r="8"/>'
-                '<path class="timeline-glyph" d="{}"/></g>'
-            ).format(x, y, mark.look, glyph)
+            place = Markup('<g transform="translate({:.1f} {:.1f})">{}</g>')
+            drawn = place.format(x, y, _sign(mark.name, mark.look))
         if lane is not None and mark.name in _LATE_LABELS:
             drawn += lane.label(x - 8, scale.width - 4, "look-lost", _LATE_LABELS[mark.name])
         yield Markup("<g><title>{}</title>{}</g>").format(words, drawn)
@@ -348,34 +346,58 @@ def _all_marks(story: Story, scale: _Scale, lanes: dict[str, _Lane]) -> Iterator
 _KEY: Final = (
     ("completed", "completed"),
     ("failed", "failed"),
-    ("lost", "taken back, refused"),
+    ("lost", "taken back"),
     ("processing", "running"),
     ("queued", "in the queue"),
     ("scheduled", "waits for a time"),
     ("held", "held"),
     ("cancelled", "cancelled"),
 )
+_NAMES: Final = {
+    "enqueued": "enqueued",
+    "published": "last message stored",
+    "republished": "published again",
+    "retried": "retried by hand",
+    "held": "held",
+    "deferred": "waits for its key",
+    "woken": "woken",
+    "sleep": "sleeps",
+    "fenced": "stopped itself",
+    "rejected": "late write refused",
+    "skipped": "skipped a message",
+    "cancel_requested": "asked to stop",
+    "cancelled": "cancelled",
+    "priority_set": "priority set",
+    "rescheduled": "rescheduled",
+}
 
 
 def _key(story: Story) -> Markup:
-    """Return what the colours mean that are used."""
-    used = (
-        {run.look for run in story.runs} | {wait.look for wait in story.waits} | {m.look for m in story.marks}
+    """Return what the colours and signs mean that are used."""
+    used = {run.look for run in story.runs} | {wait.look for wait in story.waits}
+    item = Markup('<span class="legend-item">{}{}</span>')
+    square = Markup(
+        '<svg class="legend-mark look-{}" viewBox="0 0 10 10" aria-hidden="true">'
+        '<rect width="10" height="10" rx="2"/>{}</svg>'
     )
-    item = Markup(
-        '<span class="legend-item"><svg class="legend-mark look-{}" viewBox="0 0 10 10" aria-hidden="true">'
-        '<rect width="10" height="10" rx="2"/></svg>{}</span>'
-    )
-    items = [item.format(look, words) for look, words in _KEY if look in used]
+    hatch = Markup('<path d="M0 0H10V10H0Z" fill="url(#timeline-silence)"/>')
+    items = [item.format(square.format(look, ""), words) for look, words in _KEY if look in used]
     if any(run.silent_since is not None for run in story.runs):
-        items.append(
-            Markup(
-                '<span class="legend-item"><svg class="legend-mark look-lost" viewBox="0 0 10 10" '
-                'aria-hidden="true"><rect width="10" height="10" rx="2"/><path d="M0 0H10V10H0Z" '
-                'fill="url(#timeline-silence)"/></svg>no heartbeat</span>'
-            )
-        )
+        items.append(item.format(square.format("lost", hatch), "no heartbeat"))
+    disc = Markup('<svg class="legend-sign" viewBox="-9 -9 18 18" aria-hidden="true">{}</svg>')
+    looks = {mark.name: mark.look for mark in story.marks}
+    items += [
+        item.format(disc.format(_sign(name, looks[name])), words)
+        for name, words in _NAMES.items()
+        if name in looks
+    ]
     return Markup('<span class="legend">{}</span>').format(Markup("").join(items))
+
+
+def _sign(name: str, look: str) -> Markup:
+    return Markup(
+        '<circle class="timeline-mark look-{}" r="8"/><path class="timeline-glyph" d="{}"/>'
+    ).format(look, _GLYPHS.get(name, _OTHER_GLYPH))
 
 
 def _summary(story: Story) -> str:

@@ -42,7 +42,7 @@ _SHORT_CAUSES: Final = {
     "dead": "taken back: its process is proven dead",
     "operator": "taken back: an operator said so",
 }
-_OF_RUN: Final = frozenset({"step", "sleep", "fenced", "rejected"})
+_OF_RUN: Final = frozenset({"step", "sleep", "fenced", "rejected", "skipped"})
 """Entries that are drawn in the lane of the worker that wrote them."""
 _MARK_LOOKS: Final[dict[str, Look]] = {
     "step": "completed",
@@ -302,8 +302,10 @@ def _marks(events: Sequence[Mapping[str, Any]]) -> Iterator[Mark]:
         if name in ENDS and token and token not in ended:
             ended.add(token)
             continue
-        worker = event["worker_id"] if name in _OF_RUN | {"skipped"} else None
-        yield Mark(event["at"], name, entry_line(event), worker, token or None)
+        worker = event["worker_id"] if name in _OF_RUN else None
+        if name == "cancel_requested":
+            worker = (event["detail"] or {}).get("owner")
+        yield Mark(event["at"], name, entry_line(event), str(worker) if worker else None, token or None)
 
 
 def _waits(
