@@ -313,7 +313,7 @@ def _waits(
 ) -> Iterator[Wait]:
     """Yield the times in which the job waited, each with what it waited for."""
     begins = sorted(run.begin for run in runs)
-    turns = [(job.created_at, *_first_wait(job))]
+    turns = [(job.created_at, *_first_wait(job, begins[0] if begins else None))]
     turns += [(run.end, *_wait_after(run, events)) for run in runs if run.outcome != "running"]
     for event in events:
         if event["event"] == "held":
@@ -341,8 +341,15 @@ def _waits(
 _Turn: TypeAlias = tuple[Look | None, str, datetime | None]
 
 
-def _first_wait(job: JobDetails) -> _Turn:
-    if job.run_at is not None and not job.errors and not job.stalls and not job.snoozes:
+def _first_wait(job: JobDetails, begin: datetime | None) -> _Turn:
+    """Return what a job waited for at first, before its first run, which began at ``begin``.
+
+    The row has when it was due, and when it came to the queue, of the last time alone.
+    """
+    last = begin or datetime.max.replace(tzinfo=UTC)
+    if job.batch_id is not None and job.queued_at is not None and job.created_at < job.queued_at <= last:
+        return "held", "waited for what it needs", job.queued_at
+    if job.run_at is not None and job.created_at < job.run_at <= last:
         return "scheduled", "waited for its time", job.run_at
     return "queued", "waited in the queue", None
 

@@ -1,4 +1,6 @@
+from dataclasses import replace
 from datetime import timedelta
+from uuid import UUID
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -81,6 +83,27 @@ def test_waits_say_for_what() -> None:
     assert waits[:2] == [("scheduled", "waited for its time"), ("queued", "waited in the queue")]
     assert ("scheduled", "waited for its back-off") in waits
     assert ("held", "held: limit") in waits
+
+
+def test_a_back_off_is_no_first_wait() -> None:
+    failed = event(3, "error", 1, "a", "no", errors=1, run_at=after(60).isoformat())
+    found = job(
+        status="scheduled", fencing_token=1, started_at=after(2), claimed_at=after(2), run_at=after(60)
+    )
+    waits = [(wait.words, wait.begin, wait.end) for wait in job_story(found, [failed], now=after(9)).waits]
+    assert waits == [
+        ("waited in the queue", after(0), after(2)),
+        ("waited for its back-off", after(3), after(9)),
+    ]
+
+
+def test_a_member_of_a_workflow_waits_for_what_it_needs() -> None:
+    found = job(
+        status="completed", fencing_token=1, batch_id=UUID(int=7), queued_at=after(5), completed_by="a"
+    )
+    found = replace(found, started_at=after(6), claimed_at=after(6), finished_at=after(7))
+    waits = [(wait.look, wait.words) for wait in job_story(found, []).waits]
+    assert waits == [("held", "waited for what it needs"), ("queued", "waited in the queue")]
 
 
 def test_a_run_that_goes_on_shows_its_silence() -> None:
