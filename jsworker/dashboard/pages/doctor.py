@@ -22,20 +22,22 @@ _AREAS: Final = {"postgresql": "PostgreSQL", "nats": "NATS"}
 
 
 class _Examination:
-    """One examination at a time, whoever asks; who asks soon after another gets the same findings."""
+    """One examination at a time, whoever asks: it needs connections, and each waiting page one of the readers."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._found: list[Finding] = []
         self._at = float("-inf")
 
-    async def findings(self, visit: Visit) -> list[Finding]:
-        """Return what all checks find, within some seconds."""
+    async def findings(self, visit: Visit) -> list[Finding] | None:
+        """Return what all checks find, or have found a moment ago; None: they are just being made."""
+        if self._lock.locked():
+            return None
         async with self._lock:
             if time.monotonic() - self._at > _KEPT_SECONDS:
                 self._found = await _examine(visit)
                 self._at = time.monotonic()
-        return self._found
+            return self._found
 
 
 _EXAMINATIONS: WeakKeyDictionary[Starlette, _Examination] = WeakKeyDictionary()
@@ -44,15 +46,16 @@ _EXAMINATIONS: WeakKeyDictionary[Starlette, _Examination] = WeakKeyDictionary()
 async def read(visit: Visit) -> Mapping[str, Any]:
     """Return the findings, if they are asked for."""
     if visit.get("examine") != "yes":
-        return {"areas": None, "counts": {}}
+        return {"areas": None, "counts": {}, "is_busy": False}
     examination = _EXAMINATIONS.setdefault(visit.site.app, _Examination())
     areas: dict[str, list[Finding]] = {}
     counts = dict.fromkeys(("error", "warning", "info", "ok"), 0)
-    for finding in await examination.findings(visit):
+    found = await examination.findings(visit)
+    for finding in found or ():
         area = finding.check.partition(".")[0]
         areas.setdefault(_AREAS.get(area, area.title()), []).append(finding)
         counts[finding.level] += 1
-    return {"areas": areas, "counts": counts}
+    return {"areas": None if found is None else areas, "counts": counts, "is_busy": found is None}
 
 
 async def _examine(visit: Visit) -> list[Finding]:
