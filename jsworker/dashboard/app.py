@@ -44,6 +44,7 @@ from jsworker.dashboard.pages import (
     limit_actions,
     overview,
     schedules,
+    stacks,
     workers,
     workflows,
 )
@@ -53,6 +54,7 @@ PAGES: Final = (
     PageRoute("/", "overview", overview.read, "overview.html", title="Overview"),
     PageRoute("/jobs", "jobs", jobs.read, "jobs.html", title="Jobs"),
     PageRoute("/jobs/{id:uuid}", "job", job.read, "job.html"),
+    PageRoute("/jobs/{id:uuid}/stack", "job-stack", stacks.read_job, "stack.html"),
     PageRoute("/failures", "failures", failures.read, "failures.html", title="Failures"),
     PageRoute("/kinds", "kinds", kinds.read, "kinds.html", title="Kinds"),
     PageRoute("/keys", "keys", keys.read, "keys.html", title="Keys"),
@@ -60,6 +62,7 @@ PAGES: Final = (
     PageRoute("/workflows", "workflows", workflows.read, "workflows.html", title="Workflows"),
     PageRoute("/workflows/{id:uuid}", "workflow", workflows.read_one, "workflow.html"),
     PageRoute("/workers", "workers", workers.read, "workers.html", title="Workers"),
+    PageRoute("/workers/stack", "worker-stack", stacks.read_worker, "stack.html"),
     PageRoute(
         "/dead-messages", "dead-messages", dead_messages.read, "dead_messages.html", title="Dead messages"
     ),

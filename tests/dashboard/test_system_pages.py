@@ -1,5 +1,7 @@
 """Workers, the doctor, the audit."""
 
+import asyncio
+
 import pytest
 
 from jsworker.client import JobClient
@@ -23,6 +25,14 @@ class Quick(JobProcessor):
         raise AssertionError(job)
 
 
+class Sleepy(JobProcessor):
+    kind = "sleepy"
+
+    async def process(self, job: Job[dict[str, int]]) -> None:
+        while not job.should_stop:
+            await asyncio.sleep(0.05)
+
+
 async def test_workers_stand_together_by_host(viewer: Viewer, rows: Rows, start: StartWorker) -> None:
     running = await start(Quick)
     await rows.query(
@@ -39,6 +49,26 @@ async def test_workers_stand_together_by_host(viewer: Viewer, rows: Rows, start:
     assert page.text.count("1 process,") == 2
     assert "0 of 3 slots busy" in page.text
     await viewer.see("/workers?after=gone")
+
+
+async def test_where_a_run_and_its_worker_are(settings: Settings, rows: Rows, start: StartWorker) -> None:
+    running = await start(Sleepy)
+    async with JobClient(settings) as client:
+        job = await client.enqueue(Sleepy, {})
+        await rows.becomes(job.id, "processing")
+        viewer = Viewer(dashboard(client))
+        page = await viewer.see((await viewer.see(f"/jobs/{job.id}")).links["Where is it?"])
+        assert "in Sleepy.process" in page.text
+        page = await viewer.see(page.links["All of its worker"])
+        assert f"worker {running.worker.id}, pid" in page.text
+        assert f"job {job.id} of kind sleepy" in page.text
+        assert "nothing listens for worker gone" in (await viewer.see("/workers/stack?worker=gone")).text
+        await viewer.see("/workers/stack", 400)
+        reader = Viewer(dashboard(client, authorize=lambda _: Access.READ))
+        assert "Where is it?" not in (await reader.see(f"/jobs/{job.id}")).links
+        await reader.see(f"/jobs/{job.id}/stack", 403)
+        for each in (viewer, reader):
+            await each.http.aclose()
 
 
 async def test_the_doctor_examines_when_asked(settings: Settings, start: StartWorker) -> None:

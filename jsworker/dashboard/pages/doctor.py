@@ -16,7 +16,7 @@ from jsworker.doctor.gather import gather
 from jsworker.doctor.repairs import repair
 from jsworker.ownership.transitions.audit import AuditEntry
 
-_LONGEST_SECONDS: Final = 20.0
+_LONGEST_SECONDS: Final = 10.0
 _KEPT_SECONDS: Final = 10.0
 _AREAS: Final = {"postgresql": "PostgreSQL", "nats": "NATS"}
 
