@@ -22,7 +22,6 @@ from jsworker.dashboard.filters import FILTERS
 from jsworker.dashboard.live import Poller
 from jsworker.ownership.database import Database
 
-
 _STATEMENTS: Final = 4
 """As long as so many that are ended by the time-out may all that a page reads take."""
 

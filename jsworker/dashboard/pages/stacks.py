@@ -9,11 +9,13 @@ from starlette.exceptions import HTTPException
 
 from jsworker.client.worker_stacks import NoStack, ask_for_stack, stack_lines
 from jsworker.core.errors import JobNotFound
+from jsworker.core.names import printable
 from jsworker.dashboard.filters import duration
 from jsworker.dashboard.visit import Visit, WrongFilter
 from jsworker.ownership.queries import listing
 from jsworker.ownership.transitions.workers import get_worker
 
+_LONGEST_ID: Final = 200
 RIGHT: Final = "workers"
 """What the viewer needs: a worker is asked, and paths of the code are shown."""
 
@@ -42,6 +44,9 @@ async def _read(visit: Visit, worker_id: str, job_id: UUID | None) -> Mapping[st
     if not visit.may(RIGHT):
         raise HTTPException(403, f"you may not do this: {RIGHT}")
     worker = await get_worker(visit.site.reads, worker_id)
+    if worker is None and job_id is None:
+        why = f"no worker has id {printable(worker_id, _LONGEST_ID)}"
+        return {"job": None, "worker": worker_id, "lines": [], "why": why}
     seen = None if worker is None else str(duration(datetime.now(UTC) - worker["last_seen_at"]))
     lines, why = list[str](), ""
     try:
