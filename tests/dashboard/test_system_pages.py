@@ -29,7 +29,7 @@ class Sleepy(JobProcessor):
     kind = "sleepy"
 
     async def process(self, job: Job[dict[str, int]]) -> None:
-        await asyncio.sleep(600)
+        await asyncio.sleep(job.payload.get("seconds", 600))
 
 
 async def test_workers_stand_together_by_host(viewer: Viewer, rows: Rows, start: StartWorker) -> None:
