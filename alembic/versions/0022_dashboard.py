@@ -22,7 +22,7 @@ CONCURRENTLY = {
 CREATE INDEX CONCURRENTLY jobs_failures ON jsworker.jobs (kind, CAST(md5(CASE failure_reason WHEN 'stalled' THEN 'stalled'
   ELSE regexp_replace(split_part(left(coalesce(last_error, ''), 200), E'\n', 1),
     '''[^'']*''|"[^"]*"|[0-9a-f]*[0-9][-0-9a-f]*', '#', 'g') END) AS uuid), finished_at, id)
-WHERE lower(status) = 'failed'
+WHERE status COLLATE "C" = 'failed'
 """.strip(),
 }
 DROP = {name: f"DROP INDEX IF EXISTS jsworker.{name}" for name in CONCURRENTLY}

@@ -9,7 +9,7 @@ BEGIN
   EXECUTE format('REVOKE CONNECT, TEMPORARY ON DATABASE %I FROM PUBLIC', current_database());
   EXECUTE format(
     'GRANT CONNECT ON DATABASE %I TO jsworker_owner, jsworker_worker, jsworker_producer, jsworker_publisher,'
-    ' jsworker_reader, jsworker_metrics, jsworker_debouncer',
+    ' jsworker_reader, jsworker_metrics, jsworker_debouncer, jsworker_operator',
     current_database());
 END
 $$;

@@ -1,7 +1,9 @@
--- Seven roles in PostgreSQL, each with the least that it needs.
+-- Eight roles in PostgreSQL, each with the least that it needs.
 --
 --   jsworker_owner     owns the tables and migrates them: `jsworker db upgrade`
 --   jsworker_worker    `jsworker run` and the commands of operators
+--   jsworker_operator  commands of operators and a dashboard that acts: enqueues, retries, cancels, clears, pauses, sets
+--                      limits and schedules. It deletes no job, no timeline, and nothing of who did what.
 --   jsworker_producer  enqueues: JobClient.enqueue, enqueue_many, enqueue_statement. It may INSERT and lock no row.
 --   jsworker_publisher beside jsworker_producer, for applications that you trust with more: notes in the rows what was
 --                      published, and publishes what is due: JobClient.publish_pending. Without it workers do
@@ -30,7 +32,7 @@ DECLARE
 BEGIN
   FOREACH role_name IN ARRAY ARRAY[
     'jsworker_owner', 'jsworker_worker', 'jsworker_producer', 'jsworker_publisher', 'jsworker_reader',
-    'jsworker_metrics', 'jsworker_debouncer'
+    'jsworker_metrics', 'jsworker_debouncer', 'jsworker_operator'
   ] LOOP
     IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role_name) THEN
       EXECUTE format('CREATE ROLE %I NOLOGIN', role_name);
@@ -73,31 +75,31 @@ $$;
 -- From here on everything is said anew, so that what an earlier version granted does not stay.
 REVOKE ALL ON SCHEMA jsworker
   FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_debouncer, jsworker_reader,
-    jsworker_metrics;
+    jsworker_metrics, jsworker_operator;
 REVOKE ALL ON ALL TABLES IN SCHEMA jsworker
   FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_debouncer, jsworker_reader,
-    jsworker_metrics;
+    jsworker_metrics, jsworker_operator;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA jsworker
   FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_debouncer, jsworker_reader,
-    jsworker_metrics;
+    jsworker_metrics, jsworker_operator;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA jsworker
   FROM PUBLIC, jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_debouncer, jsworker_reader,
-    jsworker_metrics;
+    jsworker_metrics, jsworker_operator;
 
 GRANT USAGE ON SCHEMA jsworker
   TO jsworker_worker, jsworker_producer, jsworker_publisher, jsworker_debouncer, jsworker_reader,
-    jsworker_metrics;
-GRANT SELECT ON ALL TABLES IN SCHEMA jsworker TO jsworker_worker, jsworker_reader;
+    jsworker_metrics, jsworker_operator;
+GRANT SELECT ON ALL TABLES IN SCHEMA jsworker TO jsworker_worker, jsworker_reader, jsworker_operator;
 
 -- Tables of later migrations: readable at once, writable by workers, closed to producers until this file says more.
 ALTER DEFAULT PRIVILEGES FOR ROLE jsworker_owner IN SCHEMA jsworker
-  GRANT SELECT ON TABLES TO jsworker_reader;
+  GRANT SELECT ON TABLES TO jsworker_reader, jsworker_operator;
 ALTER DEFAULT PRIVILEGES FOR ROLE jsworker_owner IN SCHEMA jsworker
   GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO jsworker_worker;
 ALTER DEFAULT PRIVILEGES FOR ROLE jsworker_owner REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
 -- A function that a later migration makes anew stays with those who call it. All of them run with their caller's rights.
 ALTER DEFAULT PRIVILEGES FOR ROLE jsworker_owner IN SCHEMA jsworker
-  GRANT EXECUTE ON FUNCTIONS TO jsworker_worker, jsworker_producer;
+  GRANT EXECUTE ON FUNCTIONS TO jsworker_worker, jsworker_producer, jsworker_operator;
 
 DO $$
 BEGIN
@@ -121,7 +123,7 @@ BEGIN
   GRANT SELECT (id, kind, unique_key, status, dispatch) ON jsworker.jobs TO jsworker_producer;
   -- The function writes those columns, with its caller's rights.
   IF to_regproc('jsworker.enqueue') IS NOT NULL THEN
-    GRANT EXECUTE ON FUNCTION jsworker.enqueue TO jsworker_worker, jsworker_producer;
+    GRANT EXECUTE ON FUNCTION jsworker.enqueue TO jsworker_worker, jsworker_producer, jsworker_operator;
   END IF;
   -- The first who asks for the installation's id makes it; there is room for one.
   GRANT SELECT (id), INSERT (id) ON jsworker.installation TO jsworker_producer;
@@ -174,6 +176,20 @@ BEGIN
     GRANT INSERT, DELETE ON jsworker.job_steps TO jsworker_worker;
     -- With a payload the steps that were made of it go.
     GRANT SELECT (job_id), DELETE ON jsworker.job_steps TO jsworker_debouncer;
+  END IF;
+  -- Figures by the minute, which workers keep. Entries of who did what are added, and deleted when they are old.
+  IF to_regclass('jsworker.audit') IS NOT NULL THEN
+    GRANT INSERT, UPDATE, DELETE ON jsworker.statistics TO jsworker_worker;
+    GRANT SELECT ON jsworker.statistics TO jsworker_metrics;
+    REVOKE UPDATE ON jsworker.audit FROM jsworker_worker;
+    GRANT INSERT, DELETE ON jsworker.audit TO jsworker_worker;
+    -- Operators act on jobs, kinds and schedules, each time with such an entry.
+    GRANT INSERT ON jsworker.audit, jsworker.job_events, jsworker.untold_resets TO jsworker_operator;
+    GRANT INSERT, UPDATE ON jsworker.jobs, jsworker.unique_windows TO jsworker_operator;
+    GRANT INSERT, UPDATE, DELETE ON jsworker.limits, jsworker.schedules TO jsworker_operator;
+    GRANT INSERT, UPDATE ON jsworker.workflows, jsworker.batches TO jsworker_operator;
+    GRANT INSERT ON jsworker.batch_needs TO jsworker_operator;
+    GRANT DELETE ON jsworker.dead_messages TO jsworker_operator;
   END IF;
   -- Workflows: producers enqueue them whole, and change none that is there.
   IF to_regclass('jsworker.workflows') IS NOT NULL THEN

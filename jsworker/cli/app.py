@@ -37,6 +37,7 @@ _COMMANDS = {
     "cancel": _Entry("control", _JOBS, "Cancel jobs; running ones are asked to stop."),
     "clear": _Entry("control", _JOBS, "Take running jobs from their workers and queue them again."),
     "priority": _Entry("priority", _JOBS, "Give waiting jobs another priority."),
+    "reschedule": _Entry("reschedule", _JOBS, "Let jobs that wait for a time wait for another one."),
     "dead-messages": _Entry(
         "dead_messages", _JOBS, "List, replay or drop messages that no worker could use."
     ),
@@ -47,6 +48,7 @@ _COMMANDS = {
     "workflow": _Entry("workflow", _JOBS, "Show a workflow as a tree; list, cancel or retry workflows."),
     "prune": _Entry("prune", _CARE, "Delete jobs that ended long ago, with their timelines."),
     "dashboard": _Entry("dashboard", _CARE, "Serve the dashboard: see jobs and workers, and act on them."),
+    "audit": _Entry("audit", _CARE, "List who did what to jobs, kinds and schedules."),
     "workers": _Entry("workers", _CARE, "List workers, the last seen first."),
     "db": _Entry("db_and_stream", _CARE, "Create or migrate jsworker's tables."),
     "stream": _Entry("db_and_stream", _CARE, "Make the stream and its consumers, or bring them into shape."),

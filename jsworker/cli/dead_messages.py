@@ -27,6 +27,7 @@ from jsworker.client.dead_messages import DeadMessageOutcome, drop, replay
 from jsworker.core.exit_codes import DONE, WrongUsage
 from jsworker.core.settings import load_settings
 from jsworker.ownership.transitions import dead_messages as dead
+from jsworker.ownership.transitions.audit import os_user
 from jsworker.ownership.transitions.dead_messages import KEPT_MESSAGES
 
 app = new_app()
@@ -100,13 +101,16 @@ def _all(action: str, *, yes: bool) -> list[int]:
 
 async def _drop(ids: Sequence[int]) -> AsyncIterator[ActionOutcome]:
     async with connected_database() as database:
-        for outcome in await drop(database, ids):
+        for outcome in await drop(database, ids, actor=os_user()):
             yield _told(outcome, "dropped")
 
 
 async def _replay(ids: Sequence[int]) -> AsyncIterator[ActionOutcome]:
     async with connected_database() as database:
-        async for outcome in replay(database, load_settings(), ids, client_name="jsworker dead-messages"):
+        outcomes = replay(
+            database, load_settings(), ids, client_name="jsworker dead-messages", actor=os_user()
+        )
+        async for outcome in outcomes:
             yield _told(outcome, "replayed")
 
 

@@ -29,16 +29,18 @@ from jsworker.cli.output import (
     since,
     until,
 )
-from jsworker.cli.selection import ask_database, choose_age, choose_statuses, find_job
+from jsworker.cli.selection import ask_database, choose_age, choose_moment, choose_statuses, find_job
 from jsworker.cli.watching import watch as show_again
 from jsworker.client.job_timeline import CANCELLATIONS, entry_line, run_line, seconds_taken
 from jsworker.core.contents import key_of_content
+from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import check_kind, printable, short_id
 from jsworker.core.priorities import NORMAL, PRIORITIES, priority_number
 from jsworker.core.strict_json import plain
 from jsworker.core.tracebacks import from_users_code, last_place
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries import listing
+from jsworker.ownership.queries.job_filter import JobFilter
 from jsworker.ownership.queries.listing import Page
 from jsworker.ownership.queries.workflow_listing import place_of
 from jsworker.ownership.schema import STATUSES
@@ -91,6 +93,12 @@ def jobs(
     limit: options.Limit = 50,
     after: options.After = None,
     priority: options.OnlyPriority = None,
+    error: options.OnlyError = None,
+    key: options.OnlyKey = None,
+    worker: options.OnlyWorker = None,
+    unique_key: options.OnlyUniqueKey = None,
+    since: options.Since = None,
+    until: options.Until = None,
     watch: options.Watch = False,
     interval: options.Interval = 2.0,
     as_json: options.Json = False,
@@ -100,7 +108,8 @@ def jobs(
     Running jobs that are chosen by their age come the oldest first: by the time since their last progress,
     since their claim, or since the last heartbeat of their worker.
 
-    All jobs of a kind, and completed ones, are searched for from the newest on, for two seconds at most.
+    All jobs of a kind, completed ones, and those that --error, --key, --worker, --unique-key, --since or
+    --until choose are searched for from the newest on, for two seconds at most.
     --after goes on where that ended, as it does behind the last job of a list.
 
     TRY is attempts/max_attempts, AGE the time since the job was enqueued. `jsworker job ID` shows a job with
@@ -113,7 +122,15 @@ def jobs(
     age = choose_age(stale_for, running_for, no_progress_for)
     choose_statuses("jobs", status, STATUSES, age)
     lane = None if priority is None else priority_number(priority)
-    ask = partial(_page, status=status, kind=kind, age=age, priority=lane, limit=limit, after=after)
+    times = {name: text and choose_moment(name, text) for name, text in (("since", since), ("until", until))}
+    try:
+        where = JobFilter(error=error, key=key, worker=worker, unique_key=unique_key, **times)
+    except ValueError as refused:
+        name, _, rule = str(refused).partition("=")
+        raise WrongUsage(f"--{name.replace('_', '-')} {rule}") from None
+    ask = partial(
+        _page, status=status, kind=kind, age=age, priority=lane, limit=limit, after=after, where=where
+    )
     if watch:
         show_again(partial(_picture, ask=ask), interval=interval, as_json=as_json)
         return

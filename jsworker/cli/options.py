@@ -113,6 +113,11 @@ OnlyKind = Annotated[str | None, option("KIND", "Only jobs of this kind.")]
 OnlyError = Annotated[
     str | None, option("TEXT", "Only jobs whose last error holds this text, in capitals or not.")
 ]
+OnlyKey = Annotated[str | None, option("KEY", "Only jobs of this limit key.")]
+OnlyWorker = Annotated[str | None, option("ID", "Only jobs that this worker runs or has completed.")]
+OnlyUniqueKey = Annotated[str | None, option("KEY", "Only jobs of this unique key, live or not.")]
+Since = Annotated[str | None, option("TIME", "Only jobs that were enqueued then or later, in ISO 8601.")]
+Until = Annotated[str | None, option("TIME", "Only jobs that were enqueued before.")]
 OnlyPriority = Annotated[Priority | None, option("PRIORITY", "Only high, normal or low jobs.")]
 StaleFor = Annotated[
     float | None,

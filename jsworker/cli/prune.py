@@ -16,6 +16,7 @@ from jsworker.core.names import check_kind, printable
 from jsworker.core.settings import load_settings, variable_of
 from jsworker.ownership.schema import FINAL
 from jsworker.ownership.transitions import prune as pruning
+from jsworker.ownership.transitions.audit import prune_actions
 from jsworker.ownership.transitions.prune import FIRST_LIMIT, Ended
 from jsworker.ownership.transitions.refused_rows import RefusedRow, RefusedRows
 
@@ -24,11 +25,15 @@ app = new_app()
 
 @dataclass(slots=True)
 class _Done:
-    """What was deleted so far, or counted; None: nothing is known yet. ``kept``: PostgreSQL refuses it."""
+    """What was deleted so far, or counted; None: nothing is known yet. ``kept``: PostgreSQL refuses it.
+
+    ``actions``: parts of entries of who did what.
+    """
 
     jobs: int | None = None
     entries: int | None = None
     kept: int = 0
+    actions: int = 0
 
 
 @app.command()
@@ -47,7 +52,8 @@ def prune(
 
     Workers do this by themselves, gently, for jobs older than JSWORKER_RETENTION; this command does it at
     once. It deletes in small transactions, and Ctrl-C ends it after the present one. Jobs that wait or run
-    are never touched.
+    are never touched. Without --status and --kind it also deletes what `jsworker audit` lists, when that is
+    400 days old.
 
     Example: `jsworker prune --older-than 604800 --status completed --dry-run`
     """
@@ -65,12 +71,14 @@ def prune(
             jobs = f"{done.jobs} job" if done.jobs == 1 else f"{done.jobs} jobs"
             if as_json:
                 found = {"jobs": done.jobs, "timeline_entries": done.entries, "kept": done.kept}
+                found["audit_entries"] = done.actions
                 print_json({**found, "older_than": seconds, "dry_run": dry_run})
             elif dry_run:
                 print_line(f"{jobs} would be deleted")
             else:
                 kept = f"; kept because PostgreSQL refuses: {done.kept}" if done.kept else ""
-                print_line(f"{jobs} deleted; timeline entries: {done.entries}{kept}")
+                actions = f"; old entries of the audit: {done.actions}" if done.actions else ""
+                print_line(f"{jobs} deleted; timeline entries: {done.entries}{actions}{kept}")
 
 
 def _seconds(older_than: str | None) -> float:
@@ -123,6 +131,8 @@ async def _prune(
                     break
                 since = batch.last
                 limit = pruning.next_limit(limit, seconds=time.monotonic() - began)
+        if status is None and kind is None and not interrupted.is_set():
+            done.actions = await prune_actions(database)
         done.kept = len(await refused_rows.among("prune"))
     if interrupted.is_set():
         raise asyncio.CancelledError

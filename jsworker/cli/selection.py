@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -87,6 +88,14 @@ def choose_statuses(
     if status not in possible:
         raise WrongUsage(f"--status {status}: {verb} acts only on jobs that are {' or '.join(possible)}")
     return (status,)
+
+
+def choose_moment(name: str, text: str) -> datetime:
+    """Return a time that an option gives; one without a zone is this machine's."""
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise WrongUsage(f"--{name} {shown(text)} must be a time in ISO 8601: 2026-05-01T08:00:00Z") from None
 
 
 def age_options(age: RunAge) -> list[str]:

@@ -23,6 +23,7 @@ from jsworker.cli.output import (
     since,
 )
 from jsworker.client import JobClient
+from jsworker.ownership.transitions.audit import os_user
 
 T = TypeVar("T")
 
@@ -117,7 +118,7 @@ def cancel(workflow: Id, *, as_json: JsonObject = False) -> None:
 
     Example: `jsworker workflow cancel 01a2074f-a6fa-739d-acb3-4f19a2de76ad`
     """
-    done = _call(lambda client: client.workflows.cancel(workflow))
+    done = _call(lambda client: client.workflows.cancel(workflow, actor=os_user()))
     if as_json:
         print_json(done._asdict())
     else:
@@ -130,7 +131,7 @@ def retry(workflow: Id, *, as_json: JsonObject = False) -> None:
 
     Example: `jsworker workflow retry 01a2074f-a6fa-739d-acb3-4f19a2de76ad`
     """
-    retried = _call(lambda client: client.workflows.retry(workflow))
+    retried = _call(lambda client: client.workflows.retry(workflow, actor=os_user()))
     if as_json:
         print_json({"retried": retried})
     else:

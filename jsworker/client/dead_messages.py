@@ -9,7 +9,7 @@ from jsworker.core.names import check_kind, shown
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import dead_messages as dead
-from jsworker.ownership.transitions.audit import AuditEntry, os_user
+from jsworker.ownership.transitions.audit import AuditEntry
 from jsworker.ownership.transitions.dead_messages import KEPT_BYTES, DeadMessage
 from jsworker.ownership.transitions.workers import installation_id
 from jsworker.stream.api import lane_at
@@ -26,9 +26,7 @@ class DeadMessageOutcome(NamedTuple):
     refusal: str | None = None
 
 
-async def drop(
-    database: Database, ids: Sequence[int], *, actor: str | None = None
-) -> list[DeadMessageOutcome]:
+async def drop(database: Database, ids: Sequence[int], *, actor: str) -> list[DeadMessageOutcome]:
     """Take messages off the list; ``actor`` is who does it, for ``JobClient.audit``."""
     entry = _entry("dead_messages.drop", ids, actor)
     dropped = set(await dead.drop_dead(database, ids, entry=entry))
@@ -37,7 +35,7 @@ async def drop(
 
 
 async def replay(
-    database: Database, settings: Settings, ids: Sequence[int], *, client_name: str, actor: str | None = None
+    database: Database, settings: Settings, ids: Sequence[int], *, client_name: str, actor: str
 ) -> AsyncIterator[DeadMessageOutcome]:
     """Send messages to their subjects again, take each off the list then, and yield what became of each."""
     if not ids:
@@ -84,6 +82,5 @@ def _unknown(message_id: int) -> DeadMessageOutcome:
     return DeadMessageOutcome(message_id, f"no dead message has id {message_id}")
 
 
-def _entry(action: str, ids: Sequence[int], actor: str | None) -> AuditEntry:
-    named = {"ids": list(ids[:_MOST_NAMED]), **({"of": len(ids)} if len(ids) > _MOST_NAMED else {})}
-    return AuditEntry(action, {"messages": named}, actor=os_user() if actor is None else actor)
+def _entry(action: str, ids: Sequence[int], actor: str) -> AuditEntry:
+    return AuditEntry(action, {"messages": list(ids[:_MOST_NAMED])}, actor=actor)

@@ -39,7 +39,8 @@ class Limits:
         """Set the limit, the rate or both of a kind, or of one of its keys; they stay until ``reset``.
 
         A kind's numbers hold for each of its keys. What of the two is not given is not limited; of a key,
-        it is as for its kind. ``actor`` is who does it, for ``JobClient.audit``; left out: the user of this process.
+        it is as for its kind. ``actor`` is who does it, for ``JobClient.audit``; left out: the user of this
+        process.
 
         Raises:
             InvalidName: the kind or the key is not allowed.

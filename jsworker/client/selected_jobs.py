@@ -22,8 +22,8 @@ from jsworker.ownership.transitions.control import LIVE
 from jsworker.ownership.transitions.reschedule import reschedule_all
 
 REASON_CHARACTERS: Final = 1000
-_MOST_COUNTED: Final = 10_000
-_COUNT_SECONDS: Final = 2.0
+MOST_COUNTED: Final = 10_000
+COUNT_SECONDS: Final = 2.0
 _MOST_NAMED: Final = 100
 
 Found = Sequence[tuple[UUID, int]]
@@ -94,7 +94,7 @@ class SelectedJobs:
         self._database = database
         self._publisher = publisher
 
-    async def count(self, *, most: int = _MOST_COUNTED, seconds: float = _COUNT_SECONDS) -> JobCount:
+    async def count(self, *, most: int = MOST_COUNTED, seconds: float = COUNT_SECONDS) -> JobCount:
         """Return how many jobs match; counting ends at ``most``, and after so many seconds."""
         clock = asyncio.get_running_loop().time
         ends_at, jobs = clock() + seconds, 0

@@ -11,9 +11,11 @@ from typing_extensions import Unpack
 from jsworker.client.client_thread import ClientThread
 from jsworker.client.enqueueing import Kind, one_for_each
 from jsworker.client.job_info import JobDetails, JobEvent, JobInfo, JobStatus, StepInfo
+from jsworker.client.selected_jobs import JobConditions
 from jsworker.client.sync_limits import SyncLimits
 from jsworker.client.sync_results import SyncJobHandle
 from jsworker.client.sync_schedules import SyncSchedules
+from jsworker.client.sync_selected_jobs import SyncSelectedJobs
 from jsworker.client.sync_workflows import SyncFlow, SyncWorkflows
 from jsworker.core.codec import Codec
 from jsworker.core.enqueue_options import EnqueueOptions
@@ -21,6 +23,7 @@ from jsworker.core.events import Events
 from jsworker.core.priorities import Priority
 from jsworker.core.processor import AsyncProcessorOf, Payload, ProcessorOf, Returned
 from jsworker.core.settings import Settings, load_settings
+from jsworker.ownership.transitions.audit import Action
 from jsworker.ownership.transitions.control import Cancelled
 from jsworker.ownership.transitions.reset import Reset
 
@@ -102,13 +105,16 @@ class SyncJobClient:
         *,
         until: datetime | None = None,
         reason: str | None = None,
+        actor: str | None = None,
     ) -> datetime | None:
         """See ``JobClient.pause``."""
-        return self._thread.call(lambda client: client.pause(kind, key, until=until, reason=reason))
+        return self._thread.call(
+            lambda client: client.pause(kind, key, until=until, reason=reason, actor=actor)
+        )
 
-    def resume(self, kind: Kind, key: str | None = None) -> None:
+    def resume(self, kind: Kind, key: str | None = None, *, actor: str | None = None) -> None:
         """See ``JobClient.resume``."""
-        self._thread.call(lambda client: client.resume(kind, key))
+        self._thread.call(lambda client: client.resume(kind, key, actor=actor))
 
     @overload
     def enqueue(
@@ -234,6 +240,7 @@ class SyncJobClient:
         running_for: float | None = None,
         no_progress_for: float | None = None,
         priority: Priority | None = None,
+        **where: Unpack[JobConditions],
     ) -> list[JobInfo]:
         """See ``JobClient.list``."""
         return self._thread.call(
@@ -246,21 +253,55 @@ class SyncJobClient:
                 running_for=running_for,
                 no_progress_for=no_progress_for,
                 priority=priority,
+                **where,
             )
         )
 
-    def cancel(self, *job_ids: UUID | str) -> Cancelled:
+    def select(
+        self,
+        *,
+        status: JobStatus,
+        kind: Kind | None = None,
+        stale_for: float | None = None,
+        running_for: float | None = None,
+        no_progress_for: float | None = None,
+        priority: Priority | None = None,
+        **where: Unpack[JobConditions],
+    ) -> SyncSelectedJobs:
+        """See ``JobClient.select``."""
+        return SyncSelectedJobs(
+            self._thread,
+            lambda client: client.select(
+                status=status,
+                kind=kind,
+                stale_for=stale_for,
+                running_for=running_for,
+                no_progress_for=no_progress_for,
+                priority=priority,
+                **where,
+            ),
+        )
+
+    def audit(self, *, limit: int = 50, after: UUID | str | None = None) -> Sequence[Action]:
+        """See ``JobClient.audit``."""
+        return self._thread.call(lambda client: client.audit(limit=limit, after=after))
+
+    def cancel(self, *job_ids: UUID | str, actor: str | None = None) -> Cancelled:
         """See ``JobClient.cancel``."""
-        return self._thread.call(lambda client: client.cancel(*job_ids))
+        return self._thread.call(lambda client: client.cancel(*job_ids, actor=actor))
 
-    def retry(self, job_id: UUID | str) -> None:
+    def retry(self, job_id: UUID | str, *, actor: str | None = None) -> None:
         """See ``JobClient.retry``."""
-        self._thread.call(lambda client: client.retry(job_id))
+        self._thread.call(lambda client: client.retry(job_id, actor=actor))
 
-    def set_priority(self, job_id: UUID | str, priority: Priority) -> None:
+    def set_priority(self, job_id: UUID | str, priority: Priority, *, actor: str | None = None) -> None:
         """See ``JobClient.set_priority``."""
-        self._thread.call(lambda client: client.set_priority(job_id, priority))
+        self._thread.call(lambda client: client.set_priority(job_id, priority, actor=actor))
 
-    def clear_and_reenqueue(self, job_id: UUID | str, reason: str) -> Reset:
+    def reschedule(self, job_id: UUID | str, run_at: datetime, *, actor: str | None = None) -> None:
+        """See ``JobClient.reschedule``."""
+        self._thread.call(lambda client: client.reschedule(job_id, run_at, actor=actor))
+
+    def clear_and_reenqueue(self, job_id: UUID | str, reason: str, *, actor: str | None = None) -> Reset:
         """See ``JobClient.clear_and_reenqueue``."""
-        return self._thread.call(lambda client: client.clear_and_reenqueue(job_id, reason))
+        return self._thread.call(lambda client: client.clear_and_reenqueue(job_id, reason, actor=actor))

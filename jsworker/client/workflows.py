@@ -21,7 +21,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.queries import workflow_listing
 from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.transitions import workflow_control
-from jsworker.ownership.transitions.audit import AuditEntry, os_user
+from jsworker.ownership.transitions.audit import AuditEntry
 from jsworker.ownership.transitions.enqueue import new_job_id
 from jsworker.ownership.transitions.workflow_control import CancelledWorkflow
 from jsworker.ownership.transitions.workflow_enqueue import NewBatch, enqueue_workflow
@@ -338,32 +338,28 @@ class Workflows:
     async def cancel(self, workflow: UUID | str, *, actor: str | None = None) -> CancelledWorkflow:
         """Cancel what is live of a workflow; running jobs are asked to stop within one heartbeat.
 
-        ``actor`` is who does it, for ``JobClient.audit``; left out: the user of this process.
+        ``actor`` is who does it, for ``JobClient.audit``; left out: it is not listed there.
 
         Raises TransitionRefused: there is no such workflow, or it has ended.
         """
-        found = workflow_uuid(workflow)
         with operators_rights("workflows", "workflows"):
-            entry = _entry("workflows.cancel", found, actor)
-            return await workflow_control.cancel_workflow(self._database, found, entry=entry)
+            wanted = workflow_uuid(workflow)
+            entry = _entry("workflow.cancel", wanted, actor)
+            return await workflow_control.cancel_workflow(self._database, wanted, entry=entry)
 
     async def retry(self, workflow: UUID | str, *, actor: str | None = None) -> int:
-        """Put all failed jobs of a workflow back into the queue, and return how many.
+        """Put all failed jobs of a workflow back into the queue, and return how many; ``actor`` as above.
 
-        What was cancelled because they had failed waits for them again. ``actor`` as for ``cancel``.
+        What was cancelled because they had failed waits for them again.
 
         Raises TransitionRefused: there is no such workflow, it was cancelled, or none of its jobs has failed.
         """
-        found = workflow_uuid(workflow)
         with operators_rights("workflows", "workflows"):
-            entry = _entry("workflows.retry", found, actor)
-            retried = await workflow_control.retry_workflow(self._database, found, entry=entry)
+            wanted = workflow_uuid(workflow)
+            entry = _entry("workflow.retry", wanted, actor)
+            retried = await workflow_control.retry_workflow(self._database, wanted, entry=entry)
         self._publisher.publish_in_background()
         return retried
-
-
-def _entry(action: str, workflow: UUID, actor: str | None) -> AuditEntry:
-    return AuditEntry(action, {"workflow": str(workflow)}, actor=os_user() if actor is None else actor)
 
 
 def workflow_uuid(workflow: UUID | str) -> UUID:
@@ -402,3 +398,7 @@ def _refuse_cycles(workflow: str, needs: dict[str, list[str]]) -> None:
             if node is None and under_way:
                 under_way.pop()
                 done.add(way.pop())
+
+
+def _entry(action: str, workflow: UUID, actor: str | None) -> AuditEntry | None:
+    return None if actor is None else AuditEntry(action, {"workflow": str(workflow)}, actor=actor)

@@ -24,6 +24,7 @@ from jsworker.worker.maintenance.looks import RelayLook, ScanLook
 from jsworker.worker.maintenance.relay import Relay
 from jsworker.worker.maintenance.retention import TICK_SECONDS, Retention
 from jsworker.worker.maintenance.scheduler import Scheduler
+from jsworker.worker.maintenance.statistics import WRITE_SECONDS, StatisticsWriter
 from jsworker.worker.maintenance.work_summary import WorkSummary
 from jsworker.worker.maintenance.workflows import WorkflowSweep
 from jsworker.worker.pipeline.in_flight import StopReason
@@ -159,6 +160,8 @@ class Components:
         wake = {"held": self.held.wake, "expired": expiry.wake, "in_workflows": self._sweep_workflows}
         look = ScanLook(context, Lanes(context, self._open_lane), wake=wake)
         self.scan_looks = self._scan("scan look", look.step, settings.scan_interval)
+        self.statistics = StatisticsWriter(context)
+        self._scan("statistics", self.statistics.step, WRITE_SECONDS, at_once=False)
         if settings.status_interval is not None:
             summary = WorkSummary(context, self.pipeline.ended)
             self._loop("status", summary.step, settings.status_interval, at_once=False)
@@ -359,6 +362,7 @@ class Components:
             await consumer.close()
         await self.pipeline.tracing.close()
         await self.pipeline.settler.close()
+        await self.statistics.step()
         for loop in (self.probes, self.presences, self.fences, self.beats):
             await loop.stop()
         if self._context.health.up:

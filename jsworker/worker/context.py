@@ -27,6 +27,7 @@ from jsworker.ownership.sessions import Sessions
 from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.ownership.transitions.workers import WorkerRow
 from jsworker.stream.jetstream import Stream
+from jsworker.worker.figure_counts import FigureCounts
 from jsworker.worker.pipeline.in_flight import InFlight
 from jsworker.worker.pipeline.kinds import Kind
 from jsworker.worker.supervision import Supervision
@@ -233,6 +234,7 @@ class WorkerContext:
         room: notified when more jobs may be claimed.
         held: notified when a job was held that time alone makes due again.
         batches: those of which a member has ended.
+        counts: what was done since it was last written down.
     """
 
     settings: Settings
@@ -249,6 +251,7 @@ class WorkerContext:
     complaints: Complaints
     refused_rows: RefusedRows
     died: Callable[[str, BaseException], None]
+    counts: FigureCounts
     in_flight: InFlight = field(default_factory=InFlight)
     requeued: Notifier = field(default_factory=Notifier)
     room: Notifier = field(default_factory=Notifier)

@@ -31,6 +31,7 @@ from jsworker.stream.jetstream import Stream
 from jsworker.telemetry.worker_status import Fleet, WorkerStatus
 from jsworker.worker.components import HEARTBEAT, Components
 from jsworker.worker.context import Complaints, DatabaseHealth, PublishingHealth, WorkerContext
+from jsworker.worker.figure_counts import FigureCounts
 from jsworker.worker.isolation.isolated_process import NotReady
 from jsworker.worker.lifecycle import Loop
 from jsworker.worker.maintenance.admissions import write_limits
@@ -249,6 +250,7 @@ class Worker:
             complaints=self._complaints,
             refused_rows=RefusedRows(self._database, worker_id=self.id, tell=report_refused),
             died=self._died,
+            counts=FigureCounts(self.events),
         )
         self._components = Components(
             self._context, migration=migration, siblings=self.siblings, surveys=self._surveys

@@ -77,6 +77,7 @@ class TestWhatGoes:
         assert cli("prune", "--older-than", DAY, "--json").ok().json == {
             "jobs": 1,
             "timeline_entries": 0,
+            "audit_entries": 0,
             "kept": 0,
             "older_than": DAY,
             "dry_run": False,

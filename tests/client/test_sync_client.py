@@ -16,8 +16,10 @@ from jsworker import Every, JobClient, JobHandle, Limit, SyncJobClient, SyncJobH
 from jsworker.client import Enqueued
 from jsworker.client.limits import Limits
 from jsworker.client.schedules import Schedules
+from jsworker.client.selected_jobs import SelectedJobs
 from jsworker.client.sync_limits import SyncLimits
 from jsworker.client.sync_schedules import SyncSchedules
+from jsworker.client.sync_selected_jobs import SyncSelectedJobs
 from jsworker.client.sync_workflows import SyncFlow, SyncWorkflows
 from jsworker.client.workflows import Flow, Workflows
 from jsworker.core.enqueue_options import EnqueueOptions
@@ -49,6 +51,7 @@ FACES: dict[type[Any], type[Any]] = {
     Limits: SyncLimits,
     Workflows: SyncWorkflows,
     Flow: SyncFlow,
+    SelectedJobs: SyncSelectedJobs,
 }
 WAITING = {"__aenter__": "__enter__", "__aexit__": "__exit__"}
 
@@ -161,8 +164,20 @@ async def test_operators_calls_wait_too(sync_client: SyncJobClient, rows: Rows, 
         with pytest.raises(TransitionRefused):
             sync_client.clear_and_reenqueue(job.id, "why not")
         assert sync_client.cancel(job.id).cancelled == [job.id]
-        sync_client.retry(failed.id)
+        sync_client.retry(failed.id, actor="ann")
         assert sync_client.get(failed.id).status == "queued"
+        [action] = sync_client.audit()
+        assert (action.actor, action.action, action.changed) == ("ann", "retry", 1)
+        queued = sync_client.select(status="queued", kind=KIND)
+        assert queued.count() == (1, True)
+        assert queued.set_priority("low").changed == queued.cancel().changed == 1
+        later = sync_client.enqueue(KIND, {}, delay=60)
+        sync_client.reschedule(later.id, ahead)
+        scheduled = sync_client.select(status="scheduled", since=ahead - timedelta(days=2))
+        assert scheduled.reschedule(ahead + timedelta(days=1)).changed == 1
+        assert sync_client.select(status="cancelled").retry().changed == 2
+        assert sync_client.select(status="processing").clear("why").matched == 0
+        assert len(sync_client.audit(limit=3)) == 3
         assert isinstance(sync_client.publish_pending(), int)
         until = sync_client.pause(KIND, until=ahead, reason="night")
         assert until is not None

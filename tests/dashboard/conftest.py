@@ -43,8 +43,8 @@ PutJob = Callable[..., Awaitable[UUID]]
 
 @pytest.fixture
 async def client(settings: Settings) -> AsyncIterator[JobClient]:
-    """A client without NATS: workers publish what it queues."""
-    changed = {"statement_timeout": 30.0, "nats_url": None}
+    """A client that waits for a busy machine."""
+    changed = {"statement_timeout": 30.0}
     async with JobClient(settings.model_copy(update=changed)) as opened:
         yield opened
 

@@ -50,4 +50,4 @@ async def test_cancel_and_retry(viewer: Viewer, client: JobClient, rows: Rows) -
     page = await viewer.press(await viewer.see(f"/workflows/{failed}/retry"), "Retry 3 jobs")
     assert "3 jobs retried" in page.text
     done = [(each.action, each.target["workflow"], each.changed) for each in await client.audit(limit=2)]
-    assert done == [("workflows.retry", str(failed), 3), ("workflows.cancel", str(workflow), 1)]
+    assert done == [("workflow.retry", str(failed), 3), ("workflow.cancel", str(workflow), 1)]

@@ -103,6 +103,8 @@ def sql(observer: Sql) -> Sql:
         "refused_rows",
         "untold_resets",
         "unique_windows",
+        "statistics",
+        "audit",
     )
     empty_tables(observer, emptied)
     return observer

@@ -1,6 +1,7 @@
 """The guards of everybody who does not own the row: publishers, claimers, sweepers, operators."""
 
 import re
+from datetime import UTC, datetime
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, DateTime, Text, Uuid, any_, bindparam
@@ -56,6 +57,7 @@ def _expired() -> list[Flip]:
     ]
 
 
+_LATER = datetime(2099, 1, 1, tzinfo=UTC)
 _AGE = {"stale_for": 30.0, "running_for": 30.0, "no_progress_for": 30.0}
 _OLD_RUN = {"last_activity_at": ago(60), "claimed_at": ago(60), "progress_at": ago(60)}
 _AGE_FLIPS = [
@@ -388,7 +390,7 @@ NOT_OWNER = [
         "RESCHEDULE",
         RESCHEDULE,
         "scheduled",
-        lambda job: {"ids": [job["id"]], "run_at": ago(-3600)},
+        lambda job: {"ids": [job["id"]], "run_at": _LATER},
         [
             *statuses(predicates.waits_for_a_time, "scheduled"),
             Flip("held", predicates.waits_for_a_time, {"held_by": "limit", "run_at": None}),

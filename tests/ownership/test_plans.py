@@ -13,8 +13,9 @@ from sqlalchemy.engine import make_url
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import ALONG_INDEX
 from jsworker.ownership.predicates import ANY_AGE, RunAge
+from jsworker.ownership.queries import failures, listing, results, status
 from jsworker.ownership.queries import job_report as inspection
-from jsworker.ownership.queries import listing, results, status
+from jsworker.ownership.queries.job_filter import ANY_JOB
 from jsworker.ownership.queries.job_report import BACKLOG, MOST_QUEUES
 from jsworker.ownership.transitions import (
     claim,
@@ -22,8 +23,10 @@ from jsworker.ownership.transitions import (
     expire,
     heartbeat,
     looks,
+    priorities,
     publish,
     republish,
+    reschedule,
     reset,
     settle,
     snooze,
@@ -31,7 +34,6 @@ from jsworker.ownership.transitions import (
     waiting_keys,
     workers,
 )
-from jsworker.ownership.transitions.priorities import LANES
 
 from .conftest import TestDatabases
 from .polling import eventually
@@ -318,6 +320,11 @@ class TestByPrimaryKey:
         parameters = {"ids": some(table, "queued", batch), "statuses": list(control.LIVE), **ANY_AGE.values()}
         assert access_paths(table, control.CANCEL, parameters) == {"jobs_pkey"}
 
+    def test_what_operators_do(self, table: Connection, batch: int) -> None:
+        parameters = {"ids": some(table, "queued", batch), "priority": 0, "run_at": None}
+        for statement in (control.RETRY, priorities.SET_PRIORITY, reschedule.RESCHEDULE):
+            assert access_paths(table, statement, parameters) == {"jobs_pkey"}
+
 
 class TestSweeps:
     def test_publish(self, table: Connection) -> None:
@@ -460,7 +467,7 @@ class TestBacklog:
     def test_lanes_with_jobs(self, table: Connection) -> None:
         parameters = {"kinds": [KIND, KIND, "ghost"], "priorities": [0, 2, 0]}
         table.execute(text(ALONG_INDEX))
-        assert access_paths(table, LANES, parameters) <= {"jobs_queued_lanes"}
+        assert access_paths(table, priorities.LANES, parameters) <= {"jobs_queued_lanes"}
 
     @pytest.mark.parametrize("place", [None, 0, QUEUED // 2, QUEUED - 100])
     def test_posted(self, table: Connection, place: int | None) -> None:
@@ -565,6 +572,8 @@ MIDDLE = text("""
 SELECT id AS after, run_at AS place FROM jsworker.jobs WHERE status = 'scheduled' AND held_by IS NULL
 ORDER BY run_at OFFSET :place LIMIT 1
 """)
+NO_ERROR = UUID("d41d8cd9-8f00-b204-e980-0998ecf8427e")
+"""The group of those that failed without an error, as the listed ones did."""
 LISTED: dict[str, tuple[TextClause, dict[str, Any], set[str]]] = {
     "newest": (listing.NEWEST, {"status": None, "window": 500}, {"jobs_pkey"}),
     "newest of a kind": (listing.NEWEST, {"status": None, "kind": KIND, "window": 500}, {"jobs_pkey"}),
@@ -574,6 +583,16 @@ LISTED: dict[str, tuple[TextClause, dict[str, Any], set[str]]] = {
         listing.LISTED_OF_KIND["cancelled"],
         {"status": "cancelled", "kind": "other-kind"},
         {"jobs_failed_of_kind"},
+    ),
+    "of a group of failures": (
+        listing.LISTED["failure"],
+        {"kind": KIND, "failure": NO_ERROR},
+        {"jobs_failures"},
+    ),
+    "page of a group of failures": (
+        listing.PAGE_OF_FAILURE,
+        {"kind": KIND, "failure": NO_ERROR},
+        {"jobs_failures"},
     ),
     "next due": (listing.LISTED["scheduled"], {}, {"jobs_due"}),
     "next due of a kind": (listing.LISTED_OF_KIND["scheduled"], {"kind": KIND}, {"jobs_due_of_kind"}),
@@ -645,7 +664,7 @@ class TestListings:
         middle = {"place": self.EACH // 2}
         place: dict[str, Any] = dict(listed.execute(MIDDLE, middle).mappings().one())
         place = dict.fromkeys(place) if is_first else place
-        every = {"kind": None, "digits": None, "priority": None, "error": None, **ANY_AGE.values()}
+        every = {"kind": None, "digits": None, "priority": None, **ANY_JOB.values(), **ANY_AGE.values()}
         parameters = {**every, "limit": 200, **place} | own
         listed.execute(text(ALONG_INDEX))
         paths = access_paths(listed, statement, parameters)
@@ -661,8 +680,26 @@ class TestListings:
         place = dict(listed.execute(MIDDLE, {"place": 1}).mappings().one())
         place = dict.fromkeys(place) if is_first else place
         ages = ANY_AGE.values() | {age: 0.0 for age in listing.SINCE if age == order}
-        parameters = {"kind": None, "priority": None, "error": None, **ages, "limit": 200, **place}
+        parameters = {"kind": None, "priority": None, **ANY_JOB.values(), **ages, "limit": 200, **place}
         listed.execute(text(ALONG_INDEX))
         assert access_paths(listed, listing.LISTED[order], parameters) == {"jobs_owned"}
         listed.execute(text(ALONG_INDEX))
         assert rows_read(listed, listing.LISTED[order], parameters) <= 2 * self.EACH
+
+
+class TestFailures:
+    """Groups are found by leaps, and looked at in as far as they are counted."""
+
+    def test_groups_are_found_by_leaps(self, listed: Connection) -> None:
+        parameters = {"after_kind": "", "after_failure": UUID(int=0), "kind": None, "limit": 100}
+        listed.execute(text(ALONG_INDEX))
+        assert access_paths(listed, failures.FAILURES, parameters) == {"jobs_failures"}
+        listed.execute(text(ALONG_INDEX))
+        assert rows_read(listed, failures.FAILURES, parameters) <= 10
+
+    def test_a_group_is_counted_up_to_a_bound(self, listed: Connection) -> None:
+        parameters = {"kinds": [KIND, "other-kind"], "failures": [NO_ERROR] * 2, "bound": 100}
+        listed.execute(text(ALONG_INDEX))
+        assert access_paths(listed, failures.FAILURE_GROUPS, parameters) == {"jobs_failures"}
+        listed.execute(text(ALONG_INDEX))
+        assert rows_read(listed, failures.FAILURE_GROUPS, parameters) <= 2 * (2 + 100 + 1_000)

@@ -23,6 +23,7 @@ LOGINS = {
     "reader": "guarded_reader",
     "metrics": "guarded_metrics",
     "debouncer": "guarded_debouncer",
+    "operator": "guarded_operator",
 }
 """The login that is a member of each group role; who publishes or debounces also enqueues."""
 

@@ -47,6 +47,11 @@ SCHEDULE = (
 ENQUEUE = "SELECT * FROM jsworker.enqueue('echo', '{}', unique_key => 'k', delay => '1 hour')"
 WORKFLOW = "INSERT INTO jsworker.workflows (id, name) VALUES (gen_random_uuid(), 'nightly')"
 
+AUDIT = (
+    "INSERT INTO jsworker.audit (action_id, part, actor, action, target, matched, changed)"
+    " VALUES (gen_random_uuid(), 1, 'ann', 'retry', '{}', 1, 1)"
+)
+
 MAY: dict[str, list[str]] = {
     "owner": [
         "CREATE TABLE jsworker.extra (id int)",
@@ -77,6 +82,10 @@ MAY: dict[str, list[str]] = {
         "DELETE FROM jsworker.workflows",
         "INSERT INTO jsworker.limits (kind, key) VALUES ('echo', 'a')",
         "UPDATE jsworker.limits SET used_at = now()",
+        "UPDATE jsworker.statistics SET started = 1",
+        "DELETE FROM jsworker.statistics",
+        AUDIT,
+        "DELETE FROM jsworker.audit",
         "DELETE FROM jsworker.limits",
         (
             "INSERT INTO jsworker.untold_resets (job_id, kind, status, fencing_token, dispatch, owner,"
@@ -119,6 +128,20 @@ MAY: dict[str, list[str]] = {
             " DO UPDATE SET payload = '{}', checkpoint = NULL, run_at = least(excluded.run_at, jobs.run_at)"
         ),
     ],
+    "operator": [
+        ENQUEUE,
+        SCHEDULE,
+        WORKFLOW,
+        AUDIT,
+        "SELECT payload, result FROM jsworker.jobs FOR UPDATE",
+        "UPDATE jsworker.jobs SET priority = 0",
+        "INSERT INTO jsworker.job_events (job_id, event) VALUES (gen_random_uuid(), 'retried')",
+        "UPDATE jsworker.batches SET generation = generation + 1",
+        "INSERT INTO jsworker.limits (kind, key) VALUES ('echo', 'a')",
+        "DELETE FROM jsworker.schedules",
+        "DELETE FROM jsworker.dead_messages",
+        "SELECT * FROM jsworker.statistics, jsworker.audit, jsworker.workers",
+    ],
     "reader": [
         "SELECT * FROM jsworker.jobs",
         "SELECT * FROM jsworker.job_events",
@@ -129,6 +152,8 @@ MAY: dict[str, list[str]] = {
         "SELECT * FROM jsworker.job_steps",
         "SELECT * FROM jsworker.workflows, jsworker.batches, jsworker.batch_needs",
         "SELECT * FROM jsworker.limits",
+        "SELECT * FROM jsworker.statistics",
+        "SELECT * FROM jsworker.audit",
         "SELECT * FROM jsworker.installation",
     ],
     "metrics": [
@@ -150,6 +175,7 @@ MAY_NOT: dict[str, list[str]] = {
         "CREATE FUNCTION jsworker.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
         "UPDATE jsworker.job_events SET event = 'claimed'",
         "UPDATE jsworker.job_steps SET result = '1'",
+        "UPDATE jsworker.audit SET actor = 'somebody else'",
         "UPDATE jsworker.untold_resets SET kind = 'other'",
         "UPDATE jsworker.installation SET id = gen_random_uuid()",
         "DELETE FROM jsworker.installation",
@@ -168,6 +194,9 @@ MAY_NOT: dict[str, list[str]] = {
         "DELETE FROM jsworker.workflows",
         "SELECT * FROM jsworker.limits",
         "INSERT INTO jsworker.limits (kind, key) VALUES ('echo', 'a')",
+        "SELECT * FROM jsworker.statistics",
+        "SELECT * FROM jsworker.audit",
+        AUDIT,
         "SELECT id FROM jsworker.jobs FOR UPDATE",
         "SELECT id FROM jsworker.jobs FOR NO KEY UPDATE SKIP LOCKED",
         "SELECT id FROM jsworker.jobs FOR SHARE",
@@ -218,8 +247,19 @@ MAY_NOT: dict[str, list[str]] = {
         "SELECT payload FROM jsworker.jobs",
         "DELETE FROM jsworker.jobs",
     ],
+    "operator": [
+        "DELETE FROM jsworker.jobs",
+        "DELETE FROM jsworker.job_events",
+        "DELETE FROM jsworker.audit",
+        "UPDATE jsworker.audit SET actor = 'somebody else'",
+        "UPDATE jsworker.workers SET state = 'stopped'",
+        "UPDATE jsworker.statistics SET started = 0",
+        "CREATE TABLE jsworker.extra (id int)",
+        "SET ROLE jsworker_worker",
+    ],
     "reader": [
         SCHEDULE,
+        AUDIT,
         insert(),
         ENQUEUE,
         "UPDATE jsworker.jobs SET payload = '{}'",

@@ -11,6 +11,7 @@ from jsworker.ownership.sessions import Sessions
 from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.stream.jetstream import Stream
 from jsworker.worker.context import Complaints, DatabaseHealth, PublishingHealth, WorkerContext
+from jsworker.worker.figure_counts import FigureCounts
 from jsworker.worker.recovery.earlier_lives import identify
 
 
@@ -45,5 +46,6 @@ def make_context(
         complaints=Complaints(events),
         refused_rows=RefusedRows(database, worker_id=worker_id),
         died=died,
+        counts=FigureCounts(events),
     )
     return replace(context, **fields)

@@ -15,11 +15,6 @@ from jsworker.ownership.transitions.statistics import COUNTED
 
 _SUMS: Final = ", ".join(f"CAST(sum({name}) AS bigint) AS {name}" for name in COUNTED)
 _SECONDS: Final = "sum(wait_seconds) AS wait_seconds, sum(run_seconds) AS run_seconds"
-_BUCKETS: Final = """(
-    SELECT array_agg(jobs ORDER BY place) FROM (
-      SELECT b.place, CAST(sum(b.jobs) AS bigint) AS jobs
-      FROM chosen AS c CROSS JOIN unnest(c.{name}) WITH ORDINALITY AS b(jobs, place)
-      WHERE c.{by} = s.{by} GROUP BY b.place) AS places) AS {name}"""
 _CHOSEN: Final = """WITH chosen AS MATERIALIZED (
   SELECT * FROM jsworker.statistics
   WHERE minute >= date_trunc('minute', statement_timestamp()) - make_interval(mins => CAST(:minutes AS integer))
@@ -28,9 +23,18 @@ _CHOSEN: Final = """WITH chosen AS MATERIALIZED (
 
 
 def _by(column: str) -> str:
-    waits, runs = (_BUCKETS.format(name=name, by=column) for name in ("waits", "runs"))
-    return f"""{_CHOSEN}
-SELECT s.{column}, {_SUMS}, {_SECONDS}, {waits}, {runs} FROM chosen AS s GROUP BY s.{column} ORDER BY s.{column}"""  # noqa: S608 -- constants
+    return f"""{_CHOSEN}, places AS (
+  SELECT c.{column}, b.place, CAST(sum(b.waits) AS bigint) AS waits, CAST(sum(b.runs) AS bigint) AS runs
+  FROM chosen AS c CROSS JOIN unnest(c.waits, c.runs) WITH ORDINALITY AS b(waits, runs, place)
+  GROUP BY c.{column}, b.place
+), buckets AS (
+  SELECT {column}, array_agg(waits ORDER BY place) AS waits, array_agg(runs ORDER BY place) AS runs
+  FROM places GROUP BY {column}
+), sums AS (
+  SELECT {column}, {_SUMS}, {_SECONDS} FROM chosen GROUP BY {column}
+)
+SELECT {", ".join(f"s.{name}" for name in (column, *COUNTED, "wait_seconds", "run_seconds"))}, b.waits, b.runs
+FROM sums AS s JOIN buckets AS b ON b.{column} = s.{column} ORDER BY s.{column}"""  # noqa: S608 -- constants
 
 
 FIGURES_BY_MINUTE = text(_by("minute"))

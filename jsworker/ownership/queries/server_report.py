@@ -33,6 +33,8 @@ _NEEDED_RIGHTS: Final = {
     "workflows": "SELECT INSERT UPDATE DELETE",
     "batches": "SELECT INSERT UPDATE DELETE",
     "batch_needs": "SELECT INSERT",
+    "statistics": "SELECT INSERT UPDATE DELETE",
+    "audit": "SELECT INSERT DELETE",
     "alembic_version": "SELECT",
 }
 """What the statements of a worker need of each table."""

@@ -127,8 +127,8 @@ async def retry_workflow(database: Database, workflow: UUID, *, entry: AuditEntr
     retried = 0
     place = {"batch": _FIRST, "after": _FIRST}
     while rows := await database.run(FAILED_MEMBERS, {"id": workflow, "limit": _PAGE, **place}):
-        ids = [row.id for row in rows]
-        retried += len(await reopen.retry_members(database, rows[0].batch_id, ids, entry=entry))
+        members = [row.id for row in rows]
+        retried += len(await reopen.retry_members(database, rows[0].batch_id, members, entry=entry))
         place = {"batch": rows[-1].batch_id, "after": rows[-1].id}
     if not retried:
         await _refuse(database, workflow, "retried")

@@ -393,6 +393,7 @@ class Consumer:
             _answer_copy(copy, row.dispatch)
         if row.cancel_requested:
             run.signal(StopReason.CANCELLED)
+        self._context.counts.claimed(self.kind.name, row.waited)
         if self._context.events.wants("job.claimed"):
             self._context.events.emit("job.claimed", **run.facts(), waited=row.waited)
         return run

@@ -247,6 +247,7 @@ class Pipeline:
     ) -> None:
         self._let_go(run, owned=settled is Settled.REFUSED)
         self.ended[settled] += 1
+        self._context.counts.ended(run.kind.name, settled, boottime() - run.claimed_at)
         if self._supervision is not None:  # not before: a job whose settling ends the process has begun
             self._supervision.ended(run.id)
         if run.delivery is not None:

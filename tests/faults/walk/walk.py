@@ -5,7 +5,7 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from sqlalchemy import text
@@ -30,6 +30,7 @@ from jsworker.ownership.transitions import (
 from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
 from jsworker.ownership.transitions.limits import Numbers
 from jsworker.ownership.transitions.publish import Sent
+from jsworker.ownership.transitions.reschedule import reschedule
 from jsworker.ownership.transitions.reset import Suspect
 from jsworker.ownership.transitions.schedules import NewSchedule
 from jsworker.ownership.transitions.workflow_enqueue import NewBatch, enqueue_workflow
@@ -316,6 +317,9 @@ class Walk:
             for job_id, _ in (await self._some("failed"))[:1]:
                 with suppress(TransitionRefused):
                     await control.retry(self._world.database, job_id)
+            for job_id, _ in (await self._some("scheduled"))[:1]:
+                with suppress(TransitionRefused):
+                    await reschedule(self._world.database, job_id, datetime.now(UTC))
             if self._world.chance(0.1):
                 await limits.pause(
                     self._world.database,

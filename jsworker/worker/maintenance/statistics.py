@@ -1,0 +1,29 @@
+"""What this worker has counted is added to the table of figures a few times a minute."""
+
+from typing import Final
+
+from jsworker.ownership.transitions.statistics import add_statistics, forget_statistics
+from jsworker.worker.context import WorkerContext
+
+WRITE_SECONDS: Final = 10.0
+_WRITES_A_TIDYING: Final = 180
+
+
+class StatisticsWriter:
+    """Writes what was counted, and deletes what is two days old; what a write loses is not written again."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._writes = 0
+
+    async def step(self) -> None:
+        """Write, unless there is nothing or the database does not answer."""
+        context = self._context
+        if not context.health.up:
+            return
+        with context.noting("statistics"):
+            if taken := context.counts.take():
+                await add_statistics(context.database, taken)
+            if self._writes % _WRITES_A_TIDYING == 0:
+                await forget_statistics(context.database)
+            self._writes += 1

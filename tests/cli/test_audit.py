@@ -1,0 +1,72 @@
+"""``jsworker audit`` and ``reschedule``: who did what, and another time for jobs that wait for one."""
+
+import pytest
+
+from tests.ownership.rows import Sql, ago, insert_job, read_job
+
+from .commands import Cli
+
+
+def test_what_commands_did_is_listed(cli: Cli, sql: Sql) -> None:
+    failed, waiting = insert_job(sql, "failed", last_error="OSError: full"), insert_job(sql)
+    assert cli("audit").ok().err == "nothing was done, or what was done is forgotten\n"
+    cli("retry", "--error", "full", "--kind", "count-lines", "--yes").ok()
+    assert cli("cancel", waiting, insert_job(sql, "completed")).code == 1
+    cli("priority", failed, "high").ok()
+    found = cli("audit", "--json").ok().json
+    assert [(each["action"], each["matched"], each["changed"]) for each in found] == [
+        ("set_priority", 1, 1),
+        ("cancel", 2, 1),
+        ("retry", 1, 1),
+    ]
+    assert "@" in found[0]["actor"]
+    listed = cli("audit", "--limit", "2").ok()
+    assert "1 of 2" in listed.out
+    assert "--after" in listed.err
+    behind = cli("audit", "--after", found[1]["action_id"]).ok().out
+    assert "status failed" in behind
+    assert "error full" in behind
+
+
+def test_a_filter_that_asks_first_is_told_as_it_was_given(cli: Cli, sql: Sql) -> None:
+    insert_job(sql, "failed", last_error="other")
+    cli("retry", "--error", "full", "--yes").ok()
+    assert cli("audit", "--json").ok().json == []
+
+
+def test_jobs_are_rescheduled(cli: Cli, sql: Sql) -> None:
+    job_id, queued = insert_job(sql, "scheduled"), insert_job(sql)
+    assert cli("reschedule", job_id, "--at", "2031-05-01T08:00:00Z").ok().lines == [f"{job_id} scheduled"]
+    assert read_job(sql, job_id)["run_at"].isoformat().startswith("2031-05-01T")
+    assert "it was put off to 2031-05-01" in cli("job", job_id).ok().out
+    found = cli("reschedule", queued, job_id, "--delay", "0")
+    assert (found.code, found.errors) == (
+        1,
+        [f"job {queued} is queued; only a job that waits for a time can be rescheduled"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ((), "reschedule takes --at TIME or --delay SECONDS"),
+        (("--at", "soon"), "--at 'soon' must be a time in ISO 8601: 2026-05-01T08:00:00Z"),
+        (("--delay", "-1"), "--delay -1 must be from 0 to 316224000"),
+    ],
+)
+def test_wrong_times_are_refused(cli: Cli, sql: Sql, options: tuple[str, ...], why: str) -> None:
+    assert cli("reschedule", insert_job(sql, "scheduled"), *options).refused(2) == why
+
+
+def test_jobs_are_listed_by_what_they_have_in_common(cli: Cli, sql: Sql) -> None:
+    old = insert_job(sql, "failed", last_error="OSError: full", created_at=ago(86400))
+    new = insert_job(sql, limit_key="tenant-7", unique_key="order 7")
+    insert_job(sql)
+    for options, wanted in (
+        (("--key", "tenant-7"), new),
+        (("--unique-key", "order 7"), new),
+        (("--error", "FULL"), old),
+        (("--status", "failed", "--until", "2099-01-01"), old),
+    ):
+        assert [each["id"] for each in cli("jobs", *options, "--json").ok().json] == [str(wanted)]
+    assert cli("jobs", "--key", "").refused(2) == "--key '' must be a text of 1 to 1000 characters"

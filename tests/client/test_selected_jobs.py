@@ -1,0 +1,88 @@
+"""All jobs that match: counted, changed in one go, told as one action."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from jsworker.client import JobClient
+from tests.worker.processors import KIND
+from tests.worker.rows import Rows
+
+pytestmark = pytest.mark.usefixtures("patient")
+
+
+async def fail(rows: Rows, *job_ids: Any, error: str = "OSError: the disk is full") -> None:
+    await rows.query(
+        "UPDATE jsworker.jobs SET status = 'failed', attempts = 1, errors = 1, needs_publish = false,"
+        " finished_at = clock_timestamp(), failure_reason = 'attempts', last_error = %s WHERE id = ANY(%s)",
+        error,
+        list(job_ids),
+    )
+
+
+async def test_all_that_match_are_retried_as_one_action(client: JobClient, rows: Rows) -> None:
+    jobs = await client.enqueue_many(KIND, [{"n": n} for n in range(7)])
+    await fail(rows, *(job.id for job in jobs[:5]))
+    await fail(rows, jobs[5].id, error="KeyError: 'n'")
+    full = client.select(status="failed", kind=KIND, error="DISK is full")
+    assert await full.count() == (5, True)
+    assert await full.count(most=3) == (3, False)
+    done = await full.retry(actor="ann")
+    assert (done.matched, done.changed, done.refused) == (5, 5, {})
+    assert await full.count() == (0, True)
+    assert [job.id for job in await client.list(status="failed")] == [jobs[5].id]
+    [action] = await client.audit()
+    assert (action.action_id, action.actor, action.action) == (done.action_id, "ann", "retry")
+    asked = {"kind": KIND, "status": ["failed"], "error": "DISK is full"}
+    assert (action.target, action.matched, action.changed) == ({"jobs": asked}, 5, 5)
+    assert list(await client.audit(after=action.action_id)) == []
+
+
+async def test_waiting_jobs_are_moved_and_cancelled(client: JobClient, rows: Rows) -> None:
+    jobs = await client.enqueue_many(KIND, [{}, {}], delay=60.0, limit_key="tenant-7")
+    other = await client.enqueue(KIND, {}, delay=60.0)
+    when = datetime.now(UTC) + timedelta(days=3)
+    waiting = client.select(status="scheduled", key="tenant-7")
+    assert (await waiting.reschedule(when)).changed == 2
+    assert (await waiting.set_priority("low")).changed == 2
+    found = await client.list(status="scheduled", key="tenant-7")
+    assert {job.id for job in found} == {job.id for job in jobs}
+    assert {(job.run_at, job.priority) for job in found} == {(when, "low")}
+    assert (await waiting.cancel()).changed == 2
+    assert (await waiting.cancel()).changed == 0
+    assert [job.id for job in await client.list(status="scheduled")] == [other.id]
+    told = [(each.action, each.matched, each.changed) for each in await client.audit()]
+    assert told == [("cancel", 0, 0), ("cancel", 2, 2), ("set_priority", 2, 2), ("reschedule", 2, 2)]
+
+
+async def test_what_cannot_be_done_is_refused_before_anything_is(client: JobClient) -> None:
+    with pytest.raises(ValueError, match="acts only on jobs that are cancelled or failed"):
+        await client.select(status="queued").retry()
+    with pytest.raises(ValueError, match="nothing can be done to a completed job"):
+        client.select(status="completed")
+    with pytest.raises(ValueError, match="error=' ' must be"):
+        client.select(status="failed", error=" ")
+    with pytest.raises(TypeError, match="reason=7"):
+        await client.select(status="processing").clear(7)  # type: ignore[arg-type]
+    assert list(await client.audit()) == []
+
+
+async def test_a_call_without_an_actor_is_told_by_the_timeline_alone(client: JobClient) -> None:
+    job = await client.enqueue(KIND, {}, delay=60.0)
+    await client.set_priority(job.id, "high")
+    await client.reschedule(job.id, datetime.now(UTC) + timedelta(days=1))
+    await client.cancel(job.id)
+    assert list(await client.audit()) == []
+    await client.retry(job.id, actor="ann")
+    assert [action.action for action in await client.audit()] == ["retry"]
+
+
+async def test_pauses_limits_and_schedules_are_told(client: JobClient) -> None:
+    await client.pause(KIND, "tenant-7", reason="night", actor="ann")
+    await client.resume(KIND, "tenant-7")
+    paused, resumed = reversed(await client.audit())
+    assert (paused.actor, paused.action) == ("ann", "pause")
+    assert paused.target == {"kind": KIND, "key": "tenant-7", "reason": "night"}
+    assert resumed.action == "resume"
+    assert "@" in resumed.actor  # the user of this process, and its machine
