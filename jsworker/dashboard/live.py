@@ -6,10 +6,12 @@ connection's time.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from contextlib import suppress
 from typing import Any, Final
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
-from starlette.types import Send
+from starlette.types import Receive, Scope, Send
 
 INTERVAL_SECONDS: Final = 2.0
 _RESTING: Final = 4.0
@@ -101,6 +103,11 @@ class EventStream(StreamingResponse):
 
     def __init__(self, events: AsyncIterator[str]) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send them until they end, or the viewer is gone."""
+        with suppress(OSError, ClientDisconnect):  # a deadline that was missed is an OSError, too
+            await super().__call__(scope, receive, send)
 
     async def stream_response(self, send: Send) -> None:
         """Send them, each within a deadline."""

@@ -1,6 +1,7 @@
 """Serves the dashboard by itself, with uvicorn, until the process is told to end."""
 
 import asyncio
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -43,7 +44,8 @@ def listen(host: str, port: int | None) -> socket.socket:
             return socket.create_server((host, number), family=family, backlog=_BACKLOG)
         except OSError as error:
             if number == tries[-1] or port is not None:
-                raise PortTaken(f"the dashboard cannot listen on {host}:{number}: {error.strerror}") from None
+                why = os.strerror(error.errno) if error.errno is not None else error
+                raise PortTaken(f"the dashboard cannot listen on {host}:{number}: {why}") from None
     raise AssertionError
 
 

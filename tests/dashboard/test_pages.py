@@ -135,26 +135,26 @@ async def test_failures_are_grouped_and_lead_to_their_jobs(viewer: Viewer, put: 
 async def test_who_may_only_read_sees_neither_contents_nor_texts_of_errors(
     client: JobClient, put: PutJob, rows: Rows
 ) -> None:
-    held = {name: Jsonb({"secret": f"hidden {name}"}) for name in ("payload", "result", "checkpoint")}
-    job_id = await put("failed", last_error="KeyError: 'hidden key'\nhidden trace", **held)
+    held = {name: Jsonb({"secret": f"veiled {name}"}) for name in ("payload", "result", "checkpoint")}
+    job_id = await put("failed", last_error="KeyError: 'veiled key'\nveiled trace", **held)
     await rows.query(
         "INSERT INTO jsworker.job_steps (job_id, name, result, fencing_token) "
-        "VALUES (%s, 's', '\"hidden\"', 1)",
+        "VALUES (%s, 's', '\"veiled\"', 1)",
         job_id,
     )
     await rows.query(
-        "INSERT INTO jsworker.job_events (job_id, event, error) VALUES (%s, 'error', 'KeyError: hidden')",
+        "INSERT INTO jsworker.job_events (job_id, event, error) VALUES (%s, 'error', 'KeyError: veiled')",
         job_id,
     )
     viewer = Viewer(dashboard(client, authorize=lambda _: Access.READ))
     for address in ("/", "/jobs", f"/jobs/{job_id}", "/failures"):
         page = await viewer.see(address)
-        assert "hidden" not in page.source
+        assert "veiled" not in page.source
         assert not page.has("Retry")
         assert "Retry …" not in page.links
-    await viewer.see("/jobs", 400, error="hidden")
+    await viewer.see("/jobs", 400, error="veiled")
     may_see = Viewer(dashboard(client, authorize=lambda _: Access(payloads=True)))
-    assert "hidden trace" in (await may_see.see(f"/jobs/{job_id}")).text
+    assert "veiled trace" in (await may_see.see(f"/jobs/{job_id}")).text
 
 
 async def test_an_encrypted_content_is_shown_to_nobody(viewer: Viewer, put: PutJob) -> None:

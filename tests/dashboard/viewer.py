@@ -86,7 +86,7 @@ class Viewer:
             **{"transport": transport, "base_url": "http://localhost", "follow_redirects": True, **options}
         )
 
-    async def see(self, address: str, status: int = 200, **query: Any) -> Shown:
+    async def see(self, address: str, status: int = 200, /, **query: Any) -> Shown:
         shown = Shown(await self.http.get(address, params=query or None))
         assert shown.status == status, shown.text
         return shown

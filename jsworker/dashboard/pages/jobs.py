@@ -54,7 +54,11 @@ class JobSearch:
         times = {name: instant(name, given.get(name)) for name in ("since", "until")}
         failure = given.get("failure") or None
         try:
-            where = JobFilter(**texts, **times, failure=None if failure is None else UUID(failure))
+            group = None if failure is None else UUID(failure)
+        except ValueError:
+            raise WrongFilter(f"failure={shown(failure)} must be a UUID") from None
+        try:
+            where = JobFilter(**texts, **times, failure=group)
             return cls(status, kind, None if priority is None else priority_number(priority), where)
         except ValueError as error:
             raise WrongFilter(str(error)) from None
@@ -103,7 +107,8 @@ async def read(visit: Visit) -> Mapping[str, Any]:
         ],
         "after": page.after,
         "is_partial": page.after is not None and len(page.jobs) < limit,
-        "given": {name: value for name, value in given.items() if value is not None},
+        "given": given,
+        "filters": sum(value is not None for name, value in given.items() if name != "status"),
         "statuses": STATUSES,
         "priorities": PRIORITIES,
         "acts": acts_on(search.status),
