@@ -78,6 +78,8 @@ def _target(form: FormData) -> tuple[str, str | None]:
 def _numbers(form: FormData) -> list[Limit | Rate]:
     running, rate = (_number(form, name, least=1, most=1_000_000) for name in ("running", "rate"))
     per = _number(form, "per", least=0.001, most=LONGEST_DELAY)
+    if running is None and rate is None:
+        raise WrongFilter("a number at once, a rate, or both are needed")
     try:
         limit = [] if running is None else [Limit(int(running))]
         return [*limit, *([] if rate is None else [Rate(int(rate), per=per or 1.0)])]
