@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from starlette.applications import Starlette
-from starlette.datastructures import FormData, MutableHeaders
+from starlette.datastructures import FormData, MutableHeaders, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -209,7 +209,7 @@ async def _act(action: ActionRoute, request: Request) -> Response:
                 return _redirect(done)
             return _question(visit, tokens, done)
     else:
-        form = FormData(request.query_params.multi_items())
+        form = FormData(list[tuple[str, str | UploadFile]](request.query_params.multi_items()))
     async with request.app.state.reading:
         question = await action.ask(visit, form)
     return _question(visit, tokens, question)

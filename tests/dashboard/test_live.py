@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from typing import Any
 
 import pytest
@@ -75,7 +75,7 @@ async def test_a_viewer_who_takes_nothing_is_left(monkeypatch: pytest.MonkeyPatc
     poller, looks = Poller(interval=0.01), Looks()
     stream = EventStream(poller.follow("page", looks))
 
-    async def send(message: dict[str, Any]) -> None:
+    async def send(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.body":
             await asyncio.sleep(3600)
 

@@ -65,9 +65,14 @@ def charts(figures: Mapping[datetime, Figures], now: datetime) -> list[Markup]:
     return [
         time_chart("Ended, each minute", times, ended, form="bars"),
         time_chart(
-            "Wait for a worker", times, _percentiles([each and each.waits for each in found]), unit="s"
+            "Wait for a worker",
+            times,
+            _percentiles([each.waits if each else None for each in found]),
+            unit="s",
         ),
-        time_chart("Duration of runs", times, _percentiles([each and each.runs for each in found]), unit="s"),
+        time_chart(
+            "Duration of runs", times, _percentiles([each.runs if each else None for each in found]), unit="s"
+        ),
     ]
 
 
