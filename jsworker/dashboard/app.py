@@ -1,6 +1,7 @@
 """The application: its pages and actions in one table, and what every request passes."""
 
 import asyncio
+import logging
 from collections.abc import Collection, Iterable
 from functools import partial
 from pathlib import Path
@@ -104,6 +105,8 @@ ACTIONS: Final = (
 )
 """Each with the right that it needs."""
 
+_log: Final = logging.getLogger(__name__)
+_FAULT: Final = "the dashboard failed; its log tells why"
 _STATIC: Final = Path(__file__).parent / "static"
 _ACCESS: Final = "jsworker.access"
 _SAID: Final = "jsworker-said"
@@ -186,7 +189,11 @@ def _stream(page: PageRoute, visit: Visit) -> Response:
         try:
             return await visit.site.render_live(page, visit)
         except JsworkerError as error:
-            return visit.site.render("stale.html", visit, {"line": _line(visit.site, error)})
+            line = _line(visit.site, error)
+        except Exception:  # one page's fault must not end the others'
+            _log.exception("page %s", page.name)
+            line = _FAULT
+        return visit.site.render("stale.html", visit, {"line": line})
 
     return EventStream(poller.follow(visit.what(), render))
 
@@ -257,7 +264,7 @@ async def _tell(request: Request, error: Exception) -> Response:
 
 async def _fail(request: Request, error: Exception) -> Response:  # noqa: ARG001 -- a handler's shape
     """Answer where the dashboard itself is at fault; the server logs the error."""
-    return PlainTextResponse("the dashboard failed; its log tells why\n", 500, HEADERS)
+    return PlainTextResponse(f"{_FAULT}\n", 500, HEADERS)
 
 
 def _status(error: Exception) -> int:
