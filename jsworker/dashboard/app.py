@@ -190,7 +190,7 @@ def _stream(page: PageRoute, visit: Visit) -> Response:
             return await visit.site.render_live(page, visit)
         except JsworkerError as error:
             line = _line(visit.site, error)
-        except Exception:  # one page's fault must not end the others'
+        except Exception:  # noqa: BLE001 -- one page's fault must not end the others'
             _log.exception("page %s", page.name)
             line = _FAULT
         return visit.site.render("stale.html", visit, {"line": line})
