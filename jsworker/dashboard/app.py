@@ -1,6 +1,7 @@
 """The application: its pages and actions in one table, and what every request passes."""
 
 import asyncio
+import logging
 from collections.abc import Collection, Iterable
 from functools import partial
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from starlette.applications import Starlette
-from starlette.datastructures import FormData, MutableHeaders
+from starlette.datastructures import FormData, MutableHeaders, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -104,6 +105,8 @@ ACTIONS: Final = (
 )
 """Each with the right that it needs."""
 
+_log: Final = logging.getLogger(__name__)
+_FAULT: Final = "the dashboard failed; its log tells why"
 _STATIC: Final = Path(__file__).parent / "static"
 _ACCESS: Final = "jsworker.access"
 _SAID: Final = "jsworker-said"
@@ -186,7 +189,11 @@ def _stream(page: PageRoute, visit: Visit) -> Response:
         try:
             return await visit.site.render_live(page, visit)
         except JsworkerError as error:
-            return visit.site.render("stale.html", visit, {"line": _line(visit.site, error)})
+            line = _line(visit.site, error)
+        except Exception:  # noqa: BLE001 -- one page's fault must not end the others'
+            _log.exception("page %s", page.name)
+            line = _FAULT
+        return visit.site.render("stale.html", visit, {"line": line})
 
     return EventStream(poller.follow(visit.what(), render))
 
@@ -209,7 +216,7 @@ async def _act(action: ActionRoute, request: Request) -> Response:
                 return _redirect(done)
             return _question(visit, tokens, done)
     else:
-        form = FormData(request.query_params.multi_items())
+        form = FormData(list[tuple[str, str | UploadFile]](request.query_params.multi_items()))
     async with request.app.state.reading:
         question = await action.ask(visit, form)
     return _question(visit, tokens, question)
@@ -257,7 +264,7 @@ async def _tell(request: Request, error: Exception) -> Response:
 
 async def _fail(request: Request, error: Exception) -> Response:  # noqa: ARG001 -- a handler's shape
     """Answer where the dashboard itself is at fault; the server logs the error."""
-    return PlainTextResponse("the dashboard failed; its log tells why\n", 500, HEADERS)
+    return PlainTextResponse(f"{_FAULT}\n", 500, HEADERS)
 
 
 def _status(error: Exception) -> int:

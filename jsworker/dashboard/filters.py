@@ -129,7 +129,7 @@ def state(status: str) -> Markup:
     """Return a status with its sign and its colour."""
     known = status if status in _ICONS else "unknown"
     form = Markup('<span class="state state-{}"><span aria-hidden="true">{}</span> {}</span>')
-    return form.format(known, _ICONS.get(status, "?"), status)
+    return form.format(known, _ICONS.get(status, "?"), "running" if status == "processing" else status)
 
 
 def line(text: object) -> str | Markup:

@@ -5,7 +5,7 @@ connection's time.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -58,7 +58,7 @@ class Poller:
         """How many look."""
         return sum(topic.viewers for topic in self._topics.values())
 
-    async def follow(self, what: Hashable, render: Render) -> AsyncIterator[str]:
+    async def follow(self, what: Hashable, render: Render) -> AsyncGenerator[str, None]:
         """Yield server-sent events with the newest rendering of ``what``, for a while.
 
         ``render`` is that of the first who asks for it; what it renders must be the same for all others.
@@ -101,7 +101,8 @@ def as_event(html: str) -> str:
 class EventStream(StreamingResponse):
     """Sends events; a viewer who does not take them is left."""
 
-    def __init__(self, events: AsyncIterator[str]) -> None:
+    def __init__(self, events: AsyncGenerator[str, None]) -> None:
+        self._events = events
         super().__init__(events, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,4 +120,4 @@ class EventStream(StreamingResponse):
         try:
             await super().stream_response(send_soon)
         finally:
-            await self.body_iterator.aclose()  # type: ignore[union-attr] # it is a generator
+            await self._events.aclose()

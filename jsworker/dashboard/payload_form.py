@@ -293,7 +293,7 @@ def _control(asked: Field, shown: str, attributes: Markup) -> Markup:
                 step, attributes, limits, shown
             )
         case "date" | "secret":
-            kind = {"date": "date", "secret": "password"}[asked.input]
+            kind = "date" if asked.input == "date" else "password"
             return Markup('<input type="{}"{} value="{}" autocomplete="off">').format(kind, attributes, shown)
     return Markup('<input type="text"{}{} value="{}" autocomplete="off">').format(attributes, limits, shown)
 

@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from ipaddress import ip_address
 from typing import Final
 
 import uvicorn
@@ -75,6 +76,6 @@ async def serve(app: ASGIApp, listening: socket.socket, *, started: Callable[[],
 def address_of(listening: socket.socket) -> str:
     """Return the address at which a browser of this machine finds it."""
     host, port = listening.getsockname()[:2]
-    if host in {"0.0.0.0", "::"}:  # noqa: S104 -- of a socket, to be shown
+    if ip_address(host).is_unspecified:
         host = "127.0.0.1"
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"

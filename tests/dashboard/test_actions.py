@@ -142,3 +142,10 @@ async def test_a_job_of_an_unknown_kind_is_enqueued_as_json(viewer: Viewer, rows
     await viewer.press(form, "Enqueue", {"payload": '{"a": [1]}', "delay": "60"})
     [job] = await rows.query("SELECT * FROM jsworker.jobs")
     assert (job["status"], job["payload"]) == ("scheduled", {"a": [1]})
+
+
+async def test_all_of_a_priority_are_acted_on(viewer: Viewer, put: PutJob, rows: Rows) -> None:
+    high, normal = await put("failed", priority=0), await put("failed")
+    page = await viewer.see("/jobs", priority="high")
+    await viewer.press(await viewer.press(page, "Retry", {"all": "yes"}), "Retry 1 job")
+    assert [(await rows.job(each))["status"] for each in (high, normal)] == ["queued", "failed"]

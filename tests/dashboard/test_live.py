@@ -1,12 +1,14 @@
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from typing import Any
 
 import pytest
 
 from jsworker.client import JobClient
 from jsworker.dashboard import dashboard, live
+from jsworker.dashboard.app import PAGES
 from jsworker.dashboard.live import EventStream, Poller
+from jsworker.dashboard.visit import TEMPLATES
 from jsworker.ownership.pool import Pool
 from tests.dashboard.conftest import PutJob
 from tests.support.polling import eventually
@@ -75,7 +77,7 @@ async def test_a_viewer_who_takes_nothing_is_left(monkeypatch: pytest.MonkeyPatc
     poller, looks = Poller(interval=0.01), Looks()
     stream = EventStream(poller.follow("page", looks))
 
-    async def send(message: dict[str, Any]) -> None:
+    async def send(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.body":
             await asyncio.sleep(3600)
 
@@ -118,7 +120,7 @@ async def statements_of(app: Any, *, viewers: int, events: int) -> int:
     return sum("waiting" in text for text in texts)
 
 
-async def stream_of(app: Any, events: int) -> str:
+async def stream_of(app: Any, events: int, path: str = "/") -> str:
     """Speak ASGI, for httpx's transport waits for the end of an answer."""
     headers = [(b"host", b"localhost"), (b"accept", b"text/event-stream")]
     scope = {
@@ -127,8 +129,8 @@ async def stream_of(app: Any, events: int) -> str:
         "http_version": "1.1",
         "method": "GET",
         "scheme": "http",
-        "path": "/",
-        "raw_path": b"/",
+        "path": path,
+        "raw_path": path.encode(),
         "query_string": b"",
         "root_path": "",
         "headers": headers,
@@ -150,3 +152,20 @@ async def stream_of(app: Any, events: int) -> str:
 
     await app(scope, receive, send)
     return "".join(sent)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_each_live_page_renews_itself(client: JobClient, put: PutJob) -> None:
+    job_id = await put("processing")
+    for status in ("queued", "failed", "scheduled"):
+        await put(status)
+    app = dashboard(client)
+    app.state.site.poller._interval = 0.05
+    pages = [page for page in PAGES if page.name != "workflow"]
+    live_pages = [page for page in pages if "live" in TEMPLATES.get_template(page.template).blocks]
+    assert len(live_pages) > 5
+    paths = [page.path.replace("{id:uuid}", str(job_id)) for page in live_pages]
+    for path in paths:
+        text = await stream_of(app, 1, path)
+        assert "data:" in text
+        assert "Not up to date" not in text, (path, text)

@@ -199,15 +199,13 @@ async def test_it_works_under_any_prefix(client: JobClient, put: PutJob) -> None
     todo = {"/ops/jobs/"}
     while todo:
         page = await viewer.see(todo.pop())
-        named = [
-            link
-            for _, found in page.elements
-            for name in ("href", "src", "action", "formaction")
-            if (link := found.get(name))
-        ]
-        paths = {link.partition("?")[0] for link in named if not link.startswith("#")}
-        assert all(path.startswith("/ops/jobs/") for path in paths), paths
-        new = {path for path in paths if not path.startswith("/ops/jobs/static/")} - seen
+        paths = {
+            name: {link.partition("?")[0] for _, found in page.elements if (link := found.get(name))}
+            for name in ("href", "src", "action", "formaction", "sse-connect")
+        }
+        every = set().union(*paths.values()) - {"#content"}
+        assert all(path.startswith("/ops/jobs/") for path in every), every
+        new = {path for path in paths["href"] & every if "/static/" not in path} - seen
         seen |= new
         todo |= new
     assert f"/ops/jobs/jobs/{job_id}/retry" in seen

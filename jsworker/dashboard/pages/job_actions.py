@@ -21,7 +21,7 @@ from jsworker.ownership.transitions.reschedule import reschedule_all
 
 _CLEARED: Final = (
     "Running jobs are taken from their workers and queued again; what their workers still write is refused."
-    " It does not count as an attempt."
+    " These runs do not count as attempts."
 )
 VERBS: Final[Mapping[str, tuple[str, str, str]]] = {
     "retry": ("Retry", "retried", "Jobs go back into the queue, their counters at zero; steps stay done."),

@@ -1,14 +1,15 @@
 """Jobs: a listing by filters that stand in the address, from which some or all that match are acted on."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 from uuid import UUID
 
+from jsworker.client.job_info import JobStatus
 from jsworker.client.selected_jobs import JobConditions
 from jsworker.core.names import is_kind, shown
-from jsworker.core.priorities import PRIORITIES, priority_number
+from jsworker.core.priorities import PRIORITIES, Priority, priority_number
 from jsworker.dashboard.filters import error_shown
 from jsworker.dashboard.visit import Visit, WrongFilter
 from jsworker.ownership.queries.job_filter import JobFilter
@@ -31,13 +32,13 @@ class JobSearch:
     """Filters of jobs as they stand in an address or a form.
 
     Attributes:
-        status, kind, priority: only such jobs, the priority by its number; None: any.
+        status, kind, priority: only such jobs; None: any.
         where: what else they have in common.
     """
 
-    status: str | None
+    status: JobStatus | None
     kind: str | None
-    priority: int | None
+    priority: Priority | None
     where: JobFilter
 
     @classmethod
@@ -46,26 +47,43 @@ class JobSearch:
         status, kind, priority = (given.get(name) or None for name in ("status", "kind", "priority"))
         if status is not None and status not in STATUSES:
             raise WrongFilter(f"status={shown(status)} must be one of {', '.join(STATUSES)}")
+        if priority is not None and priority not in PRIORITIES:
+            raise WrongFilter(f"priority={shown(priority)} must be one of {', '.join(PRIORITIES)}")
         if kind is not None and not is_kind(kind):
             raise WrongFilter(f"kind={shown(kind)} can be no kind's name")
         if given.get("error") and not payloads:
             raise WrongFilter("error: you may not see texts of errors, nor search in them")
-        texts = {name: given.get(name) or None for name in ("error", "key", "worker", "unique_key")}
-        times = {name: instant(name, given.get(name)) for name in ("since", "until")}
         failure = given.get("failure") or None
         try:
             group = None if failure is None else UUID(failure)
         except ValueError:
             raise WrongFilter(f"failure={shown(failure)} must be a UUID") from None
         try:
-            where = JobFilter(**texts, **times, failure=group)
-            return cls(status, kind, None if priority is None else priority_number(priority), where)
+            where = JobFilter(
+                error=given.get("error") or None,
+                key=given.get("key") or None,
+                worker=given.get("worker") or None,
+                unique_key=given.get("unique_key") or None,
+                since=instant("since", given.get("since")),
+                until=instant("until", given.get("until")),
+                failure=group,
+            )
         except ValueError as error:
             raise WrongFilter(str(error)) from None
+        return cls(cast("JobStatus | None", status), kind, cast("Priority | None", priority), where)
 
     def conditions(self) -> JobConditions:
         """Return what else jobs have in common, for ``JobClient.select``."""
-        return JobConditions(**asdict(self.where))
+        where = self.where
+        return JobConditions(
+            error=where.error,
+            key=where.key,
+            worker=where.worker,
+            unique_key=where.unique_key,
+            since=where.since,
+            until=where.until,
+            failure=where.failure,
+        )
 
 
 def instant(name: str, given: str | None) -> datetime | None:
@@ -92,7 +110,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
             visit.site.reads,
             status=search.status,
             kind=search.kind,
-            priority=search.priority,
+            priority=None if search.priority is None else priority_number(search.priority),
             where=search.where,
             limit=limit,
             after=None if after is None else UUID(after),
@@ -120,7 +138,7 @@ def acts_on(status: str | None) -> list[str]:
     return [name for name, possible in POSSIBLE.items() if status is None or status in possible]
 
 
-POSSIBLE: Final[Mapping[str, tuple[str, ...]]] = {
+POSSIBLE: Final[Mapping[str, tuple[JobStatus, ...]]] = {
     "retry": ("failed", "cancelled"),
     "cancel": ("scheduled", "queued", "processing"),
     "clear": ("processing",),

@@ -54,6 +54,8 @@ def charts(figures: Mapping[datetime, Figures], now: datetime) -> list[Markup]:
     last = now.replace(second=0, microsecond=0)
     times = [last - timedelta(minutes=ago) for ago in reversed(range(1, _MINUTES + 1))]
     found = [figures.get(time) for time in times]
+    waits = [each.waits if each else None for each in found]
+    runs = [each.runs if each else None for each in found]
     ended = [
         Series("completed", [each.completed if each else 0 for each in found], "look-completed"),
         Series("failed attempts", [each.errors if each else 0 for each in found], "look-queued"),
@@ -64,10 +66,8 @@ def charts(figures: Mapping[datetime, Figures], now: datetime) -> list[Markup]:
     ]
     return [
         time_chart("Ended, each minute", times, ended, form="bars"),
-        time_chart(
-            "Wait for a worker", times, _percentiles([each and each.waits for each in found]), unit="s"
-        ),
-        time_chart("Duration of runs", times, _percentiles([each and each.runs for each in found]), unit="s"),
+        time_chart("Wait for a worker", times, _percentiles(waits), unit="s"),
+        time_chart("Duration of runs", times, _percentiles(runs), unit="s"),
     ]
 
 
