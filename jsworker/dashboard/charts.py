@@ -20,7 +20,7 @@ Unit: TypeAlias = Literal["", "s"]
 
 _WIDTH: Final = 480
 _HEIGHT: Final = 190
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 10, 24
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 10, 24
 _TICKS: Final = 4
 _STEPS_SECONDS: Final = (
     *(1, 2, 5, 10, 15, 30),

@@ -246,7 +246,7 @@ def _drawn(asked: Field, given: Mapping[str, Any] | None, errors: Mapping[str, s
         if fault
         else "",
     ]
-    mark = "" if asked.required else Markup(' <span class="dim">optional</span>')
+    mark = "" if asked.required else Markup(' <span class="dim">(optional)</span>')
     if asked.input == "group":
         if given is None and not asked.required:
             given = {}  # a default in it would call for the whole group

@@ -330,6 +330,8 @@ def _all_marks(story: Story, scale: _Scale, lanes: dict[str, _Lane]) -> Iterator
         x = scale.x(mark.at)
         lane = None if mark.worker is None else lanes[mark.worker]
         y = _TOP + 18 if lane is None else lane.middle
+        if mark.name == "cancel_requested" and lane is not None:
+            y -= _BAR / 2  # beside the words within the bar
         words = f"{mark.words} ({_moment(mark.at)})"
         if mark.name == "step":
             drawn = Markup('<circle class="timeline-step" cx="{:.1f}" cy="{:.1f}" r="3.5"/>').format(
