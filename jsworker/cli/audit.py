@@ -25,7 +25,13 @@ def audit(*, limit: Limit = 50, after: After = None, as_json: Json = False) -> N
     if as_json:
         print_json(found)
     elif found:
-        columns = ["AT", folded("WHO", at_least=12), "ACTION", right("CHANGED"), folded("WHAT", at_least=20)]
+        columns: list[str | Column] = [
+            "AT",
+            folded("WHO", at_least=12),
+            "ACTION",
+            right("CHANGED"),
+            folded("WHAT", at_least=20),
+        ]
         print_table(columns, map(_row, found))
     else:
         remark("nothing was done, or what was done is forgotten")

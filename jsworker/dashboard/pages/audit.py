@@ -35,7 +35,7 @@ def _value(value: Any) -> str:
     match value:
         case {"ids": [*ids], **rest}:
             few = ", ".join(map(str, ids[:3]))
-            count = rest.get("of", len(ids))
+            count = int(str(rest.get("of", len(ids))))
             return few if count <= 3 else f"{few} and {count - 3} more"
         case dict():
             return ", ".join(f"{name}={each}" for name, each in value.items() if each is not None)
