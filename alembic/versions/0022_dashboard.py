@@ -19,9 +19,10 @@ depends_on = None
 
 CONCURRENTLY = {
     "jobs_failures": r"""
-CREATE INDEX CONCURRENTLY jobs_failures ON jsworker.jobs (kind, CAST(md5(CASE failure_reason WHEN 'stalled' THEN 'stalled'
-  ELSE regexp_replace(split_part(left(coalesce(last_error, ''), 200), E'\n', 1),
-    '''[^'']*''|"[^"]*"|[0-9a-f]*[0-9][-0-9a-f]*', '#', 'g') END) AS uuid), finished_at, id)
+CREATE INDEX CONCURRENTLY jobs_failures ON jsworker.jobs (kind, CAST(md5(
+  coalesce(CAST(nullif(failure_reason = 'stalled', false) AS text), regexp_replace(
+    split_part(left(coalesce(last_error, ''), 200), chr(10), 1),
+    '''[^'']*''|"[^"]*"|[0-9a-f]*[0-9][-0-9a-f]*', '#', 'g'))) AS uuid), finished_at, id)
 WHERE status COLLATE "C" = 'failed'
 """.strip(),
 }

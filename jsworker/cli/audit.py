@@ -25,8 +25,8 @@ def audit(*, limit: Limit = 50, after: After = None, as_json: Json = False) -> N
     if as_json:
         print_json(found)
     elif found:
-        columns = ["AT", folded("WHO", at_least=12), "ACTION", right("CHANGED"), folded("WHAT", at_least=20)]
-        print_table(columns, map(_row, found))
+        who, what = folded("WHO", at_least=12), folded("WHAT", at_least=20)
+        print_table(["AT", who, "ACTION", right("CHANGED"), what], map(_row, found))
     else:
         remark("nothing was done, or what was done is forgotten")
     if len(found) == limit:

@@ -122,9 +122,12 @@ def jobs(
     age = choose_age(stale_for, running_for, no_progress_for)
     choose_statuses("jobs", status, STATUSES, age)
     lane = None if priority is None else priority_number(priority)
-    times = {name: text and choose_moment(name, text) for name, text in (("since", since), ("until", until))}
+    begin, end = (
+        None if text is None else choose_moment(name, text)
+        for name, text in (("since", since), ("until", until))
+    )
     try:
-        where = JobFilter(error=error, key=key, worker=worker, unique_key=unique_key, **times)
+        where = JobFilter(error=error, key=key, worker=worker, unique_key=unique_key, since=begin, until=end)
     except ValueError as refused:
         name, _, rule = str(refused).partition("=")
         raise WrongUsage(f"--{name.replace('_', '-')} {rule}") from None

@@ -138,9 +138,8 @@ def taken_over(token: int, timeline: Sequence[Mapping[str, Any]]) -> Mapping[str
 
 
 def _owner(event: Mapping[str, Any]) -> str | None:
-    if event["event"] in _BY_OWNER:
-        return event["worker_id"]
-    owner: str | None = (event["detail"] or {}).get("owner")
+    by_owner = event["event"] in _BY_OWNER
+    owner: str | None = event["worker_id"] if by_owner else (event["detail"] or {}).get("owner")
     return owner
 
 

@@ -6,7 +6,7 @@ The row tells of the first claim, the last message and how it ended; the timelin
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeGuard
 
 from jsworker.client.job_info import JobDetails, JobEvent
 from jsworker.client.job_timeline import ENDS, entry_line, run_line, run_owner, taken_over
@@ -265,9 +265,9 @@ def _silence(
     """
     for event in own:
         if event["event"] == "fenced":
-            seconds: Any = (event["detail"] or {}).get("seconds_without_heartbeat")
-            begin: datetime = event["at"]
-            return begin - timedelta(seconds=seconds) if _is_number(seconds) else None
+            seconds = (event["detail"] or {}).get("seconds_without_heartbeat")
+            at: datetime = event["at"]
+            return at - timedelta(seconds=seconds) if _is_number(seconds) else None
     if outcome == "running":
         is_silent = (end - job["last_activity_at"]).total_seconds() > _SILENT_SECONDS
         silent: datetime | None = job["last_activity_at"] if is_silent else None
@@ -281,7 +281,7 @@ def _silence(
     return None if threshold is None else end - threshold
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and 0 <= value < _LONGEST_SILENCE
 
 
@@ -314,25 +314,27 @@ def _waits(
 ) -> Iterator[Wait]:
     """Yield the times in which the job waited, each with what it waited for."""
     begins = sorted(run.begin for run in runs)
-    turns = [(job.created_at, _first_wait(job, begins[0] if begins else None))]
-    turns += [(run.end, _wait_after(run, events)) for run in runs if run.outcome != "running"]
+    turns: list[tuple[datetime, Look | None, str, datetime | None]] = [
+        (job.created_at, *_first_wait(job, begins[0] if begins else None))
+    ]
+    turns += [(run.end, *_wait_after(run, events)) for run in runs if run.outcome != "running"]
     for event in events:
         if event["event"] == "held":
             held = (event["detail"] or {}).get("held_by")
-            turns.append((event["at"], ("held", f"held: {printable(str(held), 20)}", None)))
+            turns.append((event["at"], "held", f"held: {printable(str(held), 20)}", None))
         elif event["event"] in {"woken", "retried", "deferred"}:
-            turn: Look = "held" if event["event"] == "deferred" else "queued"
-            turns.append((event["at"], (turn, entry_line(event), None)))
+            awaited: Look = "held" if event["event"] == "deferred" else "queued"
+            turns.append((event["at"], awaited, entry_line(event), None))
         elif event["event"] in {"cancelled", "failed"}:
-            turns.append((event["at"], (None, "", None)))
+            turns.append((event["at"], None, "", None))
     if job.held_at is not None and job.held_by is not None:
-        turns.append((job.held_at, ("held", f"held: {job.held_by}", None)))
-    turns.sort(key=lambda each: each[0])
-    ends = [at for at, _ in turns[1:]] + [end]
-    for (begin, (look, words, until)), next_at in zip(turns, ends, strict=True):
+        turns.append((job.held_at, "held", f"held: {job.held_by}", None))
+    turns.sort(key=lambda turn: turn[0])
+    ends = [*(turn[0] for turn in turns[1:]), end]
+    for (begin, look, words, until), next_at in zip(turns, ends, strict=True):
         if look is None:
             continue
-        stop = min([*(each for each in begins if each >= begin), next_at, end])
+        stop = min([each for each in begins if each >= begin] + [next_at, end])
         if until is not None and begin < until < stop:
             yield Wait(begin, until, look, words)
             yield Wait(until, stop, "queued", "waited in the queue")

@@ -101,7 +101,7 @@ def _layers(nodes: Sequence[Mapping[str, Any]]) -> list[list[str]] | None:
 
 def _arrow(way: Sequence[tuple[float, float]], *, is_done: bool) -> Markup:
     """Return the arrow from the first place to the last one, straight through those between."""
-    parts = []
+    parts: list[str] = []
     for (x1, y1), (x2, y2) in pairwise(way):
         start, end, middle = x1 + _WIDTH, x2, x1 + _WIDTH + _GAP_X / 2
         parts.append(f"M{x1 + _WIDTH:.0f} {y1 + _HEIGHT / 2:.0f}" if not parts else f"H{start:.0f}")

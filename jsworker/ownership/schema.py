@@ -80,11 +80,14 @@ _OUTCOME = (
 )
 
 FAILURE = (
-    "CAST(md5(CASE failure_reason WHEN 'stalled' THEN 'stalled' ELSE regexp_replace("
-    r"split_part(left(coalesce(last_error, ''), 200), E'\n', 1), "
-    r"""'''[^'']*''|"[^"]*"|[0-9a-f]*[0-9][-0-9a-f]*', '#', 'g') END) AS uuid)"""
+    "(md5(COALESCE(NULLIF(failure_reason = 'stalled'::text, false)::text, "
+    """regexp_replace(split_part("left"(COALESCE(last_error, ''::text), 200), chr(10), 1), """
+    """'''[^'']*''|"[^"]*"|[0-9a-f]*[0-9][-0-9a-f]*'::text, '#'::text, 'g'::text)))::uuid)"""
 )
-"""What failed jobs are grouped by: type and message of their last error, without numbers and what stands in quotes."""
+"""What failed jobs are grouped by: type and message of their last error, without numbers and what stands in quotes.
+
+As PostgreSQL writes it itself: so alembic takes it for the one that is there.
+"""
 IS_FAILURE = """status COLLATE "C" = 'failed'"""
 """In words of its own, so that no other statement looks for its rows along the index of failures; and quickly decided, for
 it is asked of each version of a row."""
@@ -511,7 +514,6 @@ statistics = sa.Table(
     # How many took up to each of DURATION_BUCKETS, and longer.
     sa.Column("waits", ARRAY(sa.BigInteger), nullable=False),
     sa.Column("runs", ARRAY(sa.BigInteger), nullable=False),
-    postgresql_with={"fillfactor": 50},
 )
 
 # Who did what to jobs, kinds, schedules. One action may write several parts, each in the transaction of what it tells.

@@ -49,7 +49,7 @@ def zombie() -> tuple[JobDetails, list[JobEvent]]:
         stream_seq=4711,
         dispatch=1,
     )
-    lost = {
+    lost: dict[str, Any] = {
         "cause": "crashed",
         "owner": "alpha-0",
         "to": "queued",

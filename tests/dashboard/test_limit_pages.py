@@ -8,7 +8,7 @@ from jsworker.core.job import Job
 from jsworker.core.limits import Limit, Rate
 from jsworker.core.processor import JobProcessor
 from jsworker.dashboard import Access, dashboard
-from tests.dashboard.viewer import Shown, Viewer
+from tests.dashboard.viewer import Viewer
 from tests.worker.running import StartWorker
 
 pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
@@ -24,10 +24,6 @@ class Slow(JobProcessor):
         raise AssertionError(job)
 
 
-def hrefs(page: Shown) -> list[str]:
-    return [found["href"] for tag, found in page.elements if tag == "a"]
-
-
 async def test_kinds_show_what_live_workers_serve(
     viewer: Viewer, client: JobClient, start: StartWorker
 ) -> None:
@@ -41,8 +37,9 @@ async def test_kinds_show_what_live_workers_serve(
     assert "0 of 2 at once" in page.text
     assert "1 worker" in page.text
     assert "none is alive" in page.text
-    assert "/kinds/resume?kind=slow" in hrefs(page)
-    assert "/kinds/pause?kind=unserved" in hrefs(page)
+    links = [found["href"] for tag, found in page.elements if tag == "a"]
+    assert "/kinds/resume?kind=slow" in links
+    assert "/kinds/pause?kind=unserved" in links
 
 
 async def test_a_kind_and_a_key_are_paused_and_resumed(viewer: Viewer, client: JobClient) -> None:
@@ -54,7 +51,7 @@ async def test_a_kind_and_a_key_are_paused_and_resumed(viewer: Viewer, client: J
     assert (found[""]["reason"], found["tenant-9"]["reason"]) == ("the server is moved", EVIL)
     assert found[""]["paused_until"] is not None
     page = await viewer.see("/keys?kind=mail")
-    assert "/kinds/resume?kind=mail&key=tenant-9" in hrefs(page)
+    assert "/kinds/resume?kind=mail&key=tenant-9" in page.addresses
     question = await viewer.see("/kinds/resume?kind=mail&key=tenant-9")
     assert "kind mail, key tenant-9 goes on" in (await viewer.press(question, "Resume")).text
     await viewer.press(question, "Resume", status=409)
@@ -92,7 +89,7 @@ async def test_without_the_right_nothing_is_offered_or_done(client: JobClient) -
     await client.enqueue("mail", {})
     reader = Viewer(dashboard(client, authorize=lambda _: Access.READ))
     page = await reader.see("/kinds")
-    assert not [link for link in hrefs(page) if "/pause" in link or "/enqueue" in link]
+    assert not [link for link in page.links.values() if "/pause" in link or "/enqueue" in link]
     answer: httpx.Response = await reader.http.get("/kinds/pause?kind=mail")
     assert answer.status_code == 403
     await reader.http.aclose()

@@ -73,6 +73,11 @@ class Shown(HTMLParser):
     def handle_data(self, data: str) -> None:
         self._text.append(data)
 
+    @property
+    def addresses(self) -> set[str]:
+        """Where its links lead; several may have the same words."""
+        return {found["href"] for tag, found in self.elements if tag == "a" and "href" in found}
+
     def has(self, button: str) -> bool:
         return any(words.startswith(button) for form in self.forms for words in form.buttons)
 

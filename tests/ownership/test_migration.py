@@ -119,7 +119,11 @@ def test_metadata_creates_the_tables_that_the_migration_creates(empty_url: str, 
     assert len(migrated["triggers"]) == 3
     assert len(migrated["functions"]) == 4
     options = {name: options for name, *_, options in migrated["relations"] if options}
-    assert options == {"jobs": ["fillfactor=60"], "workers": ["fillfactor=70"]}
+    assert options == {
+        "jobs": ["fillfactor=60"],
+        "statistics": ["fillfactor=50"],
+        "workers": ["fillfactor=70"],
+    }
 
 
 def test_a_difference_is_found(at_revision: AtRevision, observer: Sql) -> None:

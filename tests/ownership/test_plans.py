@@ -702,4 +702,4 @@ class TestFailures:
         listed.execute(text(ALONG_INDEX))
         assert access_paths(listed, failures.FAILURE_GROUPS, parameters) == {"jobs_failures"}
         listed.execute(text(ALONG_INDEX))
-        assert rows_read(listed, failures.FAILURE_GROUPS, parameters) <= 2 * (2 + 100 + 1_000)
+        assert rows_read(listed, failures.FAILURE_GROUPS, parameters) <= 2 * (2 + 100) + 100

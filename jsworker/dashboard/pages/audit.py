@@ -35,9 +35,9 @@ def in_words(target: Any) -> str:
 def _value(value: Any) -> str:
     match value:
         case [*ids] | {"ids": [*ids]}:
-            few, of = ", ".join(map(str, ids[:_NAMED])), value.get("of") if isinstance(value, dict) else None
-            more = (of if isinstance(of, int) else len(ids)) - _NAMED
-            return few if more <= 0 else f"{few} and {more} more"
+            few = ", ".join(map(str, ids[:_NAMED]))
+            count = value.get("of", len(ids)) if isinstance(value, dict) else len(ids)
+            return few if len(ids) <= _NAMED else f"{few}, of {count}"
         case dict():
             return ", ".join(f"{name}={each}" for name, each in value.items() if each is not None)
     return str(value)

@@ -70,7 +70,7 @@ class JobSearch:
             )
         except ValueError as error:
             raise WrongFilter(str(error)) from None
-        return cls(cast("JobStatus | None", status), kind, cast("Priority | None", priority), where)
+        return cls(cast("JobStatus | None", status), kind, priority, where)
 
     def conditions(self) -> JobConditions:
         """Return what else jobs have in common, for ``JobClient.select``."""

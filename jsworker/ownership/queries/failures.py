@@ -15,9 +15,8 @@ from jsworker.ownership.schema import FAILURE, IS_FAILURE
 
 BOUND: Final = 10_000
 """Where counting a group ends at the latest: such a number means at least as many."""
-_COUNTED_AT_ONCE: Final = 100_000
+_COUNTED_AT_ONCE: Final = 50_000
 _LEAST_BOUND: Final = 500
-_SAMPLE: Final = 1_000
 TREND_HOURS: Final = 24
 
 _OF_GROUP: Final = f"{IS_FAILURE} AND kind = g.kind AND {FAILURE} = g.failure"
@@ -41,23 +40,20 @@ SELECT kind, failure FROM heads WHERE CAST(:kind AS text) IS NULL OR kind = :kin
 
 FAILURE_GROUPS = text(f"""
 SELECT g.kind, g.failure, counted.jobs, first.at AS first_at, last.at AS last_at, last.id AS last_job,
-  last.error, last.reason, trend.hours
+  last.error, last.reason, counted.hours
 FROM unnest(CAST(:kinds AS text[]), CAST(:failures AS uuid[])) AS g(kind, failure)
-CROSS JOIN LATERAL (SELECT count(*) AS jobs FROM (
-  SELECT FROM jsworker.jobs WHERE {_OF_GROUP} ORDER BY finished_at LIMIT :bound) AS few) AS counted
+CROSS JOIN LATERAL (
+  SELECT CAST(sum(jobs) AS bigint) AS jobs, jsonb_object_agg(hour, jobs) FILTER (WHERE hour > 0) AS hours FROM (
+    SELECT width_bucket(few.finished_at, ARRAY(
+        SELECT statement_timestamp() - make_interval(hours => ago)
+        FROM generate_series({TREND_HOURS}, 1, -1) AS ago)) AS hour, count(*) AS jobs
+    FROM (SELECT finished_at FROM jsworker.jobs WHERE {_OF_GROUP} ORDER BY finished_at DESC LIMIT :bound) AS few
+    GROUP BY 1) AS by_hour) AS counted
 CROSS JOIN LATERAL (
   SELECT finished_at AS at FROM jsworker.jobs WHERE {_OF_GROUP} ORDER BY finished_at LIMIT 1) AS first
 CROSS JOIN LATERAL (
-  SELECT id, finished_at AS at, split_part(left(last_error, 500), E'\\n', 1) AS error, failure_reason AS reason
+  SELECT id, finished_at AS at, split_part(left(last_error, 500), chr(10), 1) AS error, failure_reason AS reason
   FROM jsworker.jobs WHERE {_OF_GROUP} ORDER BY finished_at DESC, id DESC LIMIT 1) AS last
-CROSS JOIN LATERAL (
-  SELECT jsonb_object_agg(hours_ago, jobs) AS hours FROM (
-    SELECT CAST(floor(extract(epoch FROM statement_timestamp() - few.finished_at) / 3600) AS integer) AS hours_ago,
-      count(*) AS jobs
-    FROM (SELECT finished_at FROM jsworker.jobs WHERE {_OF_GROUP}
-      AND finished_at > statement_timestamp() - make_interval(hours => {TREND_HOURS})
-      ORDER BY finished_at DESC LIMIT {_SAMPLE}) AS few
-    GROUP BY 1) AS by_hour) AS trend
 """)  # noqa: S608 -- constants
 
 
@@ -79,7 +75,7 @@ class FailureGroup:
         last_job: the last one.
         error: type and message of its last error; None: there was none.
         reason: why no attempt followed that.
-        by_hour: how many of the last ones ended in each of the last 24 hours, the present one last.
+        by_hour: how many of those that were counted, the last ones, ended in each of the last 24 hours, up to now.
     """
 
     kind: str
@@ -129,4 +125,4 @@ async def read_failures(database: Database, named: list[FailureId]) -> list[Fail
 
 
 def _by_hour(hours: dict[str, int]) -> list[int]:
-    return [hours.get(str(ago), 0) for ago in reversed(range(TREND_HOURS))]
+    return [hours.get(str(hour), 0) for hour in range(1, TREND_HOURS + 1)]

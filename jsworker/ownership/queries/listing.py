@@ -18,7 +18,7 @@ from sqlalchemy import TextClause, text
 from jsworker.core.errors import JobNotFound
 from jsworker.core.priorities import NORMAL
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import Row
+from jsworker.ownership.pool import Row, uuid_array
 from jsworker.ownership.predicates import (
     ANY_AGE,
     RunAge,
@@ -69,8 +69,8 @@ _LAST_QUEUED = """
 WITH RECURSIVE {kinds}, several AS (
   SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT 100
 )
-SELECT page.id, page.meant FROM several AS k CROSS JOIN LATERAL (
-  SELECT j.id, j.queued_at, {is_meant} AS meant FROM jsworker.jobs AS j
+SELECT page.id FROM several AS k CROSS JOIN LATERAL (
+  SELECT j.id, j.queued_at FROM jsworker.jobs AS j
   WHERE {queued}{of_lane} AND j.kind = k.kind AND (CAST(:after AS uuid) IS NULL OR (
     j.queued_at <= CAST(:place AS timestamptz)
     AND (j.queued_at, j.id) < (CAST(:place AS timestamptz), CAST(:after AS uuid))))
@@ -84,7 +84,7 @@ _IS_OF_PRIORITY = "(CAST(:priority AS smallint) IS NULL OR priority = CAST(:prio
 def _last_queued(which: str, of_lane: str) -> TextClause:
     kinds = KINDS_BY_LEAPS.replace("{which}", f"{which} AND (CAST(:kind AS text) IS NULL OR j.kind = :kind)")
     queued = condition(queued_indexed)
-    return filled(_LAST_QUEUED, kinds=kinds, queued=queued, of_lane=of_lane, is_meant=IS_MEANT)
+    return filled(_LAST_QUEUED, kinds=kinds, queued=queued, of_lane=of_lane)
 
 
 LAST_QUEUED = _last_queued("", f" AND {_IS_OF_PRIORITY}")
@@ -220,6 +220,8 @@ PAGE_OF_FAILURE = _page(
     place="finished_at",
 )
 """Of those that a filter means: of a group of failures."""
+
+MEANT = text(f"SELECT j.id FROM jsworker.jobs AS j WHERE j.id = ANY(CAST(:ids AS uuid[])) AND {IS_MEANT}")  # noqa: S608 -- constants
 
 JOB = text("SELECT * FROM jsworker.jobs WHERE id = :id")
 
@@ -427,7 +429,14 @@ async def _find(
     length = max(limit, PAGE) if is_filtered else limit
     while True:
         rows = await _read_page(database, order, values | {"limit": length})
-        ids += [row.id for row in rows if row.meant]
+        if not is_filtered:
+            ids += [row.id for row in rows]
+        elif order == "queued":  # whose statement reads no more than indexes
+            read = {"ids": uuid_array(row.id for row in rows)}
+            meant = {row.id for row in await database.run(MEANT, values | read)}
+            ids += [row.id for row in rows if row.id in meant]
+        else:
+            ids += [row.id for row in rows if row.meant]
         if len(ids) >= limit:
             return ids[:limit], ids[limit - 1]
         if len(rows) < length:
