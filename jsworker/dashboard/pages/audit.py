@@ -9,6 +9,7 @@ from jsworker.dashboard.visit import Visit, WrongFilter
 from jsworker.ownership.transitions.audit import list_actions
 
 _PAGE: Final = 50
+_NAMED: Final = 3
 
 
 async def read(visit: Visit) -> Mapping[str, Any]:
@@ -33,10 +34,10 @@ def in_words(target: Any) -> str:
 
 def _value(value: Any) -> str:
     match value:
-        case {"ids": [*ids], **rest}:
-            few = ", ".join(map(str, ids[:3]))
-            count = int(str(rest.get("of", len(ids))))
-            return few if count <= 3 else f"{few} and {count - 3} more"
+        case [*ids] | {"ids": [*ids]}:
+            few = ", ".join(map(str, ids[:_NAMED]))
+            count = value.get("of", len(ids)) if isinstance(value, dict) else len(ids)
+            return few if len(ids) <= _NAMED else f"{few}, of {count}"
         case dict():
             return ", ".join(f"{name}={each}" for name, each in value.items() if each is not None)
     return str(value)
