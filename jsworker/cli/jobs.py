@@ -12,7 +12,6 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from jsworker.cli import options
-from jsworker.cli.job_timeline import CANCELLATIONS, entry_line, run_line, seconds_taken
 from jsworker.cli.options import argument, flag
 from jsworker.cli.output import (
     cell,
@@ -32,6 +31,7 @@ from jsworker.cli.output import (
 )
 from jsworker.cli.selection import ask_database, choose_age, choose_moment, choose_statuses, find_job
 from jsworker.cli.watching import watch as show_again
+from jsworker.client.job_timeline import CANCELLATIONS, entry_line, run_line, seconds_taken
 from jsworker.core.contents import key_of_content
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import check_kind, printable, short_id
