@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from rich.table import Column
+
 from jsworker.cli.options import After, Json, Limit, new_app
 from jsworker.cli.output import cell, folded, moment, print_json, print_table, remark, remark_next_page, right
 from jsworker.cli.selection import ask_database
@@ -25,8 +27,14 @@ def audit(*, limit: Limit = 50, after: After = None, as_json: Json = False) -> N
     if as_json:
         print_json(found)
     elif found:
-        who, what = folded("WHO", at_least=12), folded("WHAT", at_least=20)
-        print_table(["AT", who, "ACTION", right("CHANGED"), what], map(_row, found))
+        columns: list[str | Column] = [
+            "AT",
+            folded("WHO", at_least=12),
+            "ACTION",
+            right("CHANGED"),
+            folded("WHAT", at_least=20),
+        ]
+        print_table(columns, map(_row, found))
     else:
         remark("nothing was done, or what was done is forgotten")
     if len(found) == limit:

@@ -122,12 +122,10 @@ def jobs(
     age = choose_age(stale_for, running_for, no_progress_for)
     choose_statuses("jobs", status, STATUSES, age)
     lane = None if priority is None else priority_number(priority)
-    begin, end = (
-        None if text is None else choose_moment(name, text)
-        for name, text in (("since", since), ("until", until))
-    )
+    first = None if since is None else choose_moment("since", since)
+    last = None if until is None else choose_moment("until", until)
     try:
-        where = JobFilter(error=error, key=key, worker=worker, unique_key=unique_key, since=begin, until=end)
+        where = JobFilter(error, key, worker, unique_key, first, last)
     except ValueError as refused:
         name, _, rule = str(refused).partition("=")
         raise WrongUsage(f"--{name.replace('_', '-')} {rule}") from None
