@@ -131,7 +131,7 @@ fix: $(VENV)/.project ## Format, and repair what the linter can repair.
 lock: $(if $(UV),,$(VENV)/.dependencies) ## Write the locks anew after a change of dependencies. ARGS=--upgrade for newer versions.
 	$(if $(UV),,@test -x $(BIN)/uv || $(INSTALL) uv)
 	$(COMPILE) pyproject.toml --extra dev --output-file $(LOCK) $(ARGS)
-	$(COMPILE) pyproject.toml --extra uvloop --constraint $(LOCK) --output-file $(IMAGE_LOCK)
+	$(COMPILE) pyproject.toml --extra uvloop --extra dashboard --constraint $(LOCK) --output-file $(IMAGE_LOCK)
 	$(COMPILE) deploy/build.in --constraint $(LOCK) --output-file $(BUILD_LOCK)
 	$(OLDEST_SQLALCHEMY) | $(COMPILE) - --no-deps --output-file $(OLDEST_LOCK)
 

@@ -14,6 +14,7 @@ from types import FrameType
 
 from rich.console import Console
 
+from code_evolution.dashboard import open_dashboard
 from code_evolution.git import GitError, NoRepository, shown
 from code_evolution.history import Repository, open_repository
 from code_evolution.outcome import Outcome, conclude
@@ -21,7 +22,7 @@ from code_evolution.report import complain, print_beginning, print_end
 from code_evolution.run import Run, cancel_leftovers
 from code_evolution.view import open_view
 from code_evolution.workers import SHORT, WorkerEnded, end_of_log, start_workers
-from jsworker import JobClient, JsworkerError, load_settings
+from jsworker import JobClient, JsworkerError, Settings, load_settings
 from jsworker.embedded import EmbeddedServers
 
 _DONE, _FAILED, _WRONG_USAGE, _SIGNALLED = 0, 1, 2, 128
@@ -106,6 +107,19 @@ async def _work(
         nats_url=environment["JSWORKER_NATS_URL"],
         statement_timeout=_CLIENT_STATEMENT_SECONDS,
     )
+    with open_dashboard(settings, console):
+        return await _count_lines(settings, repositories, environment, kill=kill, logs=logs, console=console)
+
+
+async def _count_lines(
+    settings: Settings,
+    repositories: Sequence[Repository],
+    environment: Mapping[str, str],
+    *,
+    kill: bool,
+    logs: Path,
+    console: Console,
+) -> Outcome:
     async with JobClient(settings) as client:
         await cancel_leftovers(client)
         with open_view(console) as show:

@@ -47,6 +47,7 @@ _COMMANDS = {
     "resume": _Entry("pausing", _JOBS, "Let a paused kind or key go on."),
     "workflow": _Entry("workflow", _JOBS, "Show a workflow as a tree; list, cancel or retry workflows."),
     "prune": _Entry("prune", _CARE, "Delete jobs that ended long ago, with their timelines."),
+    "dashboard": _Entry("dashboard", _CARE, "Serve the dashboard: see jobs and workers, and act on them."),
     "audit": _Entry("audit", _CARE, "List who did what to jobs, kinds and schedules."),
     "workers": _Entry("workers", _CARE, "List workers, the last seen first."),
     "db": _Entry("db_and_stream", _CARE, "Create or migrate jsworker's tables."),

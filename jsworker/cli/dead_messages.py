@@ -23,20 +23,12 @@ from jsworker.cli.output import (
     since,
 )
 from jsworker.cli.selection import ask_database, check_choice, confirm, connected_database
-from jsworker.core.errors import InvalidName, StreamRefused
-from jsworker.core.events import Events
+from jsworker.client.dead_messages import DeadMessageOutcome, drop, replay
 from jsworker.core.exit_codes import DONE, WrongUsage
-from jsworker.core.names import check_kind, shown
 from jsworker.core.settings import load_settings
-from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import dead_messages as dead
-from jsworker.ownership.transitions.audit import AuditEntry, os_user
-from jsworker.ownership.transitions.dead_messages import KEPT_BYTES, KEPT_MESSAGES, DeadMessage
-from jsworker.ownership.transitions.workers import installation_id
-from jsworker.stream.api import lane_at
-from jsworker.stream.jetstream import Stream, ensured_stream
-
-_CONNECT_SECONDS = 3.0
+from jsworker.ownership.transitions.audit import os_user
+from jsworker.ownership.transitions.dead_messages import KEPT_MESSAGES
 
 app = new_app()
 
@@ -109,53 +101,20 @@ def _all(action: str, *, yes: bool) -> list[int]:
 
 async def _drop(ids: Sequence[int]) -> AsyncIterator[ActionOutcome]:
     async with connected_database() as database:
-        dropped = set(await dead.drop_dead(database, ids, entry=_entry("drop", ids)))
-    for message_id in ids:
-        yield ActionOutcome(message_id, "dropped") if message_id in dropped else _unknown(message_id)
+        for outcome in await drop(database, ids, actor=os_user()):
+            yield _told(outcome, "dropped")
 
 
 async def _replay(ids: Sequence[int]) -> AsyncIterator[ActionOutcome]:
-    if not ids:
-        return
-    settings = load_settings()
-    async with (
-        connected_database() as database,
-        ensured_stream(
-            settings,
-            await installation_id(database),
-            events=Events(),
-            client_name="jsworker dead-messages",
-            seconds=_CONNECT_SECONDS,
-        ) as stream,
-    ):
-        for message_id in ids:
-            messages = await dead.read_dead(database, [message_id])
-            if messages:
-                yield await _replay_one(database, stream, messages[0], settings.subject_prefix)
-            else:
-                yield _unknown(message_id)
+    async with connected_database() as database:
+        outcomes = replay(
+            database, load_settings(), ids, client_name="jsworker dead-messages", actor=os_user()
+        )
+        async for outcome in outcomes:
+            yield _told(outcome, "replayed")
 
 
-async def _replay_one(database: Database, stream: Stream, message: DeadMessage, prefix: str) -> ActionOutcome:
-    """Publish first, drop then: at worst it is sent twice, which harms no job."""
-    name = f"message {message.id}"
-    if message.truncated:
-        return refused(message.id, f"{name} was longer than the {KEPT_BYTES} bytes that are kept of it")
-    try:
-        lane = lane_at(message.subject.removeprefix(f"{prefix}."))
-        check_kind(lane[0] if lane is not None else message.subject)
-        await stream.publish_raw(message.subject, message.data)
-    except InvalidName:
-        return refused(message.id, f"{name} came from subject {shown(message.subject)}, not {prefix}.KIND")
-    except StreamRefused as error:
-        return refused(message.id, f"{name}: {error}")
-    await dead.drop_dead(database, [message.id], entry=_entry("replay", [message.id]))
-    return ActionOutcome(message.id, "replayed")
-
-
-def _unknown(message_id: int) -> ActionOutcome:
-    return refused(message_id, f"no dead message has id {message_id}")
-
-
-def _entry(action: str, ids: Sequence[int]) -> AuditEntry:
-    return AuditEntry(f"dead_messages.{action}", {"messages": list(ids[:100])}, actor=os_user())
+def _told(outcome: DeadMessageOutcome, done: str) -> ActionOutcome:
+    if outcome.refusal is not None:
+        return refused(outcome.id, outcome.refusal)
+    return ActionOutcome(outcome.id, done)

@@ -7,11 +7,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
-from jsworker.cli.options import argument, new_app, option
+from jsworker.cli.options import argument, flag, new_app, option
 from jsworker.cli.output import print_line, remark
 from jsworker.embedded import EmbeddedServers, start_with_parent
 from jsworker.ownership.upgrading import upgrade_database
@@ -34,6 +35,10 @@ def dev(
     data: Annotated[
         Path | None, option("DIR", "Data folder; default: jsworker/dev in your cache folder.")
     ] = None,
+    with_dashboard: Annotated[
+        bool | None,
+        flag("Serve the dashboard, too; without COMMAND it is.", "--dashboard/--no-dashboard"),
+    ] = None,
 ) -> int:
     """Start NATS and PostgreSQL with migrated tables, on free ports of this machine.
 
@@ -46,12 +51,30 @@ def dev(
     """
     with EmbeddedServers(data) as servers:
         upgrade_database(servers.database_url)
-        if command:
-            # This environment, without logins for other servers.
-            kept = {name: value for name, value in os.environ.items() if not name.startswith(_OTHER_SERVERS)}
-            return _run(command, {**kept, **servers.environment()})
-        _serve(servers)
+        # This environment, without logins for other servers.
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(_OTHER_SERVERS)}
+        environment = {**kept, **servers.environment()}
+        wanted = not command and find_spec("starlette") is not None
+        with (
+            _dashboard(environment)
+            if (wanted if with_dashboard is None else with_dashboard)
+            else nullcontext()
+        ):
+            if command:
+                return _run(command, environment)
+            _serve(servers)
     return 0
+
+
+@contextmanager
+def _dashboard(environment: Mapping[str, str]) -> Iterator[None]:
+    """Serve the dashboard beside the servers; it says where on stderr, and ends with them."""
+    child = start_with_parent([sys.executable, "-P", "-m", "jsworker", "dashboard"], env=environment)
+    try:
+        yield
+    finally:
+        child.terminate()
+        child.wait()
 
 
 def _serve(servers: EmbeddedServers) -> None:

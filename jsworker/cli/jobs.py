@@ -12,7 +12,6 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from jsworker.cli import options
-from jsworker.cli.job_timeline import CANCELLATIONS, entry_line, run_line, seconds_taken
 from jsworker.cli.options import argument, flag
 from jsworker.cli.output import (
     cell,
@@ -32,6 +31,7 @@ from jsworker.cli.output import (
 )
 from jsworker.cli.selection import ask_database, choose_age, choose_moment, choose_statuses, find_job
 from jsworker.cli.watching import watch as show_again
+from jsworker.client.job_timeline import CANCELLATIONS, entry_line, run_line, seconds_taken
 from jsworker.core.contents import key_of_content
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import check_kind, printable, short_id
@@ -122,10 +122,10 @@ def jobs(
     age = choose_age(stale_for, running_for, no_progress_for)
     choose_statuses("jobs", status, STATUSES, age)
     lane = None if priority is None else priority_number(priority)
-    begin = choose_moment("since", since) if since is not None else None
-    end = choose_moment("until", until) if until is not None else None
+    first = None if since is None else choose_moment("since", since)
+    last = None if until is None else choose_moment("until", until)
     try:
-        where = JobFilter(error, key, worker, unique_key, begin, end)
+        where = JobFilter(error, key, worker, unique_key, first, last)
     except ValueError as refused:
         name, _, rule = str(refused).partition("=")
         raise WrongUsage(f"--{name.replace('_', '-')} {rule}") from None

@@ -33,7 +33,7 @@ class ClientThread:
     """
 
     def __init__(self, settings: Settings, events: Events, codec: Codec | None = None) -> None:
-        self._settings = settings
+        self.settings = settings
         self.codec = Contents.of(settings, codec).codec
         self._events = events
         # Held for moments, never while anything is waited for; a signal's handler may need it too.
@@ -93,7 +93,7 @@ class ClientThread:
             if self._is_closed:
                 raise RuntimeError(_CLOSED)
             if self._opened is None:
-                client = JobClient(self._settings, codec=self.codec)
+                client = JobClient(self.settings, codec=self.codec)
                 client.events.on("*", self._pass_on)
                 self._opened = _Opened(client)
             opened = self._opened

@@ -113,6 +113,11 @@ class JobClient:
         return Schedules(self._opened(), self._settings, self._publisher, self._result, self._contents)
 
     @property
+    def settings(self) -> Settings:
+        """What it was made with."""
+        return self._settings
+
+    @property
     def codec(self) -> Codec | None:
         """What encodes contents, for ``enqueue_statement``; None: they are stored as they are."""
         return self._contents.codec

@@ -58,6 +58,11 @@ class SyncJobClient:
         return SyncSchedules(self._thread)
 
     @property
+    def settings(self) -> Settings:
+        """See ``JobClient.settings``."""
+        return self._thread.settings
+
+    @property
     def codec(self) -> Codec | None:
         """See ``JobClient.codec``."""
         return self._thread.codec

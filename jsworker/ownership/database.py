@@ -37,6 +37,13 @@ _CONFLICT_TRIES = 5
 _BYTES_A_SECOND = 1_000_000
 """What a connection is expected to carry at least; the more often a statement was given up, the less."""
 _MOST_DOUBLINGS = 6
+READ_ONLY = text("""
+SELECT set_config('transaction_read_only', 'on', true), set_config('statement_timeout', :read_milliseconds, true),
+  set_config('enable_sort', :read_sort, true)
+""")
+"""For the transaction that it is sent with."""
+_LATER_SECONDS = 1.0
+"""How much longer than the server a reader waits."""
 
 
 class Database:
@@ -67,6 +74,10 @@ class Database:
     def pools_by_name(self) -> dict[str, Pool]:
         """Return the pools, to be looked at."""
         return {"statements": self._statements, "by_key": self._by_key, "heartbeats": self._heartbeats}
+
+    def for_reading(self, *, seconds: float) -> "Reads":
+        """Return this database for reads alone, on the same connections."""
+        return Reads(self, seconds)
 
     async def run(
         self, statement: TextClause, parameters: Parameters | None = None, *, seconds: float | None = None
@@ -188,6 +199,32 @@ class Database:
         self._given_up.discard(task)
         if not task.cancelled():
             task.exception()  # else asyncio logs that it was never retrieved
+
+
+class Reads(Database):
+    """A database whose ``run`` and ``run_along_index`` cannot write; closed with the one that it was made of.
+
+    Each of their statements is a read-only transaction, and the server itself ends it after so many seconds.
+    """
+
+    def __init__(self, database: Database, seconds: float) -> None:
+        self.__dict__.update(database.__dict__)
+        self._statement_timeout = seconds + _LATER_SECONDS
+        self._read = {"read_milliseconds": f"{seconds * 1000:.0f}"}
+
+    async def run(
+        self, statement: TextClause, parameters: Parameters | None = None, *, seconds: float | None = None
+    ) -> Sequence[Row]:
+        """Run one reading statement; see ``Database.run``."""
+        return await self._execute(self._reading(statement, parameters, read_sort="on"), seconds)
+
+    async def run_along_index(self, statement: TextClause, parameters: Parameters) -> Sequence[Row]:
+        """Run one reading statement; see ``Database.run_along_index``."""
+        return await self._execute(self._reading(statement, parameters, read_sort="off"))
+
+    def _reading(self, statement: TextClause, parameters: Parameters | None, **read: str) -> Any:
+        values = {**(parameters or {}), **self._read, **read}
+        return partial(self._statements.execute, statement, values, first=READ_ONLY)
 
 
 def place_of(url: URL) -> str:

@@ -130,7 +130,7 @@ class TestReplay:
     ) -> None:
         insert_message(sql, subject)
         monkeypatch.setenv("JSWORKER_NATS_URL", "nats://no-such-host.invalid:4222")
-        monkeypatch.setattr("jsworker.cli.dead_messages._CONNECT_SECONDS", 0.2)
+        monkeypatch.setattr("jsworker.client.dead_messages._CONNECT_SECONDS", 0.2)
         found = cli("dead-messages", "replay", "--all", "--yes")
         assert (found.code, found.out, left(sql)) == (1, "", 1)
         assert found.err.startswith("NATS at no-such-host.invalid:4222 ")

@@ -42,7 +42,7 @@ def data() -> Iterator[Path]:
     """A data folder whose servers run throughout this module, started by a first ``dev``."""
     folder = new_servers_folder()
     starter = Spawn(folder, {})
-    first = starter("dev", "--data", folder / "data")
+    first = starter("dev", "--no-dashboard", "--data", folder / "data")
     try:
         variables = variables_of(first)
         assert variables["JSWORKER_NATS_URL"].startswith("nats://127.0.0.1:")

@@ -42,7 +42,7 @@ def test_compose_schema_refuses_a_misspelled_key(tmp_path: Path) -> None:
     assert "stop_grace_time" in check_compose(file).stdout
 
 
-@pytest.mark.parametrize("service", ["migration", "worker"])
+@pytest.mark.parametrize("service", ["migration", "worker", "dashboard"])
 def test_compose_settings_are_accepted(service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = settings_from(SERVICES[service]["environment"], tmp_path, monkeypatch)
     assert settings.database_dsn() == (
@@ -109,11 +109,21 @@ def test_compose_users_are_those_of_the_pods() -> None:
     assert f"chown -R {SERVICES['nats']['user']} /data" in SERVICES["credentials"]["command"][0]
 
 
+def test_compose_dashboard_is_closed_until_somebody_is_let_in() -> None:
+    dashboard = SERVICES["dashboard"]
+    assert dashboard["ports"] == ["127.0.0.1:8100:8100"]
+    file = ROOT / "deploy/dashboard-logins.txt"
+    assert f"./{file.relative_to(ROOT)}:/app/logins.txt:ro" in dashboard["volumes"]
+    assert all(line.startswith("#") for line in file.read_text().splitlines())
+    asked = dashboard["command"]
+    assert asked[asked.index("--logins") + 1] == "/app/logins.txt"
+
+
 def test_compose_commands_are_in_exec_form() -> None:
     commands = [
         service[key] for service in SERVICES.values() for key in ("entrypoint", "command") if key in service
     ]
-    assert len(commands) == 5
+    assert len(commands) == 6
     assert all(isinstance(command, list) for command in commands)
 
 

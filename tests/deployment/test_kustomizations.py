@@ -18,7 +18,7 @@ from tests.deployment.rendering import (
     render,
 )
 
-FOLDERS = ["base", *(f"overlays/{name}" for name in OVERLAYS)]
+FOLDERS = ["base", "dashboard", *(f"overlays/{name}" for name in OVERLAYS)]
 
 
 def listed_files(kustomization: dict[str, Any]) -> Iterator[str]:
@@ -61,7 +61,7 @@ def test_kustomizations_say_what_they_are(folder: str) -> None:
     assert kustomization["apiVersion"] == "kustomize.config.k8s.io/v1beta1"
     assert kustomization["kind"] == "Kustomization"
     assert kustomization["namespace"] == "jsworker"
-    if folder != "base":
+    if folder.startswith("overlays/"):
         assert kustomization["resources"][0] == "../../base"
 
 

@@ -14,6 +14,7 @@ from tests.deployment.shapes import Path, Shape
 CLUSTER = DEPLOY / "postgres/cluster.yaml"
 RENDERED: dict[str, list[Manifest]] = {
     "base": list(render(KUBERNETES / "base").values()),
+    "dashboard": list(render(KUBERNETES / "dashboard").values()),
     **{name: list(overlay(name).values()) for name in OVERLAYS},
     "postgres": read_manifests(CLUSTER),
 }
@@ -24,7 +25,9 @@ EACH = {
 }
 VALUES: dict[str, Any] = read_yaml((DEPLOY / "nats/helm-values.yaml").read_text())
 KEDA_VALUES: dict[str, Any] = read_yaml((DEPLOY / "keda/helm-values.yaml").read_text())
-WORKLOADS = [name for name, manifest in EACH.items() if manifest["kind"] in ("StatefulSet", "Job")]
+WORKLOADS = [
+    name for name, manifest in EACH.items() if manifest["kind"] in ("StatefulSet", "Job", "Deployment")
+]
 
 
 def validate(manifest: Manifest) -> None:
@@ -139,6 +142,31 @@ def test_names_are_asked_of_the_clusters_dns_alone(name: str) -> None:
                 "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
             }
         ]
+
+
+def test_the_dashboard_is_reached_by_the_ingress_controller_alone_and_asks_for_a_login() -> None:
+    rendered = render(KUBERNETES / "dashboard")
+    deployment, policy = (rendered[kind, "jsworker-dashboard"] for kind in ("Deployment", "NetworkPolicy"))
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    one = container(deployment)
+    [port] = one["ports"]
+    for selector in (
+        deployment["spec"]["selector"]["matchLabels"],
+        policy["spec"]["podSelector"]["matchLabels"],
+        rendered["Service", "jsworker-dashboard"]["spec"]["selector"],
+    ):
+        assert selector == labels
+    # What it may reach is said by the policy of the workers, which it is one of by name.
+    workers = render(KUBERNETES / "base")["NetworkPolicy", "jsworker"]["spec"]["podSelector"]["matchLabels"]
+    assert workers.items() <= labels.items()
+    [rule] = policy["spec"]["ingress"]
+    assert rule["from"]
+    assert [each["port"] for each in rule["ports"]] == [port["name"]]
+    assert one["args"][0] == "dashboard"
+    assert f"--port={port['containerPort']}" in one["args"]
+    assert "--logins=/run/secrets/dashboard/logins" in one["args"]
+    [host] = rendered["Ingress", "jsworker-dashboard"]["spec"]["tls"][0]["hosts"]
+    assert f"--allow-host={host}" in one["args"]
 
 
 def test_statefulset_without_a_selector_is_refused() -> None:

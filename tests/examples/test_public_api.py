@@ -10,6 +10,7 @@ import jsworker
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DOORS = {
     "jsworker": set(jsworker.__all__),
+    "jsworker.dashboard": {"dashboard"},
     "jsworker.embedded": {"EmbeddedServers"},
     "jsworker.contrib.fastapi": {"Client", "jobs_lifespan"},
     "jsworker.contrib.django": {"enqueue"},

@@ -143,7 +143,7 @@ def requirements(*extras: str) -> list[Requirement]:
 
 
 @pytest.mark.parametrize(
-    ("lock", "extras"), [(LOCK, ["dev"]), (IMAGE_LOCK, ["uvloop"])], ids=["dev", "image"]
+    ("lock", "extras"), [(LOCK, ["dev"]), (IMAGE_LOCK, ["uvloop", "dashboard"])], ids=["dev", "image"]
 )
 def test_lock_pins_what_the_project_asks_for(lock: Path, extras: list[str]) -> None:
     pinned = pins(lock)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from jsworker.cli.output import cell, headline, moment
+from jsworker.core.names import printable
 
 CANCELLATIONS: Final = {
     "needs": "what it needs has failed or was cancelled",
@@ -14,13 +14,15 @@ CANCELLATIONS: Final = {
 }
 """Reasons of a cancellation that nobody asked for."""
 
+_LONGEST_WORD: Final = 300
 _CAUSES: Final = {
     "stale": "its heartbeats stopped for longer than the stale threshold",
     "crashed": "its heartbeats stopped and no process answered for it on NATS",
     "dead": "its process was proven to have ended",
     "operator": "an operator said so",
 }
-_ENDS: Final = frozenset({"reset", "error", "failed", "cancelled", "released", "snoozed"})
+ENDS: Final = frozenset({"reset", "error", "failed", "cancelled", "released", "snoozed"})
+"""Entries that end a run; a job that does not run can be cancelled too."""
 _BY_OWNER: Final = frozenset(
     {"claimed", "error", "failed", "released", "snoozed", "step", "sleep", "fenced", "rejected"}
 )
@@ -56,18 +58,18 @@ _NOTES: Final = {
 def entry_line(event: Mapping[str, Any]) -> str:
     """Return what happened, in words."""
     detail, name = event["detail"] or {}, event["event"]
-    if name in _ENDS:
+    if name in ENDS:
         return f"{_end(event)}{_again(detail.get('run_at'))}"
     if name == "claimed":
         return _claim(event, detail)
     if name in _ENTRIES:
         return _filled(_ENTRIES[name], event)
-    pairs = [f"{cell(key)}={cell(value)}" for key, value in detail.items()]
-    return ", ".join(filter(None, (cell(name), headline(event["error"]), *pairs)))
+    pairs = [f"{_cell(key)}={_cell(value)}" for key, value in detail.items()]
+    return ", ".join(filter(None, (_cell(name), _headline(event["error"]), *pairs)))
 
 
 def _filled(words: str, event: Mapping[str, Any]) -> str:
-    details = {name: cell(value) for name, value in (event["detail"] or {}).items()}
+    details = {name: _cell(value) for name, value in (event["detail"] or {}).items()}
     details.setdefault("key", "")
     if details.get("until"):
         details["until"] = _time(details["until"])
@@ -78,14 +80,16 @@ def _filled(words: str, event: Mapping[str, Any]) -> str:
         details["ended"] = f"been cancelled: {CANCELLATIONS.get(why, why)}" if why else "been cancelled"
     else:
         details["ended"] = f"failed: {details.get('failed_for', '?')}"
-    details |= {"who": cell(event["worker_id"]) or "an operator", "error": headline(event["error"])}
+    details |= {"who": _cell(event["worker_id"]) or "an operator", "error": _headline(event["error"])}
     return words.format_map(defaultdict(lambda: "?", details)).rstrip()
 
 
 def _claim(event: Mapping[str, Any], detail: Mapping[str, Any]) -> str:
-    silent = f" from {cell(detail['owner'])}, whose heartbeats stopped" if detail.get("owner") else ""
-    again = f", after it was taken back: {cell(detail['clear_reason'])}" if detail.get("clear_reason") else ""
-    return f"claimed by {cell(event['worker_id'])}{silent} for attempt {cell(detail.get('attempt'))}{again}"
+    silent = f" from {_cell(detail['owner'])}, whose heartbeats stopped" if detail.get("owner") else ""
+    again = (
+        f", after it was taken back: {_cell(detail['clear_reason'])}" if detail.get("clear_reason") else ""
+    )
+    return f"claimed by {_cell(event['worker_id'])}{silent} for attempt {_cell(detail.get('attempt'))}{again}"
 
 
 def _again(run_at: Any) -> str:
@@ -94,41 +98,63 @@ def _again(run_at: Any) -> str:
 
 def _time(stored: Any) -> str:
     try:
-        return moment(datetime.fromisoformat(str(stored)))
+        return _moment(datetime.fromisoformat(str(stored)))
     except ValueError:  # infinity, say
-        return cell(stored)
+        return _cell(stored)
 
 
 def run_line(token: int, found: Mapping[str, Any], timeline: Sequence[Mapping[str, Any]]) -> str:
     """Return who ran a job at a token, and how that ended."""
     events = [event for event in timeline if event["fencing_token"] == token]
-    owner = next(filter(None, map(_owner, events)), None)
-    end = next((_end(event) for event in events if event["event"] in _ENDS), None)
+    owner = run_owner(token, found, timeline)
+    end = next((_end(event) for event in events if event["event"] in ENDS), None)
+    if end is None and (claim := taken_over(token, timeline)) is not None:
+        stalls = claim["detail"].get("stalls")
+        end = f"taken over by {_cell(claim['worker_id'])}, because {_CAUSES['stale']}; stall {stalls}"
     if token == found["fencing_token"]:
-        owner = owner or found["worker_id"] or found["completed_by"]
         end = end or _present(found)
-    by = f" by {cell(owner)}" if owner else ""
+    by = f" by {_cell(owner)}" if owner else ""
     notes = [_filled(_NOTES[event["event"]], event) for event in events if event["event"] in _NOTES]
     return "; ".join([f"run {token}{by}: {end or 'ended without a trace'}", *notes])
 
 
+def run_owner(token: int, found: Mapping[str, Any], timeline: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the worker that had a job at a token; None: nothing tells."""
+    events = (event for event in timeline if event["fencing_token"] == token)
+    owner = next(filter(None, map(_owner, events)), None)
+    if owner is None and (claim := taken_over(token, timeline)) is not None:
+        owner = claim["detail"]["owner"]
+    if owner is None and token == found["fencing_token"]:
+        owner = found["worker_id"] or found["completed_by"]
+    return owner
+
+
+def taken_over(token: int, timeline: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the claim that took a job from a silent owner, who had it at a token; None: none did."""
+    for event in timeline:
+        if event["fencing_token"] == token + 1 and event["event"] == "claimed":
+            return event if (event["detail"] or {}).get("owner") else None
+    return None
+
+
 def _owner(event: Mapping[str, Any]) -> str | None:
-    owner: str | None = (event["detail"] or {}).get("owner")
-    return event["worker_id"] if event["event"] in _BY_OWNER else owner
+    by_owner = event["event"] in _BY_OWNER
+    owner: str | None = event["worker_id"] if by_owner else (event["detail"] or {}).get("owner")
+    return owner
 
 
 def _end(event: Mapping[str, Any]) -> str:
     detail = event["detail"] or {}
     match event["event"]:
         case "reset":
-            cause = _CAUSES.get(str(detail.get("cause")), cell(detail.get("cause")))
+            cause = _CAUSES.get(str(detail.get("cause")), _cell(detail.get("cause")))
             if detail.get("reason") and detail.get("cause") in {"dead", "operator"}:
-                cause += f" ({cell(detail['reason'])})"
+                cause += f" ({_cell(detail['reason'])})"
             counted = f"stall {detail.get('stalls')}" if detail.get("counted") else "not counted as a stall"
-            return f"taken back by {cell(event['worker_id']) or 'an operator'}, because {cause}; {counted}"
+            return f"taken back by {_cell(event['worker_id']) or 'an operator'}, because {cause}; {counted}"
         case "failed":
-            reason = f" ({cell(detail['reason'])})" if detail.get("reason") else ""
-            return f"failed for good{reason}: {headline(event['error'])}"
+            reason = f" ({_cell(detail['reason'])})" if detail.get("reason") else ""
+            return f"failed for good{reason}: {_headline(event['error'])}"
         case name:
             return _filled(_ENTRIES[name], event)
 
@@ -149,3 +175,15 @@ def seconds_taken(job: Mapping[str, Any]) -> float | None:
         return None
     took: timedelta = job["finished_at"] - job["claimed_at"]
     return max(took.total_seconds(), 0.0)
+
+
+def _moment(time: datetime) -> str:
+    return f"{time.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else printable(str(value), _LONGEST_WORD)
+
+
+def _headline(text: str | None) -> str:
+    return _cell(text.strip().partition("\n")[0]) if text else ""

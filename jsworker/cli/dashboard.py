@@ -1,0 +1,143 @@
+"""``jsworker dashboard``: serves the web application that shows and repairs."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jsworker.cli.options import argument, new_app, option
+from jsworker.cli.output import print_line, remark
+from jsworker.client import JobClient
+from jsworker.core.exit_codes import WrongUsage
+from jsworker.core.names import shown
+from jsworker.core.settings import load_settings
+from jsworker.core.targets import load_processors
+
+if TYPE_CHECKING:
+    from jsworker.dashboard import Authorize
+
+_STATEMENT_SECONDS = 30.0
+"""People who act on many jobs wait longer than workers may."""
+
+app = new_app()
+
+
+@app.command()
+def dashboard(
+    targets: Annotated[
+        list[str] | None,
+        argument("MODULE:CLASS", "Processors whose models make the forms for payloads; MODULE: all of it."),
+    ] = None,
+    *,
+    host: Annotated[str, option("ADDRESS", "The address to listen on; default: 127.0.0.1.")] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        option("PORT", "Default: 8100, or a free port if that is taken; 0: a free port.", min=0, max=65_535),
+    ] = None,
+    logins: Annotated[
+        Path | None, option("FILE", "Ask for name and password; see --new-login for its lines.")
+    ] = None,
+    proxy_secret: Annotated[
+        Path | None,
+        option("FILE", "Take users from a proxy that sends this file's content as X-Jsworker-Secret."),
+    ] = None,
+    proxy_group: Annotated[
+        list[str] | None,
+        option("GROUP=RIGHTS", "What members of a group of the proxy's users may do; again for others."),
+    ] = None,
+    proxy_everybody: Annotated[
+        str | None, option("RIGHTS", "What users of no such group may do; default: nothing.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, option("NAME", "Answer to this host name alone; again for others.")
+    ] = None,
+    trace_url: Annotated[str | None, option("URL", "Where a trace is shown, with {trace_id} in it.")] = None,
+    new_login: Annotated[
+        str | None, option("NAME", "Ask for a password, print the line for --logins, and end.")
+    ] = None,
+    rights: Annotated[
+        str, option("RIGHTS", "Of --new-login: read, payloads, all, or actions, with commas.")
+    ] = "read",
+) -> None:
+    """Serve the dashboard: see jobs, failures, workers; retry, cancel, take back, enqueue.
+
+    Without a login it listens on this machine alone, and whoever uses a browser here may do everything.
+    Rights are `read`, `payloads` (see what jobs hold), `all`, or actions: retry, cancel, clear, priority,
+    reschedule, enqueue, pause, schedules, workflows, workers, dead-messages, repair. Needs the extra
+    "dashboard": pip install 'jsworker[dashboard]'.
+
+    Example: `jsworker dashboard --host 0.0.0.0 --logins logins.txt`
+    """
+    try:
+        from jsworker.dashboard import dashboard as new_dashboard  # noqa: PLC0415 -- an extra
+        from jsworker.dashboard.access import is_loopback  # noqa: PLC0415
+        from jsworker.dashboard.serving import address_of, listen, serve  # noqa: PLC0415
+    except ImportError as error:
+        raise WrongUsage(
+            f"jsworker dashboard needs {error.name}; install it: pip install 'jsworker[dashboard]'"
+        ) from None
+    if new_login is not None:
+        print_line(_line(new_login, rights))
+        return
+    authorize = _authorize(logins, proxy_secret, proxy_group, proxy_everybody)
+    if authorize is None and not is_loopback(host):
+        raise WrongUsage(
+            f"--host {host}: without a login the dashboard listens on this machine alone;"
+            " add --logins FILE or --proxy-secret FILE"
+        )
+
+    processors = [each for target in targets or () for each in load_processors(target)]
+
+    async def run() -> None:
+        settings = load_settings()
+        changed = {"statement_timeout": max(settings.statement_timeout, _STATEMENT_SECONDS)}
+        async with JobClient(settings.model_copy(update=changed)) as client:
+            listening = listen(host, port)
+            served = new_dashboard(
+                client,
+                authorize=authorize,
+                hosts=allow_host,
+                trace_url=trace_url,
+                processors=processors,
+            )
+            await serve(served, listening, started=lambda: remark(f"dashboard: {address_of(listening)}"))
+
+    asyncio.run(run())
+
+
+def _authorize(
+    logins: Path | None, proxy_secret: Path | None, groups: list[str] | None, everybody: str | None
+) -> "Authorize | None":
+    from jsworker.dashboard.login import PasswordFile, ProxyHeaders, access_named  # noqa: PLC0415 -- an extra
+
+    if logins is not None and proxy_secret is not None:
+        raise WrongUsage("--logins and --proxy-secret: one of them")
+    if logins is not None:
+        return PasswordFile(logins)
+    if proxy_secret is None:
+        if groups or everybody:
+            raise WrongUsage("--proxy-group and --proxy-everybody need --proxy-secret")
+        return None
+    try:
+        secret = proxy_secret.read_text().strip()
+        pairs = [each.rpartition("=") for each in groups or ()]
+        return ProxyHeaders(
+            secret,
+            groups={group: access_named(rights) for group, _, rights in pairs},
+            everybody=None if everybody is None else access_named(everybody),
+        )
+    except OSError as error:
+        raise WrongUsage(f"--proxy-secret {proxy_secret}: {error.strerror}") from None
+    except ValueError as error:
+        raise WrongUsage(str(error)) from None
+
+
+def _line(name: str, rights: str) -> str:
+    from jsworker.dashboard.login import login_line  # noqa: PLC0415 -- an extra
+
+    password = typer.prompt(f"Password of {shown(name)}", hide_input=True, confirmation_prompt=True, err=True)
+    try:
+        return login_line(name, password, rights)
+    except ValueError as error:
+        raise WrongUsage(str(error)) from None

@@ -1,0 +1,322 @@
+"""The application: its pages and actions in one table, and what every request passes."""
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+from starlette.applications import Starlette
+from starlette.datastructures import FormData, MutableHeaders, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from jsworker.client import JobClient
+from jsworker.core.errors import (
+    DatabaseUnavailable,
+    JobNotFound,
+    JsworkerError,
+    TransitionRefused,
+    UsageError,
+    WorkflowNotFound,
+)
+from jsworker.core.exit_codes import lines_of
+from jsworker.core.processor import JobProcessor
+from jsworker.dashboard.access import HEADERS, Access, Authorize, CsrfTokens, access_of, refusal
+from jsworker.dashboard.live import MOST_VIEWERS, EventStream, Poller
+from jsworker.dashboard.pages import (
+    audit,
+    dead_messages,
+    doctor,
+    enqueue,
+    failures,
+    job,
+    job_actions,
+    jobs,
+    keys,
+    kinds,
+    limit_actions,
+    overview,
+    schedules,
+    stacks,
+    workers,
+    workflows,
+)
+from jsworker.dashboard.visit import ActionRoute, Done, PageRoute, Question, Site, Visit
+
+PAGES: Final = (
+    PageRoute("/", "overview", overview.read, "overview.html", title="Overview"),
+    PageRoute("/jobs", "jobs", jobs.read, "jobs.html", title="Jobs"),
+    PageRoute("/jobs/{id:uuid}", "job", job.read, "job.html"),
+    PageRoute("/jobs/{id:uuid}/stack", "job-stack", stacks.read_job, "stack.html"),
+    PageRoute("/failures", "failures", failures.read, "failures.html", title="Failures"),
+    PageRoute("/kinds", "kinds", kinds.read, "kinds.html", title="Kinds"),
+    PageRoute("/keys", "keys", keys.read, "keys.html", title="Keys"),
+    PageRoute("/schedules", "schedules", schedules.read, "schedules.html", title="Schedules"),
+    PageRoute("/workflows", "workflows", workflows.read, "workflows.html", title="Workflows"),
+    PageRoute("/workflows/{id:uuid}", "workflow", workflows.read_one, "workflow.html"),
+    PageRoute("/workers", "workers", workers.read, "workers.html", title="Workers"),
+    PageRoute("/workers/stack", "worker-stack", stacks.read_worker, "stack.html"),
+    PageRoute(
+        "/dead-messages", "dead-messages", dead_messages.read, "dead_messages.html", title="Dead messages"
+    ),
+    PageRoute("/doctor", "doctor", doctor.read, "doctor.html", title="Doctor"),
+    PageRoute("/audit", "audit", audit.read, "audit.html", title="Audit"),
+)
+"""In the order of the navigation."""
+
+ACTIONS: Final = (
+    ActionRoute("/enqueue", "enqueue", "enqueue", enqueue.ask, enqueue.act),
+    *(
+        ActionRoute(
+            path.replace("VERB", verb),
+            f"{verb}-{of}",
+            verb,
+            partial(job_actions.ask, verb),
+            partial(job_actions.act, verb),
+        )
+        for verb in job_actions.VERBS
+        for of, path in (("jobs", "/jobs/VERB"), ("job", "/jobs/{id:uuid}/VERB"))
+    ),
+    *(
+        ActionRoute(
+            path.replace("VERB", verb),
+            name.replace("VERB", verb),
+            right,
+            partial(page.ask, verb),
+            partial(page.act, verb),
+        )
+        for path, name, right, page in (
+            ("/kinds/VERB", "VERB-kind", "pause", limit_actions),
+            ("/schedules/VERB", "VERB-schedule", "schedules", schedules),
+            ("/workflows/{id:uuid}/VERB", "VERB-workflow", "workflows", workflows),
+            ("/dead-messages/VERB", "VERB-messages", "dead-messages", dead_messages),
+        )
+        for verb in page.VERBS
+    ),
+    ActionRoute("/doctor/repair", "repair", "repair", doctor.ask, doctor.act),
+)
+"""Each with the right that it needs."""
+
+_log: Final = logging.getLogger(__name__)
+_FAULT: Final = "the dashboard failed; its log tells why"
+_STATIC: Final = Path(__file__).parent / "static"
+_ACCESS: Final = "jsworker.access"
+_SAID: Final = "jsworker-said"
+_SAID_SECONDS: Final = 30
+_LONGEST_SAID: Final = 500
+_MOST_FORM_BYTES: Final = 4 * 1024 * 1024
+_MOST_FIELDS: Final = 5_000
+_READS_AT_ONCE: Final = 3
+_IMMUTABLE: Final = "public, max-age=3600"
+
+
+def dashboard(
+    client: JobClient,
+    *,
+    authorize: Authorize | None = None,
+    hosts: Collection[str] | None = None,
+    read_seconds: float = 3.0,
+    trace_url: str | None = None,
+    processors: Iterable[type[JobProcessor[Any]] | JobProcessor[Any]] = (),
+) -> Starlette:
+    """Return the application, to be served alone or mounted in another: ``app.mount("/jobs", …)``.
+
+    Args:
+        client: open while requests come; the application needs no lifespan of its own.
+        authorize: says what the sender of a request may do. Without it the dashboard answers to browsers on
+            the same machine alone, which may do everything.
+        hosts: names of hosts, without ports, under which it answers; None: any, for ``authorize`` decides.
+        read_seconds: after which PostgreSQL ends a read; the page then says so.
+        trace_url: where a trace is shown, with ``{trace_id}`` in it.
+        processors: whose models make forms, by which jobs are enqueued; others are written as JSON.
+    """
+    app = Starlette(
+        routes=[
+            Mount("/static", StaticFiles(directory=_STATIC), name="static"),
+            *(Route(each.path, partial(_show, each), name=each.name) for each in PAGES),
+            *(
+                Route(each.path, partial(_act, each), name=each.name, methods=["GET", "POST"])
+                for each in ACTIONS
+            ),
+        ],
+        middleware=[
+            Middleware(_Guard, authorize=authorize, hosts=None if hosts is None else frozenset(hosts))
+        ],
+        exception_handlers={JsworkerError: _tell, HTTPException: _tell, Exception: _fail},
+    )
+    app.state.site = Site(
+        client=client,
+        reads=client.database.for_reading(seconds=read_seconds),
+        read_seconds=read_seconds,
+        poller=Poller(),
+        trace_url=trace_url,
+        processors={each.kind: each if isinstance(each, type) else type(each) for each in processors},
+        pages=PAGES,
+        app=app,
+    )
+    app.state.reading = asyncio.Semaphore(_READS_AT_ONCE)
+    return app
+
+
+async def _show(page: PageRoute, request: Request) -> Response:
+    """Answer with a page, or with the stream of its live part."""
+    visit, tokens = _visit(request, page.name)
+    if "text/event-stream" in request.headers.get("accept", ""):
+        return _stream(page, visit.for_all())
+    async with request.app.state.reading:
+        values = await visit.site.read(page, visit)
+    response = HTMLResponse(visit.site.render(page.template, visit, values))
+    tokens.remember(response)
+    if visit.said:
+        response.delete_cookie(_SAID, path="/", httponly=True, samesite="strict")
+    return response
+
+
+def _stream(page: PageRoute, visit: Visit) -> Response:
+    poller = visit.site.poller
+    if poller.viewers >= MOST_VIEWERS:
+        return refusal(503, "too many pages are open: this one does not renew itself")
+
+    async def render() -> str:
+        try:
+            return await visit.site.render_live(page, visit)
+        except JsworkerError as error:
+            line = _line(visit.site, error)
+        except Exception:  # noqa: BLE001 -- one page's fault must not end the others'
+            _log.exception("page %s", page.name)
+            line = _FAULT
+        return visit.site.render("stale.html", visit, {"line": line})
+
+    return EventStream(poller.follow(visit.what(), render))
+
+
+async def _act(action: ActionRoute, request: Request) -> Response:
+    """Ask whether something is to be done; or check who sent the form, and do it."""
+    visit, tokens = _visit(request, action.name)
+    if not visit.may(action.right):
+        return refusal(403, f"you may not do this: {action.right}")
+    if request.method == "POST":
+        length = request.headers.get("content-length", "")
+        if not (length.isascii() and length.isdigit() and int(length[:12]) <= _MOST_FORM_BYTES):
+            return refusal(413, f"a form must say its length, of at most {_MOST_FORM_BYTES} bytes")
+        form = await request.form(max_files=0, max_fields=_MOST_FIELDS, max_part_size=_MOST_FORM_BYTES)
+        if (refused := tokens.refused(request, visit.access, form.get("csrf"))) is not None:
+            return refused
+        if form.get("confirmed") == "yes":
+            done = await action.act(visit, form)
+            if isinstance(done, Done):
+                return _redirect(done)
+            return _question(visit, tokens, done)
+    else:
+        form = FormData(list[tuple[str, str | UploadFile]](request.query_params.multi_items()))
+    async with request.app.state.reading:
+        question = await action.ask(visit, form)
+    return _question(visit, tokens, question)
+
+
+def _question(visit: Visit, tokens: CsrfTokens, question: Question) -> Response:
+    page = visit.site.render("question.html", visit, {"question": question})
+    response = HTMLResponse(page, 422 if question.is_wrong else 200)
+    tokens.remember(response)
+    return response
+
+
+def _redirect(done: Done) -> Response:
+    response = RedirectResponse(done.to, 303)
+    says = quote(done.says[:_LONGEST_SAID])
+    response.set_cookie(_SAID, says, path="/", max_age=_SAID_SECONDS, httponly=True, samesite="strict")
+    return response
+
+
+def _visit(request: Request, name: str) -> tuple[Visit, CsrfTokens]:
+    access: Access = request.scope[_ACCESS]
+    tokens = CsrfTokens(request)
+    visit = Visit(
+        site=request.app.state.site,
+        page=name,
+        path=request.path_params,
+        query=tuple(request.query_params.multi_items()),
+        access=access,
+        root=request.scope.get("root_path", ""),
+        csrf=tokens.token(access),
+        said=unquote(request.cookies.get(_SAID, ""))[:_LONGEST_SAID],
+    )
+    return visit, tokens
+
+
+async def _tell(request: Request, error: Exception) -> Response:
+    """Answer with an error in one line."""
+    visit, _ = _visit(request, PAGES[0].name)
+    if isinstance(error, HTTPException):
+        status, line = error.status_code, error.detail
+    else:
+        status, line = _status(error), _line(visit.site, error)
+    return HTMLResponse(visit.site.render("error.html", visit, {"status": status, "line": line}), status)
+
+
+async def _fail(request: Request, error: Exception) -> Response:  # noqa: ARG001 -- a handler's shape
+    """Answer where the dashboard itself is at fault; the server logs the error."""
+    return PlainTextResponse(f"{_FAULT}\n", 500, HEADERS)
+
+
+def _status(error: Exception) -> int:
+    match error:
+        case JobNotFound() | WorkflowNotFound():
+            return 404
+        case TransitionRefused():
+            return 409
+        case UsageError():
+            return 400
+        case DatabaseUnavailable():
+            return 503
+    return 502
+
+
+def _line(site: Site, error: Exception) -> str:
+    if isinstance(error, DatabaseUnavailable) and ("57014" in str(error) or "did not answer" in str(error)):
+        return f"PostgreSQL took longer than {site.read_seconds:g} s for this: narrow it down, or try again"
+    return " ".join(lines_of(error)) if isinstance(error, JsworkerError) else str(error)
+
+
+class _Guard:
+    """Lets nobody in whom ``authorize`` does not know, and adds the headers of safety to every answer."""
+
+    def __init__(self, app: ASGIApp, authorize: Authorize | None, hosts: frozenset[str] | None) -> None:
+        self._app = app
+        self._authorize = authorize
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        is_file = False
+
+        async def send_safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                if is_file and message["status"] == 200:
+                    headers["cache-control"] = _IMMUTABLE
+            await send(message)
+
+        try:
+            found = await access_of(Request(scope), self._authorize, self._hosts)
+        except HTTPException as error:  # as many an authorize says no
+            found = PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
+        if isinstance(found, Response):
+            await found(scope, receive, send_safely)
+            return
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        is_file = path.startswith("/static/")
+        await self._app({**scope, _ACCESS: found}, receive, send_safely)

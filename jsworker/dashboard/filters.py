@@ -1,0 +1,179 @@
+"""How pages show values: times as distances, with the exact time on hover; numbers; durations; JSON."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from markupsafe import Markup
+
+from jsworker.core.names import printable, short_id
+from jsworker.core.priorities import PRIORITIES
+from jsworker.core.strict_json import plain
+from jsworker.ownership.pool import FarTime
+
+_UNITS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "m"))
+_LONGEST_LINE: Final = 200
+_TYPE: Final = re.compile(r"[A-Za-z_][\w.]{0,99}(?=:|$)", re.ASCII | re.MULTILINE)
+_NOTHING: Final = Markup('<span class="none">–</span>')
+_ICONS: Final = {
+    "scheduled": "◷",
+    "held": "‖",
+    "queued": "○",
+    "processing": "▶",
+    "completed": "✓",
+    "failed": "✕",
+    "cancelled": "⊘",
+}
+
+
+def duration(seconds: float | timedelta | None) -> str | Markup:
+    """Return a duration in its two largest units: ``3.2 s``, ``4 m 10 s``, ``2 h 5 m``, ``3 d 4 h``."""
+    if seconds is None:
+        return _NOTHING
+    left = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
+    if left < 1:
+        return f"{max(left, 0.0) * 1000:.3g} ms"
+    if left < 60:
+        return f"{left:.1f} s" if left < 10 else f"{left:.0f} s"
+    smaller = {"d": (3_600.0, "h"), "h": (60.0, "m"), "m": (1.0, "s")}
+    size, unit = next((size, unit) for size, unit in _UNITS if left >= size)
+    small, name = smaller[unit]
+    rest = int(left % size // small)
+    return f"{int(left // size)} {unit}" + (f" {rest} {name}" if rest else "")
+
+
+def ago(time: datetime | None) -> str | Markup:
+    """Return how long ago a time was, or in how long it will be; exact on hover."""
+    if time is None:
+        return _NOTHING
+    if isinstance(time, FarTime):
+        return str(time)
+    seconds = (datetime.now(UTC) - time).total_seconds()
+    distance = _coarse(abs(seconds))
+    words = "now" if abs(seconds) < 1 else f"{distance} ago" if seconds > 0 else f"in {distance}"
+    return _time(time, words)
+
+
+def since(time: datetime | None) -> str | Markup:
+    """Return how long something has lasted since a time; exact on hover."""
+    if time is None or isinstance(time, FarTime):
+        return ago(time)
+    return _time(time, str(duration(max((datetime.now(UTC) - time).total_seconds(), 0.0))))
+
+
+def exact(time: datetime | None) -> str | Markup:
+    """Return a time to the millisecond, in UTC."""
+    if time is None or isinstance(time, FarTime):
+        return ago(time)
+    return _time(time, _moment(time))
+
+
+def _time(time: datetime, words: str) -> Markup:
+    stored = time.astimezone(UTC)
+    form = Markup('<time datetime="{}" title="{}">{}</time>')
+    return form.format(stored.isoformat(), f"{_moment(stored)} UTC", words)
+
+
+def _moment(time: datetime) -> str:
+    stored = time.astimezone(UTC)
+    return f"{stored:%Y-%m-%d %H:%M:%S}.{stored.microsecond // 1000:03d}"
+
+
+def _coarse(seconds: float) -> str:
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{int(seconds)} s"
+
+
+def number(value: float | None) -> str | Markup:
+    """Return a number with thousands apart; fractions below 10."""
+    if value is None:
+        return _NOTHING
+    is_small = isinstance(value, float) and 0 < abs(value) < 10 and value != int(value)
+    return f"{value:.1f}" if is_small else f"{value:,.0f}".replace(",", "\u202f")
+
+
+def plural(count: int, what: str) -> str:
+    """Return how many there are: ``1 job``, ``2 jobs``."""
+    return f"{number(count)} {what}" + ("" if count == 1 else "s")
+
+
+def sparkline(values: Sequence[int]) -> Markup:
+    """Return a row of small bars, the last value at the right; the numbers are its title."""
+    most = max(values, default=0) or 1
+    height, width = 20, 4
+    bars = Markup().join(
+        Markup('<rect x="{}" y="{}" width="{}" height="{}"/>').format(
+            place * width, height - tall, width - 1, tall
+        )
+        for place, value in enumerate(values)
+        if (tall := max(round(value / most * height), 1 if value else 0))
+    )
+    form = Markup(
+        '<svg class="sparkline" viewBox="0 0 {} {}" width="{}" height="{}"><title>{}</title>{}</svg>'
+    )
+    last = number(values[-1] if values else 0)
+    total = f"{number(sum(values))} in {len(values)} hours, {last} in the last"
+    return form.format(len(values) * width, height, len(values) * width, height, total, bars)
+
+
+def at_most(value: int, bound: int) -> str:
+    """Return a number that was counted no further than to a bound."""
+    return f"{number(value)}+" if value >= bound else str(number(value))
+
+
+def state(status: str) -> Markup:
+    """Return a status with its sign and its colour."""
+    known = status if status in _ICONS else "unknown"
+    form = Markup('<span class="state state-{}"><span aria-hidden="true">{}</span> {}</span>')
+    return form.format(known, _ICONS.get(status, "?"), "running" if status == "processing" else status)
+
+
+def line(text: object) -> str | Markup:
+    """Return text for one line."""
+    return _NOTHING if text is None or text == "" else printable(str(text).strip(), _LONGEST_LINE)
+
+
+def headline(text: str | None) -> str | Markup:
+    """Return the first line of an error; see ``line``."""
+    return line((text or "").strip().partition("\n")[0])
+
+
+def error_shown(text: str | None, *, payloads: bool) -> str | None:
+    """Return an error; for who may not see payloads its type alone, for its message may hold parts of one."""
+    if payloads or text is None:
+        return text
+    found = _TYPE.match(text.strip())
+    return found[0] if found else "an error"
+
+
+def as_json(value: Any) -> str:
+    """Return a value as indented JSON."""
+    return json.dumps(value, indent=2, ensure_ascii=False, default=lambda other: str(plain(other)))
+
+
+def priority(value: int | str) -> str:
+    """Return the name of a priority."""
+    return PRIORITIES[value] if isinstance(value, int) else value
+
+
+FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
+    "ago": ago,
+    "as_json": as_json,
+    "at_most": at_most,
+    "duration": duration,
+    "exact": exact,
+    "headline": headline,
+    "line": line,
+    "number": number,
+    "plural": plural,
+    "sparkline": sparkline,
+    "priority": priority,
+    "short_id": short_id,
+    "since": since,
+    "state": state,
+}
+"""By the names that templates use."""

@@ -1,0 +1,199 @@
+"""Logins that come with the dashboard: a file of hashed passwords, and a proxy that has asked already."""
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from jsworker.core.errors import SettingsError
+from jsworker.core.names import shown
+from jsworker.dashboard.access import ACTIONS, Access
+
+_COST, _BLOCK, _PARALLEL = 2**15, 8, 1
+_MEMORY_BYTES: Final = 64 * 1024 * 1024
+_MOST_REMEMBERED: Final = 1000
+_FIELDS: Final = 3
+_PROOF: Final = "x-jsworker-secret"
+_LEAST_SECRET: Final = 16
+
+
+def access_named(rights: str, name: str = "unnamed") -> Access:
+    """Return the access that words separated by commas name: ``read``, ``payloads``, ``all``, or actions.
+
+    ``all`` is every action, and payloads. Raises ValueError for another word.
+    """
+    words = {word.strip() for word in rights.split(",")} - {""}
+    unknown = words - ACTIONS - {"read", "all", "payloads"}
+    if unknown or not words:
+        known = ", ".join(["read", "payloads", "all", *sorted(ACTIONS)])
+        raise ValueError(f"rights {shown(rights)} must be of these, separated by commas: {known}")
+    everything = "all" in words
+    actions = ACTIONS if everything else words & ACTIONS
+    return Access(actions, payloads=everything or "payloads" in words, name=name)
+
+
+def login_line(name: str, password: str, rights: str) -> str:
+    """Return the line of a password file for a login: its name, the hash of its password, its rights.
+
+    Raises ValueError for a name or rights that a line cannot hold.
+    """
+    if not name.isprintable() or not name.strip() or ":" in name:
+        raise ValueError(f"login {shown(name)} must be printable characters without a colon")
+    access_named(rights)
+    salt = secrets.token_bytes(16)
+    return f"{name}:scrypt${_text(salt)}${_text(_hashed(password, salt))}:{rights}"
+
+
+class PasswordFile:
+    """Asks for name and password, and finds them in a file with a line for each login; see ``login_line``.
+
+    A file that has changed is read again. Lines that begin with # are left out. Use it behind HTTPS alone.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        """Read the file; SettingsError: it cannot be read, or a line is wrong."""
+        self._path = Path(path)
+        self._changed_at = 0
+        self._logins: dict[str, tuple[bytes, bytes, Access]] = {}
+        self._key = secrets.token_bytes(32)
+        self._known: dict[bytes, Access] = {}
+        # Each check takes 32 MiB and a tenth of a second.
+        self._one_at_a_time = asyncio.Lock()
+        self._read()
+
+    async def __call__(self, request: Request) -> Access | Response:
+        """Return what the login of a request may do, or the question for one."""
+        name, password = _credentials(request.headers.get("authorization", ""))
+        if name and (found := await self._checked(name, password)):
+            return found
+        challenge = {"www-authenticate": 'Basic realm="jsworker", charset="UTF-8"'}
+        return PlainTextResponse("log in\n", 401, challenge)
+
+    async def _checked(self, name: str, password: str) -> Access | None:
+        if self._path.stat().st_mtime_ns != self._changed_at:
+            self._read()
+        # A browser sends its login with every request.
+        seen = hmac.new(self._key, f"{name}:{password}".encode(), hashlib.sha256).digest()
+        if (known := self._known.get(seen)) is not None:
+            return known
+        salt, wanted, access = self._logins.get(name, (b"", b"", Access.READ))
+        async with self._one_at_a_time:
+            # As long for a name that there is not.
+            found = await asyncio.to_thread(_hashed, password, salt or self._key[:16])
+        if not hmac.compare_digest(found, wanted):
+            return None
+        if len(self._known) >= _MOST_REMEMBERED:
+            self._known.clear()
+        self._known[seen] = access
+        return access
+
+    def _read(self) -> None:
+        try:
+            self._changed_at = self._path.stat().st_mtime_ns
+            lines = self._path.read_text().splitlines()
+        except OSError as error:
+            raise SettingsError(f"logins {self._path}: {error.strerror}") from None
+        self._logins = dict(
+            _login(f"{self._path}, line {number}", line)
+            for number, line in enumerate(lines, 1)
+            if line.strip() and not line.startswith("#")
+        )
+        self._known.clear()
+
+
+class ProxyHeaders:
+    """Takes the user from a proxy that has asked an identity provider, as oauth2-proxy does.
+
+    The proxy proves itself by the header ``X-Jsworker-Secret``, without which nobody is let in. It must
+    remove
+    that header and those of the user, from what it gets.
+    """
+
+    def __init__(
+        self,
+        secret: str,
+        *,
+        groups: Mapping[str, Access] | None = None,
+        everybody: Access | None = None,
+        user_header: str = "x-forwarded-user",
+        groups_header: str = "x-forwarded-groups",
+    ) -> None:
+        """Say who may what.
+
+        Args:
+            secret: what the proxy sends; at least 16 characters.
+            groups: the access of members of groups, of which several add up.
+            everybody: the access of users of no such group; None: none.
+            user_header, groups_header: where the proxy names the user, and the groups separated by commas.
+
+        Raises:
+            SettingsError: the secret is too short.
+        """
+        if len(secret) < _LEAST_SECRET:
+            raise SettingsError(f"the secret of the proxy must have at least {_LEAST_SECRET} characters")
+        self._secret = secret.encode()
+        self._groups = dict(groups or {})
+        self._everybody = everybody
+        self._headers = user_header, groups_header
+
+    def __call__(self, request: Request) -> Access | None:
+        """Return what the user of a request may do; None: nothing, or it did not come by the proxy."""
+        given = request.headers.getlist(_PROOF)
+        if len(given) != 1 or not hmac.compare_digest(given[0].encode(), self._secret):
+            return None
+        user, groups = (request.headers.get(name, "") for name in self._headers)
+        if not user:
+            return None
+        member_of = {group.strip() for group in groups.split(",")}
+        held = [access for group, access in self._groups.items() if group in member_of]
+        if not held and self._everybody is not None:
+            held = [self._everybody]
+        return _together(held, user) if held else None
+
+
+def _together(held: Iterable[Access], name: str) -> Access:
+    several = list(held)
+    actions = frozenset[str]().union(*(access.actions for access in several))
+    return Access(actions, payloads=any(access.payloads for access in several), name=name)
+
+
+def _login(where: str, line: str) -> tuple[str, tuple[bytes, bytes, Access]]:
+    parts = line.strip().split(":")
+    if len(parts) == _FIELDS and parts[1].count("$") == _FIELDS - 1 and parts[1].startswith("scrypt$"):
+        name, (_, salt, wanted) = parts[0], parts[1].split("$")
+        try:
+            return name, (_bytes(salt), _bytes(wanted), access_named(parts[2], name))
+        except ValueError as error:
+            raise SettingsError(f"{where}: {error}") from None
+    raise SettingsError(f"{where}: must be as `jsworker dashboard --new-login NAME` prints it")
+
+
+def _credentials(header: str) -> tuple[str, str]:
+    scheme, _, encoded = header.partition(" ")
+    if scheme.lower() != "basic":
+        return "", ""
+    try:
+        name, _, password = base64.b64decode(encoded, validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError, ValueError):
+        return "", ""
+    return name, password
+
+
+def _hashed(password: str, salt: bytes) -> bytes:
+    return hashlib.scrypt(password.encode(), salt=salt, n=_COST, r=_BLOCK, p=_PARALLEL, maxmem=_MEMORY_BYTES)
+
+
+def _text(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)

@@ -1,0 +1,95 @@
+"""The doctor's checks, made when somebody asks for them, and its repairs."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from starlette.applications import Starlette
+from starlette.datastructures import FormData
+
+from jsworker.dashboard.visit import Done, Question, Visit
+from jsworker.doctor.checks import examine
+from jsworker.doctor.finding import Finding, error
+from jsworker.doctor.gather import gather
+from jsworker.doctor.repairs import repair
+from jsworker.ownership.transitions.audit import AuditEntry
+
+_LONGEST_SECONDS: Final = 10.0
+_KEPT_SECONDS: Final = 10.0
+_AREAS: Final = {"postgresql": "PostgreSQL", "nats": "NATS"}
+
+
+class _Examination:
+    """One examination at a time, whoever asks: a page that waits keeps others from reading."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._found: list[Finding] = []
+        self._at = float("-inf")
+
+    async def findings(self, visit: Visit) -> list[Finding] | None:
+        """Return what all checks find, or have found a moment ago; None: they are just being made."""
+        if self._lock.locked():
+            return None
+        async with self._lock:
+            if time.monotonic() - self._at > _KEPT_SECONDS:
+                self._found = await _examine(visit)
+                self._at = time.monotonic()
+            return self._found
+
+
+_EXAMINATIONS: WeakKeyDictionary[Starlette, _Examination] = WeakKeyDictionary()
+
+
+async def read(visit: Visit) -> Mapping[str, Any]:
+    """Return the findings, if they are asked for."""
+    if visit.get("examine") != "yes":
+        return {"areas": None, "counts": {}, "is_busy": False}
+    examination = _EXAMINATIONS.setdefault(visit.site.app, _Examination())
+    areas: dict[str, list[Finding]] = {}
+    counts = dict.fromkeys(("error", "warning", "info", "ok"), 0)
+    found = await examination.findings(visit)
+    for finding in found or ():
+        area = finding.check.partition(".")[0]
+        areas.setdefault(_AREAS.get(area, area.title()), []).append(finding)
+        counts[finding.level] += 1
+    return {"areas": None if found is None else areas, "counts": counts, "is_busy": found is None}
+
+
+async def _examine(visit: Visit) -> list[Finding]:
+    try:
+        async with asyncio.timeout(_LONGEST_SECONDS):
+            return examine(await gather(visit.site.client.settings))
+    except TimeoutError:
+        says = f"the examination took longer than {_LONGEST_SECONDS:g} s and was ended"
+        late = error(says, "Run `jsworker doctor`, which waits for as long as it takes.")
+        return [late._replace(check="doctor.time")]
+
+
+async def ask(visit: Visit, form: FormData) -> Question:
+    """Return the question before the doctor mends what is safe to mend."""
+    del form
+    return Question(
+        verb="Repair",
+        says="Stream and consumers are made or changed as a worker does at its start, what is overdue is"
+        " queued and published, and workers try refused rows again at once.",
+        values=[],
+        back=visit.url("doctor", {"examine": "yes"}),
+    )
+
+
+async def act(visit: Visit, form: FormData) -> Done:
+    """Mend what is safe to mend, and say what was done."""
+    del form
+    client = visit.site.client
+    async with asyncio.timeout(2 * _LONGEST_SECONDS):
+        done = await repair(await gather(client.settings))
+    entry = AuditEntry("doctor.repair", {"checks": [each.check for each in done]}, actor=visit.access.name)
+    changed = sum(each.level == "ok" and each.check != "fix.nothing" for each in done)
+    await client.database.in_transaction(
+        lambda opened: entry.note(opened, changed=changed, others=len(done) - changed)
+    )
+    _EXAMINATIONS.pop(visit.site.app, None)
+    return Done("; ".join(each.says for each in done), visit.url("doctor", {"examine": "yes"}))

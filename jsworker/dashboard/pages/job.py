@@ -1,0 +1,81 @@
+"""A job: its state, who owns it, its story, and what it holds."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+from jsworker.client import JobDetails, JobEvent
+from jsworker.core.contents import is_encoded_value
+from jsworker.core.errors import JobNotFound
+from jsworker.dashboard.filters import as_json, error_shown
+from jsworker.dashboard.pages.jobs import acts_on
+from jsworker.dashboard.timeline_picture import timeline_picture, timeline_table
+from jsworker.dashboard.timeline_story import job_story
+from jsworker.dashboard.visit import Visit
+from jsworker.ownership.queries import listing
+from jsworker.ownership.queries.workflow_listing import place_of
+from jsworker.ownership.transitions.steps import steps_of
+
+_LONGEST: Final = 64 * 1024
+_TRACE: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a job holds, as it is shown: text, or why there is none."""
+
+    name: str
+    text: str = ""
+    hidden: str = ""
+
+
+async def read(visit: Visit) -> Mapping[str, Any]:
+    """Return everything about a job that the viewer may see."""
+    reads, job_id = visit.site.reads, UUID(str(visit.path["id"]))
+    row = await listing.get_job(reads, job_id)
+    if row is None:
+        raise JobNotFound(f"no job has id {job_id}")
+    payloads = visit.access.payloads
+    row = {**row, "last_error": error_shown(row["last_error"], payloads=payloads)}
+    events = [
+        JobEvent.of_row({**event, "error": error_shown(event["error"], payloads=payloads)})
+        for event in await listing.timeline(reads, job_id)
+    ]
+    job = JobDetails.of_row(row)
+    story = job_story(job, events)
+    steps = await steps_of(reads, job_id)
+    node = None if row["batch_id"] is None else await place_of(reads, row["batch_id"])
+    return {
+        "job": job,
+        "acts": [name for name in acts_on(row["status"]) if visit.may(name)],
+        "picture": timeline_picture(story),
+        "table": timeline_table(story),
+        "steps": [{**step, "shown": content("result", step["result"], payloads=payloads)} for step in steps],
+        "contents": [
+            content(name, row[name], payloads=payloads)
+            for name in ("payload", "result", "checkpoint")
+            if row[name] is not None
+        ],
+        "node": node,
+        "trace": trace_id(row["traceparent"]),
+    }
+
+
+def content(name: str, value: Any, *, payloads: bool) -> Content:
+    """Return what may be shown of a stored value; an encoded one never is."""
+    if is_encoded_value(value):
+        return Content(name, hidden="encrypted")
+    if not payloads:
+        return Content(name, hidden="you may not see what jobs hold")
+    text = as_json(value)
+    if len(text) > _LONGEST:
+        return Content(name, text[:_LONGEST], hidden=f"cut: it takes {len(text):,} characters")
+    return Content(name, text)
+
+
+def trace_id(traceparent: str | None) -> str | None:
+    """Return the trace that a job was enqueued in."""
+    found = _TRACE.fullmatch(traceparent or "")
+    return found[1] if found else None

@@ -1,0 +1,228 @@
+"""What is done to jobs: retry, cancel, take back, priority, reschedule; to one, some, or all that match."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+from starlette.datastructures import FormData
+
+from jsworker.client.selected_jobs import REASON_CHARACTERS, SelectedJobs
+from jsworker.client.terms import instant_of
+from jsworker.core.names import printable
+from jsworker.core.priorities import PRIORITIES, priority_number
+from jsworker.dashboard.filters import number, plural
+from jsworker.dashboard.pages.jobs import NAMES, POSSIBLE, JobSearch, instant
+from jsworker.dashboard.visit import Done, Question, Visit, WrongFilter
+from jsworker.ownership.queries import listing
+from jsworker.ownership.transitions import control, priorities, reset
+from jsworker.ownership.transitions.audit import AuditEntry
+from jsworker.ownership.transitions.reschedule import reschedule_all
+
+_CLEARED: Final = (
+    "Running jobs are taken from their workers and queued again; what their workers still write is refused."
+    " These runs do not count as attempts."
+)
+VERBS: Final[Mapping[str, tuple[str, str, str]]] = {
+    "retry": ("Retry", "retried", "Jobs go back into the queue, their counters at zero; steps stay done."),
+    "cancel": (
+        "Cancel",
+        "cancelled",
+        "Waiting jobs are cancelled at once; running ones are asked to stop with their next heartbeat.",
+    ),
+    "clear": ("Take back", "taken back", _CLEARED),
+    "priority": ("Set the priority of", "moved", "Waiting jobs go to another lane; those that run go on."),
+    "reschedule": (
+        "Reschedule",
+        "rescheduled",
+        "Jobs that wait for a time wait for this one; one that has passed lets them begin.",
+    ),
+}
+"""The verb, the participle, and what will happen."""
+_MOST_NAMED: Final = 1_000
+_SHOWN: Final = 2
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """How many jobs were changed, and why others were not."""
+
+    changed: int = 0
+    refused: list[str] = field(default_factory=list)
+
+    def add(self, changed: int, refused: Mapping[UUID, str]) -> None:
+        self.changed += changed
+        self.refused += refused.values()
+
+    def says(self, participle: str) -> str:
+        line = f"{plural(self.changed, 'job')} {participle}"
+        if not self.refused:
+            return line
+        return f"{line}; {number(len(self.refused))} refused: {'; '.join(self.refused[:_SHOWN])}"
+
+
+async def ask(verb: str, visit: Visit, form: FormData) -> Question:
+    """Return the question before jobs are acted on, with how many they are."""
+    word, _, says = VERBS[verb]
+    ids = _ids(visit, form)
+    if ids:
+        values = [("id", str(each)) for each in ids]
+        jobs, is_all = len(ids), True
+    else:
+        values = [("all", "yes"), *((name, str(form[name])) for name in NAMES if form.get(name))]
+        jobs, is_all = 0, True
+        for selected in _selected(verb, visit, form):
+            found = await selected.count()
+            jobs, is_all = jobs + found.jobs, is_all and found.is_all
+    many = plural(jobs, "job") if is_all else f"at least {plural(jobs, 'job')}"
+    return Question(
+        verb=f"{word} {many}",
+        says=says,
+        values=values,
+        back=_back(visit, form),
+        fields=f"fields_{verb}.html" if verb in {"clear", "priority", "reschedule"} else None,
+        names={"priorities": PRIORITIES, "longest": REASON_CHARACTERS},
+        is_harmful=verb in {"cancel", "clear"},
+        is_possible=jobs > 0,
+    )
+
+
+async def act(verb: str, visit: Visit, form: FormData) -> Done:
+    """Act on jobs, and say how many were changed."""
+    outcome, how = _Outcome(), _how(verb, form)
+    ids, actor = _ids(visit, form), visit.access.name
+    if ids:
+        await _act_on(visit, verb, ids, how, outcome)
+    else:
+        for selected in _selected(verb, visit, form):
+            done = await _ACTS[verb](selected, how, actor)
+            outcome.add(done.changed, done.refused)
+    return Done(outcome.says(VERBS[verb][1]), _back(visit, form))
+
+
+async def _retry(selected: SelectedJobs, how: Any, actor: str) -> Any:
+    del how
+    return await selected.retry(actor=actor)
+
+
+async def _cancel(selected: SelectedJobs, how: Any, actor: str) -> Any:
+    del how
+    return await selected.cancel(actor=actor)
+
+
+async def _clear(selected: SelectedJobs, how: Any, actor: str) -> Any:
+    return await selected.clear(how, actor=actor)
+
+
+async def _priority(selected: SelectedJobs, how: Any, actor: str) -> Any:
+    return await selected.set_priority(how, actor=actor)
+
+
+async def _reschedule(selected: SelectedJobs, how: Any, actor: str) -> Any:
+    return await selected.reschedule(how, actor=actor)
+
+
+_ACTS: Final = {
+    "retry": _retry,
+    "cancel": _cancel,
+    "clear": _clear,
+    "priority": _priority,
+    "reschedule": _reschedule,
+}
+
+
+async def _act_on(visit: Visit, verb: str, ids: Sequence[UUID], how: Any, outcome: _Outcome) -> None:
+    """Act on jobs that are named, with one entry in the audit."""
+    client, database = visit.site.client, visit.site.client.database
+    entry = AuditEntry.of_jobs(verb, ids, actor=visit.access.name)
+    match verb:
+        case "retry":
+            retried = await control.retry_all(database, ids, entry=entry)
+            outcome.add(len(retried.retried), retried.refused)
+        case "cancel":
+            cancelled = await control.cancel(database, ids, entry=entry)
+            ended = {each: f"job {each} is {status} already" for each, status in cancelled.final.items()}
+            unknown = {each: f"job {each} does not exist" for each in cancelled.unknown}
+            outcome.add(
+                len(cancelled.cancelled) + len(cancelled.requested), cancelled.refused | ended | unknown
+            )
+        case "clear":
+            seen = await listing.look_up(database, list(ids))
+            running = [(each.id, each.fencing_token) for each in seen.values() if each.status == "processing"]
+            taken = await reset.reset_by_operator(database, seen=running, reason=how, entry=entry)
+            done = {each.id for each in taken.resets}
+            why = {each: f"job {each} does not run, or its worker writes it right now" for each in ids}
+            outcome.add(len(done), {each: line for each, line in why.items() if each not in done})
+        case "priority":
+            moved = await priorities.set_priorities(database, ids, priority_number(how), entry=entry)
+            outcome.add(len(moved.changed), moved.refused)
+        case "reschedule":
+            put_off = await reschedule_all(database, ids, how, entry=entry)
+            outcome.add(len(put_off.changed), put_off.refused)
+    await entry.end(database, matched=len(ids))
+    await client.publish_pending()
+
+
+def _ids(visit: Visit, form: FormData) -> list[UUID]:
+    """Return the jobs that are named, by the address or by the form; none: all that match are meant."""
+    if "id" in visit.path:
+        return [visit.path["id"]]
+    if form.get("all"):
+        return []
+    given = [str(each) for each in form.getlist("id")][:_MOST_NAMED]
+    if not given:
+        raise WrongFilter("no job was chosen: tick some, or all that match")
+    try:
+        return list(dict.fromkeys(map(UUID, given)))
+    except ValueError:
+        raise WrongFilter("a job's id must be a UUID") from None
+
+
+def _selected(verb: str, visit: Visit, form: FormData) -> list[SelectedJobs]:
+    given = {name: str(form.get(name) or "") for name in NAMES}
+    search = JobSearch.of(given, payloads=visit.access.payloads)
+    statuses = [each for each in POSSIBLE[verb] if search.status in (None, each)]
+    if verb == "retry" and search.status is None:
+        statuses = ["failed"]  # who cancelled a job wanted it so
+    if not statuses:
+        raise WrongFilter(
+            f"status={search.status}: {verb} acts on jobs that are {' or '.join(POSSIBLE[verb])}"
+        )
+    try:
+        return [
+            visit.site.client.select(
+                status=status, kind=search.kind, priority=search.priority, **search.conditions()
+            )
+            for status in statuses
+        ]
+    except ValueError as error:
+        raise WrongFilter(str(error)) from None
+
+
+def _how(verb: str, form: FormData) -> Any:
+    """Return what the answer holds besides: a reason, a priority or a time."""
+    try:
+        match verb:
+            case "clear":
+                reason = printable(str(form.get("reason") or "").strip(), REASON_CHARACTERS)
+                if not reason:
+                    raise WrongFilter("a reason is needed: the next run of the job finds it")
+                return reason
+            case "priority":
+                name = str(form.get("to") or "")
+                priority_number(name)
+                return name
+            case "reschedule":
+                found = instant("run_at", str(form.get("run_at") or ""))
+                if found is None:
+                    raise WrongFilter("a time is needed")
+                return instant_of("run_at", found)
+    except ValueError as error:
+        raise WrongFilter(str(error)) from None
+    return None
+
+
+def _back(visit: Visit, form: FormData) -> str:
+    if "id" in visit.path:
+        return visit.url("job", id=visit.path["id"])
+    return visit.url("jobs", {name: form.get(name) or None for name in NAMES})

@@ -1,0 +1,73 @@
+"""Kinds: what waits and runs of each, who serves it, and what limits it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from jsworker.dashboard.visit import Visit
+from jsworker.ownership.queries import job_report
+from jsworker.ownership.queries.status import BOUND, KindState, read_status
+from jsworker.ownership.transitions.limits import list_limits
+
+_KINDS: Final = 100
+
+
+@dataclass(slots=True)
+class KindLine:
+    """A kind as it is shown.
+
+    Attributes:
+        state: its jobs.
+        limit: its limits, as ``Limits.list`` returns them; None: it has none.
+        keys: limit keys of it that are set, paused or used.
+        slots: of the live workers that serve it.
+        versions: theirs.
+        declared: different limits that the code of live workers has.
+        without_timeout: whether the code of a live worker limits its runs by nothing of its own.
+    """
+
+    state: KindState
+    limit: Mapping[str, Any] | None = None
+    keys: int = 0
+    slots: int = 0
+    versions: set[str] = field(default_factory=set)
+    declared: list[str] = field(default_factory=list)
+    without_timeout: bool = False
+
+
+async def read(visit: Visit) -> Mapping[str, Any]:
+    """Return the first kinds, or those behind one."""
+    reads = visit.site.reads
+    status = await read_status(reads, limit=_KINDS, after=visit.get("after"))
+    lines = {each.kind: KindLine(each) for each in status.kinds}
+    for limit in await list_limits(reads, all_keys=False):
+        line = lines.get(limit["kind"])
+        if line is None:
+            continue
+        if limit["key"]:
+            line.keys += 1
+        else:
+            line.limit = limit
+    for worker in await reads.run(job_report.WORKERS):
+        for kind in worker.kinds if worker.alive else ():
+            if (line := lines.get(kind)) is not None:
+                _add_worker(line, kind, worker)
+    enqueues = visit.may("enqueue")
+    return {"lines": list(lines.values()), "after": status.after, "bound": BOUND, "enqueues": enqueues}
+
+
+def _add_worker(line: KindLine, kind: str, worker: Any) -> None:
+    line.slots += worker.concurrency
+    line.versions.add(worker.version)
+    line.without_timeout |= kind in worker.kinds_without_timeout
+    declared = in_words((worker.limits or {}).get(kind) or {})
+    if declared and declared not in line.declared:
+        line.declared.append(declared)
+
+
+def in_words(limit: Mapping[str, Any]) -> str:
+    """Return numbers of a limit in words; empty: nothing is limited."""
+    running = "" if limit.get("max_running") is None else f"{limit['max_running']} at once"
+    rate = "" if limit.get("rate") is None else f"{limit['rate']} in {limit['per']:g} s"
+    each = f" for each {limit['key']}" if limit.get("key") else ""
+    return ", ".join(filter(None, (running, rate))) + each

@@ -1,0 +1,108 @@
+"""What is done to kinds and keys: pause, resume, set and reset limits."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from starlette.datastructures import FormData
+
+from jsworker.client.terms import LONGEST_DELAY
+from jsworker.core.limits import Limit, Rate
+from jsworker.core.names import printable, shown
+from jsworker.dashboard.pages.kinds import in_words
+from jsworker.dashboard.visit import Done, Question, Visit, WrongFilter
+
+_LIMITS: Final = (
+    "They take the place of those of its class until they are reset; runs that are under way go on."
+    " What is left empty is not limited; of a key, it is as for its kind."
+)
+VERBS: Final[Mapping[str, tuple[str, str]]] = {
+    "pause": ("Pause", "No job of it begins until it is resumed; running ones go on."),
+    "resume": ("Resume", "Its jobs begin again."),
+    "set-limits": ("Set the limits of", _LIMITS),
+    "reset-limits": ("Reset the limits of", "Those of its class come back with the next worker that starts."),
+}
+"""The verb, and what will happen."""
+_SHOWN: Final = 100
+
+
+async def ask(verb: str, visit: Visit, form: FormData) -> Question:
+    """Return the question before a kind or a key is paused, resumed or limited."""
+    word, says = VERBS[verb]
+    kind, key = _target(form)
+    now = await visit.site.client.limits.numbers(kind, key=key)
+    if verb.endswith("limits"):
+        says = f"{says} Now: {in_words(now._asdict()) or 'not limited'}."
+    values = [("kind", kind), *([] if key is None else [("key", key)])]
+    return Question(
+        verb=f"{word} {_named(kind, key)}",
+        says=says,
+        values=values,
+        back=_back(visit, kind, key),
+        fields={"pause": "fields_pause.html", "set-limits": "fields_limits.html"}.get(verb),
+        names={"now": now, "longest": int(LONGEST_DELAY)},
+        is_harmful=verb == "pause",
+    )
+
+
+async def act(verb: str, visit: Visit, form: FormData) -> Done:
+    """Pause, resume, set or reset."""
+    kind, key = _target(form)
+    client, actor, named = visit.site.client, visit.access.name, _named(kind, key)
+    match verb:
+        case "pause":
+            seconds = _number(form, "seconds", least=1, most=LONGEST_DELAY)
+            until = None if seconds is None else datetime.now(UTC) + timedelta(seconds=seconds)
+            reason = str(form.get("reason") or "").strip() or None
+            await client.pause(kind, key, until=until, reason=reason, actor=actor)
+            says = f"{named} is paused"
+        case "resume":
+            await client.resume(kind, key, actor=actor)
+            says = f"{named} goes on"
+        case "set-limits":
+            await client.limits.set(kind, *_numbers(form), key=key, actor=actor)
+            says = f"{named}: {in_words((await client.limits.numbers(kind, key=key))._asdict())}"
+        case _:
+            await client.limits.reset(kind, key=key, actor=actor)
+            says = f"{named}: its limits are reset"
+    return Done(says, _back(visit, kind, key))
+
+
+def _target(form: FormData) -> tuple[str, str | None]:
+    kind, key = str(form.get("kind") or ""), form.get("key")
+    if not kind:
+        raise WrongFilter("a kind is needed")
+    return kind, None if key is None or key == "" else str(key)
+
+
+def _numbers(form: FormData) -> list[Limit | Rate]:
+    running, rate = (_number(form, name, least=1, most=1_000_000) for name in ("running", "rate"))
+    per = _number(form, "per", least=0.001, most=LONGEST_DELAY)
+    if running is None and rate is None:
+        raise WrongFilter("a number at once, a rate, or both are needed")
+    try:
+        limit = [] if running is None else [Limit(int(running))]
+        return [*limit, *([] if rate is None else [Rate(int(rate), per=per or 1.0)])]
+    except ValueError as error:
+        raise WrongFilter(str(error)) from None
+
+
+def _number(form: FormData, name: str, *, least: float, most: float) -> float | None:
+    text = str(form.get(name) or "").strip()
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not least <= value <= most:
+        raise WrongFilter(f"{name}={shown(text)} must be a number from {least:g} to {most:g}")
+    return value
+
+
+def _named(kind: str, key: str | None) -> str:
+    return f"kind {printable(kind, _SHOWN)}" + ("" if key is None else f", key {printable(key, _SHOWN)}")
+
+
+def _back(visit: Visit, kind: str, key: str | None) -> str:
+    return visit.url("kinds") if key is None else visit.url("keys", {"kind": kind})

@@ -1,0 +1,78 @@
+"""Overview: what waits, runs and fails, how fast, of each kind, and who works on it."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from markupsafe import Markup
+
+from jsworker.dashboard.charts import Series, time_chart
+from jsworker.dashboard.visit import Visit
+from jsworker.ownership.queries.figures import Figures, figures_by_minute, percentile
+from jsworker.ownership.queries.status import BOUND, Status, read_status
+
+_KINDS: Final = 100
+_MINUTES: Final = 60
+_OLD_SECONDS: Final = 60.0
+"""From which on the longest wait stands out."""
+
+
+async def read(visit: Visit) -> Mapping[str, Any]:
+    """Return the state of kinds and workers, and charts of the last hour."""
+    status = await read_status(visit.site.reads, limit=_KINDS, after=visit.get("after"))
+    figures = await figures_by_minute(visit.site.reads, minutes=_MINUTES)
+    return {
+        "status": status,
+        "bound": BOUND,
+        "sums": _sums(status),
+        "is_old": _OLD_SECONDS,
+        "charts": charts(figures, datetime.now(UTC)),
+    }
+
+
+def _sums(status: Status) -> Mapping[str, Any]:
+    """Return the figures of all kinds together."""
+    waits = [kind.oldest_seconds for kind in status.kinds if kind.oldest_seconds is not None]
+    held = [group for kind in status.kinds for group in kind.held.items()]
+    return {
+        "queued": sum(kind.queued for kind in status.kinds),
+        "running": sum(kind.running for kind in status.kinds),
+        "scheduled": sum(kind.scheduled for kind in status.kinds),
+        "failed": sum(kind.failed for kind in status.kinds),
+        "completed": sum(kind.per_minute["completed"] for kind in status.kinds),
+        "oldest": max(waits, default=None),
+        "held": {
+            reason: sum(group.jobs for why, group in held if why == reason)
+            for reason in ("limit", "rate", "paused", "needs")
+            if any(why == reason for why, _ in held)
+        },
+    }
+
+
+def charts(figures: Mapping[datetime, Figures], now: datetime) -> list[Markup]:
+    """Return charts of the last hour: what ended, how long jobs waited, and how long they ran."""
+    last = now.replace(second=0, microsecond=0)
+    times = [last - timedelta(minutes=ago) for ago in reversed(range(1, _MINUTES + 1))]
+    found = [figures.get(time) for time in times]
+    waits = [each.waits if each else None for each in found]
+    runs = [each.runs if each else None for each in found]
+    ended = [
+        Series("completed", [each.completed if each else 0 for each in found], "look-completed"),
+        Series("failed attempts", [each.errors if each else 0 for each in found], "look-queued"),
+        Series("failed for good", [each.failed if each else 0 for each in found], "look-failed"),
+        Series(
+            "cancelled", [each.cancelled + each.expired if each else 0 for each in found], "look-cancelled"
+        ),
+    ]
+    return [
+        time_chart("Ended, each minute", times, ended, form="bars"),
+        time_chart("Wait for a worker", times, _percentiles(waits), unit="s"),
+        time_chart("Duration of runs", times, _percentiles(runs), unit="s"),
+    ]
+
+
+def _percentiles(buckets: Sequence[Sequence[int] | None]) -> list[Series]:
+    return [
+        Series(name, [percentile(each, share) if each else None for each in buckets])
+        for name, share in (("half of them", 0.5), ("95 of 100", 0.95))
+    ]

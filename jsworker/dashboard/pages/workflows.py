@@ -1,0 +1,91 @@
+"""Workflows: a list, and one with its graph and how far its nodes are; cancel and retry."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+from uuid import UUID
+
+from starlette.datastructures import FormData
+
+from jsworker.core.errors import WorkflowNotFound
+from jsworker.dashboard.filters import plural
+from jsworker.dashboard.visit import Done, Question, Visit, WrongFilter
+from jsworker.dashboard.workflow_picture import in_words, workflow_picture
+from jsworker.ownership.queries.workflow_listing import get_workflow, list_workflows
+
+_PAGE: Final = 50
+VERBS: Final[Mapping[str, tuple[str, str]]] = {
+    "cancel": (
+        "Cancel",
+        "Waiting jobs are cancelled at once; running ones are asked to stop with their next heartbeat.",
+    ),
+    "retry": (
+        "Retry",
+        "Failed jobs go back into the queue; what was cancelled because they failed waits for them again.",
+    ),
+}
+"""The verb, and what will happen."""
+
+
+async def read(visit: Visit) -> Mapping[str, Any]:
+    """Return a page of workflows, the newest first."""
+    after = visit.get("after")
+    try:
+        behind = None if after is None else UUID(after)
+    except ValueError:
+        raise WrongFilter("after must be the id of a workflow") from None
+    found = await list_workflows(visit.site.reads, limit=_PAGE, after=behind)
+    return {"workflows": found, "after": found[-1]["id"] if len(found) == _PAGE else None}
+
+
+async def read_one(visit: Visit) -> Mapping[str, Any]:
+    """Return a workflow with its nodes and its picture."""
+    found = await _found(visit)
+    nodes = [node | {"words": in_words(node["jobs"])} for node in found["nodes"]]
+    links = {
+        node["name"]: visit.url("workflow", id=found["id"]) + f"#node-{place}"
+        for place, node in enumerate(nodes)
+    }
+    is_open = found["finished_at"] is None
+    has_failed = any(node["jobs"].get("failed") for node in nodes)
+    return {
+        "workflow": found,
+        "nodes": nodes,
+        "picture": workflow_picture(nodes, links),
+        "acts": [verb for verb, can in (("cancel", is_open), ("retry", has_failed)) if can],
+    }
+
+
+async def ask(verb: str, visit: Visit, form: FormData) -> Question:
+    """Return the question before a workflow is cancelled or retried, with how many jobs it is about."""
+    del form
+    word, says = VERBS[verb]
+    found = await _found(visit)
+    meant = {"cancel": ("processing", "queued", "scheduled", "held"), "retry": ("failed",)}[verb]
+    jobs = sum(node["jobs"].get(status, 0) for node in found["nodes"] for status in meant)
+    return Question(
+        verb=f"{word} {plural(jobs, 'job')} of the workflow",
+        says=says,
+        values=[],
+        back=visit.url("workflow", id=found["id"]),
+        is_harmful=verb == "cancel",
+        is_possible=jobs > 0,
+    )
+
+
+async def act(verb: str, visit: Visit, form: FormData) -> Done:
+    """Cancel or retry a workflow."""
+    del form
+    workflow, workflows, actor = visit.path["id"], visit.site.client.workflows, visit.access.name
+    if verb == "cancel":
+        done = await workflows.cancel(workflow, actor=actor)
+        says = f"{plural(done.cancelled, 'job')} cancelled, {done.requested} asked to stop"
+    else:
+        says = f"{plural(await workflows.retry(workflow, actor=actor), 'job')} retried"
+    return Done(says, visit.url("workflow", id=workflow))
+
+
+async def _found(visit: Visit) -> dict[str, Any]:
+    found = await get_workflow(visit.site.reads, visit.path["id"])
+    if found is None:
+        raise WorkflowNotFound(f"no workflow has id {visit.path['id']}")
+    return found

@@ -1,0 +1,306 @@
+"""Fields of a form for a payload, made from the JSON schema of its model, and the payload made from the form.
+
+What has no field of its own, a list or a deeper object, is written as JSON; so is a payload without a model.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+from markupsafe import Markup
+from pydantic import ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
+
+from jsworker.core.names import printable
+from jsworker.core.processor import JobProcessor, payload_type
+from jsworker.core.strict_json import dumps, loads
+
+WHOLE: Final = "payload"
+"""The field that holds all of it as JSON; the others are ``payload.NAME`` and ``payload.NAME.NAME``."""
+
+Input: TypeAlias = Literal["text", "long", "secret", "date", "whole", "number", "choice", "json", "group"]
+
+_INPUTS: Final[Mapping[tuple[Any, Any], Input]] = {
+    ("string", "date"): "date",
+    ("string", "password"): "secret",
+    ("string", None): "text",
+    ("integer", None): "whole",
+    ("number", None): "number",
+}
+"""By type and format."""
+_LONG_CHARACTERS: Final = 200
+_MOST_CHOICES: Final = 200
+_LONGEST_HINT: Final = 300
+_LONGEST_FAULT: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of the form.
+
+    Attributes:
+        name: within the form.
+        title: for people.
+        input: how it is asked for.
+        required: whether the payload must have it.
+        nullable: whether it may be null, which an empty field then means.
+        default: what it is without a value; None: nothing is shown.
+        hint: what the model says about it.
+        choices: values of a ``choice``.
+        limits: ``min``, ``max`` and ``maxlength`` for the browser.
+        fields: those of a ``group``.
+    """
+
+    name: str
+    title: str
+    input: Input
+    required: bool = False
+    nullable: bool = False
+    default: Any = None
+    hint: str = ""
+    choices: Sequence[Any] = ()
+    limits: Mapping[str, float] = field(default_factory=dict)
+    fields: Sequence["Field"] = ()
+
+
+def fields_of(processor: type[JobProcessor[Any]] | None) -> list[Field]:
+    """Return the fields for a payload; where no model says which there are, one for all of it as JSON."""
+    whole = [Field(WHOLE, "Payload, as JSON", "json", required=True, default={})]
+    if processor is None:
+        return whole
+    try:
+        schema = payload_type(processor).json_schema()
+    except (PydanticInvalidForJsonSchema, PydanticUserError):  # types that JSON Schema has no words for
+        return whole
+    root = _resolved(schema, schema)
+    return list(_fields(root, schema, WHOLE, depth=0)) or whole
+
+
+def read_form(
+    processor: type[JobProcessor[Any]] | None, form: Mapping[str, Any]
+) -> tuple[Any, dict[str, str]]:
+    """Return the payload that a form holds, and what is wrong with it by the names of fields.
+
+    What belongs to no field stands under ``WHOLE``.
+    """
+    errors: dict[str, str] = {}
+    fields = fields_of(processor)
+    payload = _value(fields[0], form, errors) if fields[0].name == WHOLE else _object(fields, form, errors)
+    if processor is None or errors:
+        return payload, errors
+    names = set(_names(fields))
+    try:
+        payload_type(processor).validate_json(dumps(payload), by_alias=True, by_name=True)
+    except ValidationError as error:
+        for each in error.errors(include_url=False, include_input=False, include_context=False):
+            place = [WHOLE, *map(str, each["loc"])]
+            # The innermost field that the fault lies in.
+            name = next(
+                (n for end in range(len(place), 0, -1) if (n := ".".join(place[:end])) in names), WHOLE
+            )
+            within = "" if name == ".".join(place) else f"{'.'.join(place[1:])}: "
+            errors.setdefault(name, printable(f"{within}{each['msg']}", _LONGEST_FAULT))
+    return payload, errors
+
+
+def form_fields(
+    fields: Sequence[Field], given: Mapping[str, Any] | None = None, errors: Mapping[str, str] | None = None
+) -> Markup:
+    """Return the inputs of fields, with what was ``given`` before, else their defaults, and with errors."""
+    shown = errors or {}
+    parts = [_drawn(each, given, shown) for each in fields]
+    if WHOLE in shown and all(each.name != WHOLE for each in fields):
+        parts.insert(0, Markup('<p class="error" role="alert">{}</p>').format(shown[WHOLE]))
+    return Markup("").join(parts)
+
+
+def _fields(
+    schema: Mapping[str, Any], root: Mapping[str, Any], prefix: str, *, depth: int
+) -> Iterator[Field]:
+    required = schema.get("required", ())
+    for name, found in schema.get("properties", {}).items():
+        inner, nullable = _without_null(_resolved(found, root), root)
+        way, place = _input(inner, depth), f"{prefix}.{name}"
+        limits = {
+            "min": inner.get("minimum"),
+            "max": inner.get("maximum"),
+            "maxlength": inner.get("maxLength"),
+        }
+        hint = found.get("description") or inner.get("description") or ""
+        yield Field(
+            name=place,
+            title=name,
+            input=way,
+            required=name in required,
+            nullable=nullable,
+            default=found.get("default"),
+            hint=printable(str(hint), _LONGEST_HINT),
+            choices=_choices(inner) if way == "choice" else (),
+            limits={key: value for key, value in limits.items() if isinstance(value, int | float)},
+            fields=list(_fields(inner, root, place, depth=depth + 1)) if way == "group" else (),
+        )
+
+
+def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a reference refers to; the model's own definitions are its only targets."""
+    for _ in range(8):  # a circle of bare references ends here
+        name = schema.get("$ref")
+        if name is None and len(schema.get("allOf", ())) == 1:
+            name = schema["allOf"][0].get("$ref")
+        if name is None:
+            return schema
+        schema = root.get("$defs", {}).get(str(name).removeprefix("#/$defs/"), {})
+    return {}
+
+
+def _without_null(schema: Mapping[str, Any], root: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+    ways = schema.get("anyOf", ())
+    left = [way for way in ways if way.get("type") != "null"]
+    if len(left) == 1 and len(ways) == 2:
+        return _resolved(left[0], root), True
+    return schema, False
+
+
+def _input(schema: Mapping[str, Any], depth: int) -> Input:
+    if 0 < len(_choices(schema)) <= _MOST_CHOICES:
+        return "choice"
+    way = _INPUTS.get((schema.get("type"), schema.get("format"))) or _INPUTS.get(
+        (schema.get("type"), None), "json"
+    )
+    if way == "text" and schema.get("maxLength", 0) > _LONG_CHARACTERS:
+        return "long"
+    if schema.get("type") == "object" and schema.get("properties") and depth == 0:
+        return "group"
+    return way
+
+
+def _choices(schema: Mapping[str, Any]) -> Sequence[Any]:
+    if schema.get("type") == "boolean":
+        return (True, False)
+    return schema.get("enum") or ([schema["const"]] if "const" in schema else ())
+
+
+def _names(fields: Sequence[Field]) -> Iterator[str]:
+    for each in fields:
+        yield each.name
+        yield from _names(each.fields)
+
+
+def _object(fields: Sequence[Field], form: Mapping[str, Any], errors: dict[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for each in fields:
+        value = _value(each, form, errors)
+        if value is not _LEFT_OUT:
+            found[each.title] = value
+    return found
+
+
+_LEFT_OUT: Final = object()
+
+
+def _value(asked: Field, form: Mapping[str, Any], errors: dict[str, str]) -> Any:
+    if asked.input == "group":
+        if not asked.required and not any(str(form.get(name, "")).strip() for name in _names(asked.fields)):
+            return _LEFT_OUT
+        return _object(asked.fields, form, errors)
+    text = str(form.get(asked.name, ""))
+    if not text.strip() and not (asked.required and asked.input in {"text", "long", "secret"}):
+        if asked.required and not asked.nullable:
+            errors[asked.name] = "a value is needed"
+        return None if asked.required else _LEFT_OUT
+    try:
+        return _parsed(asked.input, text)
+    except ValueError as error:
+        errors[asked.name] = printable(str(error), _LONGEST_FAULT)
+        return None
+
+
+def _parsed(way: Input, text: str) -> Any:
+    match way:
+        case "whole":
+            try:
+                return int(text)
+            except ValueError:
+                raise ValueError("it must be a whole number") from None
+        case "number":
+            try:
+                value = float(text)
+            except ValueError:
+                raise ValueError("it must be a number") from None
+            if not math.isfinite(value):
+                raise ValueError("it must be a finite number")
+            return value
+        case "json" | "choice":
+            return loads(text, what="it")
+    return text
+
+
+def _drawn(asked: Field, given: Mapping[str, Any] | None, errors: Mapping[str, str]) -> Markup:
+    fault = errors.get(asked.name)
+    notes = [
+        Markup('<span class="field-hint" id="{}-hint">{}</span>').format(asked.name, asked.hint)
+        if asked.hint
+        else "",
+        Markup('<span class="field-fault" id="{}-fault">{}</span>').format(asked.name, fault)
+        if fault
+        else "",
+    ]
+    mark = "" if asked.required else Markup(' <span class="dim">(optional)</span>')
+    if asked.input == "group":
+        if given is None and not asked.required:
+            given = {}  # a default in it would call for the whole group
+        inner = [_drawn(each, given, errors) for each in asked.fields]
+        return Markup('<fieldset class="field-group"><legend>{}{}</legend>{}{}</fieldset>').format(
+            asked.title, mark, Markup("").join(notes), Markup("").join(inner)
+        )
+    shown = _shown(asked.default, asked.input) if given is None else str(given.get(asked.name, ""))
+    described = [f"{asked.name}-{what}" for what, note in zip(("hint", "fault"), notes, strict=True) if note]
+    attributes = Markup(' id="{0}" name="{0}"').format(asked.name)
+    if described:
+        attributes += Markup(' aria-describedby="{}"').format(" ".join(described))
+    if fault:
+        attributes += Markup(' aria-invalid="true"')
+    control = _control(asked, shown, attributes)
+    return Markup('<p class="field"><label for="{}">{}{}</label>{}{}</p>').format(
+        asked.name, asked.title, mark, control, Markup("").join(notes)
+    )
+
+
+def _control(asked: Field, shown: str, attributes: Markup) -> Markup:
+    limits = Markup("").join(Markup(' {}="{}"').format(name, value) for name, value in asked.limits.items())
+    match asked.input:
+        case "choice":
+            texts = [dumps(value) for value in asked.choices]
+            options = [
+                Markup('<option value="{}"{}>{}</option>').format(
+                    text,
+                    Markup(" selected") if text == shown else "",
+                    value if isinstance(value, str) else text,
+                )
+                for text, value in zip(texts, asked.choices, strict=True)
+            ]
+            if not asked.required or asked.nullable:
+                options.insert(0, Markup('<option value="">–</option>'))
+            return Markup("<select{}>{}</select>").format(attributes, Markup("").join(options))
+        case "json" | "long":
+            rows = 12 if asked.name == WHOLE else 4
+            code = Markup(' class="mono" spellcheck="false"') if asked.input == "json" else ""
+            return Markup('<textarea rows="{}"{}{}>\n{}</textarea>').format(rows, attributes, code, shown)
+        case "whole" | "number":
+            step = "1" if asked.input == "whole" else "any"
+            return Markup('<input type="number" step="{}"{}{} value="{}">').format(
+                step, attributes, limits, shown
+            )
+        case "date" | "secret":
+            kind = "date" if asked.input == "date" else "password"
+            return Markup('<input type="{}"{} value="{}" autocomplete="off">').format(kind, attributes, shown)
+    return Markup('<input type="text"{}{} value="{}" autocomplete="off">').format(attributes, limits, shown)
+
+
+def _shown(value: Any, way: Input) -> str:
+    if value is None:
+        return ""
+    if way in {"json", "choice"}:
+        return dumps(value)
+    return str(value)

@@ -1,0 +1,81 @@
+"""Serves the dashboard by itself, with uvicorn, until the process is told to end."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from ipaddress import ip_address
+from typing import Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from jsworker.core.errors import JsworkerError
+
+PORT: Final = 8100
+"""Unless another one is asked for."""
+_BACKLOG: Final = 2048
+_CLOSING_SECONDS: Final = 2
+"""For answers that are being sent; live pages are never at their end."""
+
+
+class PortTaken(JsworkerError):
+    """The dashboard cannot listen there."""
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to ``serve``: uvicorn would raise them again at its end."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(host: str, port: int | None) -> socket.socket:
+    """Return a socket that listens; without a port on 8100, or on a free one where that is taken.
+
+    Raises PortTaken.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    tries = (PORT, 0) if port is None else (port,)
+    for number in tries:
+        try:
+            return socket.create_server((host, number), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            if number == tries[-1] or port is not None:
+                why = os.strerror(error.errno) if error.errno is not None else error
+                raise PortTaken(f"the dashboard cannot listen on {host}:{number}: {why}") from None
+    raise AssertionError
+
+
+async def serve(app: ASGIApp, listening: socket.socket, *, started: Callable[[], None]) -> None:
+    """Serve until SIGINT or SIGTERM; ``started`` is called when it answers."""
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=_CLOSING_SECONDS,
+    )
+    server = _Server(config)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
+    started()  # the kernel takes connections already
+    try:
+        await server.serve(sockets=[listening])
+    finally:
+        with suppress(OSError):
+            listening.close()
+
+
+def address_of(listening: socket.socket) -> str:
+    """Return the address at which a browser of this machine finds it."""
+    host, port = listening.getsockname()[:2]
+    if ip_address(host).is_unspecified:
+        host = "127.0.0.1"
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"

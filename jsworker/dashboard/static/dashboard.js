@@ -1,0 +1,34 @@
+// What pages do beyond HTML; they work without it.
+"use strict";
+
+// A live part does not replace what the viewer is working with: selected text, ticked boxes, the focus, an opened
+// <details>.
+document.addEventListener("htmx:sseBeforeMessage", (event) => {
+  const part = event.target;
+  const selection = document.getSelection();
+  const isSelecting = selection && !selection.isCollapsed && part.contains(selection.anchorNode);
+  const isBusy = part.querySelector("input:checked, details[open]") || part.contains(document.activeElement);
+  if (isSelecting || isBusy) event.preventDefault();
+});
+
+document.addEventListener("change", (event) => {
+  if (!event.target.matches("input[data-selects-all]")) return;
+  for (const box of event.target.form.querySelectorAll('input[name="id"]')) box.checked = event.target.checked;
+});
+
+// Tabs that nobody sees keep no stream: over HTTP/1.1 a browser opens six to a host, and waits with everything else.
+let streams = [];
+htmx.createEventSource = (url) => {
+  const stream = new EventSource(url);
+  streams.push(stream);
+  return stream;
+};
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) {
+    for (const stream of streams) stream.close();
+    return;
+  }
+  const closed = streams.filter((stream) => stream.readyState === EventSource.CLOSED);
+  streams = streams.filter((stream) => stream.readyState !== EventSource.CLOSED);
+  for (const stream of closed) stream.dispatchEvent(new Event("error")); // so that the extension opens another
+});

@@ -1,0 +1,426 @@
+"""The ownership story of a job as a picture, lanes of runs by worker on a time axis, and as a table.
+
+A run of a millisecond and a wait of hours are both to be seen: where a true scale would lose something, each
+stretch between two moments gets room for itself, grows with the logarithm of its length, and says how long it
+took.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Final
+
+from markupsafe import Markup
+
+from jsworker.core.names import printable
+from jsworker.dashboard.filters import duration
+from jsworker.dashboard.timeline_story import Mark, Run, Story, Wait
+
+_LEFT: Final = 150
+"""Of the drawing: the names of the lanes stand before it."""
+_RIGHT: Final = 24
+_TOP: Final = 14
+_LEAST_WIDTH: Final = 900
+_ROOM_FOR_MOMENT: Final = 26
+"""Units between two moments that are one behind the other."""
+_READABLE: Final = 16
+"""Units that two moments need between them on a true scale."""
+_QUEUE_HEIGHT: Final = 54
+_LANE_HEIGHT: Final = 54
+_AXIS_HEIGHT: Final = 30
+_BAR: Final = 22
+_CHARACTER: Final = 6.3
+"""Width of a character of a label, as a rule."""
+_MOST_LANES: Final = 10
+_SAME_SECONDS: Final = 0.0002
+"""Moments that are nearer are one: a statement writes its times one after another."""
+_LANE_NAME: Final = 20
+_WORTH_CUTTING: Final = 14
+"""Characters from which on the beginning of a label says something."""
+
+_GLYPHS: Final = {
+    "enqueued": "M-4 0H4M0-4V4",
+    "published": "M-4 0H3M0-3L3 0L0 3",
+    "retried": "M3 3.5H-1A3 3 0 0 1-1-2.5H3M1-4.5L3.5-2.5L1-.5",
+    "republished": "M-4 0H3M0-3L3 0L0 3",
+    "held": "M-2-3.5V3.5M2-3.5V3.5",
+    "deferred": "M-2-3.5V3.5M2-3.5V3.5",
+    "woken": "M-2-4L3.5 0L-2 4Z",
+    "sleep": "M-3-3.5H3L-3 3.5H3",
+    "fenced": "M-3.5-3.5H3.5V3.5H-3.5Z",
+    "rejected": "M-4 4L4-4",
+    "skipped": "M-4 2A4 4 0 0 1 4 2M4 2L4.5-2M4 2L.5 1",
+    "cancel_requested": "M-3.5-3.5H3.5V3.5H-3.5Z",
+    "cancelled": "M-3-3L3 3M3-3L-3 3",
+    "failed": "M-3-3L3 3M3-3L-3 3",
+    "priority_set": "M0 4V-4M-3-1L0-4L3-1",
+    "rescheduled": "M0-3.5V0L3 2",
+}
+"""Paths within a disc of radius 8."""
+_OTHER_GLYPH: Final = "M0-3.5V1M0 3V3.6"
+_LATE_LABELS: Final = {
+    "rejected": "late write refused",
+    "fenced": "stopped itself: no heartbeat was answered",
+}
+
+
+class _Scale:
+    """Where a time stands: by a true scale, or with room for every moment."""
+
+    def __init__(self, moments: Sequence[datetime]) -> None:
+        times = sorted({moment.timestamp() for moment in moments})
+        kept = [times[0]]
+        kept += [b for a, b in pairwise(times) if b - a > _SAME_SECONDS]
+        self.times = kept
+        self.width = max(_LEAST_WIDTH, _LEFT + _RIGHT + _ROOM_FOR_MOMENT * len(kept))
+        room = self.width - _LEFT - _RIGHT
+        lengths = [b - a for a, b in pairwise(kept)]
+        whole = sum(lengths)
+        self.is_true = all(length / whole * room >= _READABLE for length in lengths)
+        if self.is_true:
+            shares = [length / whole for length in lengths]
+        else:
+            grown = [1 + math.log10(1 + length * 1_000) for length in lengths]
+            shares = [each / sum(grown) for each in grown]
+        self._places = [float(_LEFT)]
+        for share in shares:
+            self._places.append(self._places[-1] + share * room)
+
+    def x(self, time: datetime) -> float:
+        """Return the place of a time; what lies outside stands at the edge."""
+        at = time.timestamp()
+        after = bisect_right(self.times, at)
+        if after == 0:
+            return self._places[0]
+        if after == len(self.times):
+            return self._places[-1]
+        begin, end = self.times[after - 1], self.times[after]
+        left, right = self._places[after - 1], self._places[after]
+        return left + (at - begin) / (end - begin) * (right - left)
+
+    def stretches(self) -> Iterator[tuple[float, float, float]]:
+        """Yield from where to where each stretch between two moments goes, and its length in seconds."""
+        for (left, right), (begin, end) in zip(pairwise(self._places), pairwise(self.times), strict=True):
+            yield left, right, end - begin
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A worker's lane."""
+
+    name: str
+    top: float
+    anchors: list[float] = field(default_factory=list)
+    """Where labels begin, from the left."""
+
+    @property
+    def middle(self) -> float:
+        return self.top + 18
+
+    def label(self, x: float, edge: float, looks: str, *words: str) -> Markup:
+        """Return the first of these words that has room before the next label; they may be cut at the end."""
+        room = next((each for each in self.anchors if each > x + 1), edge) - x - 6
+        most = int(room / _CHARACTER)
+        found = next((each for each in words if len(each) <= most), "")
+        if most >= _WORTH_CUTTING:
+            found = printable(words[0], most)
+        return _text(f"timeline-label {looks}", x, self.middle + 25, found, "start") if found else Markup("")
+
+
+def timeline_picture(story: Story) -> Markup:
+    """Return the story of a job as an SVG element in a region that can be scrolled."""
+    scale = _Scale(_moments(story))
+    lanes = _lanes(story)
+    for run in story.runs:
+        lanes[run.worker].anchors.append(scale.x(run.begin))
+    for mark in story.marks:
+        if mark.worker is not None and mark.name in _LATE_LABELS:
+            lanes[mark.worker].anchors.append(scale.x(mark.at) - 8)
+    for lane in lanes.values():
+        lane.anchors.sort()
+    height = _TOP + _QUEUE_HEIGHT + _LANE_HEIGHT * len(set(map(id, lanes.values()))) + _AXIS_HEIGHT
+    parts = [_background(story, scale, lanes, height), *_names(lanes)]
+    parts += [_wait(wait, scale) for wait in story.waits]
+    parts += list(_handovers(story, scale, lanes))
+    parts += [_ghost(mark, story, scale, lanes) for mark in story.marks if mark.name == "rejected"]
+    parts += [_run(run, scale, lanes[run.worker]) for run in story.runs]
+    parts += list(_all_marks(story, scale, lanes))
+    svg = Markup(
+        '<svg class="timeline" viewBox="0 0 {} {}" width="{}" height="{}" role="img"><title>{}</title>'
+        '<desc>{}</desc><defs><pattern id="timeline-silence" width="6" height="6" '
+        'patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        '<path class="timeline-hatch" d="M0 0V6"/></pattern></defs>{}</svg>'
+    ).format(
+        scale.width,
+        height,
+        scale.width,
+        height,
+        "Timeline of the job",
+        _summary(story),
+        Markup("").join(parts),
+    )
+    note = [] if scale.is_true else ["Not to scale: each column says how long it took."]
+    if story.left_out:
+        note.append(f"{story.left_out} runs and events are left out here; the table has them.")
+    return Markup(
+        '<figure class="timeline-figure"><div class="timeline-scroll" role="region" tabindex="0" '
+        'aria-label="Timeline of the job, as a picture">{}</div><figcaption>{}{}</figcaption></figure>'
+    ).format(svg, _key(story), Markup('<span class="timeline-note">{}</span>').format(" ".join(note)))
+
+
+def timeline_table(story: Story) -> Markup:
+    """Return the same as a table: when, how long after it was enqueued, by which run, and what happened."""
+    rows = [
+        Markup(
+            '<tr><td><time datetime="{}">{}</time></td><td class="number">+{}</td><td class="number">{}</td>'
+            "<td>{}</td></tr>"
+        ).format(
+            line.at.astimezone(UTC).isoformat(),
+            f"{line.at.astimezone(UTC):%Y-%m-%d %H:%M:%S}.{line.at.microsecond // 1000:03d}",
+            duration(max((line.at - story.begin).total_seconds(), 0.0)),
+            line.token or "",
+            line.words,
+        )
+        for line in story.lines
+    ]
+    return Markup(
+        '<table class="timeline-table"><caption>Timeline in words, times in UTC</caption><thead><tr>'
+        '<th scope="col">At</th><th scope="col">After</th><th scope="col">Run</th>'
+        '<th scope="col">What happened</th></tr></thead><tbody>{}</tbody></table>'
+    ).format(Markup("").join(rows))
+
+
+def _moments(story: Story) -> list[datetime]:
+    moments = [story.begin, story.end]
+    moments += [moment for run in story.runs for moment in (run.begin, run.end)]
+    moments += [mark.at for mark in story.marks if mark.name != "step"]
+    moments += [moment for wait in story.waits for moment in (wait.begin, wait.end)]
+    if max(moments) == min(moments):
+        moments.append(datetime.fromtimestamp(min(moments).timestamp() + 1, UTC))
+    return moments
+
+
+def _lanes(story: Story) -> dict[str, _Lane]:
+    """Return the lane of each worker, in the order in which they come in; the last ones share one."""
+    seen = sorted(story.runs, key=lambda run: run.begin)
+    names = [run.worker for run in seen] + [mark.worker for mark in story.marks if mark.worker is not None]
+    lanes: dict[str, _Lane] = {}
+    for name in names:
+        if name in lanes:
+            continue
+        if len(lanes) < _MOST_LANES:
+            lanes[name] = _Lane(name or "unknown", _TOP + _QUEUE_HEIGHT + _LANE_HEIGHT * len(lanes))
+        else:
+            lanes[name] = list(lanes.values())[_MOST_LANES - 1]
+            lanes[name].name = "other workers"
+    return lanes
+
+
+def _background(story: Story, scale: _Scale, lanes: dict[str, _Lane], height: float) -> Markup:
+    parts = []
+    bottom = height - _AXIS_HEIGHT
+    for number, (left, right, seconds) in enumerate(scale.stretches()):
+        if not scale.is_true and number % 2 == 0:
+            parts.append(_rect("timeline-band", left, _TOP - 6, right - left, bottom - _TOP + 6))
+        words = str(duration(seconds))
+        if right - left >= len(words) * _CHARACTER + 4:
+            parts.append(_text("timeline-tick", (left + right) / 2, bottom + 18, words, "middle"))
+        parts.append(
+            Markup('<path class="timeline-grid" d="M{:.1f} {}V{}"/>').format(right, _TOP - 6, bottom + 4)
+        )
+    parts += [
+        Markup('<path class="timeline-lane" d="M0 {}H{}"/>').format(lane.top - 4, scale.width)
+        for lane in lanes.values()
+    ]
+    parts.append(Markup('<path class="timeline-lane" d="M0 {}H{}"/>').format(bottom, scale.width))
+    begin = f"{story.begin.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    parts.append(_text("timeline-tick", 4, bottom + 18, begin, "start"))
+    return Markup("").join(parts)
+
+
+def _names(lanes: dict[str, _Lane]) -> Iterator[Markup]:
+    yield _text("timeline-name", 4, _TOP + 22, "queue", "start")
+    for lane in {id(lane): lane for lane in lanes.values()}.values():
+        name = printable(lane.name, 200)
+        short = name if len(name) <= _LANE_NAME else f"{name[:8]}…{name[9 - _LANE_NAME :]}"
+        yield Markup("<g><title>{}</title>{}</g>").format(
+            f"worker {name}", _text("timeline-name", 4, lane.middle + 4, short, "start")
+        )
+
+
+def _wait(wait: Wait, scale: _Scale) -> Markup:
+    left, right = scale.x(wait.begin), scale.x(wait.end)
+    took = str(duration(wait.end - wait.begin))
+    words = f"{wait.words} for {took}"
+    bar = _rect(f"timeline-wait look-{wait.look}", left, _TOP + 14, max(right - left, 1), 8, rounded=4)
+    label = ""
+    for each in (words, took):
+        if right - left >= len(each) * _CHARACTER:
+            label = _text("timeline-label", (left + right) / 2, _TOP + 37, printable(each, 100), "middle")
+            break
+    return Markup("<g><title>{}</title>{}{}</g>").format(words, bar, label)
+
+
+def _run(run: Run, scale: _Scale, lane: _Lane) -> Markup:
+    left, right = scale.x(run.begin), scale.x(run.end)
+    width = max(right - left, 3.0)
+    top = lane.middle - _BAR / 2
+    took = str(duration(run.end - run.begin))
+    parts = [_rect(f"timeline-run look-{run.look}", left, top, width, _BAR, rounded=5)]
+    if run.silent_since is not None:
+        begin = scale.x(run.silent_since)
+        silent = Markup(
+            '<rect fill="url(#timeline-silence)" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{}"/>'
+        )
+        seconds = duration(run.end - run.silent_since)
+        parts.append(
+            Markup("<g><title>{}</title>{}</g>").format(
+                f"no heartbeat for {seconds}", silent.format(begin, top, max(right - begin, 2), _BAR)
+            )
+        )
+    if run.outcome == "running":
+        parts.append(
+            Markup('<path class="timeline-goes-on" d="M{:.1f} {:.1f}l8 {}l-8 {}"/>').format(
+                left + width, top, _BAR / 2, _BAR / 2
+            )
+        )
+    name = f"run {run.token}"
+    fitting = int((width - 12) / _CHARACTER)
+    inside = next((each for each in (f"{name} · {took}", name) if len(each) <= fitting), None)
+    labels = [run.label]
+    if inside is not None:
+        parts.append(_text("timeline-inside", left + 7, lane.middle + 4, inside, "start"))
+    else:
+        labels = [f"{name} · {took} · {run.label}", f"{name} · {took}", name]
+    parts.append(lane.label(left, scale.width - 4, f"look-{run.look}", *labels))
+    words = f"{run.words} (from {_moment(run.begin)}, {took})"
+    return Markup("<g><title>{}</title>{}</g>").format(words, Markup("").join(parts))
+
+
+def _handovers(story: Story, scale: _Scale, lanes: dict[str, _Lane]) -> Iterator[Markup]:
+    """Yield an arrow from each run to the next one; from one that was lost it is drawn in its colour."""
+    for run, following in pairwise(story.runs):
+        if following.token != run.token + 1:
+            continue
+        x1, y1 = scale.x(run.end), lanes[run.worker].middle
+        x2, y2 = scale.x(following.begin), lanes[following.worker].middle
+        bend = max((x2 - x1) / 2, 10)
+        look = "timeline-handover" + (" timeline-lost" if run.outcome == "reset" else "")
+        yield Markup(
+            '<path class="{}" d="M{:.1f} {:.1f}C{:.1f} {:.1f} {:.1f} {:.1f} {:.1f} {:.1f}"/>'
+        ).format(look, x1, y1, x1 + bend, y1, x2 - bend, y2, x2, y2)
+
+
+def _ghost(mark: Mark, story: Story, scale: _Scale, lanes: dict[str, _Lane]) -> Markup:
+    """Return the line from the end of a run that was lost to a late write of its worker."""
+    ends = [run.end for run in story.runs if run.token == mark.token]
+    if not ends or mark.worker is None or ends[0] >= mark.at:
+        return Markup("")
+    lane = lanes[mark.worker]
+    return Markup('<path class="timeline-ghost" d="M{:.1f} {:.1f}H{:.1f}"/>').format(
+        scale.x(ends[0]), lane.middle, scale.x(mark.at)
+    )
+
+
+def _all_marks(story: Story, scale: _Scale, lanes: dict[str, _Lane]) -> Iterator[Markup]:
+    for mark in story.marks:
+        x = scale.x(mark.at)
+        lane = None if mark.worker is None else lanes[mark.worker]
+        y = _TOP + 18 if lane is None else lane.middle
+        if mark.name == "cancel_requested" and lane is not None:
+            y -= _BAR / 2  # beside the words within the bar
+        words = f"{mark.words} ({_moment(mark.at)})"
+        if mark.name == "step":
+            drawn = Markup('<circle class="timeline-step" cx="{:.1f}" cy="{:.1f}" r="3.5"/>').format(
+                x, y + _BAR / 2
+            )
+        else:
+            place = Markup('<g transform="translate({:.1f} {:.1f})">{}</g>')
+            drawn = place.format(x, y, _sign(mark.name, mark.look))
+        if lane is not None and mark.name in _LATE_LABELS:
+            drawn += lane.label(x - 8, scale.width - 4, "look-lost", _LATE_LABELS[mark.name])
+        yield Markup("<g><title>{}</title>{}</g>").format(words, drawn)
+
+
+_KEY: Final = (
+    ("completed", "completed"),
+    ("failed", "failed"),
+    ("lost", "taken back"),
+    ("processing", "running"),
+    ("queued", "in the queue"),
+    ("scheduled", "waits for a time"),
+    ("held", "held"),
+    ("cancelled", "cancelled"),
+)
+_NAMES: Final = {
+    "enqueued": "enqueued",
+    "published": "last message stored",
+    "republished": "published again",
+    "retried": "retried by hand",
+    "held": "held",
+    "deferred": "waits for its key",
+    "woken": "woken",
+    "sleep": "sleeps",
+    "fenced": "stopped itself",
+    "rejected": "late write refused",
+    "skipped": "skipped a message",
+    "cancel_requested": "asked to stop",
+    "cancelled": "cancelled",
+    "priority_set": "priority set",
+    "rescheduled": "rescheduled",
+}
+
+
+def _key(story: Story) -> Markup:
+    """Return what the colours and signs mean that are used."""
+    used = {run.look for run in story.runs} | {wait.look for wait in story.waits}
+    item = Markup('<span class="legend-item">{}{}</span>')
+    square = Markup(
+        '<svg class="legend-mark look-{}" viewBox="0 0 10 10" aria-hidden="true">'
+        '<rect width="10" height="10" rx="2"/>{}</svg>'
+    )
+    hatch = Markup('<path d="M0 0H10V10H0Z" fill="url(#timeline-silence)"/>')
+    items = [item.format(square.format(look, ""), words) for look, words in _KEY if look in used]
+    if any(run.silent_since is not None for run in story.runs):
+        items.append(item.format(square.format("lost", hatch), "no heartbeat"))
+    disc = Markup('<svg class="legend-sign" viewBox="-9 -9 18 18" aria-hidden="true">{}</svg>')
+    looks = {mark.name: mark.look for mark in story.marks}
+    items += [
+        item.format(disc.format(_sign(name, looks[name])), words)
+        for name, words in _NAMES.items()
+        if name in looks
+    ]
+    return Markup('<span class="legend">{}</span>').format(Markup("").join(items))
+
+
+def _sign(name: str, look: str) -> Markup:
+    return Markup(
+        '<circle class="timeline-mark look-{}" r="8"/><path class="timeline-glyph" d="{}"/>'
+    ).format(look, _GLYPHS.get(name, _OTHER_GLYPH))
+
+
+def _summary(story: Story) -> str:
+    """Return the picture in words, for screen readers."""
+    took = duration(story.end - story.begin)
+    runs = [f"{run.words}." for run in story.runs]
+    return " ".join([f"{len(story.runs)} runs within {took}.", *runs, "The table beside it has every event."])
+
+
+def _moment(time: datetime) -> str:
+    utc = time.astimezone(UTC)
+    return f"{utc:%Y-%m-%d %H:%M:%S}.{utc.microsecond // 1000:03d} UTC"
+
+
+def _rect(look: str, x: float, y: float, width: float, height: float, *, rounded: int = 0) -> Markup:
+    return Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" rx="{}"/>').format(
+        look, x, y, width, height, rounded
+    )
+
+
+def _text(look: str, x: float, y: float, words: str, anchor: str) -> Markup:
+    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(
+        look, x, y, anchor, words
+    )

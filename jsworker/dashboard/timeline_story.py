@@ -1,0 +1,391 @@
+"""The ownership story of a job: its runs, its waits and what else happened, from its row and its timeline.
+
+The row tells of the first claim, the last message and how it ended; the timeline tells of everything between.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal, TypeAlias, TypeGuard
+
+from jsworker.client.job_info import JobDetails, JobEvent
+from jsworker.client.job_timeline import ENDS, entry_line, run_line, run_owner, taken_over
+from jsworker.core.names import printable
+
+MOST_RUNS: Final = 24
+"""Runs that are drawn: the first ones and, of more, the last ones."""
+MOST_MARKS: Final = 120
+"""Of one sort: steps, or everything else that is no run."""
+_FIRST_RUNS: Final = 4
+_LONGEST_LABEL: Final = 60
+_LONGEST_SILENCE: Final = 1e9
+_SILENT_SECONDS: Final = 10.0
+"""Heartbeats of a run that are younger are not called silent; workers send one every few seconds."""
+
+Look: TypeAlias = Literal[
+    "completed", "failed", "cancelled", "processing", "queued", "scheduled", "held", "lost", "plain"
+]
+
+_RUN_LOOKS: Final[dict[str, Look]] = {
+    "completed": "completed",
+    "error": "failed",
+    "failed": "failed",
+    "cancelled": "cancelled",
+    "released": "queued",
+    "snoozed": "scheduled",
+    "reset": "lost",
+    "running": "processing",
+}
+_SHORT_CAUSES: Final = {
+    "stale": "taken back: silent for too long",
+    "crashed": "taken back: silent, and no process answers",
+    "dead": "taken back: its process is proven dead",
+    "operator": "taken back: an operator said so",
+}
+_OF_RUN: Final = frozenset({"step", "sleep", "fenced", "rejected", "skipped"})
+"""Entries that are drawn in the lane of the worker that wrote them."""
+_MARK_LOOKS: Final[dict[str, Look]] = {
+    "step": "completed",
+    "sleep": "scheduled",
+    "fenced": "lost",
+    "rejected": "lost",
+    "skipped": "plain",
+    "cancel_requested": "cancelled",
+    "cancelled": "cancelled",
+    "failed": "failed",
+    "retried": "queued",
+    "deferred": "held",
+    "held": "held",
+    "woken": "queued",
+    "republished": "queued",
+    "priority_set": "plain",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as it is drawn.
+
+    Attributes:
+        token: its fencing token.
+        worker: the one that ran it; empty: nothing tells.
+        begin, end: of a run that goes on, ``end`` is now.
+        outcome: completed, error, failed, cancelled, released, snoozed, reset, running or unknown.
+        label: the outcome in a few words.
+        words: the whole run in words.
+        silent_since: from when on no heartbeat came; None: nothing says that there was a silence.
+    """
+
+    token: int
+    worker: str
+    begin: datetime
+    end: datetime
+    outcome: str
+    label: str
+    words: str
+    silent_since: datetime | None = None
+
+    @property
+    def look(self) -> Look:
+        """The class of the style sheet for its outcome."""
+        return _RUN_LOOKS.get(self.outcome, "plain")
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A time in which nobody ran the job."""
+
+    begin: datetime
+    end: datetime
+    look: Look
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened at a moment; without ``worker`` it happened to the job itself."""
+
+    at: datetime
+    name: str
+    words: str
+    worker: str | None = None
+    token: int | None = None
+
+    @property
+    def look(self) -> Look:
+        """The class of the style sheet for it."""
+        return _MARK_LOOKS.get(self.name, "plain")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the table that tells the same."""
+
+    at: datetime
+    token: int | None
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What happened to a job.
+
+    Attributes:
+        begin: when it was enqueued; end: when it ended, or now.
+        runs, waits, marks: what is drawn.
+        lines: all of it in words, oldest first.
+        left_out: how many runs and marks are not drawn.
+    """
+
+    begin: datetime
+    end: datetime
+    runs: list[Run]
+    waits: list[Wait]
+    marks: list[Mark]
+    lines: list[Line]
+    left_out: int
+
+
+def job_story(job: JobDetails, timeline: Sequence[JobEvent], now: datetime | None = None) -> Story:
+    """Return the story of a job; ``now``: until when a run goes on that has not ended."""
+    now = now or datetime.now(UTC)
+    events = [_plain(event) for event in timeline]
+    found = asdict(job)
+    runs = list(_runs(found, events, now))
+    marks = [*_row_marks(job), *_marks(events)]
+    end = job.finished_at or max([now, *(run.end for run in runs)])
+    drawn = runs
+    if len(runs) > MOST_RUNS:
+        drawn = runs[:_FIRST_RUNS] + runs[_FIRST_RUNS - MOST_RUNS :]
+    kept = _few([m for m in marks if m.name != "step"]) + _few([m for m in marks if m.name == "step"])
+    if drawn is not runs:  # what happened between them would fill the picture
+        begin, again = drawn[_FIRST_RUNS - 1].end, drawn[_FIRST_RUNS].begin
+        kept = [mark for mark in kept if not begin < mark.at < again]
+    return Story(
+        begin=job.created_at,
+        end=max(end, job.created_at),
+        runs=drawn,
+        waits=list(_waits(job, events, drawn, end)),
+        marks=sorted(kept, key=lambda mark: mark.at),
+        lines=_lines(job, events, runs),
+        left_out=len(runs) - len(drawn) + len(marks) - len(kept),
+    )
+
+
+def _plain(event: JobEvent) -> dict[str, Any]:
+    found = asdict(event)
+    detail = found["detail"]
+    return found | {"detail": detail if isinstance(detail, dict) else None}
+
+
+def _few(marks: list[Mark]) -> list[Mark]:
+    half = MOST_MARKS // 2
+    return marks if len(marks) <= MOST_MARKS else marks[:half] + marks[-half:]
+
+
+def _runs(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: datetime) -> Iterator[Run]:
+    by_token: dict[int, list[Mapping[str, Any]]] = {}
+    for event in events:
+        by_token.setdefault(event["fencing_token"] or 0, []).append(event)
+    last = job["fencing_token"]
+    for token in sorted({token for token in by_token if 0 < token <= last} | ({1, last} if last else set())):
+        own = by_token.get(token, [])
+        claims = [event for event in by_token.get(token + 1, []) if event["event"] == "claimed"]
+        begin = _begin(token, job, own)
+        if begin is None:
+            continue
+        outcome, label, end = _end(token, job, [*own, *claims])
+        ended = max(end or now, begin)
+        silence = _silence(job, own, outcome, ended)
+        yield Run(
+            token=token,
+            worker=run_owner(token, job, [*own, *claims]) or "",
+            begin=begin,
+            end=ended,
+            outcome=outcome,
+            label=label,
+            words=run_line(token, job, [*own, *claims]),
+            silent_since=None if silence is None else min(max(silence, begin), ended),
+        )
+
+
+def _begin(token: int, job: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> datetime | None:
+    """Return when a run began: the timeline has no entry of the first claim."""
+    begin = next((event["at"] for event in own if event["event"] == "claimed"), None)
+    if begin is None and token == job["fencing_token"]:
+        begin = job["claimed_at"]
+    if begin is None and token == 1:
+        begin = job["started_at"]
+    return begin or next((event["at"] for event in own), None)
+
+
+def _end(
+    token: int, job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]
+) -> tuple[str, str, datetime | None]:
+    """Return how a run ended, in one word and in a few, and when; None: it has not."""
+    for event in events:
+        if event["fencing_token"] == token and event["event"] in ENDS:
+            return event["event"], _label(event), event["at"]
+    claim = taken_over(token, events)
+    if claim is not None:
+        return "reset", "taken over: silent for too long", claim["at"]
+    if token != job["fencing_token"]:
+        return (
+            "unknown",
+            "ended without a trace",
+            next((e["at"] for e in events if e["fencing_token"] > token), job["claimed_at"]),
+        )
+    if job["status"] == "processing":
+        return "running", "asked to stop" if job["cancel_requested"] else "running", None
+    return job["status"], job["status"], job["finished_at"] or job["claimed_at"]
+
+
+def _label(event: Mapping[str, Any]) -> str:
+    detail = event["detail"] or {}
+    match event["event"]:
+        case "reset":
+            return _SHORT_CAUSES.get(str(detail.get("cause")), "taken back")
+        case "error" | "failed" as name:
+            said = (event["error"] or "").strip().partition("\n")[0]
+            return printable(f"{name}: {said}" if said else name, _LONGEST_LABEL)
+        case "released" | "snoozed" as name:
+            words = {"released": "handed back", "snoozed": "put off"}[name]
+            return printable(f"{words}: {detail.get('reason') or ''}".rstrip(": "), _LONGEST_LABEL)
+        case name:
+            return printable(str(name), _LONGEST_LABEL)
+
+
+def _silence(
+    job: Mapping[str, Any], own: Sequence[Mapping[str, Any]], outcome: str, end: datetime
+) -> datetime | None:
+    """Return from when on the heartbeats of a run were missing.
+
+    The timeline notes of a fence how long it was. Of a run that was taken back it is at least the threshold
+    that had to pass; the row has that of the last claim.
+    """
+    for event in own:
+        if event["event"] == "fenced":
+            seconds = (event["detail"] or {}).get("seconds_without_heartbeat")
+            at: datetime = event["at"]
+            return at - timedelta(seconds=seconds) if _is_number(seconds) else None
+    if outcome == "running":
+        is_silent = (end - job["last_activity_at"]).total_seconds() > _SILENT_SECONDS
+        silent: datetime | None = job["last_activity_at"] if is_silent else None
+        return silent
+    if outcome != "reset":
+        return None
+    causes = {(event["detail"] or {}).get("cause") for event in own if event["event"] == "reset"}
+    if causes & {"dead", "operator"}:
+        return None
+    threshold = job["crash_after"] if "crashed" in causes else job["stale_after"]
+    return None if threshold is None else end - threshold
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and 0 <= value < _LONGEST_SILENCE
+
+
+def _row_marks(job: JobDetails) -> Iterator[Mark]:
+    by = f" by schedule {printable(job.schedule, 100)}" if job.schedule else ""
+    yield Mark(job.created_at, "enqueued", f"enqueued{by}")
+    if job.published_at is not None:
+        place = "" if job.stream_seq is None else f" as number {job.stream_seq} of the stream"
+        yield Mark(job.published_at, "published", f"its last message was stored{place}")
+
+
+def _marks(events: Sequence[Mapping[str, Any]]) -> Iterator[Mark]:
+    """Yield what is no claim and ends no run."""
+    ended: set[int] = set()
+    for event in events:
+        name, token = event["event"], event["fencing_token"] or 0
+        if name == "claimed":
+            continue
+        if name in ENDS and token and token not in ended:
+            ended.add(token)
+            continue
+        worker = event["worker_id"] if name in _OF_RUN else None
+        if name == "cancel_requested":
+            worker = (event["detail"] or {}).get("owner")
+        yield Mark(event["at"], name, entry_line(event), str(worker) if worker else None, token or None)
+
+
+def _waits(
+    job: JobDetails, events: Sequence[Mapping[str, Any]], runs: Sequence[Run], end: datetime
+) -> Iterator[Wait]:
+    """Yield the times in which the job waited, each with what it waited for."""
+    begins = sorted(run.begin for run in runs)
+    turns: list[tuple[datetime, Look | None, str, datetime | None]] = [
+        (job.created_at, *_first_wait(job, begins[0] if begins else None))
+    ]
+    turns += [(run.end, *_wait_after(run, events)) for run in runs if run.outcome != "running"]
+    for event in events:
+        if event["event"] == "held":
+            held = (event["detail"] or {}).get("held_by")
+            turns.append((event["at"], "held", f"held: {printable(str(held), 20)}", None))
+        elif event["event"] in {"woken", "retried", "deferred"}:
+            awaited: Look = "held" if event["event"] == "deferred" else "queued"
+            turns.append((event["at"], awaited, entry_line(event), None))
+        elif event["event"] in {"cancelled", "failed"}:
+            turns.append((event["at"], None, "", None))
+    if job.held_at is not None and job.held_by is not None:
+        turns.append((job.held_at, "held", f"held: {job.held_by}", None))
+    turns.sort(key=lambda turn: turn[0])
+    ends = [*(turn[0] for turn in turns[1:]), end]
+    for (begin, look, words, until), next_at in zip(turns, ends, strict=True):
+        if look is None:
+            continue
+        stop = min([each for each in begins if each >= begin] + [next_at, end])
+        if until is not None and begin < until < stop:
+            yield Wait(begin, until, look, words)
+            yield Wait(until, stop, "queued", "waited in the queue")
+        elif begin < stop:
+            yield Wait(begin, stop, look, words)
+
+
+_Turn: TypeAlias = tuple[Look | None, str, datetime | None]
+
+
+def _first_wait(job: JobDetails, begin: datetime | None) -> _Turn:
+    """Return what a job waited for at first, before its first run, which began at ``begin``.
+
+    The row has when it was due, and when it came to the queue, of the last time alone.
+    """
+    last = begin or datetime.max.replace(tzinfo=UTC)
+    if job.batch_id is not None and job.queued_at is not None and job.created_at < job.queued_at <= last:
+        return "held", "waited for what it needs", job.queued_at
+    if job.run_at is not None and job.created_at < job.run_at <= last:
+        return "scheduled", "waited for its time", job.run_at
+    return "queued", "waited in the queue", None
+
+
+def _wait_after(run: Run, events: Sequence[Mapping[str, Any]]) -> _Turn:
+    own = (event for event in events if event["fencing_token"] == run.token and event["event"] in ENDS)
+    detail = next((event["detail"] for event in own), None) or {}
+    if run.outcome in {"failed", "cancelled", "completed", "unknown"} or detail.get("to") in {
+        "failed",
+        "cancelled",
+    }:
+        return None, "", None
+    try:
+        until = datetime.fromisoformat(str(detail.get("run_at")))
+    except ValueError:
+        until = None
+    if until is not None and until.tzinfo is not None:
+        return "scheduled", "waited for its back-off", until
+    if detail.get("to") == "scheduled":
+        return "scheduled", "waited for its back-off", None
+    return "queued", "waited in the queue", None
+
+
+def _lines(job: JobDetails, events: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> list[Line]:
+    lines = [Line(mark.at, mark.token, mark.words) for mark in _row_marks(job)]
+    claimed = {event["fencing_token"] for event in events if event["event"] == "claimed"}
+    for run in runs:
+        if run.token not in claimed and run.outcome != "unknown":
+            by = f" by {printable(run.worker, 300)}" if run.worker else ""
+            lines.append(Line(run.begin, run.token, f"claimed{by}"))
+    lines += [Line(event["at"], event["fencing_token"] or None, entry_line(event)) for event in events]
+    if job.status == "completed" and job.finished_at is not None:
+        by = f" by {printable(job.completed_by, 300)}" if job.completed_by else ""
+        lines.append(Line(job.finished_at, job.fencing_token, f"completed{by}"))
+    return sorted(lines, key=lambda line: line.at)

@@ -1,0 +1,77 @@
+"""``dashboard``: where it listens, whom it lets in, and how it ends."""
+
+import signal
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+
+from jsworker.dashboard.login import login_line
+
+from .commands import Cli, Process, Spawn
+
+
+def address_of(process: Process) -> str:
+    return process.read_errors_until("dashboard: ").removeprefix("dashboard: ").strip()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.7", "::", "jobs.example"])  # noqa: S104 -- refused
+def test_without_a_login_it_listens_on_this_machine_alone(cli: Cli, host: str) -> None:
+    line = cli("dashboard", "--host", host).refused(2)
+    assert line.startswith(f"--host {host}: without a login the dashboard listens on this machine alone")
+
+
+def test_it_serves_until_it_is_told_to_end(spawn: Spawn, here: Path) -> None:
+    process = spawn("dashboard", "cli_jobs:Double", "--port", "0")
+    address = address_of(process)
+    page = httpx.get(address)
+    assert (page.status_code, "Overview" in page.text) == (200, True)
+    assert 'name="payload.n"' in httpx.get(f"{address}enqueue", params={"kind": "double"}).text
+    rebound = httpx.get(address, headers={"host": "evil.example"})
+    assert rebound.status_code == 403
+    # An open page does not keep it.
+    with httpx.stream("GET", address, headers={"accept": "text/event-stream"}) as stream:
+        assert next(stream.iter_lines()) == "retry: 1000"
+        process.signal(signal.SIGTERM)
+        ended = process.wait()
+    assert (ended.code, ended.out, ended.err) == (0, "", "")
+
+
+def test_with_logins_it_asks_for_one_on_every_address(spawn: Spawn, tmp_path: Path) -> None:
+    (tmp_path / "logins").write_text(login_line("ann", "right", "read"))
+    process = spawn("dashboard", "--host", "0.0.0.0", "--port", "0", "--logins", "logins")  # noqa: S104
+    address = address_of(process)
+    assert httpx.get(address).status_code == 401
+    assert httpx.get(address, auth=("ann", "wrong")).status_code == 401
+    assert httpx.get(address, auth=("ann", "right")).status_code == 200
+
+
+def test_a_port_that_is_taken_is_named(spawn: Spawn) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = spawn("dashboard", "--port", port).wait()
+    assert (ended.code, ended.err) == (
+        1,
+        f"the dashboard cannot listen on 127.0.0.1:{port}: Address already in use\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--logins", "nowhere"], "logins nowhere: No such file"),
+        (["--proxy-secret", "nowhere"], "--proxy-secret nowhere: No such file"),
+        (["--logins", "a", "--proxy-secret", "b"], "--logins and --proxy-secret: one of them"),
+        (["--proxy-group", "ops=all"], "--proxy-group and --proxy-everybody need --proxy-secret"),
+        (["--proxy-secret", "secret", "--proxy-group", "ops=write"], "rights 'write' must be of these"),
+        (["--proxy-secret", "short"], "the secret of the proxy must have at least 16 characters"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_logins_that_make_no_sense_are_refused_in_one_line(
+    cli: Cli, here: Path, arguments: list[str], says: str
+) -> None:
+    (here / "secret").write_text("a secret of the proxy\n")
+    (here / "short").write_text("short\n")
+    assert says in cli("dashboard", *arguments).refused(2)

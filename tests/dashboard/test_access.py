@@ -1,0 +1,326 @@
+import base64
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse
+
+from jsworker.client import JobClient
+from jsworker.core.errors import SettingsError
+from jsworker.core.settings import Settings
+from jsworker.dashboard import Access, PasswordFile, ProxyHeaders, dashboard
+from jsworker.dashboard.access import HEADERS, access_of
+from jsworker.dashboard.app import ACTIONS
+from jsworker.dashboard.login import login_line
+from tests.dashboard.conftest import PutJob
+from tests.dashboard.viewer import Viewer
+from tests.worker.rows import Rows
+
+SECRET = "a secret of the proxy"
+
+
+def asked(headers: dict[str, str] | None = None, client: str = "127.0.0.1") -> Request:
+    given = {"host": "localhost"} | (headers or {})
+    raw = [(name.lower().encode(), value.encode()) for name, value in given.items()]
+    return Request(
+        {
+            "type": "http",
+            "method": "GET",
+            "path": "/",
+            "headers": raw,
+            "client": (client, 1),
+            "query_string": b"",
+            "scheme": "http",
+            "server": ("localhost", 80),
+        }
+    )
+
+
+def basic(name: str, password: str) -> dict[str, str]:
+    return {"authorization": f"Basic {base64.b64encode(f'{name}:{password}'.encode()).decode()}"}
+
+
+# Without a login
+
+
+async def test_without_a_login_it_answers_to_this_machine_alone() -> None:
+    assert await access_of(asked(), None, None) == Access.ALL
+    assert await access_of(asked({"host": "[::1]:8100"}, client="::1"), None, None) == Access.ALL
+    for request in (
+        asked(client="10.0.0.7"),
+        asked({"host": "jobs.example"}),
+        asked({"host": "localhost.evil.example"}),
+        asked({"host": ""}),
+        asked({"x-forwarded-for": "10.0.0.7"}),
+        asked({"forwarded": "for=10.0.0.7"}),
+    ):
+        refused = await access_of(request, None, None)
+        assert not isinstance(refused, Access)
+        assert refused.status_code == 403
+        assert bytes(refused.body).count(b"\n") == 1
+
+
+async def test_other_host_names_are_refused_even_with_a_login() -> None:
+    def everybody(request: Request) -> Access:
+        return Access.READ
+
+    assert await access_of(asked({"host": "Jobs.example:443"}), everybody, {"jobs.example"}) == Access.READ
+    refused = await access_of(asked({"host": "rebound.example"}), everybody, {"jobs.example"})
+    assert not isinstance(refused, Access)
+    assert refused.status_code == 421
+
+
+# Forms that other pages send
+
+
+@pytest.fixture
+async def form(client: JobClient, put: PutJob) -> tuple[Viewer, str, dict[str, Any]]:
+    viewer = Viewer(dashboard(client))
+    job_id = await put("queued")
+    question = await viewer.see(f"/jobs/{job_id}/cancel")
+    return viewer, f"/jobs/{job_id}/cancel", dict(question.forms[-1].values)
+
+
+@pytest.mark.parametrize(
+    ("headers", "changes"),
+    [
+        ({"origin": "http://evil.example"}, {}),
+        ({"origin": "null"}, {}),
+        ({}, {}),
+        ({"origin": "http://localhost:81"}, {}),
+        ({"origin": "http://localhost", "sec-fetch-site": "cross-site"}, {}),
+        ({"origin": "http://localhost", "sec-fetch-site": "same-site"}, {}),
+        ({"origin": "http://localhost"}, {"csrf": "0" * 64}),
+        ({"origin": "http://localhost"}, {"csrf": ""}),
+        ({"origin": "http://localhost", "cookie": "jsworker-csrf="}, {}),
+        ({"origin": "http://localhost", "cookie": f"jsworker-csrf={'x' * 43}"}, {}),
+    ],
+    ids=[
+        *("other origin", "null", "no origin", "other port", "cross-site", "same-site"),
+        *("token", "no token", "no cookie", "other cookie"),
+    ],
+)
+async def test_a_form_of_another_page_changes_nothing(
+    form: tuple[Viewer, str, dict[str, Any]], rows: Rows, headers: dict[str, str], changes: dict[str, str]
+) -> None:
+    viewer, address, values = form
+    answer = await viewer.http.post(address, data=values | changes, headers=headers)
+    assert answer.status_code == 403
+    assert answer.text.startswith("refused: ")
+    assert await rows.value("SELECT status FROM jsworker.jobs") == "queued"
+    # And the same form, sent by its own page, is taken.
+    own = {"origin": "http://localhost", "sec-fetch-site": "same-origin"}
+    assert (await viewer.http.post(address, data=values, headers=own)).status_code == 200
+    assert await rows.value("SELECT status FROM jsworker.jobs") == "cancelled"
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.name)
+async def test_no_action_is_done_without_its_token(
+    client: JobClient, put: PutJob, rows: Rows, action: Any
+) -> None:
+    job_id = await put("queued")
+    viewer = Viewer(dashboard(client))
+    address = action.path.replace("{id:uuid}", str(job_id))
+    own = {"origin": "http://localhost"}
+    given = {"confirmed": "yes", "id": str(job_id), "kind": "crop", "payload": "{}", "reason": "x"}
+    assert (await viewer.http.post(address, data=given, headers=own)).status_code == 403
+    await viewer.http.get(address, params=given)  # asks at most
+    assert [row["status"] for row in await rows.query("SELECT status FROM jsworker.jobs")] == ["queued"]
+    assert await client.audit() == []
+
+
+async def test_a_form_must_say_its_length_and_be_short(form: tuple[Viewer, str, dict[str, Any]]) -> None:
+    viewer, address, _ = form
+
+    async def parts() -> Any:
+        yield b"confirmed=yes"
+
+    headers = {"origin": "http://localhost", "content-type": "application/x-www-form-urlencoded"}
+    assert (await viewer.http.post(address, content=parts(), headers=headers)).status_code == 413
+    long = {"reason": "x" * 5_000_000}
+    assert (await viewer.http.post(address, data=long, headers=headers)).status_code == 413
+
+
+async def test_each_answer_has_the_headers_of_safety(client: JobClient) -> None:
+    app = dashboard(client)
+    viewer, elsewhere = Viewer(app), Viewer(app, base_url="http://other.example")
+    answers = [
+        await viewer.http.get(address) for address in ("/", "/jobs", "/nothing", "/static/dashboard.css")
+    ]
+    answers += [await elsewhere.http.get("/"), await viewer.http.post("/jobs/cancel")]
+    for answer in answers:
+        for name, value in HEADERS.items():
+            if not (name == "cache-control" and answer.url.path.startswith("/static/")):
+                assert answer.headers[name] == value
+    policy = HEADERS["content-security-policy"]
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    cookie = answers[0].headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+
+
+async def test_behind_https_the_cookie_is_for_this_host_and_https_alone(client: JobClient) -> None:
+    viewer = Viewer(dashboard(client, authorize=lambda _: Access.READ), base_url="https://jobs.example")
+    cookie = (await viewer.http.get("/")).headers["set-cookie"]
+    assert cookie.startswith("__Host-jsworker-csrf=")
+    assert "; Secure" in cookie
+
+
+async def test_pages_hold_no_inline_script_or_style(client: JobClient, put: PutJob) -> None:
+    job_id = await put("failed")
+    viewer = Viewer(dashboard(client))
+    for address in (
+        "/",
+        "/jobs",
+        f"/jobs/{job_id}",
+        "/failures",
+        "/enqueue?kind=crop",
+        f"/jobs/{job_id}/retry",
+    ):
+        page = await viewer.see(address)
+        for tag, found in page.elements:
+            assert tag != "style"
+            assert tag != "script" or found["src"].startswith("/static/")
+            assert not [name for name in found if name == "style" or name.startswith("on")]
+
+
+# Logins
+
+
+@pytest.fixture
+def logins(tmp_path: Path) -> Path:
+    file = tmp_path / "logins"
+    lines = [
+        "# people",
+        login_line("ann", "right horse", "retry, payloads"),
+        login_line("bob", "pass:word", "read"),
+    ]
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def test_a_password_is_not_in_its_line() -> None:
+    assert "right horse" not in login_line("ann", "right horse", "read")
+
+
+async def test_a_file_of_hashed_passwords_lets_in_who_knows_one(logins: Path) -> None:
+    known = PasswordFile(logins)
+    ann = Access({"retry"}, payloads=True, name="ann")
+    assert await known(asked(basic("ann", "right horse"))) == ann
+    assert await known(asked(basic("ann", "right horse"))) == ann
+    assert await known(asked(basic("bob", "pass:word"))) == Access(name="bob")
+    wrong = [basic("ann", "pass:word"), basic("eve", ""), basic("", ""), {"authorization": "Basic ü"}, {}]
+    for headers in wrong:
+        question = await known(
+            asked({name: value.encode().decode("latin-1") for name, value in headers.items()})
+        )
+        assert not isinstance(question, Access)
+        assert question.status_code == 401
+        assert question.headers["www-authenticate"].startswith("Basic ")
+
+
+async def test_a_changed_file_is_read_again(logins: Path) -> None:
+    known = PasswordFile(logins)
+    assert isinstance(await known(asked(basic("ann", "right horse"))), Access)
+    logins.write_text(login_line("ann", "new horse", "all"))  # noqa: ASYNC240 -- a few bytes
+    os.utime(logins, (1, 1))
+    assert not isinstance(await known(asked(basic("ann", "right horse"))), Access)
+    assert await known(asked(basic("ann", "new horse"))) == Access(
+        Access.ALL.actions, payloads=True, name="ann"
+    )
+
+
+@pytest.mark.parametrize(
+    "line", ["ann:right horse:read", "ann", login_line("ann", "x", "read").replace("read", "write")]
+)
+def test_a_wrong_line_is_named_without_its_content(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "logins"
+    file.write_text(f"\n{line}\n")
+    with pytest.raises(SettingsError, match=r"logins, line 2") as refusal:
+        PasswordFile(file)
+    assert "right horse" not in str(refusal.value)
+
+
+def test_users_of_a_proxy_have_the_rights_of_their_groups() -> None:
+    proxy = ProxyHeaders(
+        SECRET, groups={"ops": Access({"retry"}), "dev": Access(payloads=True)}, everybody=Access.READ
+    )
+
+    def access(**headers: str) -> Access | None:
+        return proxy(asked({name.replace("_", "-"): value for name, value in headers.items()}))
+
+    told = {"x_jsworker_secret": SECRET, "x_forwarded_user": "ann"}
+    assert access(**told) == Access(name="ann")
+    assert access(**told, x_forwarded_groups="dev, ops") == Access({"retry"}, payloads=True, name="ann")
+    assert access(x_forwarded_user="ann") is None
+    assert access(x_jsworker_secret="another secret", x_forwarded_user="ann") is None
+    assert access(x_jsworker_secret=SECRET) is None
+    assert (
+        ProxyHeaders(SECRET, groups={"ops": Access.ALL})(
+            asked({"x-jsworker-secret": SECRET, "x-forwarded-user": "ann"})
+        )
+        is None
+    )
+    with pytest.raises(SettingsError):
+        ProxyHeaders("short")
+
+
+async def _raises(request: Request) -> Access:
+    raise HTTPException(401, "log in", {"www-authenticate": "Bearer"})
+
+
+async def _nobody(request: Request) -> None:
+    return None
+
+
+async def _somebody(request: Request) -> Access:
+    return Access(name="ann")
+
+
+@pytest.mark.parametrize(
+    ("authorize", "status"),
+    [
+        (_nobody, 403),
+        (_raises, 401),
+        (lambda _: None, 403),
+        (lambda _: RedirectResponse("/login", 307), 307),
+        (_somebody, 200),
+        (lambda _: Access.READ, 200),
+    ],
+    ids=["none", "raises", "none, sync", "redirect", "access", "access, sync"],
+)
+async def test_any_callable_decides(
+    client: JobClient, authorize: Callable[[Request], Awaitable[Any] | Any], status: int
+) -> None:
+    viewer = Viewer(
+        dashboard(client, authorize=authorize), base_url="http://jobs.example", follow_redirects=False
+    )
+    assert (await viewer.http.get("/")).status_code == status
+    assert (await viewer.http.get("/static/dashboard.css")).status_code == status
+
+
+async def test_authorize_that_returns_something_else_lets_nobody_in(client: JobClient) -> None:
+    viewer = Viewer(dashboard(client, authorize=lambda _: True))  # type: ignore[arg-type,return-value]
+    with pytest.raises(TypeError, match="not bool"):
+        await viewer.http.get("/")
+
+
+@pytest.mark.parametrize("actions", [{"retri"}, "retry"])
+def test_an_access_names_actions_that_there_are(actions: Any) -> None:
+    with pytest.raises(ValueError, match="must be a set"):
+        Access(actions)
+
+
+async def test_the_name_of_the_viewer_is_in_the_audit(
+    client: JobClient, put: PutJob, settings: Settings
+) -> None:
+    job_id = await put("queued")
+    viewer = Viewer(dashboard(client, authorize=lambda _: Access({"cancel"}, name="ann")))
+    await viewer.press(await viewer.see(f"/jobs/{job_id}/cancel"), "Cancel")
+    [action] = await client.audit()
+    assert (action.actor, action.action) == ("ann", "cancel")

@@ -1,0 +1,151 @@
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from pydantic import BaseModel
+
+from jsworker.client import JobClient
+from jsworker.core.job import Job
+from jsworker.core.processor import JobProcessor
+from jsworker.dashboard import Access, dashboard
+from tests.dashboard.conftest import PutJob
+from tests.dashboard.viewer import Viewer
+from tests.worker.rows import Rows
+
+
+async def test_a_job_is_cancelled_after_a_question(
+    viewer: Viewer, put: PutJob, rows: Rows, client: JobClient
+) -> None:
+    job_id = await put("queued")
+    question = await viewer.see((await viewer.see(f"/jobs/{job_id}")).links["Cancel …"])
+    assert (await rows.job(job_id))["status"] == "queued"
+    page = await viewer.press(question, "Cancel 1 job")
+    assert "1 job cancelled" in page.text
+    assert (await rows.job(job_id))["status"] == "cancelled"
+    assert "1 job cancelled" not in (await viewer.see(f"/jobs/{job_id}")).text
+    [action] = await client.audit()
+    assert (action.action, action.matched, action.changed) == ("cancel", 1, 1)
+
+
+async def test_chosen_jobs_are_acted_on_and_others_left(viewer: Viewer, put: PutJob, rows: Rows) -> None:
+    ids = [await put("failed") for _ in range(3)]
+    page = await viewer.see("/jobs", status="failed")
+    question = await viewer.press(page, "Retry", {"id": list(map(str, ids[:2]))})
+    assert "2 jobs" in question.text
+    await viewer.press(question, "Retry 2 jobs")
+    assert [(await rows.job(each))["status"] for each in ids] == ["queued", "queued", "failed"]
+
+
+async def test_all_that_match_are_acted_on(
+    viewer: Viewer, put: PutJob, rows: Rows, client: JobClient
+) -> None:
+    for number in range(60):
+        await put("failed", kind="crop", last_error=f"KeyError: {number}")
+    other = await put("failed")
+    failures = await viewer.see("/failures", kind="crop")
+    question = await viewer.see(failures.links["Retry all …"])
+    assert "Retry 60 jobs" in question.text
+    page = await viewer.press(question, "Retry 60 jobs")
+    assert "60 jobs retried" in page.text
+    assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE status = 'queued'") == 60
+    assert (await rows.job(other))["status"] == "failed"
+    [action] = await client.audit()
+    assert (action.action, action.changed) == ("retry", 60)
+
+
+async def test_by_the_list_all_that_match_are_acted_on(viewer: Viewer, put: PutJob, rows: Rows) -> None:
+    for status in ("queued", "scheduled", "completed"):
+        await put(status)
+        await put(status, kind="crop")
+    page = await viewer.see("/jobs", kind="crop")
+    question = await viewer.press(page, "Cancel", {"all": "yes"})
+    await viewer.press(question, "Cancel 2 jobs")
+    found = await rows.query("SELECT kind, status FROM jsworker.jobs WHERE status = 'cancelled'")
+    assert [(row["kind"], row["status"]) for row in found] == [("crop", "cancelled")] * 2
+
+
+async def test_a_running_job_is_taken_back_with_a_reason(viewer: Viewer, put: PutJob, rows: Rows) -> None:
+    job_id = await put("processing")
+    question = await viewer.see(f"/jobs/{job_id}/clear")
+    await viewer.press(question, "Take back", {"reason": " "}, status=400)
+    await viewer.press(question, "Take back", {"reason": "it hangs"})
+    found = await rows.job(job_id)
+    assert (found["status"], found["clear_reason"], found["fencing_token"]) == ("queued", "it hangs", 1)
+
+
+async def test_priority_and_time_are_set(viewer: Viewer, put: PutJob, rows: Rows) -> None:
+    job_id = await put("scheduled")
+    await viewer.press(await viewer.see(f"/jobs/{job_id}/priority"), "Set", {"to": "high"})
+    when = datetime.now(UTC).replace(microsecond=0, second=0) + timedelta(days=2)
+    given = {"run_at": f"{when:%Y-%m-%dT%H:%M}"}
+    await viewer.press(await viewer.see(f"/jobs/{job_id}/reschedule"), "Reschedule", given)
+    found = await rows.job(job_id)
+    assert (found["priority"], found["run_at"]) == (0, when)
+
+
+async def test_what_is_not_possible_any_more_is_said(viewer: Viewer, put: PutJob, rows: Rows) -> None:
+    job_id = await put("queued")
+    question = await viewer.see(f"/jobs/{job_id}/cancel")
+    await rows.query(
+        "UPDATE jsworker.jobs SET status = 'cancelled', finished_at = clock_timestamp() WHERE id = %s", job_id
+    )
+    page = await viewer.press(question, "Cancel")
+    assert "0 jobs cancelled; 1 refused" in page.text
+    assert "is cancelled already" in page.text
+
+
+async def test_nothing_chosen_is_said(viewer: Viewer, put: PutJob) -> None:
+    await put("queued")
+    page = await viewer.press(await viewer.see("/jobs"), "Cancel", status=400)
+    assert "no job was chosen" in page.text
+
+
+@pytest.mark.parametrize("right", ["retry", "cancel", "clear", "priority", "reschedule"])
+async def test_an_action_needs_its_right(client: JobClient, put: PutJob, rows: Rows, right: str) -> None:
+    job_id = await put("queued")
+    others = {"retry", "cancel", "clear", "priority", "reschedule", "enqueue"} - {right}
+    viewer = Viewer(dashboard(client, authorize=lambda _: Access(others, name="ann")))
+    page = await viewer.see(f"/jobs/{job_id}")
+    assert not [link for link in page.links.values() if link.endswith(f"/{right}")]
+    await viewer.see(f"/jobs/{job_id}/{right}", 403)
+    assert (await rows.job(job_id))["status"] == "queued"
+
+
+class Resize(BaseModel):
+    width: int
+    path: str = "a.png"
+
+
+class ResizeImage(JobProcessor[Resize]):
+    async def process(self, job: Job[Resize]) -> None:
+        raise AssertionError(job.id)
+
+
+async def test_a_job_is_enqueued_by_a_form_of_its_model(client: JobClient, rows: Rows) -> None:
+    viewer = Viewer(dashboard(client, processors=[ResizeImage]))
+    form = await viewer.see("/enqueue", kind="resize-image")
+    wrong = await viewer.press(form, "Enqueue", {"payload.width": "wide"}, status=422)
+    assert await rows.value("SELECT count(*) FROM jsworker.jobs") == 0
+    page = await viewer.press(
+        wrong, "Enqueue", {"payload.width": "7", "unique_key": "one", "priority": "low"}
+    )
+    assert "is enqueued" in page.text
+    [job] = await rows.query("SELECT * FROM jsworker.jobs")
+    assert (job["kind"], job["unique_key"], job["priority"]) == ("resize-image", "one", 2)
+    assert job["payload"] == {"width": 7, "path": "a.png"}
+    [action] = await client.audit()
+    assert (action.action, action.changed) == ("enqueue", 1)
+
+
+async def test_a_job_of_an_unknown_kind_is_enqueued_as_json(viewer: Viewer, rows: Rows) -> None:
+    form = await viewer.see("/enqueue", kind="crop")
+    await viewer.press(form, "Enqueue", {"payload": "{not json"}, status=422)
+    await viewer.press(form, "Enqueue", {"payload": '{"a": [1]}', "delay": "60"})
+    [job] = await rows.query("SELECT * FROM jsworker.jobs")
+    assert (job["status"], job["payload"]) == ("scheduled", {"a": [1]})
+
+
+async def test_all_of_a_priority_are_acted_on(viewer: Viewer, put: PutJob, rows: Rows) -> None:
+    high, normal = await put("failed", priority=0), await put("failed")
+    page = await viewer.see("/jobs", priority="high")
+    await viewer.press(await viewer.press(page, "Retry", {"all": "yes"}), "Retry 1 job")
+    assert [(await rows.job(each))["status"] for each in (high, normal)] == ["queued", "failed"]

@@ -1,0 +1,171 @@
+import asyncio
+from collections.abc import AsyncIterator, MutableMapping
+from typing import Any
+
+import pytest
+
+from jsworker.client import JobClient
+from jsworker.dashboard import dashboard, live
+from jsworker.dashboard.app import PAGES
+from jsworker.dashboard.live import EventStream, Poller
+from jsworker.dashboard.visit import TEMPLATES
+from jsworker.ownership.pool import Pool
+from tests.dashboard.conftest import PutJob
+from tests.support.polling import eventually
+
+VIEWERS = 40
+
+
+class Looks:
+    """Counts what is rendered; each time it is something else."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    async def __call__(self) -> str:
+        self.number += 1
+        return f"<p>{self.number}</p>"
+
+
+async def first(events: AsyncIterator[str], wanted: int) -> list[str]:
+    found: list[str] = []
+    async for event in events:
+        if event.startswith("data:"):
+            found.append(event)
+        if len(found) == wanted:
+            break
+    await events.aclose()  # type: ignore[attr-defined]
+    return found
+
+
+async def test_one_look_serves_all_viewers() -> None:
+    poller, looks = Poller(interval=0.05), Looks()
+    seen = await asyncio.gather(*(first(poller.follow("page", looks), 3) for _ in range(VIEWERS)))
+    assert len(seen) == VIEWERS
+    assert looks.number < VIEWERS
+    assert poller.viewers == 0
+
+
+async def test_without_viewers_nothing_is_looked_at() -> None:
+    poller, looks = Poller(interval=0.01), Looks()
+    await first(poller.follow("page", looks), 1)
+
+    async def is_over() -> None:
+        assert poller._task is not None
+        assert poller._task.done()
+
+    await eventually(is_over)
+    before = looks.number
+    await asyncio.sleep(0.1)
+    assert looks.number == before
+    assert await first(poller.follow("page", looks), 1)  # and begins again
+
+
+async def test_what_has_not_changed_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "STREAM_SECONDS", 0.3)
+    poller = Poller(interval=0.01)
+
+    async def same() -> str:
+        return "<p>same</p>"
+
+    events = [event async for event in poller.follow("page", same) if event.startswith("data:")]
+    assert events == ["data: <p>same</p>\n\n"]
+
+
+async def test_a_viewer_who_takes_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "SEND_SECONDS", 0.05)
+    poller, looks = Poller(interval=0.01), Looks()
+    stream = EventStream(poller.follow("page", looks))
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.sleep(3600)
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
+    await asyncio.wait_for(stream(scope, receive, send), 30)
+    assert poller.viewers == 0
+
+
+@pytest.mark.usefixtures("patient")
+async def test_many_viewers_cost_the_database_what_one_does(
+    client: JobClient, put: PutJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put("queued")
+    app = dashboard(client)
+    app.state.site.poller._interval = 0.2
+    statements = 0
+    execute = Pool.execute
+
+    async def counting(self: Pool, *arguments: Any, **options: Any) -> Any:
+        nonlocal statements
+        statements += 1
+        return await execute(self, *arguments, **options)
+
+    monkeypatch.setattr(Pool, "execute", counting)
+    looks = await statements_of(app, viewers=1, events=3)
+    one, statements = statements, 0
+    assert looks == 1
+    assert await statements_of(app, viewers=VIEWERS, events=3) == VIEWERS
+    # A look more for those who came while one was under way; forty times as many for a look each.
+    assert statements <= 3 * one
+
+
+async def statements_of(app: Any, *, viewers: int, events: int) -> int:
+    """Let so many look at the overview until each has got so many events; return how many got markup."""
+    texts = await asyncio.gather(*(stream_of(app, events) for _ in range(viewers)))
+    return sum("waiting" in text for text in texts)
+
+
+async def stream_of(app: Any, events: int, path: str = "/") -> str:
+    """Speak ASGI, for httpx's transport waits for the end of an answer."""
+    headers = [(b"host", b"localhost"), (b"accept", b"text/event-stream")]
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+        "server": ("localhost", 80),
+    }
+    sent: list[str] = []
+    enough = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        await enough.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            sent.append(message["body"].decode())
+            if sum(text.startswith("data:") for text in sent) >= events:
+                enough.set()
+
+    await app(scope, receive, send)
+    return "".join(sent)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_each_live_page_renews_itself(client: JobClient, put: PutJob) -> None:
+    job_id = await put("processing")
+    for status in ("queued", "failed", "scheduled"):
+        await put(status)
+    app = dashboard(client)
+    app.state.site.poller._interval = 0.05
+    pages = [page for page in PAGES if page.name != "workflow"]
+    live_pages = [page for page in pages if "live" in TEMPLATES.get_template(page.template).blocks]
+    assert len(live_pages) > 5
+    paths = [page.path.replace("{id:uuid}", str(job_id)) for page in live_pages]
+    for path in paths:
+        text = await stream_of(app, 1, path)
+        assert "data:" in text
+        assert "Not up to date" not in text, (path, text)

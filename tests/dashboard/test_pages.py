@@ -1,0 +1,214 @@
+import re
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+from fastapi import FastAPI
+from psycopg import sql
+from psycopg.types.json import Jsonb
+from sqlalchemy import text
+
+from jsworker.client import JobClient
+from jsworker.core.settings import Settings
+from jsworker.dashboard import Access, dashboard
+from jsworker.dashboard.app import PAGES
+from tests.dashboard.conftest import PutJob
+from tests.dashboard.viewer import Shown, Viewer
+from tests.worker.rows import Rows
+
+STATES = ("scheduled", "queued", "processing", "completed", "failed", "cancelled")
+JOB = re.compile(r"/jobs/([0-9a-f-]{36})$")
+
+
+def jobs_of(page: Shown) -> list[str]:
+    return [found[1] for link in page.links.values() if (found := JOB.search(link))]
+
+
+async def test_overview_counts_jobs_and_leads_to_them(viewer: Viewer, put: PutJob) -> None:
+    empty = await viewer.see("/")
+    assert "No job has been enqueued yet" in empty.text
+    for status in STATES:
+        await put(status)
+    page = await viewer.see("/")
+    assert "1 waiting" in page.text
+    assert "resize" in page.links
+    assert "1 failed" in page.text
+    assert len([tag for tag, _ in page.elements if tag == "figure"]) == 3
+
+
+async def test_a_listing_has_each_state_and_its_filters_stand_in_the_address(
+    viewer: Viewer, put: PutJob
+) -> None:
+    ids = {status: str(await put(status)) for status in STATES}
+    assert set(jobs_of(await viewer.see("/jobs"))) == set(ids.values())
+    for status, job_id in ids.items():
+        assert jobs_of(await viewer.see("/jobs", status=status)) == [job_id]
+
+
+@pytest.mark.parametrize(
+    ("columns", "query"),
+    [
+        ({"kind": "crop"}, {"kind": "crop"}),
+        ({"priority": 0}, {"priority": "high"}),
+        ({"unique_key": "order 7"}, {"unique_key": "order 7"}),
+        ({"limit_key": "tenant 7"}, {"key": "tenant 7"}),
+        ({"worker_id": "w-é"}, {"worker": "w-é"}),
+        ({"last_error": "KeyError: 'Seven'"}, {"error": "seven"}),
+        ({"created_at": sql.SQL("TIMESTAMPTZ '2020-01-01Z'")}, {"until": "2021-01-01T00:00"}),
+    ],
+    ids=lambda value: next(iter(value)),
+)
+async def test_each_filter_finds_its_job(
+    viewer: Viewer, put: PutJob, columns: dict[str, Any], query: dict[str, str]
+) -> None:
+    await put("processing")
+    wanted = await put("processing", **columns)
+    given = {**query, "status": "processing"}
+    page = await viewer.see("/jobs", **given)
+    assert jobs_of(page) == [str(wanted)]
+    [form] = [each for each in page.forms if each.method == "get"]
+    assert given.items() <= dict(form.values).items()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        *({"kind": "No Kind"}, {"status": "x"}, {"priority": "urgent"}, {"since": "today"}),
+        *({"after": "7"}, {"limit": "0"}, {"failure": "7"}, {"unique_key": "\0"}),
+    ],
+    ids=lambda value: next(iter(value)),
+)
+async def test_a_filter_that_makes_no_sense_is_named_in_one_line(
+    viewer: Viewer, query: dict[str, str]
+) -> None:
+    page = await viewer.see("/jobs", 400, **query)
+    assert next(iter(query)) in page.text
+
+
+async def test_pages_of_a_listing_have_each_job_once(viewer: Viewer, put: PutJob) -> None:
+    ids = [str(await put("failed")) for _ in range(25)]
+    for query in ({}, {"status": "failed"}, {"status": "failed", "kind": "resize"}):
+        found: list[str] = []
+        page = await viewer.see("/jobs", limit=10, **query)
+        found += jobs_of(page)
+        while "Next page" in page.links:
+            page = await viewer.see(page.links["Next page"])
+            found += jobs_of(page)
+        assert found == ids[::-1]
+
+
+async def test_a_job_is_shown_with_its_story_and_what_it_holds(
+    viewer: Viewer, put: PutJob, rows: Rows
+) -> None:
+    job_id = await put(
+        "failed",
+        payload=Jsonb({"size": 7}),
+        checkpoint=Jsonb([1]),
+        traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    )
+    await rows.query(
+        "INSERT INTO jsworker.job_steps (job_id, name, result, fencing_token) VALUES (%s, 'load', '5', 1)",
+        job_id,
+    )
+    page = await viewer.see(f"/jobs/{job_id}")
+    for words in (
+        '"size": 7',
+        "ValueError: a failure",
+        "0af7651916cd43dd8448eb211c80319c",
+        "load",
+        "Timeline",
+    ):
+        assert words in page.text
+    assert "Retry …" in page.links
+    assert "Cancel …" not in page.links
+
+
+async def test_failures_are_grouped_and_lead_to_their_jobs(viewer: Viewer, put: PutJob) -> None:
+    same = {str(await put("failed", last_error=f"KeyError: {number}")) for number in range(3)}
+    await put("failed", last_error="OSError: disk full")
+    page = await viewer.see("/failures")
+    [link] = [href for words, href in page.links.items() if words.startswith("KeyError")]
+    assert set(jobs_of(await viewer.see(link))) == same
+
+
+async def test_who_may_only_read_sees_neither_contents_nor_texts_of_errors(
+    client: JobClient, put: PutJob, rows: Rows
+) -> None:
+    held = {name: Jsonb({"secret": f"veiled {name}"}) for name in ("payload", "result", "checkpoint")}
+    job_id = await put("failed", last_error="KeyError: 'veiled key'\nveiled trace", **held)
+    await rows.query(
+        "INSERT INTO jsworker.job_steps (job_id, name, result, fencing_token) "
+        "VALUES (%s, 's', '\"veiled\"', 1)",
+        job_id,
+    )
+    await rows.query(
+        "INSERT INTO jsworker.job_events (job_id, event, error) VALUES (%s, 'error', 'KeyError: veiled')",
+        job_id,
+    )
+    viewer = Viewer(dashboard(client, authorize=lambda _: Access.READ))
+    for address in ("/", "/jobs", f"/jobs/{job_id}", "/failures"):
+        page = await viewer.see(address)
+        assert "veiled" not in page.source
+        assert not page.has("Retry")
+        assert "Retry …" not in page.links
+    await viewer.see("/jobs", 400, error="veiled")
+    may_see = Viewer(dashboard(client, authorize=lambda _: Access(payloads=True)))
+    assert "veiled trace" in (await may_see.see(f"/jobs/{job_id}")).text
+
+
+async def test_an_encrypted_content_is_shown_to_nobody(viewer: Viewer, put: PutJob) -> None:
+    job_id = await put("queued", payload=Jsonb({"$codec": ["aes-gcm", "k1", "c2VjcmV0"]}))
+    page = await viewer.see(f"/jobs/{job_id}")
+    assert "encrypted" in page.text
+    assert "c2VjcmV0" not in page.source
+
+
+@pytest.mark.parametrize("address", [f"/jobs/{'0' * 8}-0000-7000-8000-{'0' * 12}", "/nothing", "/jobs/7"])
+async def test_what_there_is_not_is_not_found(viewer: Viewer, address: str) -> None:
+    await viewer.see(address, 404)
+
+
+@pytest.mark.parametrize("address", ["/", "/jobs", "/failures"])
+async def test_a_page_that_takes_too_long_says_so(
+    client: JobClient, settings: Settings, address: str
+) -> None:
+    viewer = Viewer(dashboard(client, read_seconds=0.2))
+    with psycopg.connect(settings.database_dsn()) as other:
+        other.execute("LOCK TABLE jsworker.jobs IN ACCESS EXCLUSIVE MODE")
+        page = await viewer.see(address, 503)
+    assert "longer than 0.2 s" in page.text
+
+
+async def test_reads_cannot_write(client: JobClient, rows: Rows, put: PutJob) -> None:
+    job_id = await put("queued")
+    reads = client.database.for_reading(seconds=5.0)
+    with pytest.raises(Exception, match="25006"):
+        await reads.run(text("DELETE FROM jsworker.jobs WHERE id = :id"), {"id": job_id})
+    assert (await rows.job(job_id))["status"] == "queued"
+    [row] = await client.database.run(text("SELECT current_setting('transaction_read_only') AS setting"))
+    assert row.setting == "off"
+
+
+async def test_it_works_under_any_prefix(client: JobClient, put: PutJob) -> None:
+    job_id = await put("failed")
+    app = FastAPI()
+    app.mount("/ops/jobs", dashboard(client))
+    viewer = Viewer(app)
+    seen: set[str] = set()
+    todo = ["/ops/jobs/"]
+    while todo:
+        address = todo.pop()
+        if address.partition("?")[0] in seen:
+            continue
+        seen.add(address.partition("?")[0])
+        page = await viewer.see(address)
+        for _, found in page.elements:
+            links = [found.get(name) for name in ("href", "src", "action", "formaction", "sse-connect")]
+            assert all(link.startswith(("/ops/jobs/", "#")) for link in links if link), (address, links)
+            if "/static/" not in (link := found.get("href", "#")) and not link.startswith("#"):
+                todo.append(link)
+    assert f"/ops/jobs/jobs/{job_id}/retry" in seen
+    assert len(seen) >= len(PAGES)
+    assert (await viewer.http.get("/ops/jobs/static/dashboard.css")).status_code == 200
+    assert isinstance((await viewer.http.get("/ops/jobs", follow_redirects=False)), httpx.Response)

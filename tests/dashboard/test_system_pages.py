@@ -1,0 +1,98 @@
+"""Workers, the doctor, the audit."""
+
+import asyncio
+
+import pytest
+
+from jsworker.client import JobClient
+from jsworker.core.job import Job
+from jsworker.core.processor import JobProcessor
+from jsworker.core.settings import Settings
+from jsworker.dashboard import Access, dashboard
+from tests.dashboard.viewer import Viewer
+from tests.worker.rows import Rows
+from tests.worker.running import StartWorker
+
+pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
+
+EVIL = "'\"><script>alert(1)</script>"
+
+
+class Quick(JobProcessor):
+    kind = "quick"
+
+    async def process(self, job: Job[dict[str, int]]) -> None:
+        raise AssertionError(job)
+
+
+class Sleepy(JobProcessor):
+    kind = "sleepy"
+
+    async def process(self, job: Job[dict[str, int]]) -> None:
+        await asyncio.sleep(job.payload.get("seconds", 600))
+
+
+async def test_workers_stand_together_by_host(viewer: Viewer, rows: Rows, start: StartWorker) -> None:
+    running = await start(Quick)
+    await rows.query(
+        "INSERT INTO jsworker.workers (id, hostname, pid, kinds, concurrency, version, heartbeat_interval,"
+        " state, last_seen_at)"
+        " VALUES (%s, %s, 7, '{quick}', 3, '0.0', '1 s', 'running', now() - interval '1 day')",
+        f"old {EVIL}",
+        EVIL,
+    )
+    page = await viewer.see("/workers")
+    assert running.worker.id in page.text
+    assert f"old {EVIL}" in page.text
+    assert "silent" in page.text
+    assert page.text.count("1 process,") == 2
+    assert "0 of 3 slots busy" in page.text
+    await viewer.see("/workers?after=gone")
+
+
+async def test_where_a_run_and_its_worker_are(settings: Settings, rows: Rows, start: StartWorker) -> None:
+    running = await start(Sleepy)
+    async with JobClient(settings) as client:
+        job = await client.enqueue(Sleepy, {})
+        await rows.becomes(job.id, "processing")
+        viewer = Viewer(dashboard(client))
+        page = await viewer.see((await viewer.see(f"/jobs/{job.id}")).links["Where is it?"])
+        assert "in Sleepy.process" in page.text
+        page = await viewer.see(page.links["All of its worker"])
+        assert f"worker {running.worker.id}, pid" in page.text
+        assert f"job {job.id} of kind sleepy" in page.text
+        assert "no worker has id gone" in (await viewer.see("/workers/stack?worker=gone")).text
+        await viewer.see("/workers/stack", 400)
+        reader = Viewer(dashboard(client, authorize=lambda _: Access.READ))
+        assert "Where is it?" not in (await reader.see(f"/jobs/{job.id}")).links
+        await reader.see(f"/jobs/{job.id}/stack", 403)
+        for each in (viewer, reader):
+            await each.http.aclose()
+
+
+async def test_the_doctor_examines_when_asked(settings: Settings, start: StartWorker) -> None:
+    await start(Quick)
+    async with JobClient(settings) as client:
+        viewer = Viewer(dashboard(client))
+        assert "What was found" not in (await viewer.see("/doctor")).text
+        page = await viewer.see("/doctor?examine=yes")
+        assert "PostgreSQL" in page.text
+        assert "checks found nothing" in page.text
+        await viewer.press(await viewer.see("/doctor/repair"), "Repair")
+        await viewer.http.aclose()
+        [last, *_] = await client.audit()
+    assert last.action == "doctor.repair"
+
+
+async def test_the_audit_lists_who_did_what(client: JobClient) -> None:
+    for number in range(51):
+        await client.pause(f"kind-{number}", actor=EVIL)
+    viewer = Viewer(dashboard(client, authorize=lambda _: Access(frozenset({"pause"}), name="ada")))
+    await viewer.press(await viewer.see("/kinds/pause?kind=mail"), "Pause", {"reason": EVIL})
+    page = await viewer.see("/audit")
+    assert "ada login" in page.text
+    assert f"kind mail, reason {EVIL}" in page.text
+    assert "kind kind-0 " not in page.text
+    assert "kind kind-0 " in (await viewer.see(page.links["Next page"])).text
+    await viewer.see("/audit?after=x", 400)
+    await viewer.http.aclose()
