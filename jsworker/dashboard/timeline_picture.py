@@ -18,6 +18,7 @@ from markupsafe import Markup
 from jsworker.core.names import printable
 from jsworker.dashboard.filters import duration
 from jsworker.dashboard.timeline_story import Mark, Run, Story, Wait
+from jsworker.ownership.queries.listing import MOST_EVENTS
 
 _LEFT: Final = 150
 """Of the drawing: the names of the lanes stand before it."""
@@ -165,6 +166,8 @@ def timeline_picture(story: Story) -> Markup:
     note = [] if scale.is_true else ["Not to scale: each column says how long it took."]
     if story.left_out:
         note.append(f"{story.left_out} runs and events are left out here; the table has them.")
+    if story.is_cut:
+        note.append(f"Only the first {MOST_EVENTS:,} entries of the timeline were read.")
     return Markup(
         '<figure class="timeline-figure"><div class="timeline-scroll" role="region" tabindex="0" '
         'aria-label="Timeline of the job, as a picture">{}</div><figcaption>{}{}</figcaption></figure>'

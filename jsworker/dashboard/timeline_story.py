@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeGuard
 from jsworker.client.job_info import JobDetails, JobEvent
 from jsworker.client.job_timeline import ENDS, entry_line, run_line, run_owner, taken_over
 from jsworker.core.names import printable
+from jsworker.ownership.queries.listing import MOST_EVENTS
 
 MOST_RUNS: Final = 24
 """Runs that are drawn: the first ones and, of more, the last ones."""
@@ -135,6 +136,7 @@ class Story:
         runs, waits, marks: what is drawn.
         lines: all of it in words, oldest first.
         left_out: how many runs and marks are not drawn.
+        is_cut: whether the timeline may have later entries, which were not read.
     """
 
     begin: datetime
@@ -144,6 +146,7 @@ class Story:
     marks: list[Mark]
     lines: list[Line]
     left_out: int
+    is_cut: bool
 
 
 def job_story(job: JobDetails, timeline: Sequence[JobEvent], now: datetime | None = None) -> Story:
@@ -169,6 +172,7 @@ def job_story(job: JobDetails, timeline: Sequence[JobEvent], now: datetime | Non
         marks=sorted(kept, key=lambda mark: mark.at),
         lines=_lines(job, events, runs),
         left_out=len(runs) - len(drawn) + len(marks) - len(kept),
+        is_cut=len(timeline) >= MOST_EVENTS,
     )
 
 

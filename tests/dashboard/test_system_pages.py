@@ -37,7 +37,7 @@ async def test_workers_stand_together_by_host(viewer: Viewer, rows: Rows, start:
     await rows.query(
         "INSERT INTO jsworker.workers (id, hostname, pid, kinds, concurrency, version, heartbeat_interval,"
         " state, last_seen_at)"
-        " VALUES (%s, %s, 7, '{quick}', 3, '0.0', '1 s', 'running', now() - interval '1 day')",
+        " VALUES (%s, %s, 7, '{quick}', 3, '0.0', '1 s', 'running', now() - interval '5 min')",
         f"old {EVIL}",
         EVIL,
     )

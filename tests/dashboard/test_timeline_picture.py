@@ -147,6 +147,11 @@ def test_hundreds_of_runs_are_bounded() -> None:
         status="completed", fencing_token=1, started_at=after(1), claimed_at=after(1), finished_at=after(40)
     )
     assert len(job_story(found, steps).marks) == MOST_MARKS + 1
+    assert "were read" not in timeline_picture(job_story(found, steps))
+    more = [*steps, *(event(35, "step", 1, "w", step=f"more {n}") for n in range(100))]
+    assert "Only the first 1,000 entries of the timeline were read." in timeline_picture(
+        job_story(found, more)
+    )
     assert len(timeline_picture(job_story(found, steps))) < 100_000
 
 

@@ -225,10 +225,11 @@ MEANT = text(f"SELECT j.id FROM jsworker.jobs AS j WHERE j.id = ANY(CAST(:ids AS
 
 JOB = text("SELECT * FROM jsworker.jobs WHERE id = :id")
 
-TIMELINE = text("""
+MOST_EVENTS: Final = 1_000
+TIMELINE = text(f"""
 SELECT at, event, worker_id, fencing_token, error, detail
-FROM jsworker.job_events WHERE job_id = :id ORDER BY id LIMIT 1000
-""")
+FROM jsworker.job_events WHERE job_id = :id ORDER BY id LIMIT {MOST_EVENTS}
+""")  # noqa: S608 -- a constant
 
 SEEN = text("""
 SELECT id, status, fencing_token FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[]))
