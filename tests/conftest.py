@@ -153,3 +153,14 @@ async def database(settings: Settings) -> AsyncIterator[Database]:
     opened = Database(settings.database_dsn(), statement_timeout=5.0)
     yield opened
     await opened.close()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let statements take as long as a busy machine needs, for tests that are not about silent databases."""
+
+    def patient_database(dsn: str, *, statement_timeout: float) -> Database:
+        return Database(dsn, statement_timeout=max(statement_timeout, 5.0))
+
+    monkeypatch.setattr("jsworker.worker.worker.Database", patient_database)
+    monkeypatch.setattr("jsworker.client.job_client.Database", patient_database)

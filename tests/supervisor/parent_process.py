@@ -99,7 +99,12 @@ class ParentProcess:
         """End whatever is left of it."""
         processes = []
         with suppress(psutil.NoSuchProcess):
-            processes = psutil.Process(self.pid).children(recursive=True)
+            parent = psutil.Process(self.pid)
+            parent.suspend()  # it starts no more of them
+            processes = parent.children(recursive=True)
+            for process in processes:  # nor does one see another's end, and hand its jobs back
+                with suppress(psutil.NoSuchProcess):
+                    process.suspend()
         self.popen.kill()
         self.popen.wait()
         for process in processes:

@@ -10,7 +10,6 @@ from nats.js import JetStreamContext
 
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
-from jsworker.ownership.database import Database
 from tests.conftest import FAST, UNHURRIED
 from tests.support.fleet import Fleet, fleet_of
 from tests.support.leaks import nothing_left
@@ -31,17 +30,6 @@ def is_hurried(request: pytest.FixtureRequest) -> bool:
     """Return which of both marks is nearer to the test; without one it is unhurried."""
     marks = [mark.name for mark in request.node.iter_markers() if mark.name in ("hurried", "unhurried")]
     return marks[:1] == ["hurried"]
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let statements take as long as a busy machine needs, for tests that are not about silent databases."""
-
-    def patient_database(dsn: str, *, statement_timeout: float) -> Database:
-        return Database(dsn, statement_timeout=max(statement_timeout, 5.0))
-
-    monkeypatch.setattr("jsworker.worker.worker.Database", patient_database)
-    monkeypatch.setattr("jsworker.client.job_client.Database", patient_database)
 
 
 @pytest.fixture
