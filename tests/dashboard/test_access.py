@@ -143,6 +143,12 @@ async def test_a_form_must_say_its_length_and_be_short(form: tuple[Viewer, str, 
     assert (await viewer.http.post(address, content=parts(), headers=headers)).status_code == 413
     long = {"reason": "x" * 5_000_000}
     assert (await viewer.http.post(address, data=long, headers=headers)).status_code == 413
+    for said in (
+        {"content-length": "00000000000019999999"},
+        {"content-length": "9", "transfer-encoding": "chunked"},
+    ):
+        given = await viewer.http.post(address, content=parts(), headers=headers | said)
+        assert given.status_code == 413
 
 
 async def test_each_answer_has_the_headers_of_safety(client: JobClient) -> None:
