@@ -31,7 +31,7 @@ from jsworker.cli.output import (
 )
 from jsworker.cli.selection import ask_database, choose_age, choose_moment, choose_statuses, find_job
 from jsworker.cli.watching import watch as show_again
-from jsworker.client.job_timeline import CANCELLATIONS, entry_line, run_line, seconds_taken
+from jsworker.client.job_timeline import CANCELLATIONS, entry_line, readable, run_line, seconds_taken
 from jsworker.core.contents import key_of_content
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import check_kind, printable, short_id
@@ -303,7 +303,8 @@ def job(
     if as_json:
         print_json(found)
         return
-    timeline, refused, steps = found.pop("timeline"), found.pop("refused"), found.pop("steps")
+    timeline = list(map(readable, found.pop("timeline")))
+    refused, steps = found.pop("refused"), found.pop("steps")
     if traceback or full_traceback:
         error = found["last_error"] or "there was no error"
         print_line(_lines(error if full_traceback else from_users_code(error)))

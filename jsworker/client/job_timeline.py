@@ -55,6 +55,18 @@ _NOTES: Final = {
 """What is added to the line of a run."""
 
 
+def readable(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry whose details are text or numbers, as workers write them; a row may hold any JSON."""
+    detail = event["detail"]
+    if not isinstance(detail, dict):
+        return {**event, "detail": None}
+    words = (
+        value if value is None or isinstance(value, str | int | float) else str(value)
+        for value in detail.values()
+    )
+    return {**event, "detail": dict(zip(detail, words, strict=True))}
+
+
 def entry_line(event: Mapping[str, Any]) -> str:
     """Return what happened, in words."""
     detail, name = event["detail"] or {}, event["event"]
@@ -123,7 +135,7 @@ def run_owner(token: int, found: Mapping[str, Any], timeline: Sequence[Mapping[s
     events = (event for event in timeline if event["fencing_token"] == token)
     owner = next(filter(None, map(_owner, events)), None)
     if owner is None and (claim := taken_over(token, timeline)) is not None:
-        owner = claim["detail"]["owner"]
+        owner = str(claim["detail"]["owner"])
     if owner is None and token == found["fencing_token"]:
         owner = found["worker_id"] or found["completed_by"]
     return owner
@@ -139,8 +151,8 @@ def taken_over(token: int, timeline: Sequence[Mapping[str, Any]]) -> Mapping[str
 
 def _owner(event: Mapping[str, Any]) -> str | None:
     by_owner = event["event"] in _BY_OWNER
-    owner: str | None = event["worker_id"] if by_owner else (event["detail"] or {}).get("owner")
-    return owner
+    owner = event["worker_id"] if by_owner else (event["detail"] or {}).get("owner")
+    return None if owner is None else str(owner)
 
 
 def _end(event: Mapping[str, Any]) -> str:

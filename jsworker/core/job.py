@@ -6,6 +6,7 @@ from collections.abc import (
     Awaitable,
     Callable,
     Coroutine,
+    Generator,
     Iterable,
     Iterator,
     Mapping,
@@ -111,31 +112,48 @@ class _Ownership(Protocol):
     def steps(self) -> _Steps: ...
 
 
-class _Call:
-    """A call, which tells its run when it is dropped before it has begun: it has done nothing."""
+class _Call(Coroutine[Any, Any, Any]):
+    """A call of a job's method, which tells its run when it is dropped before it began: it has done nothing.
 
-    __slots__ = ("has_begun", "name", "ownership")
+    One that a task was given and that was cancelled before it began, or that was closed, is not dropped. No
+    coroutine of ``async def`` could tell that: until it begins, none of its code runs.
+    """
 
-    def __init__(self, name: str, ownership: _Ownership) -> None:
-        self.has_begun, self.name, self.ownership = False, name, ownership
+    __slots__ = ("_coroutine", "_is_untouched", "_ownership")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], ownership: _Ownership) -> None:
+        self._coroutine, self._ownership, self._is_untouched = coroutine, ownership, True
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        self._is_untouched = False
+        return self._coroutine.__await__()
+
+    def send(self, value: Any) -> Any:
+        self._is_untouched = False
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        self._is_untouched = False
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._is_untouched = False
+        self._coroutine.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._coroutine, name)  # its name and its frame, for asyncio and debuggers
 
     def __del__(self) -> None:
-        if not self.has_begun:
-            self.ownership.note_never_awaited(self.name)
+        if self._is_untouched:
+            self._ownership.note_never_awaited(self._coroutine.__name__)
 
 
 def _awaited(method: Method) -> Method:
     """Tell the run of calls of a method that are never awaited."""
 
-    async def begin(call: _Call, job: "Job[Any]", *args: Any, **named: Any) -> Any:
-        call.has_begun = True
-        return await method(job, *args, **named)
-
-    begin.__name__, begin.__qualname__ = method.__name__, method.__qualname__  # for Python's own warning
-
     @wraps(method)
     def made(job: "Job[Any]", *args: Any, **named: Any) -> Any:
-        return begin(_Call(method.__name__, job._ownership), job, *args, **named)  # noqa: SLF001 -- of this module
+        return _Call(method(job, *args, **named), job._ownership)  # noqa: SLF001 -- of this module
 
     # Before Python 3.12 it cannot be said that a plain function returns a coroutine.
     mark: Callable[[Any], Any] = getattr(inspect, "markcoroutinefunction", lambda function: function)

@@ -49,7 +49,7 @@ from jsworker.dashboard.pages import (
     workers,
     workflows,
 )
-from jsworker.dashboard.visit import ActionRoute, Done, PageRoute, Question, Site, Visit
+from jsworker.dashboard.visit import ActionRoute, Done, PageRoute, Question, Site, Visit, is_short_number
 
 PAGES: Final = (
     PageRoute("/", "overview", overview.read, "overview.html", title="Overview"),
@@ -205,7 +205,8 @@ async def _act(action: ActionRoute, request: Request) -> Response:
         return refusal(403, f"you may not do this: {action.right}")
     if request.method == "POST":
         length = request.headers.get("content-length", "")
-        if not (length.isascii() and length.isdigit() and int(length[:12]) <= _MOST_FORM_BYTES):
+        is_chunked = "transfer-encoding" in request.headers  # then its length says nothing
+        if is_chunked or not (is_short_number(length) and int(length) <= _MOST_FORM_BYTES):
             return refusal(413, f"a form must say its length, of at most {_MOST_FORM_BYTES} bytes")
         form = await request.form(max_files=0, max_fields=_MOST_FIELDS, max_part_size=_MOST_FORM_BYTES)
         if (refused := tokens.refused(request, visit.access, form.get("csrf"))) is not None:

@@ -71,6 +71,8 @@ class Poller:
         ends_at = clock() + STREAM_SECONDS
         try:
             yield "retry: 1000\n\n"
+            if topic.newest:  # it may be newer than the page that the viewer has loaded
+                yield as_event(topic.newest)
             while (left := ends_at - clock()) > 0:
                 changed = topic.changed
                 try:

@@ -55,13 +55,14 @@ def login_line(name: str, password: str, rights: str) -> str:
 class PasswordFile:
     """Asks for name and password, and finds them in a file with a line for each login; see ``login_line``.
 
-    A file that has changed is read again. Lines that begin with # are left out. Use it behind HTTPS alone.
+    A file that has changed is read again; while a line of it is wrong, nobody is let in. Lines that begin
+    with # are left out. Use it behind HTTPS alone.
     """
 
     def __init__(self, path: Path | str) -> None:
         """Read the file; SettingsError: it cannot be read, or a line is wrong."""
         self._path = Path(path)
-        self._changed_at = 0
+        self._stamp: tuple[int, ...] = ()
         self._logins: dict[str, tuple[bytes, bytes, Access]] = {}
         self._key = secrets.token_bytes(32)
         self._known: dict[bytes, Access] = {}
@@ -78,16 +79,18 @@ class PasswordFile:
         return PlainTextResponse("log in\n", 401, challenge)
 
     async def _checked(self, name: str, password: str) -> Access | None:
-        if self._path.stat().st_mtime_ns != self._changed_at:
-            self._read()
+        self._read()
         # A browser sends its login with every request.
         seen = hmac.new(self._key, f"{name}:{password}".encode(), hashlib.sha256).digest()
         if (known := self._known.get(seen)) is not None:
             return known
-        salt, wanted, access = self._logins.get(name, (b"", b"", Access.READ))
+        logins = self._logins
+        salt, wanted, access = logins.get(name, (b"", b"", Access.READ))
         async with self._one_at_a_time:
             # As long for a name that there is not.
             found = await asyncio.to_thread(_hashed, password, salt or self._key[:16])
+        if logins is not self._logins:  # the file has changed meanwhile
+            return await self._checked(name, password)
         if not hmac.compare_digest(found, wanted):
             return None
         if len(self._known) >= _MOST_REMEMBERED:
@@ -97,24 +100,29 @@ class PasswordFile:
 
     def _read(self) -> None:
         try:
-            self._changed_at = self._path.stat().st_mtime_ns
-            lines = self._path.read_text().splitlines()
+            found = self._path.stat()
+            stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
+            if stamp == self._stamp:
+                return
+            lines = self._path.read_text(encoding="utf-8").splitlines()
         except OSError as error:
             raise SettingsError(f"logins {self._path}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise SettingsError(f"logins {self._path}: must be UTF-8 text") from None
         self._logins = dict(
             _login(f"{self._path}, line {number}", line)
             for number, line in enumerate(lines, 1)
             if line.strip() and not line.startswith("#")
         )
         self._known.clear()
+        self._stamp = stamp  # not before: a file with a wrong line is read again for each request
 
 
 class ProxyHeaders:
     """Takes the user from a proxy that has asked an identity provider, as oauth2-proxy does.
 
     The proxy proves itself by the header ``X-Jsworker-Secret``, without which nobody is let in. It must
-    remove
-    that header and those of the user, from what it gets.
+    remove that header, and those of the user, from what it gets; where one of them comes twice, it does not.
     """
 
     def __init__(
@@ -149,9 +157,10 @@ class ProxyHeaders:
         given = request.headers.getlist(_PROOF)
         if len(given) != 1 or not hmac.compare_digest(given[0].encode(), self._secret):
             return None
-        user, groups = (request.headers.get(name, "") for name in self._headers)
-        if not user:
+        users, named = map(request.headers.getlist, self._headers)
+        if len(users) != 1 or not users[0] or len(named) > 1:
             return None
+        [user], groups = users, ",".join(named)
         member_of = {group.strip() for group in groups.split(",")}
         held = [access for group, access in self._groups.items() if group in member_of]
         if not held and self._everybody is not None:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias, TypeGuard
 
 from jsworker.client.job_info import JobDetails, JobEvent
-from jsworker.client.job_timeline import ENDS, entry_line, run_line, run_owner, taken_over
+from jsworker.client.job_timeline import ENDS, entry_line, readable, run_line, run_owner, taken_over
 from jsworker.core.names import printable
 from jsworker.ownership.queries.listing import MOST_EVENTS
 
@@ -152,7 +152,7 @@ class Story:
 def job_story(job: JobDetails, timeline: Sequence[JobEvent], now: datetime | None = None) -> Story:
     """Return the story of a job; ``now``: until when a run goes on that has not ended."""
     now = now or datetime.now(UTC)
-    events = [_plain(event) for event in timeline]
+    events = [readable(asdict(event)) for event in timeline]
     found = asdict(job)
     runs = list(_runs(found, events, now))
     marks = [*_row_marks(job), *_marks(events)]
@@ -174,12 +174,6 @@ def job_story(job: JobDetails, timeline: Sequence[JobEvent], now: datetime | Non
         left_out=len(runs) - len(drawn) + len(marks) - len(kept),
         is_cut=len(timeline) >= MOST_EVENTS,
     )
-
-
-def _plain(event: JobEvent) -> dict[str, Any]:
-    found = asdict(event)
-    detail = found["detail"]
-    return found | {"detail": detail if isinstance(detail, dict) else None}
 
 
 def _few(marks: list[Mark]) -> list[Mark]:

@@ -22,8 +22,14 @@ from jsworker.dashboard.filters import FILTERS
 from jsworker.dashboard.live import Poller
 from jsworker.ownership.database import Database
 
+_DIGITS: Final = 9
 _STATEMENTS: Final = 4
 """As long as so many that are ended by the time-out may all that a page reads take."""
+
+
+def is_short_number(text: str) -> bool:
+    """Return whether a text is a number of at most nine digits."""
+    return text.isascii() and text.isdigit() and len(text) <= _DIGITS
 
 
 class WrongFilter(UsageError, ValueError):
@@ -181,7 +187,7 @@ class Visit:
         given = self.get(name)
         if given is None:
             return default
-        if not (given.isascii() and given.isdigit() and 1 <= int(given[:9]) <= most):
+        if not (is_short_number(given) and 1 <= int(given) <= most):
             raise WrongFilter(f"{name}={shown(given)} must be a number from 1 to {most}")
         return int(given)
 

@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse
 from jsworker.client import JobClient
 from jsworker.core.errors import SettingsError
 from jsworker.core.settings import Settings
-from jsworker.dashboard import Access, PasswordFile, ProxyHeaders, dashboard
+from jsworker.dashboard import Access, PasswordFile, ProxyHeaders, dashboard, login
 from jsworker.dashboard.access import HEADERS, access_of
 from jsworker.dashboard.app import ACTIONS
 from jsworker.dashboard.login import login_line
@@ -143,6 +143,12 @@ async def test_a_form_must_say_its_length_and_be_short(form: tuple[Viewer, str, 
     assert (await viewer.http.post(address, content=parts(), headers=headers)).status_code == 413
     long = {"reason": "x" * 5_000_000}
     assert (await viewer.http.post(address, data=long, headers=headers)).status_code == 413
+    for said in (
+        {"content-length": "00000000000019999999"},
+        {"content-length": "9", "transfer-encoding": "chunked"},
+    ):
+        given = await viewer.http.post(address, content=parts(), headers=headers | said)
+        assert given.status_code == 413
 
 
 async def test_each_answer_has_the_headers_of_safety(client: JobClient) -> None:
@@ -235,6 +241,34 @@ async def test_a_changed_file_is_read_again(logins: Path) -> None:
     )
 
 
+async def test_a_file_with_a_wrong_line_lets_nobody_in(logins: Path) -> None:
+    known = PasswordFile(logins)
+    assert isinstance(await known(asked(basic("ann", "right horse"))), Access)
+    logins.write_text(f"{login_line('bob', 'pass:word', 'read')}\nbill")  # noqa: ASYNC240 -- a few bytes
+    for name, password in (("ann", "right horse"), ("ann", "right horse"), ("bob", "pass:word")):
+        with pytest.raises(SettingsError, match=r"logins, line 2"):
+            await known(asked(basic(name, password)))
+    logins.unlink()  # noqa: ASYNC240 -- likewise
+    with pytest.raises(SettingsError, match=r"logins: No such file"):
+        await known(asked(basic("bob", "pass:word")))
+
+
+async def test_a_login_that_is_removed_while_it_is_checked_is_not_remembered(
+    logins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, hashed, rest = PasswordFile(logins), login._hashed, login_line("bob", "pass:word", "read")
+
+    def removed_meanwhile(password: str, salt: bytes) -> bytes:
+        if logins.stat().st_size != len(rest):
+            logins.write_text(rest)
+            known._read()
+        return hashed(password, salt)
+
+    monkeypatch.setattr(login, "_hashed", removed_meanwhile)
+    for _ in range(2):
+        assert not isinstance(await known(asked(basic("ann", "right horse"))), Access)
+
+
 @pytest.mark.parametrize(
     "line", ["ann:right horse:read", "ann", login_line("ann", "x", "read").replace("read", "write")]
 )
@@ -266,6 +300,10 @@ def test_users_of_a_proxy_have_the_rights_of_their_groups() -> None:
         )
         is None
     )
+    for name in ("x-jsworker-secret", "x-forwarded-user", "x-forwarded-groups"):  # it passes on what it gets
+        request = asked({"x-jsworker-secret": SECRET, "x-forwarded-user": "ann", "x-forwarded-groups": "dev"})
+        request.scope["headers"].insert(0, (name.encode(), SECRET.encode()))
+        assert proxy(request) is None
     with pytest.raises(SettingsError):
         ProxyHeaders("short")
 

@@ -76,6 +76,7 @@ async def test_each_filter_finds_its_job(
     [
         *({"kind": "No Kind"}, {"status": "x"}, {"priority": "urgent"}, {"since": "today"}),
         *({"after": "7"}, {"limit": "0"}, {"failure": "7"}, {"unique_key": "\0"}),
+        {"limit": "0000000010000000"},
     ],
     ids=lambda value: next(iter(value)),
 )

@@ -1,10 +1,12 @@
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from jsworker.client.job_timeline import _ENTRIES, ENDS
 from jsworker.dashboard.timeline_picture import timeline_picture, timeline_table
 from jsworker.dashboard.timeline_story import MOST_MARKS, MOST_RUNS, Story, job_story
 from tests.dashboard import stories
@@ -185,6 +187,22 @@ def test_hostile_texts_are_escaped() -> None:
     story = job_story(found, events, now=after(6))
     drawn(story)
     assert "<script" not in timeline_picture(story) + timeline_table(story)
+
+
+@pytest.mark.parametrize("value", [[], {}, [{"a": 1}], True, float("nan"), None], ids=str)
+def test_details_of_any_json_are_drawn(value: Any) -> None:
+    found, events = stories.zombie()
+    every = {*ENDS, *_ENTRIES, "claimed", "woken", "another"}
+    names = "cause reason was failed_for owner run_at until to held_by clear_reason seconds_without_heartbeat"
+    hostile = [
+        event(300 + token, name, token, "beta-1", **dict.fromkeys(names.split(), value))
+        for token, name in enumerate(sorted(every), 1)
+    ]
+    many = replace(found, fencing_token=len(hostile) + 1)
+    for row, entries in ((found, [*events, *hostile]), (many, hostile)):
+        story = job_story(row, entries)
+        assert len(drawn(story)) > 0
+        assert len(story.lines) >= len(entries)
 
 
 def test_clocks_that_go_back_harm_nothing() -> None:

@@ -3,6 +3,7 @@ from uuid import UUID
 import pytest
 
 from jsworker.client import JobClient
+from jsworker.dashboard import Access, dashboard
 from tests.dashboard.viewer import Viewer
 from tests.worker.rows import Rows
 
@@ -47,6 +48,10 @@ async def test_cancel_and_retry(viewer: Viewer, client: JobClient, rows: Rows) -
         failed,
     )
     assert "ValueError: no" in (await viewer.see(f"/workflows/{failed}")).text
+    reader = Viewer(dashboard(client, authorize=lambda _: Access.READ))
+    page = await reader.see(f"/workflows/{failed}")
+    await reader.http.aclose()
+    assert ("ValueError" in page.text, "ValueError: no" in page.source) == (True, False)
     page = await viewer.press(await viewer.see(f"/workflows/{failed}/retry"), "Retry 3 jobs")
     assert "3 jobs retried" in page.text
     done = [(each.action, each.target["workflow"], each.changed) for each in await client.audit(limit=2)]

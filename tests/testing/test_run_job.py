@@ -145,6 +145,21 @@ async def test_calls_that_are_awaited_later_or_by_others_are_awaited() -> None:
     assert (run.completed, run.checkpoint, run.steps) == (True, 1, {"a": "1", "b": "2"})
 
 
+async def test_calls_that_are_cancelled_or_closed_before_they_begin_are_not_dropped() -> None:
+    class Reporting(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> str:
+            asyncio.create_task(job.update_progress(progress=0.1)).cancel()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(job.update_progress(progress=0.5), timeout=0)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0):
+                    await asyncio.gather(job.save_checkpoint(1), job.step("a", str, 1))
+            job.quiet(1).close()
+            return "done"
+
+    assert (await run_job(Reporting, {})).result == "done"
+
+
 @pytest.mark.filterwarnings("ignore:coroutine '_enqueued:RuntimeWarning")
 async def test_a_child_is_enqueued_though_nobody_awaits_that() -> None:
     class Forgetful(JobProcessor):

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from jsworker.client import JobClient
-from jsworker.core.errors import Fail
+from jsworker.core.errors import DatabaseUnavailable, Fail
 from jsworker.core.job import Job
-from tests.worker.processors import KIND, scripted
+from jsworker.worker.maintenance import statistics
+from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
@@ -49,6 +50,20 @@ async def test_without_the_table_jobs_go_on(client: JobClient, rows: Rows, start
         await running.worker._components.statistics.step()
         assert [event["what"] for event in running.events.of("worker.degraded")] == ["statistics"]
         assert (await client.result((await client.enqueue(KIND, {})).id, timeout=60)) is None
-        await running.worker.close()
     finally:
         await rows.query("ALTER TABLE jsworker.put_aside RENAME TO statistics")
+    await running.worker._components.statistics.step()
+    assert [event["what"] for event in running.events.of("worker.restored")] == ["statistics"]
+
+
+@pytest.mark.unhurried
+async def test_a_lock_on_the_table_does_not_take_the_database_for_silent(
+    start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def locked(*_: Any) -> None:
+        raise DatabaseUnavailable("did not answer within 3 s")
+
+    running = await start(scripted(echo))
+    monkeypatch.setattr(statistics, "forget_statistics", locked)
+    await running.worker._components.statistics.step()
+    assert running.events.of("worker.degraded") == []

@@ -7,7 +7,7 @@ from uuid import UUID
 from starlette.datastructures import FormData
 
 from jsworker.core.errors import WorkflowNotFound
-from jsworker.dashboard.filters import plural
+from jsworker.dashboard.filters import error_shown, plural
 from jsworker.dashboard.visit import Done, Question, Visit, WrongFilter
 from jsworker.dashboard.workflow_picture import in_words, workflow_picture
 from jsworker.ownership.queries.workflow_listing import get_workflow, list_workflows
@@ -47,9 +47,14 @@ async def read_one(visit: Visit) -> Mapping[str, Any]:
     }
     is_open = found["finished_at"] is None
     has_failed = any(node["jobs"].get("failed") for node in nodes)
+    may_see = visit.access.payloads
+    errors = [
+        {**each, "last_error": error_shown(each["last_error"], payloads=may_see)} for each in found["errors"]
+    ]
     return {
         "workflow": found,
         "nodes": nodes,
+        "errors": errors,
         "picture": workflow_picture(nodes, links),
         "acts": [verb for verb, can in (("cancel", is_open), ("retry", has_failed)) if can],
     }

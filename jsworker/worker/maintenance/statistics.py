@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from jsworker.core.errors import DatabaseUnavailable
 from jsworker.ownership.transitions.statistics import add_statistics, forget_statistics
 from jsworker.worker.context import WorkerContext
 
@@ -22,8 +23,13 @@ class StatisticsWriter:
         if not context.health.up:
             return
         with context.noting("statistics"):
-            if taken := context.counts.take():
-                await add_statistics(context.database, taken)
-            if self._writes % _WRITES_A_TIDYING == 0:
-                await forget_statistics(context.database)
+            try:
+                if taken := context.counts.take():
+                    await add_statistics(context.database, taken)
+                if self._writes % _WRITES_A_TIDYING == 0:
+                    await forget_statistics(context.database)
+            except DatabaseUnavailable as error:
+                await context.unanswered(error)  # somebody may hold a lock on the table, by rebuilding it
+                return
             self._writes += 1
+            context.complaints.end("statistics")

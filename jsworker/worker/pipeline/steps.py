@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -58,7 +58,7 @@ class Steps:
             started = boottime()
             value = function(*args, **kwargs)
             return wait_for(
-                self._kept(step, wait_for(value) if inspect.iscoroutine(value) else value, started)
+                self._kept(step, wait_for(value) if isinstance(value, Coroutine) else value, started)
             )
 
     async def sleep(self, after: Any, name: str) -> None:
@@ -222,7 +222,7 @@ class NamedStep:
         self.column = f"step {name}"  # of what it stores
         self.is_sleep = function is None
         if not (self.is_sleep or callable(function)):
-            if inspect.iscoroutine(function):
+            if isinstance(function, Coroutine):
                 function.close()  # else it warns that it was never awaited
             raise TypeError(
                 f"step {shown(name)} takes a function and its arguments: job.step(name, call, order)"
