@@ -108,7 +108,8 @@ def _is_from_here(request: Request) -> bool:
     # A proxy on this machine speaks for others.
     if any(name in request.headers for name in _FORWARDED):
         return False
-    return request.client is None or is_loopback(request.client.host)
+    # Without an address it came by a socket file, as from a proxy.
+    return request.client is not None and is_loopback(request.client.host)
 
 
 def is_loopback(host: str) -> bool:

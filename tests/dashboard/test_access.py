@@ -50,7 +50,10 @@ def basic(name: str, password: str) -> dict[str, str]:
 async def test_without_a_login_it_answers_to_this_machine_alone() -> None:
     assert await access_of(asked(), None, None) == Access.ALL
     assert await access_of(asked({"host": "[::1]:8100"}, client="::1"), None, None) == Access.ALL
+    by_socket_file = asked()
+    by_socket_file.scope["client"] = None
     for request in (
+        by_socket_file,
         asked(client="10.0.0.7"),
         asked({"host": "jobs.example"}),
         asked({"host": "localhost.evil.example"}),
