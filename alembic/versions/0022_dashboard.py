@@ -19,10 +19,10 @@ depends_on = None
 
 CONCURRENTLY = {
     "jobs_failures": r"""
-CREATE INDEX CONCURRENTLY jobs_failures ON jsworker.jobs (kind, CAST(md5(
+CREATE INDEX CONCURRENTLY jobs_failures ON jsworker.jobs (kind, CAST(lpad(to_hex(hashtextextended(
   coalesce(CAST(nullif(failure_reason = 'stalled', false) AS text), regexp_replace(
     split_part(left(coalesce(last_error, ''), 200), chr(10), 1),
-    '''[^'']*''|"[^"]*"|[0-9a-f]*[0-9][-0-9a-f]*', '#', 'g'))) AS uuid), finished_at, id)
+    '''[^'']*''|"[^"]*"|[0-9a-f]*[0-9][-0-9a-f]*', '#', 'g')), 0)), 32, '0') AS uuid), finished_at, id)
 WHERE status COLLATE "C" = 'failed'
 """.strip(),
 }

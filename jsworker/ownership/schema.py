@@ -80,13 +80,14 @@ _OUTCOME = (
 )
 
 FAILURE = (
-    "(md5(COALESCE(NULLIF(failure_reason = 'stalled'::text, false)::text, "
+    "(lpad(to_hex(hashtextextended(COALESCE(NULLIF(failure_reason = 'stalled'::text, false)::text, "
     """regexp_replace(split_part("left"(COALESCE(last_error, ''::text), 200), chr(10), 1), """
-    """'''[^'']*''|"[^"]*"|[0-9a-f]*[0-9][-0-9a-f]*'::text, '#'::text, 'g'::text)))::uuid)"""
+    """'''[^'']*''|"[^"]*"|[0-9a-f]*[0-9][-0-9a-f]*'::text, '#'::text, 'g'::text)), 0::bigint)), 32, '0'::text)::uuid)"""
 )
 """What failed jobs are grouped by: type and message of their last error, without numbers and what stands in quotes.
 
-As PostgreSQL writes it itself: so alembic takes it for the one that is there.
+As PostgreSQL writes it itself: so alembic takes it for the one that is there. Not by md5, which a server in FIPS mode
+refuses, and with it each job that fails.
 """
 IS_FAILURE = """status COLLATE "C" = 'failed'"""
 """In words of its own, so that no other statement looks for its rows along the index of failures; and quickly decided, for

@@ -47,6 +47,11 @@ async def test_errors_that_differ_in_numbers_and_quoted_text_are_one_group(
     assert [each.kind for each in (await list_failures(database, kind="other-kind")).groups] == ["other-kind"]
 
 
+def test_no_row_is_written_by_a_function_that_a_server_in_fips_mode_refuses(sql: Sql) -> None:
+    query = "SELECT indexdef FROM pg_indexes WHERE schemaname = 'jsworker' AND indexdef ~ 'md5'"
+    assert sql.execute(query).fetchall() == []
+
+
 async def test_groups_come_page_by_page(database: Database, sql: Sql) -> None:
     for kind in ("a", "b"):
         for word in ("one", "two", "three"):
