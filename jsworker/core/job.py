@@ -145,7 +145,7 @@ class _Call(Coroutine[Any, Any, Any]):
 
     def __del__(self) -> None:
         if self._is_untouched:
-            self._ownership.note_never_awaited(self._coroutine.__name__)
+            self._ownership.note_never_awaited(self.__name__)
 
 
 def _awaited(method: Method) -> Method:
