@@ -35,16 +35,17 @@ ON CONFLICT DO NOTHING
 
 def fill(shop: Shop) -> dict[str, str]:
     """Have jobs of every state, and return the addresses of pages by the names of their pictures."""
-    shop.start("run", "--processes", "2", "--concurrency", "6")
+    workers = shop.start("run", "--processes", "2", "--concurrency", "6")
+    wait_for(lambda: len(workers.lines("child.started")) == 2, lambda: workers.log)
     killed = shop.enqueue("encode-video", {"file": "holidays.mov", "seconds": 6})
     for number in range(1, 120):
         shop.enqueue("send-invoice", {"number": number})
     for number in range(1, 13):
         shop.enqueue("charge-card", {"number": number})
     for tenant in ("acme", "acme", "acme", "globex", "globex", "initech"):
-        shop.enqueue("sync-tenant", {"tenant": tenant, "seconds": 600})
+        shop.enqueue("sync-tenant", {"tenant": tenant, "seconds": 600}, limit_key=tenant)
     done, broken = shop.nightly_import(is_broken=False), shop.nightly_import(is_broken=True)
-    time.sleep(4)
+    time.sleep(3)
     shop.kill_owner(killed)
     shop.wait_until(killed, "completed")
     for number in range(200, 260):
@@ -81,7 +82,7 @@ def fill(shop: Shop) -> dict[str, str]:
         "failures": "/failures",
         "kinds": "/kinds",
         "question-pause": "/kinds/pause?kind=send-invoice",
-        "question-limits": "/kinds/limits?kind=send-invoice",
+        "question-limits": "/kinds/set-limits?kind=send-invoice",
         "keys": "/keys",
         "schedules": "/schedules",
         "workflows": "/workflows",
@@ -121,7 +122,7 @@ def main() -> None:
         upgrade_database(url)
         with open_shop(url, servers.nats.url, work) as shop:
             pages = fill(shop)
-            with open_browser(shop.address, work / "profile") as browser:
+            with open_browser(shop.address, work) as browser:
                 if given.docs:
                     browser.look("light", (1280, 760))
                     for name, page in (("dashboard", "overview"), ("job", "job-killed")):

@@ -10,13 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException
-from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.by import By
-from selenium.webdriver.remote.webelement import WebElement
 
 from tests.dashboard.shop import wait_for
+from tests.verify.webdriver import Chrome, Element, StaleElement
 
 PROGRAMS = ("/usr/bin/chromium", "/usr/bin/chromedriver")
 DESKTOP = (1280, 800)
@@ -31,35 +27,36 @@ _AXE = Path(__file__).parent / "axe" / "axe.min.js"
 class Browser:
     """A browser at one dashboard."""
 
-    def __init__(self, driver: webdriver.Chrome, address: str) -> None:
+    def __init__(self, driver: Chrome, address: str) -> None:
         self.driver = driver
         self.address = address
 
     def open(self, path: str) -> None:
-        self.driver.get(f"{self.address}{path}")
+        self.driver.ask("POST", "/url", url=f"{self.address}{path}")
 
     @property
     def text(self) -> str:
-        return self._steady(lambda: self.driver.find_element(By.TAG_NAME, "body").text)
+        return self._steady(lambda: self.find("body").text)
 
     @property
     def path(self) -> str:
-        return self.driver.current_url.removeprefix(self.address)
+        return self.driver.ask("GET", "/url").removeprefix(self.address)
 
-    def find(self, selector: str) -> WebElement:
+    def find(self, selector: str) -> Element:
         """Return the first element that a CSS selector finds."""
-        return self.driver.find_element(By.CSS_SELECTOR, selector)
+        return self.driver.elements(selector)[0]
+
+    def all(self, selector: str) -> list[Element]:
+        return self.driver.elements(selector)
 
     def count(self, selector: str) -> int:
-        return len(self.driver.find_elements(By.CSS_SELECTOR, selector))
+        return len(self.all(selector))
 
     def press(self, words: str, *, within: str = "main") -> None:
         """Click on the first button or link whose text begins with these words."""
 
         def click() -> bool:
-            found = self.driver.find_elements(
-                By.CSS_SELECTOR, f"{within} button, {within} a, {within} summary"
-            )
+            found = self.all(f"{within} button, {within} a, {within} summary")
             for each in found:
                 if each.text.startswith(words):
                     each.click()
@@ -72,58 +69,57 @@ class Browser:
         """Write into an input, which is emptied before."""
         field = self.find(f'main [name="{name}"]')
         field.clear()
-        field.send_keys(words)
+        field.type(words)
 
     def shows(self, *words: str) -> None:
         """Wait until the page shows all of these words."""
         wait_for(lambda: all(each in self.text for each in words), lambda: f"{words} not in: {self.text}")
 
     def run(self, script: str, *values: Any) -> Any:
-        return self.driver.execute_script(script, *values)
+        return self.driver.run(script, *values)
 
     def complaints(self) -> list[str]:
         """Return what the console has said since it was last asked: errors, and what the policy refused."""
-        return [
-            entry["message"]
-            for entry in self.driver.get_log("browser")
-            if entry["level"] in {"SEVERE", "WARNING"}
-        ]
+        entries = self.driver.ask("POST", "/se/log", type="browser")
+        return [entry["message"] for entry in entries if entry["level"] in {"SEVERE", "WARNING"}]
 
     def set_scripts(self, *, are_run: bool) -> None:
-        self.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not are_run})
+        self.driver.devtools("Emulation.setScriptExecutionDisabled", value=not are_run)
 
     def look(self, scheme: str, size: tuple[int, int]) -> None:
         """Be in light or dark, and of a size, a phone below 600 pixels."""
         feature = {"name": "prefers-color-scheme", "value": scheme}
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        self.driver.devtools("Emulation.setEmulatedMedia", features=[feature])
         width, height = size
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        self.driver.devtools(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
 
     def picture(self, file: Path, *, whole: bool = True) -> None:
         """Write what is seen as PNG; the whole page, or what fits into the window."""
-        taken = self.driver.execute_cdp_cmd(
-            "Page.captureScreenshot",
-            {"format": "png", "captureBeyondViewport": whole}
-            if not whole
-            else {"format": "png", "captureBeyondViewport": True, "clip": self._all()},
+        clip = {"clip": self._all()} if whole else {}
+        taken = self.driver.devtools(
+            "Page.captureScreenshot", format="png", captureBeyondViewport=whole, **clip
         )
         file.write_bytes(base64.b64decode(taken["data"]))
 
     def _all(self) -> dict[str, float]:
-        width, height = self.run(
-            "const root = document.documentElement; return [root.clientWidth, root.scrollHeight]"
-        )
+        width, height = self.run("return [window.innerWidth, document.documentElement.scrollHeight]")
         return {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
 
     def violations(self) -> list[str]:
         """Return what axe finds on the page that is serious or critical."""
         if not self.run("return 'axe' in window"):
             self.run(_AXE.read_text())
-        found = self.driver.execute_async_script(
+        found = self.driver.run(
             "const done = arguments[0];"
             "axe.run({resultTypes: ['violations']}).then(r => done(JSON.stringify(r.violations)),"
-            " e => done(JSON.stringify([{id: String(e), impact: 'critical', nodes: []}])))"
+            " e => done(JSON.stringify([{id: String(e), impact: 'critical', nodes: []}])))",
+            kind="async",
         )
         return [
             f"{each['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
@@ -138,26 +134,21 @@ class Browser:
         while True:
             try:
                 return look()
-            except StaleElementReferenceException:
+            except StaleElement:
                 assert time.monotonic() < until, "the page does not stand still"
 
 
 @contextmanager
-def open_browser(address: str, profile: Path) -> Iterator[Browser]:
-    """Open a browser with an empty profile; AssertionError where Debian's packages are not installed."""
+def open_browser(address: str, folder: Path) -> Iterator[Browser]:
+    """Open a browser with an empty profile in a folder; fails where Debian's packages are not installed."""
     for program in PROGRAMS:
         if shutil.which(program) is None:
             pytest.fail(f"{program} is not there: apt-get install chromium chromium-driver", pytrace=False)
-    options = webdriver.ChromeOptions()
-    options.binary_location = PROGRAMS[0]
-    for flag in (*_FLAGS.split(), f"--user-data-dir={profile}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(PROGRAMS[1]))
+    flags = [*_FLAGS.split(), f"--user-data-dir={folder / 'profile'}"]
+    driver = Chrome(*PROGRAMS, flags, folder / "chromedriver.log")
     try:
-        driver.set_script_timeout(60)
         found = Browser(driver, address)
         found.look("light", DESKTOP)
         yield found
     finally:
-        driver.quit()
+        driver.close()
