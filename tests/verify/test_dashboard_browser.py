@@ -100,8 +100,7 @@ def test_axe_finds_nothing_serious(browser: Browser, pages: list[str], scheme: s
     found = {}
     for path in pages:
         browser.open(path)
-        for each in browser.all("main details:not([open]) > summary"):
-            each.click()
+        browser.run("for (const each of document.querySelectorAll('main details')) each.open = true")
         found[path] = browser.violations()
     assert {path: each for path, each in found.items() if each} == {}
 
