@@ -124,8 +124,8 @@ def main() -> None:
             pages = fill(shop)
             with open_browser(shop.address, work) as browser:
                 if given.docs:
-                    browser.look("light", (1280, 760))
-                    for name, page in (("dashboard", "overview"), ("job", "job-killed")):
+                    for name, page, height in (("dashboard", "overview", 980), ("job", "job-killed", 735)):
+                        browser.look("light", (1280, height))
                         browser.open(pages[page])
                         browser.picture(DOCS / f"{name}.png", whole=False)
                 capture(browser, pages, given.folder)
