@@ -124,7 +124,7 @@ def main() -> None:
             pages = fill(shop)
             with open_browser(shop.address, work) as browser:
                 if given.docs:
-                    for name, page, height in (("dashboard", "overview", 980), ("job", "job-killed", 735)):
+                    for name, page, height in (("dashboard", "overview", 960), ("job", "job-killed", 750)):
                         browser.look("light", (1280, height))
                         browser.open(pages[page])
                         browser.picture(DOCS / f"{name}.png", whole=False)

@@ -91,6 +91,7 @@ class Browser:
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self.driver.devtools("Emulation.setEmulatedMedia", features=[feature])
         width, height = size
+        self.driver.devtools("Emulation.setScrollbarsHidden", hidden=True)
         self.driver.devtools(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -101,7 +102,6 @@ class Browser:
 
     def picture(self, file: Path, *, whole: bool = True) -> None:
         """Write what is seen as PNG; the whole page, or what fits into the window."""
-        self.driver.devtools("Emulation.setScrollbarsHidden", hidden=True)
         clip = {"clip": self._all()} if whole else {}
         taken = self.driver.devtools(
             "Page.captureScreenshot", format="png", captureBeyondViewport=whole, **clip
