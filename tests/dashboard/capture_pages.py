@@ -6,7 +6,6 @@ and phone; ``--docs`` also writes those of docs/dashboard.md.
 
 import argparse
 import shutil
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -135,4 +134,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

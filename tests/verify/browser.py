@@ -36,11 +36,11 @@ class Browser:
 
     @property
     def text(self) -> str:
-        return self._steady(lambda: self.find("body").text)
+        return str(self._steady(lambda: self.find("body").text))
 
     @property
     def path(self) -> str:
-        return self.driver.ask("GET", "/url").removeprefix(self.address)
+        return str(self.driver.ask("GET", "/url")).removeprefix(self.address)
 
     def find(self, selector: str) -> Element:
         """Return the first element that a CSS selector finds."""

@@ -51,8 +51,8 @@ class Chrome:
 
     def ask(self, method: str, path: str, **values: Any) -> Any:
         """Send a command and return its value."""
-        content = {"json": values} if method == "POST" else {}
-        answer = self._http.request(method, f"{self._session}{path}", **content)
+        content = values if method == "POST" else None
+        answer = self._http.request(method, f"{self._session}{path}", json=content)
         value = answer.json()["value"]
         if answer.status_code != 200:
             if value["error"] == "stale element reference":
