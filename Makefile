@@ -96,7 +96,7 @@ chaos: $(VENV)/.project ## Kill 1,000 processes, break everything else, publish 
 verify-quick: test-oldest ## Run what takes minutes: mutants, short fault runs, the guard of speed, the oldest SQLAlchemy.
 	@$(BIN)/pytest -n 2 --dist worksteal -m thorough tests $(ARGS)
 
-verify: verify-quick ## Check also what needs Debian packages: prometheus, pgbouncer, spin, gcc, nodejs and npm.
+verify: verify-quick ## Check also what needs Debian packages: prometheus, pgbouncer, spin, gcc, nodejs, npm, chromium and chromium-driver.
 	$(BIN)/pytest -m verify tests $(ARGS)
 	$(BIN)/python model/check.py
 

@@ -255,7 +255,7 @@ def _visit(request: Request, name: str) -> tuple[Visit, CsrfTokens]:
 
 async def _tell(request: Request, error: Exception) -> Response:
     """Answer with an error in one line."""
-    visit, _ = _visit(request, PAGES[0].name)
+    visit, _ = _visit(request, "error")
     if isinstance(error, HTTPException):
         status, line = error.status_code, error.detail
     else:

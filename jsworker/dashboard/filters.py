@@ -150,9 +150,9 @@ def error_shown(text: str | None, *, payloads: bool) -> str | None:
     return found[0] if found else "an error"
 
 
-def as_json(value: Any) -> str:
-    """Return a value as indented JSON."""
-    return json.dumps(value, indent=2, ensure_ascii=False, default=lambda other: str(plain(other)))
+def as_json(value: Any, indent: int | None = 2) -> str:
+    """Return a value as indented JSON; on one line with None."""
+    return json.dumps(value, indent=indent, ensure_ascii=False, default=lambda other: str(plain(other)))
 
 
 def priority(value: int | str) -> str:
@@ -162,7 +162,6 @@ def priority(value: int | str) -> str:
 
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "ago": ago,
-    "as_json": as_json,
     "at_most": at_most,
     "duration": duration,
     "exact": exact,

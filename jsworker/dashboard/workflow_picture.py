@@ -145,7 +145,7 @@ def _node(node: Mapping[str, Any], x: float, y: float, link: str | None) -> Mark
     box = Markup("<g><title>{}</title>{}</g>").format(words, Markup("").join(parts))
     if link is None:
         return box
-    return Markup('<a href="{}" aria-label="{}">{}</a>').format(link, words, box)
+    return Markup('<a href="{}">{}</a>').format(link, box)
 
 
 def _progress(jobs: Mapping[str, int], every: int) -> str:

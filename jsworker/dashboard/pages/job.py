@@ -52,7 +52,10 @@ async def read(visit: Visit) -> Mapping[str, Any]:
         "acts": [name for name in acts_on(row["status"]) if visit.may(name)],
         "picture": timeline_picture(story),
         "table": timeline_table(story),
-        "steps": [{**step, "shown": content("result", step["result"], payloads=payloads)} for step in steps],
+        "steps": [
+            {**step, "shown": content("result", step["result"], payloads=payloads, indent=None)}
+            for step in steps
+        ],
         "contents": [
             content(name, row[name], payloads=payloads)
             for name in ("payload", "result", "checkpoint")
@@ -63,13 +66,13 @@ async def read(visit: Visit) -> Mapping[str, Any]:
     }
 
 
-def content(name: str, value: Any, *, payloads: bool) -> Content:
+def content(name: str, value: Any, *, payloads: bool, indent: int | None = 2) -> Content:
     """Return what may be shown of a stored value; an encoded one never is."""
     if is_encoded_value(value):
         return Content(name, hidden="encrypted")
     if not payloads:
         return Content(name, hidden="you may not see what jobs hold")
-    text = as_json(value)
+    text = as_json(value, indent)
     if len(text) > _LONGEST:
         return Content(name, text[:_LONGEST], hidden=f"cut: it takes {len(text):,} characters")
     return Content(name, text)

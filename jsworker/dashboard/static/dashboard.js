@@ -16,6 +16,9 @@ document.addEventListener("change", (event) => {
   for (const box of event.target.form.querySelectorAll('input[name="id"]')) box.checked = event.target.checked;
 });
 
+// On a phone the navigation is wider than the page.
+document.querySelector(".top nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+
 // Tabs that nobody sees keep no stream: over HTTP/1.1 a browser opens six to a host, and waits with everything else.
 let streams = [];
 htmx.createEventSource = (url) => {

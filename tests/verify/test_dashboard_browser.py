@@ -1,0 +1,283 @@
+"""The dashboard in a real browser, while workers run jobs and are killed. Run by ``make verify``.
+
+Needs Debian's packages chromium and chromium-driver; nothing is downloaded.
+"""
+
+import secrets
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+
+from jsworker import Limit
+from tests.conftest import TEMPLATE
+from tests.dashboard.shop import Shop, open_shop, wait_for
+from tests.support.servers import TestServers, copy_database, drop_database
+from tests.verify.browser import DESKTOP, PHONE, Browser, open_browser
+from tests.verify.webdriver import ENTER, TAB
+
+pytestmark = [pytest.mark.verify, pytest.mark.timeout(600)]
+
+PAGES = [
+    *("/", "/jobs", "/failures", "/kinds", "/keys", "/schedules", "/workflows", "/workers", "/dead-messages"),
+    *("/doctor", "/audit", "/enqueue", "/enqueue?kind=send-invoice", "/enqueue?kind=unknown"),
+    *("/jobs?status=failed&kind=charge-card", "/kinds/pause?kind=send-invoice"),
+    *("/kinds/set-limits?kind=send-invoice", "/schedules/run-now?name=clean-up"),
+]
+LATER = 86_400.0
+
+
+@pytest.fixture(scope="module")
+def shop(servers: TestServers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    """A shop whose two workers run until the last test."""
+    name = f"test_{secrets.token_hex(6)}"
+    url = copy_database(servers.postgres, name, TEMPLATE)
+    with open_shop(url, servers.nats.url, tmp_path_factory.mktemp("shop")) as opened:
+        opened.start("run", "--processes", "2", "--concurrency", "4")
+        yield opened
+    drop_database(servers.postgres, name)
+
+
+@pytest.fixture(scope="module")
+def driven(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with open_browser(shop.address, tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(driven: Browser) -> Iterator[Browser]:
+    """A browser at its start; after the test its console holds no complaint."""
+    driven.set_scripts(are_run=True)
+    driven.look("light", DESKTOP)
+    yield driven
+    assert driven.complaints() == []
+
+
+@pytest.fixture(scope="module")
+def killed(shop: Shop) -> UUID:
+    """A job whose first run was killed with its process, and whose second one completed it."""
+    job_id = shop.enqueue("encode-video", {"file": "holidays.mov", "seconds": 1})
+    shop.kill_owner(job_id)
+    shop.wait_until(job_id, "completed")
+    return job_id
+
+
+@pytest.fixture(scope="module")
+def pages(shop: Shop, killed: UUID) -> list[str]:
+    """The addresses of all pages, on which something stands."""
+    failed = shop.enqueue("charge-card", {"number": 3})
+    shop.wait_until(failed, "failed")
+    waiting = shop.enqueue("send-invoice", {"number": 1}, delay=LATER)
+    running = shop.enqueue("encode-video", {"file": "wedding.mov"})
+    shop.enqueue("sync-tenant", {"tenant": "acme", "seconds": 3600}, limit_key="acme")
+    shop.enqueue("sync-tenant", {"tenant": "acme", "seconds": 3600}, limit_key="acme")
+    workflow = shop.nightly_import(is_broken=True)
+    shop.add_dead_messages(2)
+    shop.client.limits.set("publish-catalogue", Limit(5), actor="ann")
+    shop.client.pause("publish-catalogue", actor="ann", reason="moved")
+    shop.wait_until(running, "processing")
+    wait_for(
+        lambda: shop.value("SELECT count(*) FROM jsworker.workflows WHERE finished_at IS NOT NULL"),
+        lambda: "",
+    )
+    jobs = [f"/jobs/{job}" for job in (killed, failed, waiting, running)]
+    questions = [f"/jobs/{job}/{verb}" for job, verb in ((running, "clear"), (waiting, "reschedule"))]
+    return [*PAGES, *jobs, *questions, f"/jobs/{running}/stack", f"/workflows/{workflow}"]
+
+
+def test_every_page_opens_without_a_complaint(browser: Browser, pages: list[str]) -> None:
+    for path in pages:
+        browser.open(path)
+        assert browser.count("main h1") == 1, path
+        assert browser.complaints() == [], path
+        assert browser.run("return typeof htmx") == "object"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(browser: Browser, pages: list[str], scheme: str) -> None:
+    browser.look(scheme, DESKTOP)
+    found = {}
+    for path in pages:
+        browser.open(path)
+        browser.run("for (const each of document.querySelectorAll('main details')) each.open = true")
+        found[path] = browser.violations()
+    assert {path: each for path, each in found.items() if each} == {}
+
+
+def test_on_a_phone_no_page_is_wider_than_it(browser: Browser, pages: list[str]) -> None:
+    browser.look("light", PHONE)
+    for path in pages:
+        browser.open(path)
+        width = browser.run("return document.documentElement.scrollWidth")
+        assert (path, width) == (path, PHONE[0])
+    browser.look("light", DESKTOP)
+
+
+def test_the_overview_changes_without_being_loaded_again(browser: Browser, shop: Shop) -> None:
+    browser.open("/")
+    browser.run("window.stillTheSame = true")
+    shop.enqueue("report-of-nobody", {})
+    browser.shows("report-of-nobody")
+    assert browser.run("return window.stillTheSame") is True
+
+
+def test_a_running_job_is_seen_to_be_killed_and_to_run_again(browser: Browser, shop: Shop) -> None:
+    job_id = shop.enqueue("encode-video", {"file": "party.mov", "seconds": 2})
+    browser.open(f"/jobs/{job_id}")
+    browser.run("window.stillTheSame = true")
+    browser.shows("running", "run 1")
+    shop.kill_owner(job_id)
+    browser.shows("run 2", "taken back: its process is proven dead", "its process ended: signal SIGKILL")
+    browser.shows("completed", '"parts": 10')
+    assert browser.run("return window.stillTheSame") is True
+    assert browser.count("svg.timeline .timeline-handover.timeline-lost") == 1
+    assert browser.count("svg.timeline .timeline-run.look-lost, svg.timeline .look-lost .timeline-run") == 1
+    browser.press("In words")
+    browser.shows("SIGKILL")
+
+
+def fail(shop: Shop, number: int) -> list[UUID]:
+    """Have so many jobs failed, and no others of their kind."""
+    for job in shop.client.list(status="failed", kind="charge-card"):
+        shop.rows("DELETE FROM jsworker.jobs WHERE id = %s", job.id)
+    found = [shop.enqueue("charge-card", {"number": 3 * (each + 1)}) for each in range(number)]
+    for job_id in found:
+        shop.wait_until(job_id, "failed")
+    return found
+
+
+@pytest.mark.parametrize("scripts", ["with", "without"])
+def test_retry_of_all_that_failed_and_cancelling_one(browser: Browser, shop: Shop, scripts: str) -> None:
+    browser.set_scripts(are_run=scripts == "with")
+    failed = fail(shop, 5)
+    browser.open("/failures?kind=charge-card")
+    browser.shows("is expired")
+    browser.press("Retry all")
+    browser.shows("Retry 5 jobs?")
+    assert shop.status(failed[0]) == "failed"
+    browser.press("Retry 5 jobs")
+    browser.shows("5 jobs retried")
+    again = "SELECT count(*) FROM jsworker.job_events WHERE job_id = ANY(%s) AND event = 'retried'"
+    assert shop.value(again, failed) == 5
+
+    waiting = shop.enqueue("send-invoice", {"number": 4}, delay=LATER, unique_key=f"cancel:{scripts}")
+    other = shop.enqueue("send-invoice", {"number": 4}, delay=LATER)
+    browser.open("/jobs")
+    browser.press("Filters")
+    browser.type("kind", "send-invoice")
+    browser.type("unique_key", f"cancel:{scripts}")
+    browser.press("Filter", within="main form.filters")
+    wait_for(lambda: "unique_key=cancel" in browser.path, lambda: browser.path)
+    assert [each.property("value") for each in browser.all('input[name="id"]')] == [str(waiting)]
+    browser.find('input[name="id"]').click()
+    browser.press("Cancel", within="main form#chosen")
+    browser.shows("Cancel 1 job?")
+    browser.press("Cancel 1 job")
+    browser.shows("1 job cancelled")
+    assert (shop.status(waiting), shop.status(other)) == ("cancelled", "scheduled")
+
+
+def test_acting_on_one_job(browser: Browser, shop: Shop) -> None:
+    running = shop.enqueue("encode-video", {"file": "long.mov", "seconds": 1})
+    shop.wait_until(running, "processing")
+    browser.open(f"/jobs/{running}")
+    browser.press("Take back")
+    browser.shows("Take back 1 job?")
+    browser.press("Take back 1 job")  # the browser asks for the reason
+    assert shop.status(running) == "processing"
+    browser.type("reason", "the disk is full")
+    browser.press("Take back 1 job")
+    browser.shows("1 job taken back", "the disk is full")
+    shop.wait_until(running, "completed")
+
+    waiting = shop.enqueue("send-invoice", {"number": 5}, delay=LATER)
+    browser.open(f"/jobs/{waiting}")
+    browser.press("Set priority")
+    browser.run("document.querySelector('[name=to]').value = 'high'")
+    browser.press("Set the priority of 1 job")
+    browser.shows("high")
+    browser.press("Reschedule")
+    when = datetime.now(UTC).replace(second=0, microsecond=0) + timedelta(days=2)
+    browser.run("document.querySelector('[name=run_at]').value = arguments[0]", f"{when:%Y-%m-%dT%H:%M}")
+    browser.press("Reschedule 1 job")
+    browser.shows("in 1 d")
+    found = shop.rows("SELECT priority, run_at FROM jsworker.jobs WHERE id = %s", waiting)
+    assert found == [(0, when)]
+
+
+def test_kinds_schedules_workflows_and_dead_messages(browser: Browser, shop: Shop) -> None:
+    shop.enqueue("import-products", {})
+    browser.open("/kinds")
+    browser.press("Pause", within="main tr:has(a[href$='kind=import-products'])")
+    browser.type("reason", "prices change")
+    browser.press("Pause kind import-products")
+    browser.shows("prices change")
+    held = shop.enqueue("import-products", {})
+    browser.press("Resume", within="main tr:has(a[href$='kind=import-products'])")
+    browser.press("Resume kind import-products")
+    shop.wait_until(held, "completed")
+
+    browser.open("/schedules")
+    browser.press("Run now", within="main tr:has(a[href$='kind=nightly-report'])")
+    browser.press("Run")
+    browser.shows("1 job of schedule nightly-report is enqueued")
+
+    workflow = shop.nightly_import(is_broken=True)
+    browser.open(f"/workflows/{workflow}")
+    browser.shows("failed", "3 completed, 1 failed", "KeyError: 'price'")
+    assert browser.count("svg.workflow .workflow-box") == 3
+    browser.press("Retry")
+    browser.press("Retry")
+    browser.shows("retried")
+
+    shop.rows("DELETE FROM jsworker.dead_messages")
+    shop.add_dead_messages(2)
+    browser.open("/dead-messages")
+    browser.find("[data-selects-all]").click()
+    assert browser.count('input[name="id"]:checked') == 2
+    browser.press("Drop")
+    browser.press("Drop 2 messages")
+    browser.shows("2 messages dropped", "There are no dead messages.")
+
+
+def test_a_job_is_enqueued_by_a_form(browser: Browser, shop: Shop) -> None:
+    browser.open("/enqueue")
+    browser.type("kind", "send-invoice")
+    browser.press("Go on")
+    browser.shows("number", "customer (optional)")
+    for field in browser.all("main label"):
+        if field.text.startswith("number"):
+            field.click()
+            browser.driver.focused().type("42")
+    browser.press("Enqueue a job")
+    browser.shows("is enqueued", "completed", '"invoice": 1042')
+
+
+def test_the_keyboard_is_enough(browser: Browser, shop: Shop) -> None:
+    waiting = shop.enqueue("send-invoice", {"number": 6}, delay=LATER)
+    browser.open(f"/jobs/{waiting}")
+    browser.driver.focused().type(TAB)
+    assert browser.driver.focused().text == "Skip to the content"
+    browser.driver.focused().type(ENTER)
+    for _ in range(10):
+        browser.driver.focused().type(TAB)
+        if browser.driver.focused().text.startswith("Cancel"):
+            break
+    browser.driver.focused().type(ENTER)
+    browser.shows("Cancel 1 job?")
+    for _ in range(40):
+        browser.driver.focused().type(TAB)
+        if browser.driver.focused().text == "Cancel 1 job":
+            break
+    browser.driver.focused().type(ENTER)
+    browser.shows("1 job cancelled")
+    assert shop.status(waiting) == "cancelled"
+
+
+def test_the_audit_tells_who_did_what(browser: Browser, shop: Shop) -> None:
+    """The last test: what the others did."""
+    browser.open("/audit")
+    browser.shows(
+        "retry", "cancel", "clear", "pause", "resume", "schedules.run_now", "dead_messages.drop", "enqueue"
+    )
