@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
+import python_multipart  # noqa: F401 -- Starlette misses it only when a form is sent
 from starlette.applications import Starlette
 from starlette.datastructures import FormData, MutableHeaders, UploadFile
 from starlette.exceptions import HTTPException
@@ -23,13 +24,15 @@ from jsworker.core.errors import (
     DatabaseUnavailable,
     JobNotFound,
     JsworkerError,
+    SettingsError,
     TransitionRefused,
     UsageError,
     WorkflowNotFound,
 )
 from jsworker.core.exit_codes import lines_of
+from jsworker.core.names import shown
 from jsworker.core.processor import JobProcessor
-from jsworker.dashboard.access import HEADERS, Access, Authorize, CsrfTokens, access_of, refusal
+from jsworker.dashboard.access import HEADERS, Access, Authorize, CsrfTokens, access_of, host_name, refusal
 from jsworker.dashboard.live import MOST_VIEWERS, EventStream, Poller
 from jsworker.dashboard.pages import (
     audit,
@@ -137,7 +140,15 @@ def dashboard(
         read_seconds: after which PostgreSQL ends a read; the page then says so.
         trace_url: where a trace is shown, with ``{trace_id}`` in it.
         processors: whose models make forms, by which jobs are enqueued; others are written as JSON.
+
+    Raises:
+        SettingsError: a name in ``hosts`` has a scheme or a port; ``trace_url`` has no ``{trace_id}``.
     """
+    if trace_url is not None and "{trace_id}" not in trace_url:
+        raise SettingsError(f"trace_url {shown(trace_url)}: must hold {{trace_id}}")
+    for host in hosts or ():
+        if host_name(f"[{host}]" if host.count(":") > 1 else host) != host.lower():
+            raise SettingsError(f"host name {shown(host)}: must be a name or an address, without a port")
     app = Starlette(
         routes=[
             Mount("/static", StaticFiles(directory=_STATIC), name="static"),
@@ -148,7 +159,9 @@ def dashboard(
             ),
         ],
         middleware=[
-            Middleware(_Guard, authorize=authorize, hosts=None if hosts is None else frozenset(hosts))
+            Middleware(
+                _Guard, authorize=authorize, hosts=None if hosts is None else frozenset(map(str.lower, hosts))
+            )
         ],
         exception_handlers={JsworkerError: _tell, HTTPException: _tell, Exception: _fail},
     )
