@@ -118,6 +118,7 @@ _LONGEST_SAID: Final = 500
 _MOST_FORM_BYTES: Final = 4 * 1024 * 1024
 _MOST_FIELDS: Final = 5_000
 _READS_AT_ONCE: Final = 3
+_NO_PAGE: Final = 404
 _IMMUTABLE: Final = "public, max-age=3600"
 
 
@@ -270,7 +271,8 @@ async def _tell(request: Request, error: Exception) -> Response:
     """Answer with an error in one line."""
     visit, _ = _visit(request, PAGES[0].name)
     if isinstance(error, HTTPException):
-        status, line = error.status_code, error.detail
+        status = error.status_code
+        line = f"there is no page {shown(request.url.path)}" if status == _NO_PAGE else error.detail
     else:
         status, line = _status(error), _line(visit.site, error)
     return HTMLResponse(visit.site.render("error.html", visit, {"status": status, "line": line}), status)
