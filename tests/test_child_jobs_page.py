@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from jsworker.client import JobClient
-from tests.worker.conftest import patient, rows, start
+from tests.worker.conftest import rows, start
 from tests.worker.processors import echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-__all__ = ["patient", "rows", "start"]
+__all__ = ["rows", "start"]
 
 PAGE = (Path(__file__).parents[1] / "docs" / "child-jobs.md").read_text()
 

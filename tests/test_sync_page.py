@@ -9,11 +9,11 @@ import pytest
 
 from jsworker import SyncJobClient
 from jsworker.core.settings import Settings
-from tests.worker.conftest import patient, start
+from tests.worker.conftest import start
 from tests.worker.processors import echo, scripted
 from tests.worker.running import StartWorker
 
-__all__ = ["patient", "start"]
+__all__ = ["start"]
 
 PAGE = (Path(__file__).parents[1] / "docs" / "sync.md").read_text()
 

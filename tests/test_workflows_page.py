@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from jsworker.client import JobClient
-from tests.worker.conftest import patient, start
+from tests.worker.conftest import start
 from tests.worker.running import StartWorker
 
-__all__ = ["patient", "start"]
+__all__ = ["start"]
 
 PAGE = (Path(__file__).parents[1] / "docs" / "workflows.md").read_text()
 

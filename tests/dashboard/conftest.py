@@ -13,10 +13,10 @@ from jsworker.core.settings import Settings
 from jsworker.dashboard import dashboard
 from jsworker.ownership.transitions.enqueue import new_job_id
 from tests.dashboard.viewer import Viewer
-from tests.worker.conftest import patient, rows, start
+from tests.worker.conftest import rows, start
 from tests.worker.rows import Rows
 
-__all__ = ["patient", "rows", "start"]
+__all__ = ["rows", "start"]
 
 _NOW = sql.SQL("clock_timestamp()")
 _STATES: dict[str, dict[str, Any]] = {
