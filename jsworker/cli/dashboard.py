@@ -1,10 +1,10 @@
 """``jsworker dashboard``: serves the web application that shows and repairs."""
 
 import asyncio
+import sys
+from getpass import getpass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-
-import typer
 
 from jsworker.cli.options import argument, new_app, option
 from jsworker.cli.output import print_line, remark
@@ -54,11 +54,9 @@ def dashboard(
     ] = None,
     trace_url: Annotated[str | None, option("URL", "Where a trace is shown, with {trace_id} in it.")] = None,
     new_login: Annotated[
-        str | None, option("NAME", "Ask for a password, print the line for --logins, and end.")
+        str | None, option("NAME", "Ask for a password, print its line for --logins, and end.")
     ] = None,
-    rights: Annotated[
-        str, option("RIGHTS", "Of --new-login: read, payloads, all, or actions, with commas.")
-    ] = "read",
+    rights: Annotated[str | None, option("RIGHTS", "Of --new-login; default: read.")] = None,
 ) -> None:
     """Serve the dashboard: see jobs, failures, workers; retry, cancel, take back, enqueue.
 
@@ -78,8 +76,10 @@ def dashboard(
             f"jsworker dashboard needs {error.name}; install it: pip install 'jsworker[dashboard]'"
         ) from None
     if new_login is not None:
-        print_line(_line(new_login, rights))
+        print_line(_line(new_login, rights or "read"))
         return
+    if rights is not None:
+        raise WrongUsage("--rights needs --new-login")
     authorize = _authorize(logins, proxy_secret, proxy_group, proxy_everybody)
     if authorize is None and not is_loopback(host):
         raise WrongUsage(
@@ -93,7 +93,6 @@ def dashboard(
         settings = load_settings()
         changed = {"statement_timeout": max(settings.statement_timeout, _STATEMENT_SECONDS)}
         async with JobClient(settings.model_copy(update=changed)) as client:
-            listening = listen(host, port)
             served = new_dashboard(
                 client,
                 authorize=authorize,
@@ -101,6 +100,7 @@ def dashboard(
                 trace_url=trace_url,
                 processors=processors,
             )
+            listening = listen(host, port)
             await serve(served, listening, started=lambda: remark(f"dashboard: {address_of(listening)}"))
 
     asyncio.run(run())
@@ -119,11 +119,15 @@ def _authorize(
         if groups or everybody:
             raise WrongUsage("--proxy-group and --proxy-everybody need --proxy-secret")
         return None
+    if not groups and everybody is None:
+        raise WrongUsage("--proxy-secret lets nobody in without --proxy-group or --proxy-everybody")
+    pairs = [each.rpartition("=") for each in groups or ()]
+    for group, _, rights in pairs:
+        if not group:
+            raise WrongUsage(f"--proxy-group {rights}: must be GROUP=RIGHTS")
     try:
-        secret = proxy_secret.read_text().strip()
-        pairs = [each.rpartition("=") for each in groups or ()]
         return ProxyHeaders(
-            secret,
+            proxy_secret.read_text().strip(),
             groups={group: access_named(rights) for group, _, rights in pairs},
             everybody=None if everybody is None else access_named(everybody),
         )
@@ -134,10 +138,28 @@ def _authorize(
 
 
 def _line(name: str, rights: str) -> str:
-    from jsworker.dashboard.login import login_line  # noqa: PLC0415 -- an extra
+    from jsworker.dashboard.login import access_named, login_line  # noqa: PLC0415 -- an extra
 
-    password = typer.prompt(f"Password of {shown(name)}", hide_input=True, confirmation_prompt=True, err=True)
     try:
-        return login_line(name, password, rights)
+        access_named(rights)  # before a password is typed in vain
+        return login_line(name, _password(name), rights)
     except ValueError as error:
         raise WrongUsage(str(error)) from None
+
+
+def _password(name: str) -> str:
+    """Ask on the terminal, twice, or take the line that comes over stdin."""
+    if not sys.stdin.isatty():
+        remark(f"the password of {shown(name)} is read from stdin, one line")
+        password = sys.stdin.readline().rstrip("\r\n")
+    else:
+        try:
+            password = getpass(f"Password of {shown(name)}: ")
+            again = getpass("Once more: ")
+        except EOFError:
+            raise WrongUsage(f"--new-login {name}: no password was given") from None
+        if password != again:
+            raise WrongUsage(f"--new-login {name}: the two passwords differ")
+    if not password:
+        raise WrongUsage(f"--new-login {name}: no password was given")
+    return password

@@ -21,6 +21,8 @@ _NOT_FOUND = 127
 """The exit code of shells for a command that does not exist."""
 
 _OTHER_SERVERS = ("JSWORKER_DATABASE_", "JSWORKER_NATS_")
+_OF_THE_DASHBOARD = ("starlette", "jinja2", "uvicorn", "python_multipart")
+"""What the extra brings; FastAPI's own extra brings a part of it."""
 _FROM_THE_TERMINAL = (signal.SIGINT, signal.SIGHUP)
 
 app = new_app()
@@ -54,7 +56,7 @@ def dev(
         # This environment, without logins for other servers.
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_OTHER_SERVERS)}
         environment = {**kept, **servers.environment()}
-        wanted = not command and find_spec("starlette") is not None
+        wanted = not command and all(map(find_spec, _OF_THE_DASHBOARD))
         with (
             _dashboard(environment)
             if (wanted if with_dashboard is None else with_dashboard)
@@ -69,7 +71,10 @@ def dev(
 @contextmanager
 def _dashboard(environment: Mapping[str, str]) -> Iterator[None]:
     """Serve the dashboard beside the servers; it says where on stderr, and ends with them."""
-    child = start_with_parent([sys.executable, "-P", "-m", "jsworker", "dashboard"], env=environment)
+    # In a process group of its own: Ctrl-C is for this process, which ends it.
+    child = start_with_parent(
+        [sys.executable, "-P", "-m", "jsworker", "dashboard"], env=environment, process_group=0
+    )
     try:
         yield
     finally:

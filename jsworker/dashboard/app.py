@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
+import python_multipart  # noqa: F401 -- Starlette misses it only when a form is sent
 from starlette.applications import Starlette
 from starlette.datastructures import FormData, MutableHeaders, UploadFile
 from starlette.exceptions import HTTPException
@@ -23,13 +24,15 @@ from jsworker.core.errors import (
     DatabaseUnavailable,
     JobNotFound,
     JsworkerError,
+    SettingsError,
     TransitionRefused,
     UsageError,
     WorkflowNotFound,
 )
 from jsworker.core.exit_codes import lines_of
+from jsworker.core.names import shown
 from jsworker.core.processor import JobProcessor
-from jsworker.dashboard.access import HEADERS, Access, Authorize, CsrfTokens, access_of, refusal
+from jsworker.dashboard.access import HEADERS, Access, Authorize, CsrfTokens, access_of, host_name, refusal
 from jsworker.dashboard.live import MOST_VIEWERS, EventStream, Poller
 from jsworker.dashboard.pages import (
     audit,
@@ -115,6 +118,7 @@ _LONGEST_SAID: Final = 500
 _MOST_FORM_BYTES: Final = 4 * 1024 * 1024
 _MOST_FIELDS: Final = 5_000
 _READS_AT_ONCE: Final = 3
+_NO_PAGE: Final = 404
 _IMMUTABLE: Final = "public, max-age=3600"
 
 
@@ -137,7 +141,15 @@ def dashboard(
         read_seconds: after which PostgreSQL ends a read; the page then says so.
         trace_url: where a trace is shown, with ``{trace_id}`` in it.
         processors: whose models make forms, by which jobs are enqueued; others are written as JSON.
+
+    Raises:
+        SettingsError: a name in ``hosts`` has a scheme or a port; ``trace_url`` has no ``{trace_id}``.
     """
+    if trace_url is not None and "{trace_id}" not in trace_url:
+        raise SettingsError(f"trace_url {shown(trace_url)}: must hold {{trace_id}}")
+    for host in hosts or ():
+        if host_name(f"[{host}]" if host.count(":") > 1 else host) != host.lower():
+            raise SettingsError(f"host name {shown(host)}: must be a name or an address, without a port")
     app = Starlette(
         routes=[
             Mount("/static", StaticFiles(directory=_STATIC), name="static"),
@@ -148,7 +160,9 @@ def dashboard(
             ),
         ],
         middleware=[
-            Middleware(_Guard, authorize=authorize, hosts=None if hosts is None else frozenset(hosts))
+            Middleware(
+                _Guard, authorize=authorize, hosts=None if hosts is None else frozenset(map(str.lower, hosts))
+            )
         ],
         exception_handlers={JsworkerError: _tell, HTTPException: _tell, Exception: _fail},
     )
@@ -257,7 +271,8 @@ async def _tell(request: Request, error: Exception) -> Response:
     """Answer with an error in one line."""
     visit, _ = _visit(request, "error")
     if isinstance(error, HTTPException):
-        status, line = error.status_code, error.detail
+        status = error.status_code
+        line = f"there is no page {shown(request.url.path)}" if status == _NO_PAGE else error.detail
     else:
         status, line = _status(error), _line(visit.site, error)
     return HTMLResponse(visit.site.render("error.html", visit, {"status": status, "line": line}), status)

@@ -122,7 +122,7 @@ class ProxyHeaders:
     """Takes the user from a proxy that has asked an identity provider, as oauth2-proxy does.
 
     The proxy proves itself by the header ``X-Jsworker-Secret``, without which nobody is let in. It must
-    remove that header, and those of the user, from what it gets; where one of them comes twice, it does not.
+    remove that header and those of the user from what it gets; a request with one of them twice is refused.
     """
 
     def __init__(
@@ -180,6 +180,8 @@ def _login(where: str, line: str) -> tuple[str, tuple[bytes, bytes, Access]]:
         name, (_, salt, wanted) = parts[0], parts[1].split("$")
         try:
             return name, (_bytes(salt), _bytes(wanted), access_named(parts[2], name))
+        except binascii.Error:
+            pass
         except ValueError as error:
             raise SettingsError(f"{where}: {error}") from None
     raise SettingsError(f"{where}: must be as `jsworker dashboard --new-login NAME` prints it")

@@ -1,5 +1,7 @@
 """``dashboard``: where it listens, whom it lets in, and how it ends."""
 
+import io
+import os
 import signal
 import socket
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 
 from jsworker.dashboard.login import login_line
 
-from .commands import Cli, Process, Spawn
+from .commands import Cli, Process, Spawn, Terminal
 
 
 def address_of(process: Process) -> str:
@@ -61,17 +63,60 @@ def test_a_port_that_is_taken_is_named(spawn: Spawn) -> None:
     ("arguments", "says"),
     [
         (["--logins", "nowhere"], "logins nowhere: No such file"),
-        (["--proxy-secret", "nowhere"], "--proxy-secret nowhere: No such file"),
+        (["--proxy-secret", "nowhere", "--proxy-group", "ops=all"], "--proxy-secret nowhere: No such file"),
         (["--logins", "a", "--proxy-secret", "b"], "--logins and --proxy-secret: one of them"),
+        (
+            ["--logins", "garbled"],
+            "garbled, line 1: must be as `jsworker dashboard --new-login NAME` prints it",
+        ),
+        (["--rights", "all"], "--rights needs --new-login"),
+        (["--new-login", "ann", "--rights", "write"], "rights 'write' must be of these"),
+        (["--proxy-secret", "secret"], "--proxy-secret lets nobody in without"),
+        (["--proxy-secret", "secret", "--proxy-group", "ops"], "--proxy-group ops: must be GROUP=RIGHTS"),
+        (["--trace-url", "https://traces.example/"], "trace_url 'https://traces.example/': must hold"),
+        (["--allow-host", "jobs.example:80"], "host name 'jobs.example:80': must be a name or an address"),
         (["--proxy-group", "ops=all"], "--proxy-group and --proxy-everybody need --proxy-secret"),
         (["--proxy-secret", "secret", "--proxy-group", "ops=write"], "rights 'write' must be of these"),
-        (["--proxy-secret", "short"], "the secret of the proxy must have at least 16 characters"),
+        (
+            ["--proxy-secret", "short", "--proxy-everybody", "read"],
+            "the secret of the proxy must have at least 16 characters",
+        ),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_logins_that_make_no_sense_are_refused_in_one_line(
+def test_options_that_make_no_sense_are_refused_in_one_line(
     cli: Cli, here: Path, arguments: list[str], says: str
 ) -> None:
     (here / "secret").write_text("a secret of the proxy\n")
     (here / "short").write_text("short\n")
+    (here / "garbled").write_text("ann:scrypt$AAAAA$AAAA:all\n")
     assert says in cli("dashboard", *arguments).refused(2)
+
+
+def test_a_login_is_made_of_a_password_from_stdin(
+    cli: Cli, spawn: Spawn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("right\n"))
+    made = cli("dashboard", "--new-login", "ann", "--rights", "retry,payloads")
+    assert (made.code, made.errors) == (0, ["the password of 'ann' is read from stdin, one line"])
+    (tmp_path / "logins").write_text(made.out)
+    address = address_of(spawn("dashboard", "--port", "0", "--logins", "logins"))
+    assert httpx.get(address, auth=("ann", "right")).status_code == 200
+    ended = spawn("dashboard", "--new-login", "ann").wait()  # stdin is empty
+    assert (ended.code, ended.err.splitlines()[1:]) == (2, ["--new-login ann: no password was given"])
+
+
+@pytest.mark.parametrize(
+    ("again", "code", "says"),
+    [("right", 0, r"ann:scrypt\$.*:read\n"), ("wrong", 2, "--new-login ann: the two passwords differ\n")],
+)
+def test_a_password_is_asked_for_twice_on_a_terminal(
+    tmp_path: Path, again: str, code: int, says: str
+) -> None:
+    asking = Terminal("dashboard", "--new-login", "ann", cwd=tmp_path, environment=os.environ)
+    asking.read_until("Password of 'ann': ")
+    asking.type("right\n")
+    asking.read_until("Once more: ")
+    asking.type(f"{again}\n")
+    assert "right" not in asking.read_until(says)
+    assert asking.wait() == code

@@ -115,6 +115,19 @@ def test_ctrl_c_on_a_terminal_reaches_the_command_once(data: Path, tmp_path: Pat
     assert terminal.text.count("asked") == 1
 
 
+def test_ctrl_c_ends_the_dashboard_in_silence_even_while_it_starts(data: Path, tmp_path: Path) -> None:
+    terminal = Terminal("dev", "--data", data, cwd=tmp_path, environment=os.environ)
+    terminal.read_until("dashboard: ")
+    [dashboard] = [
+        each for each in psutil.Process(terminal.pid).children() if each.cmdline()[-1] == "dashboard"
+    ]
+    assert os.getpgid(dashboard.pid) == dashboard.pid  # a terminal's Ctrl-C does not reach it
+    terminal.type("\x03")
+    assert terminal.wait() == 0
+    assert "Traceback" not in terminal.text
+    assert not dashboard.is_running()
+
+
 def test_a_command_that_does_not_exist_is_127(data: Path, spawn: Spawn) -> None:
     ended = spawn("dev", "--data", data, "--", "no-such-command").wait()
     assert ended.refused(127) == "command 'no-such-command' is not an executable file and not on the PATH"

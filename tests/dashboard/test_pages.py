@@ -165,9 +165,19 @@ async def test_an_encrypted_content_is_shown_to_nobody(viewer: Viewer, put: PutJ
     assert "c2VjcmV0" not in page.source
 
 
-@pytest.mark.parametrize("address", [f"/jobs/{'0' * 8}-0000-7000-8000-{'0' * 12}", "/nothing", "/jobs/7"])
-async def test_what_there_is_not_is_not_found(viewer: Viewer, address: str) -> None:
-    await viewer.see(address, 404)
+NO_JOB = f"{'0' * 8}-0000-7000-8000-{'0' * 12}"
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        (f"/jobs/{NO_JOB}", f"no job has id {NO_JOB}"),
+        ("/nothing", "there is no page '/nothing'"),
+        ("/jobs/7", "there is no page '/jobs/7'"),
+    ],
+)
+async def test_what_there_is_not_is_not_found(viewer: Viewer, address: str, says: str) -> None:
+    assert says in (await viewer.see(address, 404)).text
 
 
 @pytest.mark.parametrize("address", ["/", "/jobs", "/failures"])
