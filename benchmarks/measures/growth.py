@@ -101,7 +101,7 @@ def _with_finished_rows(
     for rows in finished:
         table = f"{rows:,} finished rows"
         tables[table] = servers.new_jsworker() | _KEEP
-        fill_finished(tables[table]["JSWORKER_DATABASE_URL"], rows, kind="noop", show=speed.show)
+        fill_finished(tables[table]["JSWORKER_DATABASE_URL"], rows, kinds=["noop"], show=speed.show)
     measured = {table: _Measured([], [], []) for table in tables}
     for _ in range(rounds):
         for table, variables in tables.items():
@@ -117,7 +117,7 @@ def _with_backlog(servers: Servers, rounds: int, backlog: int, seconds: float, s
     full = f"{backlog:,} queued jobs"
     tables = {"short queue": servers.new_jsworker(), full: servers.new_jsworker()}
     url = tables[full]["JSWORKER_DATABASE_URL"]
-    fill_queued(url, backlog, kind="noop", show=speed.show)
+    fill_queued(url, backlog, kinds=["noop"], show=speed.show)
     speed.show(f"publishing {backlog:,} messages")
     began = time.monotonic()
     asyncio.run(publish_all(tables[full]))
