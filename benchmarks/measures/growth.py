@@ -117,7 +117,7 @@ def _with_backlog(servers: Servers, rounds: int, backlog: int, seconds: float, s
     full = f"{backlog:,} queued jobs"
     tables = {"short queue": servers.new_jsworker(), full: servers.new_jsworker()}
     url = tables[full]["JSWORKER_DATABASE_URL"]
-    fill_queued(url, backlog, kinds=["noop"], show=speed.show)
+    fill_queued(url, backlog, kind="noop", show=speed.show)
     speed.show(f"publishing {backlog:,} messages")
     began = time.monotonic()
     asyncio.run(publish_all(tables[full]))
