@@ -15,7 +15,6 @@ import psycopg
 from benchmarks.figures import JSWORKER, Figure
 from benchmarks.measures.cpu_time import cpu_seconds
 from benchmarks.measures.filling import (
-    fill_failed,
     fill_finished,
     fill_held_by_key,
     fill_held_by_needs,
@@ -94,11 +93,10 @@ def _fill(url: str, rows: int, failed: int, show: Callable[[str], None]) -> floa
     """Fill the tables, and return how many seconds it took."""
     began = time.monotonic()
     held = min(_HELD, rows // 10)
-    fill_failed(url, failed, kinds=_KINDS, show=show)
     fill_statistics(url, kinds=_KINDS)
     fill_held_by_key(url, held, kind=_KINDS[0], show=show)
     fill_held_by_needs(url, held, kind=_KINDS[1], show=show)
-    fill_finished(url, rows - failed - 2 * held, kinds=_KINDS, show=show)
+    fill_finished(url, rows - 2 * held, kinds=_KINDS, failed=failed, show=show)
     return time.monotonic() - began
 
 

@@ -11,39 +11,28 @@ _CHUNK = 250_000
 """Rows of one transaction."""
 _AT_ONCE = 2
 
-# A week's worth of jobs that were enqueued, published, claimed and completed at the first attempt.
+# A week's worth of jobs that were enqueued, published, claimed, and completed at the first attempt; one of so
+# many failed at its last: of each kind with two sorts of errors.
 _FINISHED = """
-INSERT INTO jsworker.jobs (
-  id, kind, payload, status, fencing_token, claimed_at, stale_after, crash_after, attempts, max_attempts,
-  max_stalls, dispatch, publish_after, published_at, stream_seq, stream_created, queued_at, result,
-  created_at, started_at, finished_at)
-SELECT uuidv7(at - clock_timestamp()), (%(kinds)s::text[])[1 + n %% %(of)s],
-  jsonb_build_object(
-    'path', 'customers/' || n %% 1000 || '/documents/' || n, 'pages', n %% 40, 'language', 'en'),
-  'completed', 1, at + interval '20 ms', '300 s', '15 s', 1, 5, 3, 1, at, at + interval '10 ms', n, now(), at,
-  jsonb_build_object('words', n %% 5000, 'seconds', 0.25), at, at + interval '20 ms', at + interval '300 ms'
-FROM (
-  SELECT n, clock_timestamp() - interval '7 days' * (1 - n::double precision / %(total)s) AS at
-  FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n
-) AS ended
-"""
-
-# The same, failed at their last attempt; of each kind with two sorts of errors.
-_FAILED = """
 INSERT INTO jsworker.jobs (
   id, kind, payload, status, fencing_token, claimed_at, stale_after, crash_after, attempts, errors,
   max_attempts, max_stalls, dispatch, publish_after, published_at, stream_seq, stream_created, queued_at,
-  last_error, failure_reason, created_at, started_at, finished_at)
-SELECT uuidv7(at - clock_timestamp()), (%(kinds)s::text[])[1 + n %% %(of)s],
+  result, last_error, failure_reason, created_at, started_at, finished_at)
+SELECT uuidv7(at - clock_timestamp()), (%(kinds)s::text[])[1 + (n + n / %(each)s) %% %(of)s],
   jsonb_build_object(
     'path', 'customers/' || n %% 1000 || '/documents/' || n, 'pages', n %% 40, 'language', 'en'),
-  'failed', 5, at + interval '20 ms', '300 s', '15 s', 5, 5, 5, 3, 5, at, at + interval '10 ms', n, now(), at,
-  CASE WHEN n / %(of)s %% 2 = 0 THEN 'TimeoutError: customer ' || n || ' did not answer in 30 s'
-    ELSE 'ValueError: "documents/' || n || '" has no pages' END
-    || E'\\nTraceback (most recent call last):\\n' || repeat(E'  File "work.py", line 7, in process\\n', 20),
-  'attempts', at, at + interval '20 ms', at + interval '300 ms'
+  CASE WHEN failed THEN 'failed' ELSE 'completed' END, tries, at + interval '20 ms', '300 s', '15 s', tries,
+  CASE WHEN failed THEN tries ELSE 0 END, 5, 3, tries, at, at + interval '10 ms', n, now(), at,
+  CASE WHEN NOT failed THEN jsonb_build_object('words', n %% 5000, 'seconds', 0.25) END,
+  CASE WHEN failed THEN
+    CASE WHEN n / %(each)s / %(of)s %% 2 = 0 THEN 'TimeoutError: customer ' || n || ' did not answer in 30 s'
+      ELSE 'ValueError: "documents/' || n || '" has no pages' END
+    || E'\\nTraceback (most recent call last):\\n'
+    || repeat(E'  File "work.py", line 7, in process\\n', 20) END,
+  CASE WHEN failed THEN 'attempts' END, at, at + interval '20 ms', at + interval '300 ms'
 FROM (
-  SELECT n, clock_timestamp() - interval '7 days' * (1 - n::double precision / %(total)s) AS at
+  SELECT n, n %% %(each)s = 0 AS failed, CASE WHEN n %% %(each)s = 0 THEN 5 ELSE 1 END AS tries,
+    clock_timestamp() - interval '7 days' * (1 - n::double precision / %(total)s) AS at
   FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n
 ) AS ended
 """
@@ -103,14 +92,14 @@ JOIN jsworker.batches AS b ON b.kind = %(kind)s AND b.place = 1 + (n - 1) * 10 /
 """
 
 
-def fill_finished(url: str, rows: int, *, kinds: Sequence[str], show: Callable[[str], None]) -> None:
-    """Put finished jobs into the table, by turns of these kinds, and leave it as autovacuum would."""
-    _fill(url, _FINISHED, rows, kinds, show)
+def fill_finished(
+    url: str, rows: int, *, kinds: Sequence[str], failed: int = 0, show: Callable[[str], None]
+) -> None:
+    """Put finished jobs into the table, by turns of these kinds, and leave it as autovacuum would.
 
-
-def fill_failed(url: str, rows: int, *, kinds: Sequence[str], show: Callable[[str], None]) -> None:
-    """Put failed jobs into the table, by turns of these kinds: two groups of failures each."""
-    _fill(url, _FAILED, rows, kinds, show)
+    ``failed`` of them have failed: of each kind in two groups.
+    """
+    _fill(url, _FINISHED, rows, kinds, show, each=rows // failed if failed else rows + 1)
 
 
 def fill_statistics(url: str, *, kinds: Sequence[str]) -> None:
@@ -150,8 +139,9 @@ def _fill(
     show: Callable[[str], None],
     *,
     first: str = "",
+    each: int = 1,
 ) -> None:
-    given = {"kind": kinds[0], "kinds": list(kinds), "of": len(kinds), "total": rows}
+    given = {"kind": kinds[0], "kinds": list(kinds), "of": len(kinds), "total": rows, "each": each}
 
     def execute(words: str, begin: int = 1) -> None:
         values = {**given, "first": begin, "last": min(begin + _CHUNK - 1, rows)}
