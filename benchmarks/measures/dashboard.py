@@ -56,8 +56,8 @@ def measure(
     failed: int = 50_000,
     requests: int = 30,
     viewers: int = 200,
-    seconds: float = 20.0,
-    jobs: int = 20_000,
+    seconds: float = 10.0,
+    jobs: int = 60_000,
 ) -> list[Figure]:
     """Ask for pages, look at live ones, and let a worker do no-op jobs beside them, in interleaved rounds.
 
