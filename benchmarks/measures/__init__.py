@@ -23,6 +23,7 @@ MODULES = MappingProxyType(
         "l": "held_rows",
         "m": "pace",
         "n": "isolation",
+        "o": "dashboard",
     }
 )
 """Letter and module; a module tells its title itself."""

@@ -101,7 +101,7 @@ def _with_finished_rows(
     for rows in finished:
         table = f"{rows:,} finished rows"
         tables[table] = servers.new_jsworker() | _KEEP
-        fill_finished(tables[table]["JSWORKER_DATABASE_URL"], rows, kind="noop", show=speed.show)
+        fill_finished(tables[table]["JSWORKER_DATABASE_URL"], rows, kinds=["noop"], show=speed.show)
     measured = {table: _Measured([], [], []) for table in tables}
     for _ in range(rounds):
         for table, variables in tables.items():

@@ -114,12 +114,12 @@ def _round(
         command = module("jsworker", "prune", "--json", "--older-than", f"{_RETENTION:g}")
         await asyncio.to_thread(answer_of, command, variables | _KEEP, seconds=_LONGEST_SECONDS)
 
-    fill_finished(url, rows, kind=_KIND, show=show)
+    fill_finished(url, rows, kinds=[_KIND], show=show)
     show("jobs run, nothing is pruned")
     yield _NONE, _run(variables | _KEEP, rate, pass_time)
     show("jobs run, workers prune")
     yield _LOOP, _run(variables | {"JSWORKER_RETENTION": f"{_RETENTION:g}"}, rate, be_pruned)
-    fill_finished(url, rows, kind=_KIND, show=show)
+    fill_finished(url, rows, kinds=[_KIND], show=show)
     show("jobs run, jsworker prune")
     yield _COMMAND, _run(variables | _KEEP, rate, prune)
 

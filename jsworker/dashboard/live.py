@@ -32,11 +32,13 @@ class _Topic:
         self.render = render
         self.viewers = 0
         self.newest = ""
+        self.event = ""
         self.changed = asyncio.Event()
 
     def tell(self, text: str) -> None:
         if text != self.newest:
             self.newest = text
+            self.event = as_event(text)  # once for all of them
             self.changed.set()
             self.changed = asyncio.Event()
 
@@ -79,7 +81,7 @@ class Poller:
                     await asyncio.wait_for(changed.wait(), left)
                 except TimeoutError:
                     return
-                yield as_event(topic.newest)
+                yield topic.event
         finally:
             topic.viewers -= 1
             if not topic.viewers:

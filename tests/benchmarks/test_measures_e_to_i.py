@@ -63,7 +63,7 @@ class TestPieces:
 
     def test_full_tables(self, bench: Servers) -> None:
         url = bench.new_jsworker()["JSWORKER_DATABASE_URL"]
-        fill_finished(url, 700, kind="old", show=ignore)
+        fill_finished(url, 700, kinds=["old"], show=ignore)
         fill_queued(url, 300, kind="new", show=ignore)
         with psycopg.connect(url) as connection:
             rows = connection.execute(
@@ -81,7 +81,7 @@ class TestPieces:
     def test_counters_of_a_database(self, bench: Servers) -> None:
         url = bench.new_jsworker()["JSWORKER_DATABASE_URL"]
         before = read_server(bench.postgres, url)
-        fill_finished(url, 10, kind="old", show=ignore)
+        fill_finished(url, 10, kinds=["old"], show=ignore)
         deadline = time.monotonic() + 10
         while read_server(bench.postgres, url).commits - before.commits < 2:
             assert time.monotonic() < deadline

@@ -8,7 +8,7 @@ from jinja2 import nodes
 from jsworker.client import JobClient
 from jsworker.dashboard import dashboard, live
 from jsworker.dashboard.app import PAGES
-from jsworker.dashboard.live import EventStream, Poller
+from jsworker.dashboard.live import EventStream, Poller, as_event
 from jsworker.dashboard.visit import TEMPLATES
 from jsworker.ownership.pool import Pool
 from tests.dashboard.conftest import PutJob
@@ -45,6 +45,19 @@ async def test_one_look_serves_all_viewers() -> None:
     assert len(seen) == VIEWERS
     assert looks.number < VIEWERS
     assert poller.viewers == 0
+
+
+async def test_an_event_is_made_once_for_all_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def counted(html: str) -> str:
+        made.append(html)
+        return as_event(html)
+
+    monkeypatch.setattr(live, "as_event", counted)
+    poller, looks = Poller(interval=0.05), Looks()
+    await asyncio.gather(*(first(poller.follow("page", looks), 3) for _ in range(VIEWERS)))
+    assert len(made) == looks.number
 
 
 async def test_without_viewers_nothing_is_looked_at() -> None:

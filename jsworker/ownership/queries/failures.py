@@ -15,7 +15,7 @@ from jsworker.ownership.schema import FAILURE, IS_FAILURE
 
 BOUND: Final = 10_000
 """Where counting a group ends at the latest: such a number means at least as many."""
-_COUNTED_AT_ONCE: Final = 50_000
+_COUNTED_AT_ONCE: Final = 20_000
 _LEAST_BOUND: Final = 500
 TREND_HOURS: Final = 24
 

@@ -15,26 +15,21 @@ from jsworker.ownership.transitions.statistics import COUNTED
 
 _SUMS: Final = ", ".join(f"CAST(sum({name}) AS bigint) AS {name}" for name in COUNTED)
 _SECONDS: Final = "sum(wait_seconds) AS wait_seconds, sum(run_seconds) AS run_seconds"
-_CHOSEN: Final = """WITH chosen AS MATERIALIZED (
-  SELECT * FROM jsworker.statistics
-  WHERE minute >= date_trunc('minute', statement_timestamp()) - make_interval(mins => CAST(:minutes AS integer))
-    AND (CAST(:kind AS text) IS NULL OR kind = :kind)
-)"""
+_PLACES: Final = range(1, len(DURATION_BUCKETS) + 2)
 
 
+def _places(name: str) -> str:
+    return ", ".join(f"coalesce(CAST(sum({name}[{place}]) AS bigint), 0)" for place in _PLACES)
+
+
+# Each place of the arrays by itself: to unnest them would make a row of each, all of which are sorted.
 def _by(column: str) -> str:
-    return f"""{_CHOSEN}, places AS (
-  SELECT c.{column}, b.place, CAST(sum(b.waits) AS bigint) AS waits, CAST(sum(b.runs) AS bigint) AS runs
-  FROM chosen AS c CROSS JOIN unnest(c.waits, c.runs) WITH ORDINALITY AS b(waits, runs, place)
-  GROUP BY c.{column}, b.place
-), buckets AS (
-  SELECT {column}, array_agg(waits ORDER BY place) AS waits, array_agg(runs ORDER BY place) AS runs
-  FROM places GROUP BY {column}
-), sums AS (
-  SELECT {column}, {_SUMS}, {_SECONDS} FROM chosen GROUP BY {column}
-)
-SELECT {", ".join(f"s.{name}" for name in (column, *COUNTED, "wait_seconds", "run_seconds"))}, b.waits, b.runs
-FROM sums AS s JOIN buckets AS b ON b.{column} = s.{column} ORDER BY s.{column}"""  # noqa: S608 -- constants
+    return f"""
+SELECT {column}, {_SUMS}, {_SECONDS}, ARRAY[{_places("waits")}] AS waits, ARRAY[{_places("runs")}] AS runs
+FROM jsworker.statistics
+WHERE minute >= date_trunc('minute', statement_timestamp()) - make_interval(mins => CAST(:minutes AS integer))
+  AND (CAST(:kind AS text) IS NULL OR kind = :kind)
+GROUP BY {column} ORDER BY {column}"""  # noqa: S608 -- constants
 
 
 FIGURES_BY_MINUTE = text(_by("minute"))

@@ -45,7 +45,8 @@ KINDS = text(f"""
 SELECT kind FROM (
   {_kinds(_QUEUED)} UNION {_kinds(_SCHEDULED)} UNION {_kinds(_ENDED_BADLY)}
   UNION (SELECT DISTINCT kind FROM (
-    SELECT j.kind FROM jsworker.jobs AS j WHERE j.status || '' = 'processing' LIMIT {_MOST_RUNNING}) AS running)
+    SELECT j.kind FROM jsworker.jobs AS j WHERE j.status || '' = 'processing'
+    ORDER BY j.worker_id LIMIT {_MOST_RUNNING}) AS running)
   UNION (SELECT unnest(w.kinds) FROM jsworker.workers AS w WHERE {IS_ALIVE})
   UNION (SELECT unnest(CAST(:lately AS text[])))
 ) AS every WHERE kind > CAST(:after AS text) ORDER BY kind LIMIT :most
@@ -87,10 +88,12 @@ CROSS JOIN LATERAL (SELECT count(*) AS jobs FROM (
 WHERE few.jobs > 0
 """)  # noqa: S608 -- constants
 
+# In the order of the index: a bitmap of it would lead to the rows of all runs that ended since it was vacuumed, at
+# each look anew, where an index scan marks them.
 RUNNING = text(f"""
 SELECT kind, count(*) AS jobs, extract(epoch FROM statement_timestamp() - min(claimed_at)) AS longest_seconds
 FROM (SELECT j.kind, j.claimed_at FROM jsworker.jobs AS j WHERE j.status || '' = 'processing'
-  LIMIT {_MOST_RUNNING}) AS running
+  ORDER BY j.worker_id LIMIT {_MOST_RUNNING}) AS running
 GROUP BY kind
 """)  # noqa: S608 -- constants
 
@@ -236,7 +239,7 @@ async def read_status(database: Database, *, limit: int, after: str | None = Non
         kind.oldest_seconds = None if row.oldest_seconds is None else float(row.oldest_seconds)
     for row in await database.run_along_index(HELD, {"kinds": named}):
         kinds[row.kind].held[row.held_by] = HeldJobs(row.jobs, float(row.oldest_seconds))
-    for row in await database.run(RUNNING):
+    for row in await database.run_along_index(RUNNING, {}):
         if row.kind in kinds:
             kinds[row.kind].running = row.jobs
             kinds[row.kind].longest_seconds = float(row.longest_seconds)
