@@ -560,6 +560,21 @@ class TestManyKinds:
             "jobs_held",
         }
 
+    @pytest.mark.parametrize(
+        ("statement", "values"),
+        [(status.RUNNING, {}), (status.KINDS, {"after": "", "most": 50, "lately": []})],
+        ids=["running", "kinds"],
+    )
+    def test_runs_that_ended_are_not_looked_at_again_and_again(
+        self, many_kinds: Connection, statement: TextClause, values: dict[str, Any]
+    ) -> None:
+        many_kinds.execute(text(ALONG_INDEX))
+        explain = text(f"EXPLAIN (FORMAT JSON) {statement.text}")
+        (plan,) = many_kinds.execute(explain, values).scalar_one()
+        many_kinds.rollback()
+        scans = {node["Node Type"] for node in _nodes(plan["Plan"]) if node.get("Index Name") == "jobs_owned"}
+        assert scans == {"Index Scan"}  # which marks their entries; a bitmap's does not
+
     def test_limits_are_read_where_slots_and_held_jobs_stand(self, many_kinds: Connection) -> None:
         use = access_paths(many_kinds, inspection.LIMIT_USE, {"kinds": ["idle"]})
         assert {path for path in use if "jobs" in path} == {"jobs_slots"}
