@@ -62,8 +62,8 @@ def upgrade() -> None:
         sa.Column("runs", postgresql.ARRAY(sa.BigInteger()), nullable=False),
         sa.PrimaryKeyConstraint("minute", "kind"),
         schema="jsworker",
-        postgresql_with={"fillfactor": 50},
     )
+    op.execute("ALTER TABLE jsworker.statistics SET (fillfactor = 50)")  # SQLAlchemy 2.0 has no argument for it
     op.create_table(
         "audit",
         sa.Column("action_id", sa.Uuid(), nullable=False),
