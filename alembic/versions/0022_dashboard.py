@@ -63,7 +63,8 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("minute", "kind"),
         schema="jsworker",
     )
-    op.execute("ALTER TABLE jsworker.statistics SET (fillfactor = 50)")  # SQLAlchemy 2.0 has no argument for it
+    # SQLAlchemy 2.0 has no argument for it.
+    op.execute("ALTER TABLE jsworker.statistics SET (fillfactor = 50)")
     op.create_table(
         "audit",
         sa.Column("action_id", sa.Uuid(), nullable=False),

@@ -1,6 +1,5 @@
 """The commands of the quick start and the tutorial, typed as they stand, in an empty folder."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,7 @@ TUTORIAL = ["tutorial/1-outbox.md", "tutorial/2-crash.md", "tutorial/3-watch.md"
     "pages",
     [
         ["start/quickstart.md"],
-        pytest.param(
-            TUTORIAL,
-            marks=[
-                pytest.mark.thorough,
-                pytest.mark.skipif(
-                    shutil.which("uvicorn") is None or shutil.which("curl") is None,
-                    reason="needs uvicorn and curl",
-                ),
-            ],
-        ),
+        pytest.param(TUTORIAL, marks=pytest.mark.thorough),
     ],
 )
 def test_every_command_does_what_the_page_says(pages: list[str], tmp_path: Path) -> None:
