@@ -43,8 +43,11 @@ class Browser:
         return str(self.driver.ask("GET", "/url")).removeprefix(self.address)
 
     def find(self, selector: str) -> Element:
-        """Return the first element that a CSS selector finds."""
-        return self.driver.elements(selector)[0]
+        """Return the first element that a CSS selector finds, of a page that may still be loading."""
+        until = time.monotonic() + 30
+        while not (found := self.driver.elements(selector)):
+            assert time.monotonic() < until, f"the page has no {selector}"
+        return found[0]
 
     def all(self, selector: str) -> list[Element]:
         return self.driver.elements(selector)
