@@ -8,6 +8,7 @@ import pytest
 
 from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
+from jsworker.ownership.pool import Transaction
 from jsworker.ownership.transitions import control, priorities, publish, reset
 from jsworker.ownership.transitions.audit import AuditEntry, list_actions, prune_actions
 from jsworker.ownership.transitions.enqueue import new_job_id
@@ -73,6 +74,21 @@ async def test_an_action_that_changes_nothing_is_told_at_its_end(database: Datab
     await entry.end(database, matched=1)
     [action] = await list_actions(database)
     assert (action.matched, action.changed, action.actor) == (1, 0, action.login)
+
+
+async def test_a_part_whose_transaction_ran_again_counts_once(database: Database) -> None:
+    entry = AuditEntry("retry", {})
+
+    async def undone(transaction: Transaction) -> None:
+        await entry.note(transaction, changed=2)
+        raise RuntimeError("a conflict")
+
+    with pytest.raises(RuntimeError, match="a conflict"):
+        await database.in_transaction(undone)
+    await database.in_transaction(lambda opened: entry.note(opened, changed=2))
+    await entry.end(database, matched=3)
+    [action] = await list_actions(database)
+    assert (action.changed, action.matched) == (2, 3)
 
 
 async def test_old_entries_are_pruned(database: Database, sql: Sql) -> None:

@@ -28,6 +28,12 @@ VALUES (:action_id, :part, coalesce(CAST(:actor AS text), CAST(CURRENT_USER AS t
   CAST(:target AS jsonb), :matched, :changed)
 """)
 
+# By what was committed, not by what this process has tried: a transaction may run again after a conflict.
+NOTED = text("""
+SELECT CAST(coalesce(sum(a.matched), 0) AS bigint) AS matched, count(*) > 0 AS is_noted
+FROM jsworker.audit AS a WHERE a.action_id = :action_id
+""")
+
 # Along the primary key, whose first column is in the order of time: one group after the other, as many as are asked for.
 ACTIONS = text("""
 SELECT a.action_id, min(a.at) AS at, max(a.at) AS ended_at, min(a.actor) AS actor, min(a.login) AS login,
@@ -62,7 +68,7 @@ class AuditEntry:
         self.action = action
         self.target = target
         self.actor = None if actor is None else printable(actor.strip(), _LONGEST_ACTOR) or None
-        self._part = self._matched = 0
+        self._part = 0
 
     @classmethod
     def of_jobs(cls, action: str, ids: Sequence[UUID], *, actor: str | None, **how: Any) -> Self:
@@ -85,12 +91,12 @@ class AuditEntry:
             "changed": changed,
         }
         await transaction.run(NOTE_ACTION, values)
-        self._matched += changed + others
 
     async def end(self, database: Database, *, matched: int) -> None:
         """Write what was meant in all and not changed, so that an action that changed nothing is told, too."""
-        left = max(matched - self._matched, 0)
-        if left or not self._part:
+        [noted] = await database.run(NOTED, {"action_id": self.action_id})
+        left = max(matched - noted.matched, 0)
+        if left or not noted.is_noted:
             await database.in_transaction(lambda opened: self.note(opened, changed=0, others=left))
 
 

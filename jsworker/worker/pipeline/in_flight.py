@@ -214,9 +214,8 @@ class InFlight:
     def __init__(self) -> None:
         self.claiming: dict[UUID, Claiming] = {}
         self.runs: dict[UUID, Run] = {}  # changed by ``add`` and ``remove`` alone
-        self._members: Counter[int] = (
-            Counter()
-        )  # runs, by ``UUID.int`` of their batch: a UUID's hash takes longer
+        # How many runs are of a batch, by its ``UUID.int``: a UUID's own hash takes longer.
+        self._members: Counter[int] = Counter()
         self.given_up: set[Run] = set()  # they go on although they are settled; each keeps its job slot
         # No read-back may adopt these: orphaned claims, and runs that ended while their rows stayed owned.
         self.releasing: set[tuple[UUID, int]] = set()
