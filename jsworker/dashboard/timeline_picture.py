@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from jsworker.core.names import printable
 from jsworker.dashboard.filters import duration
-from jsworker.dashboard.timeline_story import Mark, Run, Story, Wait
+from jsworker.dashboard.timeline_story import Story, StoryMark, StoryRun, Wait
 from jsworker.ownership.queries.listing import MOST_EVENTS
 
 _LEFT: Final = 150
@@ -267,7 +267,7 @@ def _wait(wait: Wait, scale: _Scale) -> Markup:
     return Markup("<g><title>{}</title>{}{}</g>").format(words, bar, label)
 
 
-def _run(run: Run, scale: _Scale, lane: _Lane) -> Markup:
+def _run(run: StoryRun, scale: _Scale, lane: _Lane) -> Markup:
     left, right = scale.x(run.begin), scale.x(run.end)
     width = max(right - left, 3.0)
     top = lane.middle - _BAR / 2
@@ -317,7 +317,7 @@ def _handovers(story: Story, scale: _Scale, lanes: dict[str, _Lane]) -> Iterator
         ).format(look, x1, y1, x1 + bend, y1, x2 - bend, y2, x2, y2)
 
 
-def _ghost(mark: Mark, story: Story, scale: _Scale, lanes: dict[str, _Lane]) -> Markup:
+def _ghost(mark: StoryMark, story: Story, scale: _Scale, lanes: dict[str, _Lane]) -> Markup:
     """Return the line from the end of a run that was lost to a late write of its worker."""
     ends = [run.end for run in story.runs if run.token == mark.token]
     if not ends or mark.worker is None or ends[0] >= mark.at:

@@ -64,7 +64,7 @@ _MARK_LOOKS: Final[dict[str, Look]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StoryRun:
     """A run as it is drawn.
 
     Attributes:
@@ -103,7 +103,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class StoryMark:
     """Something that happened at a moment; without ``worker`` it happened to the job itself."""
 
     at: datetime
@@ -119,7 +119,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class StoryLine:
     """A line of the table that tells the same."""
 
     at: datetime
@@ -141,10 +141,10 @@ class Story:
 
     begin: datetime
     end: datetime
-    runs: list[Run]
+    runs: list[StoryRun]
     waits: list[Wait]
-    marks: list[Mark]
-    lines: list[Line]
+    marks: list[StoryMark]
+    lines: list[StoryLine]
     left_out: int
     is_cut: bool
 
@@ -176,12 +176,12 @@ def job_story(job: JobDetails, timeline: Sequence[JobEvent], now: datetime | Non
     )
 
 
-def _few(marks: list[Mark]) -> list[Mark]:
+def _few(marks: list[StoryMark]) -> list[StoryMark]:
     half = MOST_MARKS // 2
     return marks if len(marks) <= MOST_MARKS else marks[:half] + marks[-half:]
 
 
-def _runs(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: datetime) -> Iterator[Run]:
+def _runs(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: datetime) -> Iterator[StoryRun]:
     by_token: dict[int, list[Mapping[str, Any]]] = {}
     for event in events:
         by_token.setdefault(event["fencing_token"] or 0, []).append(event)
@@ -195,7 +195,7 @@ def _runs(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: date
         outcome, label, end = _end(token, job, [*own, *claims])
         ended = max(end or now, begin)
         silence = _silence(job, own, outcome, ended)
-        yield Run(
+        yield StoryRun(
             token=token,
             worker=run_owner(token, job, [*own, *claims]) or "",
             begin=begin,
@@ -283,15 +283,15 @@ def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and 0 <= value < _LONGEST_SILENCE
 
 
-def _row_marks(job: JobDetails) -> Iterator[Mark]:
+def _row_marks(job: JobDetails) -> Iterator[StoryMark]:
     by = f" by schedule {printable(job.schedule, 100)}" if job.schedule else ""
-    yield Mark(job.created_at, "enqueued", f"enqueued{by}")
+    yield StoryMark(job.created_at, "enqueued", f"enqueued{by}")
     if job.published_at is not None:
         place = "" if job.stream_seq is None else f" as number {job.stream_seq} of the stream"
-        yield Mark(job.published_at, "published", f"its last message was stored{place}")
+        yield StoryMark(job.published_at, "published", f"its last message was stored{place}")
 
 
-def _marks(events: Sequence[Mapping[str, Any]]) -> Iterator[Mark]:
+def _marks(events: Sequence[Mapping[str, Any]]) -> Iterator[StoryMark]:
     """Yield what is no claim and ends no run."""
     ended: set[int] = set()
     for event in events:
@@ -304,11 +304,11 @@ def _marks(events: Sequence[Mapping[str, Any]]) -> Iterator[Mark]:
         worker = event["worker_id"] if name in _OF_RUN else None
         if name == "cancel_requested":
             worker = (event["detail"] or {}).get("owner")
-        yield Mark(event["at"], name, entry_line(event), str(worker) if worker else None, token or None)
+        yield StoryMark(event["at"], name, entry_line(event), str(worker) if worker else None, token or None)
 
 
 def _waits(
-    job: JobDetails, events: Sequence[Mapping[str, Any]], runs: Sequence[Run], end: datetime
+    job: JobDetails, events: Sequence[Mapping[str, Any]], runs: Sequence[StoryRun], end: datetime
 ) -> Iterator[Wait]:
     """Yield the times in which the job waited, each with what it waited for."""
     begins = sorted(run.begin for run in runs)
@@ -356,7 +356,7 @@ def _first_wait(job: JobDetails, begin: datetime | None) -> _Turn:
     return "queued", "waited in the queue", None
 
 
-def _wait_after(run: Run, events: Sequence[Mapping[str, Any]]) -> _Turn:
+def _wait_after(run: StoryRun, events: Sequence[Mapping[str, Any]]) -> _Turn:
     own = (event for event in events if event["fencing_token"] == run.token and event["event"] in ENDS)
     detail = next((event["detail"] for event in own), None) or {}
     if run.outcome in {"failed", "cancelled", "completed", "unknown"} or detail.get("to") in {
@@ -375,15 +375,15 @@ def _wait_after(run: Run, events: Sequence[Mapping[str, Any]]) -> _Turn:
     return "queued", "waited in the queue", None
 
 
-def _lines(job: JobDetails, events: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> list[Line]:
-    lines = [Line(mark.at, mark.token, mark.words) for mark in _row_marks(job)]
+def _lines(job: JobDetails, events: Sequence[Mapping[str, Any]], runs: Sequence[StoryRun]) -> list[StoryLine]:
+    lines = [StoryLine(mark.at, mark.token, mark.words) for mark in _row_marks(job)]
     claimed = {event["fencing_token"] for event in events if event["event"] == "claimed"}
     for run in runs:
         if run.token not in claimed and run.outcome != "unknown":
             by = f" by {printable(run.worker, 300)}" if run.worker else ""
-            lines.append(Line(run.begin, run.token, f"claimed{by}"))
-    lines += [Line(event["at"], event["fencing_token"] or None, entry_line(event)) for event in events]
+            lines.append(StoryLine(run.begin, run.token, f"claimed{by}"))
+    lines += [StoryLine(event["at"], event["fencing_token"] or None, entry_line(event)) for event in events]
     if job.status == "completed" and job.finished_at is not None:
         by = f" by {printable(job.completed_by, 300)}" if job.completed_by else ""
-        lines.append(Line(job.finished_at, job.fencing_token, f"completed{by}"))
+        lines.append(StoryLine(job.finished_at, job.fencing_token, f"completed{by}"))
     return sorted(lines, key=lambda line: line.at)
