@@ -13,7 +13,7 @@ EventName: TypeAlias = Literal[
     "job.started",  # the processor of a job is called
     "job.skipped",  # a message was answered without a run: its job has an owner, or has ended
     "job.held",  # a job waits for a limit, a rate or the end of a pause (`held_by`, `key`)
-    "job.progress",  # a run told its progress
+    "job.progress",  # a run reported its progress
     "job.completed",  # a job has completed
     "job.error",  # an attempt failed, another follows; or a hook raised
     "job.failed",  # a job has failed for good

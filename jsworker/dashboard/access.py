@@ -136,7 +136,7 @@ def refusal(status: int, line: str) -> Response:
 
 
 class CsrfTokens:
-    """Ties a form to the browser that it was shown in: by a cookie that other sites' requests do not carry.
+    """Binds a form to the browser that it was shown in, by a cookie that other sites' requests do not carry.
 
     A process keeps nothing of it, so the next request may go to another one.
     """

@@ -303,7 +303,7 @@ def _line(site: Site, error: Exception) -> str:
 
 
 class _Guard:
-    """Lets nobody in whom ``authorize`` does not know, and adds the headers of safety to every answer."""
+    """Refuses what ``authorize`` does not allow, and adds the headers of safety to every answer."""
 
     def __init__(self, app: ASGIApp, authorize: Authorize | None, hosts: frozenset[str] | None) -> None:
         self._app = app

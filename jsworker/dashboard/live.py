@@ -1,6 +1,6 @@
 """Live pages: one poller a process renders what is looked at; all who look at the same get the same.
 
-With nobody looking it does nothing. However many different pages are open, it takes at most a fifth of one
+Without viewers it does nothing. However many different pages are open, it takes at most a fifth of one
 connection's time.
 """
 

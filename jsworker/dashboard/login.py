@@ -55,8 +55,8 @@ def login_line(name: str, password: str, rights: str) -> str:
 class PasswordFile:
     """Asks for name and password, and finds them in a file with a line for each login; see ``login_line``.
 
-    A file that has changed is read again; while a line of it is wrong, nobody is let in. Lines that begin
-    with # are left out. Use it behind HTTPS alone.
+    A file that has changed is read again; while a line of it is wrong, all logins are refused. Lines that
+    begin with # are left out. Use it behind HTTPS alone.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -121,7 +121,7 @@ class PasswordFile:
 class ProxyHeaders:
     """Takes the user from a proxy that has asked an identity provider, as oauth2-proxy does.
 
-    The proxy proves itself by the header ``X-Jsworker-Secret``, without which nobody is let in. It must
+    The proxy proves itself by the header ``X-Jsworker-Secret``, without which all are refused. It must
     remove that header and those of the user from what it gets; a request with one of them twice is refused.
     """
 

@@ -94,7 +94,7 @@ class StoryRun:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A time in which nobody ran the job."""
+    """A time in which no worker ran the job."""
 
     begin: datetime
     end: datetime

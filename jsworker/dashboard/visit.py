@@ -166,7 +166,7 @@ class Visit:
         access: what the viewer may do.
         root: the path under which the dashboard is mounted.
         csrf: what the viewer's forms hold; empty in a live part.
-        said: what an action has just told the viewer.
+        said: what an action has just reported to the viewer.
     """
 
     site: Site

@@ -22,7 +22,7 @@ _AREAS: Final = {"postgresql": "PostgreSQL", "nats": "NATS"}
 
 
 class _Examination:
-    """One examination at a time, whoever asks: a page that waits keeps others from reading."""
+    """One examination at a time, for all viewers: a page that waits keeps others from reading."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()

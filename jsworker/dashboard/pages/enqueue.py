@@ -60,7 +60,7 @@ async def act(visit: Visit, form: FormData) -> Done | Question:
         processor = visit.site.processors.get(kind)
         if processor is not None:
             payload = payload_type(processor).validate_json(dumps(payload), by_alias=True, by_name=True)
-        # What is to be done is written before it: a job that nobody is known to have enqueued would be worse.
+        # What is to be done is written before it: a job without an entry of who enqueued it would be worse.
         entry = AuditEntry("enqueue", {"kind": kind, "unique_key": unique_key}, actor=visit.access.name)
         await client.database.in_transaction(lambda opened: entry.note(opened, changed=0))
         handle = await client.enqueue(processor or kind, payload, unique_key=unique_key, **options)

@@ -19,7 +19,7 @@ document.addEventListener("change", (event) => {
 // On a phone the navigation is wider than the page.
 document.querySelector(".top nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 
-// Tabs that nobody sees keep no stream: over HTTP/1.1 a browser opens six to a host, and waits with everything else.
+// Hidden tabs keep no stream: over HTTP/1.1 a browser opens six to a host, and waits with everything else.
 let streams = [];
 htmx.createEventSource = (url) => {
   const stream = new EventSource(url);

@@ -93,7 +93,7 @@ class AuditEntry:
         await transaction.run(NOTE_ACTION, values)
 
     async def end(self, database: Database, *, matched: int) -> None:
-        """Write what was meant in all and not changed, so that an action that changed nothing is told, too."""
+        """Write what was meant in all and not changed, so that an action that changed nothing is recorded, too."""
         [noted] = await database.run(NOTED, {"action_id": self.action_id})
         left = max(matched - noted.matched, 0)
         if left or not noted.is_noted:

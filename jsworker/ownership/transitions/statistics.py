@@ -94,6 +94,6 @@ async def add_statistics(database: Database, figures: Mapping[str, KindFigures])
 
 
 async def forget_statistics(database: Database) -> None:
-    """Delete the figures of more than two days ago, so far as nobody else does."""
+    """Delete the figures of more than two days ago, so far as no other worker does."""
     while await database.run(FORGET_STATISTICS, {"kept": KEPT_SECONDS}):
         continue
