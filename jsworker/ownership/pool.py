@@ -19,7 +19,7 @@ from uuid import UUID
 import psycopg
 from psycopg.abc import Buffer, Loader
 from psycopg.errors import ReadOnlySqlTransaction
-from psycopg.pq import Format
+from psycopg.pq import Format, PipelineStatus, TransactionStatus
 from psycopg.rows import namedtuple_row, tuple_row
 from psycopg.types.json import set_json_loads
 from psycopg.types.numeric import FloatLoader
@@ -129,7 +129,9 @@ class Pool:
     async def _lend(self) -> AsyncIterator[Connection]:
         """Lend a connection; one that is broken, or whose statement was given up half-way, is dropped.
 
-        So is one to a server that has become read only: another may be the primary by now.
+        So is one that comes back in the middle of something, whatever the driver made of it: the next statement
+        would be given what is left of the answer. And one to a server that has become read only: another may be
+        the primary by now.
         """
         async with self._lendable:
             lent = await self._idle_or_new()
@@ -142,10 +144,10 @@ class Pool:
                 raise
             finally:
                 self.in_use -= 1
-                if lent.closed or not is_usable or self._closed or len(self._idle) >= self._size:
-                    await lent.close()
-                else:
+                if is_usable and _is_idle(lent) and not self._closed and len(self._idle) < self._size:
                     self._idle.append(lent)
+                else:
+                    await lent.close()
 
     async def _idle_or_new(self) -> Connection:
         while self._idle:
@@ -218,6 +220,13 @@ async def _keep_plans(connection: Connection) -> None:
     if await backend_of(connection) == connection.info.backend_pid:
         await connection.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
         connection.prepare_threshold = 0
+
+
+def _is_idle(connection: Connection) -> bool:
+    driver = connection.pgconn
+    return (
+        driver.transaction_status == TransactionStatus.IDLE and driver.pipeline_status == PipelineStatus.OFF
+    )
 
 
 def _has_unasked_input(connection: Connection) -> bool:

@@ -21,6 +21,7 @@ _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 _TURN_SECONDS: Final = 0.05
 """A lane whose turn it is not looks again so often; one that was asked for so long has nothing."""
+_FEW: Final = 10  # messages
 MOST_REQUESTS: Final = 8  # the consumer's ``max_waiting`` is shared by the whole fleet
 
 
@@ -61,10 +62,13 @@ class Credit:
         self._requests.pop(request, None)
         self.total = max(0, self.total - owed)
 
-    def wanted(self, room: int) -> int:
-        """Return how many messages to ask for now; few large requests rather than many small ones."""
+    def wanted(self, room: int, waiting: int = 0) -> int:
+        """Return how many messages to ask for now; few large requests rather than many small ones.
+
+        While others are ``waiting`` for a slot, one more gains nothing, and its claim costs a transaction.
+        """
         missing = room - self.total
-        if missing < 1 or (self.total and missing < room // 4):
+        if missing < 1 or (self.total and missing < room // 4) or missing < min(waiting, _FEW):
             return 0
         self._forget_served()
         return missing if len(self._requests) < MOST_REQUESTS else 0
@@ -86,10 +90,10 @@ class Credit:
 class Puller:
     """Pulls the messages of one kind; ``stream`` is connected and ensured.
 
-    It never asks for more than there is ``room`` for. When that shrinks, what is on its way is delivered all
-    the same, and requests that stay too large for a second are cancelled. ``deliver`` and ``undecodable``
-    must not block. A request waits at the server for ``expires`` seconds, which gives a sign of life every
-    ``idle_heartbeat`` seconds, at most half of that.
+    It never asks for more than there is ``room`` for, nor for a few while more are ``waiting`` for a slot.
+    When the room shrinks, what is on its way is delivered all the same, and requests that stay too large for
+    a second are cancelled. ``deliver`` and ``undecodable`` must not block. A request waits at the server for
+    ``expires`` seconds, which gives a sign of life every ``idle_heartbeat`` seconds, at most half of that.
 
     Of a ``priority`` other than normal the consumer is made when it is missing. ``gives_way`` returns for how
     many seconds others are to ask first, ``awaits_turn`` whether there is room that others are to have.
@@ -104,6 +108,7 @@ class Puller:
         deliver: Callable[[Delivery], None],
         undecodable: Callable[[Undecodable], None],
         room: Callable[[], int],
+        waiting: Callable[[], int] = lambda: 0,
         expires: float = 30.0,
         idle_heartbeat: float = 5.0,
         priority: int = NORMAL,
@@ -122,6 +127,7 @@ class Puller:
         self._deliver = deliver
         self._undecodable = undecodable
         self._room = room
+        self._waiting = waiting
         self._expires = expires
         self._idle_heartbeat = idle_heartbeat
         self._request_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.{self.name}"
@@ -213,10 +219,10 @@ class Puller:
         now, room = time.monotonic(), self._room()
         if self._is_silent(now) or self._is_short_of_room(now, room):
             self._leave()
-        if self._credit.wanted(room):
+        if self._credit.wanted(room, self._waiting()):
             if seconds := self._gives_way():
                 await asyncio.sleep(seconds)
-            if wanted := self._credit.wanted(self._room()):
+            if wanted := self._credit.wanted(self._room(), self._waiting()):
                 await self._ask(wanted)
         if self._awaits_turn():
             return _TURN_SECONDS

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
@@ -149,6 +150,28 @@ async def test_a_statement_that_is_given_up_costs_its_connection_and_no_place(
         assert [row.one for row in await database.run(text("SELECT 1 AS one"))] == [1]
     finally:
         await database.close()
+
+
+async def test_a_connection_that_comes_back_half_way_is_not_lent_again(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def left_half_way(cursor: psycopg.AsyncCursor[Any], *_: Any) -> None:
+        driver = cursor.connection.pgconn
+        driver.enter_pipeline_mode()
+        driver.send_query_params(b"SELECT 1 FROM pg_sleep(0.2)", None)
+        driver.pipeline_sync()
+        raise psycopg.OperationalError("cannot exit pipeline mode with uncollected results")
+
+    connections = pool.Pool(pool.driver_url(database_url), size=1, overflow=0)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(psycopg.AsyncCursor, "execute", left_half_way)
+            with pytest.raises(psycopg.OperationalError):
+                await connections.execute(text("SELECT 1"), None, plain=True)
+        # Without an answer of the statement before.
+        assert await connections.execute(text("SELECT 2"), None, plain=True) == [(2,)]
+    finally:
+        await connections.close()
 
 
 async def test_a_connection_that_cannot_be_prepared_for_use_is_closed(

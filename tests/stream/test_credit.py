@@ -27,6 +27,14 @@ def test_little_room_is_asked_for_only_when_nothing_is_outstanding() -> None:
     assert outstanding.wanted(1) == 1
 
 
+def test_a_few_are_not_asked_for_while_more_wait_for_a_slot() -> None:
+    outstanding = Credit()
+    assert outstanding.wanted(2, waiting=4) == 0
+    assert outstanding.wanted(3, waiting=3) == 3
+    assert outstanding.wanted(9, waiting=1000) == 0
+    assert outstanding.wanted(10, waiting=1000) == 10
+
+
 def test_an_ended_request_no_longer_counts() -> None:
     outstanding = Credit()
     outstanding.ask(1, 10, 100.0)

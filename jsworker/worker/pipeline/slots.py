@@ -169,6 +169,10 @@ class Slots:
         prefetch = self._prefetch(kind)
         return min(self._capacity + prefetch, self._most_of(kind, prefetch))
 
+    def waiting(self, kind: Kind, priority: int) -> int:
+        """Return how many runs of a kind and priority wait for a slot."""
+        return len(self._waiting[priority].get(kind.name, ()))
+
     def add(self, run: Run) -> None:
         """Let a run wait for a slot; ``next_run`` returns it in its turn."""
         priority = run.claimed.priority  # a message may have come another way

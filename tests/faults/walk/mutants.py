@@ -258,7 +258,16 @@ MUTANTS = (
         frozenset({OVER_LIMIT}),
         in_turn(
             lambda patch: patch.setattr(admission, "LOCK", text("SELECT CAST(:kind AS text)")),
-            sql(admission, "ADMIT", (" AND CAST(pg_current_xact_id() AS xid) IN (l.xmin, l.xmax)", "")),
+            sql(
+                admission,
+                "ADMIT",
+                (" AND CAST(pg_current_xact_id() AS xid) IN (l.xmin, l.xmax)", ""),
+                # What lies between counting and claiming on a busy server.
+                (
+                    "FROM ranked WHERE fits ORDER",
+                    "FROM ranked WHERE fits AND pg_sleep(0.03) IS NOT NULL ORDER",
+                ),
+            ),
         ),
     ),
     Mutant(
