@@ -9,15 +9,18 @@ import os
 import random
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from jsworker.client import JobClient, enqueue_statement
 from jsworker.core.errors import DatabaseUnavailable, JsworkerError
 from jsworker.core.priorities import Priority
+from jsworker.stream.nats_client import end_tasks
 from tests.faults.journal import Journal, records_folder
 from tests.faults.process_life import strike_once
 from tests.faults.workload import MOST_RUNNING, WORKFLOW
@@ -41,6 +44,12 @@ _PARTS = 4
 _LONG_SHARE = 0.1
 _TRY_AGAIN_SECONDS = 0.3
 _LAST_TRIES_SECONDS = 30.0
+_MOST_WAITING = 500
+"""So many jobs end within the time that a run has to drain, on any machine that can run it."""
+_WAITING = text(
+    "SELECT count(*) AS jobs FROM (SELECT FROM jsworker.jobs WHERE status = 'queued' LIMIT :most) AS j"
+)
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +64,7 @@ class Order:
 
 
 class Producer:
-    """Enqueues at a rate and keeps at what is unclear."""
+    """Enqueues at a rate, less where the workers do not keep up, and keeps at what is unclear."""
 
     def __init__(self, name: str, rate: float, seed: int, most: int | None) -> None:
         self._name = name
@@ -67,20 +76,37 @@ class Producer:
         self._journal = Journal(records_folder(), "producer")
         self._pending: set[asyncio.Task[None]] = set()
         self.stopping = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
 
     async def run(self) -> None:
         """Produce until told to stop, then see every order through."""
         async with JobClient.from_env() as client:
             self._engine = _engine_of(client)
+            looking = asyncio.create_task(self._look(client), name="look what waits")
             while not self.stopping.is_set() and (self._most is None or self._made < self._most):
                 orders = self._next_orders()
                 task = asyncio.create_task(self._see_through(client, orders))
                 self._pending.add(task)
                 task.add_done_callback(self._pending.discard)
                 await self._pause(len(orders) / self._rate)
+                await self._has_room.wait()
+            await end_tasks({looking})
             if self._pending:
                 await asyncio.wait(self._pending, timeout=_LAST_TRIES_SECONDS)
             await self._engine.dispose()
+
+    async def _look(self, client: JobClient) -> None:
+        """Let no more be enqueued while many wait: a slow machine is to be shaken, not buried."""
+        while not self.stopping.is_set():
+            with suppress(JsworkerError):  # in a fault one goes on as before
+                [waiting] = await client.database.run(_WAITING, {"most": _MOST_WAITING})
+                if waiting.jobs < _MOST_WAITING:
+                    self._has_room.set()
+                else:
+                    self._has_room.clear()
+            await self._sleep(_LOOK_SECONDS)
+        self._has_room.set()
 
     def _next_orders(self) -> list[Order]:
         [kind] = self._dice.choices([kind for kind, _ in _MIXTURE], [weight for _, weight in _MIXTURE])
@@ -100,11 +126,12 @@ class Producer:
         return self._dice.uniform(0.05, 0.6)
 
     async def _pause(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(self._dice.expovariate(1 / seconds)):
+        await self._sleep(self._dice.expovariate(1 / seconds))
+
+    async def _sleep(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
                 await self.stopping.wait()
-        except TimeoutError:
-            return
 
     async def _see_through(self, client: JobClient, orders: list[Order]) -> None:
         how = self._dice.random()
