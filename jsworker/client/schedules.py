@@ -49,8 +49,8 @@ class Schedules:
     async def list(self) -> list[dict[str, Any]]:
         """Return all schedules by column name, the next one due first.
 
-        ``last_job`` is the job of the last instant, ``last_status`` its status; ``set_by`` is
-        ``code`` for those of classes and ``operator`` for all others.
+        ``last_job`` is the job of the last instant, ``last_status`` its status; ``priority`` is ``high``,
+        ``normal`` or ``low``; ``set_by`` is ``code`` for those of classes and ``operator`` for all others.
         """
         return await schedules.list_schedules(self._database)
 

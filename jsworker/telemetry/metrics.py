@@ -241,7 +241,7 @@ def of_fleet(fleet: Fleet) -> Iterator[Metric]:
     labels = ["kind", "held_by"]
     held = GaugeMetricFamily(
         "jsworker_held_jobs",
-        "Jobs that wait for an event, not for a time; counted up to 100,000.",
+        "Jobs that wait for an event, not for a time; counted up to 10,000.",
         labels=labels,
     )
     oldest_held = GaugeMetricFamily(

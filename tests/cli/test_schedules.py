@@ -20,11 +20,23 @@ def test_from_add_to_remove(cli: Cli, sql: Sql) -> None:
     ).ok()
     assert added.lines[0].startswith("nightly is due at 20")
     cli(
-        "schedules", "add", "often", "tidy", "--every", "90", "--payload", '{"n": 1}', "--overlap", "skip"
+        "schedules",
+        "add",
+        "often",
+        "tidy",
+        "--every",
+        "90",
+        "--payload",
+        '{"n": 1}',
+        "--overlap",
+        "skip",
+        "--priority",
+        "high",
     ).ok()
     listed = {each["name"]: each for each in cli("schedules", "list", "--json").ok().json}
     assert (listed["nightly"]["rule"], listed["nightly"]["tz"]) == ("0 3 * * MON-FRI", "Europe/Berlin")
     assert (listed["often"]["payload"], listed["often"]["overlap"]) == ({"n": 1}, "skip")
+    assert (listed["nightly"]["priority"], listed["often"]["priority"]) == ("normal", "high")
     table = cli("schedules").ok().lines
     assert table[0].split()[:3] == ["NAME", "KIND", "RULE"]
     assert any("0 3 * * MON-FRI (Europe/Berlin)" in line for line in table)

@@ -67,7 +67,7 @@ class TestWriting:
         assert read_job(sql, fired.job_id)["priority"] == LOW
         assert read_job(sql, await schedules.run_now(database, "nightly"))["priority"] == LOW
         [listed] = await schedules.list_schedules(database)
-        assert listed["priority"] == LOW
+        assert listed["priority"] == "low"
 
 
 class TestKeeping:

@@ -135,6 +135,20 @@ async def test_a_call_that_is_never_awaited_fails_the_run(call: str) -> None:
         await run_job(Forgetful, {})
 
 
+@pytest.mark.filterwarnings("ignore:coroutine 'Job:RuntimeWarning")  # Python's own
+async def test_a_call_that_an_error_beside_it_has_dropped_is_never_awaited() -> None:
+    def build() -> Any:
+        raise ValueError
+
+    class Catching(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> None:
+            with suppress(ValueError):
+                await asyncio.gather(job.step("a", print), build())
+
+    with pytest.raises(UsageError, match=r"job\.step\(\) has done nothing, for it was never awaited"):
+        await run_job(Catching, {})
+
+
 async def test_calls_that_are_awaited_later_or_by_others_are_awaited() -> None:
     class Gathering(JobProcessor):
         async def process(self, job: Job[dict[str, Any]]) -> None:

@@ -421,3 +421,23 @@ async def test_a_worker_that_ends_wakes_what_its_last_run_has_freed(
     await ending
     row = await rows.job(held.id)
     assert (row["status"], row["held_by"], row["attempts"]) == ("queued", None, 0)
+
+
+async def test_messages_of_a_key_do_not_wait_for_all_that_is_held_of_others(
+    client: JobClient, rows: Rows, make_settings: Callable[..., Settings], start: StartWorker
+) -> None:
+    """As slots fall free, admission takes what is held; some of them are for messages."""
+    begun: list[str] = []
+
+    async def process(job: Job[Any]) -> None:
+        begun.append(job.payload["tenant"])
+        await asyncio.sleep(0.02)
+
+    processor = scripted(process, limit=Limit(4, key="tenant"))
+    calm = make_settings(concurrency=2, scan_interval=600.0, stale_threshold=3600.0, ack_wait=7200.0)
+    running = await start(processor, with_settings=calm)
+    running.expects_short_runs(KIND)
+    tenants = [*("abcd" * 40), "late"]
+    await client.enqueue_many(type(processor), [{"tenant": tenant} for tenant in sorted(tenants)])
+    await ended(rows, len(tenants))
+    assert begun.index("late") < 120

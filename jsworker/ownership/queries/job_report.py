@@ -29,8 +29,8 @@ MOST_QUEUES: Final = 100
 """Kinds whose queue is looked at; those that workers are for are looked at all the same."""
 MOST_HELD_KEYS: Final = 1_000
 """Keys with held jobs that are looked at, and as many pauses."""
-MOST_HELD: Final = 100_000
-"""Held jobs of a kind, and for one reason, that metrics count."""
+MOST_HELD: Final = 10_000
+"""Held jobs of a kind, and for one reason, that metrics count: every worker does so every ten seconds."""
 _MOST_HELD_KINDS: Final = 1_000
 MOST_MARKS: Final = 100_001
 """Dead messages, and refused rows, that are counted."""
@@ -233,7 +233,8 @@ SELECT CASE WHEN held.kind = ANY(CAST(:kinds AS text[])) THEN held.kind END AS k
 FROM (SELECT * FROM held LIMIT {most_kinds}) AS held CROSS JOIN LATERAL (
   SELECT count(*) AS jobs, min(few.held_at) AS first FROM (
     SELECT j.held_at FROM jsworker.jobs AS j
-    WHERE {is_held} AND j.held_by = held.held_by AND j.kind = held.kind LIMIT {most}) AS few) AS counted
+    WHERE {is_held} AND j.held_by = held.held_by AND j.kind = held.kind
+    ORDER BY j.id LIMIT {most}) AS few) AS counted
 GROUP BY 1, 2)
 """
 # Along an index in which no normal job stands.

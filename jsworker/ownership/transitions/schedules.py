@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from jsworker.core.errors import TransitionRefused
-from jsworker.core.priorities import NORMAL
+from jsworker.core.priorities import NORMAL, PRIORITIES
 from jsworker.core.schedule_rules import Schedule, read_schedule
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import live
@@ -334,8 +334,12 @@ async def add(
 
 
 async def list_schedules(database: Database) -> list[dict[str, Any]]:
-    """Return all schedules by column name, the next one due first, with the status of the last one's job."""
-    return [row._asdict() for row in await database.run(LIST)]
+    """Return all schedules by column name, the next one due first, with the status of the last one's job.
+
+    ``priority`` is a word.
+    """
+    rows = await database.run(LIST)
+    return [row._asdict() | {"priority": PRIORITIES[row.priority]} for row in rows]
 
 
 async def pause(database: Database, name: str, *, entry: AuditEntry | None = None) -> None:

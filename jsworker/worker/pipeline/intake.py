@@ -97,6 +97,13 @@ class Consumer:
         """Return how many more messages are wanted now."""
         return self._slots.room(self.kind, **self._place) if self._is_open else 0
 
+    def waiting(self) -> int:
+        """Return how many runs wait for a slot that messages may wait for, too.
+
+        None of a limited kind: whenever a slot falls free, what is held takes the room that is left.
+        """
+        return 0 if self.state.is_limited else self._slots.waiting(self.kind, self.priority)
+
     @property
     def _is_open(self) -> bool:
         return not self.state.is_paused and self._context.health.up and self._unusable < _MOST_UNUSABLE

@@ -108,7 +108,7 @@ class Pipeline:
             deliver=consumer.deliver,
             undecodable=lambda message: consumer.keep_unusable(message, message.reason),
             room=consumer.room,
-            waiting=partial(self.slots.waiting, kind, priority),
+            waiting=consumer.waiting,
             priority=priority,
             gives_way=partial(self.slots.gives_way, kind, priority),
             awaits_turn=partial(self.slots.awaits_turn, kind, priority),
