@@ -113,4 +113,4 @@ def _signature(found: Any) -> str:
 
 def _sections(nav: Any) -> Iterator[tuple[str, list[Any]]]:
     for section in nav.items:
-        yield section.title, [page for page in section.children if page.is_page]
+        yield section.title, [page for child in section.children for page in child.children or [child]]
