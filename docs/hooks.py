@@ -68,7 +68,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         if config.extra["repository"]:
             return f"{label}({config.extra['repository']}/blob/HEAD/{place}{'#' * bool(anchor)}{anchor})"
         name = label.strip("[]")
-        return name if name.strip("`/") == place else f"{name} (`{place}`)"
+        return name if place.endswith(name.strip("`/")) else f"{name} (`{place}`)"
 
     text = _LINK_OR_CODE.sub(rewritten, markdown)
     page.meta["plain"] = text
