@@ -68,7 +68,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         if config.extra["repository"]:
             return f"{label}({config.extra['repository']}/blob/HEAD/{place}{'#' * bool(anchor)}{anchor})"
         name = label.strip("[]")
-        return name if name.strip("`/") == place else f"{name} (`{place}`)"
+        return name if place.endswith(name.strip("`/")) else f"{name} (`{place}`)"
 
     text = _LINK_OR_CODE.sub(rewritten, markdown)
     page.meta["plain"] = text
@@ -113,4 +113,4 @@ def _signature(found: Any) -> str:
 
 def _sections(nav: Any) -> Iterator[tuple[str, list[Any]]]:
     for section in nav.items:
-        yield section.title, [page for page in section.children if page.is_page]
+        yield section.title, [page for child in section.children for page in child.children or [child]]

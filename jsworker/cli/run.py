@@ -136,8 +136,8 @@ def run(
     back; a second signal hands everything back at once.
 
     A module or a package without a class stands for all processors that are defined in it, and in the
-    modules of the package; those that it imports are among them if its __all__ names them. --reload needs the
-    extra "reload": pip install 'jsworker[reload]'.
+    modules of the package; those that it imports are among them if its `__all__` names them. --reload needs
+    the extra "reload": pip install 'jsworker[reload]'.
 
     Every option is also an environment variable: --ack-wait is JSWORKER_ACK_WAIT, and so on. The option wins.
     Secrets can also be read from files: JSWORKER_NATS_TOKEN_FILE. Durations are seconds.

@@ -242,7 +242,7 @@ def refused_rows(refusals: Sequence[RefusalGroup]) -> Iterator[Finding]:
         if (each.attempted, each.sqlstate) == ("prune", _REFERENCED):
             yield info(
                 f"{jobs} kept beyond JSWORKER_RETENTION: a foreign key refers to them{constraint}",
-                "Leave it, or give the foreign key ON DELETE CASCADE or SET NULL (docs/runbook.md).",
+                "Leave it, or give the foreign key ON DELETE CASCADE or SET NULL (docs/runbook/queue.md).",
             )
         else:
             yield warning(

@@ -17,8 +17,9 @@ from jsworker.core.settings import Settings
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 HEADER = """# The command line
 
-Written by `python -m tests.cli.document_commands docs/cli.md`; do not edit. `jsworker COMMAND --help` shows
-the same.
+<!-- Written by `python -m tests.cli.document_commands docs/cli.md`; do not edit. -->
+
+`jsworker COMMAND --help` shows the same.
 
 | exit code | |
 |---|---|

@@ -16,7 +16,11 @@ from tests.deployment.rules import TESTS, alerts, write_rules
 
 ALERTS = alerts()
 DASHBOARD: dict[str, Any] = json.loads((KUBERNETES / "overlays/scale-out/dashboard.json").read_text())
-RUNBOOK = (ROOT / "docs/runbook.md").read_text()
+RUNBOOK = {
+    page.name: re.findall(r"(?ms)^## ([^\n]+)\n(.*?)(?=^## |\Z)", page.read_text())
+    for page in (ROOT / "docs/runbook").glob("*.md")
+}
+"""The entries of each page: heading and text."""
 VARIABLES = {"$namespace", "$kind"}
 
 
@@ -68,15 +72,22 @@ def test_alert_says_how_bad_it_is_and_where_to_read_on(name: str) -> None:
     assert set(rule["annotations"]) == {"summary", "runbook_url"}
     used = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
     assert used <= grouping_labels(rule["expr"])
-    assert rule["annotations"]["runbook_url"] == f"docs/runbook.md#{name.lower()}"
+    [page] = [page for page, entries in RUNBOOK.items() if name in dict(entries)]
+    assert rule["annotations"]["runbook_url"] == f"docs/runbook/{page}#{name.lower()}"
 
 
-def test_runbook_has_an_entry_for_each_alert_in_their_order() -> None:
-    *entries, hangs, game_day = re.findall(r"(?m)^## (.+)$", RUNBOOK)
-    assert entries == list(ALERTS)
-    assert (hangs, game_day) == ("A job hangs", "Game day")
-    for entry in RUNBOOK.split("\n## ")[1:-1]:
-        assert all(word in entry for word in ("**Means**", "notice", "**Repair**", "```")), entry
+def test_each_entry_of_the_runbook_says_what_there_is_to_say_and_is_listed() -> None:
+    headings = {page: [heading for heading, _ in entries] for page, entries in RUNBOOK.items()}
+    listed = re.findall(r"\]\(runbook/(\w+\.md)#([\w-]+)\)", (ROOT / "docs/runbook.md").read_text())
+    of_alerts = [rule["annotations"]["runbook_url"].split("/")[-1].split("#") for rule in ALERTS.values()]
+    assert [list(each) for each in listed] == [*of_alerts, ["jobs.md", "a-job-hangs"]]
+    for page, named in headings.items():
+        assert [heading.lower().replace(" ", "-") for heading in named] == [
+            anchor for on, anchor in listed if on == page
+        ]
+    for entries in RUNBOOK.values():
+        for heading, text in entries:
+            assert all(word in text for word in ("**Means**", "notice", "**Repair**", "```")), heading
 
 
 def test_dashboard_is_a_config_map_that_grafana_finds() -> None:

@@ -30,6 +30,8 @@ assert tasks.send_receipt.max_retries == 4 and tasks.send_receipt.acks_late
 assert set(tasks.app.conf.beat_schedule) == {"nightly"} and "tasks.report" in tasks.app.tasks
 import bridge
 bridge.app.conf.task_always_eager = True
+assert bridge.send_receipt.acks_late and bridge.send_receipt.reject_on_worker_lost
+assert bridge.send_receipt.max_retries is None
 for _ in range(2):
     bridge.send_receipt.apply((7,), task_id="the same")
 bridge.jobs.close()
@@ -47,6 +49,8 @@ actors.send_receipt.send(7)
 worked(actors.broker)
 assert actors.receipts == ["receipt of order 7"]
 import bridge
+assert any(isinstance(each, dramatiq.middleware.Retries) for each in bridge.broker.middleware)
+assert bridge.send_receipt.options["max_retries"] is None
 message = bridge.send_receipt.message(7)
 for _ in range(2):
     bridge.broker.enqueue(message)

@@ -39,14 +39,18 @@ def sqlalchemy_url(settings: Settings) -> str:
 
 
 @pytest.mark.parametrize("page", [*PAGES, "transactions.md", "tracing.md"])
-def test_its_length_its_code_and_its_links(page: str) -> None:
+def test_its_code_and_its_links(page: str) -> None:
     words = (DOCS / page).read_text()
-    assert len(words.splitlines()) <= 250
     for name, code in files_of(page).items():
         if page not in EXCERPTS:
             compile(code, name, "exec")
     links = re.findall(r"\]\(([^)#:]+\.md)", re.sub(r"(?ms)^```.*?^```", "", words))
     assert [link for link in links if not (DOCS / page).parent.joinpath(link).is_file()] == []
+
+
+def test_no_page_is_long_but_references() -> None:
+    long = [page for page in DOCS.rglob("*.md") if len(page.read_text().splitlines()) > 250]
+    assert sorted(page.name for page in long) == ["cli.md", "performance.md", "sql.md"]
 
 
 @pytest.mark.parametrize("page", EXCERPTS)
