@@ -1,22 +1,21 @@
 """Workflows for code that waits."""
 
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar
 from uuid import UUID
 
 from jsworker.client.client_thread import ClientThread
 from jsworker.client.job_client import JobClient
-from jsworker.client.workflows import Flow, Node, OnFailure
+from jsworker.client.workflows import Flow, Node, Nodes
 from jsworker.core.names import shown
-from jsworker.core.processor import Payload, ProcessorOf
 from jsworker.ownership.transitions.workflow_control import CancelledWorkflow
 
 T = TypeVar("T")
 
 
-class SyncFlow:
+class SyncFlow(Nodes):
     """A workflow, as ``Flow``: what is added in the ``with`` block is enqueued at its end, or nothing is."""
 
     def __init__(self, name: str, thread: ClientThread) -> None:
@@ -37,101 +36,8 @@ class SyncFlow:
     ) -> None:
         self._call(lambda flow: flow.__aexit__(kind, error, trace))
 
-    @overload
-    def job(
-        self,
-        kind: type[ProcessorOf[Payload, Any]],
-        payload: Payload,
-        *,
-        after: "Node | str | Iterable[Node | str]" = (),
-        on_failure: OnFailure = "cancel",
-        name: str | None = None,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
-    ) -> Node: ...
-
-    @overload
-    def job(
-        self,
-        kind: str,
-        payload: Any,
-        *,
-        after: "Node | str | Iterable[Node | str]" = (),
-        on_failure: OnFailure = "cancel",
-        name: str | None = None,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
-    ) -> Node: ...
-
-    def job(
-        self,
-        kind: str | type[Any],
-        payload: Any,
-        *,
-        after: "Node | str | Iterable[Node | str]" = (),
-        on_failure: OnFailure = "cancel",
-        name: str | None = None,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
-    ) -> Node:
-        """See ``Flow.job``."""
-        return self._flow.job(
-            kind,
-            payload,
-            after=after,
-            on_failure=on_failure,
-            name=name,
-            max_attempts=max_attempts,
-            max_stalls=max_stalls,
-        )
-
-    @overload
-    def batch(
-        self,
-        kind: type[ProcessorOf[Payload, Any]],
-        payloads: Iterable[Payload],
-        *,
-        after: "Node | str | Iterable[Node | str]" = (),
-        on_failure: OnFailure = "cancel",
-        name: str | None = None,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
-    ) -> Node: ...
-
-    @overload
-    def batch(
-        self,
-        kind: str,
-        payloads: Iterable[Any],
-        *,
-        after: "Node | str | Iterable[Node | str]" = (),
-        on_failure: OnFailure = "cancel",
-        name: str | None = None,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
-    ) -> Node: ...
-
-    def batch(
-        self,
-        kind: str | type[Any],
-        payloads: Iterable[Any],
-        *,
-        after: "Node | str | Iterable[Node | str]" = (),
-        on_failure: OnFailure = "cancel",
-        name: str | None = None,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
-    ) -> Node:
-        """See ``Flow.batch``."""
-        return self._flow.batch(
-            kind,
-            payloads,
-            after=after,
-            on_failure=on_failure,
-            name=name,
-            max_attempts=max_attempts,
-            max_stalls=max_stalls,
-        )
+    def _add(self, *args: Any, **named: Any) -> Node:
+        return self._flow._add(*args, **named)  # noqa: SLF001 -- its face without await
 
     def result(self, timeout: float | None = None) -> Any:
         """See ``Flow.result``."""
