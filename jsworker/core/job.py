@@ -13,12 +13,14 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import (
     TYPE_CHECKING,
     Any,
+    Final,
     Generic,
     Literal,
     NamedTuple,
@@ -44,6 +46,8 @@ T = TypeVar("T")
 P = TypeVar("P")
 Payload = TypeVar("Payload")
 A = ParamSpec("A")
+kinds_of_slot: Final[ContextVar[frozenset[str]]] = ContextVar("kinds_of_slot", default=frozenset())
+"""Within a run: the kinds whose jobs need the job slots of its process, which it must not wait for."""
 Method = TypeVar("Method", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
