@@ -88,48 +88,28 @@ __all__ = [
     "load_settings",
 ]
 
-_HOMES = {
-    "AesGcmCodec": "jsworker.core.aes_gcm",
-    "Backoff": "jsworker.core.processor",
-    "Codec": "jsworker.core.codec",
-    "ContentRefused": "jsworker.core.errors",
-    "Cron": "jsworker.core.schedule_rules",
-    "DatabaseUnavailable": "jsworker.core.errors",
-    "Event": "jsworker.core.events",
-    "EventName": "jsworker.core.events",
-    "Every": "jsworker.core.schedule_rules",
-    "Fail": "jsworker.core.errors",
-    "InvalidJson": "jsworker.core.errors",
-    "Job": "jsworker.core.job",
-    "JobCancelled": "jsworker.core.errors",
-    "JobClient": "jsworker.client",
-    "JobDetails": "jsworker.client",
-    "JobEvent": "jsworker.client",
-    "JobFailed": "jsworker.core.errors",
-    "JobGone": "jsworker.core.errors",
-    "JobHandle": "jsworker.client",
-    "JobInfo": "jsworker.client",
-    "JobNotFound": "jsworker.core.errors",
-    "JobProcessor": "jsworker.core.processor",
-    "JsworkerError": "jsworker.core.errors",
-    "KeyMissing": "jsworker.core.errors",
-    "Limit": "jsworker.core.limits",
-    "OwnershipLost": "jsworker.core.errors",
-    "Rate": "jsworker.core.limits",
-    "Retry": "jsworker.core.errors",
-    "Settings": "jsworker.core.settings",
-    "Snooze": "jsworker.core.errors",
-    "StepInfo": "jsworker.client",
-    "SyncJobClient": "jsworker.client",
-    "SyncJobHandle": "jsworker.client",
-    "TransitionRefused": "jsworker.core.errors",
-    "UsageError": "jsworker.core.errors",
-    "Worker": "jsworker.worker.worker",
-    "WorkflowFailed": "jsworker.core.errors",
-    "enqueue_statement": "jsworker.client",
-    "job": "jsworker.core.functions",
-    "load_settings": "jsworker.core.settings",
+_NAMES = {
+    "jsworker.client": (
+        "JobClient JobDetails JobEvent JobHandle JobInfo StepInfo SyncJobClient SyncJobHandle "
+        "enqueue_statement"
+    ),
+    "jsworker.core.aes_gcm": "AesGcmCodec",
+    "jsworker.core.codec": "Codec",
+    "jsworker.core.errors": (
+        "ContentRefused DatabaseUnavailable Fail InvalidJson JobCancelled JobFailed JobGone "
+        "JobNotFound JsworkerError KeyMissing OwnershipLost Retry Snooze TransitionRefused "
+        "UsageError WorkflowFailed"
+    ),
+    "jsworker.core.events": "Event EventName",
+    "jsworker.core.functions": "job",
+    "jsworker.core.job": "Job",
+    "jsworker.core.limits": "Limit Rate",
+    "jsworker.core.processor": "Backoff JobProcessor",
+    "jsworker.core.schedule_rules": "Cron Every",
+    "jsworker.core.settings": "Settings load_settings",
+    "jsworker.worker.worker": "Worker",
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

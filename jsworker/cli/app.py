@@ -36,8 +36,8 @@ _COMMANDS = {
     "retry": _Entry("control", _JOBS, "Put failed or cancelled jobs back into the queue."),
     "cancel": _Entry("control", _JOBS, "Cancel jobs; running ones are asked to stop."),
     "clear": _Entry("control", _JOBS, "Take running jobs from their workers and queue them again."),
-    "priority": _Entry("priority", _JOBS, "Give waiting jobs another priority."),
-    "reschedule": _Entry("reschedule", _JOBS, "Let jobs that wait for a time wait for another one."),
+    "priority": _Entry("waiting_jobs", _JOBS, "Give waiting jobs another priority."),
+    "reschedule": _Entry("waiting_jobs", _JOBS, "Let jobs that wait for a time wait for another one."),
     "dead-messages": _Entry(
         "dead_messages", _JOBS, "List, replay or drop messages that no worker could use."
     ),

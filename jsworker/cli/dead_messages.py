@@ -102,7 +102,7 @@ def _all(action: str, *, yes: bool) -> list[int]:
 async def _drop(ids: Sequence[int]) -> AsyncIterator[ActionOutcome]:
     async with connected_database() as database:
         for outcome in await drop(database, ids, actor=os_user()):
-            yield _told(outcome, "dropped")
+            yield _outcome_of(outcome, "dropped")
 
 
 async def _replay(ids: Sequence[int]) -> AsyncIterator[ActionOutcome]:
@@ -111,10 +111,10 @@ async def _replay(ids: Sequence[int]) -> AsyncIterator[ActionOutcome]:
             database, load_settings(), ids, client_name="jsworker dead-messages", actor=os_user()
         )
         async for outcome in outcomes:
-            yield _told(outcome, "replayed")
+            yield _outcome_of(outcome, "replayed")
 
 
-def _told(outcome: DeadMessageOutcome, done: str) -> ActionOutcome:
+def _outcome_of(outcome: DeadMessageOutcome, done: str) -> ActionOutcome:
     if outcome.refusal is not None:
         return refused(outcome.id, outcome.refusal)
     return ActionOutcome(outcome.id, done)

@@ -2,12 +2,10 @@
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
-from uuid import UUID
 
 import typer
 
@@ -124,56 +122,89 @@ def enqueue(
     }
     if source is not None:
         enqueue_lines(source, of_kind, options, key_field=key_field, as_json=as_json)
-        return
-    many = {"count": count, "unique_key": unique_key, "options": options}
-    _enqueue_equal(of_kind, content, many, wait=wait, timeout=timeout, as_json=as_json)
+    elif count > 1:
+        asyncio.run(_enqueue_many(of_kind, content, count, options, as_json=as_json))
+    else:
+        _enqueue_one(
+            of_kind,
+            content,
+            options,
+            unique_key=unique_key,
+            wait=wait,
+            timeout=timeout,
+            as_json=as_json,
+        )
 
 
-def _enqueue_equal(
+async def _enqueue_many(
+    kind: Kind, payload: Any, count: int, options: dict[str, Any], *, as_json: bool
+) -> None:
+    """Enqueue equal jobs and print their ids."""
+    enqueued: list[Enqueued] = []
+    watched = count >= _LARGE_COUNT and progress_wanted(as_json=as_json)
+    try:
+        async with JobClient.from_env() as client:
+            with progress_bar("enqueued", count if watched else 0) as advance:
+                for start in range(0, count, _BATCH):
+                    payloads = [payload] * min(_BATCH, count - start)
+                    batch = await client.enqueue_many(kind, payloads, **options)
+                    if as_json:
+                        enqueued += batch
+                    else:
+                        for each in batch:
+                            print_line(str(each.id))
+                    advance(len(batch))
+            await client.publish_pending()
+        _remark_unpublished(client, options)
+    finally:  # what is committed is committed, whatever came after it
+        if as_json:
+            print_json([{"id": each.id, "created": each.created} for each in enqueued])
+
+
+def _enqueue_one(
     kind: Kind,
     payload: Any,
-    many: dict[str, Any],
+    options: dict[str, Any],
     *,
+    unique_key: str | None,
     wait: bool,
     timeout: float | None,
     as_json: bool,
 ) -> None:
-    """Enqueue jobs with one payload, print them, and with ``wait`` the result of the one job."""
-    enqueued: list[Enqueued] = []
-    results: list[Any] = []
+    """Enqueue a job and print its id, or with ``wait`` its result."""
+    known: dict[str, Any] = {}
 
-    def print_ids(batch: Sequence[Enqueued]) -> None:
-        for each in batch:
-            print_line(str(each.id))
+    async def enqueue_and_wait() -> None:
+        async with JobClient.from_env() as client:
+            one = await client.enqueue(kind, payload, unique_key=unique_key, **options)
+            known.update(id=one.id, created=one.created)
+            if not (as_json or wait):
+                print_line(str(one.id))
+            if not one.created:
+                remark(_existing_in_words(unique_key, options))
+            if wait:
+                try:
+                    known.update(status="completed", result=await client.result(one.id, timeout))
+                except JobNotCompleted as error:
+                    known.update(status=_status(error), reason=error.reason, error=error.error)
+                    raise
+                if not as_json:
+                    print_line(strict_json.dumps(known["result"]))
+        if one.created and not wait:
+            _remark_unpublished(client, options)
 
-    async def print_result(client: JobClient, job_id: UUID) -> None:
-        try:
-            results.append({"status": "completed", "result": await client.result(job_id, timeout)})
-        except JobNotCompleted as error:
-            results.append({"status": _status(error), "reason": error.reason, "error": error.error})
-            raise
-        if not as_json:
-            print_line(strict_json.dumps(results[0]["result"]))
-
-    call: dict[str, Any] = many | {
-        "shows_progress": progress_wanted(as_json=as_json),
-        "take": enqueued.extend if as_json or wait else print_ids,
-        "then": print_result if wait else None,
-    }
     try:
-        asyncio.run(_enqueue(kind, payload, **call))
+        asyncio.run(enqueue_and_wait())
     except TimeoutError as error:
         remark(str(error))
         raise typer.Exit(TIMED_OUT) from None
     except KeyboardInterrupt:
-        if wait and enqueued and not results:
-            remark(f"job {enqueued[0].id} goes on")
+        if wait and known and "status" not in known:
+            remark(f"job {known['id']} goes on")
         raise
     finally:  # what is committed is committed, whatever came after it
         if as_json:
-            rest: list[Any] = results or [{}] * len(enqueued)
-            both = zip(enqueued, rest, strict=True)
-            print_json([{"id": each.id, "created": each.created} | more for each, more in both])
+            print_json([known] if known else [])
 
 
 def _status(error: JobNotCompleted) -> str:
@@ -229,36 +260,7 @@ def read_payload(given: str) -> Any:
     return strict_json.loads(text, what="payload")
 
 
-async def _enqueue(
-    kind: Kind,
-    payload: Any,
-    *,
-    count: int,
-    unique_key: str | None,
-    options: dict[str, Any],
-    shows_progress: bool,
-    take: Callable[[Sequence[Enqueued]], Any],
-    then: Callable[[JobClient, UUID], Awaitable[None]] | None,
-) -> None:
-    async with JobClient.from_env() as client:
-        if count > 1:
-            watched = count >= _LARGE_COUNT and shows_progress
-            with progress_bar("enqueued", count if watched else 0) as advance:
-                for start in range(0, count, _BATCH):
-                    payloads = [payload] * min(_BATCH, count - start)
-                    take(await client.enqueue_many(kind, payloads, **options))
-                    advance(len(payloads))
-            await client.publish_pending()
-        else:
-            one = await client.enqueue(kind, payload, unique_key=unique_key, **options)
-            take([one])
-            if not one.created:
-                remark(_existing_in_words(unique_key, options))
-            if then is not None:
-                await then(client, one.id)
-                return
-            if not one.created:
-                return
+def _remark_unpublished(client: JobClient, options: dict[str, Any]) -> None:
     unpublished = client.unpublished_because
     if unpublished and not (options["delay"] or options["run_at"] or options["debounce"]):
         remark(f"stored, but not published yet, which a worker does: {unpublished}")

@@ -1,14 +1,14 @@
 """``jsworker limits``: how many jobs of a kind or a key may run at once, and begin in a span of time."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 import typer
 from rich.table import Column
 
 from jsworker.cli import options
+from jsworker.cli.client_call import ask_client
 from jsworker.cli.options import Json, argument, flag, new_app, option
 from jsworker.cli.output import (
     cell,
@@ -30,8 +30,6 @@ from jsworker.core.limits import Limit, Rate
 from jsworker.core.names import check_kind
 from jsworker.ownership.transitions.limits import Numbers, named
 from jsworker.ownership.transitions.workers import list_workers
-
-T = TypeVar("T")
 
 _MOST_WORKERS: Final = 10_000
 
@@ -71,7 +69,7 @@ def list_limits(
 
     Example: `jsworker limits list --all`
     """
-    every = call(lambda client: client.limits.list(all_keys=all_keys))
+    every = ask_client(lambda client: client.limits.list(all_keys=all_keys))
     found, rest = page_of(every, lambda line: f"{line['kind']}:{line['key']}", limit, after)
     if as_json:
         print_json(found)
@@ -164,7 +162,7 @@ def _change(kind: str, key: str | None, act: Callable[[JobClient], Awaitable[Non
         await act(client)
         return before, await client.limits.numbers(kind, key=key)
 
-    before, now = call(change)
+    before, now = ask_client(change)
     print_line(f"{named(kind, key or '')}: {_in_words(now)}{later}; before: {_in_words(before)}")
 
 
@@ -184,13 +182,3 @@ def warn_unless_served(kind: str) -> None:
         return
     if not any(worker["alive"] and kind in worker["kinds"] for worker in workers):
         remark(f"no live worker serves kind {kind}: is it spelled right?")
-
-
-def call(act: Callable[[JobClient], Awaitable[T]]) -> T:
-    """Return what a call of a client returns."""
-
-    async def with_client() -> T:
-        async with JobClient.from_env() as client:
-            return await act(client)
-
-    return asyncio.run(with_client())

@@ -4,7 +4,8 @@ import math
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
-from jsworker.cli.limits import Kind, call, warn_unless_served
+from jsworker.cli.client_call import ask_client
+from jsworker.cli.limits import Kind, warn_unless_served
 from jsworker.cli.options import argument, new_app, option
 from jsworker.cli.output import moment, print_line
 from jsworker.client.terms import LONGEST_DELAY
@@ -36,7 +37,7 @@ def pause(
         if not math.isfinite(seconds) or seconds > LONGEST_DELAY:
             raise WrongUsage(f"--seconds {seconds:g} must be from 1 to {LONGEST_DELAY:.0f}")
         until = datetime.now(UTC) + timedelta(seconds=seconds)
-    ends = call(lambda client: client.pause(check_kind(kind), key, until=until, reason=reason))
+    ends = ask_client(lambda client: client.pause(check_kind(kind), key, until=until, reason=reason))
     print_line(f"{named(kind, key or '')} is paused" + ("" if ends is None else f" until {moment(ends)}"))
     warn_unless_served(kind)
 
@@ -47,5 +48,5 @@ def resume(kind: Kind, key: Key = None) -> None:
 
     Example: `jsworker resume send-mail`
     """
-    call(lambda client: client.resume(check_kind(kind), key))
+    ask_client(lambda client: client.resume(check_kind(kind), key))
     print_line(f"{named(kind, key or '')} goes on")

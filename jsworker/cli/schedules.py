@@ -1,13 +1,13 @@
 """``jsworker schedules``: what enqueues jobs by the clock."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Column
 
+from jsworker.cli.client_call import ask_client
 from jsworker.cli.enqueue import kind_of, read_payload
 from jsworker.cli.options import Json, JsonObject, Limit, argument, flag, new_app, option
 from jsworker.cli.output import (
@@ -22,13 +22,9 @@ from jsworker.cli.output import (
     since,
     until,
 )
-from jsworker.client import JobClient
-from jsworker.client.schedules import Schedules
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.priorities import Priority
 from jsworker.core.schedule_rules import Cron, Every, Schedule
-
-T = TypeVar("T")
 
 app = new_app()
 
@@ -59,7 +55,7 @@ def list_schedules(
 
     Example: `jsworker schedules list --limit 20`
     """
-    every = _call(lambda schedules: schedules.list())
+    every = ask_client(lambda client: client.schedules.list())
     found, rest = page_of(every, lambda schedule: str(schedule["name"]), limit, after)
     if as_json:
         print_json(found)
@@ -142,7 +138,7 @@ def add(
     policies = {"payload": read_payload(payload), "missed": missed, "catch_up": catch_up, "overlap": overlap}
     schedule = _rule(cron, tz, every, policies)
     options = {"replace": replace, "priority": priority, "limit_key": limit_key}
-    first = _call(lambda schedules: schedules.add(name, kind_of(kind), schedule, **options))  # type: ignore[arg-type] # each by its name
+    first = ask_client(lambda client: client.schedules.add(name, kind_of(kind), schedule, **options))  # type: ignore[arg-type] # each by its name
     if as_json:
         print_json({"name": name, "next_at": first})
     else:
@@ -164,7 +160,7 @@ def pause(name: Name) -> None:
 
     Example: `jsworker schedules pause nightly`
     """
-    _call(lambda schedules: schedules.pause(name))
+    ask_client(lambda client: client.schedules.pause(name))
     print_line(f"{cell(name)} is paused")
 
 
@@ -174,7 +170,7 @@ def resume(name: Name) -> None:
 
     Example: `jsworker schedules resume nightly`
     """
-    print_line(f"{cell(name)} is due at {moment(_call(lambda schedules: schedules.resume(name)))}")
+    print_line(f"{cell(name)} is due at {moment(ask_client(lambda client: client.schedules.resume(name)))}")
 
 
 @app.command("run-now")
@@ -183,7 +179,7 @@ def run_now(name: Name) -> None:
 
     Example: `jsworker schedules run-now nightly`
     """
-    print_line(str(_call(lambda schedules: schedules.run_now(name)).id))
+    print_line(str(ask_client(lambda client: client.schedules.run_now(name)).id))
 
 
 @app.command()
@@ -192,13 +188,5 @@ def remove(name: Name) -> None:
 
     Example: `jsworker schedules remove nightly`
     """
-    _call(lambda schedules: schedules.remove(name))
+    ask_client(lambda client: client.schedules.remove(name))
     print_line(f"{cell(name)} is removed")
-
-
-def _call(act: Callable[[Schedules], Awaitable[T]]) -> T:
-    async def call() -> T:
-        async with JobClient.from_env() as client:
-            return await act(client.schedules)
-
-    return asyncio.run(call())

@@ -38,12 +38,9 @@ async def connected_database() -> AsyncIterator[Database]:
     """Open the database of the environment's settings."""
     settings = load_settings()
     statement_timeout = max(settings.statement_timeout, _STATEMENT_SECONDS)
-    database = Database(settings.database_dsn(), statement_timeout=statement_timeout)
-    try:
+    async with Database(settings.database_dsn(), statement_timeout=statement_timeout) as database:
         await database.check_migrated()
         yield database
-    finally:
-        await database.close()
 
 
 def ask_database(question: Callable[[Database], Awaitable[T]]) -> T:

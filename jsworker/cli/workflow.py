@@ -1,13 +1,13 @@
 """``jsworker workflow``: how far workflows are, as a tree; cancel and retry them."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final
 
 from rich.table import Column
 from rich.text import Text
 from rich.tree import Tree
 
+from jsworker.cli.client_call import ask_client
 from jsworker.cli.options import Group, Json, JsonObject, Limit, argument, new_app, option
 from jsworker.cli.output import (
     cell,
@@ -22,10 +22,7 @@ from jsworker.cli.output import (
     seconds_in_words,
     since,
 )
-from jsworker.client import JobClient
 from jsworker.ownership.transitions.audit import os_user
-
-T = TypeVar("T")
 
 _BAR_CELLS: Final = 20
 _ENDED: Final = ("completed", "failed", "cancelled")
@@ -65,7 +62,7 @@ def list_workflows(
 
     Example: `jsworker workflow list --limit 10`
     """
-    found = _call(lambda client: client.workflows.list(limit=limit, after=after))
+    found = ask_client(lambda client: client.workflows.list(limit=limit, after=after))
     if as_json:
         print_json(found)
         return
@@ -101,7 +98,7 @@ def show(workflow: Id, *, as_json: JsonObject = False) -> None:
 
     Example: `jsworker workflow 01a2074f-a6fa-739d-acb3-4f19a2de76ad`
     """
-    found = _call(lambda client: client.workflows.get(workflow))
+    found = ask_client(lambda client: client.workflows.get(workflow))
     if as_json:
         print_json(found)
         return
@@ -118,7 +115,7 @@ def cancel(workflow: Id, *, as_json: JsonObject = False) -> None:
 
     Example: `jsworker workflow cancel 01a2074f-a6fa-739d-acb3-4f19a2de76ad`
     """
-    done = _call(lambda client: client.workflows.cancel(workflow, actor=os_user()))
+    done = ask_client(lambda client: client.workflows.cancel(workflow, actor=os_user()))
     if as_json:
         print_json(done._asdict())
     else:
@@ -131,7 +128,7 @@ def retry(workflow: Id, *, as_json: JsonObject = False) -> None:
 
     Example: `jsworker workflow retry 01a2074f-a6fa-739d-acb3-4f19a2de76ad`
     """
-    retried = _call(lambda client: client.workflows.retry(workflow, actor=os_user()))
+    retried = ask_client(lambda client: client.workflows.retry(workflow, actor=os_user()))
     if as_json:
         print_json({"retried": retried})
     else:
@@ -199,11 +196,3 @@ def _node(node: Mapping[str, Any]) -> Text:
 
 def _took(found: Mapping[str, Any]) -> str:
     return seconds_in_words((found["finished_at"] - found["created_at"]).total_seconds())
-
-
-def _call(act: Callable[[JobClient], Awaitable[T]]) -> T:
-    async def call() -> T:
-        async with JobClient.from_env() as client:
-            return await act(client)
-
-    return asyncio.run(call())

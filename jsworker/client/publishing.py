@@ -66,12 +66,6 @@ class OutboxPublisher:
         """Begin no other batch; those under way are still sent and marked."""
         self._ending = True
 
-    async def publish_once(self) -> Tally:
-        """Publish one batch, be there more or not."""
-        tally = Tally()
-        await self._publish_batch(tally)
-        return tally
-
     async def publish(self, tally: Tally | None = None) -> Tally:
         """Publish until a batch is short or NATS is gone.
 

@@ -25,10 +25,10 @@ from jsworker.core.errors import (
     UsageError,
     may_answer_later,
 )
+from jsworker.core.job import kinds_of_slot
 from jsworker.core.names import printable, shown
 from jsworker.core.processor import JobProcessor, read_result
 from jsworker.core.settings.variables import LONGEST_SECONDS
-from jsworker.core.slot import kinds_of_slot
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries.results import MOST_ENDS, JobEnd, live_kind, read_ends, read_whole_end
 from jsworker.ownership.refusals import in_halves

@@ -12,11 +12,14 @@ from jsworker.client.client_thread import ClientThread
 from jsworker.client.enqueueing import Kind, one_for_each
 from jsworker.client.job_info import JobDetails, JobEvent, JobInfo, JobStatus, StepInfo
 from jsworker.client.selected_jobs import JobConditions
-from jsworker.client.sync_limits import SyncLimits
-from jsworker.client.sync_results import SyncJobHandle
-from jsworker.client.sync_schedules import SyncSchedules
-from jsworker.client.sync_selected_jobs import SyncSelectedJobs
-from jsworker.client.sync_workflows import SyncFlow, SyncWorkflows
+from jsworker.client.sync_parts import (
+    SyncFlow,
+    SyncJobHandle,
+    SyncLimits,
+    SyncSchedules,
+    SyncSelectedJobs,
+    SyncWorkflows,
+)
 from jsworker.core.codec import Codec
 from jsworker.core.enqueue_options import EnqueueOptions
 from jsworker.core.events import Events

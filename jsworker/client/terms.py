@@ -125,21 +125,21 @@ def positive_seconds(name: str, value: Seconds) -> float:
     return seconds
 
 
-def seconds_of(name: str, value: Seconds, *, longest: float = LONGEST_DELAY) -> float:
+def seconds_of(name: str, value: Seconds) -> float:
     """Return a duration in seconds.
 
     Raises:
         TypeError: it is neither a number nor a timedelta.
-        ValueError: it is negative, longer than ``longest`` seconds, or not a number.
+        ValueError: it is negative, longer than ``LONGEST_DELAY``, or not a number.
     """
     given = value.total_seconds() if isinstance(value, timedelta) else value
     try:
-        is_in_range = 0 <= given <= longest
+        is_in_range = 0 <= given <= LONGEST_DELAY
     except TypeError:
         what = f"not {type(value).__name__}"
         raise TypeError(f"{name}={shown(value)} must be a number of seconds or a timedelta, {what}") from None
     if not is_in_range:
-        raise ValueError(f"{name}={shown(value)} must be from 0 to {longest:g} seconds")
+        raise ValueError(f"{name}={shown(value)} must be from 0 to {LONGEST_DELAY:g} seconds")
     return float(given)
 
 

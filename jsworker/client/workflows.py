@@ -1,6 +1,7 @@
 """Workflows: graphs of batches, enqueued in one transaction; and what operators do with them."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -15,7 +16,7 @@ from jsworker.core.contents import Contents
 from jsworker.core.errors import WorkflowFailed, WorkflowNotFound
 from jsworker.core.job import MemberResult
 from jsworker.core.names import shown
-from jsworker.core.processor import Payload, ProcessorOf
+from jsworker.core.processor import KindOf, Payload, ProcessorOf
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries import workflow_listing
@@ -48,40 +49,8 @@ class Node:
     new: Sequence[Any] = field(repr=False)
 
 
-class Flow:
-    """A workflow: what is added in the ``async with`` block is enqueued at its end, all of it or nothing."""
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        database: Database,
-        settings: Settings,
-        publisher: ClientPublisher,
-        contents: Contents,
-    ) -> None:
-        self.id = new_job_id()
-        self.name = _checked_name("workflow", name)
-        self._database = database
-        self._contents = contents
-        self._settings = settings
-        self._publisher = publisher
-        self._nodes: dict[str, Node] = {}
-        self._is_open = False
-        self._is_enqueued = False
-
-    async def __aenter__(self) -> Self:
-        if self._is_enqueued or self._is_open:
-            raise RuntimeError(f"workflow {shown(self.name)} was begun before: each is enqueued once")
-        self._is_open = True
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._is_open = False
-        if kind is None:
-            await self._enqueue()
+class Nodes(ABC):
+    """What takes the nodes of a workflow, with or without ``await`` at its end."""
 
     @overload
     def job(
@@ -121,46 +90,20 @@ class Flow:
         max_stalls: int | None = None,
     ) -> Node:
         """Add one job; see ``batch``."""
-        return self.batch(
+        return self._add(
             kind,
             [payload],
-            after=after,
+            after,
             on_failure=on_failure,
             name=name,
             max_attempts=max_attempts,
             max_stalls=max_stalls,
         )
 
-    @overload
     def batch(
         self,
-        kind: type[ProcessorOf[Payload, Any]],
+        kind: KindOf[Payload],
         payloads: Iterable[Payload],
-        *,
-        after: "Node | str | Iterable[Node | str]" = (),
-        on_failure: OnFailure = "cancel",
-        name: str | None = None,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
-    ) -> Node: ...
-
-    @overload
-    def batch(
-        self,
-        kind: str,
-        payloads: Iterable[Any],
-        *,
-        after: "Node | str | Iterable[Node | str]" = (),
-        on_failure: OnFailure = "cancel",
-        name: str | None = None,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
-    ) -> Node: ...
-
-    def batch(
-        self,
-        kind: str | type[Any],
-        payloads: Iterable[Any],
         *,
         after: "Node | str | Iterable[Node | str]" = (),
         on_failure: OnFailure = "cancel",
@@ -188,6 +131,77 @@ class Flow:
             ValueError: no payload, too many, a name that is taken, or an ``on_failure`` that there is not.
             RuntimeError: outside of the ``async with`` block.
         """
+        return self._add(
+            kind,
+            payloads,
+            after,
+            on_failure=on_failure,
+            name=name,
+            max_attempts=max_attempts,
+            max_stalls=max_stalls,
+        )
+
+    @abstractmethod
+    def _add(
+        self,
+        kind: Any,
+        payloads: Iterable[Any],
+        after: "Node | str | Iterable[Node | str]",
+        *,
+        on_failure: OnFailure,
+        name: str | None,
+        max_attempts: int | None,
+        max_stalls: int | None,
+    ) -> Node:
+        """Add a node; see ``batch``."""
+
+
+class Flow(Nodes):
+    """A workflow: what is added in the ``async with`` block is enqueued at its end, all of it or nothing."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        database: Database,
+        settings: Settings,
+        publisher: ClientPublisher,
+        contents: Contents,
+    ) -> None:
+        self.id = new_job_id()
+        self.name = _checked_name("workflow", name)
+        self._database = database
+        self._contents = contents
+        self._settings = settings
+        self._publisher = publisher
+        self._nodes: dict[str, Node] = {}
+        self._is_open = False
+        self._is_enqueued = False
+
+    async def __aenter__(self) -> Self:
+        if self._is_enqueued or self._is_open:
+            raise RuntimeError(f"workflow {shown(self.name)} was begun before: each is enqueued once")
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_open = False
+        if kind is None:
+            await self._enqueue()
+
+    def _add(
+        self,
+        kind: Any,
+        payloads: Iterable[Any],
+        after: "Node | str | Iterable[Node | str]",
+        *,
+        on_failure: OnFailure,
+        name: str | None,
+        max_attempts: int | None,
+        max_stalls: int | None,
+    ) -> Node:
         if not self._is_open:
             raise RuntimeError(
                 f"workflow {shown(self.name)} is not open: add nodes inside its `async with` block"

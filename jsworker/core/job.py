@@ -13,12 +13,14 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import (
     TYPE_CHECKING,
     Any,
+    Final,
     Generic,
     Literal,
     NamedTuple,
@@ -38,12 +40,14 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from jsworker.core.enqueue_options import EnqueueOptions
-    from jsworker.core.processor import ProcessorOf
+    from jsworker.core.processor import KindOf, ProcessorOf
 
 T = TypeVar("T")
 P = TypeVar("P")
 Payload = TypeVar("Payload")
 A = ParamSpec("A")
+kinds_of_slot: Final[ContextVar[frozenset[str]]] = ContextVar("kinds_of_slot", default=frozenset())
+"""Within a run: the kinds whose jobs need the job slots of its process, which it must not wait for."""
 Method = TypeVar("Method", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
@@ -164,8 +168,38 @@ async def _enqueued(value: T) -> T:
     return value
 
 
+class _Statements:
+    """Statements for the user's own session, whether the job's calls wait or are awaited."""
+
+    __slots__ = ()
+    _ownership: _Ownership
+
+    def complete_statement(self, result: Any = None) -> "Executable":
+        """Return the guarded statement that completes the job, for your own session.
+
+        Execute it last and demand its row, so that a lost job rolls your transaction back:
+        ``(await session.execute(job.complete_statement(result))).one()``.
+        """
+        return self._ownership.complete_statement(result)
+
+    def add_to_batch_statement(
+        self,
+        kind: "KindOf[Payload]",
+        payloads: Iterable[Payload],
+        *,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
+    ) -> "Executable":
+        """Return the statement that adds jobs to this one's batch, for ``job.transaction()``.
+
+        Execute it and demand its rows, one for each job, up to 5,000: none means that the job has no batch,
+        or is lost. They are there once this job is completed, in the same commit.
+        """
+        return self._ownership.add_to_batch_statement(kind, payloads, _options(max_attempts, max_stalls))
+
+
 @dataclass(slots=True)
-class Job(Generic[P]):
+class Job(_Statements, Generic[P]):
     """One run of a job.
 
     Attributes:
@@ -283,14 +317,6 @@ class Job(Generic[P]):
             OwnershipLost: at the end of the block, when another run owns the job; all is rolled back.
         """
         return self._ownership.transactions(result) if retry else self._ownership.transaction(result)
-
-    def complete_statement(self, result: Any = None) -> "Executable":
-        """Return the guarded statement that completes the job, for your own session.
-
-        Execute it last and demand its row, so that a lost job rolls your transaction back:
-        ``(await session.execute(job.complete_statement(result))).one()``.
-        """
-        return self._ownership.complete_statement(result)
 
     @overload
     async def step(
@@ -421,31 +447,11 @@ class Job(Generic[P]):
         """Enqueue a job for each payload as ``enqueue`` does, and return their ids in order."""
         return _enqueued(self._ownership.enqueue(kind, payloads, unique_keys, options))
 
-    @overload
-    async def add_to_batch(
-        self,
-        kind: "type[ProcessorOf[Payload, Any]]",
-        payloads: Iterable[Payload],
-        *,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
-    ) -> list[UUID]: ...
-
-    @overload
-    async def add_to_batch(
-        self,
-        kind: str,
-        payloads: Iterable[Any],
-        *,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
-    ) -> list[UUID]: ...
-
     @_awaited
     async def add_to_batch(
         self,
-        kind: str | type[Any],
-        payloads: Iterable[Any],
+        kind: "KindOf[Payload]",
+        payloads: Iterable[Payload],
         *,
         max_attempts: int | None = None,
         max_stalls: int | None = None,
@@ -461,41 +467,6 @@ class Job(Generic[P]):
             InvalidName, InvalidPayload, InvalidJson: the kind or a payload cannot be used; nothing was added.
         """
         return await self._ownership.add_to_batch(kind, payloads, _options(max_attempts, max_stalls))
-
-    @overload
-    def add_to_batch_statement(
-        self,
-        kind: "type[ProcessorOf[Payload, Any]]",
-        payloads: Iterable[Payload],
-        *,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
-    ) -> "Executable": ...
-
-    @overload
-    def add_to_batch_statement(
-        self,
-        kind: str,
-        payloads: Iterable[Any],
-        *,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
-    ) -> "Executable": ...
-
-    def add_to_batch_statement(
-        self,
-        kind: str | type[Any],
-        payloads: Iterable[Any],
-        *,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
-    ) -> "Executable":
-        """Return the statement that adds jobs to this one's batch, for ``job.transaction()``.
-
-        Execute it and demand its rows, one for each job, up to 5,000: none means that the job has no batch,
-        or is lost. They are there once this job is completed, in the same commit.
-        """
-        return self._ownership.add_to_batch_statement(kind, payloads, _options(max_attempts, max_stalls))
 
     async def results_of(self, node: str) -> AsyncIterator[MemberResult]:
         """Yield what the members of a node came to that this job's own node comes ``after``.
@@ -523,7 +494,7 @@ class Job(Generic[P]):
 
 
 @dataclass(frozen=True, slots=True)
-class SyncJob:
+class SyncJob(_Statements):
     """A job's calls for processors that are plain functions and run in a thread."""
 
     _job: Job[Any]
@@ -556,10 +527,6 @@ class SyncJob:
         if retry:
             return self._ownership.sync_transactions(result)
         return self._ownership.sync_transaction(result)
-
-    def complete_statement(self, result: Any = None) -> "Executable":
-        """See ``Job.complete_statement``."""
-        return self._ownership.complete_statement(result)
 
     @overload
     def step(
@@ -639,30 +606,10 @@ class SyncJob:
         """See ``Job.enqueue_many``."""
         return self._ownership.enqueue(kind, payloads, unique_keys, options)
 
-    @overload
     def add_to_batch(
         self,
-        kind: "type[ProcessorOf[Payload, Any]]",
+        kind: "KindOf[Payload]",
         payloads: Iterable[Payload],
-        *,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
-    ) -> list[UUID]: ...
-
-    @overload
-    def add_to_batch(
-        self,
-        kind: str,
-        payloads: Iterable[Any],
-        *,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
-    ) -> list[UUID]: ...
-
-    def add_to_batch(
-        self,
-        kind: str | type[Any],
-        payloads: Iterable[Any],
         *,
         max_attempts: int | None = None,
         max_stalls: int | None = None,
@@ -670,37 +617,6 @@ class SyncJob:
         """See ``Job.add_to_batch``."""
         options = _options(max_attempts, max_stalls)
         return self._ownership.wait_for(self._ownership.add_to_batch(kind, payloads, options))
-
-    @overload
-    def add_to_batch_statement(
-        self,
-        kind: "type[ProcessorOf[Payload, Any]]",
-        payloads: Iterable[Payload],
-        *,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
-    ) -> "Executable": ...
-
-    @overload
-    def add_to_batch_statement(
-        self,
-        kind: str,
-        payloads: Iterable[Any],
-        *,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
-    ) -> "Executable": ...
-
-    def add_to_batch_statement(
-        self,
-        kind: str | type[Any],
-        payloads: Iterable[Any],
-        *,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
-    ) -> "Executable":
-        """See ``Job.add_to_batch_statement``."""
-        return self._ownership.add_to_batch_statement(kind, payloads, _options(max_attempts, max_stalls))
 
     def results_of(self, node: str) -> Iterator[MemberResult]:
         """See ``Job.results_of``."""

@@ -223,6 +223,9 @@ class ProcessorOf(Protocol[Payload, _Returned_co]):
 AsyncProcessorOf: TypeAlias = ProcessorOf[Payload, Coroutine[Any, Any, Returned]]
 """The same, of a processor whose ``process`` is ``async def``; in overloads it goes before the other."""
 
+KindOf: TypeAlias = str | type[ProcessorOf[Payload, Any]]
+"""A kind's name, or a processor, to whose payload type the type checkers then hold the payloads."""
+
 
 @cache
 def payload_type(processor: type[JobProcessor[Any]]) -> TypeAdapter[Any]:

@@ -1,7 +1,6 @@
 """Facts of an examination: what PostgreSQL and NATS answer, and why not where they do not."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 from uuid import UUID
@@ -108,15 +107,10 @@ _OF_TABLES: Final = (
 """Facts that only a migrated database has."""
 
 
-@asynccontextmanager
-async def opened(settings: Settings) -> AsyncIterator[Database]:
-    """Open the database of these settings, with time for slow statements; nothing connects yet."""
+def opened(settings: Settings) -> Database:
+    """Return the database of these settings, with time for slow statements; nothing connects yet."""
     statement_timeout = max(settings.statement_timeout, _STATEMENT_SECONDS)
-    database = Database(settings.database_dsn(), statement_timeout=statement_timeout)
-    try:
-        yield database
-    finally:
-        await database.close()
+    return Database(settings.database_dsn(), statement_timeout=statement_timeout)
 
 
 async def gather(settings: Settings) -> Facts:

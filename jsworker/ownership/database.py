@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import psycopg
 from sqlalchemy import TextClause, text
@@ -171,6 +171,12 @@ class Database:
     async def check_migrated(self) -> str:
         """Refuse a database whose schema this version cannot work with, as ``check_level``."""
         return check_level(await self.migrated_to())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         """Close every connection, also those of statements that were given up."""

@@ -11,15 +11,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
 from jsworker.ownership.transitions.admission import waiting_keys
 
-SHIFTED: Final = {
-    "jobs": ("run_at", "due_at", "expires_at", "debounce_until"),
-    "schedules": ("next_at",),
-    "limits": ("full_at", "paused_until"),
-    "unique_windows": ("until",),
-    "job_steps": ("sleeps_until",),
-}
-"""The columns by table that ADVANCE moves: each instant that something waits for, and no other."""
-
+# Each instant that something waits for, and no other.
 ADVANCE: Final = text("""
 WITH jobs AS (
   UPDATE jsworker.jobs SET run_at = run_at - CAST(:by AS interval), due_at = due_at - CAST(:by AS interval),

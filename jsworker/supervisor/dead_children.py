@@ -101,8 +101,9 @@ class DeadChildren:
                     self._report_refusal(owner, error, job_id=str(job_id))
 
         timeout = self._settings.statement_timeout
-        database = Database(self._settings.database_dsn(), statement_timeout=timeout, pool_size=1)
-        try:
+        async with Database(
+            self._settings.database_dsn(), statement_timeout=timeout, pool_size=1
+        ) as database:
             unmarked = await reset_dead_owner(
                 database,
                 owner,
@@ -111,8 +112,6 @@ class DeadChildren:
                 report=report,
                 failed=lambda error: self._complain(owner, error),
             )
-        finally:
-            await database.close()
         if unmarked is not None:
             self._report_refusal(owner, unmarked)
 

@@ -23,26 +23,16 @@ if TYPE_CHECKING:
     from jsworker.testing.unittest_case import JsworkerTestCase
     from jsworker.testing.work import RunError, WorkDone, advance, work_until_empty
 
-_HOMES = {
-    "AfterSeconds": "jsworker.testing.killing",
-    "AtEnd": "jsworker.testing.killing",
-    "AtProgress": "jsworker.testing.killing",
-    "AtStep": "jsworker.testing.killing",
-    "JobRun": "jsworker.testing.unit_lease",
-    "JsworkerTestCase": "jsworker.testing.unittest_case",
-    "KilledJob": "jsworker.testing.killing",
-    "RunError": "jsworker.testing.work",
-    "RunningServers": "jsworker.testing.servers",
-    "WorkDone": "jsworker.testing.work",
-    "advance": "jsworker.testing.work",
-    "assert_enqueued": "jsworker.testing.enqueued",
-    "assert_not_enqueued": "jsworker.testing.enqueued",
-    "kill_worker_during": "jsworker.testing.killing",
-    "run_job": "jsworker.testing.unit_run",
-    "run_of": "jsworker.testing.unit_run",
-    "running_servers": "jsworker.testing.servers",
-    "work_until_empty": "jsworker.testing.work",
+_NAMES = {
+    "jsworker.testing.enqueued": "assert_enqueued assert_not_enqueued",
+    "jsworker.testing.killing": "AfterSeconds AtEnd AtProgress AtStep KilledJob kill_worker_during",
+    "jsworker.testing.servers": "RunningServers running_servers",
+    "jsworker.testing.unit_lease": "JobRun",
+    "jsworker.testing.unit_run": "run_job run_of",
+    "jsworker.testing.unittest_case": "JsworkerTestCase",
+    "jsworker.testing.work": "RunError WorkDone advance work_until_empty",
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "AfterSeconds",

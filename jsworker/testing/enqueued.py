@@ -93,14 +93,7 @@ async def assert_enqueued(
         settings: where the jobs are; None: in the database of the test that runs.
     """
     __tracebackhide__ = True
-    wanted = _wanted(
-        kind,
-        payload,
-        priority=priority,
-        unique_key=unique_key,
-        due_after=due_after,
-        due_within=due_within,
-    )
+    wanted = _wanted(kind, payload, priority, unique_key, due=(due_after, due_within))
     waiting, text = await _look(wanted, settings, "assert_enqueued")
     found = sum(map(wanted.fits, waiting))
     if found == count or (count is None and found):
@@ -121,14 +114,7 @@ async def assert_not_enqueued(
 ) -> None:
     """Raise AssertionError if a job waits that is like this; see ``assert_enqueued``."""
     __tracebackhide__ = True
-    wanted = _wanted(
-        kind,
-        payload,
-        priority=priority,
-        unique_key=unique_key,
-        due_after=due_after,
-        due_within=due_within,
-    )
+    wanted = _wanted(kind, payload, priority, unique_key, due=(due_after, due_within))
     waiting, text = await _look(wanted, settings, "assert_not_enqueued")
     if found := sum(map(wanted.fits, waiting)):
         raise AssertionError(f"expected no job {wanted}, found {found}\n{text}")
@@ -137,27 +123,17 @@ async def assert_not_enqueued(
 def _wanted(
     kind: Kind,
     payload: Any,
-    *,
     priority: Priority | None,
     unique_key: str | None,
-    due_after: Seconds | None,
-    due_within: Seconds | None,
+    *,
+    due: tuple[Seconds | None, Seconds | None],
 ) -> _Wanted:
     if priority is not None:
         priority_number(priority)
     has_payload = payload is not _ANYTHING
     value = _json_value(kind, payload) if has_payload else None
     is_whole = not isinstance(payload, Mapping)
-    return _Wanted(
-        kind=kind_name(kind),
-        payload=value,
-        has_payload=has_payload,
-        is_whole=is_whole,
-        priority=priority,
-        unique_key=unique_key,
-        due_after=_seconds(due_after),
-        due_within=_seconds(due_within),
-    )
+    return _Wanted(kind_name(kind), value, has_payload, is_whole, priority, unique_key, *map(_seconds, due))
 
 
 def _json_value(kind: Kind, payload: Any) -> Any:

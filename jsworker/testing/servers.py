@@ -4,9 +4,9 @@ import asyncio
 import atexit
 import os
 import shutil
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
@@ -226,14 +226,9 @@ def settings_without_servers() -> Settings:
         return load_settings()
 
 
-@asynccontextmanager
-async def database_at(settings: Settings) -> AsyncIterator[Database]:
-    """Open the database of settings, patiently: machines of tests are busy."""
-    database = Database(settings.database_dsn(), statement_timeout=_ANSWER_SECONDS)
-    try:
-        yield database
-    finally:
-        await database.close()
+def database_at(settings: Settings) -> Database:
+    """Return the database of settings, which waits patiently: machines of tests are busy."""
+    return Database(settings.database_dsn(), statement_timeout=_ANSWER_SECONDS)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from jsworker.ownership.given_session import (
 from jsworker.ownership.transitions.steps import FoundStep
 from jsworker.worker.pipeline import child_jobs
 from jsworker.worker.pipeline.in_flight import Run
-from jsworker.worker.pipeline.outcomes import check_size, result_text
+from jsworker.worker.pipeline.outcomes import check_size
 from jsworker.worker.pipeline.run_ownership import (
     Progress,
     RunLease,
@@ -156,17 +156,18 @@ class UnitLease(RunLease):
         self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]
     ) -> list[UUID]:
         """Note what is added."""
-        new = _added_jobs(kind_name(kind), self._members(kind, payloads, options))
-        self.said.added += new
-        return [job.id for job in new]
+        return self._add(kind, payloads, options)
 
     def add_to_batch_statement(
         self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]
     ) -> "Executable":
         """Note what is added, and return a statement that gives the ids."""
+        return added_rows(self._add(kind, payloads, options))
+
+    def _add(self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]) -> list[UUID]:
         new = _added_jobs(kind_name(kind), self._members(kind, payloads, options))
         self.said.added += new
-        return added_rows([job.id for job in new])
+        return [job.id for job in new]
 
     async def results_page(self, node: str, after: MemberResult | None) -> list[MemberResult]:
         """Return what was given as the results of a node, all at once."""
@@ -183,12 +184,6 @@ class UnitLease(RunLease):
                 text = self._result_text(result)
                 self._write()
             self.complete(text)
-
-    def _result_text(self, result: Any | Callable[[], Any]) -> str | None:
-        self._run.refuse_never_awaited()
-        value = result() if callable(result) else result
-        services = self._services
-        return result_text(self._run, value, services.settings.max_result_bytes, services.contents)
 
     def complete(self, text: str | None) -> None:
         """Note the result, as JSON text, and what is enqueued with it."""

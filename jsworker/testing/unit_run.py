@@ -96,10 +96,25 @@ async def run_job(
     kind = resolve_kinds([processor], settings)[processor.kind]
     run_id, most = job_id or new_job_id(), settings.max_payload_bytes
     text = stored_payload(payload_text(type(kind.processor), payload), kind.name, run_id, PLAIN, most)
-    claimed = _claimed(run_id, kind.name, text, attempt=attempt)._replace(
+    claimed = ClaimedJob(
+        id=run_id,
+        kind=kind.name,
+        payload=text,
+        fencing_token=attempt,
+        dispatch=1,
+        attempt=attempt,
+        max_attempts=attempt,
         cleared=cleared,
         clear_reason=clear_reason,
+        deadline=None,
         checkpoint=None if checkpoint is None else strict_json.dumps(checkpoint, what="checkpoint"),
+        traceparent=None,
+        tracestate=None,
+        cancel_requested=False,
+        stalls=0,
+        max_stalls=1,
+        waited=None,
+        stored_bytes=0,
         scheduled_for=scheduled_for,
     )
     now = boottime()
@@ -185,26 +200,3 @@ def _stopped(run: Run) -> Exception | None:
             return TimeoutError(f"job of kind {run.kind.name} made no progress for {seconds:g} s")
         case _:
             return None
-
-
-def _claimed(job_id: UUID, kind: str, payload: str, *, attempt: int) -> ClaimedJob:
-    return ClaimedJob(
-        id=job_id,
-        kind=kind,
-        payload=payload,
-        fencing_token=attempt,
-        dispatch=1,
-        attempt=attempt,
-        max_attempts=attempt,
-        cleared=False,
-        clear_reason=None,
-        deadline=None,
-        checkpoint=None,
-        traceparent=None,
-        tracestate=None,
-        cancel_requested=False,
-        stalls=0,
-        max_stalls=1,
-        waited=None,
-        stored_bytes=0,
-    )

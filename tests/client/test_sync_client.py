@@ -17,10 +17,7 @@ from jsworker.client import Enqueued
 from jsworker.client.limits import Limits
 from jsworker.client.schedules import Schedules
 from jsworker.client.selected_jobs import SelectedJobs
-from jsworker.client.sync_limits import SyncLimits
-from jsworker.client.sync_schedules import SyncSchedules
-from jsworker.client.sync_selected_jobs import SyncSelectedJobs
-from jsworker.client.sync_workflows import SyncFlow, SyncWorkflows
+from jsworker.client.sync_parts import SyncFlow, SyncLimits, SyncSchedules, SyncSelectedJobs, SyncWorkflows
 from jsworker.client.workflows import Flow, Workflows
 from jsworker.core.enqueue_options import EnqueueOptions
 from jsworker.core.errors import (
@@ -33,8 +30,8 @@ from jsworker.core.errors import (
     UsageError,
     WorkflowNotFound,
 )
+from jsworker.core.job import kinds_of_slot
 from jsworker.core.settings import Settings
-from jsworker.core.slot import kinds_of_slot
 from tests.support.proxy import proxied
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.recorder import Recorder

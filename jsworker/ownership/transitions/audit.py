@@ -159,10 +159,10 @@ async def list_actions(database: Database, *, limit: int = 50, after: UUID | Non
     return [Action(*row) for row in rows]
 
 
-async def prune_actions(database: Database, *, kept: float = KEPT_SECONDS) -> int:
-    """Delete entries that were kept for so many seconds, and return how many parts they had."""
+async def prune_actions(database: Database) -> int:
+    """Delete entries that were kept for ``KEPT_SECONDS``, and return how many parts they had."""
     parts, rows = 0, None
     while rows is None or len(rows) == _PRUNED_AT_ONCE:
-        rows = await database.run(PRUNE_ACTIONS, {"kept": kept, "limit": _PRUNED_AT_ONCE})
+        rows = await database.run(PRUNE_ACTIONS, {"kept": KEPT_SECONDS, "limit": _PRUNED_AT_ONCE})
         parts += len(rows)
     return parts

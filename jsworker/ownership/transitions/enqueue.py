@@ -51,11 +51,9 @@ WHERE j.kind = :kind AND j.unique_key = :unique_key AND {live} AND NOT EXISTS (S
     live=condition(live),
 )
 
-# The same for many. Of keys given twice in one call the first wins. Keys are inserted in one order by all
-# producers: each waits for twins that are not committed yet.
-ENQUEUE_MANY = filled(
-    """
-WITH input AS (
+# Of keys given twice in one call the first wins. Keys are inserted in one order by all producers: each waits for twins
+# that are not committed yet.
+INPUT: Final = """WITH input AS (
   SELECT * FROM unnest(
     CAST(:ids AS uuid[]), CAST(:payloads AS text[]), CAST(:unique_keys AS text[]), CAST(:delays AS double precision[]),
     CAST(:max_attempts AS integer[]), CAST(:max_stalls AS integer[]),
@@ -64,7 +62,10 @@ WITH input AS (
   ) WITH ORDINALITY AS i(
     id, payload, unique_key, delay, max_attempts, max_stalls, traceparent, tracestate, limit_key, priority, place)
   ORDER BY unique_key, place
-)
+)"""
+ENQUEUE_MANY = filled(
+    """
+{input}
 INSERT INTO jsworker.jobs ({columns})
 SELECT id, CAST(:kind AS text), CAST(payload AS jsonb), unique_key, max_attempts, max_stalls,
   traceparent, tracestate, limit_key, priority,{due}
@@ -72,6 +73,7 @@ FROM input
 ON CONFLICT DO NOTHING
 RETURNING id
 """,
+    input=INPUT,
     columns=COLUMNS,
     due=_DUE.format(delay="delay"),
 )

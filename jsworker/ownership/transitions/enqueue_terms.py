@@ -9,7 +9,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import live, may_begin, never_claimed, scheduled, waiting
 from jsworker.ownership.statements import condition, filled, j
 from jsworker.ownership.transitions import enqueue
-from jsworker.ownership.transitions.enqueue import COLUMNS, Enqueued, JobTerms, NewJob, values_of
+from jsworker.ownership.transitions.enqueue import COLUMNS, INPUT, Enqueued, JobTerms, NewJob, values_of
 
 # The present is read once for each row: a job that is due is queued in every column of it.
 _PRESENT: Final = "(SELECT clock_timestamp() AS now) AS n"
@@ -155,19 +155,9 @@ _ENQUEUE: Final = {
     "debounce": DEBOUNCE,
 }
 
-# Of keys given twice in one call the first wins; keys are inserted in one order by all producers.
 ENQUEUE_MANY_TERMS = filled(
     """
-WITH input AS (
-  SELECT * FROM unnest(
-    CAST(:ids AS uuid[]), CAST(:payloads AS text[]), CAST(:unique_keys AS text[]), CAST(:delays AS double precision[]),
-    CAST(:max_attempts AS integer[]), CAST(:max_stalls AS integer[]),
-    CAST(:traceparents AS text[]), CAST(:tracestates AS text[]), CAST(:limit_keys AS text[]),
-    CAST(:priorities AS smallint[])
-  ) WITH ORDINALITY AS i(
-    id, payload, unique_key, delay, max_attempts, max_stalls, traceparent, tracestate, limit_key, priority, place)
-  ORDER BY unique_key, place
-)
+{input}
 INSERT INTO jsworker.jobs ({columns})
 SELECT id, CAST(:kind AS text), CAST(payload AS jsonb), unique_key, max_attempts, max_stalls,
   traceparent, tracestate, limit_key, priority,{due}
@@ -176,6 +166,7 @@ ORDER BY unique_key, place
 ON CONFLICT DO NOTHING
 RETURNING id
 """,
+    input=INPUT,
     instant=_INSTANT.format(delay="input.delay"),
     **_parts,
 )

@@ -9,9 +9,8 @@ from typing import Any
 from jsworker.core import strict_json
 from jsworker.core.clock import boottime
 from jsworker.core.contents import owner_of_payload
-from jsworker.core.job import Job
+from jsworker.core.job import Job, kinds_of_slot
 from jsworker.core.processor import read_payload_text
-from jsworker.core.slot import kinds_of_slot
 from jsworker.telemetry.logs import bound_facts
 from jsworker.worker.pipeline import outcomes
 from jsworker.worker.pipeline.in_flight import Run, StopReason

@@ -64,12 +64,8 @@ class Run:
     completed: bool = False  # by the job's own transaction
     child_jobs: "ChildJobs | None" = None  # to be written with its completion
     takes_child_jobs: bool = True
-    interrupted: tuple[BaseException, str] | None = (
-        None  # what ended that for a server's fault, and the fault
-    )
-    unfinished: BaseException | None = (
-        None  # that error, while another try of the transaction is due; or a sleep
-    )
+    interrupted: tuple[BaseException, str] | None = None  # what ended that, and which fault of a server
+    unfinished: BaseException | None = None  # that error, while another try is due; or a sleep
     never_awaited: str | None = None  # a call of its job that was dropped, and so has done nothing
     job: Job[Any] | None = None  # None until the payload has been read
     isolated: bool = False  # it runs in another process, which is ended without ours
@@ -81,9 +77,7 @@ class Run:
     spans: "RunSpans | None" = None
     noting: asyncio.Future[None] | None = None  # done when its row names the span, or cannot
     refusal: str | None = None  # why its outcome could not be written as it was
-    quiet_seconds: float = (
-        0.0  # more than usual that its row allows, for its own quiet phase or a neighbour's
-    )
+    quiet_seconds: float = 0.0  # more than usual that its row allows, for a quiet phase of a run here
     quiet_until: float = 0.0  # the end of its own quiet phase
 
     def __init__(

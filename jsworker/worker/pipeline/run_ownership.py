@@ -366,11 +366,14 @@ class RunLease:
         return await until_answered(self._run, ask)
 
     def _completion(self, result: Any | Callable[[], Any]) -> Completion:
-        self._run.refuse_never_awaited()
-        most, contents = self._services.settings.max_result_bytes, self._services.contents
-        value = result() if callable(result) else result
-        text = result_text(self._run, value, most, contents)
+        text = self._result_text(result)
         return Completion(*self._run.held, text, child_jobs.take(self._run))
+
+    def _result_text(self, result: Any | Callable[[], Any]) -> str | None:
+        self._run.refuse_never_awaited()
+        value = result() if callable(result) else result
+        services = self._services
+        return result_text(self._run, value, services.settings.max_result_bytes, services.contents)
 
 
 def _raised(attempt: tenacity.AttemptManager) -> BaseException | None:

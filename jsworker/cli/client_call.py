@@ -1,0 +1,19 @@
+"""A call of a client with the environment's settings; other commands ask the database alone, without NATS."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from jsworker.client import JobClient
+
+T = TypeVar("T")
+
+
+def ask_client(call: Callable[[JobClient], Awaitable[T]]) -> T:
+    """Return what a call of a client returns."""
+
+    async def with_client() -> T:
+        async with JobClient.from_env() as client:
+            return await call(client)
+
+    return asyncio.run(with_client())
