@@ -126,13 +126,7 @@ def enqueue(
         asyncio.run(_enqueue_many(of_kind, content, count, options, as_json=as_json))
     else:
         _enqueue_one(
-            of_kind,
-            content,
-            options,
-            unique_key=unique_key,
-            wait=wait,
-            timeout=timeout,
-            as_json=as_json,
+            of_kind, content, options, unique_key=unique_key, wait=wait, timeout=timeout, as_json=as_json
         )
 
 
