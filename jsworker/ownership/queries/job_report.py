@@ -449,7 +449,7 @@ async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Bac
     found: dict[Any, Waiting] = {kind: Waiting() for kind in named}
     dead_messages = 0
     refused_rows: dict[str, int] = {}
-    for row in await database.run(BACKLOG, {"kinds": named}):
+    for row in await database.run_along_index(BACKLOG, {"kinds": named}):
         match row.what:
             case "dead messages":
                 dead_messages = row.number
