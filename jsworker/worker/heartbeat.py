@@ -18,12 +18,14 @@ from jsworker.ownership.transitions import heartbeat, workers
 from jsworker.ownership.transitions.heartbeat import Beat, Held
 from jsworker.ownership.transitions.settle import Settled
 from jsworker.worker.context import WorkerContext
+from jsworker.worker.isolation.resident_memory import own_resident_bytes
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
 from jsworker.worker.pipeline.pipeline import Pipeline
 from jsworker.worker.presence import Presence
 from jsworker.worker.quiet_phases import QuietPhases
 from jsworker.worker.recovery.sweeper import BELIEVED_SECONDS
+from jsworker.worker.watchdog import Watchdog
 
 _UNHEARD: Final = (DatabaseUnavailable, DatabaseRefused)
 _LOOK_EVERY_HEARTBEATS: Final = 12
@@ -40,7 +42,13 @@ class Heartbeat:
     """Renews what is in flight and acts on the answer: cancelled, lost, orphaned claims; fences the rest."""
 
     def __init__(
-        self, context: WorkerContext, pipeline: Pipeline, *, presence: Presence, quiet: QuietPhases
+        self,
+        context: WorkerContext,
+        pipeline: Pipeline,
+        *,
+        presence: Presence,
+        quiet: QuietPhases,
+        watchdog: Watchdog,
     ) -> None:
         self._context = context
         self._in_flight = context.in_flight
@@ -50,6 +58,7 @@ class Heartbeat:
         self._pipeline = pipeline
         self._presence = presence
         self._quiet = quiet
+        self._watchdog = watchdog
         # No more time: heartbeats wait for it.
         self._search = ThrottledScan(context, "claims in nobody's hand", most_timeouts=1)
         self.state = "running"
@@ -79,8 +88,14 @@ class Heartbeat:
     async def seen(self, state: str | None = None) -> None:
         """Register this worker, or note that it is still there."""
         context = self._context
-        state, answers = state or self.state, self._presence.answers
-        await workers.seen(context.database, context.me, state=state, answers=answers)
+        await workers.seen(
+            context.database,
+            context.me,
+            state=state or self.state,
+            answers=self._presence.answers,
+            memory_bytes=own_resident_bytes(),
+            loop_lag_seconds=self._watchdog.lag,
+        )
 
     async def step(self) -> None:
         """Send one heartbeat for all runs in flight and act on the answer."""

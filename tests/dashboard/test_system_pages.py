@@ -36,8 +36,9 @@ async def test_workers_stand_together_by_host(viewer: Viewer, rows: Rows, start:
     running = await start(Quick)
     await rows.query(
         "INSERT INTO jsworker.workers (id, hostname, pid, kinds, concurrency, version, heartbeat_interval,"
-        " state, last_seen_at)"
-        " VALUES (%s, %s, 7, '{quick}', 3, '0.0', '1 s', 'running', now() - interval '5 min')",
+        " state, last_seen_at, supervisor_pid, memory_bytes, loop_lag_seconds)"
+        " VALUES (%s, %s, 7, '{quick}', 3, '0.0', '1 s', 'running', now() - interval '5 min',"
+        " 4, 91226112, 0.25)",
         f"old {EVIL}",
         EVIL,
     )
@@ -46,6 +47,8 @@ async def test_workers_stand_together_by_host(viewer: Viewer, rows: Rows, start:
     assert f"old {EVIL}" in page.text
     assert "silent" in page.text
     assert page.text.count("1 process alive,") == 1
+    assert "87 MiB 250 ms 5 m ago" in page.text
+    assert "7 child of 4" in page.text
     assert "0 processes alive, 0 of 0 slots busy" in page.text  # slots of the silent one are of no use
     await viewer.see("/workers?after=gone")
 
