@@ -100,6 +100,7 @@ ACTIONS: Final = (
             ("/kinds/VERB", "VERB-kind", "pause", limit_actions),
             ("/schedules/VERB", "VERB-schedule", "schedules", schedules),
             ("/workflows/{id:uuid}/VERB", "VERB-workflow", "workflows", workflows),
+            ("/workers/VERB", "VERB-worker", "workers", workers),
             ("/dead-messages/VERB", "VERB-messages", "dead-messages", dead_messages),
         )
         for verb in page.VERBS

@@ -246,6 +246,7 @@ class Components:
             ailing=self._ailing(not_pulled),
             misfit=self.database_watch.misfit,
             publishing=not context.publishing.refused,
+            drained=self.pipeline.slots.is_drained,
         )
         pools = context.database.pools_by_name().items()
         return WorkerStatus(

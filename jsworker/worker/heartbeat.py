@@ -13,6 +13,7 @@ from typing import Final
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.core.events import EventName
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import heartbeat, workers
 from jsworker.ownership.transitions.heartbeat import Beat, Held
@@ -62,7 +63,7 @@ class Heartbeat:
         # No more time: heartbeats wait for it.
         self._search = ThrottledScan(context, "claims in nobody's hand", most_timeouts=1)
         self.state = "running"
-        """Of this worker in the registry: running, draining or stopped."""
+        """Of this worker: running, draining or stopped."""
         self._heard_since: float | None = None
         self.heard_at = boottime()
         """When the last heartbeat that was answered began."""
@@ -86,22 +87,27 @@ class Heartbeat:
         self._doubted_at = boottime()
 
     async def seen(self, state: str | None = None) -> None:
-        """Register this worker, or note that it is still there."""
-        context = self._context
-        await workers.seen(
+        """Register this worker, or note that it is still there; learn whether it is to be drained."""
+        context, slots = self._context, self._pipeline.slots
+        shown = "drained" if self.state == "running" and slots.is_drained else self.state
+        is_to_drain = await workers.seen(
             context.database,
             context.me,
-            state=state or self.state,
+            state=state or shown,
             answers=self._presence.answers,
             memory_bytes=own_resident_bytes(),
             loop_lag_seconds=self._watchdog.lag,
         )
+        if is_to_drain is not slots.is_drained:
+            slots.is_drained = is_to_drain
+            name: EventName = "worker.drained" if is_to_drain else "worker.undrained"
+            context.events.emit(name, worker_id=context.worker_id, in_hand=len(self._in_flight.runs))
+            self._hand_back_waiting()
+            context.room.notify()
 
     async def step(self) -> None:
         """Send one heartbeat for all runs in flight and act on the answer."""
-        # What was prefetched and got no slot after all: others may run it.
-        overdue = max(1.0, self._interval)
-        self._pipeline.hand_back_waiting("claimed ahead, but no job slot fell free", older_than=overdue)
+        self._hand_back_waiting()
         started = boottime()
         runs = {run.held: run for run in self._in_flight.runs.values()}
         self._refused &= runs.keys()
@@ -134,6 +140,14 @@ class Heartbeat:
                 await self._context.refused_rows.note("heartbeat", refused)
         await self._retry_alone([runs[held] for held in beat.locked if held not in refusals])
         await self._quiet.follow()
+
+    def _hand_back_waiting(self) -> None:
+        """Hand back what was prefetched and got no slot after all: others may run it."""
+        if self._pipeline.slots.is_drained:
+            self._pipeline.hand_back_waiting("an operator drains this worker")
+        else:
+            overdue = max(1.0, self._interval)
+            self._pipeline.hand_back_waiting("claimed ahead, but no job slot fell free", older_than=overdue)
 
     def _hear(self, started: float) -> None:
         if self._heard_since is None or self._is_gap(started):

@@ -53,6 +53,30 @@ async def test_workers_stand_together_by_host(viewer: Viewer, rows: Rows, start:
     await viewer.see("/workers?after=gone")
 
 
+async def test_a_worker_is_drained_and_claims_jobs_again(
+    viewer: Viewer, rows: Rows, start: StartWorker
+) -> None:
+    running = await start(Quick)
+    page = await viewer.see((await viewer.see("/workers")).links["Drain …"])
+    assert "0 running jobs may go on, 0 jobs claimed ahead are handed back" in page.text
+    page = await viewer.press(page, f"Drain worker {running.worker.id}")
+    assert f"worker {running.worker.id} is to be drained" in page.text
+    await running.events.told("worker.drained")
+    assert await rows.value("SELECT drained_at IS NOT NULL FROM jsworker.workers")
+    page = await viewer.see((await viewer.see("/workers")).links["Undrain …"])
+    page = await viewer.press(page, f"Undrain worker {running.worker.id}")
+    await running.events.told("worker.undrained")
+    assert await rows.query("SELECT action, target FROM jsworker.audit ORDER BY at") == [
+        {"action": verb, "target": {"worker": running.worker.id}} for verb in ("drain", "undrain")
+    ]
+    for query, line in (("?worker=gone", "no worker has id gone"), ("", "a worker is needed")):
+        assert line in (await viewer.see(f"/workers/drain{query}", 400)).text
+    await running.worker.close()
+    page = await viewer.see(f"/workers/drain?worker={running.worker.id}")
+    assert "It has stopped." in page.text
+    assert not page.has("Drain")
+
+
 async def test_where_a_run_and_its_worker_are(settings: Settings, rows: Rows, start: StartWorker) -> None:
     running = await start(Sleepy)
     async with JobClient(settings) as client:
