@@ -113,6 +113,8 @@ _log: Final = logging.getLogger(__name__)
 _FAULT: Final = "the dashboard failed; its log tells why"
 _STATIC: Final = Path(__file__).parent / "static"
 _ACCESS: Final = "jsworker.access"
+_ROOT: Final = "jsworker.root"
+"""Where the dashboard is mounted; Starlette adds the path of its own mount to what the scope says."""
 _SAID: Final = "jsworker-said"
 _SAID_SECONDS: Final = 30
 _LONGEST_SAID: Final = 500
@@ -261,7 +263,7 @@ def _visit(request: Request, name: str) -> tuple[Visit, CsrfTokens]:
         path=request.path_params,
         query=tuple(request.query_params.multi_items()),
         access=access,
-        root=request.scope.get("root_path", ""),
+        root=request.scope[_ROOT],
         csrf=tokens.token(access),
         said=unquote(request.cookies.get(_SAID, ""))[:_LONGEST_SAID],
     )
@@ -334,6 +336,6 @@ class _Guard:
         if isinstance(found, Response):
             await found(scope, receive, send_safely)
             return
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        is_file = path.startswith("/static/")
-        await self._app({**scope, _ACCESS: found}, receive, send_safely)
+        root = scope.get("root_path", "")
+        is_file = scope["path"].removeprefix(root).startswith("/static/")
+        await self._app({**scope, _ACCESS: found, _ROOT: root}, receive, send_safely)

@@ -222,4 +222,6 @@ async def test_it_works_under_any_prefix(client: JobClient, put: PutJob) -> None
     assert f"/ops/jobs/jobs/{job_id}/retry" in seen
     assert len(seen) >= len(PAGES)
     assert (await viewer.http.get("/ops/jobs/static/dashboard.css")).status_code == 200
+    lost = await viewer.see("/ops/jobs/static/gone.css", 404)
+    assert lost.links["Jobs"] == "/ops/jobs/jobs"
     assert isinstance((await viewer.http.get("/ops/jobs", follow_redirects=False)), httpx.Response)
