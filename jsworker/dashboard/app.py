@@ -131,6 +131,7 @@ def dashboard(
     authorize: Authorize | None = None,
     hosts: Collection[str] | None = None,
     read_seconds: float = 3.0,
+    read_role: str | None = None,
     trace_url: str | None = None,
     processors: Iterable[type[JobProcessor[Any]] | JobProcessor[Any]] = (),
 ) -> Starlette:
@@ -142,6 +143,8 @@ def dashboard(
             the same machine alone, which may do everything.
         hosts: names of hosts, without ports, under which it answers; None: any, for ``authorize`` decides.
         read_seconds: after which PostgreSQL ends a read; the page then says so.
+        read_role: with whose rights pages are read, such as ``jsworker_reader``; the client's login must be a
+            member. None: with its own.
         trace_url: where a trace is shown, with ``{trace_id}`` in it.
         processors: whose models make forms, by which jobs are enqueued; others are written as JSON.
 
@@ -171,7 +174,7 @@ def dashboard(
     )
     app.state.site = Site(
         client=client,
-        reads=client.database.for_reading(seconds=read_seconds),
+        reads=client.database.for_reading(seconds=read_seconds, role=read_role),
         read_seconds=read_seconds,
         poller=Poller(),
         trace_url=trace_url,
