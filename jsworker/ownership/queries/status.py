@@ -178,7 +178,8 @@ class KindState:
 class WorkersState:
     """How many workers there are, and how many of the job slots of live ones hold a job.
 
-    ``drained`` ones claim nothing, so that no free slot of theirs counts; ``silent`` ones did not stop and gave no heartbeat for long: they were killed, or cannot reach PostgreSQL.
+    ``drained`` ones claim nothing, so that none of their free slots counts; ``silent`` ones did not stop and gave
+    no heartbeat for long: they were killed, or cannot reach PostgreSQL.
     """
 
     alive: int = 0
