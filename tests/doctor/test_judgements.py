@@ -228,7 +228,7 @@ def test_no_worker_is_alive(known: dict[str, Any], level: str) -> None:
 
 
 def test_drained_workers_serve_nothing_and_are_named() -> None:
-    fleet = (worker()._replace(id="a", state="drained"), worker())
+    fleet = (replace(worker(), id="a", state="drained"), worker())
     facts = Facts(settings=a_settings(), place="h/d", queues=(QueuedKind("resize", 1, 2.0),))
     drained, alive = job_checks.workers(fleet, facts)
     assert (drained.level, drained.says) == ("info", "1 worker process drained by operators: a")
