@@ -229,13 +229,14 @@ def test_no_worker_is_alive(known: dict[str, Any], level: str) -> None:
 
 def test_drained_workers_serve_nothing_and_are_named() -> None:
     fleet = (replace(worker(), id="a", state="drained"), worker())
-    facts = Facts(settings=a_settings(), place="h/d", queues=(QueuedKind("resize", 1, 2.0),))
+    queues = (QueuedKind("resize", 1, 2.0),)
+    facts = Facts(settings=a_settings(), place="h/d", queues=queues)
     drained, alive = job_checks.workers(fleet, facts)
     assert (drained.level, drained.says) == ("info", "1 worker process drained by operators: a")
     assert (alive.level, alive.says) == ("ok", "1 worker process alive, for resize")
     drained, none = job_checks.workers(fleet[:1], facts)
     assert (none.level, none.says) == ("warning", "every worker that is alive is drained, and jobs wait")
-    assert "no worker for it" in only(job_checks.queues(facts.queues, fleet[:1])).says
+    assert "no worker for it" in only(job_checks.queues(queues, fleet[:1])).says
 
 
 class TestSettings:

@@ -66,7 +66,8 @@ async def test_the_timeline_of_a_job_names_its_children(database: Database, sql:
     detail = event["detail"]
     assert (detail["jobs"], detail["kinds"]) == (155, "child, kind-0, kind-1, kind-2, kind-3, …")
     assert child_jobs.noted_child_jobs(detail) == [each.job.id for each in children[:100]]
-    for other in (None, [], {}, {"ids": 7}, {"ids": [None, {}, "no id"]}):
+    others: list[Any] = [None, [], {}, {"ids": 7}, {"ids": [None, {}, "no id"]}]
+    for other in others:
         assert child_jobs.noted_child_jobs(other) == []
 
 

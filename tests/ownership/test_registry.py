@@ -51,7 +51,7 @@ class TestWorkers:
     async def test_a_worker_tells_how_it_is(self, database: Database) -> None:
         supervised = replace(ROW, supervisor_pid=7)
         for memory_bytes, lag in ((1, 0.5), (2**40, None)):
-            values = {"memory_bytes": memory_bytes, "loop_lag_seconds": lag}
+            values: dict[str, Any] = {"memory_bytes": memory_bytes, "loop_lag_seconds": lag}
             await workers.seen(database, supervised, state="running", **values)
             worker = await workers.get_worker(database, WORKER)
             assert worker is not None
