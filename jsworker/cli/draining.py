@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from jsworker.cli.limits import call
+from jsworker.cli.client_call import ask_client
 from jsworker.cli.options import argument, new_app
 from jsworker.cli.output import cell, print_line
 
@@ -20,7 +20,7 @@ def drain(worker_id: WorkerId) -> None:
 
     Example: `jsworker drain jsworker-0-17-5f1c8a2e`
     """
-    call(lambda client: client.drain_worker(worker_id))
+    ask_client(lambda client: client.drain_worker(worker_id))
     print_line(f"worker {cell(worker_id)} is to be drained")
 
 
@@ -30,5 +30,5 @@ def undrain(worker_id: WorkerId) -> None:
 
     Example: `jsworker undrain jsworker-0-17-5f1c8a2e`
     """
-    call(lambda client: client.undrain_worker(worker_id))
+    ask_client(lambda client: client.undrain_worker(worker_id))
     print_line(f"worker {cell(worker_id)} claims jobs again")
