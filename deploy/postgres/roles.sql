@@ -216,6 +216,10 @@ BEGIN
     GRANT INSERT (held_by, held_at, due_at, limit_key) ON jsworker.jobs TO jsworker_producer;
     GRANT SELECT (held_by, held_at, due_at) ON jsworker.jobs TO jsworker_metrics;
   END IF;
+  -- Operators say which worker is to claim nothing more; older schemas have no such column.
+  IF EXISTS (SELECT FROM pg_attribute WHERE attrelid = 'jsworker.workers'::regclass AND attname = 'drained_at') THEN
+    GRANT UPDATE (drained_at) ON jsworker.workers TO jsworker_operator;
+  END IF;
   GRANT SELECT (state, kinds, concurrency, version, started_at, last_seen_at) ON jsworker.workers TO jsworker_metrics;
   -- alembic_version is the migrations' own.
   REVOKE INSERT, UPDATE, DELETE ON jsworker.alembic_version FROM jsworker_worker;

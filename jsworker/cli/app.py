@@ -50,6 +50,8 @@ _COMMANDS = {
     "dashboard": _Entry("dashboard", _CARE, "Serve the dashboard: see jobs and workers, and act on them."),
     "audit": _Entry("audit", _CARE, "List who did what to jobs, kinds and schedules."),
     "workers": _Entry("workers", _CARE, "List workers, the last seen first."),
+    "drain": _Entry("draining", _CARE, "Let a worker claim nothing more; its running jobs go on."),
+    "undrain": _Entry("draining", _CARE, "Let a drained worker claim jobs again."),
     "db": _Entry("db_and_stream", _CARE, "Create or migrate jsworker's tables."),
     "stream": _Entry("db_and_stream", _CARE, "Make the stream and its consumers, or bring them into shape."),
     "doctor": _Entry("doctor", _CARE, "Check settings, servers, tables and streams, and say what to do."),

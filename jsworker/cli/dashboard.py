@@ -52,6 +52,10 @@ def dashboard(
     allow_host: Annotated[
         list[str] | None, option("NAME", "Answer to this host name alone; again for others.")
     ] = None,
+    read_role: Annotated[
+        str | None,
+        option("ROLE", "Read pages with the rights of this role of PostgreSQL: the login is a member of it."),
+    ] = None,
     trace_url: Annotated[str | None, option("URL", "Where a trace is shown, with {trace_id} in it.")] = None,
     new_login: Annotated[
         str | None, option("NAME", "Ask for a password, print its line for --logins, and end.")
@@ -97,6 +101,7 @@ def dashboard(
                 client,
                 authorize=authorize,
                 hosts=allow_host,
+                read_role=read_role,
                 trace_url=trace_url,
                 processors=processors,
             )

@@ -119,6 +119,7 @@ def _lines(found: Status) -> Iterator[str]:
     workers = found.workers
     states: Mapping[str, int] = {
         "alive": workers.alive,
+        "drained": workers.drained,
         "draining": workers.draining,
         "silent": workers.silent,
     }

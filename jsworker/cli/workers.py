@@ -24,7 +24,7 @@ from jsworker.client.worker_stacks import NoStack, ask_for_stack, stack_lines
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.settings import load_settings
 from jsworker.ownership.database import Database
-from jsworker.ownership.transitions.workers import get_worker, list_workers
+from jsworker.ownership.transitions.workers import get_worker, list_workers, state_in_words
 
 app = new_app()
 
@@ -41,8 +41,9 @@ def workers(
     """List workers, the last seen first.
 
     BUSY is the jobs that a worker runs and its job slots, and behind a + those that it has claimed ahead;
-    SEEN the time since its last heartbeat. STATE is "silent" when it has not stopped and was not seen for
-    four heartbeats: it was killed, or cannot reach PostgreSQL.
+    MEM the memory of its process in MiB; LAG by how much its event loop was late, at most, within half a
+    minute; SEEN the time since its last heartbeat; PARENT the pid of its supervisor. STATE is "silent" when
+    it has not stopped and was not seen for four heartbeats: it was killed, or cannot reach PostgreSQL.
 
     `jsworker workers ID --stack` asks one worker over NATS, with the login of a worker, and shows at which
     places of the code its runs, its threads and its own tasks are at this moment.
@@ -59,8 +60,9 @@ def workers(
         print_json(found)
         return
     kinds = folded("KINDS", at_least=12)
-    columns: list[str | Column] = ["ID", "STATE", right("BUSY"), right("SEEN"), right("UP"), "VERSION", kinds]
-    print_table(columns, map(_row, found), spare=("VERSION", "UP"))
+    numbers = map(right, ("BUSY", "MEM", "LAG", "SEEN", "UP", "PARENT"))
+    columns: list[str | Column] = ["ID", "STATE", *numbers, "VERSION", kinds]
+    print_table(columns, map(_row, found), spare=("PARENT", "LAG", "VERSION", "UP", "MEM"))
     if len(found) == limit:
         remark_next_page(found[-1]["id"])
 
@@ -70,10 +72,13 @@ def _row(worker: Mapping[str, Any]) -> list[str]:
     ahead = f" +{owned - slots}" if owned > slots else ""
     return [
         cell(worker["id"]),
-        "silent" if worker["state"] != "stopped" and not worker["alive"] else cell(worker["state"]),
+        state_in_words(worker),
         f"{min(owned, slots)}/{slots}{ahead}",
+        "" if worker["memory_bytes"] is None else f"{worker['memory_bytes'] / 2**20:.0f}M",
+        "" if worker["loop_lag_seconds"] is None else f"{worker['loop_lag_seconds'] * 1000:.0f}ms",
         since(worker["last_seen_at"]),
         since(worker["started_at"]),
+        cell(worker["supervisor_pid"]),
         cell(worker["version"]),
         cell(", ".join(worker["kinds"])),
     ]

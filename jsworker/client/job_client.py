@@ -51,8 +51,8 @@ from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.job_filter import JobFilter, Selection
 from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.schema import STATUSES
-from jsworker.ownership.transitions import control, priorities, reset
-from jsworker.ownership.transitions.audit import Action, AuditEntry, list_actions
+from jsworker.ownership.transitions import control, priorities, reset, workers
+from jsworker.ownership.transitions.audit import Action, AuditEntry, list_actions, os_user
 from jsworker.ownership.transitions.control import Cancelled
 from jsworker.ownership.transitions.publish import Outgoing
 from jsworker.ownership.transitions.reschedule import reschedule
@@ -161,6 +161,25 @@ class JobClient:
         """Let a kind or a key go on; TransitionRefused: it is not paused."""
         await self.limits.resume(kind, key, actor=actor)
         self._publisher.publish_in_background()
+
+    async def drain_worker(self, worker_id: str, *, actor: str | None = None) -> None:
+        """Let a worker claim nothing more, until ``undrain_worker`` or the start of its process.
+
+        It learns of it with its next heartbeat, hands back at once what it has claimed ahead, and goes on
+        with what it runs; its state is then ``drained``. ``actor`` is who does it, for ``audit``; left out:
+        the user of this process.
+
+        Raises TransitionRefused: it has stopped, or there is no such worker.
+        """
+        entry = AuditEntry("drain", {"worker": worker_id}, actor=os_user() if actor is None else actor)
+        with operators_rights("drain_worker", "workers"):
+            await workers.drain(self._opened(), worker_id, entry=entry)
+
+    async def undrain_worker(self, worker_id: str, *, actor: str | None = None) -> None:
+        """Let a drained worker claim jobs again; TransitionRefused: it is not to be drained."""
+        entry = AuditEntry("undrain", {"worker": worker_id}, actor=os_user() if actor is None else actor)
+        with operators_rights("undrain_worker", "workers"):
+            await workers.undrain(self._opened(), worker_id, entry=entry)
 
     @property
     def workflows(self) -> Workflows:

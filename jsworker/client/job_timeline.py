@@ -24,13 +24,14 @@ _CAUSES: Final = {
 ENDS: Final = frozenset({"reset", "error", "failed", "cancelled", "released", "snoozed"})
 """Entries that end a run; a job that does not run can be cancelled too."""
 _BY_OWNER: Final = frozenset(
-    {"claimed", "error", "failed", "released", "snoozed", "step", "sleep", "fenced", "rejected"}
+    {"child_jobs", "claimed", "error", "failed", "released", "snoozed", "step", "sleep", "fenced", "rejected"}
 )
 """Entries that the owner of a run wrote; others name it in their details."""
 _ENTRIES: Final = {
     "released": "handed back: {reason}",
     "snoozed": "put off: {reason}",
     "step": "step {step} was done",
+    "child_jobs": "jobs enqueued with its completion: {jobs} ({kinds})",
     "sleep": "sleep {step} began, until {until}",
     "cancelled": "cancelled{because}",
     "error": "attempt failed: {error}",

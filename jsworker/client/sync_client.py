@@ -298,6 +298,14 @@ class SyncJobClient:
         """See ``JobClient.cancel``."""
         return self._thread.call(lambda client: client.cancel(*job_ids, actor=actor))
 
+    def drain_worker(self, worker_id: str, *, actor: str | None = None) -> None:
+        """See ``JobClient.drain_worker``."""
+        self._thread.call(lambda client: client.drain_worker(worker_id, actor=actor))
+
+    def undrain_worker(self, worker_id: str, *, actor: str | None = None) -> None:
+        """See ``JobClient.undrain_worker``."""
+        self._thread.call(lambda client: client.undrain_worker(worker_id, actor=actor))
+
     def retry(self, job_id: UUID | str, *, actor: str | None = None) -> None:
         """See ``JobClient.retry``."""
         self._thread.call(lambda client: client.retry(job_id, actor=actor))

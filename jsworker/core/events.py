@@ -50,6 +50,8 @@ EventName: TypeAlias = Literal[
     "setup.slow",  # `setup()`, a constructor or an import takes long
     "stream.changed",  # a stream or consumer was brought into shape, or unclaimed messages were removed
     "worker.started",  # a worker works
+    "worker.drained",  # a worker claims nothing more, as an operator wants it, until `worker.undrained`
+    "worker.undrained",  # a drained worker claims jobs again
     "worker.draining",  # a worker takes no more jobs, and lets those that run end
     "worker.status",  # what a worker does: runs, jobs claimed ahead, what was done since the last such line
     "worker.stopped",  # a worker has ended

@@ -100,6 +100,7 @@ ACTIONS: Final = (
             ("/kinds/VERB", "VERB-kind", "pause", limit_actions),
             ("/schedules/VERB", "VERB-schedule", "schedules", schedules),
             ("/workflows/{id:uuid}/VERB", "VERB-workflow", "workflows", workflows),
+            ("/workers/VERB", "VERB-worker", "workers", workers),
             ("/dead-messages/VERB", "VERB-messages", "dead-messages", dead_messages),
         )
         for verb in page.VERBS
@@ -112,6 +113,8 @@ _log: Final = logging.getLogger(__name__)
 _FAULT: Final = "the dashboard failed; its log tells why"
 _STATIC: Final = Path(__file__).parent / "static"
 _ACCESS: Final = "jsworker.access"
+_ROOT: Final = "jsworker.root"
+"""Where the dashboard is mounted; Starlette adds the path of its own mount to what the scope says."""
 _SAID: Final = "jsworker-said"
 _SAID_SECONDS: Final = 30
 _LONGEST_SAID: Final = 500
@@ -128,6 +131,7 @@ def dashboard(
     authorize: Authorize | None = None,
     hosts: Collection[str] | None = None,
     read_seconds: float = 3.0,
+    read_role: str | None = None,
     trace_url: str | None = None,
     processors: Iterable[type[JobProcessor[Any]] | JobProcessor[Any]] = (),
 ) -> Starlette:
@@ -139,6 +143,8 @@ def dashboard(
             the same machine alone, which may do everything.
         hosts: names of hosts, without ports, under which it answers; None: any, for ``authorize`` decides.
         read_seconds: after which PostgreSQL ends a read; the page then says so.
+        read_role: with whose rights pages are read, such as ``jsworker_reader``; the client's login must be a
+            member. None: with its own.
         trace_url: where a trace is shown, with ``{trace_id}`` in it.
         processors: whose models make forms, by which jobs are enqueued; others are written as JSON.
 
@@ -168,7 +174,7 @@ def dashboard(
     )
     app.state.site = Site(
         client=client,
-        reads=client.database.for_reading(seconds=read_seconds),
+        reads=client.database.for_reading(seconds=read_seconds, role=read_role),
         read_seconds=read_seconds,
         poller=Poller(),
         trace_url=trace_url,
@@ -260,7 +266,7 @@ def _visit(request: Request, name: str) -> tuple[Visit, CsrfTokens]:
         path=request.path_params,
         query=tuple(request.query_params.multi_items()),
         access=access,
-        root=request.scope.get("root_path", ""),
+        root=request.scope[_ROOT],
         csrf=tokens.token(access),
         said=unquote(request.cookies.get(_SAID, ""))[:_LONGEST_SAID],
     )
@@ -333,6 +339,6 @@ class _Guard:
         if isinstance(found, Response):
             await found(scope, receive, send_safely)
             return
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        is_file = path.startswith("/static/")
-        await self._app({**scope, _ACCESS: found}, receive, send_safely)
+        root = scope.get("root_path", "")
+        is_file = scope["path"].removeprefix(root).startswith("/static/")
+        await self._app({**scope, _ACCESS: found, _ROOT: root}, receive, send_safely)

@@ -96,6 +96,11 @@ def number(value: float | None) -> str | Markup:
     return f"{value:.1f}" if is_small else f"{value:,.0f}".replace(",", "\u202f")
 
 
+def mebibytes(value: int | None) -> str | Markup:
+    """Return a number of bytes in MiB."""
+    return _NOTHING if value is None else f"{number(value // 2**20)} MiB"
+
+
 def plural(count: int, what: str) -> str:
     """Return how many there are: ``1 job``, ``2 jobs``."""
     return f"{number(count)} {what}" + ("" if count == 1 else "s")
@@ -167,6 +172,7 @@ FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "exact": exact,
     "headline": headline,
     "line": line,
+    "mebibytes": mebibytes,
     "number": number,
     "plural": plural,
     "sparkline": sparkline,

@@ -43,11 +43,12 @@ _SHORT_CAUSES: Final = {
     "dead": "taken back: its process is proven dead",
     "operator": "taken back: an operator said so",
 }
-_OF_RUN: Final = frozenset({"step", "sleep", "fenced", "rejected", "skipped"})
+_OF_RUN: Final = frozenset({"step", "sleep", "child_jobs", "fenced", "rejected", "skipped"})
 """Entries that are drawn in the lane of the worker that wrote them."""
 _MARK_LOOKS: Final[dict[str, Look]] = {
     "step": "completed",
     "sleep": "scheduled",
+    "child_jobs": "queued",
     "fenced": "lost",
     "rejected": "lost",
     "skipped": "plain",

@@ -129,8 +129,9 @@ async def gather(settings: Settings) -> Facts:
 
 
 def served_kinds(registered: Sequence[RegisteredWorker]) -> list[str]:
-    """Return the kinds of the workers that are alive."""
-    return sorted({kind for worker in registered if worker.alive for kind in worker.kinds})
+    """Return the kinds of the workers that are alive and not drained."""
+    working = (worker for worker in registered if worker.alive and worker.state != "drained")
+    return sorted({kind for worker in working for kind in worker.kinds})
 
 
 async def _ask_postgresql(database: Database, facts: Facts) -> None:

@@ -65,13 +65,22 @@ def workers(registered: Sequence[RegisteredWorker], facts: Facts) -> Iterator[Fi
             f"workers of {counted(len(versions), 'version')} are alive: {listed(versions)}",
             "Finish the roll-out; versions beside each other work meanwhile.",
         )
-    if alive:
-        processes = counted(len(alive), "worker process", plural="worker processes")
+    drained = [worker.id for worker in alive if worker.state == "drained"]
+    if drained:
+        processes = counted(len(drained), "worker process", plural="worker processes")
+        yield info(
+            f"{processes} drained by operators: {printable(listed(drained), 600)}",
+            "`jsworker undrain ID`, should it claim jobs again.",
+        )
+    if working := len(alive) - len(drained):
+        processes = counted(working, "worker process", plural="worker processes")
         yield ok(f"{processes} alive, for {listed(served_kinds(registered))}")
-    elif _jobs_wait(facts):
-        yield warning("no worker is alive, and jobs wait", _RUN_A_WORKER)
-    else:
-        yield info("no worker is alive", _RUN_A_WORKER)
+        return
+    none = "every worker that is alive is drained" if drained else "no worker is alive"
+    if _jobs_wait(facts):
+        yield warning(f"{none}, and jobs wait", _RUN_A_WORKER)
+    elif not drained:
+        yield info(none, _RUN_A_WORKER)
 
 
 def _jobs_wait(facts: Facts) -> bool:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 REVISIONS: Final = (
     *("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0013", "0014"),
-    *("0015", "0016", "0017", "0018", "0019", "0020", "0021", "0022"),
+    *("0015", "0016", "0017", "0018", "0019", "0020", "0021", "0022", "0023"),
 )
 """The migrations that this version knows, in their order; a test compares them with the scripts."""
 
@@ -42,6 +42,8 @@ SELECT set_config('transaction_read_only', 'on', true), set_config('statement_ti
   set_config('enable_sort', :read_sort, true)
 """)
 """For the transaction that it is sent with."""
+READ_ONLY_AS = text(f"{READ_ONLY.text}, set_config('role', :read_role, true)")
+"""The same, with the rights of a role."""
 _LATER_SECONDS = 1.0
 """How much longer than the server a reader waits."""
 
@@ -75,9 +77,9 @@ class Database:
         """Return the pools, to be looked at."""
         return {"statements": self._statements, "by_key": self._by_key, "heartbeats": self._heartbeats}
 
-    def for_reading(self, *, seconds: float) -> "Reads":
-        """Return this database for reads alone, on the same connections."""
-        return Reads(self, seconds)
+    def for_reading(self, *, seconds: float, role: str | None = None) -> "Reads":
+        """Return this database for reads alone, on the same connections; with the rights of a role, if one is given."""
+        return Reads(self, seconds, role)
 
     async def run(
         self, statement: TextClause, parameters: Parameters | None = None, *, seconds: float | None = None
@@ -213,10 +215,13 @@ class Reads(Database):
     Each of their statements is a read-only transaction, and the server itself ends it after so many seconds.
     """
 
-    def __init__(self, database: Database, seconds: float) -> None:
+    def __init__(self, database: Database, seconds: float, role: str | None) -> None:
         self.__dict__.update(database.__dict__)
+        self._first = READ_ONLY if role is None else READ_ONLY_AS
         self._statement_timeout = seconds + _LATER_SECONDS
-        self._read = {"read_milliseconds": f"{seconds * 1000:.0f}"}
+        self._read = {"read_milliseconds": f"{seconds * 1000:.0f}"} | (
+            {} if role is None else {"read_role": role}
+        )
 
     async def run(
         self, statement: TextClause, parameters: Parameters | None = None, *, seconds: float | None = None
@@ -230,7 +235,7 @@ class Reads(Database):
 
     def _reading(self, statement: TextClause, parameters: Parameters | None, **read: str) -> Any:
         values = {**(parameters or {}), **self._read, **read}
-        return partial(self._statements.execute, statement, values, first=READ_ONLY)
+        return partial(self._statements.execute, statement, values, first=self._first)
 
 
 def place_of(url: URL) -> str:

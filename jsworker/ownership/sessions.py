@@ -136,7 +136,7 @@ class Sessions:
                         if is_mine and ended.child_jobs:
                             with attempt.inserting():
                                 await session.execute(_WAIT_FOR_KEYS, self._wait)
-                                for insertion in insertions(ended.child_jobs):
+                                for insertion in insertions(self._worker_id, ended):
                                     while insertion.is_due:
                                         found = await session.execute(insertion.statement, insertion.values)
                                         insertion.note(found.first())
@@ -169,7 +169,7 @@ class Sessions:
                     if is_mine and ended.child_jobs:
                         with attempt.inserting():
                             session.execute(_WAIT_FOR_KEYS, self._wait)
-                            for insertion in insertions(ended.child_jobs):
+                            for insertion in insertions(self._worker_id, ended):
                                 while insertion.is_due:
                                     found = session.execute(insertion.statement, insertion.values)
                                     insertion.note(found.first())

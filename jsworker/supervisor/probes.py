@@ -85,6 +85,10 @@ def readyz(view: FleetView) -> Response:
         for number, readiness in reported
         if readiness.nats and not readiness.publishing
     ]
+    # Somebody wants it so: no roll-out is to wait for it.
+    lines += [
+        f"process {number}: drained by an operator" for number, readiness in reported if readiness.drained
+    ]
     if lines:
         return _answer(lines, able=not all(complaints.values()))
     migrations = sorted({readiness.migration for _, readiness in reported if readiness.migration is not None})

@@ -22,6 +22,7 @@ class Readiness:
         ailing: what else does not work, in a few words.
         misfit: why the schema does not fit this version, and what to do; None: it does.
         publishing: whether JetStream stores messages, as far as is known.
+        drained: whether it claims nothing because an operator wants it so; all else works.
     """
 
     postgresql: bool
@@ -32,6 +33,7 @@ class Readiness:
     ailing: Sequence[str]
     misfit: str | None = None
     publishing: bool = True
+    drained: bool = False
 
 
 class IsolatedProcesses(NamedTuple):

@@ -77,10 +77,12 @@ class Components:
         self.presence = Presence(
             context, partial(stacks.answer, context, self.pipeline.isolated_runner.ask_stacks)
         )
-        self.heartbeat = Heartbeat(context, self.pipeline, presence=self.presence, quiet=self.quiet)
+        self.watchdog = Watchdog(context, self.quiet)
+        self.heartbeat = Heartbeat(
+            context, self.pipeline, presence=self.presence, quiet=self.quiet, watchdog=self.watchdog
+        )
         interval = settings.heartbeat_interval
         self.beats = self._loop(HEARTBEAT, self.heartbeat.step, interval)
-        self.watchdog = Watchdog(context, self.quiet)
         self._loop("lag", self.watchdog.step, LAG_SECONDS)
         self.fences = self._loop("fence", self.heartbeat.look_at_fence, interval / _FENCE_LOOKS_A_HEARTBEAT)
         self.presences = self._loop("presence", self.presence.step, interval)
@@ -244,6 +246,7 @@ class Components:
             ailing=self._ailing(not_pulled),
             misfit=self.database_watch.misfit,
             publishing=not context.publishing.refused,
+            drained=self.pipeline.slots.is_drained,
         )
         pools = context.database.pools_by_name().items()
         return WorkerStatus(

@@ -13,17 +13,20 @@ from typing import Final
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.core.events import EventName
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import heartbeat, workers
 from jsworker.ownership.transitions.heartbeat import Beat, Held
 from jsworker.ownership.transitions.settle import Settled
 from jsworker.worker.context import WorkerContext
+from jsworker.worker.isolation.resident_memory import own_resident_bytes
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
 from jsworker.worker.pipeline.pipeline import Pipeline
 from jsworker.worker.presence import Presence
 from jsworker.worker.quiet_phases import QuietPhases
 from jsworker.worker.recovery.sweeper import BELIEVED_SECONDS
+from jsworker.worker.watchdog import Watchdog
 
 _UNHEARD: Final = (DatabaseUnavailable, DatabaseRefused)
 _LOOK_EVERY_HEARTBEATS: Final = 12
@@ -40,7 +43,13 @@ class Heartbeat:
     """Renews what is in flight and acts on the answer: cancelled, lost, orphaned claims; fences the rest."""
 
     def __init__(
-        self, context: WorkerContext, pipeline: Pipeline, *, presence: Presence, quiet: QuietPhases
+        self,
+        context: WorkerContext,
+        pipeline: Pipeline,
+        *,
+        presence: Presence,
+        quiet: QuietPhases,
+        watchdog: Watchdog,
     ) -> None:
         self._context = context
         self._in_flight = context.in_flight
@@ -50,10 +59,11 @@ class Heartbeat:
         self._pipeline = pipeline
         self._presence = presence
         self._quiet = quiet
+        self._watchdog = watchdog
         # No more time: heartbeats wait for it.
         self._search = ThrottledScan(context, "claims in nobody's hand", most_timeouts=1)
         self.state = "running"
-        """Of this worker in the registry: running, draining or stopped."""
+        """Of this worker: running, draining or stopped."""
         self._heard_since: float | None = None
         self.heard_at = boottime()
         """When the last heartbeat that was answered began."""
@@ -77,16 +87,27 @@ class Heartbeat:
         self._doubted_at = boottime()
 
     async def seen(self, state: str | None = None) -> None:
-        """Register this worker, or note that it is still there."""
-        context = self._context
-        state, answers = state or self.state, self._presence.answers
-        await workers.seen(context.database, context.me, state=state, answers=answers)
+        """Register this worker, or note that it is still there; learn whether it is to be drained."""
+        context, slots = self._context, self._pipeline.slots
+        shown = "drained" if self.state == "running" and slots.is_drained else self.state
+        is_to_drain = await workers.seen(
+            context.database,
+            context.me,
+            state=state or shown,
+            answers=self._presence.answers,
+            memory_bytes=own_resident_bytes(),
+            loop_lag_seconds=self._watchdog.lag,
+        )
+        if is_to_drain is not slots.is_drained:
+            slots.is_drained = is_to_drain
+            name: EventName = "worker.drained" if is_to_drain else "worker.undrained"
+            context.events.emit(name, worker_id=context.worker_id, in_hand=len(self._in_flight.runs))
+            self._hand_back_waiting()
+            context.room.notify()
 
     async def step(self) -> None:
         """Send one heartbeat for all runs in flight and act on the answer."""
-        # What was prefetched and got no slot after all: others may run it.
-        overdue = max(1.0, self._interval)
-        self._pipeline.hand_back_waiting("claimed ahead, but no job slot fell free", older_than=overdue)
+        self._hand_back_waiting()
         started = boottime()
         runs = {run.held: run for run in self._in_flight.runs.values()}
         self._refused &= runs.keys()
@@ -119,6 +140,14 @@ class Heartbeat:
                 await self._context.refused_rows.note("heartbeat", refused)
         await self._retry_alone([runs[held] for held in beat.locked if held not in refusals])
         await self._quiet.follow()
+
+    def _hand_back_waiting(self) -> None:
+        """Hand back what was prefetched and got no slot after all: others may run it."""
+        if self._pipeline.slots.is_drained:
+            self._pipeline.hand_back_waiting("an operator drains this worker")
+        else:
+            overdue = max(1.0, self._interval)
+            self._pipeline.hand_back_waiting("claimed ahead, but no job slot fell free", older_than=overdue)
 
     def _hear(self, started: float) -> None:
         if self._heard_since is None or self._is_gap(started):

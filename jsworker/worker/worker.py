@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
@@ -110,6 +111,7 @@ class Worker:
             identify(settings, sorted(self._kinds)),
             kinds_without_timeout=without_timeout(self._kinds),
             limits=declared_limits(self._kinds),
+            supervisor_pid=None if supervision is None else os.getppid(),
         )
         self.siblings: set[str] = set()
         """Workers whose jobs the supervisor of this process takes back itself, for it knows more."""

@@ -443,7 +443,9 @@ class TestWorkers:
         insert_worker(sql, "alpha-1-aaaa")
         insert_job(sql, "processing", worker_id="alpha-1-aaaa")
         found = cli("workers").ok()
-        assert found.lines[0].split() == ["ID", "STATE", "BUSY", "SEEN", "UP", "VERSION", "KINDS"]
+        assert found.lines[0].split() == [
+            *("ID", "STATE", "BUSY", "MEM", "LAG", "SEEN", "UP", "PARENT", "VERSION", "KINDS"),
+        ]
         assert found.lines[1].split() == [
             *("alpha-1-aaaa", "running", "1/10", "0s", "0s", "0.1.0", "double,", "boom"),
         ]
@@ -453,6 +455,28 @@ class TestWorkers:
             1,
             ["double", "boom"],
         )
+
+    def test_memory_lag_and_supervisor_are_shown(self, cli: Cli, sql: Sql) -> None:
+        insert_worker(sql, "alpha-1-aaaa")
+        sql.execute(
+            "UPDATE jsworker.workers"
+            " SET memory_bytes = 91226112, loop_lag_seconds = 0.25, supervisor_pid = 17"
+        )
+        assert cli("workers").ok().lines[1].split()[3:8] == ["87M", "250ms", "0s", "0s", "17"]
+
+    def test_a_worker_is_drained_and_undrained(self, cli: Cli, sql: Sql) -> None:
+        insert_worker(sql, "alpha-1-aaaa")
+        assert cli("drain", "alpha-1-aaaa").ok().lines == ["worker alpha-1-aaaa is to be drained"]
+        assert "alpha-1-aaaa to be drained 0/10" in " ".join(cli("workers").ok().lines[1].split())
+        sql.execute("UPDATE jsworker.workers SET state = 'drained'")
+        assert cli("workers").ok().lines[1].split()[1] == "drained"
+        found = cli("status").ok()
+        assert "workers: 1 alive, 1 drained; 0 of 0 job slots in use" in found.lines
+        [kind, *_] = cli("status", "--json").ok().json["kinds"]
+        assert kind["workers"] == 0
+        assert cli("undrain", "alpha-1-aaaa").ok().lines == ["worker alpha-1-aaaa claims jobs again"]
+        assert cli("undrain", "alpha-1-aaaa").refused(1) == "worker alpha-1-aaaa is not drained"
+        assert cli("drain", "alpha").refused(1) == "no worker has id alpha"
 
     def test_more_jobs_than_slots_were_claimed_ahead(self, cli: Cli, sql: Sql) -> None:
         insert_worker(sql, "alpha-1-aaaa")

@@ -201,6 +201,12 @@ async def test_operators_calls_wait_too(sync_client: SyncJobClient, rows: Rows, 
     await asyncio.to_thread(use)
 
 
+def test_workers_are_drained_too(sync_client: SyncJobClient) -> None:
+    for call in (sync_client.drain_worker, sync_client.undrain_worker):
+        with pytest.raises(TransitionRefused, match="no worker has id gone"):
+            call("gone", actor="ann")
+
+
 async def test_workflows_wait_too(sync_client: SyncJobClient, start: StartWorker) -> None:
     await start(scripted(echo))
 

@@ -13,6 +13,7 @@ from jsworker.client import JobClient
 from jsworker.core.settings import Settings
 from jsworker.dashboard import Access, dashboard
 from jsworker.dashboard.app import PAGES
+from jsworker.ownership.transitions.enqueue import new_job_id
 from tests.dashboard.conftest import PutJob
 from tests.dashboard.viewer import Shown, Viewer
 from tests.worker.rows import Rows
@@ -125,6 +126,22 @@ async def test_a_job_is_shown_with_its_story_and_what_it_holds(
     assert "Cancel …" not in page.links
 
 
+async def test_a_job_shows_those_that_it_enqueued(viewer: Viewer, put: PutJob, rows: Rows) -> None:
+    parent, child, gone = await put("completed"), await put("failed"), new_job_id()
+    detail = {"jobs": 3, "kinds": "resize", "ids": [str(child), str(gone), "<b>"]}
+    await rows.query(
+        "INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)"
+        " VALUES (%s, 'child_jobs', 'worker-1', 1, %s)",
+        parent,
+        Jsonb(detail),
+    )
+    page = await viewer.see(f"/jobs/{parent}")
+    assert f"/jobs/{child}" in page.addresses
+    assert f"/jobs/{gone}" not in page.addresses
+    assert "jobs enqueued with its completion: 3 (resize)" in page.text
+    assert "Jobs that it enqueued" not in (await viewer.see(f"/jobs/{child}")).text
+
+
 async def test_failures_are_grouped_and_lead_to_their_jobs(viewer: Viewer, put: PutJob) -> None:
     same = {str(await put("failed", last_error=f"KeyError: {number}")) for number in range(3)}
     await put("failed", last_error="OSError: disk full")
@@ -222,4 +239,6 @@ async def test_it_works_under_any_prefix(client: JobClient, put: PutJob) -> None
     assert f"/ops/jobs/jobs/{job_id}/retry" in seen
     assert len(seen) >= len(PAGES)
     assert (await viewer.http.get("/ops/jobs/static/dashboard.css")).status_code == 200
+    lost = await viewer.see("/ops/jobs/static/gone.css", 404)
+    assert lost.links["Jobs"] == "/ops/jobs/jobs"
     assert isinstance((await viewer.http.get("/ops/jobs", follow_redirects=False)), httpx.Response)

@@ -36,8 +36,9 @@ async def test_workers_stand_together_by_host(viewer: Viewer, rows: Rows, start:
     running = await start(Quick)
     await rows.query(
         "INSERT INTO jsworker.workers (id, hostname, pid, kinds, concurrency, version, heartbeat_interval,"
-        " state, last_seen_at)"
-        " VALUES (%s, %s, 7, '{quick}', 3, '0.0', '1 s', 'running', now() - interval '5 min')",
+        " state, last_seen_at, supervisor_pid, memory_bytes, loop_lag_seconds)"
+        " VALUES (%s, %s, 7, '{quick}', 3, '0.0', '1 s', 'running', now() - interval '5 min',"
+        " 4, 91226112, 0.25)",
         f"old {EVIL}",
         EVIL,
     )
@@ -46,8 +47,34 @@ async def test_workers_stand_together_by_host(viewer: Viewer, rows: Rows, start:
     assert f"old {EVIL}" in page.text
     assert "silent" in page.text
     assert page.text.count("1 process alive,") == 1
+    assert "87 MiB 250 ms 5 m ago" in page.text
+    assert "7 child of 4" in page.text
     assert "0 processes alive, 0 of 0 slots busy" in page.text  # slots of the silent one are of no use
     await viewer.see("/workers?after=gone")
+
+
+async def test_a_worker_is_drained_and_claims_jobs_again(
+    viewer: Viewer, rows: Rows, start: StartWorker
+) -> None:
+    running = await start(Quick)
+    page = await viewer.see((await viewer.see("/workers")).links["Drain …"])
+    assert "0 running jobs may go on, 0 jobs claimed ahead are handed back" in page.text
+    page = await viewer.press(page, f"Drain worker {running.worker.id}")
+    assert f"worker {running.worker.id} is to be drained" in page.text
+    await running.events.told("worker.drained")
+    assert await rows.value("SELECT drained_at IS NOT NULL FROM jsworker.workers")
+    page = await viewer.see((await viewer.see("/workers")).links["Undrain …"])
+    page = await viewer.press(page, f"Undrain worker {running.worker.id}")
+    await running.events.told("worker.undrained")
+    assert await rows.query("SELECT action, target FROM jsworker.audit ORDER BY at") == [
+        {"action": verb, "target": {"worker": running.worker.id}} for verb in ("drain", "undrain")
+    ]
+    for query, line in (("?worker=gone", "no worker has id gone"), ("", "a worker is needed")):
+        assert line in (await viewer.see(f"/workers/drain{query}", 400)).text
+    await running.worker.close()
+    page = await viewer.see(f"/workers/drain?worker={running.worker.id}")
+    assert "It has stopped." in page.text
+    assert not page.has("Drain")
 
 
 async def test_where_a_run_and_its_worker_are(settings: Settings, rows: Rows, start: StartWorker) -> None:

@@ -227,6 +227,18 @@ def test_no_worker_is_alive(known: dict[str, Any], level: str) -> None:
     assert (remark.level, "no worker is alive" in remark.says) == (level, True)
 
 
+def test_drained_workers_serve_nothing_and_are_named() -> None:
+    fleet = (replace(worker(), id="a", state="drained"), worker())
+    queues = (QueuedKind("resize", 1, 2.0),)
+    facts = Facts(settings=a_settings(), place="h/d", queues=queues)
+    drained, alive = job_checks.workers(fleet, facts)
+    assert (drained.level, drained.says) == ("info", "1 worker process drained by operators: a")
+    assert (alive.level, alive.says) == ("ok", "1 worker process alive, for resize")
+    drained, none = job_checks.workers(fleet[:1], facts)
+    assert (none.level, none.says) == ("warning", "every worker that is alive is drained, and jobs wait")
+    assert "no worker for it" in only(job_checks.queues(queues, fleet[:1])).says
+
+
 class TestSettings:
     def test_recovery_that_is_off(self) -> None:
         assert list(checks.recovery(a_settings())) == []

@@ -16,7 +16,7 @@ from jsworker.ownership.transitions.enqueue import ChildJob, JobTerms, NewJob, n
 from jsworker.ownership.transitions.settle import Completion, Refusals, Settled
 
 from .calls import complete, opened
-from .rows import KIND, WORKER, Sql, change_job, insert_job, read_job, read_value
+from .rows import KIND, WORKER, Sql, change_job, insert_job, read_events, read_job, read_value
 
 CHILD = "child"
 
@@ -56,6 +56,21 @@ async def test_both_are_one_commit(database: Database, sql: Sql) -> None:
     assert last == {"priority": 0, "limit_key": "k", "max_attempts": 2, "traceparent": "t"}
 
 
+async def test_the_timeline_of_a_job_names_its_children(database: Database, sql: Sql) -> None:
+    job_id = insert_job(sql, "processing")
+    children = [child(n) for n in range(150)] + [child(kind=f"kind-{n}") for n in range(5)]
+    for tries in range(2):
+        assert await settled(database, job_id, *children, tries=tries) is Settled.COMPLETED
+    [event] = read_events(sql, job_id)
+    assert (event["event"], event["worker_id"], event["fencing_token"]) == ("child_jobs", WORKER, 1)
+    detail = event["detail"]
+    assert (detail["jobs"], detail["kinds"]) == (155, "child, kind-0, kind-1, kind-2, kind-3, …")
+    assert child_jobs.noted_child_jobs(detail) == [each.job.id for each in children[:100]]
+    others: list[Any] = [None, [], {}, {"ids": 7}, {"ids": [None, {}, "no id"]}]
+    for other in others:
+        assert child_jobs.noted_child_jobs(other) == []
+
+
 @pytest.mark.parametrize("wait", [True, False])
 async def test_a_lost_job_leaves_no_child(database: Database, sql: Sql, *, wait: bool) -> None:
     job_id = insert_job(sql, "processing")
@@ -86,8 +101,8 @@ async def test_of_twins_under_one_token_one_writes(database: Database, sql: Sql)
 async def test_an_error_between_the_two_leaves_the_job_with_its_owner(
     database: Database, sql: Sql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(children: Any) -> Any:
-        yield from insertions(children)
+    def broken(*run: Any) -> Any:
+        yield from insertions(*run)
         raise psycopg.OperationalError("the connection is lost")
 
     insertions = child_jobs.insertions

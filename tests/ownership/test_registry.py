@@ -48,6 +48,16 @@ class TestWorkers:
         assert after["last_seen_at"] - before["last_seen_at"] >= timedelta(hours=1)
         assert after == before | {"state": "draining", "last_seen_at": after["last_seen_at"]}
 
+    async def test_a_worker_tells_how_it_is(self, database: Database) -> None:
+        supervised = replace(ROW, supervisor_pid=7)
+        for memory_bytes, lag in ((1, 0.5), (2**40, None)):
+            values: dict[str, Any] = {"memory_bytes": memory_bytes, "loop_lag_seconds": lag}
+            await workers.seen(database, supervised, state="running", **values)
+            worker = await workers.get_worker(database, WORKER)
+            assert worker is not None
+            assert {name: worker[name] for name in values} == values
+            assert worker["supervisor_pid"] == 7
+
     async def test_a_row_that_somebody_deleted_comes_back(self, database: Database, sql: Sql) -> None:
         await workers.seen(database, ROW, state="running")
         sql.execute("DELETE FROM jsworker.workers")

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from jsworker.client import JobClient
 from jsworker.core.errors import DatabaseRefused, TransitionRefused
 from jsworker.core.settings import Settings
+from jsworker.dashboard import dashboard
 from tests.cli.commands import COMMAND, Cli, Result
+from tests.dashboard.viewer import Viewer
 from tests.ownership.rows import Sql, change_job, insert_job, read_job, seconds
 from tests.security.conftest import variables
 from tests.security.guarded import Guarded, make_logins, nats_user
@@ -272,3 +275,39 @@ async def test_jobs_of_every_priority_run_with_the_least_rights(
     await worker.ready()
     assert ("permissions violation" in worker.log) is not bool(lanes)
     assert "permission denied" not in worker.log
+
+
+async def test_the_dashboard_reads_as_the_role_that_it_is_told(
+    guarded: Guarded, guarded_settings: MakeSettings, sql: Sql
+) -> None:
+    """Its login may act, as a member of one role, and reads with the rights of another."""
+    login = "guarded_dashboard"
+    for role in ("operator", "reader"):
+        make_logins(guarded.admin_url, {role: login})
+    settings = guarded_settings("operator").model_copy(
+        update={"database_url": as_role(guarded.admin_url, login), "nats_url": None}
+    )
+    job_id, whoami = insert_job(sql, "failed"), text("SELECT CAST(CURRENT_USER AS text) AS role")
+    async with JobClient(settings) as client:
+        viewer = Viewer(dashboard(client, read_role="jsworker_reader"))
+        for address in (
+            "/",
+            "/jobs",
+            f"/jobs/{job_id}",
+            "/failures",
+            "/kinds",
+            "/keys",
+            "/workers",
+            "/audit",
+        ):
+            await viewer.see(address)
+        question = await viewer.see(f"/jobs/{job_id}/retry")
+        await viewer.press(question, "Retry")
+        [read] = await client.database.for_reading(seconds=9.0, role="jsworker_reader").run(whoami)
+        [acted] = await client.database.run(whoami)
+        assert (read.role, acted.role) == ("jsworker_reader", login)
+        other = Viewer(dashboard(client, read_role="jsworker_metrics"))
+        assert "permission denied to set role" in (await other.see("/jobs", 502)).text
+        for each in (viewer, other):
+            await each.http.aclose()
+    assert read_job(sql, job_id)["status"] == "queued"

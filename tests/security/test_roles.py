@@ -140,6 +140,7 @@ MAY: dict[str, list[str]] = {
         "INSERT INTO jsworker.limits (kind, key) VALUES ('echo', 'a')",
         "DELETE FROM jsworker.schedules",
         "DELETE FROM jsworker.dead_messages",
+        "UPDATE jsworker.workers SET drained_at = now()",
         "SELECT * FROM jsworker.statistics, jsworker.audit, jsworker.workers",
     ],
     "reader": [

@@ -87,6 +87,11 @@ def test_a_child_that_cannot_publish_stays_ready_and_says_so() -> None:
     assert answer.body.decode() == says
 
 
+def test_a_drained_child_stays_ready_and_says_so() -> None:
+    answer = readyz(view(ailing(drained=True)))
+    assert (answer.status, answer.body.decode()) == (200, "ok\nprocess 1: drained by an operator\n")
+
+
 def test_a_quiet_phase_is_no_silence() -> None:
     """During an announced quiet phase the supervisor counts no silence, though no report comes."""
     quiet = replace(WORKING, report_seconds=600.0, silent_seconds=0.0)

@@ -277,6 +277,8 @@ class TestLevels:
                 "info",
                 [
                     "worker.started",
+                    "worker.drained",
+                    "worker.undrained",
                     "worker.draining",
                     "worker.status",
                     "worker.stopped",

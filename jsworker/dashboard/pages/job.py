@@ -16,6 +16,7 @@ from jsworker.dashboard.timeline_story import job_story
 from jsworker.dashboard.visit import Visit
 from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.workflow_listing import place_of
+from jsworker.ownership.transitions.child_jobs import noted_child_jobs
 from jsworker.ownership.transitions.steps import steps_of
 
 _LONGEST: Final = 64 * 1024
@@ -46,6 +47,9 @@ async def read(visit: Visit) -> Mapping[str, Any]:
     job = JobDetails.of_row(row)
     story = job_story(job, events)
     steps = await steps_of(reads, job_id)
+    noted = [
+        each for event in events if event.event == "child_jobs" for each in noted_child_jobs(event.detail)
+    ]
     node = None if row["batch_id"] is None else await place_of(reads, row["batch_id"])
     return {
         "job": job,
@@ -62,6 +66,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
             if row[name] is not None
         ],
         "node": node,
+        "children": await listing.look_up(reads, noted) if noted else {},
         "trace": trace_id(row["traceparent"]),
     }
 

@@ -20,7 +20,7 @@ class KindLine:
         state: its jobs.
         limit: its limits, as ``Limits.list`` returns them; None: it has none.
         keys: limit keys of it that are set, paused or used.
-        slots: of the live workers that serve it.
+        slots: of the live workers that serve it, and are not drained.
         versions: theirs.
         declared: different limits that the code of live workers has.
         without_timeout: whether the code of a live worker limits its runs by nothing of its own.
@@ -57,7 +57,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
 
 
 def _add_worker(line: KindLine, kind: str, worker: Any) -> None:
-    line.slots += worker.concurrency
+    line.slots += 0 if worker.state == "drained" else worker.concurrency
     line.versions.add(worker.version)
     line.without_timeout |= kind in worker.kinds_without_timeout
     declared = in_words((worker.limits or {}).get(kind) or {})

@@ -1,12 +1,18 @@
-"""Workers: who is there, what each holds, and when it was last heard of; those of a host stand together."""
+"""Workers by host: what each holds, and when it was last heard of; drain one, and let it claim jobs again."""
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from jsworker.dashboard.visit import Visit
-from jsworker.ownership.transitions.workers import list_workers
+from starlette.datastructures import FormData
 
+from jsworker.core.names import printable
+from jsworker.dashboard.filters import plural
+from jsworker.dashboard.visit import Done, Question, Visit, WrongFilter
+from jsworker.ownership.transitions.workers import get_worker, list_workers, state_in_words
+
+VERBS: Final = ("drain", "undrain")
 _PAGE: Final = 200
+_LONGEST_ID: Final = 200
 
 
 async def read(visit: Visit) -> Mapping[str, Any]:
@@ -14,11 +20,55 @@ async def read(visit: Visit) -> Mapping[str, Any]:
     found = await list_workers(visit.site.reads, limit=_PAGE, after=visit.get("after"))
     hosts: dict[str, list[dict[str, Any]]] = {}
     for worker in found:
-        is_silent = worker["state"] != "stopped" and not worker["alive"]
-        worker["shown_state"] = "silent" if is_silent else worker["state"]
+        worker["shown_state"] = state_in_words(worker)
         worker["busy"] = min(worker["processing"], worker["concurrency"])
         worker["ahead"] = max(worker["processing"] - worker["concurrency"], 0)
         hosts.setdefault(worker["hostname"], []).append(worker)
+    for workers in hosts.values():  # those of a supervisor together
+        workers.sort(key=lambda each: each["supervisor_pid"] or 0)
     versions = {each["version"] for each in found if each["alive"]}
     after = found[-1]["id"] if len(found) == _PAGE else None
     return {"hosts": hosts, "after": after, "versions": sorted(versions)}
+
+
+async def ask(verb: str, visit: Visit, form: FormData) -> Question:
+    """Return the question before a worker is drained, or claims jobs again."""
+    worker_id = _id(form)
+    named = printable(worker_id, _LONGEST_ID)
+    worker = await get_worker(visit.site.reads, worker_id)
+    if worker is None:
+        raise WrongFilter(f"no worker has id {named}")
+    says = "It claims jobs again, from its next heartbeat on."
+    if verb == "drain":
+        runs = min(worker["processing"], worker["concurrency"])
+        ahead = worker["processing"] - runs
+        says = (
+            "It claims nothing more, until it is undrained or its process starts anew."
+            f" {plural(runs, 'running job')} may go on, {plural(ahead, 'job')} claimed ahead are handed back."
+        )
+    return Question(
+        verb=f"{verb.capitalize()} worker {named}",
+        says=says if worker["state"] != "stopped" else "It has stopped.",
+        values=[("worker", worker_id)],
+        back=visit.url("workers"),
+        is_harmful=verb == "drain",
+        is_possible=worker["state"] != "stopped",
+    )
+
+
+async def act(verb: str, visit: Visit, form: FormData) -> Done:
+    """Drain a worker, or let it claim jobs again."""
+    worker_id, actor = _id(form), visit.access.name
+    named = f"worker {printable(worker_id, _LONGEST_ID)}"
+    if verb == "drain":
+        await visit.site.client.drain_worker(worker_id, actor=actor)
+        return Done(f"{named} is to be drained", visit.url("workers"))
+    await visit.site.client.undrain_worker(worker_id, actor=actor)
+    return Done(f"{named} claims jobs again", visit.url("workers"))
+
+
+def _id(form: FormData) -> str:
+    worker_id = str(form.get("worker") or "")
+    if not worker_id:
+        raise WrongFilter("a worker is needed")
+    return worker_id

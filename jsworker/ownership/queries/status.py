@@ -178,10 +178,12 @@ class KindState:
 class WorkersState:
     """How many workers there are, and how many of the job slots of live ones hold a job.
 
-    ``silent`` ones did not stop and gave no heartbeat for long: they were killed, or cannot reach PostgreSQL.
+    ``drained`` ones claim nothing, so that none of their free slots counts; ``silent`` ones did not stop and gave
+    no heartbeat for long: they were killed, or cannot reach PostgreSQL.
     """
 
     alive: int = 0
+    drained: int = 0
     draining: int = 0
     silent: int = 0
     slots: int = 0
@@ -277,10 +279,12 @@ def _workers(kinds: Mapping[str, KindState], rows: Iterable[Any]) -> WorkersStat
             found.silent += 1
             continue
         found.alive += 1
+        busy, is_drained = min(row.processing, row.concurrency), row.state == "drained"
+        found.drained += is_drained
         found.draining += row.state == "draining"
-        found.slots += row.concurrency
-        found.busy += min(row.processing, row.concurrency)
-        for kind in row.kinds:
+        found.slots += busy if is_drained else row.concurrency
+        found.busy += busy
+        for kind in () if is_drained else row.kinds:
             if kind in kinds:
                 kinds[kind].workers += 1
     return found

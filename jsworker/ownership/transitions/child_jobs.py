@@ -1,10 +1,13 @@
 """COMPLETE with child jobs: what a run has enqueued is inserted in the transaction that completes its job, or never."""
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
+from uuid import UUID
 
-from sqlalchemy import TextClause
+from sqlalchemy import TextClause, text
 
 from jsworker.core.errors import DatabaseUnavailable, TransitionRefused
 from jsworker.ownership.database import Database
@@ -26,7 +29,15 @@ from jsworker.ownership.transitions.enqueue_terms import (
 from jsworker.ownership.transitions.expire import EXPIRE_HOLDERS
 from jsworker.ownership.transitions.settle import Completion, Refusals, Settled, complete
 
+# In the timeline of the parent. A child's own row says nothing of its parent: each version of it would be indexed.
+NOTE_CHILD_JOBS = text("""
+INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
+VALUES (:id, 'child_jobs', :worker_id, :token, CAST(:detail AS jsonb)) RETURNING id
+""")
+
 _ROW_BYTES = 200  # what a row takes beside its payload
+_MOST_NAMED = 100
+_MOST_KINDS_NAMED = 5
 
 
 class Insertion:
@@ -60,11 +71,14 @@ class Insertion:
             self.statement, self.values = EXPIRE_HOLDERS, {"kind": kind, "unique_keys": [job.unique_key]}
 
 
-def insertions(child_jobs: Sequence[ChildJob]) -> Iterator[Insertion]:
-    """Return the statements that insert child jobs, in one order by kind and key: others wait for the same keys."""
+def insertions(worker_id: str, run: Completion) -> Iterator[Insertion]:
+    """Return the statements that insert a run's child jobs, and note them in the timeline of its own job.
+
+    They are in one order by kind and key: others wait for the same keys.
+    """
     many: dict[str, dict[JobTerms | None, list[NewJob]]] = defaultdict(lambda: defaultdict(list))
     alone: list[ChildJob] = []
-    for child in child_jobs:
+    for child in run.child_jobs:
         if child.job.terms is None or child.job.unique_key is None:
             many[child.kind][child.job.terms].append(child.job)
         else:
@@ -79,6 +93,24 @@ def insertions(child_jobs: Sequence[ChildJob]) -> Iterator[Insertion]:
     for child in sorted(alone, key=lambda each: (each.kind, each.job.unique_key)):
         statement, values = unbound_statement_for(*child, publish_after=0.0)
         yield Insertion(statement, values, child)
+    kinds = sorted({child.kind for child in run.child_jobs})
+    detail = {
+        "jobs": len(run.child_jobs),
+        "kinds": ", ".join([*kinds[:_MOST_KINDS_NAMED], *["…"][: len(kinds) > _MOST_KINDS_NAMED]]),
+        "ids": [str(child.job.id) for child in run.child_jobs[:_MOST_NAMED]],
+    }
+    of_run = {"id": run.id, "token": run.token, "worker_id": worker_id}
+    yield Insertion(NOTE_CHILD_JOBS, of_run | {"detail": json.dumps(detail)})
+
+
+def noted_child_jobs(detail: Any) -> list[UUID]:
+    """Return the ids in an entry of a timeline that NOTE_CHILD_JOBS wrote; a row may hold any JSON."""
+    ids: list[UUID] = []
+    given = detail.get("ids") if isinstance(detail, Mapping) else None
+    for each in given[:_MOST_NAMED] if isinstance(given, list) else ():
+        with suppress(ValueError):
+            ids.append(UUID(str(each)))
+    return ids
 
 
 async def complete_with_child_jobs(
@@ -101,7 +133,7 @@ async def complete_with_child_jobs(
 
     async def write(transaction: Transaction) -> Sequence[Row]:
         rows = await transaction.run(statement, complete.values(worker_id, runs))
-        for insertion in insertions(run.child_jobs) if rows else ():
+        for insertion in insertions(worker_id, run) if rows else ():
             while insertion.is_due:
                 found = await transaction.run(insertion.statement, insertion.values)
                 insertion.note(found[0] if found else None)

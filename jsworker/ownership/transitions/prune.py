@@ -60,7 +60,7 @@ WITH old AS ({old}
 )
 SELECT count(*) AS jobs, (SELECT max(finished_at) FROM old) AS last, (SELECT count(*) FROM old) AS found, (SELECT count(*) FROM entries) AS events,
   (SELECT count(*) FROM jsworker.workers AS w
-   WHERE w.state = 'running' AND w.last_seen_at > statement_timestamp() - interval '1 minute') AS workers
+   WHERE w.state IN ('running', 'drained') AND w.last_seen_at > statement_timestamp() - interval '1 minute') AS workers
 FROM gone
 """
 _FIRST = (

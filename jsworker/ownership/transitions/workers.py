@@ -9,21 +9,30 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import text
 
+from jsworker.core.errors import TransitionRefused
+from jsworker.core.names import printable
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import in_halves
+from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 
-# A row that was deleted under a live worker comes back with the next heartbeat.
+_LONGEST_ID = 200
+
+# A row that was deleted under a live worker comes back with the next heartbeat, and a drained one stays drained.
 SEEN = text("""
 INSERT INTO jsworker.workers (
   id, hostname, pod_uid, container, boot_id, pid_namespace, pid, process_started, kinds, concurrency, version,
-  heartbeat_interval, kinds_without_timeout, limits, answers, state)
+  heartbeat_interval, kinds_without_timeout, limits, answers, state, supervisor_pid, memory_bytes, loop_lag_seconds,
+  drained_at)
 VALUES (
   :id, :hostname, :pod_uid, :container, :boot_id, :pid_namespace, :pid, :process_started,
   CAST(:kinds AS text[]), :concurrency, :version,
   make_interval(secs => CAST(:heartbeat_interval AS double precision)), CAST(:kinds_without_timeout AS text[]),
-  CAST(:limits AS jsonb), :answers, :state)
+  CAST(:limits AS jsonb), :answers, CAST(:state AS text), :supervisor_pid, :memory_bytes, :loop_lag_seconds,
+  CASE WHEN CAST(:state AS text) = 'drained' THEN clock_timestamp() END)
 ON CONFLICT (id) DO UPDATE SET
-  last_seen_at = clock_timestamp(), answers = excluded.answers, state = excluded.state
+  last_seen_at = clock_timestamp(), answers = excluded.answers, state = excluded.state,
+  memory_bytes = excluded.memory_bytes, loop_lag_seconds = excluded.loop_lag_seconds
+RETURNING drained_at IS NOT NULL AS is_to_drain
 """)
 
 _LIFE = """
@@ -46,6 +55,14 @@ SELECT * FROM life WHERE state <> 'stopped' OR holds > 0 ORDER BY last_seen_at D
 # An id is a name and its random end: eight characters that no two lives share.
 DUPLICATES = text(f"""{_LIFE}
   AND w.id = CAST(:name AS text) || '-' || right(w.id, 8) AND w.state <> 'stopped' ORDER BY w.last_seen_at DESC
+""")
+
+DRAIN = text("""
+UPDATE jsworker.workers SET drained_at = coalesce(drained_at, clock_timestamp()) WHERE id = :id AND state <> 'stopped'
+RETURNING id
+""")
+UNDRAIN = text("""
+UPDATE jsworker.workers SET drained_at = NULL WHERE id = :id AND state <> 'stopped' AND drained_at IS NOT NULL RETURNING id
 """)
 
 MARK_STOPPED = text("UPDATE jsworker.workers SET state = 'stopped' WHERE id = :id")
@@ -76,8 +93,8 @@ IS_ALIVE = """w.state <> 'stopped'
   AND w.last_seen_at > statement_timestamp() - greatest(interval '20 seconds', 4 * w.heartbeat_interval)"""
 
 WORKERS = text(f"""
-SELECT w.id, w.hostname, w.pid, w.state, w.kinds, w.concurrency, w.version, w.started_at, w.last_seen_at,
-  {IS_ALIVE} AS alive,
+SELECT w.id, w.hostname, w.pid, w.supervisor_pid, w.state, w.kinds, w.concurrency, w.version, w.started_at,
+  w.last_seen_at, {IS_ALIVE} AS alive, w.memory_bytes, w.loop_lag_seconds, w.drained_at,
   (SELECT count(*) FROM jsworker.jobs AS j WHERE j.worker_id = w.id AND j.status || '' = 'processing') AS processing
 FROM jsworker.workers AS w WHERE (CAST(:id AS text) IS NULL OR w.id = :id) AND (CAST(:after AS text) IS NULL
   OR (w.last_seen_at, w.id) < (SELECT a.last_seen_at, a.id FROM jsworker.workers AS a WHERE a.id = :after))
@@ -96,6 +113,8 @@ class WorkerRow:
             read of other workers.
         limits: by kind what its class declares of limits: ``max_running``, ``rate``, ``per``, and the name of their
             ``key``. Kinds without are left out. Not read of other workers.
+        supervisor_pid: of the process that started this one and watches it; None: nothing does. Not read of other
+            workers.
     """
 
     id: str
@@ -112,6 +131,7 @@ class WorkerRow:
     heartbeat_interval: float
     kinds_without_timeout: Sequence[str] = field(default=(), kw_only=True)
     limits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, kw_only=True)
+    supervisor_pid: int | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +139,7 @@ class EarlierLife(WorkerRow):
     """Another worker's row, as it is now.
 
     Attributes:
-        state: ``running``, ``draining`` or ``stopped``; a killed worker stays ``running``.
+        state: ``running``, ``drained``, ``draining`` or ``stopped``; a killed worker stays as it was.
         seconds_silent: since its last heartbeat, by the database's clock.
         started_before: whether it registered before the worker that asks.
         holds: how many running jobs it owns.
@@ -132,11 +152,53 @@ class EarlierLife(WorkerRow):
     holds: int
 
 
-async def seen(database: Database, worker: WorkerRow, *, state: str, answers: bool = False) -> None:
-    """Register a worker, or note that it is still there, and whether its NATS subject was proven to answer."""
+async def seen(
+    database: Database,
+    worker: WorkerRow,
+    *,
+    state: str,
+    answers: bool = False,
+    memory_bytes: int | None = None,
+    loop_lag_seconds: float | None = None,
+) -> bool:
+    """Register a worker, or note that it is still there; return whether an operator wants it to be drained.
+
+    ``answers``: whether its NATS subject was proven to answer.
+    """
     lists = {"kinds": list(worker.kinds), "kinds_without_timeout": list(worker.kinds_without_timeout)}
     more = {"limits": json.dumps(worker.limits), "answers": answers, "state": state}
-    await database.run_heartbeat(SEEN, asdict(worker) | lists | more)
+    now = {"memory_bytes": memory_bytes, "loop_lag_seconds": loop_lag_seconds}
+    rows = await database.run_heartbeat(SEEN, asdict(worker) | lists | more | now)
+    return any(row.is_to_drain for row in rows)
+
+
+async def drain(database: Database, worker_id: str, *, entry: AuditEntry) -> None:
+    """Have a worker claim nothing more, from its next heartbeat on.
+
+    Raises:
+        TransitionRefused: it has stopped, or there is no such worker.
+    """
+    if not await run_noted(database, DRAIN, {"id": worker_id}, entry):
+        raise await _refused(database, worker_id)
+
+
+async def undrain(database: Database, worker_id: str, *, entry: AuditEntry) -> None:
+    """Have a drained worker claim jobs again, from its next heartbeat on.
+
+    Raises:
+        TransitionRefused: it is not to be drained, it has stopped, or there is no such worker.
+    """
+    if not await run_noted(database, UNDRAIN, {"id": worker_id}, entry):
+        raise await _refused(database, worker_id)
+
+
+async def _refused(database: Database, worker_id: str) -> TransitionRefused:
+    found, named = await get_worker(database, worker_id), printable(worker_id, _LONGEST_ID)
+    if found is None:
+        return TransitionRefused(f"no worker has id {named}")
+    return TransitionRefused(
+        f"worker {named} {'has stopped' if found['state'] == 'stopped' else 'is not drained'}"
+    )
 
 
 async def earlier_lives(database: Database, *, worker: WorkerRow) -> list[EarlierLife]:
@@ -174,6 +236,14 @@ async def installation_id(database: Database) -> UUID:
     raise AssertionError("an installation row neither inserted nor found")
 
 
+def state_in_words(worker: Mapping[str, Any]) -> str:
+    """Return the state of a listed worker; of one that was killed, or cannot reach PostgreSQL, ``silent``."""
+    if worker["state"] != "stopped" and not worker["alive"]:
+        return "silent"
+    asked = worker["state"] == "running" and worker["drained_at"] is not None
+    return "to be drained" if asked else str(worker["state"])
+
+
 async def get_worker(database: Database, worker_id: str) -> dict[str, Any] | None:
     """Return a worker as ``list_workers`` does; None: it is not registered."""
     rows = await database.run(WORKERS, {"id": worker_id, "limit": 1, "after": None})
@@ -184,7 +254,9 @@ async def list_workers(database: Database, *, limit: int, after: str | None = No
     """Return workers, the last seen first, each as a dict by column name; ``after``: behind this one, by its id.
 
     ``processing`` is how many jobs it owns, ``alive`` whether it was seen within four of its heartbeats (at
-    least 20 seconds) and has not stopped.
+    least 20 seconds) and has not stopped. ``memory_bytes`` is what its process takes, ``loop_lag_seconds`` how late
+    its event loop was at most in the half minute before its last heartbeat; None: not known. ``drained_at``: since
+    when an operator wants it to be drained; its ``state`` says whether it is.
     """
     return [
         row._asdict() for row in await database.run(WORKERS, {"id": None, "limit": limit, "after": after})

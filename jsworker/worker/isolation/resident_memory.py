@@ -19,6 +19,11 @@ def resident_bytes(pids: Collection[int]) -> dict[int, int]:
     return _by_proc(pids) if (PROC / "self" / "statm").exists() else _by_ps(pids)
 
 
+def own_resident_bytes() -> int | None:
+    """Return the resident bytes of this process at once; None where there is no /proc."""
+    return _by_proc([os.getpid()]).get(os.getpid())
+
+
 def _by_proc(pids: Collection[int]) -> dict[int, int]:
     found: dict[int, int] = {}
     for pid in pids:

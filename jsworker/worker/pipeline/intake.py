@@ -106,7 +106,8 @@ class Consumer:
 
     @property
     def _is_open(self) -> bool:
-        return not self.state.is_paused and self._context.health.up and self._unusable < _MOST_UNUSABLE
+        rests = self.state.is_paused or self._slots.is_drained
+        return not rests and self._context.health.up and self._unusable < _MOST_UNUSABLE
 
     @property
     def _place(self) -> dict[str, int]:
@@ -210,6 +211,9 @@ class Consumer:
         through, and twice as many after each clear one.
         """
         self._room = 0
+        if self._slots.is_drained:  # since the messages came, or while their rows were locked
+            self._put_off(ids, 0.0)
+            return []
         try:
             aside = await self._context.refused_rows.among("claim", ids)
         except (DatabaseUnavailable, DatabaseRefused) as error:

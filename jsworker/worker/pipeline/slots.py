@@ -66,6 +66,8 @@ class Slots:
         self._unsettled = 0  # runs that wait or run
         self._mean_seconds: dict[str, float] = {}
         self._closed = False
+        self.is_drained = False
+        """Whether an operator wants nothing more to be claimed."""
         self._most_ahead = _PREFETCH_JOBS
         self._ended = 0
         self._counted_from = boottime()
