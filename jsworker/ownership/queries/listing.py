@@ -33,7 +33,7 @@ from jsworker.ownership.schema import FAILURE, IS_FAILURE
 from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled, sql
 
 WINDOW: Final = 10_000
-"""Jobs that one statement looks at for the few that are listed."""
+"""Jobs that one statement looks at for the few that are listed; the first ones look at fewer."""
 PAGE: Final = 500
 """Jobs that one statement looks at for those that a filter means."""
 _FETCHED: Final = 5_000
@@ -49,20 +49,22 @@ SELECT id, kind, status, worker_id, fencing_token, attempts, errors, stalls, max
 FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[]))
 """)
 
-NEWEST = text(f"""
+_NEWEST = """
 WITH looked_at AS MATERIALIZED (
-  SELECT id, status, kind, priority, {IS_MEANT} AS meant FROM jsworker.jobs AS j
-  WHERE CAST(:after AS uuid) IS NULL OR id < CAST(:after AS uuid)
+  SELECT id, status, priority, {is_meant} AS meant FROM jsworker.jobs AS j
+  WHERE {of_kind} AND (CAST(:after AS uuid) IS NULL OR id < CAST(:after AS uuid))
   ORDER BY id DESC LIMIT :window
 )
 SELECT ARRAY(
     SELECT id FROM looked_at
-    WHERE meant AND (CAST(:status AS text) IS NULL OR status = :status) AND (CAST(:kind AS text) IS NULL OR kind = :kind)
+    WHERE meant AND (CAST(:status AS text) IS NULL OR status = :status)
       AND (CAST(:priority AS smallint) IS NULL OR priority = CAST(:priority AS smallint))
       AND (CAST(:digits AS text) IS NULL OR right(CAST(id AS text), length(:digits)) = :digits)
     ORDER BY id DESC LIMIT :limit) AS ids,
   (SELECT count(*) FROM looked_at) AS looked_at, (SELECT id FROM looked_at ORDER BY id LIMIT 1) AS last
-""")  # noqa: S608 -- constants
+"""
+NEWEST = filled(_NEWEST, of_kind="true", is_meant=IS_MEANT)
+NEWEST_OF_KIND = filled(_NEWEST, of_kind="kind = :kind", is_meant=IS_MEANT)
 
 # Each kind's last ones, and of these the last.
 _LAST_QUEUED = """
@@ -270,8 +272,8 @@ async def list_jobs(
     """Return jobs: the newest first; of those that are scheduled the next one due, of queued ones the last queued.
 
     Args:
-        status, kind: only such jobs. Completed jobs of a kind, or all of a kind, are searched for from the newest
-            on, for there is no index of them.
+        status, kind: only such jobs. Completed jobs are searched for from the newest on, for there is no index of
+            them alone.
         after: begin behind this job.
         seconds: end a search after so long with what was found; None: never.
         age: only running jobs that are so old, the oldest first.
@@ -386,18 +388,20 @@ async def _windows(
 
     None is looked at that was enqueued long before or after the times that are asked for.
     """
-    window = max(WINDOW, values["limit"])
+    statement = NEWEST if values["kind"] is None else NEWEST_OF_KIND
+    window = values["limit"]
     first, behind = _first_id(values["since"], -_CLOCKS_DIFFER), values["after"]
     if values["until"] is not None:
         last = _first_id(values["until"], _CLOCKS_DIFFER)
         behind = last if behind is None else min(behind, last)
     while True:
         place = {"digits": digits, "after": behind, "window": window}
-        [row] = await database.run_along_index(NEWEST, values | place)
+        [row] = await database.run_along_index(statement, values | place)
         behind = row.last if row.looked_at == window and row.last >= first else None
         yield row.ids, behind
         if behind is None:
             return
+        window = max(min(10 * window, WINDOW), window)
 
 
 def _first_id(instant: datetime | None, seconds: float) -> UUID:
