@@ -111,7 +111,8 @@ def sparkline(values: Sequence[int]) -> Markup:
         if (tall := max(round(value / most * height), 1 if value else 0))
     )
     form = Markup(
-        '<svg class="sparkline" viewBox="0 0 {} {}" width="{}" height="{}"><title>{}</title><path d="{}"/></svg>'
+        '<svg class="sparkline" viewBox="0 0 {} {}" width="{}" height="{}"><title>{}</title>'
+        '<path d="{}"/></svg>'
     )
     last = number(values[-1] if values else 0)
     total = f"{number(sum(values))} in {len(values)} hours, {last} in the last"

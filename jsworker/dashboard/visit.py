@@ -44,9 +44,9 @@ class PageRoute:
         path: below the dashboard's own address.
         name: for ``Visit.url``.
         read: returns the values of the template.
-        template: its block ``live``, and those whose names begin so, are sent to those who look at it, each of
-            them when it has changed. They are rendered once for all: no form in them, for forms hold a token of the
-            viewer.
+        template: its block ``live``, and those whose names begin so, are sent to those who look at it, each
+            when it has changed. They are rendered once for all: no form in them, for forms hold a token of
+            the viewer.
         title: in the navigation; empty: it does not stand there.
     """
 

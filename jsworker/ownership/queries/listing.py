@@ -50,21 +50,55 @@ FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[]))
 """)
 
 _NEWEST = """
-WITH looked_at AS MATERIALIZED (
-  SELECT id, status, priority, {is_meant} AS meant FROM jsworker.jobs AS j
-  WHERE {of_kind} AND (CAST(:after AS uuid) IS NULL OR id < CAST(:after AS uuid))
-  ORDER BY id DESC LIMIT :window
+WITH {few}looked_at AS MATERIALIZED (
+  SELECT j.id, j.status, j.kind, j.priority, {is_meant} AS meant FROM ({jobs}) AS j
 )
 SELECT ARRAY(
     SELECT id FROM looked_at
-    WHERE meant AND (CAST(:status AS text) IS NULL OR status = :status)
+    WHERE meant AND (CAST(:status AS text) IS NULL OR status = :status) AND (CAST(:kind AS text) IS NULL OR kind = :kind)
       AND (CAST(:priority AS smallint) IS NULL OR priority = CAST(:priority AS smallint))
       AND (CAST(:digits AS text) IS NULL OR right(CAST(id AS text), length(:digits)) = :digits)
     ORDER BY id DESC LIMIT :limit) AS ids,
-  (SELECT count(*) FROM looked_at) AS looked_at, (SELECT id FROM looked_at ORDER BY id LIMIT 1) AS last
+  (SELECT count(*) FROM looked_at) AS looked_at, (SELECT id FROM looked_at ORDER BY id LIMIT 1) AS last, {is_whole} AS is_whole
 """
-NEWEST = filled(_NEWEST, of_kind="true", is_meant=IS_MEANT)
-NEWEST_OF_KIND = filled(_NEWEST, of_kind="kind = :kind", is_meant=IS_MEANT)
+_BEFORE = "(CAST(:after AS uuid) IS NULL OR j.id < CAST(:after AS uuid))"
+NEWEST = filled(
+    _NEWEST,
+    few="",
+    jobs=f"SELECT * FROM jsworker.jobs AS j WHERE {_BEFORE} ORDER BY j.id DESC LIMIT :window",  # noqa: S608 -- constants
+    is_meant=IS_MEANT,
+    is_whole="true",
+)
+
+# Those that have ended along an index; the others, which none has in this order, if they are not too many. The kind as a
+# range, for by an equation the planner takes the index of the ids to be as good, on which any number of others may stand.
+_OF_KIND = """waiting AS MATERIALIZED (
+  (SELECT j.id FROM jsworker.jobs AS j WHERE {queued} AND j.kind = :kind ORDER BY j.queued_at, j.id LIMIT {most})
+  UNION ALL
+  (SELECT j.id FROM jsworker.jobs AS j WHERE '' || j.status = 'scheduled' AND j.kind = :kind
+   ORDER BY j.run_at, j.id LIMIT {most})
+  UNION ALL
+  (SELECT j.id FROM jsworker.jobs AS j WHERE j.status || '' = 'processing' AND j.kind = :kind
+   ORDER BY j.worker_id LIMIT {most})
+), ended AS MATERIALIZED (
+  SELECT j.id FROM jsworker.jobs AS j WHERE j.finished_at IS NOT NULL AND {before} AND j.kind >= :kind
+    AND (j.kind, j.id) <= (:kind, coalesce(CAST(:after AS uuid), 'ffffffff-ffff-ffff-ffff-ffffffffffff'))
+  ORDER BY j.kind DESC, j.id DESC LIMIT :window
+), few AS MATERIALIZED (
+  SELECT j.id FROM (SELECT id FROM ended UNION ALL SELECT id FROM waiting) AS j WHERE {before}
+  ORDER BY j.id DESC LIMIT :window
+), """
+NEWEST_OF_KIND = filled(
+    _NEWEST,
+    few=_OF_KIND,
+    queued=condition(queued_indexed),
+    most=str(WINDOW),
+    before=_BEFORE,
+    jobs="SELECT j.* FROM few JOIN jsworker.jobs AS j ON j.id = few.id",
+    is_meant=IS_MEANT,
+    is_whole=f"(SELECT count(*) < {WINDOW} FROM waiting)",  # noqa: S608 -- a constant
+)
+"""``is_whole``: it has found all there are; else there were too many that have not ended."""
 
 # Each kind's last ones, and of these the last.
 _LAST_QUEUED = """
@@ -397,6 +431,9 @@ async def _windows(
     while True:
         place = {"digits": digits, "after": behind, "window": window}
         [row] = await database.run_along_index(statement, values | place)
+        if not row.is_whole:
+            statement = NEWEST
+            continue
         behind = row.last if row.looked_at == window and row.last >= first else None
         yield row.ids, behind
         if behind is None:
