@@ -70,7 +70,7 @@ class Poller:
         return sum(topic.viewers for topic in self._topics.values())
 
     async def follow(self, what: Hashable, render: Render) -> AsyncGenerator[str, None]:
-        """Yield server-sent events for a while: the newest rendering of ``what``, then each part that changes.
+        """Yield server-sent events for a while: the newest rendering of ``what``, then parts that change.
 
         ``render`` is that of the first who asks for it; what it renders must be the same for all others.
         """
