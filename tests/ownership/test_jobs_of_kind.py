@@ -36,7 +36,7 @@ async def test_all_are_found_page_by_page(
     completed = await listing.list_jobs(database, kind=KIND, status="completed")
     assert [job["id"] for job in completed.jobs] == ids[:1]
     last = UUID(int=2**128 - 1)
-    sql.execute("UPDATE jsworker.jobs SET id = %s WHERE id = %s", [last, ids[0]])
+    insert_job(sql, "completed", id=last)
     assert (await listing.list_jobs(database, kind=KIND, limit=1)).jobs[0]["id"] == last
 
 
