@@ -108,7 +108,7 @@ def jobs(
     Running jobs that are chosen by their age come the oldest first: by the time since their last progress,
     since their claim, or since the last heartbeat of their worker.
 
-    All jobs of a kind, completed ones, and those that --error, --key, --worker, --unique-key, --since or
+    Completed jobs, and those that --error, --key, --worker, --unique-key, --since or
     --until choose are searched for from the newest on, for two seconds at most.
     --after goes on where that ended, as it does behind the last job of a list.
 

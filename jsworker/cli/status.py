@@ -46,7 +46,7 @@ def status(
     """Show what waits, runs and fails, of each kind, and who works on it.
 
     OLDEST is for how long the first queued job has waited; IN/MIN, DONE/MIN and BAD/MIN (failed for good
-    or cancelled) are those of the last five minutes, or of the last 10,000 jobs. LATER are jobs that
+    or cancelled) are those of the last five minutes, or of the last 2,000 jobs. LATER are jobs that
     wait for a time, HELD ones for a limit, a rate, a pause or the jobs that they need. Counting ends at
     10,000: 10000+ is at least as many. Completed jobs are not counted, for there is no index of them; a
     kind that has no other jobs and no worker is shown as long as it has a rate. A narrow terminal shows

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -205,7 +205,7 @@ def _stream(page: PageRoute, visit: Visit) -> Response:
     if poller.viewers >= MOST_VIEWERS:
         return refusal(503, "too many pages are open: this one does not renew itself")
 
-    async def render() -> str:
+    async def render() -> Mapping[str, str]:
         try:
             return await visit.site.render_live(page, visit)
         except JsworkerError as error:
@@ -213,7 +213,7 @@ def _stream(page: PageRoute, visit: Visit) -> Response:
         except Exception:  # noqa: BLE001 -- one page's fault must not end the others'
             _log.exception("page %s", page.name)
             line = _FAULT
-        return visit.site.render("stale.html", visit, {"line": line})
+        return {"live": visit.site.render("stale.html", visit, {"line": line})}
 
     return EventStream(poller.follow(visit.what(), render))
 

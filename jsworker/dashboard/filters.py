@@ -110,15 +110,14 @@ def sparkline(values: Sequence[int]) -> Markup:
     """Return a row of small bars, the last value at the right; the numbers are its title."""
     most = max(values, default=0) or 1
     height, width = 20, 4
-    bars = Markup().join(
-        Markup('<rect x="{}" y="{}" width="{}" height="{}"/>').format(
-            place * width, height - tall, width - 1, tall
-        )
+    bars = "".join(
+        f"M{place * width} {height}v-{tall}h{width - 1}v{tall}z"
         for place, value in enumerate(values)
         if (tall := max(round(value / most * height), 1 if value else 0))
     )
     form = Markup(
-        '<svg class="sparkline" viewBox="0 0 {} {}" width="{}" height="{}"><title>{}</title>{}</svg>'
+        '<svg class="sparkline" viewBox="0 0 {} {}" width="{}" height="{}"><title>{}</title>'
+        '<path d="{}"/></svg>'
     )
     last = number(values[-1] if values else 0)
     total = f"{number(sum(values))} in {len(values)} hours, {last} in the last"

@@ -1,11 +1,11 @@
 """Live pages: one poller a process renders what is looked at; all who look at the same get the same.
 
-Without viewers it does nothing. However many different pages are open, it takes at most a fifth of one
+Without viewers it does nothing. However many different pages are open, it takes at most a tenth of one
 connection's time.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 INTERVAL_SECONDS: Final = 2.0
-_RESTING: Final = 4.0
+_RESTING: Final = 9.0
 """Seconds that it rests for each second of work, if that is more than the interval."""
 STREAM_SECONDS: Final = 30.0
 """After which the browser asks again: with another access, maybe; and a server that ends waits no longer."""
@@ -22,25 +22,34 @@ SEND_SECONDS: Final = 10.0
 """A viewer who takes longer for a message is left."""
 MOST_VIEWERS: Final = 2_000
 
-Render = Callable[[], Awaitable[str]]
+Render = Callable[[], Awaitable[Mapping[str, str]]]
+"""Returns the parts of a page by the names of their events."""
 
 
 class _Topic:
-    """What several viewers look at; only the newest message counts."""
+    """What several viewers look at; of each part only the newest message counts."""
 
     def __init__(self, render: Render) -> None:
         self.render = render
         self.viewers = 0
-        self.newest = ""
-        self.event = ""
+        self.looks = 0
         self.changed = asyncio.Event()
+        self._newest: dict[str, str] = {}
+        self._events: dict[str, tuple[int, str]] = {}
 
-    def tell(self, text: str) -> None:
-        if text != self.newest:
-            self.newest = text
-            self.event = as_event(text)  # once for all of them
+    def tell(self, parts: Mapping[str, str]) -> None:
+        changed = {name: html for name, html in parts.items() if html != self._newest.get(name)}
+        if changed:
+            self.looks += 1
+            self._newest |= changed
+            # Made once for all of them.
+            self._events |= {name: (self.looks, as_event(name, html)) for name, html in changed.items()}
             self.changed.set()
             self.changed = asyncio.Event()
+
+    def since(self, look: int) -> str:
+        """Return the newest events of the parts that have changed since a look."""
+        return "".join(event for at, event in self._events.values() if at > look)
 
 
 class Poller:
@@ -61,7 +70,7 @@ class Poller:
         return sum(topic.viewers for topic in self._topics.values())
 
     async def follow(self, what: Hashable, render: Render) -> AsyncGenerator[str, None]:
-        """Yield server-sent events with the newest rendering of ``what``, for a while.
+        """Yield server-sent events for a while: the newest rendering of ``what``, then parts that change.
 
         ``render`` is that of the first who asks for it; what it renders must be the same for all others.
         """
@@ -73,15 +82,15 @@ class Poller:
         ends_at = clock() + STREAM_SECONDS
         try:
             yield "retry: 1000\n\n"
-            if topic.newest:  # it may be newer than the page that the viewer has loaded
-                yield as_event(topic.newest)
+            seen = 0  # what was rendered already may be newer than the page that the viewer has loaded
             while (left := ends_at - clock()) > 0:
-                changed = topic.changed
-                try:
-                    await asyncio.wait_for(changed.wait(), left)
-                except TimeoutError:
-                    return
-                yield topic.event
+                if seen == topic.looks:
+                    try:
+                        await asyncio.wait_for(topic.changed.wait(), left)
+                    except TimeoutError:
+                        return
+                events, seen = topic.since(seen), topic.looks
+                yield events
         finally:
             topic.viewers -= 1
             if not topic.viewers:
@@ -96,10 +105,10 @@ class Poller:
             await asyncio.sleep(max(self._interval, (clock() - began) * _RESTING))
 
 
-def as_event(html: str) -> str:
+def as_event(name: str, html: str) -> str:
     """Return HTML as a server-sent event."""
     lines = html.replace("\r", "\n").split("\n")
-    return "".join(f"data: {line}\n" for line in lines) + "\n"
+    return f"event: {name}\n" + "".join(f"data: {line}\n" for line in lines) + "\n"
 
 
 class EventStream(StreamingResponse):

@@ -44,8 +44,9 @@ class PageRoute:
         path: below the dashboard's own address.
         name: for ``Visit.url``.
         read: returns the values of the template.
-        template: its block ``live``, if it has one, is sent again and again to those who look at it. It is
-            rendered once for all of them: no form in it, for forms hold a token of the viewer.
+        template: its block ``live``, and those whose names begin so, are sent to those who look at it, each
+            when it has changed. They are rendered once for all: no form in them, for forms hold a token of
+            the viewer.
         title: in the navigation; empty: it does not stand there.
     """
 
@@ -147,11 +148,13 @@ class Site:
         """Return a page."""
         return TEMPLATES.get_template(template).render(_names(visit, values))
 
-    async def render_live(self, page: PageRoute, visit: "Visit") -> str:
-        """Return the part of a page that is sent again and again."""
+    async def render_live(self, page: PageRoute, visit: "Visit") -> Mapping[str, str]:
+        """Return the parts of a page that are sent again and again."""
         template = TEMPLATES.get_template(page.template)
         found = template.new_context(_names(visit, await self.read(page, visit)))
-        return "".join(template.blocks["live"](found))
+        return {
+            name: "".join(block(found)) for name, block in template.blocks.items() if name.startswith("live")
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +217,12 @@ class Visit:
     @property
     def live(self) -> Markup:
         """The attributes of an element whose content is the block ``live``."""
-        return Markup('hx-ext="sse" sse-connect="{}" sse-swap="message"').format(self.here())
+        return Markup('{} sse-swap="live"').format(self.stream)
+
+    @property
+    def stream(self) -> Markup:
+        """The attributes of an element in which others have the name of their block as ``sse-swap``."""
+        return Markup('hx-ext="sse" sse-connect="{}"').format(self.here())
 
     def for_all(self) -> "Visit":
         """Return this visit without what is the viewer's own."""

@@ -197,6 +197,8 @@ jobs = sa.Table(
     _partial(
         "jobs_finished", "finished_at", where="status || '' NOT IN ('scheduled', 'queued', 'processing')"
     ),
+    # Only the last version of a job is in this one, as in the one before.
+    _partial("jobs_ended_of_kind", "kind", "id", where="finished_at IS NOT NULL"),
     # No write for a job that is enqueued, claimed and completed: none of its versions is in these three.
     # Those of a kind are written unlike those of all kinds, for the planner takes the wrong one now and then.
     _partial("jobs_due_of_kind", "kind", "run_at", "id", where="'' || status = 'scheduled'"),

@@ -165,12 +165,13 @@ class TestJobs:
     def test_a_search_that_takes_too_long_says_where_it_ended(
         self, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        seldom = insert_job(sql, "completed", kind="seldom")
+        seldom = insert_job(sql, "completed", priority=0)
         jobs = [insert_job(sql, "completed") for _ in range(3)]
         monkeypatch.setattr(listing, "WINDOW", 2)
-        assert [job["id"] for job in cli("jobs", "--kind", "seldom", "--json").ok().json] == [str(seldom)]
+        found = cli("jobs", "--priority", "high", "--limit", 1, "--json").ok().json
+        assert [job["id"] for job in found] == [str(seldom)]
         monkeypatch.setattr("jsworker.cli.jobs._SEARCH_SECONDS", 0.0)
-        found = cli("jobs", "--kind", "seldom", "--limit", 2, "--json")
+        found = cli("jobs", "--priority", "high", "--limit", 2, "--json")
         assert (found.code, found.json) == (0, [])
         assert found.errors[0].endswith(f" --after {jobs[1]}")
 

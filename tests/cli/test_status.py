@@ -97,7 +97,7 @@ class TestStatus:
         self, cli: Cli, jobs: Sql, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         change_job(jobs, insert_job(jobs, "completed", kind="double"), finished_at=ago(20))
-        monkeypatch.setattr(status_query, "BOUND", 2)
+        monkeypatch.setattr(status_query, "RATE_JOBS", 2)
         found = cli("status", "--json").ok().json
         assert 20 <= found["rate_seconds"]["ended"] < 200
         assert found["kinds"][0]["per_minute"]["completed"] > 0.4

@@ -23,15 +23,15 @@ class Looks:
     def __init__(self) -> None:
         self.number = 0
 
-    async def __call__(self) -> str:
+    async def __call__(self) -> dict[str, str]:
         self.number += 1
-        return f"<p>{self.number}</p>"
+        return {"live": f"<p>{self.number}</p>"}
 
 
 async def first(events: AsyncIterator[str], wanted: int) -> list[str]:
     found: list[str] = []
     async for event in events:
-        if event.startswith("data:"):
+        if "data:" in event:
             found.append(event)
         if len(found) == wanted:
             break
@@ -50,9 +50,9 @@ async def test_one_look_serves_all_viewers() -> None:
 async def test_an_event_is_made_once_for_all_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
-    def counted(html: str) -> str:
+    def counted(name: str, html: str) -> str:
         made.append(html)
-        return as_event(html)
+        return as_event(name, html)
 
     monkeypatch.setattr(live, "as_event", counted)
     poller, looks = Poller(interval=0.05), Looks()
@@ -79,24 +79,55 @@ async def test_what_has_not_changed_is_not_sent(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(live, "STREAM_SECONDS", 0.3)
     poller = Poller(interval=0.01)
 
-    async def same() -> str:
-        return "<p>same</p>"
+    async def same() -> dict[str, str]:
+        return {"live": "<p>same</p>"}
 
-    events = [event async for event in poller.follow("page", same) if event.startswith("data:")]
-    assert events == ["data: <p>same</p>\n\n"]
+    events = [event async for event in poller.follow("page", same) if "data:" in event]
+    assert events == ["event: live\ndata: <p>same</p>\n\n"]
+
+
+async def test_a_part_that_has_not_changed_is_not_sent() -> None:
+    poller, looks = Poller(interval=0.01), Looks()
+
+    async def render() -> dict[str, str]:
+        return {**await looks(), "live_charts": "same"}
+
+    events = await first(poller.follow("page", render), 3)
+    assert events[0] == "event: live\ndata: <p>1</p>\n\nevent: live_charts\ndata: same\n\n"
+    assert not any("live_charts" in event for event in events[1:])
 
 
 async def test_what_changed_before_a_viewer_came_is_sent() -> None:
     poller = Poller(interval=0.01)
 
-    async def same() -> str:
-        return "<p>same</p>"
+    async def same() -> dict[str, str]:
+        return {"live": "<p>same</p>"}
 
     earlier = poller.follow("page", same)
-    assert [await anext(earlier), await anext(earlier)][1] == "data: <p>same</p>\n\n"
+    assert [await anext(earlier), await anext(earlier)][1] == "event: live\ndata: <p>same</p>\n\n"
     later = await asyncio.wait_for(first(poller.follow("page", same), 1), 10)
-    assert later == ["data: <p>same</p>\n\n"]
+    assert later == ["event: live\ndata: <p>same</p>\n\n"]
     await earlier.aclose()
+
+
+async def test_a_viewer_who_misses_a_message_gets_what_it_changed() -> None:
+    poller = Poller(interval=0.01)
+    looks = 0
+
+    async def render() -> dict[str, str]:
+        nonlocal looks
+        looks += 1
+        return {"live": str(min(looks, 3)), "live_charts": "old" if looks < 2 else "new"}
+
+    events = poller.follow("page", render)
+    assert [await anext(events), await anext(events)][1].count("data:") == 2
+
+    async def is_over() -> None:
+        assert looks > 3
+
+    await eventually(is_over)
+    assert await anext(events) == "event: live\ndata: 3\n\nevent: live_charts\ndata: new\n\n"
+    await events.aclose()
 
 
 async def test_a_viewer_who_takes_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +205,7 @@ async def stream_of(app: Any, events: int, path: str = "/") -> str:
     async def send(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.body":
             sent.append(message["body"].decode())
-            if sum(text.startswith("data:") for text in sent) >= events:
+            if sum("data:" in text for text in sent) >= events:
                 enough.set()
 
     await app(scope, receive, send)

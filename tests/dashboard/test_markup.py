@@ -83,7 +83,8 @@ async def shape(viewer: Viewer, address: str, running: UUID, **query: str) -> li
 
 async def test_a_live_part_is_one_event_whatever_it_holds(viewer: Viewer, put: PutJob) -> None:
     for text in CORPUS:
-        event = as_event(f"<p>{text.replace('<', '&lt;')}</p>\r\nx")
-        lines = event.removesuffix("\n\n").split("\n")
+        event = as_event("live", f"<p>{text.replace('<', '&lt;')}</p>\r\nx")
+        first, *lines = event.removesuffix("\n\n").split("\n")
+        assert first == "event: live"
         assert all(line.startswith("data: ") for line in lines)
         assert event.count("\n\n") == 1

@@ -592,7 +592,6 @@ NO_ERROR = UUID("d41d8cd9-8f00-b204-e980-0998ecf8427e")
 """The group of those that failed without an error, as the listed ones did."""
 LISTED: dict[str, tuple[TextClause, dict[str, Any], set[str]]] = {
     "newest": (listing.NEWEST, {"status": None, "window": 500}, {"jobs_pkey"}),
-    "newest of a kind": (listing.NEWEST, {"status": None, "kind": KIND, "window": 500}, {"jobs_pkey"}),
     "completed": (listing.NEWEST, {"status": "completed", "window": 500}, {"jobs_pkey"}),
     "failed": (listing.LISTED["failed"], {"status": "failed"}, {"jobs_failed"}),
     "cancelled of a kind": (
@@ -703,6 +702,26 @@ class TestListings:
         assert paths - {"jobs_pkey"} == wanted - {"jobs_pkey"}
         listed.execute(text(ALONG_INDEX))
         assert rows_read(listed, statement, parameters) <= 2_000
+
+    @pytest.mark.parametrize("is_first", [True, False])
+    def test_of_a_kind_a_few_that_have_ended_are_read_and_those_that_have_not(
+        self, listed: Connection, *, is_first: bool
+    ) -> None:
+        query = text(
+            "SELECT id FROM jsworker.jobs WHERE status = 'completed' ORDER BY id OFFSET 5000 LIMIT 1"
+        )
+        every = {"status": None, "digits": None, "priority": None, **ANY_JOB.values()}
+        place = None if is_first else listed.execute(query).scalar_one()
+        parameters = {**every, "kind": KIND, "window": 50, "limit": 50, "after": place}
+        listed.execute(text(ALONG_INDEX))
+        live = {"jobs_queued_in_order", "jobs_due_of_kind", "jobs_owned"}
+        assert access_paths(listed, listing.NEWEST_OF_KIND, parameters) == {
+            *("jobs_ended_of_kind", "jobs_pkey"),
+            *live,
+        }
+        bounded = text(listing.NEWEST_OF_KIND.text.replace(f"LIMIT {listing.WINDOW}", "LIMIT 100"))
+        listed.execute(text(ALONG_INDEX))
+        assert rows_read(listed, bounded, parameters) <= 3 * 2 * 100 + 2 * 2 * 50
 
     @pytest.mark.parametrize("order", ["processing", *listing.SINCE])
     @pytest.mark.parametrize("is_first", [True, False])

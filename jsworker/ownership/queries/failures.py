@@ -13,10 +13,11 @@ from sqlalchemy import text
 from jsworker.ownership.database import Database
 from jsworker.ownership.schema import FAILURE, IS_FAILURE
 
-BOUND: Final = 10_000
-"""Where counting a group ends at the latest: such a number means at least as many."""
-_COUNTED_AT_ONCE: Final = 20_000
-_LEAST_BOUND: Final = 500
+BOUND: Final = 5_000
+"""Jobs that are counted in all groups together, as a rule each on a page of its own. Where counting a group ends, its
+number means at least as many."""
+_LEAST_BOUND: Final = 100
+"""Jobs that are counted in each group, however many there are."""
 TREND_HOURS: Final = 24
 
 _OF_GROUP: Final = f"{IS_FAILURE} AND kind = g.kind AND {FAILURE} = g.failure"
@@ -111,7 +112,7 @@ async def list_failures(
 
 async def read_failures(database: Database, named: list[FailureId]) -> list[FailureGroup]:
     """Return groups by their names, the one with the latest failure first; one without jobs is left out."""
-    bound = max(min(BOUND, _COUNTED_AT_ONCE // max(len(named), 1)), _LEAST_BOUND)
+    bound = max(BOUND // max(len(named), 1), _LEAST_BOUND)
     values = {"kinds": [each.kind for each in named], "failures": [each.failure for each in named]}
     rows = await database.run_along_index(FAILURE_GROUPS, values | {"bound": bound})
     groups = [

@@ -33,7 +33,7 @@ from jsworker.ownership.schema import FAILURE, IS_FAILURE
 from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled, sql
 
 WINDOW: Final = 10_000
-"""Jobs that one statement looks at for the few that are listed."""
+"""Jobs that one statement looks at for the few that are listed; the first ones look at fewer."""
 PAGE: Final = 500
 """Jobs that one statement looks at for those that a filter means."""
 _FETCHED: Final = 5_000
@@ -49,11 +49,9 @@ SELECT id, kind, status, worker_id, fencing_token, attempts, errors, stalls, max
 FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[]))
 """)
 
-NEWEST = text(f"""
-WITH looked_at AS MATERIALIZED (
-  SELECT id, status, kind, priority, {IS_MEANT} AS meant FROM jsworker.jobs AS j
-  WHERE CAST(:after AS uuid) IS NULL OR id < CAST(:after AS uuid)
-  ORDER BY id DESC LIMIT :window
+_NEWEST = """
+WITH {few}looked_at AS MATERIALIZED (
+  SELECT j.id, j.status, j.kind, j.priority, {is_meant} AS meant FROM ({jobs}) AS j
 )
 SELECT ARRAY(
     SELECT id FROM looked_at
@@ -61,8 +59,46 @@ SELECT ARRAY(
       AND (CAST(:priority AS smallint) IS NULL OR priority = CAST(:priority AS smallint))
       AND (CAST(:digits AS text) IS NULL OR right(CAST(id AS text), length(:digits)) = :digits)
     ORDER BY id DESC LIMIT :limit) AS ids,
-  (SELECT count(*) FROM looked_at) AS looked_at, (SELECT id FROM looked_at ORDER BY id LIMIT 1) AS last
-""")  # noqa: S608 -- constants
+  (SELECT count(*) FROM looked_at) AS looked_at, (SELECT id FROM looked_at ORDER BY id LIMIT 1) AS last, {is_whole} AS is_whole
+"""
+_BEFORE = "(CAST(:after AS uuid) IS NULL OR j.id < CAST(:after AS uuid))"
+NEWEST = filled(
+    _NEWEST,
+    few="",
+    jobs=f"SELECT * FROM jsworker.jobs AS j WHERE {_BEFORE} ORDER BY j.id DESC LIMIT :window",  # noqa: S608 -- constants
+    is_meant=IS_MEANT,
+    is_whole="true",
+)
+
+# Those that have ended along an index; the others, which none has in this order, if they are not too many. The kind as a
+# range, for by an equation the planner takes the index of the ids to be as good, on which any number of others may stand.
+_OF_KIND = """waiting AS MATERIALIZED (
+  (SELECT j.id FROM jsworker.jobs AS j WHERE {queued} AND j.kind = :kind ORDER BY j.queued_at, j.id LIMIT {most})
+  UNION ALL
+  (SELECT j.id FROM jsworker.jobs AS j WHERE '' || j.status = 'scheduled' AND j.kind = :kind
+   ORDER BY j.run_at, j.id LIMIT {most})
+  UNION ALL
+  (SELECT j.id FROM jsworker.jobs AS j WHERE j.status || '' = 'processing' AND j.kind = :kind
+   ORDER BY j.worker_id LIMIT {most})
+), ended AS MATERIALIZED (
+  SELECT j.id FROM jsworker.jobs AS j WHERE j.finished_at IS NOT NULL AND {before} AND j.kind >= :kind
+    AND (j.kind, j.id) <= (:kind, coalesce(CAST(:after AS uuid), 'ffffffff-ffff-ffff-ffff-ffffffffffff'))
+  ORDER BY j.kind DESC, j.id DESC LIMIT :window
+), few AS MATERIALIZED (
+  SELECT j.id FROM (SELECT id FROM ended UNION ALL SELECT id FROM waiting) AS j WHERE {before}
+  ORDER BY j.id DESC LIMIT :window
+), """
+NEWEST_OF_KIND = filled(
+    _NEWEST,
+    few=_OF_KIND,
+    queued=condition(queued_indexed),
+    most=str(WINDOW),
+    before=_BEFORE,
+    jobs="SELECT j.* FROM few JOIN jsworker.jobs AS j ON j.id = few.id",
+    is_meant=IS_MEANT,
+    is_whole=f"(SELECT count(*) < {WINDOW} FROM waiting)",  # noqa: S608 -- a constant
+)
+"""``is_whole``: it has found all there are; else there were too many that have not ended."""
 
 # Each kind's last ones, and of these the last.
 _LAST_QUEUED = """
@@ -270,8 +306,8 @@ async def list_jobs(
     """Return jobs: the newest first; of those that are scheduled the next one due, of queued ones the last queued.
 
     Args:
-        status, kind: only such jobs. Completed jobs of a kind, or all of a kind, are searched for from the newest
-            on, for there is no index of them.
+        status, kind: only such jobs. Completed jobs are searched for from the newest on, for there is no index of
+            them alone.
         after: begin behind this job.
         seconds: end a search after so long with what was found; None: never.
         age: only running jobs that are so old, the oldest first.
@@ -386,18 +422,23 @@ async def _windows(
 
     None is looked at that was enqueued long before or after the times that are asked for.
     """
-    window = max(WINDOW, values["limit"])
+    statement = NEWEST if values["kind"] is None else NEWEST_OF_KIND
+    window = values["limit"]
     first, behind = _first_id(values["since"], -_CLOCKS_DIFFER), values["after"]
     if values["until"] is not None:
         last = _first_id(values["until"], _CLOCKS_DIFFER)
         behind = last if behind is None else min(behind, last)
     while True:
         place = {"digits": digits, "after": behind, "window": window}
-        [row] = await database.run_along_index(NEWEST, values | place)
+        [row] = await database.run_along_index(statement, values | place)
+        if not row.is_whole:
+            statement = NEWEST
+            continue
         behind = row.last if row.looked_at == window and row.last >= first else None
         yield row.ids, behind
         if behind is None:
             return
+        window = max(min(10 * window, WINDOW), window)
 
 
 def _first_id(instant: datetime | None, seconds: float) -> UUID:

@@ -19,7 +19,10 @@ from jsworker.ownership.transitions.workers import IS_ALIVE
 BOUND: Final = 10_000
 """Where counting ends: such a number means at least as many."""
 RATE_SECONDS: Final = 300.0
-"""Rates are those of so many seconds, or of the last ``BOUND`` jobs where there were more."""
+"""Rates are those of so many seconds, or of the last ``RATE_JOBS`` jobs where there were more."""
+RATE_JOBS: Final = 2_000
+_LEAST_RATE_SECONDS: Final = 0.2
+"""Jobs that one transaction has written are no measure."""
 _MOST_RUNNING: Final = 100_000
 _FIRST_HELD: Final = 100
 _LATE_SECONDS: Final = 5.0
@@ -107,15 +110,15 @@ ENDED = filled(
     _RATES,
     last="SELECT j.kind, j.status, j.finished_at AS at FROM jsworker.jobs AS j"
     " WHERE j.status || '' NOT IN ('scheduled', 'queued', 'processing')"
-    " ORDER BY j.finished_at DESC LIMIT {bound}",
-    bound=str(BOUND),
+    " ORDER BY j.finished_at DESC LIMIT {most}",
+    most=str(RATE_JOBS),
     seconds=str(RATE_SECONDS),
 )
 ENQUEUED = filled(
     _RATES,
     last="SELECT j.kind, 'enqueued' AS status, j.created_at AS at FROM jsworker.jobs AS j"
-    " ORDER BY j.id DESC LIMIT {bound}",
-    bound=str(BOUND),
+    " ORDER BY j.id DESC LIMIT {most}",
+    most=str(RATE_JOBS),
     seconds=str(RATE_SECONDS),
 )
 
@@ -265,8 +268,8 @@ def _add_rates(kinds: Mapping[str, KindState], rows: Iterable[Any]) -> float:
     """Add what happened of each kind in a minute, and return the seconds that it was counted for."""
     seconds = RATE_SECONDS
     for row in rows:
-        if row.all_jobs >= BOUND:  # there were more, which were not read
-            seconds = max(float(row.seconds), 1.0)
+        if row.all_jobs >= RATE_JOBS:  # there were more, which were not read
+            seconds = max(float(row.seconds), _LEAST_RATE_SECONDS)
         if row.kind in kinds:
             kinds[row.kind].per_minute[row.status] = row.jobs * 60 / seconds
     return seconds
