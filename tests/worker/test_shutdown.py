@@ -54,16 +54,7 @@ async def test_a_drain_lets_running_jobs_finish_and_renews_them_to_the_end(
         assert await state_of(running, rows) == "draining"
 
     await eventually(told)
-    for _ in range(3):
-        await rows.query(
-            "UPDATE jsworker.jobs SET last_activity_at = clock_timestamp() - make_interval(secs => %s)",
-            2 * settings.stale_threshold,
-        )
-
-        async def is_renewed() -> None:
-            assert await rows.silence(job.id) < settings.stale_threshold
-
-        await eventually(is_renewed)
+    await rows.is_renewed(job.id, threshold=settings.stale_threshold)
     await rounds_pass(count_rounds(other.worker._components.scans), 3)
     gate.open()
     assert await closing == 0
