@@ -82,12 +82,14 @@ async def all_completed(rows: Rows) -> None:
 
 
 async def stream_is_empty(running: Running) -> None:
+    """Wait until no message is left; one that was on its way in an outage comes again after ``ack_wait``."""
+
     async def empty() -> None:
         stream: Stream = running.worker._stream
         assert stream.connected
         assert (await stream.state()).messages == 0
 
-    await eventually(empty)
+    await eventually(empty, seconds=1.5 * TIMES["ack_wait"])
 
 
 def what(running: Running, name: str) -> set[str]:

@@ -249,6 +249,8 @@ async def test_a_worker_without_free_slots_takes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     [forgotten] = await swallow(1)
+    # However long the start takes: the other job comes first.
+    await rows.query("UPDATE jsworker.jobs SET queued_at = clock_timestamp() + interval '1 hour'")
     gate = Gate()
     running = await start(
         scripted(gate.process), with_settings=settings.model_copy(update={"concurrency": 1})
@@ -257,8 +259,8 @@ async def test_a_worker_without_free_slots_takes_nothing(
     async with JobClient(settings) as client:
         own = await client.enqueue(KIND, {})
     assert (await gate.met()).id == own.id
-    await rows.query("UPDATE jsworker.jobs SET queued_at = queued_at - interval '1 minute'")
-    await rounds_pass(count_rounds(running.worker._components.scans), 4)
+    await rows.query("UPDATE jsworker.jobs SET queued_at = clock_timestamp() - interval '1 minute'")
+    await rounds_pass(count_rounds(running.worker._components.repairs), 4)
     assert taken.claims == []
     gate.open()
     await rows.becomes(forgotten, "completed")

@@ -37,7 +37,7 @@ async def two_silent_jobs_are_taken_back(
 ) -> dict[str, tuple[bool, int, int]]:
     """Wait for the resets of two jobs; return whether each was counted, its stalls and its attempts."""
     # One owner each: a cause is looked for within the longest threshold of an owner's jobs.
-    patient = await lives.hold("patient", stale_after=LONG_SECONDS, silent_for=60)
+    patient = await lives.hold("patient", stale_after=LONG_SECONDS, silent_for=2 * LONG_SECONDS)
     strict = await lives.hold("strict", stale_after=SHORT_SECONDS, silent_for=60)
     late = running.worker._components.late
 

@@ -12,6 +12,7 @@ from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseUnavailable
 from jsworker.core.settings import Settings
 from jsworker.ownership.transitions import heartbeat, workers
+from jsworker.worker.maintenance import throttled_scan
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import KIND, echo, scripted
@@ -74,8 +75,13 @@ async def test_a_doubt_outlives_the_rest_of_a_slow_search(start: StartWorker, lo
 
 @pytest.mark.parametrize("whose", ["everybody's", "the kind's own"])
 async def test_a_look_that_took_too_long_is_made_again_before_the_jobs_are_stale(
-    start: StartWorker, settings: Settings, looks: list[float], whose: str
+    start: StartWorker,
+    settings: Settings,
+    looks: list[float],
+    whose: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(throttled_scan, "_QUICK_SECONDS", 0.02)
     threshold = 20.0
     own = scripted(echo, **({"stale_threshold": threshold} if whose == "the kind's own" else {}))
     everybodys = {"stale_threshold": threshold if whose == "everybody's" else 600.0, "ack_wait": 900.0}
