@@ -13,16 +13,17 @@ from jsworker.client import JobClient
 from jsworker.core.settings import Settings
 from jsworker.embedded import resources
 from jsworker.ownership.database import Database
-from jsworker.ownership.upgrading import upgrade_database
+from jsworker.worker.context import WorkerContext
+from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 from tests.support.servers import (
+    TEMPLATE,
     TestServers,
     copy_database,
     drop_database,
     new_servers_folder,
-    start_test_servers,
+    start_copied_servers,
+    start_migrated_servers,
 )
-
-TEMPLATE = "jsworker_template"
 
 # Collecting thousands of tests makes hardly any garbage; that is looked for again once they are collected.
 gc.disable()
@@ -91,13 +92,14 @@ def _processes_start_sooner(tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[TestServers]:
-    running = start_test_servers(new_servers_folder())
-    try:
-        upgrade_database(running.postgres.create_database(TEMPLATE))
-        yield running
-    finally:
-        running.stop()
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestServers]:
+    folder = new_servers_folder()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        running = start_copied_servers(folder, tmp_path_factory.getbasetemp().parent)
+    else:
+        running = start_migrated_servers(folder)
+    yield running
+    running.stop()
 
 
 @pytest.fixture
@@ -162,5 +164,14 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     def patient_database(dsn: str, *, statement_timeout: float) -> Database:
         return Database(dsn, statement_timeout=max(statement_timeout, 5.0))
 
+    prepare = ThrottledScan.__init__
+
+    def prepare_patiently(scan: ThrottledScan, context: WorkerContext, what: str, **options: Any) -> None:
+        prepare(scan, context, what, **options)
+        scan._least = scan._seconds = max(scan._seconds, 5.0)
+
     monkeypatch.setattr("jsworker.worker.worker.Database", patient_database)
     monkeypatch.setattr("jsworker.client.job_client.Database", patient_database)
+    # Nor is a scan slow that a busy machine lengthens: it would rest fifty times as long.
+    monkeypatch.setattr("jsworker.worker.maintenance.throttled_scan._QUICK_SECONDS", 2.5)
+    monkeypatch.setattr(ThrottledScan, "__init__", prepare_patiently)

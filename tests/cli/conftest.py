@@ -10,9 +10,8 @@ import pytest
 import structlog
 from psycopg.rows import dict_row
 
-from tests.conftest import TEMPLATE
 from tests.ownership.rows import Sql, empty_tables
-from tests.support.servers import TestServers, copy_database
+from tests.support.servers import TEMPLATE, TestServers, copy_database
 
 from .commands import Cli, Spawn
 

@@ -48,8 +48,7 @@ from jsworker.core.schedule_rules import Every
 from jsworker.core.settings import Settings
 from jsworker.core.targets import load_processors
 from tests.client.test_enqueue import ShipOrder
-from tests.conftest import TEMPLATE
-from tests.support.servers import TestServers, copy_database, drop_database
+from tests.support.servers import TEMPLATE, TestServers, copy_database, drop_database
 from tests.test_contents import OLD, text_of_keys
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows

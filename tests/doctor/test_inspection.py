@@ -23,11 +23,10 @@ from jsworker.ownership.queries import job_report, server_report
 from jsworker.stream import diagnostics
 from jsworker.stream.diagnostics import Inspector
 from jsworker.stream.jetstream import Stream
-from tests.conftest import TEMPLATE
 from tests.ownership.test_plans import access_paths, rows_read
 from tests.ownership.test_pool import pooled
 from tests.support.proxy import proxied
-from tests.support.servers import TestServers, copy_database
+from tests.support.servers import TEMPLATE, TestServers, copy_database
 
 FEW = 1_000
 QUEUED = 30_000
@@ -81,16 +80,23 @@ OF_JOBS: dict[str, tuple[TextClause, dict[str, Any], set[str]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["before ANALYZE", "after ANALYZE"])
-def table(request: pytest.FixtureRequest, servers: TestServers) -> Iterator[Connection]:
-    """A connection to full tables; it explains and writes nothing."""
-    name = f"full_{request.param.replace(' ', '_').lower()}"
-    url = copy_database(servers.postgres, name, TEMPLATE)
+@pytest.fixture(scope="module")
+def full_url(servers: TestServers) -> str:
+    url = copy_database(servers.postgres, "full", TEMPLATE)
     with psycopg.connect(url, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection:
         for each in ("jobs", "job_events"):
             connection.execute(f"ALTER TABLE jsworker.{each} SET (autovacuum_enabled = off)".encode())
         connection.execute(TABLES, {"few": FEW, "queued": QUEUED, "ended": ENDED, "keys": KEYS})
-        if request.param == "after ANALYZE":
+    return url
+
+
+@pytest.fixture(scope="module", params=["before ANALYZE", "after ANALYZE"])
+def table(request: pytest.FixtureRequest, servers: TestServers, full_url: str) -> Iterator[Connection]:
+    """A connection to full tables; it explains and writes nothing."""
+    url = full_url
+    if request.param == "after ANALYZE":
+        url = copy_database(servers.postgres, "full_analyzed", "full")
+        with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("ANALYZE")
     engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
     with engine.connect() as opened:

@@ -4,11 +4,10 @@ import secrets
 
 import pytest
 
-from tests.conftest import TEMPLATE
 from tests.faults.records import prepare
 from tests.faults.walk.mutants import MUTANTS, Mutant
 from tests.faults.walk.walk import Options, walk
-from tests.support.servers import TestServers, copy_database
+from tests.support.servers import TEMPLATE, TestServers, copy_database
 
 SEEDS = (11, 12, 13, 14, 15, 16)
 

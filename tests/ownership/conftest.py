@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -14,8 +15,7 @@ from sqlalchemy.engine import make_url
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.upgrading import upgrade_database
-from tests.conftest import TEMPLATE
-from tests.support.servers import TestServers
+from tests.support.servers import TEMPLATE, TestServers
 
 from .rows import Sql, ago, empty_tables, insert_job
 from .winner import Winner
@@ -43,6 +43,28 @@ class TestDatabases:
                 )
             )
         return make_url(self._server_url).set(database=name).render_as_string(hide_password=False)
+
+    def create_full(self, template: str, *statements: str, **values: Any) -> str:
+        """Create a database whose large tables autovacuum leaves alone, fill it and return its URL."""
+        url = self.create(template)
+        # The client fills in the values: several statements in one string take no parameters of the server's.
+        with psycopg.connect(url, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection:
+            for table in ("jobs", "job_events", "job_steps"):
+                connection.execute(f"ALTER TABLE jsworker.{table} SET (autovacuum_enabled = off)".encode())
+            for statement in statements:
+                connection.execute(statement.encode(), values if "%(" in statement else None)
+        return url
+
+    def create_copy(self, url: str) -> str:
+        """Create a copy of a database to which nobody is connected, and return its URL."""
+        return self.create(make_url(url).database)
+
+    def create_analyzed(self, url: str) -> str:
+        """Create such a copy, with statistics, and return its URL."""
+        copy = self.create_copy(url)
+        with psycopg.connect(copy, autocommit=True) as connection:
+            connection.execute("ANALYZE")
+        return copy
 
     def drop(self) -> None:
         """Drop what was made; the server may not be ours alone."""

@@ -1,6 +1,7 @@
 """How the statements find their rows in a full table: by the primary key, the sweeps by their own indexes."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
@@ -82,43 +83,48 @@ SELECT uuidv7(), %(kind)s, '{}', 'completed', 1, 1, now(), 1 FROM generate_serie
 """
 
 
-@pytest.fixture(scope="module", params=["before ANALYZE", "after ANALYZE", "ANALYZE of an empty queue"])
-def table(request: pytest.FixtureRequest, databases: TestDatabases, migrated: str) -> Iterator[Connection]:
-    """A connection to the full table; it explains and writes nothing."""
-    url = databases.create(migrated)
-    # The client fills in the values: several statements in one string take no parameters of the server's.
-    with psycopg.connect(url, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection:
-        connection.execute("ALTER TABLE jsworker.jobs SET (autovacuum_enabled = off)")
-        values = {"kind": KIND, "queued": QUEUED, "few": FEW, "worker": WORKER, "other": OTHER_WORKER}
-        if request.param == "ANALYZE of an empty queue":
-            connection.execute(OTHER_STATES, values)
-            connection.execute("ANALYZE")
-            connection.execute(QUEUE, values)
-        else:
-            connection.execute(QUEUE + OTHER_STATES, values)
-        if request.param == "after ANALYZE":
-            connection.execute("ANALYZE")
+@contextmanager
+def connected(url: str) -> Iterator[Connection]:
     engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
     with engine.connect() as opened:
         yield opened
     engine.dispose()
+
+
+VALUES = {"kind": KIND, "queued": QUEUED, "few": FEW, "worker": WORKER, "other": OTHER_WORKER}
+
+
+@pytest.fixture(scope="module")
+def full_url(databases: TestDatabases, migrated: str) -> str:
+    return databases.create_full(migrated, QUEUE, OTHER_STATES, **VALUES)
+
+
+@pytest.fixture(scope="module", params=["before ANALYZE", "after ANALYZE", "ANALYZE of an empty queue"])
+def table(request: pytest.FixtureRequest, databases: TestDatabases, migrated: str) -> Iterator[Connection]:
+    """A connection to the full table; it explains and writes nothing."""
+    if request.param == "ANALYZE of an empty queue":
+        url = databases.create_full(migrated, OTHER_STATES, "ANALYZE", QUEUE, **VALUES)
+    else:
+        url = request.getfixturevalue("full_url")
+        if request.param == "after ANALYZE":
+            url = databases.create_analyzed(url)
+    with connected(url) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def many_kinds_url(databases: TestDatabases, migrated: str) -> str:
+    return databases.create_full(migrated, JUNK, kinds=KINDS)
 
 
 @pytest.fixture(scope="module", params=["before ANALYZE", "after ANALYZE"])
 def many_kinds(
-    request: pytest.FixtureRequest, databases: TestDatabases, migrated: str
+    request: pytest.FixtureRequest, databases: TestDatabases, many_kinds_url: str
 ) -> Iterator[Connection]:
     """A connection to a table with a kind for each queued job; it explains and writes nothing."""
-    url = databases.create(migrated)
-    with psycopg.connect(url, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection:
-        connection.execute("ALTER TABLE jsworker.jobs SET (autovacuum_enabled = off)")
-        connection.execute(JUNK, {"kinds": KINDS})
-        if request.param == "after ANALYZE":
-            connection.execute("ANALYZE")
-    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
-    with engine.connect() as opened:
+    analyzed = request.param == "after ANALYZE"
+    with connected(databases.create_analyzed(many_kinds_url) if analyzed else many_kinds_url) as opened:
         yield opened
-    engine.dispose()
 
 
 LISTED_JOBS = """
@@ -141,19 +147,18 @@ FROM generate_series(1, %(each)s) AS n
 """
 
 
+@pytest.fixture(scope="module")
+def listed_url(databases: TestDatabases, migrated: str) -> str:
+    rows = LISTED_JOBS.replace(" % ", " %% ")
+    return databases.create_full(migrated, rows, kind=KIND, each=TestListings.EACH)
+
+
 @pytest.fixture(scope="module", params=["before ANALYZE", "after ANALYZE"])
-def listed(request: pytest.FixtureRequest, databases: TestDatabases, migrated: str) -> Iterator[Connection]:
+def listed(request: pytest.FixtureRequest, databases: TestDatabases, listed_url: str) -> Iterator[Connection]:
     """A connection to a table with many jobs of each status; it explains and writes nothing."""
-    url = databases.create(migrated)
-    with psycopg.connect(url, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection:
-        connection.execute("ALTER TABLE jsworker.jobs SET (autovacuum_enabled = off)")
-        connection.execute(LISTED_JOBS.replace(" % ", " %% "), {"kind": KIND, "each": TestListings.EACH})
-        if request.param == "after ANALYZE":
-            connection.execute("ANALYZE")
-    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
-    with engine.connect() as opened:
+    analyzed = request.param == "after ANALYZE"
+    with connected(databases.create_analyzed(listed_url) if analyzed else listed_url) as opened:
         yield opened
-    engine.dispose()
 
 
 def access_paths(connection: Connection, statement: TextClause, parameters: dict[str, Any]) -> set[str]:

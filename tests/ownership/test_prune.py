@@ -9,8 +9,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 from psycopg.sql import SQL, Identifier
-from sqlalchemy import Connection, Engine, create_engine
-from sqlalchemy.engine import make_url
+from sqlalchemy import Connection, Engine
 
 from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
@@ -25,7 +24,7 @@ from .conftest import TestDatabases
 from .flows import Stored, change, stored
 from .polling import eventually
 from .rows import KIND, Sql, ago, insert_job, read_value
-from .test_plans import access_paths, rows_read
+from .test_plans import access_paths, connected, rows_read
 
 DAY = 86_400.0
 WAITING = """
@@ -265,30 +264,27 @@ SELECT id, 'charge', 1 FROM jsworker.jobs WHERE status = 'completed' ON CONFLICT
 """
 
 
+HARDLY_ANY_ENDED = ENDED_JOBS.replace("%(count)s", "10")
+
+
+@pytest.fixture(scope="module")
+def full_url(databases: TestDatabases, migrated: str) -> str:
+    return databases.create_full(migrated, LIVE_JOBS, ENDED_JOBS, TIMELINES, STEPS, kind=KIND, count=ENDED)
+
+
 @pytest.fixture(
     scope="module", params=["before ANALYZE", "after ANALYZE", "ANALYZE when hardly anything had ended"]
 )
 def table(request: pytest.FixtureRequest, databases: TestDatabases, migrated: str) -> Iterator[Connection]:
-    url = databases.create(migrated)
-    with psycopg.connect(url, autocommit=True, cursor_factory=psycopg.ClientCursor) as sql:
-        sql.execute("ALTER TABLE jsworker.jobs SET (autovacuum_enabled = off)")
-        sql.execute("ALTER TABLE jsworker.job_events SET (autovacuum_enabled = off)")
-        sql.execute("ALTER TABLE jsworker.job_steps SET (autovacuum_enabled = off)")
-        sql.execute(LIVE_JOBS, {"kind": KIND})
-        if request.param == "ANALYZE when hardly anything had ended":
-            sql.execute(ENDED_JOBS, {"kind": KIND, "count": 10})
-            sql.execute(TIMELINES)
-            sql.execute(STEPS)
-            sql.execute("ANALYZE")
-        sql.execute(ENDED_JOBS, {"kind": KIND, "count": ENDED})
-        sql.execute(TIMELINES)
-        sql.execute(STEPS)
+    if request.param == "ANALYZE when hardly anything had ended":
+        before = LIVE_JOBS, HARDLY_ANY_ENDED, TIMELINES, STEPS, "ANALYZE"
+        url = databases.create_full(migrated, *before, ENDED_JOBS, TIMELINES, STEPS, kind=KIND, count=ENDED)
+    else:
+        url = request.getfixturevalue("full_url")
         if request.param == "after ANALYZE":
-            sql.execute("ANALYZE")
-    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
-    with engine.connect() as connection:
+            url = databases.create_analyzed(url)
+    with connected(url) as connection:
         yield connection
-    engine.dispose()
 
 
 class TestPlan:

@@ -4,9 +4,7 @@ from collections.abc import Iterator
 from uuid import UUID
 
 import pytest
-from psycopg.sql import SQL
-from sqlalchemy import Connection, create_engine, text
-from sqlalchemy.engine import make_url
+from sqlalchemy import Connection
 
 from jsworker.ownership.pool import uuid_array
 from jsworker.ownership.queries.job_report import LEFT_BATCHES
@@ -14,7 +12,7 @@ from jsworker.ownership.transitions import workflow_control, workflows
 
 from .conftest import TestDatabases
 from .rows import KIND
-from .test_plans import access_paths, rows_read
+from .test_plans import access_paths, connected, rows_read
 
 MEMBERS = 20_000
 BATCH, NEEDS, WORKFLOW = UUID(int=1), UUID(int=2), UUID(int=3)
@@ -34,20 +32,17 @@ SELECT uuidv7(), %(kind)s, '{}', 'completed', 1, 1, now(), 1 FROM generate_serie
 """
 
 
+@pytest.fixture(scope="module")
+def full_url(databases: TestDatabases, migrated: str) -> str:
+    values = {"workflow": WORKFLOW, "batch": BATCH, "needs": NEEDS, "kind": KIND, "members": MEMBERS}
+    return databases.create_full(migrated, ROWS, **values)
+
+
 @pytest.fixture(scope="module", params=["before ANALYZE", "after ANALYZE"])
-def table(request: pytest.FixtureRequest, databases: TestDatabases, migrated: str) -> Iterator[Connection]:
-    url = databases.create(migrated)
-    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        values = {"workflow": WORKFLOW, "batch": BATCH, "needs": NEEDS, "kind": KIND, "members": MEMBERS}
-        for statement in ROWS.split(";"):
-            assert connection.connection.driver_connection is not None
-            connection.connection.driver_connection.execute(SQL(statement), values)
-        if request.param == "after ANALYZE":
-            connection.execute(text("ANALYZE"))
-    with engine.connect() as connection:
+def table(request: pytest.FixtureRequest, databases: TestDatabases, full_url: str) -> Iterator[Connection]:
+    create = databases.create_analyzed if request.param == "after ANALYZE" else databases.create_copy
+    with connected(create(full_url)) as connection:
         yield connection
-    engine.dispose()
 
 
 def test_finish_looks_at_the_youngest_members(table: Connection) -> None:

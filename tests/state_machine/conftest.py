@@ -5,8 +5,7 @@ from secrets import token_hex
 
 import pytest
 
-from tests.conftest import TEMPLATE
-from tests.support.servers import TestServers, copy_database
+from tests.support.servers import TEMPLATE, TestServers, copy_database
 
 from .world import World
 

@@ -78,14 +78,14 @@ async def test_a_message_is_answered_once(stream: TestStream, open_desk: OpenDes
 
 
 async def test_in_progress_starts_ack_wait_anew(stream: TestStream, open_desk: OpenDesk) -> None:
-    await stream.ensure(["resize"], {"resize": 0.5})
+    await stream.ensure(["resize"], {"resize": 1.5})
     await publish(stream, 1)
     desk = await open_desk(stream)
     await desk.has(1)
     [delivery] = desk.deliveries
     loop = asyncio.get_running_loop()
     started = loop.time()
-    while loop.time() - started < 1.0:
+    while loop.time() - started < 2.0:
         delivery.in_progress()
         assert len(desk.deliveries) == 1
         await asyncio.sleep(0.1)

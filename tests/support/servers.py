@@ -1,8 +1,10 @@
 """The servers that tests run against: real ones, tuned for data that nobody will miss."""
 
+import fcntl
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from contextlib import suppress
@@ -18,6 +20,7 @@ from psycopg.sql import SQL, Composed, Identifier
 
 from jsworker.embedded import EmbeddedNats, EmbeddedPostgres
 from jsworker.embedded.resources import LOOPBACK
+from jsworker.ownership.upgrading import upgrade_database
 
 # Nothing waits for the disk. A killed server still finds every commit again, in the system's cache; only a
 # crash of the machine would lose some. COMMIT keeps its meaning: synchronous_commit stays on.
@@ -25,6 +28,11 @@ from jsworker.embedded.resources import LOOPBACK
 THROWAWAY_SETTINGS = MappingProxyType(
     {"fsync": "off", "full_page_writes": "off", "dynamic_shared_memory_type": "mmap"}
 )
+# Nothing here lives long enough to be vacuumed, and a hundred databases would keep a process looking.
+_COMMON_SETTINGS = MappingProxyType({**THROWAWAY_SETTINGS, "autovacuum_naptime": "1d"})
+
+TEMPLATE = "jsworker_template"
+"""The migrated database that tests copy."""
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 -- only as the parent of a folder with a random name
 _ENOUGH_MEMORY_BYTES = 2 * 1024**3
@@ -151,10 +159,7 @@ def start_test_servers(folder: Path) -> TestServers:
     """Start both servers with their data below ``folder``; whoever stops them deletes the folder."""
     servers = TestServers(
         folder=folder,
-        # Nothing here lives long enough to be vacuumed, and a hundred databases would keep a process looking.
-        postgres=ThrowawayPostgres(
-            folder / "postgres", settings={**THROWAWAY_SETTINGS, "autovacuum_naptime": "1d"}
-        ),
+        postgres=ThrowawayPostgres(folder / "postgres", settings=_COMMON_SETTINGS),
         nats=EmbeddedNats(folder / "nats"),
     )
     try:
@@ -165,3 +170,39 @@ def start_test_servers(folder: Path) -> TestServers:
         servers.stop()
         raise
     return servers
+
+
+def start_migrated_servers(folder: Path) -> TestServers:
+    """Start both servers, with the migrated database ``TEMPLATE``."""
+    servers = start_test_servers(folder)
+    try:
+        upgrade_database(servers.postgres.create_database(TEMPLATE))
+    except BaseException:
+        servers.stop()
+        raise
+    return servers
+
+
+def start_copied_servers(folder: Path, shared: Path) -> TestServers:
+    """Start the same on a copy of a cluster that the first of several processes prepares in ``shared``.
+
+    Making a cluster and migrating a database is two seconds' work.
+    """
+    with (shared / "cluster.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (shared / "cluster").exists():
+            _prepare_cluster(shared / "cluster")
+    subprocess.run(["cp", "-a", shared / "cluster", folder / "postgres"], check=True)
+    return start_test_servers(folder)
+
+
+def _prepare_cluster(data: Path) -> None:
+    unfinished = data.with_suffix(".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    postgres = ThrowawayPostgres(unfinished, settings=_COMMON_SETTINGS)
+    try:
+        postgres.start()
+        upgrade_database(postgres.create_database(TEMPLATE))
+    finally:
+        postgres.stop()
+    unfinished.rename(data)

@@ -11,9 +11,8 @@ from uuid import UUID
 import pytest
 
 from jsworker import Limit
-from tests.conftest import TEMPLATE
 from tests.dashboard.shop import Shop, open_shop, wait_for
-from tests.support.servers import TestServers, copy_database, drop_database
+from tests.support.servers import TEMPLATE, TestServers, copy_database, drop_database
 from tests.verify.browser import DESKTOP, PHONE, Browser, open_browser
 from tests.verify.webdriver import ENTER, TAB
 

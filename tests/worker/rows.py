@@ -72,6 +72,22 @@ class Rows:
         )
         return float(seconds or 0.0)  # NULL: it has just ended
 
+    async def is_renewed(self, *job_ids: UUID, threshold: float, times: int = 3) -> None:
+        """Make running jobs look as if they had been silent for too long, and wait for their heartbeats."""
+        for _ in range(times):
+            await self.query(
+                "UPDATE jsworker.jobs SET last_activity_at = clock_timestamp() - make_interval(secs => %s) "
+                "WHERE id = ANY(%s)",
+                2 * threshold,
+                list(job_ids),
+            )
+
+            async def all_are_renewed() -> None:
+                for job_id in job_ids:
+                    assert await self.silence(job_id) < threshold
+
+            await eventually(all_are_renewed)
+
 
 async def open_rows(settings: Settings) -> Rows:
     """Connect to the database of ``settings``."""

@@ -179,8 +179,14 @@ async def test_inside_an_application_a_step_in_a_thread_keeps_its_job(
             return await swallower.process(job)
         return charged
 
-    running = await start(scripted(process, timeout=0.1, max_attempts=3))
+    running = await start(scripted(process, timeout=3600.0, max_attempts=3))
     job = await client.enqueue(KIND, {})
+
+    async def is_called() -> None:
+        assert calls
+
+    await eventually(is_called)
+    the_run(running).signal(StopReason.TIMEOUT)
     await running.events.told("job.stop_ignored")
     await rounds_pass(count_rounds(running.worker._components.beats), 5)
     row = await rows.job(job.id)

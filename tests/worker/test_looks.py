@@ -10,6 +10,7 @@ from jsworker.core.errors import DatabaseUnavailable
 from jsworker.ownership.transitions import looks
 from jsworker.ownership.transitions.admission import WaitingKey
 from jsworker.ownership.transitions.looks import TickFindings
+from jsworker.worker.maintenance import throttled_scan
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
@@ -29,6 +30,7 @@ async def test_the_relay_runs_while_looks_for_everything_go_unanswered(
             raise DatabaseUnavailable("did not answer within 3 s")
         return TickFindings(to_promote=False, to_publish=False, limits={})
 
+    monkeypatch.setattr(throttled_scan, "_QUICK_SECONDS", 0.02)
     relay = count_rounds(running.worker._components.relay)
     monkeypatch.setattr(looks, "due", too_long)
     await rounds_pass(relay, 3)

@@ -24,16 +24,15 @@ from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import enqueue
 from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
-from jsworker.ownership.upgrading import upgrade_database
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.message import decode
 from jsworker.worker.pipeline.in_flight import Phase
-from tests.conftest import FAST, TEMPLATE
+from tests.conftest import FAST
 from tests.support.fleet import fleet_of
 from tests.support.leaks import nothing_left
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, proxied
-from tests.support.servers import TestServers, new_servers_folder, start_test_servers
+from tests.support.servers import TestServers, new_servers_folder, start_migrated_servers
 from tests.worker.processors import Gate, echo, scripted
 from tests.worker.rows import Rows, open_rows
 from tests.worker.running import Running, StartWorker
@@ -50,12 +49,9 @@ pytestmark = pytest.mark.hurried
 @pytest.fixture(scope="module")
 def servers() -> Iterator[TestServers]:
     """Servers of this module's own, for it stops them."""
-    running = start_test_servers(new_servers_folder())
-    try:
-        upgrade_database(running.postgres.create_database(TEMPLATE))
-        yield running
-    finally:
-        running.stop()
+    running = start_migrated_servers(new_servers_folder())
+    yield running
+    running.stop()
 
 
 @pytest.fixture(autouse=True)

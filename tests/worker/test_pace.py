@@ -88,8 +88,8 @@ async def test_a_resting_relay_takes_what_has_become_due_lately_and_the_rest_aft
     client: JobClient, relay: Relay, rows: Rows, clock: Clock
 ) -> None:
     for pace in (relay._publishing, relay._promoting):
-        search(pace, clock, 1.0)
-        search(pace, clock, 1.0)
+        search(pace, clock, 10.0)
+        search(pace, clock, 10.0)
     old, new = [(await client.enqueue("elsewhere", {}, delay=3600.0)).id for _ in range(2)]
     await rows.query("UPDATE jsworker.jobs SET run_at = now() - interval '1 minute' WHERE id = %s", old)
     await rows.query("UPDATE jsworker.jobs SET run_at = now() - interval '1 second' WHERE id = %s", new)

@@ -1,6 +1,7 @@
 """A worker dies, freezes or misses an answer: its jobs run again in time, and never twice at one token."""
 
 import json
+import math
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -24,7 +25,7 @@ from jsworker.ownership.transitions.reset import look_for_late
 from jsworker.stream.message import WireMessage, encode, message_id, subject_of
 from jsworker.worker.pipeline import intake
 from jsworker.worker.pipeline.in_flight import Claiming
-from tests.conftest import FAST
+from tests.conftest import UNHURRIED
 from tests.support.fleet import PATIENT, Fleet
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, proxied
@@ -36,11 +37,38 @@ from tests.worker.running import StartWorker
 CLAIM = b"status='processing', worker_id="
 """Part of the CLAIM statement and of no other."""
 
-BOUND_SECONDS = FAST["stale_threshold"] + 1.5 * FAST["scan_interval"]
-SLACK_SECONDS = 20.0
-"""What a recovery may take beyond its bound on a machine that others keep busy."""
+TIMES: dict[str, Any] = {
+    "heartbeat_interval": 1.0,
+    "statement_timeout": 0.9,
+    "crash_threshold": None,
+    "stale_threshold": 8.0,
+    "ack_wait": 60.0,
+}
+"""So slow that no busy machine silences an owner that lives; rows of dead ones are aged by the test."""
 
 pytestmark = [pytest.mark.hurried, pytest.mark.usefixtures("nothing_is_left")]
+
+
+@pytest.fixture
+def settings(make_settings: Callable[..., Settings]) -> Settings:
+    return make_settings(**TIMES)
+
+
+async def age(rows: Rows) -> None:
+    """Make running jobs look as if their owners had been silent for longer than their threshold.
+
+    No stall counts that an outage of the database may have caused: it must have been up for as long.
+    """
+
+    async def is_up_for_long() -> None:
+        up = "SELECT clock_timestamp() - pg_postmaster_start_time() > make_interval(secs => %s)"
+        assert await rows.value(up, TIMES["stale_threshold"])
+
+    await eventually(is_up_for_long)
+    await rows.query(
+        "UPDATE jsworker.jobs SET last_activity_at = clock_timestamp() - 2 * stale_after "
+        "WHERE status = 'processing'"
+    )
 
 
 @pytest.fixture
@@ -61,7 +89,7 @@ async def through_proxy(
 ) -> AsyncIterator[tuple[Proxy, Settings]]:
     """A proxy before the database, and settings that lead through it."""
     async with proxied(database_url) as (proxy, url):
-        yield proxy, make_settings(database_url=url, ack_wait=60.0)
+        yield proxy, make_settings(**TIMES | {"database_url": url})
 
 
 class Heard:
@@ -92,49 +120,36 @@ async def heard(settings: Settings) -> AsyncIterator[Heard]:
 
 
 class Rescued(JobProcessor):
-    """Notes each run with the time, and returns at once."""
+    """Notes each run, and returns at once."""
 
     kind = "held"
 
     def __init__(self) -> None:
         self.runs: list[tuple[UUID, int, bool, str | None]] = []
-        self.last_at = 0.0
 
     async def process(self, job: Job[dict[str, Any]]) -> str:
         self.runs.append((job.id, job.fencing_token, job.cleared, job.clear_reason))
-        self.last_at = time.monotonic()
         return "rescued"
 
 
 # --- killed ---
 
 
-async def test_the_jobs_of_a_killed_worker_run_again_right_after_the_stale_threshold(
-    client: JobClient,
-    fleet: Fleet,
-    start: StartWorker,
-    rows: Rows,
-    heard: Heard,
-    *,
-    make_settings: Callable[..., Settings],
+async def test_the_jobs_of_a_killed_worker_run_again_after_the_stale_threshold(
+    client: JobClient, fleet: Fleet, start: StartWorker, rows: Rows, heard: Heard
 ) -> None:
-    # So long that no message comes again before a busy machine has taken the jobs back.
-    [victim] = await fleet.started(1, concurrency=3, crash_threshold="none", ack_wait=15.0)
+    [victim] = await fleet.started(1, concurrency=3)
     ids = {job.id for job in await client.enqueue_many("held", [{}] * 3)}
     await victim.tells("start", times=3)
-
-    async def one_heartbeat_covered_all() -> None:
-        assert await rows.value("SELECT min(last_activity_at) > max(claimed_at) FROM jsworker.jobs")
-
-    await eventually(one_heartbeat_covered_all)  # else a scan may find some of them stale sooner
     rescued = Rescued()
-    rescuer = await start(rescued, with_settings=make_settings(ack_wait=15.0))
-    killed_at = time.monotonic()
+    rescuer = await start(rescued)
+    scans = count_rounds(rescuer.worker._components.scans)
     victim.kill()
+    await rounds_pass(scans, 2)
+    assert rescued.runs == []
+    await age(rows)  # of all at once, so that one scan finds all of them
 
     await rescuer.events.told("job.completed", times=3)
-    seconds = rescued.last_at - killed_at
-    assert seconds < BOUND_SECONDS + SLACK_SECONDS
     [dead] = victim.lines("worker.started")
     reason = f"worker {dead['worker_id']} stopped responding"
     assert {run[0] for run in rescued.runs} == ids
@@ -160,7 +175,7 @@ async def test_the_jobs_of_a_killed_worker_run_again_right_after_the_stale_thres
 async def test_a_stalled_job_is_failed_put_off_or_cancelled_as_its_row_says(
     client: JobClient, fleet: Fleet, start: StartWorker, rows: Rows
 ) -> None:
-    [victim] = await fleet.started(1, concurrency=4, crash_threshold="none")
+    [victim] = await fleet.started(1, concurrency=4)
     last = await client.enqueue("endless", {}, max_stalls=1)
     second = await client.enqueue("endless", {}, max_stalls=3)
     unwanted = await client.enqueue("endless", {}, max_stalls=1)
@@ -169,13 +184,17 @@ async def test_a_stalled_job_is_failed_put_off_or_cancelled_as_its_row_says(
     rescuer = await start(Rescued())
     victim.kill()
     await client.cancel(unwanted.id)
+    await age(rows)
 
     failed = await rows.becomes(last.id, "failed")
     assert (failed["failure_reason"], failed["stalls"], failed["attempts"]) == ("stalled", 1, 1)
     assert failed["clear_reason"].endswith("stopped responding")
     put_off = await rows.becomes(second.id, "scheduled")
     assert (put_off["stalls"], put_off["cleared"], put_off["needs_publish"]) == (2, True, False)
-    wait = "SELECT extract(epoch FROM run_at - clock_timestamp())::float8 FROM jsworker.jobs WHERE id = %s"
+    wait = (
+        "SELECT extract(epoch FROM j.run_at - e.at)::float8 FROM jsworker.jobs AS j"
+        " JOIN jsworker.job_events AS e ON e.job_id = j.id AND e.event = 'reset' WHERE j.id = %s"
+    )
     assert 1 < await rows.value(wait, second.id) <= 6
     cancelled = await rows.becomes(unwanted.id, "cancelled")
     assert (cancelled["stalls"], cancelled["finished_at"] is not None) == (1, True)
@@ -187,19 +206,21 @@ async def test_a_stalled_job_is_failed_put_off_or_cancelled_as_its_row_says(
 
 
 async def test_a_frozen_worker_that_wakes_late_finishes_nothing_and_is_told(
-    client: JobClient, fleet: Fleet, start: StartWorker, rows: Rows
+    client: JobClient, fleet: Fleet, start: StartWorker, rows: Rows, settings: Settings
 ) -> None:
     [frozen] = await fleet.started(1, concurrency=2)
-    finishing = await client.enqueue("held", {"seconds": 5.0})
+    finishing = await client.enqueue("held", {"seconds": settings.stale_threshold})
     waiting = await client.enqueue("held", {})
-    started = await frozen.tells("start", times=2)
+    await frozen.tells("start", times=2)
     frozen.send(signal.SIGSTOP)
+    frozen_at = time.monotonic()
+    await age(rows)
     gate = Gate()
     rescuer = await start(scripted(gate.process, kind="held"))
     await rescuer.events.told("job.started", times=2)
 
     async def has_come_to_its_end() -> None:
-        assert time.monotonic() > max(line["at"] for line in started) + 5.0
+        assert time.monotonic() > frozen_at + settings.stale_threshold
 
     await eventually(has_come_to_its_end)
     frozen.send(signal.SIGCONT)
@@ -253,14 +274,14 @@ async def add_silent_job(
 
 
 async def test_a_late_row_that_moves_is_left_alone(start: StartWorker, rows: Rows) -> None:
-    alive = await add_silent_job(rows, stale_after=0.3, silent_for=10)
+    alive = await add_silent_job(rows, stale_after=3, silent_for=60)  # to be watched for a third of it
     dead = [await add_silent_job(rows, stale_after=0.3, silent_for=10) for _ in range(2)]
     await start(Rescued())
 
     async def one_is_taken_back(job_id: UUID) -> None:
         # Later than its threshold at every sighting, and yet alive: as after a jump of the database's clock.
         await rows.query(
-            "UPDATE jsworker.jobs SET last_activity_at = clock_timestamp() - interval '10 s' WHERE id = %s",
+            "UPDATE jsworker.jobs SET last_activity_at = clock_timestamp() - interval '1 min' WHERE id = %s",
             alive,
         )
         assert (await rows.job(job_id))["status"] == "queued"
@@ -273,12 +294,12 @@ async def test_a_late_row_that_moves_is_left_alone(start: StartWorker, rows: Row
 
 
 async def test_a_claim_takes_a_job_straight_from_an_owner_that_is_proven_stale(
-    make_settings: Callable[..., Settings], start: StartWorker, rows: Rows, database: Database
+    settings: Settings, start: StartWorker, rows: Rows, database: Database
 ) -> None:
-    settings = make_settings(scan_interval=0.9)  # the test proves it, before the second scan can
     job_id = await add_silent_job(rows, stale_after=0.3, silent_for=10, kind="held")
     rescued = Rescued()
-    running = await start(rescued, with_settings=settings)
+    running = await start(rescued)
+    await running.worker._components.scans.stop()  # the test proves it
     lateness = await look_for_late(database, heartbeat_interval=0.1, limit=10)
     running.worker._components.late.proven = {row.id: row for row in lateness.suspects}
     await publish(settings, [WireMessage(job_id, "held", 1)])
@@ -293,7 +314,7 @@ async def test_a_claim_takes_a_job_straight_from_an_owner_that_is_proven_stale(
 
 
 async def test_a_worker_whose_own_heartbeats_fail_takes_nothing_back(
-    client: JobClient, start: StartWorker, rows: Rows, database_url: str
+    client: JobClient, start: StartWorker, rows: Rows, database_url: str, settings: Settings
 ) -> None:
     gate = Gate()
     running = await start(scripted(gate.process))
@@ -307,7 +328,7 @@ async def test_a_worker_whose_own_heartbeats_fail_takes_nothing_back(
         await rounds_pass(scans, 8)  # two would do to take it back
         assert (await rows.job(silent))["status"] == "processing"
         # Its own jobs are renewed all the same: it is only the worker's row that cannot be written.
-        assert await rows.silence(job.id) < 4 * FAST["heartbeat_interval"]
+        await rows.is_renewed(job.id, threshold=settings.stale_threshold / 2, times=1)
         holder.rollback()
     await rows.becomes(silent, "queued")
     gate.open()
@@ -315,10 +336,11 @@ async def test_a_worker_whose_own_heartbeats_fail_takes_nothing_back(
 
 
 async def test_a_worker_that_was_frozen_watches_anew_before_it_takes_anything_back(
-    start: StartWorker, rows: Rows, settings: Settings, database_url: str
+    start: StartWorker, rows: Rows, make_settings: Callable[..., Settings], database_url: str
 ) -> None:
-    running = await start(Rescued())
-    silent = await add_silent_job(rows, stale_after=1.5, silent_for=0.7)
+    settings = make_settings()  # quick ones: the freeze is a gap between heartbeats
+    running = await start(Rescued(), with_settings=settings)
+    silent = await add_silent_job(rows, stale_after=4.5, silent_for=3.6)
     late = running.worker._components.late
 
     async def watched() -> None:
@@ -441,23 +463,31 @@ async def test_a_claim_read_back_counts_as_renewed_when_it_was_sent(
         await running.worker.close()
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_locked_row_in_nobodys_hand_silences_no_heartbeat(
-    client: JobClient, start: StartWorker, rows: Rows, database_url: str
+    client: JobClient,
+    start: StartWorker,
+    rows: Rows,
+    make_settings: Callable[..., Settings],
+    database_url: str,
 ) -> None:
     gate = Gate()
-    running = await start(scripted(gate.process))
+    settings = make_settings(**UNHURRIED)
+    running = await start(scripted(gate.process), with_settings=settings)
     job = await client.enqueue("scripted", {})
     await gate.met()
+    heartbeat = running.worker._components.heartbeat
+    heartbeat._look_at = math.inf  # a look would release the row before it is locked
     stray = await add_silent_job(rows, stale_after=600, silent_for=0, worker_id=running.worker.id)
     with psycopg.connect(database_url) as holder:
         holder.execute("SELECT FROM jsworker.jobs WHERE id = %s FOR UPDATE", [stray])
-        began = await rows.value("SELECT clock_timestamp()")
+        heartbeat.look_for_orphaned_claims()
 
-        async def beats_go_on() -> None:
-            beaten = (await rows.job(job.id))["last_activity_at"]
-            assert (beaten - began).total_seconds() > 4 * FAST["heartbeat_interval"]
+        async def is_being_released() -> None:
+            assert (stray, 1) in running.worker._context.in_flight.releasing
 
-        await eventually(beats_go_on)
+        await eventually(is_being_released)
+        await rows.is_renewed(job.id, threshold=settings.stale_threshold)
         assert running.events.of("worker.degraded") == []
         holder.rollback()
     await rows.becomes(stray, "queued")

@@ -86,6 +86,18 @@ class Refusing:
         )
 
 
+@pytest.fixture(autouse=True)
+async def _marks_last(rows: Rows) -> None:
+    """No row is tried again because a busy machine takes the minute for which it is set aside."""
+    await rows.query(
+        "CREATE FUNCTION last() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN NEW.retry_at := NEW.retry_at + interval '1 hour'; RETURN NEW; END $$"
+    )
+    await rows.query(
+        "CREATE TRIGGER last BEFORE INSERT ON jsworker.refused_rows FOR EACH ROW EXECUTE FUNCTION last()"
+    )
+
+
 @pytest.fixture
 def refusing(rows: Rows) -> Refusing:
     return Refusing(rows)
@@ -591,16 +603,17 @@ async def test_jobs_that_a_foreign_key_keeps_are_pruned_around(
     on_delete: LiteralString,
 ) -> None:
     monkeypatch.setattr(retention, "_PASS_SECONDS", 0.05)
+    monkeypatch.setattr(retention, "_SHARE", 1.0)  # else it rests ten times as long as it works
     await rows.query(f"CREATE TABLE orders (id int, job_id uuid REFERENCES jsworker.jobs {on_delete})")
     await rows.query(
         "INSERT INTO jsworker.jobs"
         " (id, kind, payload, status, fencing_token, attempts, finished_at, dispatch)"
         " SELECT gen_random_uuid(), 'old', '{}', 'completed', 1, 1, clock_timestamp() - interval '2 days', 1"
-        " FROM generate_series(1, 300)"
+        " FROM generate_series(1, 60)"
     )
-    await rows.query("INSERT INTO orders SELECT 1, id FROM jsworker.jobs ORDER BY id LIMIT 30")
+    await rows.query("INSERT INTO orders SELECT 1, id FROM jsworker.jobs ORDER BY id LIMIT 6")
     running = await start(scripted(echo), with_settings=make_settings(retention=86_400.0))
-    kept = 0 if on_delete else 30
+    kept = 0 if on_delete else 6
 
     async def pruned() -> None:
         assert await rows.value("SELECT count(*) FROM jsworker.jobs") == kept
@@ -610,14 +623,14 @@ async def test_jobs_that_a_foreign_key_keeps_are_pruned_around(
     if not on_delete:
 
         async def all_told() -> None:
-            assert sum(event["jobs"] for event in running.events.of("row.refused")) == 30
+            assert sum(event["jobs"] for event in running.events.of("row.refused")) == 6
 
         await eventually(all_told)
         told = running.events.of("row.refused")
         assert {(event["attempted"], event["sqlstate"]) for event in told} == {("prune", "23503")}
         assert {event["constraint"] for event in told} == {"orders_job_id_fkey"}
         await rounds_pass(count_rounds(running.worker._components.retention), 3)
-        assert sum(event["jobs"] for event in running.events.of("row.refused")) == 30
+        assert sum(event["jobs"] for event in running.events.of("row.refused")) == 6
         assert await rows.value("SELECT max(tries) FROM jsworker.refused_rows") == 1
         await rows.query("DELETE FROM orders")
         await rows.query("UPDATE jsworker.refused_rows SET retry_at = clock_timestamp()")

@@ -18,11 +18,12 @@ from jsworker.worker.maintenance.relay import Relay
 from jsworker.worker.worker import Worker
 from tests.support.contexts import make_context
 from tests.support.polling import eventually
+from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import KIND, LATER, Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker, new_worker
 
-pytestmark = [pytest.mark.hurried, pytest.mark.usefixtures("patient")]
+pytestmark = [pytest.mark.unhurried, pytest.mark.usefixtures("patient")]
 
 MakeSettings = Callable[..., Settings]
 
@@ -31,39 +32,39 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
+async def state_of(running: Running, rows: Rows) -> str:
+    return str(await rows.value("SELECT state FROM jsworker.workers WHERE id = %s", running.worker.id))
+
+
 async def test_a_drain_lets_running_jobs_finish_and_renews_them_to_the_end(
     client: JobClient, rows: Rows, start: StartWorker, settings: Settings
 ) -> None:
-    """It may last longer than the stale threshold: a drain must not look like a death."""
+    """However long it lasts: a drain must not look like a death."""
     gate = Gate()
     running = await start(scripted(gate.process))
     job = await client.enqueue(KIND, {"n": 1})
     met = await gate.met()
     assert not met.should_stop
+    assert await state_of(running, rows) == "running"
     closing = asyncio.create_task(running.worker.close())
     other = await start(scripted(gate.process))
 
     async def told() -> None:
         assert met.should_stop
+        assert await state_of(running, rows) == "draining"
 
     await eventually(told)
-    give_up_at = now() + settings.stale_threshold + 2 * settings.scan_interval
-    states = set()
-    while now() < give_up_at:
-        assert await rows.silence(job.id) < settings.stale_threshold / 2
-        states |= {row["state"] for row in await rows.query("SELECT state FROM jsworker.workers")}
-        await asyncio.sleep(0.05)
+    await rows.is_renewed(job.id, threshold=settings.stale_threshold)
+    await rounds_pass(count_rounds(other.worker._components.scans), 3)
     gate.open()
     assert await closing == 0
     row = await rows.job(job.id)
     assert (row["status"], row["fencing_token"], row["result"]) == ("completed", 1, {"n": 1})
-    assert states == {"running", "draining"}
     names = [name for name in running.events.names() if name != "reconcile.completed"]
     assert names[-3:] == ["worker.draining", "job.completed", "worker.stopped"]
     assert running.events.of("worker.draining") == [{"worker_id": running.worker.id, "in_hand": 1}]
     assert running.events.of("worker.stopped") == [{"worker_id": running.worker.id, "left": 0}]
-    [state] = await rows.query("SELECT state FROM jsworker.workers WHERE id = %s", running.worker.id)
-    assert state == {"state": "stopped"}
+    assert await state_of(running, rows) == "stopped"
     assert not other.events.of("stale.detected")
     await other.stream_is_empty()
 
@@ -104,8 +105,8 @@ async def test_a_job_that_does_not_end_in_time_is_cancelled_and_runs_elsewhere(
     closing = asyncio.create_task(running.worker.close())
     await running.events.told("worker.draining")
     other = await start(scripted(process))
-    assert await closing == 0
-    assert 0.3 <= now() - began < 30.0
+    assert await asyncio.wait_for(closing, 60.0) == 0
+    assert now() - began >= 0.3
     row = await rows.becomes(job.id, "completed")
     why = "the worker was stopped"
     assert row["result"] == {"cleared": True, "why": why, "attempt": 1, "sp": "half"}
@@ -141,17 +142,16 @@ async def test_jobs_claimed_ahead_are_handed_back_at_once(
 
 
 async def test_messages_that_come_while_it_stops_go_to_others_at_once(
-    client: JobClient, rows: Rows, make_settings: MakeSettings, start: StartWorker
+    client: JobClient, rows: Rows, start: StartWorker
 ) -> None:
     """Else they would wait out ack_wait."""
-    settings = make_settings(ack_wait=60.0)
     gate = Gate()
-    running = await start(scripted(gate.process), with_settings=settings)
+    running = await start(scripted(gate.process))
     await client.enqueue(KIND, {})
     await gate.met()
     closing = asyncio.create_task(running.worker.close())
     enqueued = [await client.enqueue(KIND, {"n": 0})]
-    other = await start(scripted(echo), with_settings=settings)
+    other = await start(scripted(echo))
     enqueued += [await client.enqueue(KIND, {"n": n}) for n in range(1, 10)]
     for job in enqueued:
         await rows.becomes(job.id, "completed")
@@ -189,13 +189,11 @@ async def test_force_hands_running_jobs_back_without_waiting(
     client: JobClient, rows: Rows, make_settings: MakeSettings, start: StartWorker
 ) -> None:
     gate = Gate()
-    running = await start(scripted(gate.process), with_settings=make_settings(shutdown_timeout=60.0))
+    running = await start(scripted(gate.process), with_settings=make_settings(shutdown_timeout=600.0))
     jobs = await client.enqueue_many(KIND, [{}] * 5)
     for _ in jobs:
         await gate.met()
-    began = now()
-    assert await running.worker.close(force=True) == 0
-    assert now() - began < 5.0
+    assert await asyncio.wait_for(running.worker.close(force=True), 60.0) == 0
     for job in jobs:
         row = await rows.job(job.id)
         assert (row["status"], row["attempts"], row["cleared"]) == ("queued", 0, True)
@@ -214,7 +212,6 @@ async def fill_outbox(client: JobClient, rows: Rows, jobs: int) -> None:
 LEFT_IN_OUTBOX = "SELECT count(*) FROM jsworker.jobs WHERE kind = 'elsewhere' AND needs_publish"
 
 
-@pytest.mark.unhurried  # so many jobs keep the event loop of this process
 @pytest.mark.parametrize("force", [True, False])
 async def test_the_end_of_a_worker_does_not_wait_for_the_whole_outbox(
     client: JobClient, rows: Rows, make_settings: MakeSettings, start: StartWorker, *, force: bool
@@ -286,7 +283,7 @@ async def test_a_second_word_ends_a_drain_that_lasts_too_long(
     client: JobClient, rows: Rows, make_settings: MakeSettings
 ) -> None:
     gate = Gate()
-    running = new_worker(scripted(gate.process), settings=make_settings(shutdown_timeout=60.0))
+    running = new_worker(scripted(gate.process), settings=make_settings(shutdown_timeout=600.0))
     working = asyncio.create_task(running.worker.run())
     job = await client.enqueue(KIND, {})
     await gate.met()
@@ -295,7 +292,7 @@ async def test_a_second_word_ends_a_drain_that_lasts_too_long(
     await running.events.told("worker.draining")
     closing = asyncio.create_task(running.worker.close())
     running.worker.stop(force=True)
-    await asyncio.wait_for(working, 5.0)
+    await asyncio.wait_for(working, 60.0)
     assert await closing == 0
     assert await running.worker.close() == 0
     assert await running.worker.close(force=True) == 0
@@ -447,12 +444,12 @@ async def test_a_thread_that_never_ends_keeps_its_job_and_nobody_from_stopping(
 
     def process(job: Job[Any]) -> str:
         met.set()
-        go_on.wait(30.0)
+        go_on.wait(120.0)
         return "much too late"
 
     running = await start(scripted(process), with_settings=make_settings(shutdown_timeout=0.2))
     job = await client.enqueue(KIND, {})
-    await asyncio.to_thread(met.wait, 10.0)
+    await asyncio.to_thread(met.wait, 60.0)
     assert await running.worker.close() == 1
     row = await rows.job(job.id)
     assert (row["status"], row["worker_id"], row["fencing_token"]) == ("processing", running.worker.id, 1)
@@ -485,7 +482,7 @@ async def test_a_coroutine_that_swallows_every_cancellation_keeps_nobody_from_st
     running = await start(scripted(process), with_settings=make_settings(shutdown_timeout=0.1))
     job = await client.enqueue(KIND, {})
     await met.wait()
-    assert await asyncio.wait_for(running.worker.close(), 5.0) == 1
+    assert await asyncio.wait_for(running.worker.close(), 60.0) == 1
     assert swallowed == 3  # told to stop, told again, and given up
     [told] = running.events.of("job.stop_ignored")
     assert (told["job_id"], told["stop"]) == (str(job.id), "shutdown")
@@ -493,7 +490,7 @@ async def test_a_coroutine_that_swallows_every_cancellation_keeps_nobody_from_st
     assert row["worker_id"] == running.worker.id
     [task] = running.worker._components.pipeline._tasks
     go_on.set()
-    await asyncio.wait_for(task, 5.0)
+    await asyncio.wait_for(task, 60.0)
     assert await rows.job(job.id) == row  # nobody writes for a worker that has gone
 
 

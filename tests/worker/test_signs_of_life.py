@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from itertools import count
 from typing import Any
+from uuid import UUID
 
 import pytest
 from nats.js import JetStreamContext
@@ -16,34 +17,50 @@ from jsworker.core.errors import DatabaseRefused, InvalidJson, Retry
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
 from jsworker.ownership.transitions import heartbeat
+from jsworker.stream.message import Delivery
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import AT_ONCE, KIND, Gate, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.hurried, pytest.mark.usefixtures("patient")]
+pytestmark = [pytest.mark.unhurried, pytest.mark.usefixtures("patient")]
+
+
+@pytest.fixture
+def settings(make_settings: Callable[..., Settings]) -> Settings:
+    return make_settings(crash_threshold=40.0, ack_wait=1000.0)
 
 
 async def test_heartbeats_renew_every_run_in_one_rhythm_and_keep_its_message(
     client: JobClient,
     rows: Rows,
     js: JetStreamContext,
-    make_settings: Callable[..., Settings],
+    settings: Settings,
     start: StartWorker,
+    *,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The stream would deliver a message again that nobody answers for as long as this."""
-    settings = make_settings(ack_wait=3.0)
+    """The stream would deliver a message again of which it hears nothing for ``ack_wait``."""
+    kept: list[UUID] = []
+    keep = Delivery.in_progress
+
+    def noted(delivery: Delivery) -> None:
+        kept.append(delivery.job_id)
+        keep(delivery)
+
+    monkeypatch.setattr(Delivery, "in_progress", noted)
     gate = Gate()
-    running = await start(scripted(gate.process), with_settings=settings)
+    running = await start(scripted(gate.process))
     jobs = await client.enqueue_many(KIND, [{}] * 3)
     for _ in jobs:
         await gate.met()
-    deadline = asyncio.get_running_loop().time() + settings.ack_wait + 0.5
-    while asyncio.get_running_loop().time() < deadline:
-        for job in jobs:
-            assert await rows.silence(job.id) < settings.stale_threshold / 2
-        await asyncio.sleep(0.1)
+    await rows.is_renewed(*(job.id for job in jobs), threshold=settings.stale_threshold)
+    assert kept == []
+    for run in running.worker._context.in_flight.runs.values():
+        run.in_progress_at -= settings.ack_wait / 2
+    await rounds_pass(count_rounds(running.worker._components.beats), 3)
+    assert sorted(kept) == sorted(job.id for job in jobs)  # and not again with each heartbeat
     consumer = await js.consumer_info(settings.stream, KIND)
     assert (consumer.num_redelivered, consumer.num_ack_pending) == (0, 3)
     gate.open()
@@ -336,7 +353,7 @@ async def test_a_locked_row_is_not_lost_and_silences_no_other(
 ) -> None:
     gate = Gate()
     running = await start(scripted(gate.process))
-    running.worker._database._statement_timeout = settings.statement_timeout  # it waits for the lock
+    running.worker._database._statement_timeout = 2.0  # for so long it waits for the lock
     locked, free = await client.enqueue_many(KIND, [{}] * 2)
     for _ in range(2):
         await gate.met()

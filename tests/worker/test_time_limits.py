@@ -174,10 +174,10 @@ async def test_signs_of_life_keep_a_run_from_its_progress_time_out(
                 await job.update_progress(progress=step / 10)
             elif sign == "checkpoint":
                 await job.save_checkpoint(step)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.2)
         return "alive"
 
-    await start(scripted(process, progress_timeout=0.5, backoff=LATER))
+    await start(scripted(process, progress_timeout=1.5, backoff=LATER))
     job = await client.enqueue(KIND, {})
     assert (await rows.becomes(job.id, "completed"))["result"] == "alive"
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from jsworker.client import JobClient
+from jsworker.core.clock import boottime
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.stream.jetstream import Stream
@@ -31,19 +31,16 @@ from tests.worker.processors import Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-STALE_SECONDS = 12.0
-CRASH_SECONDS = 3.0
+STALE_SECONDS = 60.0
+CRASH_SECONDS = 4.5
 TIMES: dict[str, Any] = {
-    "heartbeat_interval": 1.0,
-    "statement_timeout": 0.8,
+    "heartbeat_interval": 1.5,
+    "statement_timeout": 1.4,
     "crash_threshold": CRASH_SECONDS,
     "stale_threshold": STALE_SECONDS,
-    "ack_wait": 60.0,
+    "ack_wait": 90.0,
 }
 """So slow that no owner that lives stops its own run, on a busy machine, before others may take it."""
-BOUND_SECONDS = CRASH_SECONDS + 1.2 * FAST["scan_interval"] + 1.0
-SLACK_SECONDS = 7.0
-"""What a machine that others keep busy may add; still sooner than the stale rule."""
 
 
 pytestmark = [pytest.mark.hurried, pytest.mark.usefixtures("patient", "nothing_is_left")]
@@ -76,7 +73,21 @@ async def test_only_an_owner_whose_connection_is_gone_is_taken_for_crashed(
     killed.kill()
     trusting.kill()
 
-    for job_id in jobs:
+    await rows.becomes(jobs[0], "completed")
+
+    async def the_others_are_silent_for_as_long() -> None:
+        for job_id in jobs[1:]:
+            assert await rows.silence(job_id) > CRASH_SECONDS
+
+    await eventually(the_others_are_silent_for_as_long)
+    await rounds_pass(count_rounds(rescuer.worker._components.scans), 3)
+    for job_id in jobs[1:]:
+        assert (await rows.job(job_id))["status"] == "processing"
+    await rows.query(
+        "UPDATE jsworker.jobs SET stale_after = interval '1 s',"
+        " last_activity_at = clock_timestamp() - interval '1 minute' WHERE status = 'processing'"
+    )
+    for job_id in jobs[1:]:
         await rows.becomes(job_id, "completed")
     silences: dict[str, float] = {}
     for worker, job_id, cause in zip(
@@ -94,9 +105,7 @@ async def test_only_an_owner_whose_connection_is_gone_is_taken_for_crashed(
             job_id,
         )
     print(f"taken back after seconds of silence: {silences}")  # noqa: T201 -- a measurement for -rP
-    assert silences["crashed"] < BOUND_SECONDS + SLACK_SECONDS
     assert silences["crashed"] >= CRASH_SECONDS - 0.1  # the worker's row is written after its jobs'
-    assert silences["stale"] >= STALE_SECONDS - 0.1
     causes = [event["cause"] for event in rescuer.events.of("stale.recovered")]
     assert sorted(causes) == ["crashed", "stale", "stale"]
 
@@ -192,8 +201,11 @@ async def no_stacks(_: bytes) -> bytes:
     return b""
 
 
-async def test_who_has_just_connected_knows_nothing_yet(settings: Settings, database: Database) -> None:
-    interval = 0.4
+async def test_who_has_just_connected_knows_nothing_yet(
+    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interval, passed = 60.0, 0.0
+    monkeypatch.setattr("jsworker.worker.presence.boottime", lambda: boottime() + passed)
     async with proxied(settings.nats_url) as (proxy, url):
         own = settings.model_copy(update={"nats_url": url, "heartbeat_interval": interval})
         context = make_context(database, settings=own, worker_id="asking")
@@ -202,12 +214,11 @@ async def test_who_has_just_connected_knows_nothing_yet(settings: Settings, data
         try:
             assert await presence.ask("nobody") is Answer.UNKNOWN  # nothing is proven yet
             for _ in range(2):
-                began = time.monotonic()
                 await eventually(lambda: reaches_itself(presence))
                 assert presence.answers
                 assert await presence.ask("asking") is Answer.UNKNOWN
+                passed += 2 * interval
                 await eventually(lambda: finds_nobody(presence))
-                assert time.monotonic() - began >= 2 * interval
                 assert await presence.ask("asking") is Answer.ALIVE
                 lost = asyncio.Event()
                 stream.on_disconnect(lost.set)
