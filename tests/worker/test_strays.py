@@ -83,7 +83,8 @@ async def test_a_look_that_took_too_long_is_made_again_before_the_jobs_are_stale
 ) -> None:
     monkeypatch.setattr(throttled_scan, "_QUICK_SECONDS", 0.02)
     threshold = 20.0
-    own = scripted(echo, **({"stale_threshold": threshold} if whose == "the kind's own" else {}))
+    attributes: dict[str, Any] = {"stale_threshold": threshold} if whose == "the kind's own" else {}
+    own = scripted(echo, **attributes)
     everybodys = {"stale_threshold": threshold if whose == "everybody's" else 600.0, "ack_wait": 900.0}
     running = await start(own, with_settings=settings.model_copy(update=everybodys))
     heartbeat, database = running.worker._components.heartbeat, running.worker._database
