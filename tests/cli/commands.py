@@ -199,3 +199,8 @@ def wait_until(holds: Callable[[], Any], what: str) -> None:
     while not holds():
         assert time.monotonic() < give_up_at, f"not within {DEADLINE:g} s: {what}"
         time.sleep(0.02)
+
+
+def as_if_at_once(text: str) -> str:
+    """Return what a command has said, as if no second had passed since its rows were written."""
+    return re.sub(r"\b[1-5]?\ds\b", "0s", text)

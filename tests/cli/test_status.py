@@ -8,7 +8,7 @@ import pytest
 from jsworker.ownership.queries import status as status_query
 from tests.ownership.rows import HELD, NOW, Sql, ago, change_job, insert_job
 
-from .commands import Cli, Terminal
+from .commands import Cli, Terminal, as_if_at_once
 
 
 def insert_worker(sql: Sql, name: str, *, state: str = "running", silent: float = 0.0) -> None:
@@ -42,7 +42,7 @@ def jobs(sql: Sql) -> Sql:
 @pytest.mark.usefixtures("jobs")
 class TestStatus:
     def test_the_table_that_one_wants_first(self, cli: Cli) -> None:
-        lines = cli("status").ok().lines
+        lines = [as_if_at_once(line) for line in cli("status").ok().lines]
         header, double, shout = (line.split() for line in lines[:3])
         assert header[:7] == ["KIND", "QUEUED", "OLDEST", "RUNNING", "LATER", "HELD", "FAILED"]
         assert double == ["double", "3", "2m", "1", "1", "1", "0", "1.4", "0.2", "2"]
