@@ -25,6 +25,9 @@ from jsworker import (
     enqueue_statement,
     job,
 )
+from jsworker.contrib import django
+from jsworker.ownership.transitions.enqueue import Enqueued
+from jsworker.testing import JobRun, run_job, sync
 
 
 class Text(BaseModel):
@@ -128,6 +131,26 @@ async def enqueueing(
     assert_type(await client.enqueue_many("count-words", [{}], unique_keys=["a"]), list[JobHandle])
     enqueue_statement(CountWords, text, delay=60)
     enqueue_statement("count-words", {})
+
+
+def in_django(given: type[JobProcessor[Any]]) -> None:
+    text = Text(text="to be")
+    assert_type(django.enqueue(CountWords, text, unique_key="a", using="jobs", delay=60), Enqueued)
+    django.enqueue(TidyUp, {"since": 3})
+    django.enqueue(count_letters, text)
+    django.enqueue("count-words", {"text": ""})
+    django.enqueue(given, 7)
+
+
+async def testing(given: type[JobProcessor[Any]]) -> None:
+    text = Text(text="to be")
+    assert_type(await run_job(CountWords, text, attempt=2), JobRun)
+    await run_job(CountWords(), {"text": ""})
+    await run_job(TidyUp, {})
+    await run_job(Translate, None)
+    await run_job(count_letters, LongText(text=""))
+    await run_job(given, 7)
+    assert_type(sync.run_job(CountLines, text), JobRun)
 
 
 async def results(client: JobClient) -> None:
