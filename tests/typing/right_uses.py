@@ -25,6 +25,7 @@ from jsworker import (
     enqueue_statement,
     job,
 )
+from jsworker.client.job_info import JobEventName
 from jsworker.contrib import django
 from jsworker.ownership.transitions.enqueue import Enqueued
 from jsworker.testing import JobRun, run_job, sync
@@ -194,6 +195,7 @@ async def reading(client: JobClient, job_id: UUID) -> None:
     assert_type(found.finished_at, datetime | None)
     assert_type(await client.list(status="failed", priority="low"), list[JobInfo])
     assert_type(await client.timeline(job_id), list[JobEvent])
+    assert_type((await client.timeline(job_id))[0].event, JobEventName)
     assert_type(await client.steps(job_id), list[StepInfo])
     assert_type(found.to_dict(), dict[str, Any])
     known: JobInfo = found

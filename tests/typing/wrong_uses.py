@@ -126,6 +126,7 @@ async def reading(client: JobClient, job_id: UUID) -> None:
     (await client.list())[0].payload  # error
     await client.list(status="done")  # error
     await client.list(priority="urgent")  # error
+    assert (await client.timeline(job_id))[0].event == "taken back"  # error
 
 
 def tell(event: Event) -> None:
