@@ -16,6 +16,7 @@ JobStatus: TypeAlias = Literal["scheduled", "queued", "processing", "completed",
 JobEventName: TypeAlias = Literal[
     "cancel_requested",
     "cancelled",
+    "child_jobs",
     "claimed",
     "deferred",
     "error",

@@ -23,7 +23,7 @@ from tests.worker.rows import Rows
 
 pytestmark = pytest.mark.usefixtures("patient")
 
-INTO_TIMELINE = r"(?s)INSERT INTO jsworker\.job_events .*?SELECT \S+(?: AS id)?,\s(.*?),"
+INTO_TIMELINE = r"(?s)INSERT INTO jsworker\.job_events [^)]*\)\s+(?:SELECT |VALUES \()\S+(?: AS id)?,\s(.*?),"
 
 
 def names(record: Any) -> list[str]:
