@@ -13,6 +13,31 @@ from jsworker.ownership.transitions.enqueue import Enqueued
 
 JobStatus: TypeAlias = Literal["scheduled", "queued", "processing", "completed", "failed", "cancelled"]
 
+JobEventName: TypeAlias = Literal[
+    "cancel_requested",
+    "cancelled",
+    "child_jobs",
+    "claimed",
+    "deferred",
+    "error",
+    "failed",
+    "fenced",
+    "held",
+    "priority_set",
+    "rejected",
+    "released",
+    "republished",
+    "rescheduled",
+    "reset",
+    "retried",
+    "skipped",
+    "sleep",
+    "snoozed",
+    "step",
+    "woken",
+]
+"""What the timeline of a job tells; a newer jsworker may tell of more."""
+
 
 class _Record:
     """A record that is made from a row."""
@@ -174,7 +199,7 @@ class JobEvent(_Record):
     """
 
     at: datetime
-    event: str
+    event: JobEventName
     worker_id: str | None
     fencing_token: int | None
     error: str | None

@@ -2,11 +2,13 @@
 
 The application calls ``sentry_sdk.init``, in a module that its workers import. Events carry kind, id and
 attempt of the job, and no payload: variables of frames are left out, and what database errors repeat of rows.
+With a codec the words of errors are left out, too.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final
 
 import sentry_sdk
@@ -15,6 +17,7 @@ from sentry_sdk.types import Event, Hint
 from jsworker.core.errors import Retry, Snooze
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
+from jsworker.worker.pipeline.concealment import LEFT_OUT
 from jsworker.worker.pipeline.outcomes import clean
 
 _NO_FAILURES: Final = (Retry, Snooze, asyncio.CancelledError, GeneratorExit)
@@ -35,7 +38,8 @@ class SentryScope:
             scope.set_context("job", {**facts, "processor": type(processor).__qualname__})
             scope.set_tag("jsworker.kind", job.kind)
             scope.set_tag("jsworker.job_id", str(job.id))
-            scope.add_event_processor(_without_values)
+            conceals = job._ownership.conceals  # noqa: SLF001 -- nobody else is to ask for it
+            scope.add_event_processor(partial(_without_values, conceals=conceals))
             try:
                 yield
             except _NO_FAILURES:
@@ -52,9 +56,11 @@ class SentryScope:
 sentry_scope: Final = SentryScope()
 
 
-def _without_values(event: Event, _hint: Hint) -> Event:
+def _without_values(event: Event, _hint: Hint, *, conceals: bool) -> Event:
     for error in (event.get("exception") or {}).get("values", ()):
-        if error.get("value"):
+        if conceals:
+            error["value"] = LEFT_OUT
+        elif error.get("value"):
             error["value"] = clean(error["value"])
         for frame in (error.get("stacktrace") or {}).get("frames", ()):
             frame.pop("vars", None)

@@ -57,7 +57,8 @@ WHERE kind = ANY(CAST(:kinds AS text[])) AND NOT paused AND next_at <= clock_tim
 """)
 
 OF_KIND: Final = text("""
-SELECT id, status, priority, held_by, payload, coalesce(unique_key, waiting_key) AS unique_key,
+SELECT id, status, priority, held_by, payload, coalesce(unique_key, waiting_key) AS unique_key, waiting_key,
+  scheduled_for,
   CAST(extract(epoch FROM coalesce(run_at, due_at) - clock_timestamp()) AS double precision) AS seconds
 FROM jsworker.jobs WHERE kind = :kind ORDER BY id DESC LIMIT 10000
 """)

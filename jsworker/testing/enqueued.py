@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from jsworker.client.enqueueing import Kind, kind_name
 from jsworker.core import strict_json
+from jsworker.core.contents import Contents, owner_of_payload
 from jsworker.core.names import shown
 from jsworker.core.priorities import PRIORITIES, Priority, priority_number
 from jsworker.core.processor import Seconds, write_payload
@@ -90,7 +91,11 @@ async def assert_enqueued(
         unique_key: their unique key.
         due_after: seconds, or a timedelta, from now: they are due not before that.
         due_within: likewise: they are due by then.
-        settings: where the jobs are; None: in the database of the test that runs.
+        settings: where the jobs are, and the keys of those that are encrypted; None: those of the test that
+            runs.
+
+    Raises:
+        KeyMissing, ContentRefused: the payload of a job that waits cannot be decoded.
     """
     __tracebackhide__ = True
     wanted = _wanted(kind, payload, priority, unique_key, due=(due_after, due_within))
@@ -149,16 +154,25 @@ def _seconds(given: Seconds | None) -> float | None:
 
 async def _look(wanted: _Wanted, settings: Settings | None, what: str) -> tuple[list[Row], str]:
     """Return the jobs of the kind that wait, and what a failed assertion shows."""
-    async with database_at(settings_in_use(settings, what)) as database:
+    own = settings_in_use(settings, what)
+    async with database_at(own) as database:
         rows = await for_tests.jobs_of_kind(database, wanted.kind)
         others = await for_tests.waiting_of_others(database, wanted.kind)
     waiting = [row for row in rows if row.status in _WAITING]
+    contents = Contents.of(own)
+    if wanted.has_payload or contents.codec is not None:
+        waiting = [_decoded(row, contents, wanted.kind) for row in waiting]
     lines = list(_listed(waiting, rows, wanted.kind))
     if others and not waiting:
         lines.append("of other kinds wait: " + ", ".join(f"{n} {kind}" for kind, n in others.items()))
     if wanted.has_payload and waiting and not any(map(wanted.fits, waiting)):
         lines += _difference(wanted, waiting)
     return waiting, "\n".join(lines)
+
+
+def _decoded(row: Row, contents: Contents, kind: str) -> Row:
+    owner = owner_of_payload(row.id, row.waiting_key, is_scheduled=row.scheduled_for is not None)
+    return row._replace(payload=contents.decode_value(row.payload, "payload", kind, owner))
 
 
 def _listed(waiting: Sequence[Row], rows: Sequence[Row], kind: str) -> list[str]:

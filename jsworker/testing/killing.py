@@ -20,9 +20,8 @@ from jsworker.core.errors import InvalidTarget
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings, variable_of
 from jsworker.embedded import start_with_parent
-from jsworker.ownership import for_tests
 from jsworker.testing.killed_worker import ENDED_BEFORE
-from jsworker.testing.servers import database_at, settings_in_use
+from jsworker.testing.servers import settings_in_use
 from jsworker.worker.pipeline.kinds import resolve_kinds
 
 _LEAST_STALLS: Final = 3
@@ -122,19 +121,18 @@ async def kill_worker_during(
         killed = await asyncio.to_thread(_run, own, {**order, "at": [type(at).__name__, *at]}, timeout)
         _check_killed(killed, kind.name, at, timeout)
         second = await asyncio.to_thread(_run, own, {**order, "dead": killed.worker_id}, timeout)
-        async with database_at(own) as database:
-            row = await for_tests.state_of(database, job.id)
+        found = await client.get(job.id)
         if second.code != 0:
             raise AssertionError(
                 f"the second worker did not finish job {job.id} of kind {kind.name} within {timeout:g} s: "
-                f"it is {row['status']}, last error: {row['last_error']}{_log(second)}"
+                f"it is {found.status}, last error: {found.last_error}{_log(second)}"
             )
         return KilledJob(
             job_id=job.id,
-            status=row["status"],
-            result=row["result"],
-            error=row["last_error"],
-            runs=row["fencing_token"],
+            status=found.status,
+            result=found.result,
+            error=found.last_error,
+            runs=found.fencing_token,
             timeline=await client.timeline(job.id),
         )
 

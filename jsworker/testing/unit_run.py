@@ -14,7 +14,7 @@ from jsworker.core.contents import PLAIN
 from jsworker.core.errors import JobCancelled
 from jsworker.core.events import Events
 from jsworker.core.job import Job, MemberResult
-from jsworker.core.processor import JobProcessor
+from jsworker.core.processor import Payload, ProcessorOf
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.given_session import GivenSession
@@ -43,8 +43,8 @@ def run_of(error: BaseException) -> JobRun:
 
 
 async def run_job(
-    processor: JobProcessor[Any] | type[JobProcessor[Any]],
-    payload: Any,
+    processor: ProcessorOf[Payload, Any] | type[ProcessorOf[Payload, Any]],
+    payload: Payload | Mapping[str, Any],
     *,
     attempt: int = 1,
     cleared: bool = False,
@@ -68,7 +68,7 @@ async def run_job(
 
     Args:
         processor: a processor, or its class.
-        payload: as for ``JobClient.enqueue``.
+        payload: as for ``JobClient.enqueue``; also a model's fields as a dict.
         attempt: what ``job.attempt`` says.
         cleared: what ``job.cleared`` says: whether an earlier run has been taken back.
         clear_reason: what ``job.clear_reason`` says.
@@ -93,7 +93,8 @@ async def run_job(
             else. ``run_of(error)`` is the run.
     """
     settings = settings or settings_without_servers()
-    kind = resolve_kinds([processor], settings)[processor.kind]
+    given: Any = processor
+    [kind] = resolve_kinds([given], settings).values()
     run_id, most = job_id or new_job_id(), settings.max_payload_bytes
     text = stored_payload(payload_text(type(kind.processor), payload), kind.name, run_id, PLAIN, most)
     claimed = ClaimedJob(

@@ -1,8 +1,9 @@
 """A test case for ``unittest``, with the same servers, databases and client as the fixtures of pytest."""
 
 import unittest
+from functools import cached_property
 
-from jsworker.client import JobClient
+from jsworker.client import JobClient, SyncJobClient
 from jsworker.core.settings import Settings
 from jsworker.testing.servers import servers_of_process
 
@@ -25,6 +26,11 @@ class JsworkerTestCase(unittest.IsolatedAsyncioTestCase):
         """Make the test's database."""
         super().setUp()
         self.settings = self.enterContext(servers_of_process().test_settings())
+
+    @cached_property
+    def sync_job_client(self) -> SyncJobClient:
+        """An open client for plain methods, made when it is first asked for."""
+        return self.enterContext(SyncJobClient(self.settings))
 
     async def asyncSetUp(self) -> None:
         """Open the client."""

@@ -4,20 +4,26 @@ import copy
 import dataclasses
 import json
 import pickle
+import re
 from datetime import timedelta
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any, get_args
 from uuid import UUID, uuid4
 
 import pytest
+from sqlalchemy import TextClause
 
 from jsworker import JobClient, JobDetails, JobEvent, JobInfo, StepInfo
-from jsworker.client.job_info import JobStatus
-from jsworker.ownership import schema
+from jsworker.client.job_info import JobEventName, JobStatus
+from jsworker.ownership import schema, transitions
 from jsworker.ownership.queries import listing
 from jsworker.ownership.transitions.steps import steps_of
 from tests.worker.rows import Rows
 
 pytestmark = pytest.mark.usefixtures("patient")
+
+INTO_TIMELINE = r"(?s)INSERT INTO jsworker\.job_events [^)]*\)\s+(?:SELECT |VALUES \()\S+(?: AS id)?,\s(.*?),"
 
 
 def names(record: Any) -> list[str]:
@@ -114,3 +120,18 @@ def test_words_are_those_of_the_table() -> None:
     assert get_args(JobStatus) == schema.STATUSES
     [held_by, _] = get_args(JobInfo.__annotations__["held_by"])
     assert get_args(held_by) == schema.HELD_BY
+
+
+def test_names_of_events_are_those_that_statements_write() -> None:
+    modules = [
+        import_module(each.name) for each in iter_modules(transitions.__path__, f"{transitions.__name__}.")
+    ]
+    statements = {
+        str(each) for module in modules for each in vars(module).values() if isinstance(each, TextClause)
+    }
+    written = {"failed"}  # by CASE … ELSE failed.status
+    for columns in re.findall(INTO_TIMELINE, "\n".join(statements)):
+        names = re.findall(r"(?:^|THEN |ELSE )'(\w+)'", columns)
+        assert names, columns
+        written.update(names)
+    assert written == set(get_args(JobEventName))

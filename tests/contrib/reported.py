@@ -45,6 +45,8 @@ class Failing(JobProcessor):
                 raise ValueError("wrong")
             case "raise as a database":
                 raise ValueError(f"duplicate key\nDETAIL: Key (name)=({secret}) already exists.")
+            case "raise with the secret":
+                raise ValueError(f"no {secret}") from KeyError(secret)
             case "fail":
                 raise Fail("for good")
             case "retry":

@@ -1,7 +1,7 @@
 """Sentry: each failed attempt is one event, with the job's facts and without its payload."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from jsworker.contrib.sentry import sentry_scope
 from jsworker.core.settings import Settings
 from jsworker.worker.worker import Worker
 from tests.contrib.reported import Collecting, Failing, FailingAlone, FailingPlainly
+from tests.test_contents import OLD, text_of_keys
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
@@ -55,6 +56,22 @@ async def test_what_a_database_repeats_of_a_row_is_left_out(
     await rows.becomes(job.id, "scheduled")
     [event] = events
     assert event["exception"]["values"][0]["value"] == "duplicate key"
+    assert SECRET not in json.dumps(event)
+
+
+async def test_with_a_codec_the_words_of_errors_are_left_out_as_in_the_row(
+    make_settings: Callable[..., Settings], rows: Rows, start: StartWorker, events: list[dict[str, Any]]
+) -> None:
+    sealed = make_settings(encryption_keys=text_of_keys(old=OLD))
+    await start(Failing, with_settings=sealed)
+    async with JobClient(sealed) as client:
+        job = await client.enqueue("failing", {"does": "raise with the secret", "secret": SECRET})
+        row = await rows.becomes(job.id, "scheduled")
+    [event] = events
+    errors = event["exception"]["values"]
+    assert [error["type"] for error in errors] == ["KeyError", "ValueError"]
+    assert {row["last_error"].splitlines()[0]} == {f"ValueError: {error['value']}" for error in errors}
+    assert errors[-1]["stacktrace"]["frames"][-1]["function"] == "process"
     assert SECRET not in json.dumps(event)
 
 

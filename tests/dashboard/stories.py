@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from jsworker.client.job_info import JobDetails, JobEvent
+from jsworker.client.job_info import JobDetails, JobEvent, JobEventName
 
 BEGIN: Final = datetime(2026, 11, 25, 12, 0, tzinfo=UTC)
 
@@ -26,7 +26,12 @@ def job(**columns: Any) -> JobDetails:
 
 
 def event(
-    seconds: float, name: str, token: int, worker: str | None = None, error: str | None = None, **detail: Any
+    seconds: float,
+    name: JobEventName,
+    token: int,
+    worker: str | None = None,
+    error: str | None = None,
+    **detail: Any,
 ) -> JobEvent:
     """Return an entry of the timeline."""
     return JobEvent(after(seconds), name, worker, token, error, detail or None)

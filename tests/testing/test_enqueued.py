@@ -5,10 +5,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
-from jsworker import Job, JobClient, JobProcessor, SyncJobClient
+from jsworker import Job, JobClient, JobProcessor, KeyMissing, Settings, SyncJobClient
 from jsworker.testing import assert_enqueued, assert_not_enqueued, sync, work_until_empty
+from tests.test_contents import OLD, text_of_keys
 
 
 class Mail(BaseModel):
@@ -99,6 +100,21 @@ async def test_a_failure_of_the_opposite_shows_what_waits(job_client: JobClient)
         "1 of kind send-letter wait:",
         f'  {job.id} queued: {{"to": "a"}}',
     ]
+
+
+async def test_encrypted_payloads_are_read_with_the_keys_of_the_settings(jsworker_settings: Settings) -> None:
+    keys = SecretStr(text_of_keys(old=OLD))
+    sealed = jsworker_settings.model_copy(update={"encryption_keys": keys})
+    async with JobClient(sealed) as client:
+        await client.enqueue(SendMail, Mail(to="a"))
+        await client.enqueue(SendMail, Mail(to="b"), unique_key="k", unique="waiting")
+    await assert_enqueued(SendMail, {"to": "a"}, count=1, settings=sealed)
+    await assert_enqueued(SendMail, {"to": "b"}, unique_key="k", settings=sealed)
+    with pytest.raises(AssertionError, match=r'queued: \{"to": "a", '):
+        await assert_not_enqueued(SendMail, {"to": "a"}, settings=sealed)
+    await assert_enqueued(SendMail, count=2)
+    with pytest.raises(KeyMissing):
+        await assert_not_enqueued(SendMail, {"to": "a"})
 
 
 async def test_what_can_be_no_priority_is_refused(job_client: JobClient) -> None:

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from jsworker import Job, JobProcessor, Settings
 from jsworker.core.errors import InvalidPayload, InvalidTarget
 from jsworker.testing import AfterSeconds, AtProgress, AtStep, kill_worker_during, sync
+from tests.test_contents import OLD, text_of_keys
 from tests.testing.jobs_to_kill import NAMED, Effects, InTransaction, Quick, Slow, Stepwise, Stuck
 
 Lines = Callable[[], list[str]]
@@ -33,6 +35,14 @@ async def test_killed_at_a_step_only_that_one_is_called_twice(effects: Lines) ->
     killed = await kill_worker_during(Stepwise, {}, at=AtStep("second"))
     assert (killed.result, killed.runs) == (["first", "second", "third"], 2)
     assert effects() == ["first", "second", "second", "third"]
+
+
+async def test_the_result_of_an_encrypted_job_is_read(effects: Lines, jsworker_settings: Settings) -> None:
+    keys = SecretStr(text_of_keys(old=OLD))
+    sealed = jsworker_settings.model_copy(update={"encryption_keys": keys})
+    killed = await kill_worker_during(Effects, {}, settings=sealed)
+    assert (killed.result, killed.runs) == ("result", 2)
+    assert effects() == ["begun", "half", "done"] * 2
 
 
 async def test_killed_at_a_progress(effects: Lines) -> None:

@@ -129,6 +129,11 @@ PASSING = {
                 with psycopg.connect(self.settings.database_dsn()) as connection:
                     connection.execute("SELECT FROM pages")
 
+            def test_a_client_that_waits(self):
+                self.addCleanup(lambda: self.assertRaises(RuntimeError, self.sync_job_client.list))
+                self.sync_job_client.enqueue(CountWords, {"text": "a"})
+                assert work_until_empty([CountWords]).completed["count-words"] == 1
+
             def test_a_plain_function(self):
                 assert_not_enqueued(CountWords)
                 assert run_job(CountWords, {"text": "a"}).result == 1
@@ -227,7 +232,7 @@ def test_every_kind_of_test_works_in_processes_that_share_servers(
     before = servers_processes()
     result = project(PASSING)("-n", "2")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "11 passed" in result.stdout
+    assert "12 passed" in result.stdout
     assert len(set((tmp_path / "places").read_text().split())) == 1
     deadline = time.monotonic() + 60
     while servers_processes() - before and time.monotonic() < deadline:  # they end with a signal
@@ -299,7 +304,7 @@ def test_test_cases_alone_use_the_template_of_the_session(
         JSWORKER_TEST_DATABASE_URL=servers.postgres.url,
         JSWORKER_TEST_NATS_URL=servers.nats.url,
     )
-    assert "3 passed" in result.stdout, result.stdout
+    assert "4 passed" in result.stdout, result.stdout
 
 
 def test_a_database_and_a_stream_last_as_long_as_their_test(servers: TestServers) -> None:

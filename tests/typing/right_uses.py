@@ -25,6 +25,10 @@ from jsworker import (
     enqueue_statement,
     job,
 )
+from jsworker.client.job_info import JobEventName
+from jsworker.contrib import django
+from jsworker.ownership.transitions.enqueue import Enqueued
+from jsworker.testing import JobRun, run_job, sync
 
 
 class Text(BaseModel):
@@ -130,6 +134,26 @@ async def enqueueing(
     enqueue_statement("count-words", {})
 
 
+def in_django(given: type[JobProcessor[Any]]) -> None:
+    text = Text(text="to be")
+    assert_type(django.enqueue(CountWords, text, unique_key="a", using="jobs", delay=60), Enqueued)
+    django.enqueue(TidyUp, {"since": 3})
+    django.enqueue(count_letters, text)
+    django.enqueue("count-words", {"text": ""})
+    django.enqueue(given, 7)
+
+
+async def testing(given: type[JobProcessor[Any]]) -> None:
+    text = Text(text="to be")
+    assert_type(await run_job(CountWords, text, attempt=2), JobRun)
+    await run_job(CountWords(), {"text": ""})
+    await run_job(TidyUp, {})
+    await run_job(Translate, None)
+    await run_job(count_letters, LongText(text=""))
+    await run_job(given, 7)
+    assert_type(sync.run_job(CountLines, text), JobRun)
+
+
 async def results(client: JobClient) -> None:
     handle = await client.enqueue(CountWords, Text(text=""))
     assert_type(handle.id, UUID)
@@ -171,6 +195,7 @@ async def reading(client: JobClient, job_id: UUID) -> None:
     assert_type(found.finished_at, datetime | None)
     assert_type(await client.list(status="failed", priority="low"), list[JobInfo])
     assert_type(await client.timeline(job_id), list[JobEvent])
+    assert_type((await client.timeline(job_id))[0].event, JobEventName)
     assert_type(await client.steps(job_id), list[StepInfo])
     assert_type(found.to_dict(), dict[str, Any])
     known: JobInfo = found

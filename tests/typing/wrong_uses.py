@@ -3,6 +3,8 @@
 from uuid import UUID
 
 from jsworker import Event, Job, JobClient, JobProcessor, SyncJobClient, Worker, enqueue_statement, job
+from jsworker.contrib import django
+from jsworker.testing import run_job, sync
 from tests.typing.right_uses import (
     CountLines,
     CountWords,
@@ -42,6 +44,20 @@ async def enqueueing(client: JobClient) -> None:
     await client.enqueue_many(CountWords, [text], unique_keys=[7])  # error
     enqueue_statement(CountWords, OtherText(text=""))  # error
     enqueue_statement(NoProcessor, text)  # error
+
+
+def in_django() -> None:
+    django.enqueue(CountWords, OtherText(text=""))  # error
+    django.enqueue(CountWords, {"text": ""})  # error
+    django.enqueue(NoProcessor, Text(text=""))  # error
+    django.enqueue(CountWords, Text(text=""), delai=60)  # error
+
+
+async def testing() -> None:
+    await run_job(CountWords, 7)  # error
+    await run_job(CountWords(), OtherText(text=""))  # error
+    await run_job(NoProcessor, Text(text=""))  # error
+    sync.run_job(CountLines, "text")  # error
 
 
 async def results(client: JobClient) -> int:
@@ -110,6 +126,7 @@ async def reading(client: JobClient, job_id: UUID) -> None:
     (await client.list())[0].payload  # error
     await client.list(status="done")  # error
     await client.list(priority="urgent")  # error
+    assert (await client.timeline(job_id))[0].event == "taken back"  # error
 
 
 def tell(event: Event) -> None:

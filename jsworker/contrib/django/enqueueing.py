@@ -1,16 +1,17 @@
 """Enqueueing through Django's own connection: the job is there if, and only if, the transaction commits."""
 
-from typing import Any, Final
+from typing import Any, Final, overload
 
 from django.db import connections, transaction
 from typing_extensions import Unpack
 
 from jsworker.client import SyncJobClient
-from jsworker.client.enqueueing import Kind, enqueue_statement, kind_name
+from jsworker.client.enqueueing import enqueue_statement, kind_name
 from jsworker.contrib.django.configuration import database_alias, jsworker_settings
 from jsworker.core.enqueue_options import EnqueueOptions
 from jsworker.core.errors import TransitionRefused
 from jsworker.core.names import shown
+from jsworker.core.processor import Payload, ProcessorOf
 from jsworker.core.settings import Settings
 from jsworker.ownership.driver_sql import for_psycopg
 from jsworker.ownership.transitions.enqueue import Enqueued
@@ -30,8 +31,30 @@ def jobs_client() -> SyncJobClient:
     return _clients.get(settings) or _clients.setdefault(settings, SyncJobClient(settings))
 
 
+@overload
 def enqueue(
-    kind: Kind,
+    kind: type[ProcessorOf[Payload, Any]],
+    payload: Payload,
+    *,
+    unique_key: str | None = None,
+    using: str | None = None,
+    **options: Unpack[EnqueueOptions],
+) -> Enqueued: ...
+
+
+@overload
+def enqueue(
+    kind: str,
+    payload: Any,
+    *,
+    unique_key: str | None = None,
+    using: str | None = None,
+    **options: Unpack[EnqueueOptions],
+) -> Enqueued: ...
+
+
+def enqueue(
+    kind: str | type[Any],
     payload: Any,
     *,
     unique_key: str | None = None,

@@ -118,6 +118,11 @@ class RunLease:
         """Whether the job is to be cancelled."""
         return self._run.cancelled
 
+    @property
+    def conceals(self) -> bool:
+        """Whether errors of the run are shown without their words."""
+        return self._run.kind.conceals
+
     async def update_progress(self, stage: str | None, progress: float | None, message: str | None) -> None:
         """Store how far the run is."""
         written = checked_progress(stage, progress, message)
