@@ -13,7 +13,6 @@ from typing import Final
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
-from jsworker.core.events import EventName
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import heartbeat, workers
 from jsworker.ownership.transitions.heartbeat import Beat, Held
@@ -100,8 +99,8 @@ class Heartbeat:
         )
         if is_to_drain is not slots.is_drained:
             slots.is_drained = is_to_drain
-            name: EventName = "worker.drained" if is_to_drain else "worker.undrained"
-            context.events.emit(name, worker_id=context.worker_id, in_hand=len(self._in_flight.runs))
+            facts = {"worker_id": context.worker_id, "in_hand": len(self._in_flight.runs)}
+            context.events.emit("worker.drained" if is_to_drain else "worker.undrained", **facts)
             self._hand_back_waiting()
             context.room.notify()
 

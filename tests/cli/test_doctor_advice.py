@@ -72,4 +72,4 @@ def test_events_exist() -> None:
 
 
 def test_documents_exist() -> None:
-    assert all((ROOT / name).is_file() for name in advised(r"\bdocs/[\w.-]+"))
+    assert all((ROOT / name).is_file() for name in advised(r"\bdocs/[\w./-]*\w"))

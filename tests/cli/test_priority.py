@@ -79,7 +79,7 @@ def test_filters_choose_by_priority(cli: Cli, sql: Sql) -> None:
 def test_a_schedule_has_a_priority(cli: Cli) -> None:
     cli("schedules", "add", "nightly", "double", "--every", 3600, "--priority", "low").ok()
     [schedule] = cli("schedules", "list", "--json").ok().json
-    assert schedule["priority"] == 2
+    assert schedule["priority"] == "low"
 
 
 def test_consumers_of_lanes_are_made_on_request_and_the_doctor_knows_them(cli: Cli) -> None:

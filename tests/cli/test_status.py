@@ -70,7 +70,14 @@ class TestStatus:
         assert double["per_minute"]["completed"] == pytest.approx(0.2)
         assert (shout["failed"], shout["per_minute"]["failed"]) == (1, 0.0)
         assert (found["bound"], found["after"]) == (10_000, None)
-        assert found["workers"] == {"alive": 2, "draining": 1, "silent": 1, "slots": 20, "busy": 1}
+        assert found["workers"] == {
+            "alive": 2,
+            "draining": 1,
+            "drained": 0,
+            "silent": 1,
+            "slots": 20,
+            "busy": 1,
+        }
 
     def test_what_is_paused_and_what_somebody_should_look_at(self, cli: Cli, jobs: Sql) -> None:
         assert cli("pause", "double", "--reason", "the bank is closed").code == 0

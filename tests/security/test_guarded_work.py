@@ -284,9 +284,8 @@ async def test_the_dashboard_reads_as_the_role_that_it_is_told(
     login = "guarded_dashboard"
     for role in ("operator", "reader"):
         make_logins(guarded.admin_url, {role: login})
-    settings = guarded_settings("operator").model_copy(
-        update={"database_url": as_role(guarded.admin_url, login), "nats_url": None}
-    )
+    own = as_role(guarded.admin_url, login)
+    settings = guarded_settings("operator", database_url=own, **nats_user("producer"))
     job_id, whoami = insert_job(sql, "failed"), text("SELECT CAST(CURRENT_USER AS text) AS role")
     async with JobClient(settings) as client:
         viewer = Viewer(dashboard(client, read_role="jsworker_reader"))

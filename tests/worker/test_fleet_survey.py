@@ -19,7 +19,7 @@ from jsworker.stream.jetstream import Stream
 from jsworker.telemetry.figures import packed, unpacked
 from jsworker.telemetry.metrics import of_fleet
 from jsworker.telemetry.worker_status import MOST_KINDS, OTHER_KINDS, Fleet
-from jsworker.worker.maintenance import fleet_survey
+from jsworker.worker.maintenance import fleet_survey, throttled_scan
 from jsworker.worker.maintenance.fleet_survey import FleetSurvey
 from tests.support.contexts import make_context
 from tests.support.proxy import Proxy, proxied
@@ -192,8 +192,9 @@ async def test_for_how_long_workflows_are_left_is_seen_from_survey_to_survey(
 
 
 async def test_a_count_that_takes_too_long_is_not_repeated_soon(
-    settings: Settings, cut_off: tuple[Proxy, Stream]
+    settings: Settings, cut_off: tuple[Proxy, Stream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(throttled_scan, "_QUICK_SECONDS", 0.02)
     _, stream = cut_off
     async with proxied(settings.database_url) as (proxy, url):
         slow = Database(url, statement_timeout=0.2)
