@@ -277,6 +277,13 @@ async def test_jobs_of_every_priority_run_with_the_least_rights(
     assert "permission denied" not in worker.log
 
 
+async def test_an_operator_enqueues_where_nats_is_set(run: Run, guarded_settings: MakeSettings) -> None:
+    made = await asyncio.to_thread(run, "worker", "operator", "stream", "ensure", "echo")
+    assert made.code == 0, made.err
+    async with JobClient(guarded_settings("operator", **nats_user("producer"))) as client:
+        assert (await client.enqueue("echo", {"n": 1})).created
+
+
 async def test_the_dashboard_reads_as_the_role_that_it_is_told(
     guarded: Guarded, guarded_settings: MakeSettings, sql: Sql
 ) -> None:
@@ -285,7 +292,7 @@ async def test_the_dashboard_reads_as_the_role_that_it_is_told(
     for role in ("operator", "reader"):
         make_logins(guarded.admin_url, {role: login})
     own = as_role(guarded.admin_url, login)
-    settings = guarded_settings("operator", database_url=own, **nats_user("producer"))
+    settings = Settings(database_url=own, statement_timeout=5.0)
     job_id, whoami = insert_job(sql, "failed"), text("SELECT CAST(CURRENT_USER AS text) AS role")
     async with JobClient(settings) as client:
         viewer = Viewer(dashboard(client, read_role="jsworker_reader"))
