@@ -47,6 +47,7 @@ from jsworker.core.job import Job
 from jsworker.core.schedule_rules import Every
 from jsworker.core.settings import Settings
 from jsworker.core.targets import load_processors
+from tests.client.test_enqueue import Order as NumberedOrder
 from tests.client.test_enqueue import ShipOrder
 from tests.support.servers import TEMPLATE, TestServers, copy_database, drop_database
 from tests.test_contents import OLD, text_of_keys
@@ -92,7 +93,7 @@ class TestEnqueue:
     def test_job_and_row_are_committed_together(self) -> None:
         with transaction.atomic():
             order = Order.objects.create(item="tea", cents=250)
-            job = enqueue(ShipOrder, {"number": order.pk})
+            job = enqueue(ShipOrder, NumberedOrder(number=order.pk))
             assert job.created
         stored = StoredJob.objects.get()
         assert (stored.id, stored.kind, stored.payload["number"]) == (job.id, ShipOrder.kind, order.pk)
@@ -150,7 +151,7 @@ class TestEnqueue:
 
     def test_a_payload_that_does_not_fit_is_refused(self) -> None:
         with pytest.raises(InvalidPayload):
-            enqueue(ShipOrder, {"number": "seven"})
+            enqueue(ShipOrder, {"number": "seven"})  # type: ignore[misc]
         with override_settings(JSWORKER={"MAX_PAYLOAD_BYTES": 10}), pytest.raises(InvalidPayload):
             enqueue(KIND, {"text": "longer than ten bytes"})
 

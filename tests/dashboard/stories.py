@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 from uuid import UUID
 
 from jsworker.client.job_info import JobDetails, JobEvent, JobEventName
@@ -26,15 +26,10 @@ def job(**columns: Any) -> JobDetails:
 
 
 def event(
-    seconds: float,
-    name: JobEventName,
-    token: int,
-    worker: str | None = None,
-    error: str | None = None,
-    **detail: Any,
+    seconds: float, name: str, token: int, worker: str | None = None, error: str | None = None, **detail: Any
 ) -> JobEvent:
-    """Return an entry of the timeline."""
-    return JobEvent(after(seconds), name, worker, token, error, detail or None)
+    """Return an entry of the timeline; a row may hold any name."""
+    return JobEvent(after(seconds), cast("JobEventName", name), worker, token, error, detail or None)
 
 
 def zombie() -> tuple[JobDetails, list[JobEvent]]:
