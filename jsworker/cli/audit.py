@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
+from uuid import UUID
 
-from jsworker.cli.options import After, Json, Limit, new_app
+from jsworker.cli.options import Json, Limit, new_app, option
 from jsworker.cli.output import cell, folded, moment, print_json, print_table, remark, remark_next_page, right
 from jsworker.cli.selection import ask_database
 from jsworker.ownership.transitions.audit import Action, list_actions
@@ -13,7 +14,12 @@ app = new_app()
 
 
 @app.command()
-def audit(*, limit: Limit = 50, after: After = None, as_json: Json = False) -> None:
+def audit(
+    *,
+    limit: Limit = 50,
+    after: Annotated[UUID | None, option("ID", "Go on behind this action; --json shows its id.")] = None,
+    as_json: Json = False,
+) -> None:
     """List who did what, the last action first: retries, cancellations, pauses, limits, schedules.
 
     WHO is what the command or the application said; by which login of the database it was done, --json shows.

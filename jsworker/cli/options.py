@@ -78,9 +78,9 @@ def new_app(*, add_completion: bool = False, **options: Any) -> typer.Typer:
     return _App(add_completion=add_completion, rich_markup_mode="markdown", **{"cls": Group, **options})
 
 
-def argument(metavar: str, meaning: str) -> Any:
+def argument(metavar: str, meaning: str, **rules: Any) -> Any:
     """Declare an argument."""
-    return typer.Argument(metavar=metavar, help=meaning, show_default=False)
+    return typer.Argument(metavar=metavar, help=meaning, show_default=False, **rules)
 
 
 def option(metavar: str, meaning: str, **rules: Any) -> Any:

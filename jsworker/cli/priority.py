@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Annotated
+from typing import Annotated, get_args
 from uuid import UUID
 
 from jsworker.cli import options
@@ -17,9 +17,14 @@ from jsworker.ownership.transitions.priorities import set_priorities
 app = options.new_app()
 
 
+def _priorities(incomplete: str) -> list[str]:
+    """Complete what follows the ids, which a shell takes for another one."""
+    return [each for each in get_args(Priority) if each.startswith(incomplete)]
+
+
 @app.command()
 def priority(
-    ids: Annotated[list[UUID], argument("ID...", "The jobs' ids.")],
+    ids: Annotated[list[UUID], argument("ID...", "The jobs' ids.", autocompletion=_priorities)],
     priority: Annotated[Priority, argument("PRIORITY", "high, normal or low.")],
     *,
     as_json: options.Json = False,

@@ -30,6 +30,7 @@ def test_every_setting_is_an_option_with_its_description(cli: Cli, monkeypatch: 
         ("jsworker run my_jobs --log-level w", ["warning"]),
         ("jsworker run my_jobs --recover-on-start ", ["true", "false"]),
         ("jsworker jobs --status c", ["completed", "cancelled"]),
+        ("jsworker priority 01a2074f-a6fa-739d-acb3-4f19a2de76ad h", ["high"]),
     ],
 )
 def test_a_shell_completes_values(
