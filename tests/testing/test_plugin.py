@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 from uuid import uuid4
 
 import psutil
@@ -430,3 +431,24 @@ def test_settings_of_given_servers_ignore_the_environment(
     settings = settings_at(given)
     assert (settings.database_dsn(), settings.nats_token) == (servers.postgres.url, None)
     assert os.environ["JSWORKER_DATABASE_URL"] == "postgresql://production/real"
+
+
+def test_a_database_for_a_test_is_one_copy_on_a_connection_that_is_kept(
+    jsworker_servers: RunningServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with jsworker_servers.test_settings():
+        pass  # makes the template
+    executed: list[str] = []
+    execute = psycopg.Connection.execute
+
+    def note(connection: Any, statement: Any, *arguments: Any) -> Any:
+        executed.append(statement.as_string())
+        return execute(connection, statement, *arguments)
+
+    monkeypatch.setattr(psycopg.Connection, "execute", note)
+    monkeypatch.setattr(psycopg, "connect", None)
+    with jsworker_servers.test_settings():
+        pass
+    made, dropped = executed
+    assert re.match('CREATE DATABASE "jsworker_test_.*" TEMPLATE "jsworker_test_.*" STRATEGY FILE_COPY', made)
+    assert dropped.startswith("DROP DATABASE")
