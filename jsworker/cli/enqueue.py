@@ -143,8 +143,7 @@ def _enqueue_equal(
     results: list[Any] = []
 
     def print_ids(batch: Sequence[Enqueued]) -> None:
-        for each in batch:
-            print_line(str(each.id))
+        print_line("\n".join(str(each.id) for each in batch))
 
     async def print_result(client: JobClient, job_id: UUID) -> None:
         try:
