@@ -547,6 +547,12 @@ class TestEmbeddedPostgres:
             server.discard()
         assert not server.cluster.exists()
 
+    def test_without_proc_the_folder_is_named(self, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(postgres, "_WORKING_FOLDER", prepared / "missing")
+        with EmbeddedPostgres(prepared / "postgres", settings=THROWAWAY_SETTINGS) as server:
+            assert answers(server.url)
+            assert str(server.cluster) in psutil.Process(server.pid).cmdline()
+
     def test_programs_closed_to_others_serve_as_well(
         self, prepared: Path, tmp_path: Path, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -708,5 +708,12 @@ class TestCores:
             file.write_text(f"{text}\n")
         assert usable_cores(tmp_path) == cores
 
+    def test_elsewhere_they_are_those_of_the_machine(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delattr("os.sched_getaffinity", raising=False)
+        monkeypatch.setattr("os.cpu_count", lambda: 12)
+        assert usable_cores(tmp_path) == 12
+
     def test_they_are_the_default(self) -> None:
         assert Settings(database_url=URL).isolated_processes == usable_cores()

@@ -1,6 +1,7 @@
 """Django's settings, as short as they can be; `jsworker dev` says where the database is."""
 
 import os
+from importlib.util import find_spec
 from urllib.parse import unquote, urlsplit
 
 _place = urlsplit(os.environ.get("JSWORKER_DATABASE_URL", "postgresql://postgres@127.0.0.1:5432/postgres"))
@@ -32,10 +33,11 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.sessions",
     "django.contrib.staticfiles",
-    "django_tasks",
     "jsworker.contrib.django",
     "django_app.shop",
 ]
+if find_spec("django.tasks") is None:  # before Django 6.0
+    INSTALLED_APPS.append("django_tasks")
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",

@@ -199,7 +199,8 @@ def _perform(
     if wanted and not yes:
         known, wanted = _ask(verb, wanted)
     with operators_rights(verb):
-        return asyncio.run(report(_act(action, known, wanted, entry), as_json=as_json, expected=len(known)))
+        expected = None if wanted else len(known)
+        return asyncio.run(report(_act(action, known, wanted, entry), as_json=as_json, expected=expected))
 
 
 def _ask(verb: str, wanted: Selection) -> tuple[Found, Selection | None]:

@@ -145,8 +145,7 @@ async def _enqueue_many(
                     if as_json:
                         enqueued += batch
                     else:
-                        for each in batch:
-                            print_line(str(each.id))
+                        print_line("\n".join(str(each.id) for each in batch))
                     advance(len(batch))
             await client.publish_pending()
         _remark_unpublished(client, options)

@@ -51,8 +51,7 @@ def enqueue_lines(
     def take(batch: Sequence[Enqueued]) -> None:
         enqueued.extend(batch)
         if not as_json:
-            for each in batch:
-                print_line(str(each.id))
+            print_line("\n".join(str(each.id) for each in batch))
 
     with _opened(source) as (name, file):
         total = os.fstat(file.fileno()).st_size if progress_wanted(as_json=as_json) else 0

@@ -29,6 +29,7 @@ _LONGEST_CELL = 300
 _GAP = 2
 _LEAST_FOLDED = 20
 _MANY = 500
+_AT_ONCE = 100
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
 
 
@@ -129,18 +130,23 @@ def console(*, piped_columns: int = _UNCUT) -> Console:
 
 
 def progress_wanted(*, as_json: bool = False) -> bool:
-    """Return whether somebody looks at stderr for whom no other lines tell how far the command is."""
-    return sys.stderr.isatty() and not as_json and not sys.stdout.isatty()
+    """Return whether a bar is shown: a person looks at stderr."""
+    return sys.stderr.isatty() and not as_json
 
 
 @contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar on stderr for people who wait; yields what moves it on. None is shown for a total of 0."""
+def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Show a bar on stderr for people who wait; yields what moves it on.
+
+    It stays below the lines that are written meanwhile. Each write draws it anew, so many lines are written
+    at once. No bar is shown for a total of 0; None is a total that is not known.
+    """
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     shown_on = Console(stderr=True)
-    # rich would redirect stdout, where the results go, to the bar's own console.
+    # Results in a file or pipe stay there; on a terminal they have to make room for the bar.
+    on_terminal = sys.stdout.isatty()
     with Progress(
-        *columns, console=shown_on, transient=True, redirect_stdout=False, disable=not total
+        *columns, console=shown_on, transient=True, redirect_stdout=on_terminal, disable=total == 0
     ) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
@@ -165,24 +171,35 @@ def refused(subject: UUID | int, why: str, *, has_changed: bool = False) -> Acti
     return ActionOutcome(subject, "refused", why, has_changed)
 
 
-async def report(outcomes: AsyncIterator[ActionOutcome], *, as_json: bool, expected: int = 0) -> int:
-    """Write outcomes, line by line as they come or as one JSON array at the end, and return the exit code.
+async def report(outcomes: AsyncIterator[ActionOutcome], *, as_json: bool, expected: int | None = 0) -> int:
+    """Write outcomes, as lines while they come or as one JSON array at the end, and return the exit code.
 
-    What was done before an error is reported all the same. Where the lines go to a file, a bar shows how far
-    it is with the many that are ``expected``.
+    What was done before an error is reported all the same. A bar shows how far it is with the many that are
+    ``expected``, or, with None, how many it has done.
     """
     done: list[ActionOutcome] = []
-    watched = expected >= _MANY and progress_wanted(as_json=as_json)
+    lines: list[str] = []
+    watched = (expected is None or expected >= _MANY) and progress_wanted(as_json=as_json)
+
+    def print_lines() -> None:
+        if lines:
+            print_line("\n".join(lines))
+            lines.clear()
+
     try:
         with progress_bar("done", expected if watched else 0) as advance:
             async for outcome in outcomes:
                 done.append(outcome)
                 advance(1)
                 if outcome.refusal is not None:
+                    print_lines()
                     remark(outcome.refusal)
                 elif not as_json:
-                    print_line(f"{outcome.id} {outcome.outcome}")
+                    lines.append(f"{outcome.id} {outcome.outcome}")
+                    if not watched or len(lines) == _AT_ONCE:
+                        print_lines()
     finally:
+        print_lines()
         if as_json:
             print_json([{"id": each.id, "outcome": each.outcome} for each in done])
         left = sum(each.has_changed for each in done)

@@ -2,13 +2,12 @@
 
 import asyncio
 import signal
-import sys
 import time
 from dataclasses import dataclass
 from typing import Annotated
 
 from jsworker.cli.options import Json, OnlyKind, OnlyStatus, flag, new_app, option
-from jsworker.cli.output import print_json, print_line, progress_bar, remark
+from jsworker.cli.output import print_json, print_line, progress_bar, progress_wanted, remark
 from jsworker.cli.selection import choose_statuses, connected_database
 from jsworker.core.errors import SettingsError
 from jsworker.core.exit_codes import WrongUsage
@@ -62,7 +61,7 @@ def prune(
         check_kind(kind)
     seconds, done = _seconds(older_than), _Done()
     try:
-        shows_progress = sys.stderr.isatty() and not as_json
+        shows_progress = progress_wanted(as_json=as_json)
         asyncio.run(_prune(seconds, status, kind, done, dry_run=dry_run, shows_progress=shows_progress))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None

@@ -1,6 +1,7 @@
 """``retry``, ``cancel`` and ``clear``: by id, by filter, after a question, and what they refuse."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from uuid import uuid4
@@ -11,6 +12,14 @@ import pytest
 from tests.ownership.rows import NOW, STATES, Sql, ago, change_job, insert_job, read_events, read_job
 
 from .commands import Cli, Keyboard, Terminal
+
+FAILED_JOBS = """
+INSERT INTO jsworker.jobs
+  (id, kind, payload, status, failure_reason, fencing_token, attempts, errors, finished_at, dispatch)
+SELECT uuidv7(), 'double', '{}', 'failed', 'attempts', 1, 1, 1, clock_timestamp(), 1
+FROM generate_series(1, %s)
+RETURNING id
+"""
 
 
 def status(sql: Sql, job_id: object) -> str:
@@ -317,3 +326,20 @@ class TestChoice:
         assert terminal.wait() == 130
         assert "Traceback" not in terminal.text
         assert status(sql, job_id) == "queued"
+
+
+@pytest.mark.parametrize(("answer", "bar"), [("--yes", r"done .*600/\?"), ("y", "done .*600/600")])
+def test_a_terminal_shows_a_bar_below_the_lines(
+    sql: Sql, tmp_path: Path, cli_environment: Mapping[str, str], answer: str, bar: str
+) -> None:
+    ids = [row["id"] for row in sql.execute(FAILED_JOBS, [600])]
+    asked = [] if answer == "--yes" else ["retry 600 jobs"]
+    options = ["--kind", "double", *([] if asked else [answer])]
+    terminal = Terminal("retry", *options, cwd=tmp_path, environment=os.environ | cli_environment)
+    for question in asked:
+        terminal.read_until(question)
+        terminal.type(f"{answer}\n")
+    assert terminal.wait() == 0
+    lines = re.split(r"\n|\r|\x1b\[[0-9;?]*[A-Za-ln-z]", terminal.plain_text)
+    assert {f"{each} queued" for each in ids} <= set(lines)
+    assert any(re.search(bar, line) for line in lines)

@@ -12,7 +12,11 @@ import pytest
 from tests.support.djangos import closing, django_on  # first: it sets Django up
 
 from django.test import override_settings  # isort: skip
-from django_tasks import task_backends
+
+try:
+    from django.tasks import task_backends
+except ImportError:  # before Django 6.0
+    from django_tasks import task_backends
 
 import django_app.shop.jobs
 from jsworker import Worker

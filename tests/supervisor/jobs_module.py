@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import structlog
 
@@ -72,6 +72,18 @@ class HoldsGilAlone(JobProcessor):
         file.with_suffix(".unfinished").write_text(str(os.getpid()))
         file.with_suffix(".unfinished").rename(file)
         re.match(r"(a|aa)+$", "a" * 60 + "b")
+
+
+class LeaksApart(JobProcessor):
+    """Keeps memory, in an isolated process, and returns its id."""
+
+    isolation = "process"
+    max_memory_mb = 250
+    kept: ClassVar[list[bytes]] = []
+
+    def process(self, job: Job[dict[str, Any]]) -> int:
+        self.kept.append(b"x" * job.payload["bytes"])
+        return os.getpid()
 
 
 class Quiet(JobProcessor):

@@ -100,3 +100,17 @@ async def test_a_job_that_runs_alone_dies_with_its_owner_whatever_it_does(
     alone = await eventually(begun)
     parent.send(signal.SIGKILL, owner)
     await are_gone([alone])
+
+
+async def test_an_isolated_process_ends_by_its_memory_and_with_its_owner(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise("LeaksApart", isolated_processes=1, **SLOW_RULES)
+    [owner] = await parent.ready()
+    heavy = await client.enqueue("leaks-apart", {"bytes": 260_000_000})
+    first = (await ends_completed(sql, heavy.id))["result"]
+    await are_gone([first])
+    light = await client.enqueue("leaks-apart", {"bytes": 0})
+    second = (await ends_completed(sql, light.id))["result"]
+    parent.send(signal.SIGKILL, owner)
+    await are_gone([second])
