@@ -11,7 +11,7 @@ import pytest
 from jsworker.client import JobClient
 from tests.ownership.rows import Sql, counters, read_job, read_value
 from tests.supervisor.conftest import Supervise
-from tests.supervisor.test_deaths import ends_completed, owner_of_sleeper
+from tests.supervisor.test_deaths import SLOW_RULES, ends_completed, owner_of_sleeper
 from tests.support.polling import eventually
 
 STATES = "SELECT string_agg(DISTINCT state, ' ') FROM jsworker.workers"
@@ -74,7 +74,9 @@ async def test_a_second_signal_hands_everything_back(
 async def test_a_child_that_does_not_end_is_killed_and_its_jobs_are_not_counted(
     supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
-    parent = supervise("Blocks", shutdown_timeout=0.1, watchdog_timeout=1.9)
+    # At its own end the parent has two statement time-outs to take the jobs back.
+    unhurried = {"statement_timeout": 3.0, "heartbeat_interval": 4.0}
+    parent = supervise("Blocks", shutdown_timeout=0.1, watchdog_timeout=1.9, **unhurried, **SLOW_RULES)
     await parent.ready()
     job_id = (await client.enqueue("blocks", {})).id
     await parent.says("keeps the event loop")

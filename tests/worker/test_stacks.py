@@ -134,6 +134,8 @@ async def test_a_run_is_shown_without_what_wraps_its_thread(
 
     async def found() -> list[str]:
         answer = await told(settings, running.worker.id, job.id)
+        assert answer["job"], "it has not been claimed"
+        assert answer["job"]["stacks"], "the run has not begun"
         names = functions(answer["job"]["stacks"][0])
         assert "blocks" in names
         return names
