@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+from typing import Any
 
 import psutil
 import pytest
@@ -75,7 +76,7 @@ async def test_a_child_that_does_not_end_is_killed_and_its_jobs_are_not_counted(
     supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
     # At its own end the parent has two statement time-outs to take the jobs back.
-    unhurried = {"statement_timeout": 3.0, "heartbeat_interval": 4.0}
+    unhurried: dict[str, Any] = {"statement_timeout": 3.0, "heartbeat_interval": 4.0}
     parent = supervise("Blocks", shutdown_timeout=0.1, watchdog_timeout=1.9, **unhurried, **SLOW_RULES)
     await parent.ready()
     job_id = (await client.enqueue("blocks", {})).id
