@@ -55,6 +55,14 @@ class Excuses:
         fault = self._fault(worker, job, start, end, _ANY)
         return fault or self._slowness(worker, start, end)
 
+    def for_unknown_claim(self, start: float, end: float) -> str | None:
+        """Return why an owner may never have learned of its claim, and have sent no heartbeat for it.
+
+        On a crowded machine the answer to a claim comes after its time-out, and so does that to the search
+        for claims in nobody's hand.
+        """
+        return self._crowd(start, end)
+
     def _crowd(self, start: float, end: float) -> str | None:
         crowded = any(began <= end and ended >= start for began, ended in self._history.crowded)
         return "crowded machine" if crowded else None

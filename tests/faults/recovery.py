@@ -162,7 +162,13 @@ class Recovery:
             case "reset: dead":
                 return "dead" if self._excuses.is_dead(claim.worker, end) else None
             case _:
-                return self._excuses.for_silence(claim.worker, claim.job, start, end)
+                silence = self._excuses.for_silence(claim.worker, claim.job, start, end)
+                is_stale = cause in ("reset: stale", "reset: stale owner")
+                unknown = is_stale and not self._has_begun(claim)
+                return silence or (self._excuses.for_unknown_claim(claim.start, end) if unknown else None)
+
+    def _has_begun(self, claim: Claim) -> bool:
+        return any(run.token == claim.token for run in self._history.runs_of.get(claim.job, ()))
 
     def _end_of(self, run: Run) -> float:
         if run.end is not None:

@@ -385,6 +385,25 @@ def test_on_a_crowded_machine_a_job_is_taken_only_from_who_said_that_its_heartbe
     assert [rerun.excuse for rerun in verdict.reruns] == ["crowded machine" if fine else None]
 
 
+@pytest.mark.parametrize(
+    ("crowded", "begun", "fine"),
+    [((10.5, 12.0), False, True), ((10.5, 12.0), True, False), ((7.0, 8.0), False, False)],
+)
+def test_on_a_crowded_machine_a_claim_whose_owner_never_learned_of_it_may_be_taken(
+    crowded: tuple[float, float], *, begun: bool, fine: bool
+) -> None:
+    def unknown(history: History) -> None:
+        without_fault(history)
+        owner_lives_on(history)
+        history.crowded.append(crowded)
+        if not begun:
+            first = min(history.runs, key=lambda run: run.token)
+            history.runs.remove(first)
+            history.effects[:] = [each for each in history.effects if each.token != first.token]
+
+    assert ("false resets" in verdict_of(unknown).broken) is not fine
+
+
 def test_an_announced_quiet_phase_is_no_excuse_for_taking_the_job_that_announced_it() -> None:
     quiet = Fault("quiet_phase", 9.0, 12.5, frozenset({"loop"}), frozenset({"pod0"}))
 
