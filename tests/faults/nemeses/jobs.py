@@ -10,7 +10,7 @@ from tests.faults.battlefield import Battlefield, Nemesis
 from tests.faults.fleet import send
 from tests.faults.history import pid_of, pod_of
 
-_END_SECONDS = 60.0
+_END_SECONDS = 120.0
 _INTERVENTIONS = 8
 _PAUSE_SECONDS = 1.0
 _PAUSED = (("limited", "tenant-0"), ("rated", None))
