@@ -225,7 +225,8 @@ async def ended(sql: Sql, jobs: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 async def enqueue_all(settings: Settings, marks: Marks) -> dict[str, Any]:
-    async with JobClient(settings) as client:
+    patient = settings.model_copy(update={"statement_timeout": 10.0})
+    async with JobClient(patient) as client:
         jobs = {
             kind: (await client.enqueue(kind, {"secret": marks.payload, "number": marks.payload})).id
             for kind in (*FAILING, "keeps", "tells")
