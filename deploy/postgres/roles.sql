@@ -126,7 +126,7 @@ BEGIN
     GRANT EXECUTE ON FUNCTION jsworker.enqueue TO jsworker_worker, jsworker_producer, jsworker_operator;
   END IF;
   -- The first who asks for the installation's id makes it; there is room for one.
-  GRANT SELECT (id), INSERT (id) ON jsworker.installation TO jsworker_producer, jsworker_operator;
+  GRANT SELECT (id), INSERT (id) ON jsworker.installation TO jsworker_producer;
   GRANT SELECT ON jsworker.alembic_version TO jsworker_producer;
   -- What workers note of rows that were refused; older schemas have no such table.
   IF to_regclass('jsworker.refused_rows') IS NOT NULL THEN

@@ -277,11 +277,19 @@ async def test_jobs_of_every_priority_run_with_the_least_rights(
     assert "permission denied" not in worker.log
 
 
-async def test_an_operator_enqueues_where_nats_is_set(run: Run, guarded_settings: MakeSettings) -> None:
+async def test_operators_enqueue_and_readers_look_where_nats_is_set(
+    run: Run, guarded_settings: MakeSettings
+) -> None:
+    """Who may not make the id of the installation finds it."""
     made = await asyncio.to_thread(run, "worker", "operator", "stream", "ensure", "echo")
     assert made.code == 0, made.err
     async with JobClient(guarded_settings("operator", **nats_user("producer"))) as client:
-        assert (await client.enqueue("echo", {"n": 1})).created
+        job = await client.enqueue("echo", {"n": 1})
+    async with JobClient(guarded_settings("reader", **nats_user("producer"))) as client:
+        viewer = Viewer(dashboard(client))
+        await viewer.see("/")
+        await viewer.see(f"/jobs/{job.id}")
+        await viewer.http.aclose()
 
 
 async def test_the_dashboard_reads_as_the_role_that_it_is_told(

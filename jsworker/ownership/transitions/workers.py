@@ -81,11 +81,10 @@ WITH silent AS (
 DELETE FROM jsworker.workers AS w USING silent WHERE w.id = silent.id RETURNING w.id
 """)  # noqa: S608 -- a constant of this file
 
-INSTALLATION = text("""
-WITH created AS (
-  INSERT INTO jsworker.installation (id) VALUES (:id) ON CONFLICT DO NOTHING RETURNING id
-)
-SELECT id FROM created UNION ALL SELECT id FROM jsworker.installation WHERE NOT EXISTS (SELECT FROM created)
+INSTALLATION = text("SELECT id FROM jsworker.installation")
+# A statement of its own: the right to INSERT is for those who may come first, and for nobody else.
+MAKE_INSTALLATION = text("""
+INSERT INTO jsworker.installation (id) VALUES (:id) ON CONFLICT DO NOTHING RETURNING id
 """)
 
 # Longer than heartbeats may fail without their worker being taken for dead.
@@ -229,7 +228,7 @@ async def forget_workers(database: Database, *, silent_for: float) -> int:
 async def installation_id(database: Database) -> UUID:
     """Return the id of this installation; the first to ask makes it."""
     for _ in range(3):
-        rows = await database.run(INSTALLATION, {"id": uuid4()})
+        rows = await database.run(INSTALLATION) or await database.run(MAKE_INSTALLATION, {"id": uuid4()})
         if rows:
             found: UUID = rows[0].id
             return found
