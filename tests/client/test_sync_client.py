@@ -32,6 +32,7 @@ from jsworker.core.errors import (
 )
 from jsworker.core.job import kinds_of_slot
 from jsworker.core.settings import Settings
+from tests.support.polling import eventually
 from tests.support.proxy import proxied
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.recorder import Recorder
@@ -394,8 +395,13 @@ async def test_postgresql_may_be_away_and_come_back(
         proxy.cut()
         with pytest.raises(DatabaseUnavailable):
             await asyncio.to_thread(client.get, late.id)
+        refused = proxy.refused
         waiting = asyncio.create_task(asyncio.to_thread(client.result, late.id, 60))
-        await asyncio.sleep(0.5)
+
+        async def asks_in_vain() -> None:
+            assert proxy.refused > refused
+
+        await eventually(asks_in_vain)
         proxy.restore()
         with psycopg.connect(database_url, autocommit=True) as connection:
             connection.execute(

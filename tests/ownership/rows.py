@@ -138,3 +138,15 @@ def delete_rows(sql: Sql, table: LiteralString, where: LiteralString = "true") -
     with sql.transaction():
         sql.execute("SET LOCAL session_replication_role = replica")
         sql.execute(SQL("DELETE FROM jsworker.{} WHERE ").format(Identifier(table)) + SQL(where))
+
+
+def waits(sql: Sql) -> bool:
+    """Tell whether a statement of jsworker waits for another transaction's end."""
+    found = read_value(
+        sql,
+        """
+        SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name = 'jsworker' AND wait_event_type = 'Lock'
+        """,
+    )
+    return bool(found)

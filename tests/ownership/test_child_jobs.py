@@ -16,7 +16,8 @@ from jsworker.ownership.transitions.enqueue import ChildJob, JobTerms, NewJob, n
 from jsworker.ownership.transitions.settle import Completion, Refusals, Settled
 
 from .calls import complete, opened
-from .rows import KIND, WORKER, Sql, change_job, insert_job, read_events, read_job, read_value
+from .polling import eventually
+from .rows import KIND, WORKER, Sql, change_job, insert_job, read_events, read_job, read_value, waits
 
 CHILD = "child"
 
@@ -162,7 +163,7 @@ async def test_a_key_that_is_being_taken_is_waited_for(
             [new_job_id(), CHILD],
         )
         settling = asyncio.create_task(settled(database, job_id, child(1, unique_key="a")))
-        await asyncio.sleep(0.3)
+        await eventually(lambda: waits(sql), "the completion waits for the key")
         assert not settling.done()
         assert read_job(sql, job_id)["status"] == "processing"
         if commits:

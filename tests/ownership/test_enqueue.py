@@ -26,7 +26,7 @@ from jsworker.ownership.transitions.enqueue import (
 from jsworker.ownership.transitions.enqueue_terms import statement_for
 
 from .polling import eventually
-from .rows import KIND, Sql, age, insert_job, read_events, read_job, read_value
+from .rows import KIND, Sql, age, insert_job, read_events, read_job, read_value, waits
 
 MANY = 10_000
 
@@ -313,18 +313,6 @@ class TestUncommittedTwin:
             Enqueued(twin.id, created=False),
             Enqueued(new[2].id, created=True),
         ]
-
-
-def waits(sql: Sql) -> bool:
-    """Tell whether a statement of jsworker waits for another transaction's end."""
-    found = read_value(
-        sql,
-        """
-        SELECT count(*) FROM pg_stat_activity
-        WHERE datname = current_database() AND application_name = 'jsworker' AND wait_event_type = 'Lock'
-        """,
-    )
-    return bool(found)
 
 
 HOSTILE = [

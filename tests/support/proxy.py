@@ -18,6 +18,7 @@ class Proxy:
 
     Attributes:
         port: where clients connect, on 127.0.0.1.
+        refused: connections that were refused.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -26,6 +27,7 @@ class Proxy:
         self._serving: set[asyncio.Task[None]] = set()
         self._losses: list[_Loss] = []
         self._refuses = False
+        self.refused = 0
         self._swallows_requests = False
         self._swallows_answers = False
         self._delay = 0.0
@@ -138,6 +140,7 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._refuses:
+            self.refused += 1
             writer.transport.abort()
             return
         try:
