@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import psycopg
 import pytest
 
 from jsworker import Job, Limit, TransitionRefused
 from jsworker.client import JobClient
+from jsworker.worker.pipeline import intake
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, Gate, echo, scripted
 from tests.worker.rows import Rows
@@ -110,6 +112,36 @@ async def test_a_key_that_a_drained_worker_frees_is_left_to_others(
     await rows.becomes(held.id, "queued")
     other = await start(scripted(echo, limit=Limit(1)))
     assert (await rows.becomes(held.id, "completed"))["completed_by"] == other.worker.id
+
+
+async def test_a_row_that_was_locked_until_the_worker_was_drained_is_left_to_others(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(intake, "_LOCKED_TRIES", 1_000_000)
+    job = await client.enqueue(KIND, {})
+    with psycopg.connect(database_url) as holder:
+        holder.execute("SELECT FROM jsworker.jobs WHERE id = %s FOR UPDATE", [job.id])
+        running = await start(scripted(echo))
+        consumer = running.worker._components.pipeline.of_kind[KIND]
+
+        async def is_asked_for_again() -> None:
+            assert consumer._waiting_for_locks
+
+        await eventually(is_asked_for_again)
+        await drain(client, running)
+        holder.rollback()
+
+    async def is_given_back() -> None:
+        assert not consumer.claiming
+
+    await eventually(is_given_back)
+    assert (await rows.job(job.id))["fencing_token"] == 0
+    other = await start(scripted(echo))
+    assert (await rows.becomes(job.id, "completed"))["completed_by"] == other.worker.id
 
 
 async def test_a_drained_worker_takes_no_rows_from_the_table(

@@ -423,21 +423,29 @@ async def test_a_worker_that_ends_wakes_what_its_last_run_has_freed(
     assert (row["status"], row["held_by"], row["attempts"]) == ("queued", None, 0)
 
 
-async def test_messages_of_a_key_do_not_wait_for_all_that_is_held_of_others(
-    client: JobClient, rows: Rows, make_settings: Callable[..., Settings], start: StartWorker
+@pytest.mark.parametrize("limited", [True, False])
+async def test_messages_of_a_limited_kind_do_not_wait_for_the_runs_before_them(
+    client: JobClient,
+    rows: Rows,
+    make_settings: Callable[..., Settings],
+    start: StartWorker,
+    *,
+    limited: bool,
 ) -> None:
-    """As slots fall free, admission takes what is held; some of them are for messages."""
-    begun: list[str] = []
-
-    async def process(job: Job[Any]) -> None:
-        begun.append(job.payload["tenant"])
-        await asyncio.sleep(0.02)
-
-    processor = scripted(process, limit=Limit(4, key="tenant"))
-    calm = make_settings(concurrency=2, scan_interval=600.0, stale_threshold=3600.0, ack_wait=7200.0)
+    """Else what is held of some keys, which needs no message, would take each slot that falls free."""
+    gate = Gate()
+    processor = scripted(gate.process, limit=Limit(1, key="tenant") if limited else None)
+    calm = make_settings(concurrency=1, heartbeat_interval=60.0, stale_threshold=3600.0, ack_wait=7200.0)
     running = await start(processor, with_settings=calm)
     running.expects_short_runs(KIND)
-    tenants = [*("abcd" * 40), "late"]
-    await client.enqueue_many(type(processor), [{"tenant": tenant} for tenant in sorted(tenants)])
-    await ended(rows, len(tenants))
-    assert begun.index("late") < 120
+    await client.enqueue_many(type(processor), [{"tenant": f"t-{n}"} for n in range(6)])
+    pipeline = running.worker._components.pipeline
+    consumer = pipeline.of_kind[KIND]
+
+    async def all_but_one_wait() -> None:
+        assert pipeline.slots.waiting(consumer.kind, consumer.priority) == 5
+
+    await eventually(all_but_one_wait)
+    assert consumer.waiting() == (0 if limited else 5)
+    gate.open()
+    await ended(rows, 6)
