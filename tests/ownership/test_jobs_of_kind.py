@@ -12,7 +12,7 @@ from jsworker.ownership.queries import listing
 from .rows import KIND, Sql, insert_job
 
 
-@pytest.mark.parametrize("most", [listing.WINDOW, 3])
+@pytest.mark.parametrize("most", [listing.WINDOW, 3, 2])
 async def test_all_are_found_page_by_page(
     database: Database, sql: Sql, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
