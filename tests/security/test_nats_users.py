@@ -259,7 +259,7 @@ async def test_an_application_hears_what_becomes_of_jobs(open_as: OpenAs, guarde
         listening = await client.subscribe("jobs.events.>")
         await client.flush()
 
-        async def one_is_heard() -> str:  # sent at most once: not while a busy machine keeps the connection waiting
+        async def one_is_heard() -> str:  # sent at most once: none while a busy machine delays the connection
             worker.events.emit("job.completed", job_id="an id", kind="echo")
             await worker.flush()
             with suppress(nats.errors.TimeoutError):
