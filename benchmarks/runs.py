@@ -85,8 +85,9 @@ class Rounds:
 
 
 def order(systems: Sequence[str], turn: int) -> list[str]:
-    """Return the systems, beginning with another one each turn, every second time backwards."""
-    start = turn % len(systems) if systems else 0
+    """Return the systems, every second time backwards, so that each comes first and last about as often."""
+    # An even number turned by one and read backwards begins with every second only: of two with the same one.
+    start = (turn if len(systems) % 2 else turn // 2) % len(systems) if systems else 0
     turned = [*systems[start:], *systems[:start]]
     return turned[::-1] if turn % 2 else turned
 

@@ -24,6 +24,13 @@ def test_rounds_give_every_system_another_place() -> None:
     assert turns == [["a", "b", "c"], ["a", "c", "b"], ["c", "a", "b"]]
 
 
+@pytest.mark.parametrize("systems", ["ab", "abcd"])
+def test_of_an_even_number_each_comes_first_as_often_as_last(systems: str) -> None:
+    turns = [order(systems, turn) for turn in range(2 * len(systems))]
+
+    assert {turn[0] for turn in turns} == {turn[-1] for turn in turns} == {*systems}
+
+
 def test_a_rate_counts_from_five_percent_to_the_last() -> None:
     slow_start = [0.0, *[10.0 + n / 100 for n in range(100)]]
 

@@ -64,8 +64,9 @@ def _count(which: str, order: str) -> str:
     return _FEW.replace("{which}", which).replace("{order}", order).replace("{bound}", str(BOUND))
 
 
+# The last ones first: a flood leaves behind it entries of jobs that wait no longer, each of which leads to its row.
 COUNTS = text(f"""
-SELECT k.kind, {_count(_QUEUED, "j.queued_at")} AS queued,
+SELECT k.kind, {_count(_QUEUED, "j.queued_at DESC")} AS queued,
   extract(epoch FROM statement_timestamp() - (
     SELECT j.queued_at FROM jsworker.jobs AS j WHERE {_QUEUED} AND j.kind = k.kind
     ORDER BY j.queued_at LIMIT 1)) AS oldest_seconds,
