@@ -139,7 +139,7 @@ class Sessions:
                                 for insertion in insertions(self._worker_id, ended):
                                     while insertion.is_due:
                                         found = await session.execute(insertion.statement, insertion.values)
-                                        insertion.note(found.first())
+                                        insertion.note(found.all())
                 except asyncio.CancelledError:
                     await session.invalidate()  # a rollback would wait for a server that may be silent
                     raise
@@ -172,7 +172,7 @@ class Sessions:
                             for insertion in insertions(self._worker_id, ended):
                                 while insertion.is_due:
                                     found = session.execute(insertion.statement, insertion.values)
-                                    insertion.note(found.first())
+                                    insertion.note(found.all())
                 if is_mine:
                     attempt.committing = True
                     return

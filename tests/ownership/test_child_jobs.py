@@ -40,6 +40,14 @@ def numbers(sql: Sql, kind: str = CHILD) -> list[int]:
     return [row["n"] for row in rows]
 
 
+def noted(sql: Sql, job_id: UUID) -> list[UUID]:
+    """Return the children that a timeline names, as many as it says there are."""
+    [event] = read_events(sql, job_id)
+    ids = child_jobs.noted_child_jobs(event["detail"])
+    assert event["detail"]["jobs"] == len(ids)
+    return ids
+
+
 async def test_both_are_one_commit(database: Database, sql: Sql) -> None:
     job_id = insert_job(sql, "processing")
     children = [child(n) for n in range(3)] + [
@@ -149,6 +157,10 @@ async def test_a_live_job_keeps_its_key(database: Database, sql: Sql) -> None:
     children = [child(1, unique_key="a"), child(2, unique_key="b"), child(3, unique_key="b"), child(4)]
     assert await settled(database, job_id, *children) is Settled.COMPLETED
     assert numbers(sql) == [2, 4, 7]
+    assert noted(sql, job_id) == [children[1].job.id, children[3].job.id]
+    second = insert_job(sql, "processing")
+    assert await settled(database, second, child(5, unique_key="a")) is Settled.COMPLETED
+    assert read_events(sql, second) == []
 
 
 @pytest.mark.parametrize("commits", [True, False])
@@ -186,8 +198,10 @@ async def test_terms_hold_for_children(database: Database, sql: Sql, scope: Any)
         [child(10 * round_ + n, unique_key="k" if n else None, terms=terms) for n in range(2)]
         for round_ in range(2)
     )
-    for children in (first, second):
-        assert await settled(database, insert_job(sql, "processing"), *children) is Settled.COMPLETED
+    for children, made in ((first, first), (second, second[:1])):
+        job_id = insert_job(sql, "processing")
+        assert await settled(database, job_id, *children) is Settled.COMPLETED
+        assert noted(sql, job_id) == [each.job.id for each in made]
     kept = {0, 10, 11} if scope == "debounce" else {0, 1, 10}  # the payload of the last one
     assert set(numbers(sql)) == kept
     assert read_value(sql, "SELECT count(*) AS found FROM jsworker.jobs WHERE expires_at IS NOT NULL") == 3

@@ -41,10 +41,13 @@ _MOST_KINDS_NAMED = 5
 
 
 class Insertion:
-    """Statements that insert child jobs: executed while one ``is_due``, and given the first row that came.
+    """Statements that insert child jobs: executed while one ``is_due``, and given the rows that came.
 
     One for a key with terms of its own gives a row; if not, a twin was being committed, or an expired job holds
     the key. Then that is cancelled, and the statement executed again.
+
+    Attributes:
+        made: ids of the jobs that were inserted; others found their keys taken.
     """
 
     def __init__(
@@ -53,17 +56,23 @@ class Insertion:
         self.statement = statement
         self.values = values
         self.is_due = True
+        self.made: list[UUID] = []
         self._alone = alone
         self._insert = statement, values
         self._tries = 0
 
-    def note(self, row: object | None) -> None:
+    def note(self, rows: Sequence[Any]) -> None:
         """Take what came; TransitionRefused: there was no row again and again."""
         if self.statement is EXPIRE_HOLDERS:
             self.statement, self.values = self._insert
-            return
-        self.is_due = self._alone is not None and row is None
-        if self._alone is not None and self.is_due:
+        elif self._alone is None:
+            self.is_due = False
+            self.made = [row[0] for row in rows]
+        elif rows:
+            self.is_due = False
+            job_id, created = rows[0][:2]
+            self.made = [job_id] if created else []
+        else:
             self._tries += 1
             if self._tries == TRIES:
                 raise too_fast(*self._alone)
@@ -72,7 +81,7 @@ class Insertion:
 
 
 def insertions(worker_id: str, run: Completion) -> Iterator[Insertion]:
-    """Return the statements that insert a run's child jobs, and note them in the timeline of its own job.
+    """Return the statements that insert a run's child jobs, and note in the timeline of its own job what they made.
 
     They are in one order by kind and key: others wait for the same keys.
     """
@@ -83,6 +92,26 @@ def insertions(worker_id: str, run: Completion) -> Iterator[Insertion]:
             many[child.kind][child.job.terms].append(child.job)
         else:
             alone.append(child)
+    made: set[UUID] = set()
+    for insertion in _inserting(many, alone):
+        yield insertion
+        made.update(insertion.made)
+    children = [child for child in run.child_jobs if child.job.id in made]
+    if not children:
+        return
+    kinds = sorted({child.kind for child in children})
+    detail = {
+        "jobs": len(children),
+        "kinds": ", ".join([*kinds[:_MOST_KINDS_NAMED], *["…"][: len(kinds) > _MOST_KINDS_NAMED]]),
+        "ids": [str(child.job.id) for child in children[:_MOST_NAMED]],
+    }
+    of_run = {"id": run.id, "token": run.token, "worker_id": worker_id}
+    yield Insertion(NOTE_CHILD_JOBS, of_run | {"detail": json.dumps(detail)})
+
+
+def _inserting(
+    many: Mapping[str, Mapping[JobTerms | None, list[NewJob]]], alone: Sequence[ChildJob]
+) -> Iterator[Insertion]:
     for kind in sorted(many):
         for terms, jobs in many[kind].items():
             values = {"kind": kind, "publish_after": 0.0, **arrays_of(jobs)}
@@ -93,14 +122,6 @@ def insertions(worker_id: str, run: Completion) -> Iterator[Insertion]:
     for child in sorted(alone, key=lambda each: (each.kind, each.job.unique_key)):
         statement, values = unbound_statement_for(*child, publish_after=0.0)
         yield Insertion(statement, values, child)
-    kinds = sorted({child.kind for child in run.child_jobs})
-    detail = {
-        "jobs": len(run.child_jobs),
-        "kinds": ", ".join([*kinds[:_MOST_KINDS_NAMED], *["…"][: len(kinds) > _MOST_KINDS_NAMED]]),
-        "ids": [str(child.job.id) for child in run.child_jobs[:_MOST_NAMED]],
-    }
-    of_run = {"id": run.id, "token": run.token, "worker_id": worker_id}
-    yield Insertion(NOTE_CHILD_JOBS, of_run | {"detail": json.dumps(detail)})
 
 
 def noted_child_jobs(detail: Any) -> list[UUID]:
@@ -136,7 +157,7 @@ async def complete_with_child_jobs(
         for insertion in insertions(worker_id, run) if rows else ():
             while insertion.is_due:
                 found = await transaction.run(insertion.statement, insertion.values)
-                insertion.note(found[0] if found else None)
+                insertion.note(found)
         return rows
 
     try:
