@@ -42,7 +42,7 @@ ResultReader: TypeAlias = Callable[[UUID, float | timedelta | None], Awaitable[A
 
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _LONGEST_PAUSE_SECONDS: Final = 2.0
-_PAUSE_OF_OUTAGE_SECONDS: Final = 0.5
+PAUSE_OF_OUTAGE_SECONDS: Final = 0.5
 _READ_AT_ONCE: Final = 5000
 _LARGE_AT_ONCE: Final = 3
 _MOST_HINTS: Final = 10
@@ -94,7 +94,7 @@ class Results:
 
     async def result(self, job_id: UUID, timeout: float | timedelta | None) -> Any:  # noqa: ASYNC109 -- see JobClient.result
         """Return the result of a job once it has completed; see ``JobClient.result``."""
-        limit = _seconds(timeout)
+        limit = seconds_to_wait(timeout)
         try:
             async with asyncio.timeout(limit) as waiting:
                 if served := kinds_of_slot.get():
@@ -163,7 +163,7 @@ class Results:
                 if not may_answer_later(error):
                     raise _with_role(error) from None
                 self._trouble = error
-            await asyncio.sleep(_PAUSE_OF_OUTAGE_SECONDS)
+            await asyncio.sleep(PAUSE_OF_OUTAGE_SECONDS)
         raise AssertionError
 
     def _check_open(self) -> None:
@@ -216,7 +216,7 @@ class Results:
             self._trouble = None
         except JsworkerError as error:
             if may_answer_later(error):
-                self._trouble, least = error, _PAUSE_OF_OUTAGE_SECONDS
+                self._trouble, least = error, PAUSE_OF_OUTAGE_SECONDS
             else:
                 self._fail(ids, _with_role(error))
         except Exception as error:  # noqa: BLE001 -- else all would wait for ever
@@ -327,7 +327,13 @@ def _with_role(error: JsworkerError) -> JsworkerError:
     return refused
 
 
-def _seconds(timeout: float | timedelta | None) -> float | None:
+def seconds_to_wait(timeout: float | timedelta | None) -> float | None:
+    """Return the time-out of a result in seconds.
+
+    Raises:
+        TypeError: it is neither a number nor a timedelta.
+        ValueError: it is not more than 0, or longer than any wait may be.
+    """
     if timeout is None:
         return None
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout

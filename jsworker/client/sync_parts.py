@@ -207,7 +207,7 @@ class SyncFlow(Nodes):
     def _add(self, *args: Any, **named: Any) -> Node:
         return self._flow._add(*args, **named)  # noqa: SLF001 -- its face without await
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | timedelta | None = None) -> Any:
         """See ``Flow.result``."""
         return self._call(lambda flow: flow.result(timeout))
 

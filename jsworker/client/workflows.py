@@ -4,6 +4,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import count
 from types import TracebackType
 from typing import Any, Final, Literal, Self, get_args, overload
@@ -11,10 +12,17 @@ from uuid import UUID
 
 from jsworker.client.client_publisher import ClientPublisher
 from jsworker.client.enqueueing import JobOptions, check_count, kind_name, new_jobs, one_for_each
+from jsworker.client.results import PAUSE_OF_OUTAGE_SECONDS, seconds_to_wait
 from jsworker.core import fault_points, tracing
 from jsworker.core.contents import Contents
-from jsworker.core.errors import WorkflowFailed, WorkflowNotFound
-from jsworker.core.job import MemberResult
+from jsworker.core.errors import (
+    JsworkerError,
+    UsageError,
+    WorkflowFailed,
+    WorkflowNotFound,
+    may_answer_later,
+)
+from jsworker.core.job import MemberResult, kinds_of_slot
 from jsworker.core.names import shown
 from jsworker.core.processor import KindOf, Payload, ProcessorOf
 from jsworker.core.settings import Settings
@@ -233,7 +241,7 @@ class Flow(Nodes):
         self._nodes[name] = node
         return node
 
-    async def result(self, timeout: float | None = None) -> Any:  # noqa: ASYNC109 -- as wait_for's
+    async def result(self, timeout: float | timedelta | None = None) -> Any:  # noqa: ASYNC109 -- as wait_for's
         """Wait until the node that was added last has finished, and return what its job returned.
 
         Of a batch of several jobs, a list in the order of its payloads.
@@ -241,15 +249,45 @@ class Flow(Nodes):
         Raises:
             WorkflowFailed: a job of it failed, was cancelled or was pruned.
             TimeoutError: it has not finished within so many seconds; it goes on.
+            UsageError: a job waits for it whose worker serves a kind of that node, or of one that it comes after.
             RuntimeError: the workflow was not enqueued.
         """
+        limit = seconds_to_wait(timeout)
         if not self._is_enqueued:
             raise RuntimeError(
                 f"workflow {shown(self.name)} was not enqueued: leave its `async with` block first"
             )
         last = list(self._nodes.values())[-1]
-        async with asyncio.timeout(timeout):
-            return await _result_of(self._database, self._contents, last)
+        served = sorted(kinds_of_slot.get() & {node.kind for node in self._up_to(last)})
+        trouble: JsworkerError | None = None
+        try:
+            async with asyncio.timeout(limit) as waiting:
+                while True:
+                    try:
+                        return await _result_of(self._database, self._contents, last, served)
+                    except JsworkerError as error:
+                        if not may_answer_later(error):
+                            raise
+                        trouble = error
+                    await asyncio.sleep(PAUSE_OF_OUTAGE_SECONDS)
+        except TimeoutError:
+            if not waiting.expired():
+                raise
+            because = "" if trouble is None else f": {trouble}"
+            raise TimeoutError(
+                f"node {shown(last.name)} of workflow {self.id} has not finished within {limit:g} s{because}"
+            ) from None
+
+    def _up_to(self, last: Node) -> list[Node]:
+        """Return a node and all that it comes after."""
+        found = {last.name: last}
+        ways = [last]
+        while ways:
+            for name in self._needs_of(ways.pop()):
+                if name not in found:
+                    found[name] = self._nodes[name]
+                    ways.append(found[name])
+        return list(found.values())
 
     async def _enqueue(self) -> None:
         if not self._nodes:
@@ -293,8 +331,11 @@ class Flow(Nodes):
         return next(name for name in names if name not in self._nodes)
 
 
-async def _result_of(database: Database, contents: Contents, node: Node) -> Any:
-    """Read a node again and again until it has finished, and return its result."""
+async def _result_of(database: Database, contents: Contents, node: Node, served: Sequence[str]) -> Any:
+    """Read a node again and again until it has finished, and return its result.
+
+    Unless ``served``, kinds of the worker of the job that waits, could have to wait for that.
+    """
     what = f"node {shown(node.name)} has no result"
     for looks in count():
         try:
@@ -303,6 +344,12 @@ async def _result_of(database: Database, contents: Contents, node: Node) -> Any:
             raise WorkflowFailed(f"{what}: its workflow was pruned") from None
         if outcome is not None:
             break
+        if served:
+            raise UsageError(
+                f"node {shown(node.name)} cannot be waited for inside a job of this worker, which serves kind"
+                f" {served[0]} itself: jobs that wait could take all of its slots; let another worker serve"
+                " that kind, or enqueue the workflow and return"
+            )
         await asyncio.sleep(min(_LONGEST_LOOK_SECONDS, _FIRST_LOOK_SECONDS * 1.5 ** min(looks, 20)))
     found: dict[UUID, MemberResult] = {}
     after: MemberResult | None = None

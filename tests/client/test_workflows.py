@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from jsworker.core.errors import (
 )
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
+from jsworker.core.settings import Settings
+from tests.support.proxy import proxied
 from tests.worker.rows import Rows
 
 pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
@@ -228,10 +231,30 @@ async def test_unknown_workflows(client: JobClient, unknown: str) -> None:
 async def test_a_result_that_does_not_come_in_time(client: JobClient) -> None:
     async with client.workflow("nightly") as flow:
         flow.job("count", {})
-    with pytest.raises(TimeoutError):
-        await flow.result(timeout=0.2)
+    for timeout in (0.2, timedelta(seconds=0.2)):
+        with pytest.raises(TimeoutError, match=rf"^node 'count' of workflow {flow.id} .* within 0\.2 s$"):
+            await flow.result(timeout)
+    for bad, error in ((0, ValueError), (-1, ValueError), (float("nan"), ValueError), ("5", TypeError)):
+        with pytest.raises(error, match=r"^timeout=.* must be "):
+            await flow.result(bad)  # type: ignore[arg-type]
     waiting = asyncio.create_task(flow.result(timeout=60))
     await client.workflows.cancel(flow.id)
     with pytest.raises(WorkflowFailed, match=r"node 'count' has no result: job .* is cancelled"):
         await waiting
     assert (await client.workflows.get(flow.id))["status"] == "cancelled"
+
+
+async def test_a_result_waits_for_a_database_that_is_away(
+    client: JobClient, make_settings: Callable[..., Settings], database_url: str
+) -> None:
+    async with proxied(database_url) as (proxy, url), JobClient(make_settings(database_url=url)) as far:
+        async with far.workflow("nightly") as flow:
+            flow.job("count", {})
+        proxy.cut()
+        with pytest.raises(TimeoutError, match=r"within 1 s: PostgreSQL at .* is not available"):
+            await flow.result(1)
+        waiting = asyncio.create_task(flow.result(60))
+        await client.workflows.cancel(flow.id)
+        proxy.restore()
+        with pytest.raises(WorkflowFailed, match="is cancelled"):
+            await waiting

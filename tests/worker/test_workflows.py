@@ -10,7 +10,7 @@ import pytest
 
 from jsworker.client import JobClient
 from jsworker.core.clock import boottime
-from jsworker.core.errors import TransitionRefused, WorkflowFailed
+from jsworker.core.errors import TransitionRefused, UsageError, WorkflowFailed
 from jsworker.core.job import Job
 from jsworker.core.limits import Limit
 from jsworker.core.settings import Settings
@@ -70,6 +70,56 @@ async def test_a_plain_function_reads_results_too(client: JobClient, start: Star
         flow.batch("double", [{"n": 1}, {"n": 2}])
         flow.job("total", {}, after="double")
     assert await flow.result(timeout=60) == 6
+
+
+async def test_a_job_waits_for_no_workflow_whose_jobs_could_wait_for_its_slot(
+    client: JobClient, start: StartWorker
+) -> None:
+    async def outer(job: Job[Any]) -> Any:
+        async with client.workflow("inner") as flow:
+            parts = flow.batch("double", [{"n": 1}, {"n": 2}])
+            flow.job("total", {}, after=[flow.job("other", {}, after=parts)])
+        try:
+            return await flow.result(60)
+        except UsageError as error:
+            return str(error)
+
+    await start(scripted(outer, kind="outer"), scripted(double, kind="double"))
+    said = await (await client.enqueue("outer", {})).result(60)
+    assert said.startswith(
+        "node 'total' cannot be waited for inside a job of this worker, which serves kind double"
+    )
+
+
+async def test_a_job_may_wait_for_a_workflow_of_other_workers_or_one_that_has_finished(
+    client: JobClient, start: StartWorker
+) -> None:
+    async def outer(job: Job[Any]) -> Any:
+        async with client.workflow("inner") as flow:
+            flow.job("outer", {"is_inner": True})  # which nobody waits for
+            flow.batch("double", [{"n": 1}, {"n": 2}])
+        return await flow.result(60)
+
+    async def both(job: Job[Any]) -> Any:
+        async with client.workflow("inner") as flow:
+            flow.job("both", {"is_inner": True})
+
+        async def finished() -> None:
+            assert (await client.workflows.get(flow.id))["status"] == "completed"
+
+        await eventually(finished)
+        return await flow.result(60)
+
+    def unless_inner(process: Callable[[Job[Any]], Any]) -> Callable[[Job[Any]], Any]:
+        async def run(job: Job[Any]) -> Any:
+            return "inner" if job.payload.get("is_inner") else await process(job)
+
+        return run
+
+    await start(scripted(unless_inner(outer), kind="outer"), scripted(unless_inner(both), kind="both"))
+    await start(scripted(double, kind="double"))
+    assert await (await client.enqueue("outer", {})).result(60) == [2, 4]
+    assert await (await client.enqueue("both", {})).result(60) == "inner"
 
 
 async def test_a_failure_cancels_and_a_retry_goes_on(client: JobClient, start: StartWorker) -> None:
