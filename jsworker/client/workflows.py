@@ -249,7 +249,7 @@ class Flow(Nodes):
         Raises:
             WorkflowFailed: a job of it failed, was cancelled or was pruned.
             TimeoutError: it has not finished within so many seconds; it goes on.
-            UsageError: a job waits for it whose worker serves a kind of that node, or of one that it comes after.
+            UsageError: inside a job whose worker serves a kind of that node, or of one that it comes after.
             RuntimeError: the workflow was not enqueued.
         """
         limit = seconds_to_wait(timeout)

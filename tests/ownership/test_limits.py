@@ -1,6 +1,7 @@
 """How limits and pauses are written: what code may change, what operators may, and what is tidied away."""
 
 from typing import Any, LiteralString
+from uuid import UUID
 
 import pytest
 from psycopg.errors import CheckViolation
@@ -12,7 +13,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import limits, looks
 from jsworker.ownership.transitions.limits import Numbers
 
-from .rows import HELD, KIND, Sql, insert_job, read_job, read_value
+from .rows import HELD, KIND, OTHER_WORKER, WORKER, Sql, change_job, insert_job, read_job, read_value
 from .transitions import without
 from .winner import Winner
 
@@ -66,21 +67,79 @@ async def test_runs_that_were_claimed_before_are_counted(database: Database, sql
     assert [read_job(sql, job_id)["limit_key"] for job_id in others] == [None, None]
 
 
+async def pause_for(database: Database, job_id: UUID, seconds: float, reason: str = "429") -> bool:
+    return await limits.pause_for(
+        database, KIND, KEY, seconds=seconds, worker_id=WORKER, job_id=job_id, token=1, reason=reason
+    )
+
+
 async def test_a_jobs_pause_neither_shortens_nor_replaces_another(database: Database, sql: Sql) -> None:
-    await limits.pause_for(database, KIND, KEY, seconds=3600, paused_by="w", reason="429")
+    job_id = insert_job(sql, "processing")
+    assert await pause_for(database, job_id, 3600)
     long = row(sql, KEY)
-    await limits.pause_for(database, KIND, KEY, seconds=60, paused_by="w", reason="later")
+    assert long["paused_by"] == WORKER
+    assert not await pause_for(database, job_id, 60, "later")
     assert row(sql, KEY) == long
-    await limits.pause_for(database, KIND, KEY, seconds=7200, paused_by="w", reason="longer")
-    assert row(sql, KEY)["reason"] == "longer"
+    assert await pause_for(database, job_id, 7200, "longer")
+    assert (row(sql, KEY)["reason"], row(sql, KEY)["paused_at"]) == ("longer", long["paused_at"])
     await limits.pause(database, KIND, KEY, seconds=None, paused_by="ann", reason=None)
-    await limits.pause_for(database, KIND, KEY, seconds=60, paused_by="w", reason="never")
+    assert not await pause_for(database, job_id, 60, "never")
     assert (row(sql, KEY)["paused_by"], row(sql, KEY)["paused_until"]) == ("ann", None)
     await limits.resume(database, KIND, KEY)
     with pytest.raises(TransitionRefused, match=f"key '{KEY}' of kind {KIND} is not paused"):
         await limits.resume(database, KIND, KEY)
-    await limits.pause_for(database, KIND, KEY, seconds=60, paused_by="w", reason="again")
+    assert await pause_for(database, job_id, 60, "again")
     assert row(sql, KEY)["reason"] == "again"
+
+
+ENDED: dict[str, Any] = {"status": "queued", "worker_id": None, "last_activity_at": None, "attempts": 0}
+
+
+@pytest.mark.parametrize(
+    ("columns", "predicate"),
+    [(ENDED, None), ({"worker_id": OTHER_WORKER}, "worker_id"), ({"fencing_token": 2}, "fencing_token")],
+    ids=["ended", "of another worker", "claimed anew"],
+)
+async def test_a_run_that_has_lost_its_job_pauses_nothing(
+    database: Database,
+    sql: Sql,
+    monkeypatch: pytest.MonkeyPatch,
+    columns: dict[str, Any],
+    predicate: str | None,
+) -> None:
+    job_id = insert_job(sql, "processing")
+    change_job(sql, job_id, **columns)
+    assert not await pause_for(database, job_id, 3600)
+    assert read_value(sql, "SELECT count(*) FROM jsworker.limits") == 0
+    if predicate is not None:  # and needed
+        monkeypatch.setattr(limits, "PAUSE_FOR", without(limits.PAUSE_FOR, rf"j\.{predicate} = :\w+"))
+        assert await pause_for(database, job_id, 3600)
+
+
+@pytest.mark.parametrize("by_a_job", [True, False])
+async def test_a_pause_after_one_that_has_ended_begins_anew(
+    database: Database, sql: Sql, *, by_a_job: bool
+) -> None:
+    await limits.pause(database, KIND, KEY, seconds=60, paused_by="ann", reason="x")
+    sql.execute("UPDATE jsworker.limits SET paused_at = '2026-01-01', paused_until = '2026-01-02'")
+    if by_a_job:
+        await pause_for(database, insert_job(sql, "processing"), 3600)
+    else:
+        await limits.pause(database, KIND, KEY, seconds=3600, paused_by="bob", reason=None)
+    assert read_value(sql, "SELECT clock_timestamp() - paused_at < interval '1 h' FROM jsworker.limits")
+
+
+async def test_of_a_pause_that_has_ended_nothing_is_listed_while_its_kind_rests(
+    database: Database, sql: Sql
+) -> None:
+    await limits.pause(database, KIND, KEY, seconds=60, paused_by="ann", reason="x")
+    sql.execute("UPDATE jsworker.limits SET paused_until = clock_timestamp()")
+    assert await limits.list_limits(database) == []
+    await limits.pause(database, KIND, "", seconds=None, paused_by="bob", reason="y")
+    of_kind, of_key = await limits.list_limits(database, all_keys=True)
+    pause = ("paused_at", "paused_until", "paused_by", "reason")
+    assert (of_kind["paused_by"], of_kind["reason"]) == ("bob", "y")
+    assert [of_key[name] for name in pause] == [None] * 4
 
 
 async def test_the_numbers_of_a_key_are_not_those_of_its_kind(database: Database, sql: Sql) -> None:
@@ -173,6 +232,7 @@ def test_each_predicate_of_what_writes_refuses_alone_and_is_needed(
     before = row(sql)
     values = {"kind": KIND, "key": "", "kinds": [KIND], "max_running": 2, "rate": None, "per": None}
     values |= {"seconds": 60.0, "paused_by": "w", "reason": None}
+    values |= {"worker_id": WORKER, "id": insert_job(sql, "processing"), "token": 1}
     used = {each: value for each, value in values.items() if f":{each}" in statement.text}
     with engine.begin() as connection:
         connection.execute(statement, used)

@@ -2,13 +2,14 @@
 
 from datetime import datetime
 from typing import Any, Final, NamedTuple
+from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
-from jsworker.ownership.predicates import has_no_limit_key, of_kind, processing_indexed
+from jsworker.ownership.predicates import has_no_limit_key, mine, of_kind, processing_indexed
 from jsworker.ownership.schema import limits
 from jsworker.ownership.statements import NOW, compiled, filled, given, given_seconds, j
 from jsworker.ownership.transitions.admission import state
@@ -63,8 +64,9 @@ COUNT_RUNNING = compiled(
 )
 
 _until = NOW + given_seconds("seconds")
+_is_over: Final = limits.c.paused_until <= NOW
 _paused = {
-    "paused_at": sa.func.coalesce(limits.c.paused_at, NOW),
+    "paused_at": sa.case((_is_over, NOW), else_=sa.func.coalesce(limits.c.paused_at, NOW)),
     "paused_until": _until,
     "paused_by": given("paused_by", sa.Text),
     "reason": given("reason", sa.Text),
@@ -74,13 +76,18 @@ PAUSE = compiled(
     .on_conflict_do_update(index_elements=[limits.c.kind, limits.c.key], set_=_paused)
     .returning(limits.c.paused_until)
 )
-# A job's own word: it never shortens a pause, nor takes the place of an operator's.
+_new_pause = {"kind": _kind, "key": _key, **_paused, "paused_at": NOW}
+_by_owner = sa.select(*_new_pause.values()).where(j.c.id == sa.bindparam("id"), mine(sa.bindparam("token")))
+# A job's own word, under its fence: it never shortens a pause, nor takes the place of one that has no end.
 PAUSE_FOR = compiled(
-    _new.values(kind=_kind, key=_key, **_paused | {"paused_at": NOW}).on_conflict_do_update(
+    insert(limits)
+    .from_select(list(_new_pause), _by_owner)
+    .on_conflict_do_update(
         index_elements=[limits.c.kind, limits.c.key],
         set_=_paused,
         where=sa.or_(limits.c.paused_at.is_(None), limits.c.paused_until < _until),
     )
+    .returning(limits.c.kind)
 )
 RESUME = compiled(
     sa.update(limits)
@@ -118,9 +125,7 @@ LIST = filled(
 SELECT l.kind, l.key, state.max_running, state.rate, state.per, l.set_by, state.running,
   nullif(state.jobs, 1000000) AS free,
   held.jobs AS held,
-  held.oldest AS held_since, CASE WHEN state.paused THEN l.paused_at END AS paused_at,
-  CASE WHEN state.paused THEN l.paused_until END AS paused_until,
-  CASE WHEN state.paused THEN l.paused_by END AS paused_by, CASE WHEN state.paused THEN l.reason END AS reason
+  held.oldest AS held_since, {paused}
 FROM ({state}) AS state JOIN jsworker.limits AS l ON l.kind = state.kind AND l.key = state.key
 CROSS JOIN LATERAL (
   SELECT count(*) AS jobs, min(few.held_at) AS oldest FROM (
@@ -128,11 +133,16 @@ CROSS JOIN LATERAL (
     WHERE j.status || '' = 'scheduled' AND j.held_by IN ('limit', 'rate', 'paused')
       AND j.kind = l.kind AND j.limit_key = l.key LIMIT 10001) AS few
 ) AS held
-WHERE CAST(:all AS boolean) OR l.key = '' OR l.set_by IS NOT NULL OR l.paused_at IS NOT NULL OR held.jobs > 0
-  OR state.running > 0
+WHERE CAST(:all AS boolean) OR l.key = '' OR l.set_by IS NOT NULL OR held.jobs > 0 OR state.running > 0
+  OR l.paused_at IS NOT NULL AND coalesce(l.paused_until > clock_timestamp(), true)
 ORDER BY l.kind, l.key LIMIT 10000
 """,
     state=state("SELECT every.kind, every.key FROM jsworker.limits AS every", locked=False),
+    # A key of a paused kind rests, too, but not for what its own row says of a pause that has ended.
+    paused=", ".join(
+        f"CASE WHEN l.paused_until <= clock_timestamp() THEN NULL ELSE l.{name} END AS {name}"
+        for name in ("paused_at", "paused_until", "paused_by", "reason")
+    ),
 )
 
 
@@ -218,11 +228,20 @@ async def pause(
 
 
 async def pause_for(
-    database: Database, kind: str, key: str, *, seconds: float, paused_by: str, reason: str
-) -> None:
-    """Pause a key, on the word of one of its jobs, unless it is paused for longer."""
-    values = {"kind": kind, "key": key, "seconds": seconds, "paused_by": paused_by, "reason": reason}
-    await database.run(PAUSE_FOR, values)
+    database: Database,
+    kind: str,
+    key: str,
+    *,
+    seconds: float,
+    worker_id: str,
+    job_id: UUID,
+    token: int,
+    reason: str,
+) -> bool:
+    """Pause a key, on the word of one of its jobs; False: it is paused for longer, or the job is another's by now."""
+    values = {"kind": kind, "key": key, "seconds": seconds, "paused_by": worker_id, "reason": reason}
+    owner = {"worker_id": worker_id, "id": job_id, "token": token}
+    return bool(await database.run(PAUSE_FOR, values | owner))
 
 
 async def resume(database: Database, kind: str, key: str, *, entry: AuditEntry | None = None) -> None:

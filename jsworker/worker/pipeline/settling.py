@@ -201,19 +201,23 @@ class Settler:
         Until it is answered, as the failure itself.
         """
         key = run.claimed.limit_key or ""
+        job_id, token = run.held
         pause = partial(
             limits.pause_for,
             self._context.database,
             run.kind.name,
             key,
             seconds=outcome.delay,
-            paused_by=self._context.worker_id,
+            worker_id=self._context.worker_id,
+            job_id=job_id,
+            token=token,
             reason=f"job {run.id}: {first_line(outcome.error)}",
         )
         while True:
             await self._context.health.wait_until_up()
             try:
-                await pause()
+                if not await pause():
+                    return
                 break
             except DatabaseUnavailable as error:
                 await self._context.unanswered(error)
