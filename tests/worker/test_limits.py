@@ -12,8 +12,9 @@ from jsworker.core.errors import DatabaseUnavailable, SettingsError
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
+from jsworker.ownership.transitions import admission, limits
 from jsworker.ownership.transitions import claim as claims
-from jsworker.ownership.transitions import limits
+from jsworker.worker.maintenance import admissions
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, Gate, echo, scripted
 from tests.worker.rows import Rows
@@ -168,6 +169,28 @@ async def test_held_jobs_of_kinds_that_others_run_are_woken(
     assert (woken["kind"], woken["jobs"]) == ("elsewhere", 1)
     [row] = await rows.query("SELECT status FROM jsworker.jobs")
     assert row["status"] == "queued"
+
+
+async def test_with_very_many_keys_that_are_free_the_rest_waits_for_no_scan(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    make_settings: Callable[..., Settings],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admissions, "_MOST_PAGES", 1)
+    keys = 2 * admission.MOST_KEYS + 50
+    await client.enqueue_many("elsewhere", [{}] * keys, delay=3600)
+    await rows.query(
+        "UPDATE jsworker.jobs SET run_at = NULL, held_by = 'limit', held_at = now(), limit_key = id::text"
+    )
+    calm = make_settings(scan_interval=600.0, stale_threshold=3600.0, ack_wait=7200.0)
+    await start(scripted(echo), with_settings=calm)
+
+    async def all_are_queued() -> None:
+        assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE status = 'queued'") == keys
+
+    await eventually(all_are_queued)
 
 
 async def test_a_worker_knows_limits_and_pauses_before_its_first_claim(

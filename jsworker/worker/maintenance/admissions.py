@@ -100,14 +100,19 @@ class Admissions:
         with self._context.noting("held jobs"):
             waits: list[float] = []
             began = boottime()
+            free: list[tuple[str, str]] = []
             for _ in range(_MOST_PAGES):
                 keys = await admission.waiting_keys(self._context.database, after=self._place)
                 is_last = len(keys) < admission.MOST_KEYS
                 self._place = _BEGINNING if is_last else (keys[-1].kind, keys[-1].key)
                 waits += [wait for key in keys if (wait := self._wait_for(key)) is not None]
-                await self._free([(key.kind, key.key) for key in keys if key.jobs > 0])
+                free = [(key.kind, key.key) for key in keys if key.jobs > 0]
+                await self._free(free)
                 if is_last:
                     break
+            else:
+                if free:  # as after a pause, or with a higher limit: so may be those behind
+                    waits.append(0.0)
             took, before = boottime() - began, self._took
             self._took, self._rest = took, _REST * min(took, before)
             if waits:
