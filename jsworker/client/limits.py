@@ -1,11 +1,11 @@
 """Limits, rates and pauses for operators: list, set, reset, pause, resume."""
 
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from jsworker.client.enqueueing import Kind, kind_name
-from jsworker.client.terms import LONGEST_DELAY
+from jsworker.client.terms import LONGEST_DELAY, instant_of
 from jsworker.core.limits import Limit, Rate
 from jsworker.core.names import check_limit_key_of_row, printable, shown
 from jsworker.core.settings import Settings
@@ -92,12 +92,12 @@ class Limits:
         """Pause; see ``JobClient.pause``."""
         seconds = None
         if until is not None:
-            if until.tzinfo is None:
-                raise ValueError(f"until={until.isoformat()} must have a time zone")
-            now = await schedules.database_now(self._database)
-            seconds = (until.astimezone(UTC) - now).total_seconds()
+            until = instant_of("until", until)
+            seconds = (until - await schedules.database_now(self._database)).total_seconds()
             if not 0 < seconds <= LONGEST_DELAY:
                 raise ValueError(f"until={until.isoformat()} must lie ahead, at most ten years")
+        if not isinstance(reason, str | None):
+            raise TypeError(f"reason={shown(reason)} must be text, not {type(reason).__name__}")
         line = None if reason is None else printable(reason, _REASON_CHARACTERS)
         how = {"until": None if until is None else until.isoformat(), "reason": line}
         entry = _entry("pause", kind, key, actor, **{name: value for name, value in how.items() if value})

@@ -14,6 +14,7 @@ from jsworker.client.enqueueing import (
 )
 from jsworker.client.results import JobHandle, ResultReader
 from jsworker.core.contents import OF_SCHEDULE, Contents
+from jsworker.core.errors import TransitionRefused
 from jsworker.core.names import shown
 from jsworker.core.priorities import Priority
 from jsworker.core.schedule_rules import Cron, Every, Schedule, check_schedule_name
@@ -97,18 +98,20 @@ class Schedules:
     async def pause(self, name: str, *, actor: str | None = None) -> None:
         """Let a schedule rest until it is resumed; also through restarts and new versions of its class."""
         with operators_rights("schedules", "schedules"):
-            await schedules.pause(self._database, name, entry=_entry("schedules.pause", name, actor))
+            await schedules.pause(self._database, _known(name), entry=_entry("schedules.pause", name, actor))
 
     async def resume(self, name: str, *, actor: str | None = None) -> datetime:
         """Let a schedule go on, and return when it is due next; instants of the pause are left out."""
         with operators_rights("schedules", "schedules"):
-            return await schedules.resume(self._database, name, entry=_entry("schedules.resume", name, actor))
+            return await schedules.resume(
+                self._database, _known(name), entry=_entry("schedules.resume", name, actor)
+            )
 
     async def run_now(self, name: str, *, actor: str | None = None) -> JobHandle:
         """Enqueue a job of a schedule besides its instants."""
         with operators_rights("schedules", "schedules"):
             job_id = await schedules.run_now(
-                self._database, name, entry=_entry("schedules.run_now", name, actor)
+                self._database, _known(name), entry=_entry("schedules.run_now", name, actor)
             )
         self._publisher.publish_in_background()
         return JobHandle.of(Enqueued(job_id, created=True), self._read_result, "")
@@ -120,7 +123,19 @@ class Schedules:
         out of the class.
         """
         with operators_rights("schedules", "schedules"):
-            await schedules.remove(self._database, name, entry=_entry("schedules.remove", name, actor))
+            await schedules.remove(
+                self._database, _known(name), entry=_entry("schedules.remove", name, actor)
+            )
+
+
+def _known(name: str) -> str:
+    """Return a name that PostgreSQL can be asked for; no schedule has any other."""
+    try:
+        if "\0" not in name and name.encode():
+            return name
+    except (AttributeError, TypeError, UnicodeEncodeError):
+        pass
+    raise TransitionRefused(f"there is no schedule {shown(name)}")
 
 
 def _entry(action: str, name: str, actor: str | None, **how: str) -> AuditEntry:

@@ -226,7 +226,7 @@ class Flow(Nodes):
             raise ValueError(
                 f"node {shown(name)}: a batch of {len(given):,} jobs; it takes 1 to {MOST_MEMBERS:,}"
             )
-        needs = (after,) if isinstance(after, Node | str) else tuple(after)
+        needs = tuple(after) if isinstance(after, Iterable) and not isinstance(after, str) else (after,)
         for need in needs:
             if not isinstance(need, Node | str):
                 raise TypeError(f"node {shown(name)}: after={shown(need)} must be a node or a node's name")

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from jsworker.client import Enqueued, JobClient
-from jsworker.core.errors import InvalidJson, InvalidName
+from jsworker.core.errors import InvalidJson, InvalidName, TransitionRefused
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
@@ -257,6 +257,41 @@ WRONG: dict[str, tuple[Callable[[JobClient], Awaitable[Any]], type[Exception], s
         lambda client: client.clear_and_reenqueue(uuid4(), None),  # type: ignore[arg-type]
         TypeError,
         r"^reason=None must be text, not NoneType$",
+    ),
+    "a pause for a time": (
+        lambda client: client.pause(KIND, until=timedelta(hours=1)),  # type: ignore[arg-type]
+        TypeError,
+        r"^until=.* must be a datetime with a time zone, not timedelta$",
+    ),
+    "a pause until an instant without a zone": (
+        lambda client: client.pause(KIND, until=datetime(2030, 1, 1)),  # noqa: DTZ001 -- the mistake
+        ValueError,
+        r"^until=2030-01-01T00:00:00 must have a time zone",
+    ),
+    "a pause that is over": (
+        lambda client: client.pause(KIND, until=datetime(2020, 1, 1, tzinfo=UTC)),
+        ValueError,
+        r"^until=2020-01-01T00:00:00\+00:00 must lie ahead, at most ten years$",
+    ),
+    "a number for a reason": (
+        lambda client: client.pause(KIND, reason=7),  # type: ignore[arg-type]
+        TypeError,
+        r"^reason=7 must be text, not int$",
+    ),
+    "a schedule with NUL": (
+        lambda client: client.schedules.pause("a\0"),
+        TransitionRefused,
+        r"^there is no schedule 'a\\x00'$",
+    ),
+    "a schedule that no text can name": (
+        lambda client: client.schedules.resume("\ud800"),
+        TransitionRefused,
+        r"^there is no schedule '\\ud800'$",
+    ),
+    "a number for a schedule": (
+        lambda client: client.schedules.run_now(7),  # type: ignore[arg-type]
+        TransitionRefused,
+        r"^there is no schedule 7$",
     ),
 }
 

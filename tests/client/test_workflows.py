@@ -110,6 +110,11 @@ BAD: dict[str, tuple[Fill, type[Exception], str]] = {
         TypeError,
         "node 'count': after=None must be a node or a node's name",
     ),
+    "after None": (
+        lambda flow: flow.job("count", {}, after=None),  # type: ignore[call-overload]
+        TypeError,
+        "node 'count': after=None must be a node or a node's name",
+    ),
     "name twice": (
         lambda flow: [flow.job("count", {}, name="a") for _ in range(2)],
         ValueError,
