@@ -17,6 +17,7 @@ from jsworker.ownership.transitions import claim, control, publish, reset, settl
 from jsworker.ownership.transitions.claim import look_at_refused
 from jsworker.ownership.transitions.enqueue import Enqueued, JobTerms, NewJob, new_job_id
 from jsworker.ownership.transitions.enqueue_terms import enqueue_many, enqueue_one, statement_for
+from jsworker.ownership.transitions.reschedule import reschedule
 from jsworker.ownership.transitions.settle import Settled
 from jsworker.ownership.transitions.waiting_keys import DEFER, WAKE, defer, wake
 
@@ -142,6 +143,23 @@ async def test_a_lost_wake_is_made_good_by_promote(database: Database, sql: Sql)
     assert await publish.promote(database, limit=10) == 1
     assert [job.id for job in await claimed(database, second)] == [second]
     assert read_job(sql, second)["behind"] is None
+
+
+async def test_one_that_is_rescheduled_waits_for_its_time_and_no_longer_behind_another(
+    database: Database, sql: Sql
+) -> None:
+    first = running(sql)
+    waiting = (await enqueue(database)).id
+    assert await defer(database, [waiting]) == {waiting}
+    later = datetime(2100, 1, 1, tzinfo=UTC)
+    await reschedule(database, waiting, later)
+    await complete(database, first)
+    assert await wake(database, [first]) == 0
+    row = read_job(sql, waiting)
+    assert (row["status"], row["run_at"]) == ("scheduled", later)
+    await reschedule(database, waiting, datetime(2026, 1, 1, tzinfo=UTC))
+    assert await publish.promote(database, limit=10) == 1
+    assert await claimed(database, waiting)
 
 
 async def test_the_one_that_waits_keeps_its_place_in_the_queue(database: Database, sql: Sql) -> None:

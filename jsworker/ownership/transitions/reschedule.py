@@ -21,14 +21,17 @@ _AT_ONCE: Final = 500
 
 
 def _reschedule() -> sa.TextClause:
-    """Return RESCHEDULE: whatever the job waits for, a delay or its back-off; PROMOTE compares the new time."""
+    """Return RESCHEDULE: whatever the job waits for, a delay or its back-off; PROMOTE compares the new time.
+
+    Of one that waits behind another of its key the end of that one is no time any more.
+    """
     chosen = sa.select(j.c.id, j.c.run_at.label("was")).where(
         j.c.id == sa.any_(given_array("ids", sa.Uuid)), waits_for_a_time
     )
     locked = chosen.order_by(j.c.id).with_for_update(key_share=True).cte("chosen")
     moved = (
         sa.update(j)
-        .values(run_at=given("run_at", sa.DateTime(timezone=True)))
+        .values(run_at=given("run_at", sa.DateTime(timezone=True)), behind=sa.null())
         .where(j.c.id == locked.c.id, waits_for_a_time)
         .returning(*j.c["id", "fencing_token", "run_at"], locked.c.was)
         .cte("moved")
