@@ -151,7 +151,8 @@ def _tree(found: Mapping[str, Any]) -> Tree:
     branches: dict[str, Tree] = {}
     for node in _in_order(found["nodes"]):
         needs: Sequence[str] = node["needs"]
-        parent = branches[needs[-1]] if needs else root
+        # What others have written may go in a circle, or lead to another workflow.
+        parent = branches.get(needs[-1], root) if needs else root
         branches[node["name"]] = parent.add(_node(node))
     return root
 

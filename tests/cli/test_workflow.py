@@ -52,6 +52,18 @@ def test_a_workflow_is_drawn_as_a_tree(cli: Cli, sql: Sql) -> None:
     assert cli("workflow", "show", str(workflow), "--json").ok().json["nodes"] == found["nodes"]
 
 
+def test_a_circle_that_others_have_written_is_drawn_all_the_same(cli: Cli, sql: Sql) -> None:
+    workflow = enqueued()
+    sql.execute(
+        "INSERT INTO jsworker.batch_needs (batch, needs) SELECT one.id, two.id"
+        " FROM jsworker.batches AS one, jsworker.batches AS two"
+        " WHERE one.name = 'fetch' AND two.name = 'send'"
+    )
+    lines = cli("workflow", str(workflow)).ok().lines
+    names = sorted(line.strip("│├└─ ").split()[0] for line in lines[1:])
+    assert names == ["fetch", "merge", "parts", "send"]
+
+
 def test_list_cancel_and_retry(cli: Cli, sql: Sql) -> None:
     workflow = enqueued()
     [listed] = cli("workflow", "list", "--json").ok().json
