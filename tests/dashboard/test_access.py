@@ -136,6 +136,31 @@ async def test_no_action_is_done_without_its_token(
     assert await client.audit() == []
 
 
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.name)
+async def test_each_action_needs_its_right(client: JobClient, put: PutJob, rows: Rows, action: Any) -> None:
+    job_id = await put("queued")
+    others = Access(Access.ALL.actions - {action.right}, payloads=True)
+    viewer = Viewer(dashboard(client, authorize=lambda _: others))
+    form = (await viewer.see("/jobs")).forms[-1]
+    address = action.path.replace("{id:uuid}", str(job_id))
+    given = {"confirmed": "yes", "id": str(job_id), "kind": "crop", "payload": "{}", "reason": "x"}
+    given |= {"csrf": dict(form.values)["csrf"], "worker": "w", "name": "n", "to": "high"}
+    refused = [
+        await viewer.http.get(address, params=given),
+        await viewer.http.post(address, data=given, headers={"origin": "http://localhost"}),
+    ]
+    for answer in refused:
+        assert (answer.status_code, answer.text) == (403, f"you may not do this: {action.right}\n")
+    assert await rows.query("SELECT status, priority FROM jsworker.jobs") == [
+        {"status": "queued", "priority": 1}
+    ]
+    assert await client.audit() == []
+    for page in ("/", "/jobs", f"/jobs/{job_id}", "/kinds", "/schedules", "/workers", "/dead-messages"):
+        shown = await viewer.see(page)
+        buttons = [found.get("formaction") for _, found in shown.elements]
+        assert not [to for to in (*shown.addresses, *buttons) if to and to.partition("?")[0] == address]
+
+
 async def test_a_form_must_say_its_length_and_be_short(form: tuple[Viewer, str, dict[str, Any]]) -> None:
     viewer, address, _ = form
 
