@@ -96,14 +96,7 @@ class SelectedJobs:
 
     async def count(self, *, most: int = MOST_COUNTED, seconds: float = COUNT_SECONDS) -> JobCount:
         """Return how many jobs match; counting ends at ``most``, and after so many seconds."""
-        clock = asyncio.get_running_loop().time
-        ends_at, jobs = clock() + seconds, 0
-        async with aclosing(self._pages(acting=False)) as pages:
-            async for page in pages:
-                jobs += len(page)
-                if jobs >= most or clock() >= ends_at:
-                    return JobCount(min(jobs, most), is_all=False)
-        return JobCount(jobs, is_all=True)
+        return await count_jobs(self._database, self.selection, most=most, seconds=seconds)
 
     async def retry(self, *, actor: str | None = None) -> BulkOutcome:
         """Put failed and cancelled jobs back into the queue; see ``JobClient.retry``."""
@@ -160,18 +153,6 @@ class SelectedJobs:
 
         return await self._act("reschedule", {"scheduled"}, act, actor, to=when.isoformat())
 
-    def _pages(self, *, acting: bool) -> AsyncGenerator[list[tuple[UUID, int]], None]:
-        chosen = self.selection
-        return listing.matching(
-            self._database,
-            statuses=chosen.statuses,
-            kind=chosen.kind,
-            age=chosen.age,
-            priority=chosen.priority,
-            where=chosen.where,
-            acting=acting,
-        )
-
     async def _act(
         self,
         action: str,
@@ -186,7 +167,7 @@ class SelectedJobs:
         entry = AuditEntry(action, {"jobs": self.selection.as_dict(), **how}, actor=actor)
         outcome = BulkOutcome(entry.action_id)
         with operators_rights(action):
-            async with aclosing(self._pages(acting=True)) as pages:
+            async with aclosing(_pages(self._database, self.selection, acting=True)) as pages:
                 async for found in pages:
                     outcome.matched += len(found)
                     for start in range(0, len(found), listing.PAGE):
@@ -194,6 +175,34 @@ class SelectedJobs:
             await entry.end(self._database, matched=outcome.matched)
         self._publisher.publish_in_background()
         return outcome
+
+
+async def count_jobs(
+    database: Database, selection: Selection, *, most: int = MOST_COUNTED, seconds: float = COUNT_SECONDS
+) -> JobCount:
+    """Return how many jobs match; see ``SelectedJobs.count``."""
+    clock = asyncio.get_running_loop().time
+    ends_at, jobs = clock() + seconds, 0
+    async with aclosing(_pages(database, selection, acting=False)) as pages:
+        async for page in pages:
+            jobs += len(page)
+            if jobs >= most or clock() >= ends_at:
+                return JobCount(min(jobs, most), is_all=False)
+    return JobCount(jobs, is_all=True)
+
+
+def _pages(
+    database: Database, chosen: Selection, *, acting: bool
+) -> AsyncGenerator[list[tuple[UUID, int]], None]:
+    return listing.matching(
+        database,
+        statuses=chosen.statuses,
+        kind=chosen.kind,
+        age=chosen.age,
+        priority=chosen.priority,
+        where=chosen.where,
+        acting=acting,
+    )
 
 
 def _ids(found: Found) -> list[UUID]:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from jsworker.client import JobClient
+from jsworker.ownership.queries import listing
 from tests.worker.processors import KIND
 from tests.worker.rows import Rows
 
@@ -21,13 +22,17 @@ async def fail(rows: Rows, *job_ids: Any, error: str = "OSError: the disk is ful
     )
 
 
-async def test_all_that_match_are_retried_as_one_action(client: JobClient, rows: Rows) -> None:
+async def test_all_that_match_are_retried_as_one_action(
+    client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jobs = await client.enqueue_many(KIND, [{"n": n} for n in range(7)])
     await fail(rows, *(job.id for job in jobs[:5]))
     await fail(rows, jobs[5].id, error="KeyError: 'n'")
     full = client.select(status="failed", kind=KIND, error="DISK is full")
     assert await full.count() == (5, True)
     assert await full.count(most=3) == (3, False)
+    monkeypatch.setattr(listing, "PAGE", 1)
+    assert await client.select(status="failed", error="no such").count(seconds=0.0) == (0, False)
     done = await full.retry(actor="ann")
     assert (done.matched, done.changed, done.refused) == (5, 5, {})
     assert await full.count() == (0, True)

@@ -1,12 +1,17 @@
+import asyncio
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from pydantic import BaseModel
 
 from jsworker.client import JobClient
+from jsworker.client.selected_jobs import count_jobs
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
 from jsworker.dashboard import Access, dashboard
+from jsworker.dashboard.pages import job_actions
+from jsworker.ownership.queries import listing
 from tests.dashboard.conftest import PutJob
 from tests.dashboard.viewer import Viewer
 from tests.worker.rows import Rows
@@ -63,16 +68,19 @@ async def test_by_the_list_all_that_match_are_acted_on(viewer: Viewer, put: PutJ
     assert [(row["kind"], row["status"]) for row in found] == [("crop", "cancelled")] * 2
 
 
-async def test_a_running_job_is_taken_back_with_a_reason(viewer: Viewer, put: PutJob, rows: Rows) -> None:
+async def test_a_running_job_is_taken_back_with_a_reason(
+    viewer: Viewer, put: PutJob, rows: Rows, client: JobClient
+) -> None:
     job_id = await put("processing")
     question = await viewer.see(f"/jobs/{job_id}/clear")
     await viewer.press(question, "Take back", {"reason": " "}, status=400)
     await viewer.press(question, "Take back", {"reason": "it hangs"})
     found = await rows.job(job_id)
     assert (found["status"], found["clear_reason"], found["fencing_token"]) == ("queued", "it hangs", 1)
+    assert [(each.action, each.changed) for each in await client.audit()] == [("clear", 1)]
 
 
-async def test_priority_and_time_are_set(viewer: Viewer, put: PutJob, rows: Rows) -> None:
+async def test_priority_and_time_are_set(viewer: Viewer, put: PutJob, rows: Rows, client: JobClient) -> None:
     job_id = await put("scheduled")
     await viewer.press(await viewer.see(f"/jobs/{job_id}/priority"), "Set", {"to": "high"})
     when = datetime.now(UTC).replace(microsecond=0, second=0) + timedelta(days=2)
@@ -80,6 +88,7 @@ async def test_priority_and_time_are_set(viewer: Viewer, put: PutJob, rows: Rows
     await viewer.press(await viewer.see(f"/jobs/{job_id}/reschedule"), "Reschedule", given)
     found = await rows.job(job_id)
     assert (found["priority"], found["run_at"]) == (0, when)
+    assert [each.action for each in await client.audit()] == ["reschedule", "priority"]
 
 
 async def test_what_is_not_possible_any_more_is_said(viewer: Viewer, put: PutJob, rows: Rows) -> None:
@@ -91,6 +100,41 @@ async def test_what_is_not_possible_any_more_is_said(viewer: Viewer, put: PutJob
     page = await viewer.press(question, "Cancel")
     assert "0 jobs cancelled; 1 refused" in page.text
     assert "is cancelled already" in page.text
+
+
+async def test_two_who_act_at_once_change_a_job_once(client: JobClient, put: PutJob, rows: Rows) -> None:
+    job_id = await put("failed")
+    tabs = [Viewer(dashboard(client)) for _ in range(4)]
+    questions = [await each.see(f"/jobs/{job_id}/retry") for each in tabs]
+    pressed = zip(tabs, questions, strict=True)
+    pages = await asyncio.gather(*(each.press(question, "Retry") for each, question in pressed))
+    assert sorted("1 job retried" in page.text for page in pages) == [False, False, False, True]
+    assert sum("0 jobs retried; 1 refused" in page.text for page in pages) == 3
+    assert sorted(each.changed for each in await client.audit()) == [0, 0, 0, 1]
+    assert await rows.value("SELECT count(*) FROM jsworker.job_events WHERE event = 'retried'") == 1
+
+
+async def test_a_question_says_which_jobs_are_meant(viewer: Viewer, put: PutJob) -> None:
+    job_id = await put("failed", kind="crop", last_error="KeyError: 1")
+    assert f"It is job {job_id}." in (await viewer.see(f"/jobs/{job_id}/retry")).text
+    page = await viewer.see("/jobs/retry", all="yes", kind="crop", error="<b>", unique_key="a b")
+    assert "Meant are all that match: kind crop, unique key a b, error <b>." in page.text
+    assert "All such jobs are meant." in (await viewer.see("/jobs/retry?all=yes")).text
+    failures = await viewer.see("/failures")
+    question = await viewer.see(failures.links["Retry all …"])
+    assert "status failed, kind crop, one kind of error." in question.text
+
+
+async def test_what_was_not_counted_to_its_end_can_be_done(
+    viewer: Viewer, put: PutJob, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "PAGE", 1)
+    monkeypatch.setattr(job_actions, "count_jobs", partial(count_jobs, seconds=0.0))
+    for worker in ("b", "b", "a"):
+        await put("failed", completed_by=worker)
+    question = await viewer.see("/jobs/retry", all="yes", worker="a")
+    assert "Retry at least 0 jobs?" in question.text
+    assert "1 job retried" in (await viewer.press(question, "Retry")).text
 
 
 async def test_nothing_chosen_is_said(viewer: Viewer, put: PutJob) -> None:

@@ -321,7 +321,8 @@ async def test_the_dashboard_reads_as_the_role_that_it_is_told(
         [acted] = await client.database.run(whoami)
         assert (read.role, acted.role) == ("jsworker_reader", login)
         other = Viewer(dashboard(client, read_role="jsworker_metrics"))
-        assert "permission denied to set role" in (await other.see("/jobs", 502)).text
+        for address in ("/jobs", "/jobs/cancel?all=yes", "/kinds/set-limits?kind=echo"):
+            assert "permission denied to set role" in (await other.see(address, 502)).text
         for each in (viewer, other):
             await each.http.aclose()
     assert read_job(sql, job_id)["status"] == "queued"

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from starlette.datastructures import FormData
 
-from jsworker.client.selected_jobs import REASON_CHARACTERS, SelectedJobs
+from jsworker.client.selected_jobs import REASON_CHARACTERS, SelectedJobs, count_jobs
 from jsworker.client.terms import instant_of
 from jsworker.core.names import printable
 from jsworker.core.priorities import PRIORITIES, priority_number
@@ -41,6 +41,7 @@ VERBS: Final[Mapping[str, tuple[str, str, str]]] = {
 """The verb, the participle, and what will happen."""
 _MOST_NAMED: Final = 1_000
 _SHOWN: Final = 2
+_LONGEST: Final = 100
 
 
 @dataclass(slots=True)
@@ -68,23 +69,34 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
     if ids:
         values = [("id", str(each)) for each in ids]
         jobs, is_all = len(ids), True
+        which = f" It is job {ids[0]}." if len(ids) == 1 else ""
     else:
         values = [("all", "yes"), *((name, str(form[name])) for name in NAMES if form.get(name))]
         jobs, is_all = 0, True
+        which = _in_words(values[1:])
         for selected in _selected(verb, visit, form):
-            found = await selected.count()
+            found = await count_jobs(visit.site.reads, selected.selection)
             jobs, is_all = jobs + found.jobs, is_all and found.is_all
     many = plural(jobs, "job") if is_all else f"at least {plural(jobs, 'job')}"
     return Question(
         verb=f"{word} {many}",
-        says=says,
+        says=says + which,
         values=values,
         back=_back(visit, form),
         fields=f"fields_{verb}.html" if verb in {"clear", "priority", "reschedule"} else None,
         names={"priorities": PRIORITIES, "longest": REASON_CHARACTERS},
         is_harmful=verb in {"cancel", "clear"},
-        is_possible=jobs > 0,
+        is_possible=jobs > 0 or not is_all,
     )
+
+
+def _in_words(filters: Sequence[tuple[str, str]]) -> str:
+    """Return which jobs are meant."""
+    words = [
+        "one kind of error" if name == "failure" else f"{name.replace('_', ' ')} {printable(value, _LONGEST)}"
+        for name, value in filters
+    ]
+    return f" Meant are all that match: {', '.join(words)}." if words else " All such jobs are meant."
 
 
 async def act(verb: str, visit: Visit, form: FormData) -> Done:

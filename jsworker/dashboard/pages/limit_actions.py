@@ -6,6 +6,7 @@ from typing import Final
 
 from starlette.datastructures import FormData
 
+from jsworker.client.limits import Limits
 from jsworker.client.terms import LONGEST_DELAY
 from jsworker.core.limits import Limit, Rate
 from jsworker.core.names import printable, shown
@@ -30,7 +31,7 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
     """Return the question before a kind or a key is paused, resumed or limited."""
     word, says = VERBS[verb]
     kind, key = _target(form)
-    now = await visit.site.client.limits.numbers(kind, key=key)
+    now = await Limits(visit.site.reads, visit.site.client.settings).numbers(kind, key=key)
     if verb.endswith("limits"):
         says = f"{says} Now: {in_words(now._asdict()) or 'not limited'}."
     values = [("kind", kind), *([] if key is None else [("key", key)])]

@@ -374,6 +374,8 @@ async def matching(
 ) -> AsyncGenerator[list[tuple[UUID, int]], None]:
     """Yield id and fencing token of the jobs that a filter means, page by page, each job once.
 
+    An empty page is one of which it means none: whoever has only so much time can leave off there.
+
     Args:
         statuses: any of them but completed.
         age: of running jobs only those that are so old; others have none.
@@ -391,8 +393,7 @@ async def matching(
                 page = [(row.id, row.fencing_token) for row in rows if row.meant and row.id not in ran]
                 if status == "processing":
                     ran.update(job_id for job_id, _ in page)
-                if page:
-                    yield page
+                yield page
 
 
 async def look_up(database: Database, ids: list[UUID]) -> dict[UUID, SeenJob]:
