@@ -71,6 +71,7 @@ async def test_limits_are_set_and_reset(viewer: Viewer, client: JobClient) -> No
     await viewer.press(question, "Set", {"running": "many"}, status=400)
     await viewer.press(await viewer.see("/kinds/reset-limits?kind=mail"), "Reset")
     assert (await client.limits.numbers("mail")).max_running is None
+    assert [each.action for each in await client.audit()] == ["limits.reset", "limits.set"]
     await viewer.see("/kinds/pause?kind=No%20Kind", 400)
     await viewer.see("/kinds/pause", 400)
 
@@ -83,6 +84,12 @@ async def test_keys_are_listed_page_by_page(viewer: Viewer, client: JobClient) -
     assert "tenant-100" not in first.text
     assert "tenant-100" in second.text
     await viewer.see("/keys?after=none", 400)
+    # The page goes on behind a key that is not limited any more.
+    await client.limits.reset("mail", key="tenant-099")
+    assert "tenant-100" in (await viewer.see(first.links["Next page"])).text
+    await client.limits.set("zip", Limit(1))
+    assert "tenant" not in (await viewer.see("/keys?kind=zip")).text
+    assert "zip" in (await viewer.see("/keys?kind=zip")).links
 
 
 async def test_without_the_right_nothing_is_offered_or_done(client: JobClient) -> None:

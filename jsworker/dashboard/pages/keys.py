@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from jsworker.core.names import shown
+from jsworker.core.names import is_kind, shown
 from jsworker.dashboard.visit import Visit, WrongFilter
 from jsworker.ownership.transitions.limits import list_limits
 
@@ -13,14 +13,19 @@ _PAGE: Final = 100
 async def read(visit: Visit) -> Mapping[str, Any]:
     """Return a page of limit keys, the kinds themselves among them; of one kind, if it is given."""
     kind, everything = visit.get("kind"), visit.get("all") == "yes"
-    every = await list_limits(visit.site.reads, all_keys=everything)
-    found = [each for each in every if kind in (None, each["kind"])]
-    start, after = 0, visit.get("after")
-    if after is not None:
-        names = [f"{each['kind']}:{each['key']}" for each in found]
-        if after not in names:
-            raise WrongFilter(f"after={shown(after)}: there is no such key")
-        start = names.index(after) + 1
-    page = found[start : start + _PAGE]
-    last = f"{page[-1]['kind']}:{page[-1]['key']}" if start + _PAGE < len(found) else None
+    found = await list_limits(
+        visit.site.reads, all_keys=everything, kind=kind, after=_place(visit.get("after")), limit=_PAGE + 1
+    )
+    page = found[:_PAGE]
+    last = f"{page[-1]['kind']}:{page[-1]['key']}" if len(found) > _PAGE else None
     return {"limits": page, "after": last, "kind": kind, "everything": everything}
+
+
+def _place(after: str | None) -> tuple[str, str]:
+    """Return kind and key behind which a page begins."""
+    if after is None:
+        return "", ""
+    kind, colon, key = after.partition(":")
+    if not (colon and is_kind(kind)):
+        raise WrongFilter(f"after={shown(after)} must be a kind and a key, with a colon between them")
+    return kind, key

@@ -135,15 +135,21 @@ CROSS JOIN LATERAL (
 ) AS held
 WHERE CAST(:all AS boolean) OR l.key = '' OR l.set_by IS NOT NULL OR held.jobs > 0 OR state.running > 0
   OR l.paused_at IS NOT NULL AND coalesce(l.paused_until > clock_timestamp(), true)
-ORDER BY l.kind, l.key LIMIT 10000
+ORDER BY l.kind, l.key LIMIT :most
 """,
-    state=state("SELECT every.kind, every.key FROM jsworker.limits AS every", locked=False),
+    state=state(
+        """SELECT every.kind, every.key FROM jsworker.limits AS every
+  WHERE (CAST(:of_kind AS text) IS NULL OR every.kind = CAST(:of_kind AS text))
+    AND (every.kind, every.key) > (CAST(:after_kind AS text), CAST(:after_key AS text))""",
+        locked=False,
+    ),
     # A key of a paused kind rests, too, but not for what its own row says of a pause that has ended.
     paused=", ".join(
         f"CASE WHEN l.paused_until <= clock_timestamp() THEN NULL ELSE l.{name} END AS {name}"
         for name in ("paused_at", "paused_until", "paused_by", "reason")
     ),
 )
+_MOST_LISTED: Final = 10_000
 
 
 class Numbers(NamedTuple):
@@ -254,9 +260,21 @@ async def resume(database: Database, kind: str, key: str, *, entry: AuditEntry |
         raise TransitionRefused(f"{named(kind, key)} is not paused")
 
 
-async def list_limits(database: Database, *, all_keys: bool = False) -> list[dict[str, Any]]:
-    """Return limits by column name, with how many run and are held; keys at rest only with ``all_keys``."""
-    return [row._asdict() for row in await database.run(LIST, {"all": all_keys})]
+async def list_limits(
+    database: Database,
+    *,
+    all_keys: bool = False,
+    kind: str | None = None,
+    after: tuple[str, str] = ("", ""),
+    limit: int = _MOST_LISTED,
+) -> list[dict[str, Any]]:
+    """Return limits by column name, with how many run and are held; keys at rest only with ``all_keys``.
+
+    They stand in the order of kind and key, and begin behind ``after``, which may be gone.
+    """
+    place = {"after_kind": after[0], "after_key": after[1]}
+    values = {"all": all_keys, "of_kind": kind, "most": limit, **place}
+    return [row._asdict() for row in await database.run(LIST, values)]
 
 
 async def tidy(database: Database) -> None:
