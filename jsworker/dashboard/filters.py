@@ -16,6 +16,8 @@ from jsworker.ownership.pool import FarTime
 _UNITS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "m"))
 _LONGEST_LINE: Final = 200
 _TYPE: Final = re.compile(r"[A-Za-z_][\w.]{0,99}(?=:|$)", re.ASCII | re.MULTILINE)
+_EXCEPTION: Final = re.compile(r"(Error|Exception|Timeout|Warning|Exit|Interrupt|Group)$")
+_TRACEBACK: Final = "Traceback (most recent call last):"
 _NOTHING: Final = Markup('<span class="none">–</span>')
 _ICONS: Final = {
     "scheduled": "◷",
@@ -147,11 +149,16 @@ def headline(text: str | None) -> str | Markup:
 
 
 def error_shown(text: str | None, *, payloads: bool) -> str | None:
-    """Return an error; for who may not see payloads its type alone, for its message may hold parts of one."""
+    """Return an error; for who may not see payloads its type alone, for its message may hold parts of one.
+
+    What a job gave up with stands there without a type: the first word is one if a traceback follows, or if
+    it ends as names of exceptions do.
+    """
     if payloads or text is None:
         return text
     found = _TYPE.match(text.strip())
-    return found[0] if found else "an error"
+    is_type = found is not None and (_TRACEBACK in text or _EXCEPTION.search(found[0]) is not None)
+    return found[0] if found and is_type else "an error"
 
 
 def as_json(value: Any, indent: int | None = 2) -> str:

@@ -175,6 +175,29 @@ async def test_who_may_only_read_sees_neither_contents_nor_texts_of_errors(
     assert "veiled trace" in (await may_see.see(f"/jobs/{job_id}")).text
 
 
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        ("hunter2", "an error"),  # what `raise Fail("hunter2")` leaves
+        ("hunter2: no such user", "an error"),
+        ("hunter2\nKeyError: 1", "an error"),
+        ("CardDeclined: hunter2\nTraceback (most recent call last):\n  File", "CardDeclined"),
+        ("billing.CardError: hunter2", "billing.CardError"),
+        ("timed out after 5 s; KeyError: hunter2", "an error"),
+    ],
+)
+async def test_of_an_error_a_reader_sees_the_type_alone(
+    client: JobClient, put: PutJob, error: str, shown: str
+) -> None:
+    job_id = await put("failed", last_error=error)
+    viewer = Viewer(dashboard(client, authorize=lambda _: Access.READ))
+    for address in ("/jobs", f"/jobs/{job_id}"):
+        page = await viewer.see(address)
+        assert "hunter2" not in page.source
+        assert shown in page.text
+    assert "hunter2" not in (await viewer.see("/failures")).source
+
+
 async def test_an_encrypted_content_is_shown_to_nobody(viewer: Viewer, put: PutJob) -> None:
     job_id = await put("queued", payload=Jsonb({"$codec": ["aes-gcm", "k1", "c2VjcmV0"]}))
     page = await viewer.see(f"/jobs/{job_id}")
