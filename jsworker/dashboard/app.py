@@ -52,7 +52,16 @@ from jsworker.dashboard.pages import (
     workers,
     workflows,
 )
-from jsworker.dashboard.visit import ActionRoute, Done, PageRoute, Question, Site, Visit, is_short_number
+from jsworker.dashboard.visit import (
+    ActionRoute,
+    Done,
+    PageRoute,
+    Question,
+    Site,
+    Visit,
+    WrongFilter,
+    is_short_number,
+)
 
 PAGES: Final = (
     PageRoute("/", "overview", overview.read, "overview.html", title="Overview"),
@@ -189,12 +198,26 @@ def dashboard(
 async def _show(page: PageRoute, request: Request) -> Response:
     """Answer with a page, or with the stream of its live part."""
     visit, tokens = _visit(request, page.name)
+    _check_text(visit.query)
     if "text/event-stream" in request.headers.get("accept", ""):
         return _stream(page, visit.for_all())
     async with request.app.state.reading:
         values = await visit.site.read(page, visit)
-    response = HTMLResponse(visit.site.render(page.template, visit, values))
-    tokens.remember(response)
+    return _page(visit, page.template, values, tokens=tokens)
+
+
+def _page(
+    visit: Visit,
+    template: str,
+    values: Mapping[str, Any],
+    status: int = 200,
+    *,
+    tokens: CsrfTokens | None = None,
+) -> Response:
+    """Return a page; what an action has just reported stands on this one alone."""
+    response = HTMLResponse(visit.site.render(template, visit, values), status)
+    if tokens is not None:
+        tokens.remember(response)
     if visit.said:
         response.delete_cookie(_SAID, path="/", httponly=True, samesite="strict")
     return response
@@ -231,23 +254,30 @@ async def _act(action: ActionRoute, request: Request) -> Response:
         form = await request.form(max_files=0, max_fields=_MOST_FIELDS, max_part_size=_MOST_FORM_BYTES)
         if (refused := tokens.refused(request, visit.access, form.get("csrf"))) is not None:
             return refused
+        _check_text(form.multi_items())
         if form.get("confirmed") == "yes":
             done = await action.act(visit, form)
             if isinstance(done, Done):
                 return _redirect(done)
             return _question(visit, tokens, done)
     else:
+        _check_text(visit.query)
         form = FormData(list[tuple[str, str | UploadFile]](request.query_params.multi_items()))
     async with request.app.state.reading:
         question = await action.ask(visit, form)
     return _question(visit, tokens, question)
 
 
+def _check_text(values: Iterable[tuple[str, object]]) -> None:
+    """Raise WrongFilter for a value that no row can hold."""
+    for name, value in values:
+        if isinstance(value, str) and "\0" in value:
+            raise WrongFilter(f"{shown(name)} must not hold NUL characters")
+
+
 def _question(visit: Visit, tokens: CsrfTokens, question: Question) -> Response:
-    page = visit.site.render("question.html", visit, {"question": question})
-    response = HTMLResponse(page, 422 if question.is_wrong else 200)
-    tokens.remember(response)
-    return response
+    status = 422 if question.is_wrong else 200
+    return _page(visit, "question.html", {"question": question}, status, tokens=tokens)
 
 
 def _redirect(done: Done) -> Response:
@@ -281,7 +311,7 @@ async def _tell(request: Request, error: Exception) -> Response:
         line = f"there is no page {shown(request.url.path)}" if status == _NO_PAGE else error.detail
     else:
         status, line = _status(error), _line(visit.site, error)
-    return HTMLResponse(visit.site.render("error.html", visit, {"status": status, "line": line}), status)
+    return _page(visit, "error.html", {"status": status, "line": line}, status)
 
 
 async def _fail(request: Request, error: Exception) -> Response:  # noqa: ARG001 -- a handler's shape

@@ -12,7 +12,7 @@ from sqlalchemy import text
 from jsworker.client import JobClient
 from jsworker.core.settings import Settings
 from jsworker.dashboard import Access, dashboard
-from jsworker.dashboard.app import PAGES
+from jsworker.dashboard.app import ACTIONS, PAGES
 from jsworker.ownership.transitions.enqueue import new_job_id
 from tests.dashboard.conftest import PutJob
 from tests.dashboard.viewer import Shown, Viewer
@@ -196,6 +196,69 @@ async def test_of_an_error_a_reader_sees_the_type_alone(
         assert "hunter2" not in page.source
         assert shown in page.text
     assert "hunter2" not in (await viewer.see("/failures")).source
+
+
+async def test_errors_of_earlier_runs_are_shown_with_their_tracebacks(
+    client: JobClient, viewer: Viewer, put: PutJob, rows: Rows
+) -> None:
+    trace = 'Traceback (most recent call last):\n  File "a.py", line {}, in process'
+    first, last = (f"KeyError: {n}\n{trace.format(n)}" for n in (1, 2))
+    job_id = await put("failed", last_error=last, fencing_token=2, attempts=2, errors=2)
+    for token, event, error in ((1, "error", first), (2, "failed", last)):
+        await rows.query(
+            "INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, error)"
+            " VALUES (%s, %s, 'worker-1', %s, %s)",
+            *(job_id, event, token, error),
+        )
+    page = await viewer.see(f"/jobs/{job_id}")
+    assert page.text.count('a.py", line 1') == 1
+    assert page.text.count('a.py", line 2') == 1
+    reader = Viewer(dashboard(client, authorize=lambda _: Access.READ))
+    assert "a.py" not in (await reader.see(f"/jobs/{job_id}")).source
+
+
+async def test_who_may_do_nothing_with_jobs_has_nothing_to_tick(
+    client: JobClient, viewer: Viewer, put: PutJob
+) -> None:
+    await put("completed")
+    reader = Viewer(dashboard(client, authorize=lambda _: Access.READ))
+    for each, status, ticks in ((viewer, "", 2), (viewer, "completed", 0), (reader, "", 0)):
+        page = await each.see("/jobs", status=status)
+        assert len(jobs_of(page)) == 1
+        main = [found for tag, found in page.elements if tag == "input" and found.get("type") == "checkbox"]
+        assert len([found for found in main if found.get("name") != "all"]) == ticks
+
+
+async def test_an_overview_of_some_kinds_says_that_there_are_more(
+    viewer: Viewer, put: PutJob, rows: Rows
+) -> None:
+    words = "these figures are of the kinds of this page"
+    await put("queued")
+    assert words not in (await viewer.see("/")).text
+    await rows.query(
+        "INSERT INTO jsworker.jobs (id, kind, payload, status, queued_at) SELECT gen_random_uuid(),"
+        " 'kind-' || n, '{}', 'queued', now() FROM generate_series(1, 100) AS n"
+    )
+    page = await viewer.see("/")
+    assert words in page.text
+    assert words in (await viewer.see(page.links["More kinds"])).text
+
+
+async def test_what_no_row_can_hold_is_refused(viewer: Viewer, rows: Rows) -> None:
+    for each in (*PAGES, *ACTIONS):
+        page = await viewer.see(each.path.replace("{id:uuid}", NO_JOB), 400, after="\0")
+        assert "'after' must not hold NUL characters" in page.text, each.name
+    question = await viewer.see("/kinds/pause?kind=crop")
+    page = await viewer.press(question, "Pause", {"reason": "a\0b"}, status=400)
+    assert "'reason' must not hold NUL characters" in page.text
+    assert await rows.value("SELECT count(*) FROM jsworker.limits") == 0
+
+
+async def test_what_was_done_is_said_once(viewer: Viewer) -> None:
+    for address, status in (("/audit", 200), ("/nothing", 404), ("/kinds/pause?kind=crop", 200)):
+        viewer.http.cookies.set("jsworker-said", "one job cancelled", domain="localhost.local")
+        assert "one job cancelled" in (await viewer.see(address, status)).text
+        assert "one job cancelled" not in (await viewer.see(address, status)).text
 
 
 async def test_an_encrypted_content_is_shown_to_nobody(viewer: Viewer, put: PutJob) -> None:

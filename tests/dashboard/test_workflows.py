@@ -30,6 +30,8 @@ async def test_the_list_and_the_graph(viewer: Viewer, client: JobClient) -> None
     assert "3 queued" in page.text
     assert "1 held" in page.text
     assert not [found for tag, found in page.elements if tag == "script" and "src" not in found]
+    [first, *_] = await client.list(kind="count")
+    assert (await viewer.see(f"/jobs/{first.id}")).links[f"nightly {EVIL}"] == f"/workflows/{workflow}"
     await viewer.see(f"/workflows/{UUID(int=1)}", 404)
     await viewer.see("/workflows?after=none", 400)
 

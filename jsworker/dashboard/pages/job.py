@@ -1,7 +1,7 @@
 """A job: its state, who owns it, its story, and what it holds."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
@@ -20,6 +20,7 @@ from jsworker.ownership.transitions.child_jobs import noted_child_jobs
 from jsworker.ownership.transitions.steps import steps_of
 
 _LONGEST: Final = 64 * 1024
+_MOST_ERRORS: Final = 10
 _TRACE: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -56,6 +57,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
         "acts": [name for name in acts_on(row["status"]) if visit.may(name)],
         "picture": timeline_picture(story),
         "table": timeline_table(story),
+        "earlier_errors": earlier_errors(events, row["last_error"]) if payloads else [],
         "steps": [
             {**step, "shown": content("result", step["result"], payloads=payloads, indent=None)}
             for step in steps
@@ -69,6 +71,14 @@ async def read(visit: Visit) -> Mapping[str, Any]:
         "children": await listing.look_up(reads, noted) if noted else {},
         "trace": trace_id(row["traceparent"]),
     }
+
+
+def earlier_errors(events: Sequence[JobEvent], last_error: str | None) -> list[JobEvent]:
+    """Return the last entries with an error, the newest first; without that of the last error."""
+    found = [each for each in reversed(events) if each.error]
+    if found and found[0].error == last_error:
+        del found[0]
+    return found[:_MOST_ERRORS]
 
 
 def content(name: str, value: Any, *, payloads: bool, indent: int | None = 2) -> Content:

@@ -129,7 +129,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
         "filters": sum(value is not None for name, value in given.items() if name != "status"),
         "statuses": STATUSES,
         "priorities": PRIORITIES,
-        "acts": acts_on(search.status),
+        "acts": [name for name in acts_on(search.status) if visit.may(name)],
     }
 
 
