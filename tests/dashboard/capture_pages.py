@@ -90,6 +90,8 @@ def fill(shop: Shop) -> dict[str, str]:
         "workers": "/workers",
         "dead-messages": "/dead-messages",
         "doctor": "/doctor",
+        "doctor-examined": "/doctor?examine=yes",
+        "question-all": "/jobs/retry?all=yes&kind=charge-card&status=failed",
         "audit": "/audit",
         "error": f"/jobs/{UUID(int=1)}",
     }
