@@ -178,8 +178,8 @@ async def statements_of(app: Any, *, viewers: int, events: int) -> int:
     return sum("waiting" in text for text in texts)
 
 
-async def stream_of(app: Any, events: int, path: str = "/") -> str:
-    """Speak ASGI, for httpx's transport waits for the end of an answer."""
+async def stream_of(app: Any, events: int, path: str = "/", sent: list[str] | None = None) -> str:
+    """Speak ASGI, for httpx's transport waits for the end of an answer; ``sent`` gets what comes."""
     headers = [(b"host", b"localhost"), (b"accept", b"text/event-stream")]
     scope = {
         "type": "http",
@@ -195,7 +195,7 @@ async def stream_of(app: Any, events: int, path: str = "/") -> str:
         "client": ("127.0.0.1", 1),
         "server": ("localhost", 80),
     }
-    sent: list[str] = []
+    sent = [] if sent is None else sent
     enough = asyncio.Event()
 
     async def receive() -> dict[str, Any]:

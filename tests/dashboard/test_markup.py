@@ -56,6 +56,25 @@ async def test_text_of_a_row_is_never_markup(viewer: Viewer, put: PutJob, rows: 
         *(running, text, text, Jsonb({"write": text, text: text})),
         *(running, text, text, text, Jsonb({text: text})),
     )
+    await rows.query(
+        "INSERT INTO jsworker.workers (id, hostname, pid, kinds, concurrency, version, heartbeat_interval,"
+        " state, limits) VALUES (%s, %s, 7, %s, 3, %s, '1 hour', 'running', %s)",
+        *(line, text, [text, "resize"], text, Jsonb({text: {"max_running": 1, "key": text}})),
+    )
+    await rows.query(
+        "INSERT INTO jsworker.limits (kind, key, paused_at, paused_by, reason)"
+        " VALUES ('resize', %s, now(), %s, %s), ('resize', '', now(), %s, %s)",
+        *(line, text, text, text, text),
+    )
+    await rows.query(
+        "INSERT INTO jsworker.dead_messages (subject, stream_seq, reason, data, truncated)"
+        " VALUES (%s, 7, %s, '{}', false)",
+        *(text, text),
+    )
+    for address in ("/workers", "/kinds", "/keys", "/dead-messages"):
+        await shape(viewer, address, running)
+    await shape(viewer, "/workers/drain", running, worker=line)
+    await shape(viewer, "/kinds/pause", running, kind="resize", key=line)
     addresses = ["/", "/jobs", f"/jobs/{running}", f"/jobs/{failed}", "/failures", f"/jobs/{running}/cancel"]
     plain = await shape(viewer, "/jobs", running)
     for address in addresses:
