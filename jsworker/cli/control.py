@@ -243,7 +243,7 @@ async def _pages(database: Database, known: Found, wanted: Selection | None) -> 
     if wanted is not None:
         any_found = False
         async for page in _pages_of(wanted, database, acting=True):
-            any_found = True
+            any_found |= bool(page)
             yield page
         if not any_found:
             remark(f"no job matches: {_in_words(wanted)}")
