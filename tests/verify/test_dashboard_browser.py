@@ -136,6 +136,16 @@ def test_a_running_job_is_seen_to_be_killed_and_to_run_again(browser: Browser, s
     browser.shows("SIGKILL")
 
 
+def test_what_was_opened_stays_open_while_the_page_changes(browser: Browser, shop: Shop) -> None:
+    job_id = shop.enqueue("encode-video", {"file": "garden.mov", "first_seconds": 20})
+    browser.open(f"/jobs/{job_id}")
+    browser.shows("running", "part 1 of 10")
+    browser.press("In words")
+    browser.shows("completed", '"parts": 10')
+    assert browser.count("details[open]") == 1
+    assert browser.driver.focused().text == "In words"
+
+
 def fail(shop: Shop, number: int) -> list[UUID]:
     """Have so many jobs failed, and no others of their kind."""
     for job in shop.client.list(status="failed", kind="charge-card"):

@@ -1,14 +1,25 @@
 // What pages do beyond HTML; they work without it.
 "use strict";
 
-// A live part does not replace what the viewer is working with: selected text, ticked boxes, the focus, an opened
-// <details>.
+// A live part does not replace what the viewer is working with: selected text, ticked boxes, the focus. An opened
+// <details> is open again in the new one, which is known by its summary.
+const summaryOf = (details) => details.querySelector("summary").textContent;
+let opened = [];
+let focused = null;
 document.addEventListener("htmx:sseBeforeMessage", (event) => {
   const part = event.target;
   const selection = document.getSelection();
   const isSelecting = selection && !selection.isCollapsed && part.contains(selection.anchorNode);
-  const isBusy = part.querySelector("input:checked, details[open]") || part.contains(document.activeElement);
-  if (isSelecting || isBusy) event.preventDefault();
+  const focus = part.contains(document.activeElement) ? document.activeElement : null;
+  focused = focus?.matches("summary") ? focus.textContent : null;
+  if (isSelecting || part.querySelector("input:checked") || (focus && focused === null)) event.preventDefault();
+  opened = [...part.querySelectorAll("details[open]")].map(summaryOf);
+});
+document.addEventListener("htmx:sseMessage", (event) => {
+  for (const details of event.target.querySelectorAll("details")) {
+    details.open = opened.includes(summaryOf(details));
+    if (summaryOf(details) === focused) details.querySelector("summary").focus();
+  }
 });
 
 document.addEventListener("change", (event) => {
