@@ -39,7 +39,8 @@ HEADERS: Final = {
 
 _COOKIE: Final = "jsworker-csrf"
 _TOKEN_CHARACTERS: Final = 43
-_FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+_FORWARDED: Final = ("forwarded", "via", "x-real-ip", "x-forwarded-")
+"""How the names of headers begin that proxies add."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ async def access_of(
 
 def _is_from_here(request: Request) -> bool:
     # A proxy on this machine speaks for others.
-    if any(name in request.headers for name in _FORWARDED):
+    if any(name.startswith(_FORWARDED) for name in request.headers):
         return False
     # Without an address it came by a socket file, as from a proxy.
     return request.client is not None and is_loopback(request.client.host)

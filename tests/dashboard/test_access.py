@@ -60,6 +60,8 @@ async def test_without_a_login_it_answers_to_this_machine_alone() -> None:
         asked({"host": ""}),
         asked({"x-forwarded-for": "10.0.0.7"}),
         asked({"forwarded": "for=10.0.0.7"}),
+        asked({"x-forwarded-proto": "https"}),
+        asked({"Via": "1.1 proxy"}),
     ):
         refused = await access_of(request, None, None)
         assert not isinstance(refused, Access)
