@@ -161,9 +161,19 @@ def error_shown(text: str | None, *, payloads: bool) -> str | None:
     return found[0] if found and is_type else "an error"
 
 
-def as_json(value: Any, indent: int | None = 2) -> str:
-    """Return a value as indented JSON; on one line with None."""
-    return json.dumps(value, indent=indent, ensure_ascii=False, default=lambda other: str(plain(other)))
+def as_json(value: Any, indent: int | None = 2, *, most: int) -> tuple[str, bool]:
+    """Return a value as indented JSON, on one line with None; and whether it was cut at ``most`` characters.
+
+    What is cut is not written: a row may hold any number of megabytes, and all viewers would wait.
+    """
+    encoder = json.JSONEncoder(indent=indent, ensure_ascii=False, default=lambda other: str(plain(other)))
+    parts, size = list[str](), 0
+    for part in encoder.iterencode(value):
+        parts.append(part)
+        size += len(part)
+        if size > most:
+            return "".join(parts)[:most], True
+    return "".join(parts), False
 
 
 def priority(value: int | str) -> str:

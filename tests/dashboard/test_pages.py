@@ -1,4 +1,5 @@
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from jsworker.client import JobClient
 from jsworker.core.settings import Settings
 from jsworker.dashboard import Access, dashboard
 from jsworker.dashboard.app import ACTIONS, PAGES
+from jsworker.dashboard.pages.job import Content, content
 from jsworker.ownership.transitions.enqueue import new_job_id
 from tests.dashboard.conftest import PutJob
 from tests.dashboard.viewer import Shown, Viewer
@@ -259,6 +261,29 @@ async def test_what_was_done_is_said_once(viewer: Viewer) -> None:
         viewer.http.cookies.set("jsworker-said", "one job cancelled", domain="localhost.local")
         assert "one job cancelled" in (await viewer.see(address, status)).text
         assert "one job cancelled" not in (await viewer.see(address, status)).text
+
+
+def test_no_more_of_a_content_is_written_than_shown() -> None:
+    read: list[int] = []
+
+    class Numbers(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            for number in super().__iter__():
+                read.append(number)
+                yield number
+
+    found = content("payload", {"numbers": Numbers(range(100_000))}, payloads=True)
+    assert (len(found.text), found.hidden) == (65_536, "cut after 65,536 characters")
+    assert len(read) < 10_000
+    assert content("payload", [1], payloads=True) == Content("payload", "[\n  1\n]")
+
+
+@pytest.mark.parametrize("nested", [90, 900, 5_000])
+async def test_a_payload_may_be_nested_as_deep_as_postgresql_allows(
+    viewer: Viewer, put: PutJob, nested: int
+) -> None:
+    job_id = await put("queued", payload=sql.SQL(f"jsonb '{'[' * nested}{']' * nested}'"))  # type: ignore[arg-type]
+    assert "[" in (await viewer.see(f"/jobs/{job_id}")).text
 
 
 async def test_an_encrypted_content_is_shown_to_nobody(viewer: Viewer, put: PutJob) -> None:

@@ -87,10 +87,8 @@ def content(name: str, value: Any, *, payloads: bool, indent: int | None = 2) ->
         return Content(name, hidden="encrypted")
     if not payloads:
         return Content(name, hidden="you may not see what jobs hold")
-    text = as_json(value, indent)
-    if len(text) > _LONGEST:
-        return Content(name, text[:_LONGEST], hidden=f"cut: it takes {len(text):,} characters")
-    return Content(name, text)
+    text, is_cut = as_json(value, indent, most=_LONGEST)
+    return Content(name, text, hidden=f"cut after {_LONGEST:,} characters" if is_cut else "")
 
 
 def trace_id(traceparent: str | None) -> str | None:
