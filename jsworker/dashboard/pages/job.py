@@ -87,7 +87,10 @@ def content(name: str, value: Any, *, payloads: bool, indent: int | None = 2) ->
         return Content(name, hidden="encrypted")
     if not payloads:
         return Content(name, hidden="you may not see what jobs hold")
-    text, is_cut = as_json(value, indent, most=_LONGEST)
+    try:
+        text, is_cut = as_json(value, indent, most=_LONGEST)
+    except RecursionError:
+        return Content(name, hidden="nested too deeply to be shown")
     return Content(name, text, hidden=f"cut after {_LONGEST:,} characters" if is_cut else "")
 
 
