@@ -69,6 +69,6 @@ def _rules(history: History, judge: Recovery) -> Iterable[tuple[str, Callable[[]
         ("never ended", lambda: recovery.liveness(history)),
         (HELD_UP, lambda: recovery.held_up(history)),
         ("ended by itself", lambda: recovery.exits(history)),
-        ("died by itself", lambda: recovery.deaths(history)),
+        ("died by itself", lambda: recovery.deaths(history, judge.excuses)),
         ("never seen", lambda: recovery.sometimes(history)),
     )

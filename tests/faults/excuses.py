@@ -39,8 +39,24 @@ class Excuses:
             self._fault(worker, job, start, end, {"process", "loop", "database", "rows"})
             or ("dead" if self.is_dead(worker, end) else None)
             or self._slowness(worker, start, end)
-            or (self._crowd(start, end) if self._could_not_beat(worker, start, end) else None)
+            or self.for_failed_heartbeats(worker, start, end)
         )
+
+    def for_failed_heartbeats(self, worker: str, start: float, end: float) -> str | None:
+        """Return why heartbeats failed of which the worker itself said that they did, if no fault did it."""
+        failed = self._history.failed_heartbeats.get(worker, [])
+        told = any(start <= at <= end + _TOLD_LATE_SECONDS for at in failed)
+        return self._crowd(start, end) if told else None
+
+    def for_ending_alone(self, life: Life, at: float) -> str | None:
+        """Return why a living worker may have ended the process of a job that runs alone, before it began.
+
+        It does so when it stops a run whose heartbeats failed.
+        """
+        worker = None if life.parent is None else self._history.life_of(life.parent, at)
+        lives_on = worker is not None and (worker.ended or (worker.last_sign or 0.0) > at)
+        has_run = any(run.pid == life.pid for run in self._history.runs)
+        return self._crowd(at, at) if lives_on and not has_run else None
 
     def for_letting_go(self, worker: str, job: str, start: float, end: float) -> str | None:
         """Return why a worker may have released a job, or missed it in the first place."""
@@ -66,10 +82,6 @@ class Excuses:
     def _crowd(self, start: float, end: float) -> str | None:
         crowded = any(began <= end and ended >= start for began, ended in self._history.crowded)
         return "crowded machine" if crowded else None
-
-    def _could_not_beat(self, worker: str, start: float, end: float) -> bool:
-        failed = self._history.failed_heartbeats.get(worker, [])
-        return any(start <= at <= end + _TOLD_LATE_SECONDS for at in failed)
 
     def _slowness(self, worker: str, start: float, end: float) -> str | None:
         if self._paused(worker, start, end):

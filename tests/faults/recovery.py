@@ -81,7 +81,7 @@ class Recovery:
 
     def __init__(self, history: History, *, heartbeat_interval: float) -> None:
         self._history = history
-        self._excuses = Excuses(history, heartbeat_interval=heartbeat_interval)
+        self.excuses = Excuses(history, heartbeat_interval=heartbeat_interval)
         self.claims = claims(history)
 
     def false_resets(self) -> Iterator[Finding]:
@@ -130,7 +130,7 @@ class Recovery:
             row = self._history.jobs.get(claim.job)
             if cause_of(claim) == "error" and row is not None and row.kind not in _ERRING_KINDS:
                 end = claim.start if claim.end is None else claim.end
-                excuse = self._excuses.for_error(claim.worker, claim.job, claim.start, end)
+                excuse = self.excuses.for_error(claim.worker, claim.job, claim.start, end)
                 if excuse is None or row.kind in NEVER_ERRS:
                     yield claim.job, f"{row.kind} ended in an error at token {claim.token}"
 
@@ -147,25 +147,24 @@ class Recovery:
         excuse = self._plain_excuse(claim, cause)
         row = self._history.jobs.get(claim.job)
         # What was announced is no excuse for taking the very job that announced it.
-        announced = row is not None and row.kind == "quiet" and excuse in ("quiet_phase", "paused")
-        return None if announced else excuse
+        if row is not None and row.kind == "quiet" and excuse in ("quiet_phase", "paused"):
+            return self.excuses.for_failed_heartbeats(claim.worker, *_silence(claim))
+        return excuse
 
     def _plain_excuse(self, claim: Claim, cause: str) -> str | None:
-        end = claim.start if claim.end is None else claim.end
-        allowed = (claim.last.allowed if claim.last else None) or 0.0
-        start = max(claim.start, end - allowed - 1.0)
+        start, end = _silence(claim)
         match cause:
             case "error" | "reset: operator":
                 return cause
             case "released":
-                return self._excuses.for_letting_go(claim.worker, claim.job, claim.start, end)
+                return self.excuses.for_letting_go(claim.worker, claim.job, claim.start, end)
             case "reset: dead":
-                return "dead" if self._excuses.is_dead(claim.worker, end) else None
+                return "dead" if self.excuses.is_dead(claim.worker, end) else None
             case _:
-                silence = self._excuses.for_silence(claim.worker, claim.job, start, end)
+                silence = self.excuses.for_silence(claim.worker, claim.job, start, end)
                 is_stale = cause in ("reset: stale", "reset: stale owner")
                 unknown = is_stale and not self._has_begun(claim)
-                return silence or (self._excuses.for_unknown_claim(claim.start, end) if unknown else None)
+                return silence or (self.excuses.for_unknown_claim(claim.start, end) if unknown else None)
 
     def _has_begun(self, claim: Claim) -> bool:
         return any(run.token == claim.token for run in self._history.runs_of.get(claim.job, ()))
@@ -175,6 +174,13 @@ class Recovery:
             return run.end
         life = self._history.life_of(run.pid, run.start)
         return life.ticks[-1] if life and life.ticks else run.start
+
+
+def _silence(claim: Claim) -> tuple[float, float]:
+    """Return the time before a claim's end in which its owner may have been silent."""
+    end = claim.start if claim.end is None else claim.end
+    allowed = (claim.last.allowed if claim.last else None) or 0.0
+    return max(claim.start, end - allowed - 1.0), end
 
 
 def cause_of(claim: Claim) -> str | None:
@@ -230,7 +236,7 @@ def exits(history: History) -> Iterator[Finding]:
             yield end.pod, f"ended by itself with exit code {end.code}: {words[:300]}"
 
 
-def deaths(history: History) -> Iterator[Finding]:
+def deaths(history: History, excuses: Excuses) -> Iterator[Finding]:
     """No worker process dies that nobody killed."""
     over = max((life.ticks[-1] for life in history.lives if life.ticks), default=0.0)
     for life in history.lives:
@@ -253,7 +259,7 @@ def deaths(history: History) -> Iterator[Finding]:
         orphaned = (
             worker is not None and abs((worker.last_sign or 0.0) - last) < _DEATH_SECONDS and not worker.ended
         )
-        if not (killed or deadly or exited or orphaned):
+        if not (killed or deadly or exited or orphaned or excuses.for_ending_alone(life, last)):
             yield (
                 str(life.pid),
                 f"process of {life.pod} died at {last - history.started:.1f} s, killed by nobody",

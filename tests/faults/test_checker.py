@@ -342,6 +342,28 @@ def test_it_dies_with_a_worker_that_its_supervisor_has_ended() -> None:
     assert "died by itself" not in verdict_of(blocked).broken
 
 
+@pytest.mark.parametrize(
+    ("crowded", "has_run", "lives_on", "fine"),
+    [
+        ((9.0, 13.0), False, True, True),
+        ((11.0, 13.0), False, True, False),
+        ((9.0, 13.0), True, True, False),
+        ((9.0, 13.0), False, False, False),
+    ],
+)
+def test_on_a_crowded_machine_a_worker_may_end_the_process_of_a_job_that_has_not_begun(
+    crowded: tuple[float, float], *, has_run: bool, lives_on: bool, fine: bool
+) -> None:
+    def ended(history: History) -> None:
+        history.crowded.append(crowded)
+        parent = history.lives[1].pid if lives_on else 999
+        history.lives.append(Life(300, "pod1", ticks(8.0, 10.0), parent=parent))
+        if has_run:
+            history.runs.append(replace(history.runs[-1], pid=300, start=9.0, end=9.5))
+
+    assert ("died by itself" not in verdict_of(ended).broken) is fine
+
+
 def test_a_process_id_may_be_given_anew() -> None:
     """Long after its owner's death: the owner has not lived on."""
     later = Life(100, "pod1", ticks(20.0, LAST_TICK))
@@ -415,6 +437,15 @@ def test_an_announced_quiet_phase_is_no_excuse_for_taking_the_job_that_announced
     assert verdict_of(announced).ok
     taken = both(announced, row("a", kind="quiet"))
     assert "false resets" in verdict_of(taken).broken
+
+    def busy(history: History) -> None:
+        taken(history)
+        history.crowded.append((10.5, 12.0))
+
+    assert "false resets" in verdict_of(busy).broken
+    # But the machine itself may have kept heartbeats from being answered, as for any other job.
+    told = both(busy, lambda history: history.failed_heartbeats[OWNER].append(11.5))
+    assert verdict_of(told).ok
 
 
 def test_figures_tell_how_fast_a_killed_worker_s_job_ran_again() -> None:
