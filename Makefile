@@ -86,9 +86,9 @@ chaos: $(VENV)/.project ## Kill 1,000 processes, break everything else, publish 
 	$(BIN)/python -m tests.faults --cluster --kills 10 --json $(CHAOS)
 	$(BIN)/python -m tests.faults --only none --seconds 600 --json $(CHAOS)
 	$(BIN)/python -m tests.faults --defaults --json $(CHAOS)
-	$(BIN)/python -m tests.faults.limits --seconds 60 --json $(CHAOS)
-	$(BIN)/python -m tests.faults.schedules --seconds 60 --json $(CHAOS)
-	$(BIN)/python -m tests.faults.workflows --seconds 60 --json $(CHAOS)
+	$(BIN)/python -m tests.faults.limits --json $(CHAOS)
+	$(BIN)/python -m tests.faults.schedules --json $(CHAOS)
+	$(BIN)/python -m tests.faults.workflows --json $(CHAOS)
 	$(BIN)/python -m benchmarks.limits --seconds 45 --json $(CHAOS)
 	$(BIN)/python -m tests.faults.document $(CHAOS) docs/reliability.md
 
