@@ -1,19 +1,14 @@
 """docs/logs.md: its processors run, and write the lines that it shows."""
 
-import asyncio
 import json
 import os
 import re
 import signal
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 
-from jsworker.core.events import Event, Events
 from tests.ownership.rows import Sql
 
 from .commands import Cli, Spawn, Terminal
@@ -59,25 +54,3 @@ def test_a_terminal_shows_the_line_that_the_page_shows(
     assert re.sub(r"^\S+", "", line.rpartition("\x1b[K")[2]).replace(job_id[-8:], "a2de76ad") == re.sub(
         r"^\S+", "", shown
     )
-
-
-def test_error_trackers_get_exceptions(monkeypatch: pytest.MonkeyPatch) -> None:
-    caught: list[BaseException | None] = []
-    tracker: Any = ModuleType("sentry_sdk")
-    tracker.capture_exception = lambda error, **_: caught.append(error)
-    monkeypatch.setitem(sys.modules, "sentry_sdk", tracker)
-    names: dict[str, Any] = {}
-    exec(blocks("python")[1], names)  # noqa: S102 -- the page's own code
-
-    async def work(_self: Any, _job: Any) -> None:
-        raise ValueError("boom")
-
-    failing = type("Failing", (names["Reported"],), {"work": work})
-    with pytest.raises(ValueError, match="boom") as raised:
-        asyncio.run(failing().process(SimpleNamespace(kind="failing", id=7)))
-    events = Events()
-    exec(blocks("python")[2], {**names, "worker": events})  # noqa: S102 -- likewise
-    error = KeyError("no")
-    events.emit("job.failed", error, kind="failing")
-    assert caught == [raised.value, error]
-    assert "KeyError" not in repr(Event("job.failed", {}, error))

@@ -31,30 +31,30 @@ _SETTINGS = f"""# Settings
 {_NOTE}
 
 Every setting is an environment variable and an option of `jsworker run`: `JSWORKER_ACK_WAIT=600` is
-`--ack-wait 600`. Durations are seconds. Faults end with exit code 2 and one line each, which names the
-variable, the value and the rule.
+`--ack-wait 600`. Durations are in seconds. If settings are invalid, the command exits with code 2 and one
+line for each, which names the variable, the value and the rule.
 
-A variable whose name ends with `_FILE` names a file that holds the value, for
+These settings can also be read from a file, whose path is in a variable of the same name with `_FILE` appended:
 {", ".join(f"`{variable_of(name)}`" for name in FROM_FILES)}.
 
-| variable | default | |
+| variable | default | meaning |
 |---|---|---|
 """
 _EVENTS = f"""# Events
 
 {_NOTE}
 
-`worker.on(name, listener)` calls `listener(event)` with each event of this name, `worker.on("*", listener)`
-with every one. What its `fields` hold is in its line of the [log](../logs.md), too, which has this level.
+`worker.on(name, listener)` calls `listener(event)` for each event with this name, and `worker.on("*", listener)`
+for every event. Each event is also a line of the [log](../logs.md), at the level below, with the event's `fields`.
 
-| event | level | |
+| event | level | meaning |
 |---|---|---|
 """
 _METRICS = f"""# Metrics
 
 {_NOTE}
 
-What `/metrics` shows: [Probes, metrics, traces](../monitoring.md). Histograms have `_sum` and `_count`, too.
+The metrics that `/metrics` shows ([Probes and metrics](../monitoring.md)). Histograms also have `_sum` and `_count`.
 """
 _MORE = {
     "preload": "middleware.md",
@@ -77,11 +77,11 @@ def pages() -> dict[str, str]:
         "settings.md": _SETTINGS + "".join(map(_setting, Settings.model_fields)),
         "events.md": _EVENTS + "".join(_event(*one) for one in meanings().items()),
         "metrics.md": _METRICS
-        + _table("Of each worker process", "Labelled with `process`, too.", PER_PROCESS)
+        + _table("For each worker process", "They also have the label `process`.", PER_PROCESS)
         + _table(
-            "Of the whole installation", "Alike from every pod: take the maximum, not the sum.", FLEET_WIDE
+            "For the whole installation", "Every pod reports the same values: take the maximum, not the sum.", FLEET_WIDE
         )
-        + _table("Of the supervisor", "Once for each pod.", SUPERVISORS),
+        + _table("For the supervisor", "Once for each pod.", SUPERVISORS),
     }
 
 
@@ -98,7 +98,7 @@ def meanings() -> dict[str, str]:
 
 def _setting(name: str) -> str:
     field = Settings.model_fields[name]
-    more = f"; [more](../{_MORE[name]})" if name in _MORE else ""
+    more = f" ([more](../{_MORE[name]}))" if name in _MORE else ""
     return f"| `{variable_of(name)}` | {_default(field)} | {_cell(str(field.description))}{more} |\n"
 
 
@@ -106,7 +106,7 @@ def _default(field: Any) -> str:
     if field.is_required():
         return "must be set"
     if field.default is PydanticUndefined:
-        return "found out"
+        return "detected"
     if field.default in (None, ""):
         return "none"
     value = str(field.default).lower() if isinstance(field.default, bool) else str(field.default)
@@ -119,7 +119,7 @@ def _event(name: str, meaning: str) -> str:
 
 def _table(title: str, text: str, metrics: Mapping[str, AbstractSet[str]]) -> str:
     told = dict(_documentation())
-    rows = [f"\n## {title}\n\n{text}\n\n| metric | labels | |\n|---|---|---|\n"]
+    rows = [f"\n## {title}\n\n{text}\n\n| metric | labels | meaning |\n|---|---|---|\n"]
     for name, labels in metrics.items():
         family = name.removesuffix("_total").removesuffix("_bucket")
         labelled = ", ".join(f"`{label}`" for label in sorted(labels - {"le"}))
