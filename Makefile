@@ -8,8 +8,10 @@ IMAGE_LOCK := deploy/requirements.lock
 BUILD_LOCK := deploy/build.lock
 OLDEST := $(VENV)/oldest
 OLDEST_LOCK := requirements-oldest.lock
-USE_SQLALCHEMY := tests/ownership $(addprefix tests/client/test_,enqueue.py jobs.py own_transactions.py) \
-	$(addprefix tests/worker/test_,server_faults.py transactions.py)
+OLDEST_EXTRAS := $(addprefix --extra ,dashboard django encryption fastapi flask otel reload sentry uvloop)
+USE_DEPENDENCIES := tests/ownership $(addprefix tests/client/test_,enqueue.py jobs.py own_transactions.py) \
+	$(addprefix tests/worker/test_,server_faults.py transactions.py) tests/stream tests/telemetry tests/contrib \
+	tests/test_settings.py tests/test_contents.py
 # The same statements once more: for each row that a constraint refuses, each plan, each predicate of a guard.
 NOT_ON_OLDEST := $(addprefix --ignore=tests/ownership/test_,constraints.py plans.py) \
 	$(addprefix --deselect=tests/ownership/test_,guards.py::test_one_false_predicate_is_enough_to_refuse \
@@ -30,7 +32,6 @@ INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/pyt
 # With the extras: for a requirement with an extra that no line names, pip takes the newest release, which has no hash.
 COMPILE = UV_CUSTOM_COMPILE_COMMAND="make lock" $(or $(UV),$(BIN)/uv) pip compile --quiet \
 	--universal --python-version 3.11 --generate-hashes --no-annotate --no-strip-extras
-OLDEST_SQLALCHEMY = sed -n 's/^  "sqlalchemy.*>=\([0-9.]*\),.*/sqlalchemy==\1/p' pyproject.toml
 
 # As pip does, uv trusts the certificates that the system trusts.
 export UV_SYSTEM_CERTS ?= 1
@@ -60,12 +61,13 @@ PYTEST = $(BIN)/pytest -n 7 --dist worksteal
 test: $(VENV)/.project ## Run the tests, for two cores. ARGS="-k claim" for some of them.
 	@$(PYTEST) $(ARGS)
 
-# Most applications bring SQLAlchemy 2.0: the oldest that pyproject.toml allows hides the locked one.
+# The lowest versions that pyproject.toml allows hide the locked ones.
 ON_OLDEST = export PYTHONPATH="$$PWD/$(OLDEST)"
 
-test-oldest: $(VENV)/.project $(OLDEST)/.installed ## Run the tests of what uses SQLAlchemy on the oldest version allowed.
+test-oldest: $(VENV)/.project $(OLDEST)/.installed ## Check types and run tests with the lowest versions of all dependencies.
 	@$(ON_OLDEST); $(BIN)/python -c 'import sqlalchemy; print("== on SQLAlchemy", sqlalchemy.__version__)'
-	@$(ON_OLDEST); $(PYTEST) $(USE_SQLALCHEMY) $(NOT_ON_OLDEST) $(ARGS)
+	@$(ON_OLDEST); $(BIN)/mypy --cache-dir .mypy_cache/oldest
+	@$(ON_OLDEST); $(PYTEST) $(USE_DEPENDENCIES) $(NOT_ON_OLDEST) $(ARGS)
 
 cover: $(VENV)/.project ## Run the tests with coverage, of every process that they start, too.
 	$(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term $(ARGS)
@@ -93,7 +95,7 @@ chaos: $(VENV)/.project ## Kill 1,000 processes, break everything else, publish 
 	$(BIN)/python -m tests.faults.document $(CHAOS) docs/reliability.md
 
 # As many as cores: these compute all the time, and some of them judge how fast or how soon something was.
-verify-quick: test-oldest ## Run what takes minutes: mutants, short fault runs, the guard of speed, the oldest SQLAlchemy.
+verify-quick: test-oldest ## Run what takes minutes: mutants, short fault runs, the guard of speed, the lowest dependencies.
 	@$(BIN)/pytest -n 2 --dist worksteal -m thorough tests $(ARGS)
 
 verify: verify-quick ## Check also what needs Debian packages: prometheus, pgbouncer, spin, gcc, nodejs, npm, chromium and chromium-driver.
@@ -133,7 +135,7 @@ lock: $(if $(UV),,$(VENV)/.dependencies) ## Write the locks anew after a change 
 	$(COMPILE) pyproject.toml --extra dev --output-file $(LOCK) $(ARGS)
 	$(COMPILE) pyproject.toml --extra uvloop --extra dashboard --constraint $(LOCK) --output-file $(IMAGE_LOCK)
 	$(COMPILE) deploy/build.in --constraint $(LOCK) --output-file $(BUILD_LOCK)
-	$(OLDEST_SQLALCHEMY) | $(COMPILE) - --no-deps --output-file $(OLDEST_LOCK)
+	$(COMPILE) pyproject.toml $(OLDEST_EXTRAS) --resolution lowest-direct --output-file $(OLDEST_LOCK)
 
 clean: ## Remove everything that can be made again, .venv too.
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

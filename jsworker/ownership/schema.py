@@ -4,6 +4,8 @@ The constraints, and triggers that only the migrations make, are the last net un
 package: a write that would break an invariant of the protocol is refused, no matter who sends it.
 """
 
+from datetime import datetime
+
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
@@ -96,11 +98,11 @@ it is asked of each version of a row."""
 metadata = sa.MetaData(schema=SCHEMA)
 
 
-def _instant(name: str, *, nullable: bool = True) -> sa.Column[object]:
+def _instant(name: str, *, nullable: bool = True) -> sa.Column[datetime]:
     return sa.Column(name, sa.DateTime(timezone=True), nullable=nullable)
 
 
-def _now(name: str) -> sa.Column[object]:
+def _now(name: str) -> sa.Column[datetime]:
     now = sa.func.clock_timestamp()
     return sa.Column(name, sa.DateTime(timezone=True), nullable=False, server_default=now)
 

@@ -199,7 +199,8 @@ def _listen_for_faults(engine: Engine) -> None:
         if attempt is not None:
             attempt.note(context.original_exception)
         if is_read_only(context.original_exception):
-            context.is_disconnect = True  # a failover left the pool's connections on a standby: drop them all
+            # A failover left the pool's connections on a standby: drop them all. SQLAlchemy 2.0 types it wrongly.
+            context.is_disconnect = True  # type: ignore[misc, unused-ignore]
 
 
 def _is_usable(connection: Connection) -> bool:

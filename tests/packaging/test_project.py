@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import jsworker
 
@@ -207,6 +208,17 @@ def test_both_supported_lines_of_sqlalchemy_are_tested() -> None:
     assert str(asked.specifier) == f"<2.2,>={oldest}"
     assert oldest.startswith("2.0.")
     assert all(version.startswith("2.1.") for version in pins(LOCK)["sqlalchemy"])
+
+
+def test_the_lowest_version_of_each_dependency_is_tested() -> None:
+    extras = re.findall(r"(?m)^OLDEST_EXTRAS := \$\(addprefix --extra ,(.*)\)$", (ROOT / "Makefile").read_text())[0]
+    untested = {"embedded", "bench", "docs", "dev"}  # servers, and what only this project uses
+    assert {*extras.split(), *untested} == set(PROJECT["optional-dependencies"])
+    locked = pins(OLDEST_LOCK)
+    for requirement in requirements(*extras.split()):
+        lower = [each.version for each in requirement.specifier if each.operator == ">="]
+        [version] = locked[canonicalize_name(requirement.name)]
+        assert [Version(version)] == [Version(each) for each in lower], f"{requirement}: make lock"
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,13 @@
 """What PostgreSQL reports of itself, of this login and of the tables, and how these must be."""
 
 import ipaddress
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 import psycopg
-from sqlalchemy import CheckConstraint, text
+from sqlalchemy import CheckConstraint, Index, text
 from sqlalchemy.engine import URL
 from sqlalchemy.schema import CreateIndex
 
@@ -160,8 +160,9 @@ async def read_missing_rights(database: Database) -> list[MissingRight]:
 
 def wanted_indexes() -> dict[str, str]:
     """Return every index that the tables must have by name, with the statement that makes it."""
+    created: Callable[[Index], CreateIndex] = CreateIndex  # SQLAlchemy 2.0 has no types for it
     return {
-        str(index.name): " ".join(str(CreateIndex(index).compile(dialect=DIALECT)).split())
+        str(index.name): " ".join(str(created(index).compile(dialect=DIALECT)).split())
         for table in metadata.tables.values()
         for index in table.indexes
     }
