@@ -20,41 +20,41 @@ EventName: TypeAlias = Literal[
     "job.cancelled",  # a job has ended as cancelled
     "job.fenced",  # a worker stopped a run, because heartbeats were not answered
     "job.released",  # a worker handed a job back: it drains, or the run was interrupted
-    "job.step",  # a step of a job is done
-    "job.snoozed",  # a job put itself off, or sleeps
+    "job.step",  # a step of a job has completed
+    "job.snoozed",  # a job was snoozed, or sleeps
     "job.stalled",  # a run was taken back, because its owner is silent or dead
-    "job.stop_ignored",  # a run goes on although it was told to stop
-    "job.lost",  # an outcome was refused: another run owns the job, or PostgreSQL does not write it
-    "job.cleared",  # a job was taken back and waits again
-    "jobs.expired",  # jobs that had not begun in time were cancelled
+    "job.stop_ignored",  # a run continues although it was told to stop
+    "job.lost",  # an outcome was refused: another run owns the job, or PostgreSQL refuses to write it
+    "job.cleared",  # a job was taken back and is queued again
+    "jobs.expired",  # jobs that had not started in time were cancelled
     "jobs.pruned",  # ended jobs were deleted after `JSWORKER_RETENTION`
-    "jobs.woken",  # held jobs of a kind may begin
-    "limit.changed",  # the numbers of a class were written when its worker started
+    "jobs.woken",  # held jobs of a kind may start
+    "limit.changed",  # the limits of a class were written when its worker started
     "limit.paused",  # a worker learned that a kind is paused, or a job paused its key
-    "limit.resumed",  # a worker learned that a kind goes on
+    "limit.resumed",  # a worker learned that a kind is resumed
     "stale.detected",  # owners are silent, and jobs of theirs are due to be taken back
     "stale.recovered",  # jobs were taken back together: owners, cause, how many counted
-    "reconcile.completed",  # a worker that started has looked for jobs of its earlier lives
-    "recovery.off",  # rules of recovery are switched off
+    "reconcile.completed",  # a worker has checked at its start for jobs of previous processes
+    "recovery.off",  # recovery rules are disabled
     "heartbeat.failed",  # PostgreSQL did not answer a heartbeat
     "batch.finished",  # the last job of a workflow's node has ended
     "database.changed",  # PostgreSQL is another server than before: a failover, or a restore
     "prune.failed",  # ended jobs could not be deleted
-    "message.dead",  # messages could not be used, and were put aside: `jsworker dead-messages`
+    "message.dead",  # messages could not be used, and were set aside: `jsworker dead-messages`
     "message.refused",  # a message did not come from JetStream
     "message.republished",  # messages were lost, and published again
     "row.refused",  # PostgreSQL refuses to write a row
     "schedule.fired",  # a schedule enqueued a job
     "schedule.refused",  # a schedule cannot be fired
-    "schedule.skipped",  # an instant of a schedule was left out, and why
+    "schedule.skipped",  # a due time of a schedule was skipped, and why
     "setup.slow",  # `setup()`, a constructor or an import takes long
-    "stream.changed",  # a stream or consumer was brought into shape, or unclaimed messages were removed
-    "worker.started",  # a worker works
-    "worker.drained",  # a worker claims nothing more, as an operator wants it, until `worker.undrained`
+    "stream.changed",  # a stream or consumer was corrected, or unclaimed messages were removed
+    "worker.started",  # a worker has started
+    "worker.drained",  # a worker claims no more jobs, by an operator's request, until `worker.undrained`
     "worker.undrained",  # a drained worker claims jobs again
-    "worker.draining",  # a worker takes no more jobs, and lets those that run end
-    "worker.status",  # what a worker does: runs, jobs claimed ahead, what was done since the last such line
-    "worker.stopped",  # a worker has ended
+    "worker.draining",  # a worker stops: it claims no more jobs, and waits for running ones
+    "worker.status",  # what a worker does: runs, jobs claimed ahead, jobs done since the last such line
+    "worker.stopped",  # a worker has stopped
     "worker.degraded",  # something does not work (`what`, `reason`)
     "worker.restored",  # it works again (`what`)
     "workflow.finished",  # the last node of a workflow has finished

@@ -166,9 +166,9 @@ class Settings(BaseSettings):
         ),
     ] = Field("jobs", description="subjects are <prefix>.<kind>")
     publish_events: bool = Field(
-        False, description="tell plain subscribers of <prefix>.events.> what becomes of jobs"
+        False, description="publish the outcomes of jobs to subscribers of <prefix>.events.>"
     )
-    stream_replicas: Annotated[int, _between(1, 5)] = Field(1, description="copies of the stream, servers")
+    stream_replicas: Annotated[int, _between(1, 5)] = Field(1, description="replicas of the stream")
     concurrency: Annotated[int, _between(1, 10_000)] = Field(10, description="job slots of each process")
     processes: Annotated[int, _between(1, 1000)] = Field(1, description="worker processes")
     preload: Annotated[
@@ -204,7 +204,7 @@ class Settings(BaseSettings):
         "on",
         description=f"which jobs workers take back: on, off or a comma list of {', '.join(RECOVERY_RULES)}",
     )
-    recover_on_start: bool = Field(True, description="take back jobs of earlier lives of this host at start")
+    recover_on_start: bool = Field(True, description="take back jobs of previous processes on this host at start")
     ack_wait: Seconds = Field(
         600.0, description="seconds until JetStream delivers an unanswered message again"
     )
@@ -234,7 +234,7 @@ class Settings(BaseSettings):
     max_result_bytes: Bytes = Field(2**20, description="largest result in bytes")
     max_checkpoint_bytes: Bytes = Field(2**20, description="largest checkpoint in bytes")
     encryption_keys: SecretStr | None = Field(
-        None, description="what jobs hold is encrypted with the first of these keys: NAME:BASE64,…"
+        None, description="keys for job content, of which the first one encrypts: NAME:BASE64,…"
     )
     encrypted_only: bool = Field(False, description="refuse what jobs hold unless it is encrypted")
     codec: Annotated[Word | None, BeforeValidator(_unset)] = Field(
@@ -263,10 +263,10 @@ class Settings(BaseSettings):
     )
     log_level: Annotated[
         Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower)
-    ] = Field("info", description="least level that is logged: debug, info, warning, error or critical")
+    ] = Field("info", description="minimum level that is logged: debug, info, warning, error or critical")
     status_interval: SecondsOrNone = Field(
         60.0,
-        description="seconds between lines that tell what a worker does, while it does any; none: no line",
+        description="seconds between status lines of a worker that is not idle; none: no such lines",
     )
 
     def __init__(self, **values: Any) -> None:
