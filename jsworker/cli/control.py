@@ -59,7 +59,7 @@ def retry(
     yes: options.Yes = False,
     as_json: options.Json = False,
 ) -> int:
-    """Put failed or cancelled jobs back into the queue, their counters at zero.
+    """Put failed or cancelled jobs back into the queue, with their counters at zero.
 
     Name jobs by their ids, or choose failed ones by --kind or --error; cancelled ones are chosen by --status
     cancelled alone. All of them are queued at once, whatever time they were due at. What was cancelled

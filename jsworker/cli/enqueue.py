@@ -80,7 +80,7 @@ def enqueue(
     ] = None,
     as_json: Annotated[bool, flag("Print an array of {id, created}.", "--json")] = False,
 ) -> None:
-    """Enqueue jobs and print their ids, one a line.
+    """Enqueue jobs and print their ids, one per line.
 
     With MODULE:CLASS the payload is checked by the processor's own type. When a live job has the unique key
     already, nothing is enqueued and that job's id is printed. When NATS cannot be reached, the jobs are

@@ -103,7 +103,7 @@ def jobs(
     interval: options.Interval = 2.0,
     as_json: options.Json = False,
 ) -> None:
-    """List jobs, the newest first; of scheduled ones the next one due, of queued ones the last queued.
+    """List jobs, the newest first; scheduled jobs by due time, queued ones the last queued first.
 
     Running jobs that are chosen by their age come the oldest first: by the time since their last progress,
     since their claim, or since the last heartbeat of their worker.
@@ -280,7 +280,7 @@ def job(
     stack: options.Stack = False,
     as_json: options.Json = False,
 ) -> None:
-    """Show one job: how it stands and why, its error, payload and result; then its runs and its timeline.
+    """Show one job: its state and why, its error, payload and result; then its runs and its timeline.
 
     There is a line for each run, numbered by its fencing token, then one for each step. The timeline holds
     what is out of the ordinary: claims after the first one, errors, resets, late writes that were refused,

@@ -41,7 +41,7 @@ Key = Annotated[str | None, option("KEY", "Only jobs with this limit key.")]
 
 @app.callback(invoke_without_command=True)
 def _limits(context: typer.Context, *, as_json: Json = False) -> None:
-    """List, set or reset how many jobs may run at once, and how many may begin in a span of time.
+    """List, set or reset how many jobs may run at once, or start within a period.
 
     Limits of processors' classes are written by workers when they start; what is set here takes their place
     until it is reset.
@@ -125,7 +125,7 @@ def set_limit(
     rate: Annotated[int | None, option("N", "At most so many begin in --per seconds.")] = None,
     per: Annotated[float, typer.Option(metavar="SECONDS", help="The span of --rate.")] = 1.0,
 ) -> None:
-    """Set the numbers of a kind, for each of its keys, or of one key.
+    """Set the limits of a kind, for each of its keys, or of one key.
 
     They take the place of all numbers of its class: what is left out of a kind's numbers is not limited,
     what is left out of a key's is as for its kind. Runs that are under way go on; a lower limit holds for
@@ -146,7 +146,7 @@ def set_limit(
 
 @app.command("reset")
 def reset_limit(kind: Kind, *, key: Key = None) -> None:
-    """Take away what was set here; a class's numbers come back with the next worker that starts.
+    """Remove limits that were set here; a class's limits return with the next worker that starts.
 
     Example: `jsworker limits reset send-mail --key tenant-7`
     """

@@ -26,7 +26,7 @@ def pause(
     seconds: Annotated[float | None, option("SECONDS", "Go on by itself after so long.", min=1.0)] = None,
     reason: Annotated[str | None, option("TEXT", "Shown by `jsworker limits`.")] = None,
 ) -> None:
-    """Let no job of a kind, or of one of its keys, begin; running ones go on.
+    """Start no more jobs of a kind, or of one of its keys; running jobs continue.
 
     Messages of a paused kind stay in the stream; jobs of a paused key are held in the table.
 
@@ -44,7 +44,7 @@ def pause(
 
 @app.command()
 def resume(kind: Kind, key: Key = None) -> None:
-    """Let a kind or a key go on.
+    """Resume a paused kind or key.
 
     Example: `jsworker resume send-mail`
     """

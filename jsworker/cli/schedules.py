@@ -33,7 +33,7 @@ Name = Annotated[str, argument("NAME", "What the schedule is called.")]
 
 @app.callback(invoke_without_command=True)
 def _schedules(context: typer.Context, *, as_json: Json = False) -> None:
-    """List, add, pause, resume, run or remove what enqueues jobs by the clock.
+    """List, add, pause, resume, run or remove schedules of recurring jobs.
 
     Schedules of processors' classes are written by workers when they start; others are added here. Any worker
     fires them, each instant once.
@@ -156,7 +156,7 @@ def _rule(cron: str | None, tz: str, every: float | None, policies: Mapping[str,
 
 @app.command()
 def pause(name: Name) -> None:
-    """Let a schedule rest until it is resumed, also when its workers start anew.
+    """Pause a schedule until it is resumed, even if its workers are restarted.
 
     Example: `jsworker schedules pause nightly`
     """
@@ -166,7 +166,7 @@ def pause(name: Name) -> None:
 
 @app.command()
 def resume(name: Name) -> None:
-    """Let a schedule go on; instants of the pause are left out.
+    """Resume a schedule; due times during the pause are skipped.
 
     Example: `jsworker schedules resume nightly`
     """
@@ -175,7 +175,7 @@ def resume(name: Name) -> None:
 
 @app.command("run-now")
 def run_now(name: Name) -> None:
-    """Enqueue a job of a schedule besides its instants, and print its id.
+    """Enqueue a job of a schedule now, in addition to its due times, and print its id.
 
     Example: `jsworker schedules run-now nightly`
     """
@@ -184,7 +184,7 @@ def run_now(name: Name) -> None:
 
 @app.command()
 def remove(name: Name) -> None:
-    """Remove a schedule; its jobs stay. One of a class comes back with the next worker that has the class.
+    """Remove a schedule; its jobs stay. A class's schedule returns with the next worker that has the class.
 
     Example: `jsworker schedules remove nightly`
     """

@@ -43,7 +43,7 @@ def status(
     interval: options.Interval = 2.0,
     as_json: options.JsonObject = False,
 ) -> None:
-    """Show what waits, runs and fails, of each kind, and who works on it.
+    """Show waiting, running and failed jobs of each kind, and their workers.
 
     OLDEST is for how long the first queued job has waited; IN/MIN, DONE/MIN and BAD/MIN (failed for good
     or cancelled) are those of the last five minutes, or of the last 2,000 jobs. LATER are jobs that

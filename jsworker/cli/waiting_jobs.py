@@ -35,7 +35,7 @@ def priority(
     *,
     as_json: options.Json = False,
 ) -> int:
-    """Give waiting jobs another priority.
+    """Change the priority of waiting jobs.
 
     A queued job gets a message in its new lane, which a worker publishes within its relay interval. Jobs that
     run or have ended keep theirs.
@@ -55,7 +55,7 @@ def reschedule(
     delay: Annotated[float | None, option("SECONDS", "In how long they are due; 0: now.")] = None,
     as_json: options.Json = False,
 ) -> int:
-    """Let jobs that wait for a time, a delay or their next attempt, wait for another one.
+    """Change the due time of jobs that wait for a time, a delay or their next attempt.
 
     A time without a zone is this machine's. Jobs that wait for anything else, that run or have ended, stay
     as they are.

@@ -94,7 +94,7 @@ def _row(workflow: Mapping[str, Any]) -> list[str]:
 
 @app.command()
 def show(workflow: Id, *, as_json: JsonObject = False) -> None:
-    """Show a workflow: its nodes, each below the last one that it comes after, and how far they are.
+    """Show a workflow: its nodes with their progress, each below the last one that it comes after.
 
     Example: `jsworker workflow 01a2074f-a6fa-739d-acb3-4f19a2de76ad`
     """
@@ -111,7 +111,7 @@ def show(workflow: Id, *, as_json: JsonObject = False) -> None:
 
 @app.command()
 def cancel(workflow: Id, *, as_json: JsonObject = False) -> None:
-    """Cancel what is live of a workflow; running jobs are asked to stop.
+    """Cancel the live jobs of a workflow; running jobs are asked to stop.
 
     Example: `jsworker workflow cancel 01a2074f-a6fa-739d-acb3-4f19a2de76ad`
     """
@@ -124,7 +124,7 @@ def cancel(workflow: Id, *, as_json: JsonObject = False) -> None:
 
 @app.command()
 def retry(workflow: Id, *, as_json: JsonObject = False) -> None:
-    """Put a workflow's failed jobs back into the queue; what was cancelled because of them waits again.
+    """Put a workflow's failed jobs back into the queue; jobs cancelled because of them wait again.
 
     Example: `jsworker workflow retry 01a2074f-a6fa-739d-acb3-4f19a2de76ad`
     """
