@@ -43,7 +43,7 @@ async def test_its_code_works(
 
 
 def test_it_names_all_there_is() -> None:
-    [sentence] = re.findall(r"(?s)The names, arguments.*?\n\n", PAGE)
+    [sentence] = re.findall(r"(?s)Methods, arguments.*?\n\n", PAGE)
     public = {name for name in dir(SyncJobClient) if not name.startswith("_")}
     assert set(re.findall(r"`(\w+)`", sentence)) - {"JobClient"} == (public | {"events"}) - {
         "open",

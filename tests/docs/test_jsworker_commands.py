@@ -33,13 +33,16 @@ def options(names: list[str]) -> tuple[list[str], set[str]]:
     """Return the words of a command that are no names of it, and the options that it takes."""
     command: Any = get_command(importlib.import_module(f"jsworker.cli.{_COMMANDS[names[0]].module}").app)
     command = getattr(command, "commands", {}).get(names[0], command)
-    words, known = names[1:], set[str]()
+    words = names[1:]
+    candidates = [command]
     if subcommands := getattr(command, "commands", {}):
-        known |= {option for each in command.params for option in each.opts}
         if words and words[0] in subcommands:
-            command, words = subcommands[words[0]], words[1:]
-    known |= {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
-    return words, known | {"--help"}
+            candidates.append(subcommands[words[0]])
+            words = words[1:]
+        else:  # as `jsworker workflow ID`, which is `workflow show ID`
+            candidates += subcommands.values()
+    given = {option for one in candidates for each in one.params for option in (*each.opts, *each.secondary_opts)}
+    return words, given | {"--help"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -1,6 +1,7 @@
 """docs/guarantees.md, docs/enqueueing.md, docs/monitoring.md: their code does what they say."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ def run(page: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def _words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The module of the first example."""
     (tmp_path / "words.py").write_text(python_blocks(ROOT / "README.md")[0])
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "words", raising=False)
+    yield
+    sys.modules.pop("words", None)  # other pages have a module of this name, too
 
 
 async def test_rows_are_committed_with_the_completion(settings: Settings) -> None:
