@@ -30,7 +30,9 @@ _COMMANDS = {
     "dev": _Entry("dev", _START, "Start NATS and PostgreSQL for development, or run a command with them."),
     "run": _Entry("run", _START, "Run a worker for your processors."),
     "enqueue": _Entry("enqueue", _START, "Enqueue jobs and print their ids."),
-    "status": _Entry("status", _JOBS, "Show waiting, running and failed jobs of each kind, and their workers."),
+    "status": _Entry(
+        "status", _JOBS, "Show waiting, running and failed jobs of each kind, and their workers."
+    ),
     "jobs": _Entry("jobs", _JOBS, "List jobs, the newest first."),
     "job": _Entry("jobs", _JOBS, "Show one job: every column and its timeline."),
     "retry": _Entry("control", _JOBS, "Put failed or cancelled jobs back into the queue."),

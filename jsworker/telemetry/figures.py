@@ -65,7 +65,8 @@ def exposition(families: Iterable[Metric], *, as_openmetrics: bool) -> tuple[byt
     if as_openmetrics:
         shown: bytes = openmetrics.generate_latest(given)  # type: ignore[no-untyped-call]  # the library's own lack
         return shown, openmetrics.CONTENT_TYPE_LATEST
-    return generate_latest(given), CONTENT_TYPE_PLAIN_0_0_4
+    # prometheus-client 0.23 asks for its own registry, and calls nothing but this method of it.
+    return generate_latest(given), CONTENT_TYPE_PLAIN_0_0_4  # type: ignore[arg-type, unused-ignore]
 
 
 class _Given(Collector):

@@ -41,8 +41,11 @@ def options(names: list[str]) -> tuple[list[str], set[str]]:
             words = words[1:]
         else:  # as `jsworker workflow ID`, which is `workflow show ID`
             candidates += subcommands.values()
-    given = {option for one in candidates for each in one.params for option in (*each.opts, *each.secondary_opts)}
-    return words, given | {"--help"}
+    parameters = [each for one in candidates for each in one.params]
+    return words, {
+        "--help",
+        *(option for each in parameters for option in (*each.opts, *each.secondary_opts)),
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

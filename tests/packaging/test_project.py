@@ -211,7 +211,8 @@ def test_both_supported_lines_of_sqlalchemy_are_tested() -> None:
 
 
 def test_the_lowest_version_of_each_dependency_is_tested() -> None:
-    extras = re.findall(r"(?m)^OLDEST_EXTRAS := \$\(addprefix --extra ,(.*)\)$", (ROOT / "Makefile").read_text())[0]
+    makefile = (ROOT / "Makefile").read_text()
+    [extras] = re.findall(r"(?m)^OLDEST_EXTRAS := \$\(addprefix --extra ,(.*)\)$", makefile)
     untested = {"embedded", "bench", "docs", "dev"}  # servers, and what only this project uses
     assert {*extras.split(), *untested} == set(PROJECT["optional-dependencies"])
     locked = pins(OLDEST_LOCK)

@@ -34,7 +34,7 @@ Every setting is an environment variable and an option of `jsworker run`: `JSWOR
 `--ack-wait 600`. Durations are in seconds. If settings are invalid, the command exits with code 2 and one
 line for each, which names the variable, the value and the rule.
 
-These settings can also be read from a file, whose path is in a variable of the same name with `_FILE` appended:
+These settings can also be read from a file, whose path is in the variable with `_FILE` appended to its name:
 {", ".join(f"`{variable_of(name)}`" for name in FROM_FILES)}.
 
 | variable | default | meaning |
@@ -44,8 +44,8 @@ _EVENTS = f"""# Events
 
 {_NOTE}
 
-`worker.on(name, listener)` calls `listener(event)` for each event with this name, and `worker.on("*", listener)`
-for every event. Each event is also a line of the [log](../logs.md), at the level below, with the event's `fields`.
+`worker.on(name, listener)` calls `listener(event)` for each event with this name, `worker.on("*", listener)`
+for every event. Each event is also a line of the [log](../logs.md), at this level and with the event's `fields`.
 
 | event | level | meaning |
 |---|---|---|
@@ -54,7 +54,8 @@ _METRICS = f"""# Metrics
 
 {_NOTE}
 
-The metrics that `/metrics` shows ([Probes and metrics](../monitoring.md)). Histograms also have `_sum` and `_count`.
+These are the metrics of `/metrics` ([Probes and metrics](../monitoring.md)). Histograms also have `_sum` and
+`_count`.
 """
 _MORE = {
     "preload": "middleware.md",
@@ -79,7 +80,9 @@ def pages() -> dict[str, str]:
         "metrics.md": _METRICS
         + _table("For each worker process", "They also have the label `process`.", PER_PROCESS)
         + _table(
-            "For the whole installation", "Every pod reports the same values: take the maximum, not the sum.", FLEET_WIDE
+            "For the whole installation",
+            "Every pod reports the same: take the maximum, not the sum.",
+            FLEET_WIDE,
         )
         + _table("For the supervisor", "Once for each pod.", SUPERVISORS),
     }

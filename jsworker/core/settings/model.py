@@ -204,7 +204,9 @@ class Settings(BaseSettings):
         "on",
         description=f"which jobs workers take back: on, off or a comma list of {', '.join(RECOVERY_RULES)}",
     )
-    recover_on_start: bool = Field(True, description="take back jobs of previous processes on this host at start")
+    recover_on_start: bool = Field(
+        True, description="take back jobs of previous processes on this host at start"
+    )
     ack_wait: Seconds = Field(
         600.0, description="seconds until JetStream delivers an unanswered message again"
     )
