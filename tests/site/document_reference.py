@@ -45,7 +45,7 @@ _EVENTS = f"""# Events
 {_NOTE}
 
 `worker.on(name, listener)` calls `listener(event)` for each event with this name, `worker.on("*", listener)`
-for every event. Each event is also a line of the [log](../logs.md), at this level and with the event's `fields`.
+for every event. Each event is also a line of the [log](../logs.md), at this level, with its `fields`.
 
 | event | level | meaning |
 |---|---|---|
