@@ -25,6 +25,7 @@ from benchmarks.measures.statements import logged_statements
 from benchmarks.processes import SystemFailed, module, running, wait_until
 from benchmarks.runs import Rounds, order
 from benchmarks.servers import Servers, running_servers
+from benchmarks.systems.database import tidy
 
 LETTER: Final = "o"
 TITLE: Final = "the dashboard"
@@ -79,6 +80,7 @@ def measure(
             found = Rounds(LETTER, [JSWORKER], rounds, show)
             for turn in range(rounds):
                 words = f"round {turn + 1} of {rounds}"
+                tidy(url)  # what a flood has left in the indexes is a figure of its own
                 show(f"{words}: pages")
                 site.ask_pages(found, requests)
                 show(f"{words}: viewers")
@@ -153,6 +155,9 @@ class _Site:
             with self._viewers(viewers if name == many else 0, _LIVE[:1]):
                 rates[name] = backlog_rate(self.variables, jobs)
             found.add("no-op jobs beside viewers", name, "jobs/s", rates[name])
+            if name == none:
+                what = f"page right after {jobs:,} jobs, which leave dead entries in the indexes"
+                found.add(what, "/", "ms", self._milliseconds("/"), more_is_better=False)
         found.add(f"no-op jobs, {many} ÷ {none}", JSWORKER, "×", rates[many] / rates[none])
 
     def _pages(self) -> dict[str, str]:
