@@ -8,7 +8,8 @@ IMAGE_LOCK := deploy/requirements.lock
 BUILD_LOCK := deploy/build.lock
 OLDEST := $(VENV)/oldest
 OLDEST_LOCK := requirements-oldest.lock
-# Without anyio, whose plugin must fit the locked pytest.
+# The plugin of anyio must fit the locked pytest, and the locked anyio needs newer typing-extensions.
+NOT_OLDEST := anyio typing-extensions
 OLDEST_EXTRAS := $(addprefix --extra ,dashboard django encryption fastapi flask otel reload sentry uvloop)
 USE_DEPENDENCIES := tests/ownership $(addprefix tests/client/test_,enqueue.py jobs.py own_transactions.py) \
 	$(addprefix tests/worker/test_,server_faults.py transactions.py) tests/stream tests/telemetry tests/contrib \
@@ -136,7 +137,8 @@ lock: $(if $(UV),,$(VENV)/.dependencies) ## Write the locks anew after a change 
 	$(COMPILE) pyproject.toml --extra dev --output-file $(LOCK) $(ARGS)
 	$(COMPILE) pyproject.toml --extra uvloop --extra dashboard --constraint $(LOCK) --output-file $(IMAGE_LOCK)
 	$(COMPILE) deploy/build.in --constraint $(LOCK) --output-file $(BUILD_LOCK)
-	$(COMPILE) pyproject.toml $(OLDEST_EXTRAS) --resolution lowest-direct --no-emit-package anyio --output-file $(OLDEST_LOCK)
+	$(COMPILE) pyproject.toml $(OLDEST_EXTRAS) --resolution lowest-direct $(addprefix --no-emit-package ,$(NOT_OLDEST)) \
+		--output-file $(OLDEST_LOCK)
 
 clean: ## Remove everything that can be made again, .venv too.
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -216,7 +216,9 @@ def test_the_lowest_version_of_each_dependency_is_tested() -> None:
     untested = {"embedded", "bench", "docs", "dev"}  # servers, and what only this project uses
     assert {*extras.split(), *untested} == set(PROJECT["optional-dependencies"])
     locked = pins(OLDEST_LOCK)
-    for requirement in requirements(*extras.split()):
+    [left_out] = re.findall(r"(?m)^NOT_OLDEST := (.*)$", makefile)
+    asked = [one for one in requirements(*extras.split()) if one.name not in left_out.split()]
+    for requirement in asked:
         lower = [each.version for each in requirement.specifier if each.operator == ">="]
         [version] = locked[canonicalize_name(requirement.name)]
         assert [Version(version)] == [Version(each) for each in lower], f"{requirement}: make lock"
