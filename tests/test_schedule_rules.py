@@ -5,7 +5,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jsworker import Cron, Every
@@ -197,6 +197,7 @@ def test_an_outage_of_years_is_not_gone_through_minute_by_minute(monkeypatch: py
     assert len(asked) < 10_000
 
 
+@settings(deadline=None)  # a busy machine
 @given(st.integers(1, 10_000), st.integers(0, 400_000), st.integers(1, 20))
 def test_instants_rise_and_none_is_run_twice(step: int, late: int, catch_up: int) -> None:
     schedule = Every(seconds=step, catch_up=catch_up)

@@ -6,7 +6,7 @@ from typing import Any
 
 import nats.errors
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jsworker.stream.nats_client import Client
@@ -90,6 +90,7 @@ def check(inbox: Inbox) -> None:
     assert inbox.faults == []
 
 
+@settings(deadline=None)  # a busy machine
 @given(st.lists(st.integers(1, len(SENT) - 1), max_size=6))
 def test_wherever_it_is_cut(places: list[int]) -> None:
     edges = [0, *sorted(places), len(SENT)]
