@@ -4,7 +4,7 @@ The row tells of the first claim, the last message and how it ended; the timelin
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias, TypeGuard
 
@@ -153,8 +153,8 @@ class Story:
 def job_story(job: JobDetails, timeline: Sequence[JobEvent], now: datetime | None = None) -> Story:
     """Return the story of a job; ``now``: until when a run goes on that has not ended."""
     now = now or datetime.now(UTC)
-    events = [readable(asdict(event)) for event in timeline]
-    found = asdict(job)
+    events = [readable(_columns(event)) for event in timeline]
+    found = _columns(job)
     runs = list(_runs(found, events, now))
     marks = [*_row_marks(job), *_marks(events)]
     end = job.finished_at or max([now, *(run.end for run in runs)])
@@ -175,6 +175,11 @@ def job_story(job: JobDetails, timeline: Sequence[JobEvent], now: datetime | Non
         left_out=len(runs) - len(drawn) + len(marks) - len(kept),
         is_cut=len(timeline) >= MOST_EVENTS,
     )
+
+
+def _columns(record: JobDetails | JobEvent) -> dict[str, Any]:
+    """Return a record by column name; asdict() would copy what it holds, however large or deep."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def _few(marks: list[StoryMark]) -> list[StoryMark]:
