@@ -1,7 +1,7 @@
 -- A login for each role of roles.sql, which runs before:
 --
 --   jobs_migration  `jsworker db upgrade`, `jsworker stream ensure`
---   jobs_worker     `jsworker run` and the commands of operators
+--   jobs_worker     `jsworker run`, the commands of operators, and the dashboard, which reads as jsworker_reader
 --   jobs_producer   applications that enqueue; with jsworker_reader as well they may call client.get(), and with
 --                   jsworker_publisher publish what they enqueue by thousands without the help of workers
 --   jobs_reader     people who look
@@ -36,6 +36,8 @@ BEGIN
   END LOOP;
 END
 $$;
+
+GRANT jsworker_reader TO jobs_worker; -- with --read-role the dashboard reads its pages with no right to write
 
 -- Settings of a role are not inherited, so they belong to the logins.
 ALTER ROLE jobs_migration SET role = 'jsworker_owner'; -- what it makes belongs to the role

@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 from psycopg import errors
 
 from jsworker.ownership.queries.server_report import read_missing_rights
@@ -225,7 +226,7 @@ def test_logins_are_what_the_operator_is_told_that_they_are(installation: Instal
     with psycopg.connect(installation.url) as connection:
         rows = connection.execute(
             "SELECT m.rolname, m.rolcanlogin, m.rolsuper OR m.rolcreaterole OR m.rolcreatedb, m.rolconnlimit,"
-            " array_agg(g.rolname::text) FROM pg_auth_members AS a"
+            " array_agg(g.rolname::text ORDER BY g.rolname) FROM pg_auth_members AS a"
             " JOIN pg_roles AS m ON m.oid = a.member JOIN pg_roles AS g ON g.oid = a.roleid"
             " WHERE m.rolname LIKE 'jobs\\_%' GROUP BY 1, 2, 3, 4"
         ).fetchall()
@@ -234,7 +235,8 @@ def test_logins_are_what_the_operator_is_told_that_they_are(installation: Instal
     assert {name: limit for name, *_, limit, _ in rows} == {"jobs_migration": 5, **limits}
     assert {name: groups for name, *_, groups in rows} == {"jobs_migration": ["jsworker_owner"], **members}
     assert {tuple(rights) for _, *rights, _, _ in rows} == {(True, False)}
-    assert {name: [role] for name, role in LOGINS.items()} == {
+    of_one = {name: [role] for name, role in LOGINS.items()}
+    assert {**of_one, "worker": ["jsworker_reader", "jsworker_worker"]} == {
         name.removeprefix("jobs_"): groups for name, *_, groups in rows
     }
 
@@ -255,6 +257,12 @@ async def test_migration_owns_the_tables_and_workers_need_nothing_more(installat
     installation.execute("roles.sql")
     async with opened(installation.as_login("worker")) as database:
         assert await read_missing_rights(database) == []
+        # As the dashboard of the manifests does.
+        reads = database.for_reading(seconds=30.0, role="jsworker_reader")
+        [row] = await reads.run(
+            sa.text("SELECT CAST(CURRENT_USER AS text) AS role, count(*) FROM jsworker.jobs")
+        )
+        assert row.role == "jsworker_reader"
     forbidden = {
         "worker": "UPDATE jsworker.alembic_version SET version_num = ''",
         "producer": "SELECT payload FROM jsworker.jobs",
