@@ -148,6 +148,11 @@ class Proxy:
         except OSError:  # the server is away, as it would be for the client
             writer.transport.abort()
             return
+        if self._refuses:  # cut meanwhile: nobody would break this connection, and ``close`` wait for ever
+            self.refused += 1
+            writer.transport.abort()
+            server_writer.transport.abort()
+            return
         link = _Link(self, reader, writer, server_reader, server_writer)
         self._links.add(link)
         try:

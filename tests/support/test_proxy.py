@@ -154,3 +154,23 @@ async def test_a_connection_that_is_cancelled_before_it_is_served_is_closed(echo
         with suppress(ConnectionError):
             assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
+
+
+async def test_a_connection_that_is_being_made_is_cut_too(
+    echo: tuple[Echo, Proxy], connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, proxy = echo
+    open_connection = asyncio.open_connection
+
+    async def cut_meanwhile(host: str, port: int) -> Streams:
+        made = await open_connection(host, port)
+        if port != proxy.port:
+            proxy.cut()
+        return made
+
+    monkeypatch.setattr(asyncio, "open_connection", cut_meanwhile)
+    reader, _ = await connect()
+    with suppress(ConnectionError):
+        assert await reader.read() == b""
+    assert proxy.refused == 1
+    await asyncio.wait_for(proxy.close(), 60.0)
