@@ -159,8 +159,10 @@ async def test_the_jobs_of_a_killed_worker_run_again_after_the_stale_threshold(
         row = await rows.job(job_id)
         counts = (row["status"], row["attempts"], row["stalls"], row["errors"], row["dispatch"])
         assert counts == ("completed", 2, 1, 0, 2)
-        assert await rows.told(job_id) == ["reset", "claimed"]
-        taken_back, claimed = await rows.timeline(job_id)
+        # On a busy machine the first message may outlive its ack_wait, and be skipped.
+        timeline = [entry for entry in await rows.timeline(job_id) if entry["event"] != "skipped"]
+        assert [entry["event"] for entry in timeline] == ["reset", "claimed"]
+        taken_back, claimed = timeline
         assert taken_back["worker_id"] == rescuer.worker.id
         assert (taken_back["detail"]["counted"], taken_back["detail"]["owner"]) == (True, dead["worker_id"])
         assert (claimed["detail"]["cleared"], claimed["detail"]["clear_reason"]) == (True, reason)
