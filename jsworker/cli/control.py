@@ -132,20 +132,6 @@ def clear(
     return _perform("clear", action, ids, wanted, yes=yes, as_json=as_json, reason=reason)
 
 
-def _pages_of(
-    wanted: Selection, database: Database, *, acting: bool
-) -> AsyncIterator[list[tuple[UUID, int]]]:
-    return listing.matching(
-        database,
-        statuses=wanted.statuses,
-        kind=wanted.kind,
-        age=wanted.age,
-        priority=wanted.priority,
-        where=wanted.where,
-        acting=acting,
-    )
-
-
 def _in_words(wanted: Selection) -> str:
     asked = wanted.as_dict()
     asked |= {"status": " or ".join(wanted.statuses)}
@@ -217,7 +203,7 @@ def _ask(verb: str, wanted: Selection) -> tuple[Found, Selection | None]:
 async def _look(wanted: Selection) -> tuple[list[tuple[UUID, int]], bool]:
     found: list[tuple[UUID, int]] = []
     async with connected_database() as database:
-        async for page in _pages_of(wanted, database, acting=False):
+        async for page in listing.matching(database, wanted):
             found += page
             if len(found) > _MOST_ASKED_FOR:
                 return found, False
@@ -242,7 +228,7 @@ async def _pages(database: Database, known: Found, wanted: Selection | None) -> 
     yield known
     if wanted is not None:
         any_found = False
-        async for page in _pages_of(wanted, database, acting=True):
+        async for page in listing.matching(database, wanted, acting=True):
             any_found |= bool(page)
             yield page
         if not any_found:

@@ -15,7 +15,7 @@ from jsworker.client.enqueueing import (
 from jsworker.client.results import JobHandle, ResultReader
 from jsworker.core.contents import OF_SCHEDULE, Contents
 from jsworker.core.errors import TransitionRefused
-from jsworker.core.names import shown
+from jsworker.core.names import shown, storable
 from jsworker.core.priorities import Priority
 from jsworker.core.schedule_rules import Cron, Every, Schedule, check_schedule_name
 from jsworker.core.settings import Settings
@@ -130,12 +130,9 @@ class Schedules:
 
 def _known(name: str) -> str:
     """Return a name that PostgreSQL can be asked for; no schedule has any other."""
-    try:
-        if "\0" not in name and name.encode():
-            return name
-    except (AttributeError, TypeError, UnicodeEncodeError):
-        pass
-    raise TransitionRefused(f"there is no schedule {shown(name)}")
+    if not isinstance(name, str) or storable(name) != name:
+        raise TransitionRefused(f"there is no schedule {shown(name)}")
+    return name
 
 
 def _entry(action: str, name: str, actor: str | None, **how: str) -> AuditEntry:

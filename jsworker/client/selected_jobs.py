@@ -1,7 +1,7 @@
 """All jobs that match: counted first, then changed, batch by batch, with an entry in the list of actions."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -167,7 +167,7 @@ class SelectedJobs:
         entry = AuditEntry(action, {"jobs": self.selection.as_dict(), **how}, actor=actor)
         outcome = BulkOutcome(entry.action_id)
         with operators_rights(action):
-            async with aclosing(_pages(self._database, self.selection, acting=True)) as pages:
+            async with aclosing(listing.matching(self._database, self.selection, acting=True)) as pages:
                 async for found in pages:
                     outcome.matched += len(found)
                     for start in range(0, len(found), listing.PAGE):
@@ -183,26 +183,12 @@ async def count_jobs(
     """Return how many jobs match; see ``SelectedJobs.count``."""
     clock = asyncio.get_running_loop().time
     ends_at, jobs = clock() + seconds, 0
-    async with aclosing(_pages(database, selection, acting=False)) as pages:
+    async with aclosing(listing.matching(database, selection)) as pages:
         async for page in pages:
             jobs += len(page)
             if jobs >= most or clock() >= ends_at:
                 return JobCount(min(jobs, most), is_all=False)
     return JobCount(jobs, is_all=True)
-
-
-def _pages(
-    database: Database, chosen: Selection, *, acting: bool
-) -> AsyncGenerator[list[tuple[UUID, int]], None]:
-    return listing.matching(
-        database,
-        statuses=chosen.statuses,
-        kind=chosen.kind,
-        age=chosen.age,
-        priority=chosen.priority,
-        where=chosen.where,
-        acting=acting,
-    )
 
 
 def _ids(found: Found) -> list[UUID]:

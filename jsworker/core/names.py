@@ -78,6 +78,11 @@ def printable(text: str, limit: int) -> str:
     return _cut("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line), limit)
 
 
+def storable(text: str) -> str:
+    """Return text with NUL and lone surrogates, which PostgreSQL does not store, as escapes."""
+    return text.replace("\0", "\\0").encode(errors="backslashreplace").decode()
+
+
 def shell_word(text: str) -> str:
     """Return text as one word for bash or zsh; what is not printable is escaped, as ``$'…'`` allows."""
     if text.isprintable():

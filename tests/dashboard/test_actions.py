@@ -116,10 +116,10 @@ async def test_two_who_act_at_once_change_a_job_once(client: JobClient, put: Put
 
 async def test_a_question_says_which_jobs_are_meant(viewer: Viewer, put: PutJob) -> None:
     job_id = await put("failed", kind="crop", last_error="KeyError: 1")
-    assert f"It is job {job_id}." in (await viewer.see(f"/jobs/{job_id}/retry")).text
+    assert f"This affects job {job_id}." in (await viewer.see(f"/jobs/{job_id}/retry")).text
     page = await viewer.see("/jobs/retry", all="yes", kind="crop", error="<b>", unique_key="a b")
-    assert "Meant are all that match: kind crop, unique key a b, error <b>." in page.text
-    assert "All such jobs are meant." in (await viewer.see("/jobs/retry?all=yes")).text
+    assert "This affects all jobs with kind crop, unique key a b, error <b>." in page.text
+    assert "This affects all jobs to which it applies." in (await viewer.see("/jobs/retry?all=yes")).text
     failures = await viewer.see("/failures")
     question = await viewer.see(failures.links["Retry all …"])
     assert "status failed, kind crop, one kind of error." in question.text

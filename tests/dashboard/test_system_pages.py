@@ -58,7 +58,7 @@ async def test_a_worker_is_drained_and_claims_jobs_again(
 ) -> None:
     running = await start(Quick)
     page = await viewer.see((await viewer.see("/workers")).links["Drain …"])
-    assert "0 running jobs may go on, 0 jobs claimed ahead are handed back" in page.text
+    assert "Running jobs that continue: 0; jobs claimed ahead that are handed back: 0" in page.text
     page = await viewer.press(page, f"Drain worker {running.worker.id}")
     assert f"worker {running.worker.id} is to be drained" in page.text
     await running.events.told("worker.drained")

@@ -10,7 +10,7 @@ from jsworker.core.errors import JobNotFound
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries import failures, listing
 from jsworker.ownership.queries.failures import FailureId, list_failures
-from jsworker.ownership.queries.job_filter import JobFilter
+from jsworker.ownership.queries.job_filter import JobFilter, Selection
 
 from .rows import KIND, Sql, ago, insert_job
 
@@ -90,7 +90,7 @@ async def test_the_jobs_of_a_group(database: Database, sql: Sql) -> None:
     assert ([job["id"] for job in page.jobs], page.after) == ([last], last)
     page = await listing.list_jobs(database, kind=KIND, where=where, after=last)
     assert ([job["id"] for job in page.jobs], page.after) == ([first], None)
-    pages = listing.matching(database, statuses=("failed",), kind=KIND, where=where)
+    pages = listing.matching(database, Selection(("failed",), kind=KIND, where=where))
     assert [job for page in [page async for page in pages] for job, _ in page] == [first, last]
     with pytest.raises(ValueError, match="needs its kind"):
         await listing.list_jobs(database, where=where)
@@ -122,7 +122,7 @@ class TestFilters:
             page = await listing.list_jobs(database, status=asked, where=FILTERS[name])
             assert ([job["id"] for job in page.jobs], page.after) == ([meant], None)
         if status != "completed":
-            pages = listing.matching(database, statuses=(status,), where=FILTERS[name])
+            pages = listing.matching(database, Selection((status,), where=FILTERS[name]))
             assert [job for page in [page async for page in pages] for job, _ in page] == [meant]
 
     async def test_a_search_goes_on_from_page_to_page(

@@ -11,6 +11,7 @@ from jsworker.core.errors import JobNotFound
 from jsworker.ownership import predicates
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries import listing
+from jsworker.ownership.queries.job_filter import Selection
 from jsworker.ownership.queries.job_report import OVERDUE, backlog
 from jsworker.ownership.schema import HELD_BY
 from jsworker.ownership.statements import compiled, j
@@ -190,7 +191,7 @@ class TestReading:
         insert_job(sql)
         found = [
             job_id
-            async for page in listing.matching(database, statuses=["scheduled"], kind=kind)
+            async for page in listing.matching(database, Selection(("scheduled",), kind=kind))
             for job_id, _ in page
         ]
         assert len(found) == len(wanted)

@@ -667,6 +667,14 @@ class TestStatus:
         most = 4 * TestListings.EACH if least == 0 else 2_000
         assert least <= rows_read(listed, bounded, parameters) <= most
 
+    def test_queued_jobs_are_counted_from_the_last_one(self, listed: Connection) -> None:
+        """The first entries that a flood leaves in the index lead to rows that wait no longer."""
+        listed.execute(text(ALONG_INDEX))
+        explain = text(f"EXPLAIN (FORMAT JSON) {status.COUNTS.text}")
+        (plan,) = listed.execute(explain, {"kinds": [KIND]}).scalar_one()
+        queued = [node for node in _nodes(plan["Plan"]) if node.get("Index Name") == "jobs_queued_in_order"]
+        assert [node["Scan Direction"] for node in queued] == ["Backward", "Forward"]  # how many, since when
+
     def test_held_jobs_are_counted_up_to_a_bound(self, listed: Connection) -> None:
         none, bounded = [
             text(BACKLOG.text.replace(f"ORDER BY j.id LIMIT {MOST_HELD}", f"ORDER BY j.id LIMIT {most}"))

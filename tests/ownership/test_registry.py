@@ -11,6 +11,7 @@ import pytest
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import RunAge
 from jsworker.ownership.queries import listing
+from jsworker.ownership.queries.job_filter import Selection
 from jsworker.ownership.queries.listing import SeenJob
 from jsworker.ownership.transitions import control, dead_messages, workers
 from jsworker.ownership.transitions.enqueue import new_job_id
@@ -203,7 +204,7 @@ class TestListing:
         fresh = insert_job(sql, "processing", kind="other-kind")
 
         async def matching(statuses: tuple[str, ...], **limits: Any) -> list[tuple[UUID, int]]:
-            pages = [page async for page in listing.matching(database, statuses=statuses, **limits)]
+            pages = [page async for page in listing.matching(database, Selection(statuses, **limits))]
             return [job for page in pages for job in page]
 
         assert await matching(("failed", "processing")) == [(fresh, 1), (silent, 4), (failed, 1)]
@@ -233,7 +234,7 @@ class TestListing:
         )
         limit = {"stale_for": 60.0, "running_for": 900.0, "no_progress_for": 300.0}[meant]
         age = RunAge(**{meant: limit})
-        pages = [page async for page in listing.matching(database, statuses=("processing",), age=age)]
+        pages = [page async for page in listing.matching(database, Selection(("processing",), age=age))]
         assert {job_id for page in pages for job_id, _ in page} == {late, other, latest}
 
         async def listed(**options: Any) -> list[UUID]:

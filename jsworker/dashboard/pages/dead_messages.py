@@ -14,8 +14,8 @@ _PAGE: Final = 100
 _SHOWN: Final = 2
 _LONGEST_ID: Final = 18
 VERBS: Final[Mapping[str, tuple[str, str, str]]] = {
-    "replay": ("Replay", "replayed", "Each is sent to its subject again, and taken off the list."),
-    "drop": ("Drop", "dropped", "They are taken off the list. Jobs are not lost by that: they are rows."),
+    "replay": ("Replay", "replayed", "Each message is sent to its subject again, and removed from the list."),
+    "drop": ("Drop", "dropped", "They are removed from the list. No job is lost: jobs are rows of a table."),
 }
 """The verb, the participle, and what will happen."""
 

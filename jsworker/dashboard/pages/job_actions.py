@@ -24,18 +24,18 @@ _CLEARED: Final = (
     " These runs do not count as attempts."
 )
 VERBS: Final[Mapping[str, tuple[str, str, str]]] = {
-    "retry": ("Retry", "retried", "Jobs go back into the queue, their counters at zero; steps stay done."),
+    "retry": ("Retry", "retried", "Their counters are set to zero; completed steps are kept."),
     "cancel": (
         "Cancel",
         "cancelled",
         "Waiting jobs are cancelled at once; running ones are asked to stop with their next heartbeat.",
     ),
     "clear": ("Take back", "taken back", _CLEARED),
-    "priority": ("Set the priority of", "moved", "Waiting jobs go to another lane; those that run go on."),
+    "priority": ("Set the priority of", "moved", "Waiting jobs are moved; running jobs are not affected."),
     "reschedule": (
         "Reschedule",
         "rescheduled",
-        "Jobs that wait for a time wait for this one; one that has passed lets them begin.",
+        "The due time of scheduled jobs is changed; with a time in the past, they start at once.",
     ),
 }
 """The verb, the participle, and what will happen."""
@@ -69,7 +69,7 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
     if ids:
         values = [("id", str(each)) for each in ids]
         jobs, is_all = len(ids), True
-        which = f" It is job {ids[0]}." if len(ids) == 1 else ""
+        which = f" This affects job {ids[0]}." if len(ids) == 1 else ""
     else:
         values = [("all", "yes"), *((name, str(form[name])) for name in NAMES if form.get(name))]
         jobs, is_all = 0, True
@@ -91,12 +91,16 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
 
 
 def _in_words(filters: Sequence[tuple[str, str]]) -> str:
-    """Return which jobs are meant."""
+    """Return which jobs are affected."""
     words = [
         "one kind of error" if name == "failure" else f"{name.replace('_', ' ')} {printable(value, _LONGEST)}"
         for name, value in filters
     ]
-    return f" Meant are all that match: {', '.join(words)}." if words else " All such jobs are meant."
+    return (
+        f" This affects all jobs with {', '.join(words)}."
+        if words
+        else " This affects all jobs to which it applies."
+    )
 
 
 async def act(verb: str, visit: Visit, form: FormData) -> Done:

@@ -14,14 +14,14 @@ from jsworker.dashboard.pages.kinds import in_words
 from jsworker.dashboard.visit import Done, Question, Visit, WrongFilter
 
 _LIMITS: Final = (
-    "They take the place of those of its class until they are reset; runs that are under way go on."
-    " What is left empty is not limited; of a key, it is as for its kind."
+    "They replace the limits of the class until they are reset; current runs continue."
+    " An empty field means no limit; for a key, the limit of its kind."
 )
 VERBS: Final[Mapping[str, tuple[str, str]]] = {
-    "pause": ("Pause", "No job of it begins until it is resumed; running ones go on."),
-    "resume": ("Resume", "Its jobs begin again."),
+    "pause": ("Pause", "No more jobs start until it is resumed; running jobs continue."),
+    "resume": ("Resume", "Its jobs start again."),
     "set-limits": ("Set the limits of", _LIMITS),
-    "reset-limits": ("Reset the limits of", "Those of its class come back with the next worker that starts."),
+    "reset-limits": ("Reset the limits of", "Those of its class apply again when the next worker starts."),
 }
 """The verb, and what will happen."""
 _SHOWN: Final = 100
@@ -33,7 +33,7 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
     kind, key = _target(form)
     now = await Limits(visit.site.reads, visit.site.client.settings).numbers(kind, key=key)
     if verb.endswith("limits"):
-        says = f"{says} Now: {in_words(now._asdict()) or 'not limited'}."
+        says = f"{says} Current limits: {in_words(now._asdict()) or 'none'}."
     values = [("kind", kind), *([] if key is None else [("key", key)])]
     return Question(
         verb=f"{word} {_named(kind, key)}",

@@ -12,9 +12,9 @@ from jsworker.dashboard.visit import Done, Question, Visit, WrongFilter
 from jsworker.ownership.transitions.schedules import list_schedules
 
 VERBS: Final[Mapping[str, tuple[str, str]]] = {
-    "run-now": ("Run now", "One job is enqueued besides its instants."),
-    "pause": ("Pause", "It rests until it is resumed, also when its workers start anew."),
-    "resume": ("Resume", "It goes on; instants of the pause are left out."),
+    "run-now": ("Run now", "One job is enqueued now, in addition to the due times."),
+    "pause": ("Pause", "It stays paused until it is resumed, even if workers are restarted."),
+    "resume": ("Resume", "Due times during the pause are skipped."),
 }
 """The verb, and what will happen."""
 _LATE_SECONDS: Final = 5.0

@@ -6,7 +6,6 @@ from typing import Any, Final
 from starlette.datastructures import FormData
 
 from jsworker.core.names import printable
-from jsworker.dashboard.filters import plural
 from jsworker.dashboard.visit import Done, Question, Visit, WrongFilter
 from jsworker.ownership.transitions.workers import get_worker, list_workers, state_in_words
 
@@ -38,13 +37,13 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
     worker = await get_worker(visit.site.reads, worker_id)
     if worker is None:
         raise WrongFilter(f"no worker has id {named}")
-    says = "It claims jobs again, from its next heartbeat on."
+    says = "It claims jobs again after its next heartbeat."
     if verb == "drain":
         runs = min(worker["processing"], worker["concurrency"])
         ahead = worker["processing"] - runs
         says = (
-            "It claims nothing more, until it is undrained or its process starts anew."
-            f" {plural(runs, 'running job')} may go on, {plural(ahead, 'job')} claimed ahead are handed back."
+            "It claims no more jobs until it is undrained, or its process is restarted."
+            f" Running jobs that continue: {runs}; jobs claimed ahead that are handed back: {ahead}."
         )
     return Question(
         verb=f"{verb.capitalize()} worker {named}",

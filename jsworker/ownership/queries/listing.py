@@ -363,28 +363,25 @@ async def timeline(database: Database, job_id: UUID) -> list[dict[str, Any]]:
 
 
 async def matching(
-    database: Database,
-    *,
-    statuses: Sequence[str],
-    kind: str | None = None,
-    age: RunAge = ANY_AGE,
-    acting: bool = False,
-    priority: int | None = None,
-    where: JobFilter = ANY_JOB,
+    database: Database, wanted: Selection, *, acting: bool = False
 ) -> AsyncGenerator[list[tuple[UUID, int]], None]:
-    """Yield id and fencing token of the jobs that a filter means, page by page, each job once.
+    """Yield id and fencing token of the jobs that match, page by page, each job once.
 
-    An empty page is one of which it means none: whoever has only so much time can leave off there.
+    No job of an empty page matches: who has only a limited time can stop there.
 
     Args:
-        statuses: any of them but completed.
-        age: of running jobs only those that are so old; others have none.
+        database: where the jobs are.
+        wanted: which jobs; completed ones are not found.
         acting: whether each page is acted on before the next is read, so that its jobs leave these statuses or run
             on; then jobs that went from one of them to another meanwhile are looked for a second time.
-        priority: only jobs of this one, by its number.
-        where: only such jobs.
     """
-    filters = {"kind": kind, "priority": priority, **where.values(), **age.values()}
+    statuses = wanted.statuses
+    filters = {
+        "kind": wanted.kind,
+        "priority": wanted.priority,
+        **wanted.where.values(),
+        **wanted.age.values(),
+    }
     ran: set[UUID] = set()
     for _ in range(2 if acting and len(statuses) > 1 else 1):
         meant = {*statuses, "held"} if "scheduled" in statuses else statuses

@@ -17,6 +17,7 @@ from jsworker.core.errors import (
     Retry,
     Snooze,
 )
+from jsworker.core.names import storable
 from jsworker.core.processor import Backoff
 from jsworker.core.strict_json import write_result
 from jsworker.ownership.refusals import is_behind
@@ -281,11 +282,6 @@ def clean(text: str) -> str:
         return kept
     half = _ERROR_CHARACTERS // 2
     return f"{kept[:half]}\n… {len(kept) - 2 * half} characters left out …\n{kept[-half:]}"
-
-
-def storable(text: str) -> str:
-    """Return text with NUL and lone surrogates, which PostgreSQL does not store, as escapes."""
-    return text.replace("\0", "\\0").encode(errors="backslashreplace").decode()
 
 
 def _without_rows(text: str) -> Iterator[str]:

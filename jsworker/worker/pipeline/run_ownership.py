@@ -22,7 +22,7 @@ from jsworker.core.errors import (
     may_answer_later,
 )
 from jsworker.core.job import MemberResult
-from jsworker.core.names import shown
+from jsworker.core.names import shown, storable
 from jsworker.core.settings.variables import LONGEST_SECONDS
 from jsworker.core.tracing import TraceContext
 from jsworker.ownership.queries import workflow_listing
@@ -34,7 +34,7 @@ from jsworker.ownership.transitions.enqueue import ChildJob, NewJob
 from jsworker.ownership.transitions.settle import Completion, complete_statement, was_committed
 from jsworker.worker.pipeline import child_jobs
 from jsworker.worker.pipeline.in_flight import Run
-from jsworker.worker.pipeline.outcomes import check_size, result_text, storable
+from jsworker.worker.pipeline.outcomes import check_size, result_text
 from jsworker.worker.pipeline.run_writes import PAUSES, LeaseServices, until_answered, write_owned
 from jsworker.worker.pipeline.steps import Steps
 from jsworker.worker.pipeline.threads import refuse_on_a_loop, wait_for_loop
