@@ -169,7 +169,8 @@ def read_logs(history: History, folder: Path) -> None:
             except (ValueError, KeyError):  # a line that was torn by a kill
                 counts["torn line"] += 1
                 continue
-            if told["event"] == "heartbeat.failed":
+            by_worker = {"heartbeat.failed": history.failed_heartbeats, "job.fenced": history.fencings}
+            if (times := by_worker.get(told["event"])) is not None:
                 at = datetime.fromisoformat(told["timestamp"]).timestamp() + offset
-                history.failed_heartbeats[told["worker_id"]].append(at)
+                times[told["worker_id"]].append(at)
     history.log_events = dict(counts)

@@ -13,6 +13,8 @@ NOBODY_INJECTED = frozenset({"paused", "slow machine", "crowded machine"})
 
 _ANY = frozenset({"process", "loop", "database", "nats", "rows"})
 _CLOCK_SLACK_SECONDS = 0.05
+_FENCED_SECONDS = 1.0
+"""Between the last sign of a process and the line of the worker that has ended it."""
 _TOLD_LATE_SECONDS = 0.5
 """A heartbeat's failure is told when its statement has timed out, which may be after the reset."""
 
@@ -48,15 +50,19 @@ class Excuses:
         told = any(start <= at <= end + _TOLD_LATE_SECONDS for at in failed)
         return self._crowd(start, end) if told else None
 
-    def for_ending_alone(self, life: Life, at: float) -> str | None:
-        """Return why a living worker may have ended the process of a job that runs alone, before it began.
+    def was_ended_by_worker(self, life: Life, at: float) -> bool:
+        """Tell whether a process of a job that runs alone was ended by its worker, before the job began.
 
-        It does so when it stops a run whose heartbeats failed.
+        The worker says at that moment that it has stopped a run because its heartbeats were not answered.
         """
-        worker = None if life.parent is None else self._history.life_of(life.parent, at)
-        lives_on = worker is not None and (worker.ended or (worker.last_sign or 0.0) > at)
+        told = (
+            when
+            for worker, times in self._history.fencings.items()
+            if pid_of(worker) == life.parent and pod_of(worker) == life.pod
+            for when in times
+        )
         has_run = any(run.pid == life.pid for run in self._history.runs)
-        return self._crowd(at, at) if lives_on and not has_run else None
+        return not has_run and any(abs(when - at) < _FENCED_SECONDS for when in told)
 
     def for_letting_go(self, worker: str, job: str, start: float, end: float) -> str | None:
         """Return why a worker may have released a job, or missed it in the first place."""

@@ -259,7 +259,7 @@ def deaths(history: History, excuses: Excuses) -> Iterator[Finding]:
         orphaned = (
             worker is not None and abs((worker.last_sign or 0.0) - last) < _DEATH_SECONDS and not worker.ended
         )
-        if not (killed or deadly or exited or orphaned or excuses.for_ending_alone(life, last)):
+        if not (killed or deadly or exited or orphaned or excuses.was_ended_by_worker(life, last)):
             yield (
                 str(life.pid),
                 f"process of {life.pod} died at {last - history.started:.1f} s, killed by nobody",

@@ -343,21 +343,23 @@ def test_it_dies_with_a_worker_that_its_supervisor_has_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    ("crowded", "has_run", "lives_on", "fine"),
+    ("fenced", "has_run", "fine"),
     [
-        ((9.0, 13.0), False, True, True),
-        ((11.0, 13.0), False, True, False),
-        ((9.0, 13.0), True, True, False),
-        ((9.0, 13.0), False, False, False),
+        ((RESCUER, 10.2), False, True),
+        ((RESCUER, 12.0), False, False),  # another run, later
+        ((OWNER, 10.2), False, False),  # another worker
+        ((RESCUER, 10.2), True, False),
+        (None, False, False),
     ],
 )
-def test_on_a_crowded_machine_a_worker_may_end_the_process_of_a_job_that_has_not_begun(
-    crowded: tuple[float, float], *, has_run: bool, lives_on: bool, fine: bool
+def test_a_worker_that_fences_itself_ends_the_process_of_a_job_that_has_not_begun(
+    fenced: tuple[str, float] | None, *, has_run: bool, fine: bool
 ) -> None:
     def ended(history: History) -> None:
-        history.crowded.append(crowded)
-        parent = history.lives[1].pid if lives_on else 999
-        history.lives.append(Life(300, "pod1", ticks(8.0, 10.0), parent=parent))
+        history.crowded.append((9.0, 13.0))  # alone no excuse
+        history.lives.append(Life(300, "pod1", ticks(8.0, 10.0), parent=history.lives[1].pid))
+        if fenced is not None:
+            history.fencings[fenced[0]].append(fenced[1])
         if has_run:
             history.runs.append(replace(history.runs[-1], pid=300, start=9.0, end=9.5))
 
