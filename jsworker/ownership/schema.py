@@ -283,6 +283,7 @@ workers = sa.Table(
     _now("last_seen_at"),
     sa.Column("kinds_without_timeout", ARRAY(sa.Text)),
     sa.Column("limits", JSONB),
+    sa.Column("kind_settings", JSONB),
     sa.Column("supervisor_pid", sa.Integer),
     sa.Column("memory_bytes", sa.BigInteger),
     sa.Column("loop_lag_seconds", sa.Double),

@@ -42,6 +42,7 @@ from jsworker.worker.pipeline.kinds import (
     check_isolated,
     declared_limits,
     resolve_kinds,
+    shown_settings,
     without_timeout,
 )
 from jsworker.worker.pipeline.outcomes import headline
@@ -111,6 +112,7 @@ class Worker:
             identify(settings, sorted(self._kinds)),
             kinds_without_timeout=without_timeout(self._kinds),
             limits=declared_limits(self._kinds),
+            kind_settings=shown_settings(self._kinds),
             supervisor_pid=None if supervision is None else os.getppid(),
         )
         self.siblings: set[str] = set()

@@ -1,14 +1,18 @@
 """Kinds and keys: what limits them, and pausing them."""
 
+from typing import Any
+
 import httpx
 import pytest
+from psycopg.types.json import Jsonb
 
 from jsworker.client import JobClient
 from jsworker.core.job import Job
 from jsworker.core.limits import Limit, Rate
-from jsworker.core.processor import JobProcessor
+from jsworker.core.processor import Backoff, JobProcessor
 from jsworker.dashboard import Access, dashboard
-from tests.dashboard.viewer import Viewer
+from tests.dashboard.viewer import Shown, Viewer
+from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
 pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
@@ -22,6 +26,38 @@ class Slow(JobProcessor):
 
     async def process(self, job: Job[dict[str, int]]) -> None:
         raise AssertionError(job)
+
+
+class Careful(JobProcessor):
+    kind = "careful"
+    max_attempts = 7
+    max_stalls = 20
+    backoff = Backoff(first=2, factor=3.0, longest=90)
+    timeout = 3600
+    progress_timeout = 300.0
+    concurrency = 2
+    priority = "high"
+    isolation = "process"
+    max_jobs_per_process = 50
+    max_memory_mb = 300
+
+    async def process(self, job: Job[dict[str, int]]) -> None:
+        raise AssertionError(job)
+
+
+RUN_SETTINGS: dict[str, Any] = {
+    "max_attempts": 5,
+    "max_stalls": 3,
+    "backoff": {"first": 1, "factor": 2, "longest": 600},
+    "timeout": None,
+    "progress_timeout": None,
+    "stale_threshold": 300,
+    "concurrency": 8,
+    "priority": "normal",
+    "isolation": None,
+    "max_jobs_per_process": None,
+    "max_memory_mb": None,
+}
 
 
 async def test_kinds_show_what_live_workers_serve(
@@ -40,6 +76,55 @@ async def test_kinds_show_what_live_workers_serve(
     links = [found["href"] for tag, found in page.elements if tag == "a"]
     assert "/kinds/resume?kind=slow" in links
     assert "/kinds/pause?kind=unserved" in links
+
+
+def settings_table(page: Shown) -> str:
+    return page.text.partition("How live workers run them")[2]
+
+
+async def test_kinds_show_how_live_workers_run_them(
+    viewer: Viewer, client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    await start(Careful)
+    await client.enqueue("careful", {})
+    of_the_worker = (
+        "careful 1 7 2.0 s, × 3, at most 1 m 30 s 20 1 h 5 m 1 m 2 high yes, 50 jobs each, 300 MB each"
+    )
+    page = await viewer.see("/kinds")
+    assert of_the_worker in settings_table(page)
+    assert "workers differ" not in page.text
+    other = RUN_SETTINGS | {"max_attempts": 1234}
+    await add_worker(rows, "twin", {"careful": other})
+    await add_worker(rows, "another", {"careful": other})
+    await add_worker(rows, "silent", {"careful": RUN_SETTINGS | {"max_attempts": 77}}, seen="1 hour")
+    text = settings_table(await viewer.see("/kinds"))
+    assert text.index("careful workers differ 2 1 234 ") < text.index("careful workers differ 1 7 ")
+    assert " 77 " not in text
+
+
+@pytest.mark.parametrize(
+    "stored",
+    ["x", 7, [], {}, RUN_SETTINGS | {"timeout": 10**400}, RUN_SETTINGS | {"backoff": {"first": 1}}],
+)
+async def test_settings_in_an_unknown_form_stop_no_page(
+    viewer: Viewer, client: JobClient, rows: Rows, stored: Any
+) -> None:
+    await client.enqueue("careful", {})
+    await add_worker(rows, "older", None)
+    await add_worker(rows, "hostile", stored)
+    await add_worker(rows, "other", {"careful": stored, "unknown": stored})
+    text = settings_table(await viewer.see("/kinds"))
+    assert "careful 1 in a form that this version does not know" in text
+    assert "unknown" not in text
+
+
+async def add_worker(rows: Rows, worker: str, settings: Any, *, seen: str = "0 s") -> None:
+    await rows.query(
+        "INSERT INTO jsworker.workers (id, hostname, pid, kinds, concurrency, version, heartbeat_interval,"
+        " state, kind_settings, last_seen_at) VALUES (%s, 'host', 7, '{careful}', 1, '2', '1 s', 'running',"
+        " %s, now() - CAST(%s AS interval))",
+        *(worker, None if settings is None else Jsonb(settings), seen),
+    )
 
 
 async def test_a_kind_and_a_key_are_paused_and_resumed(viewer: Viewer, client: JobClient) -> None:

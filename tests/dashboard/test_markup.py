@@ -7,6 +7,7 @@ from psycopg.types.json import Jsonb
 
 from jsworker.dashboard.live import as_event
 from tests.dashboard.conftest import PutJob
+from tests.dashboard.test_limit_pages import RUN_SETTINGS
 from tests.dashboard.viewer import Viewer
 from tests.worker.rows import Rows
 
@@ -58,8 +59,9 @@ async def test_text_of_a_row_is_never_markup(viewer: Viewer, put: PutJob, rows: 
     )
     await rows.query(
         "INSERT INTO jsworker.workers (id, hostname, pid, kinds, concurrency, version, heartbeat_interval,"
-        " state, limits) VALUES (%s, %s, 7, %s, 3, %s, '1 hour', 'running', %s)",
+        " state, limits, kind_settings) VALUES (%s, %s, 7, %s, 3, %s, '1 hour', 'running', %s, %s)",
         *(line, text, [text, "resize"], text, Jsonb({text: {"max_running": 1, "key": text}})),
+        Jsonb({"resize": RUN_SETTINGS | {"priority": text, "isolation": text}, text: text}),
     )
     await rows.query(
         "INSERT INTO jsworker.limits (kind, key, paused_at, paused_by, reason)"

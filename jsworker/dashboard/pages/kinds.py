@@ -1,8 +1,11 @@
 """Kinds: what waits and runs of each, who serves it, and what limits it."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from jsworker.dashboard.visit import Visit
 from jsworker.ownership.queries import job_report
@@ -10,6 +13,8 @@ from jsworker.ownership.queries.status import BOUND, KindState, read_status
 from jsworker.ownership.transitions.limits import list_limits
 
 _KINDS: Final = 100
+Number = Annotated[float, Field(ge=0, lt=1e12)]
+Count = Annotated[int, Field(ge=0, lt=10**12)]
 
 
 @dataclass(slots=True)
@@ -35,6 +40,45 @@ class KindLine:
     without_timeout: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class BackoffSettings:
+    """See ``Backoff``; seconds."""
+
+    first: Number
+    factor: Number
+    longest: Number
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """How workers run a kind, see ``shown_settings``; times in seconds."""
+
+    max_attempts: Count
+    max_stalls: Count
+    backoff: BackoffSettings
+    timeout: Number | None
+    progress_timeout: Number | None
+    stale_threshold: Number | None
+    concurrency: Count
+    priority: str
+    isolation: str | None
+    max_jobs_per_process: Count | None
+    max_memory_mb: Number | None
+
+
+_RUN_SETTINGS: Final = TypeAdapter(RunSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsLine:
+    """How so many live workers run a kind; ``settings``: None in a form that this version does not know."""
+
+    kind: str
+    workers: int
+    settings: RunSettings | None
+    differs: bool
+
+
 async def read(visit: Visit) -> Mapping[str, Any]:
     """Return the first kinds, or those behind one."""
     reads = visit.site.reads
@@ -52,8 +96,28 @@ async def read(visit: Visit) -> Mapping[str, Any]:
         for kind in worker.kinds if worker.alive else ():
             if (line := lines.get(kind)) is not None:
                 _add_worker(line, kind, worker)
-    enqueues = visit.may("enqueue")
-    return {"lines": list(lines.values()), "after": status.after, "bound": BOUND, "enqueues": enqueues}
+    return {
+        "lines": list(lines.values()),
+        "settings": await _settings(visit, list(lines)),
+        "after": status.after,
+        "bound": BOUND,
+        "enqueues": visit.may("enqueue"),
+    }
+
+
+async def _settings(visit: Visit, kinds: list[str]) -> list[SettingsLine]:
+    rows = await visit.site.reads.run(job_report.KIND_SETTINGS, {"kinds": kinds})
+    many = Counter(row.name for row in rows)
+    return [
+        SettingsLine(row.name, row.workers, _read_settings(row.settings), many[row.name] > 1) for row in rows
+    ]
+
+
+def _read_settings(stored: Any) -> RunSettings | None:
+    try:
+        return _RUN_SETTINGS.validate_python(stored)
+    except ValidationError:
+        return None
 
 
 def _add_worker(line: KindLine, kind: str, worker: Any) -> None:

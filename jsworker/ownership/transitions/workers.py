@@ -21,13 +21,14 @@ _LONGEST_ID = 200
 SEEN = text("""
 INSERT INTO jsworker.workers (
   id, hostname, pod_uid, container, boot_id, pid_namespace, pid, process_started, kinds, concurrency, version,
-  heartbeat_interval, kinds_without_timeout, limits, answers, state, supervisor_pid, memory_bytes, loop_lag_seconds,
-  drained_at)
+  heartbeat_interval, kinds_without_timeout, limits, kind_settings, answers, state, supervisor_pid, memory_bytes,
+  loop_lag_seconds, drained_at)
 VALUES (
   :id, :hostname, :pod_uid, :container, :boot_id, :pid_namespace, :pid, :process_started,
   CAST(:kinds AS text[]), :concurrency, :version,
   make_interval(secs => CAST(:heartbeat_interval AS double precision)), CAST(:kinds_without_timeout AS text[]),
-  CAST(:limits AS jsonb), :answers, CAST(:state AS text), :supervisor_pid, :memory_bytes, :loop_lag_seconds,
+  CAST(:limits AS jsonb), CAST(:kind_settings AS jsonb), :answers, CAST(:state AS text), :supervisor_pid, :memory_bytes,
+  :loop_lag_seconds,
   CASE WHEN CAST(:state AS text) = 'drained' THEN clock_timestamp() END)
 ON CONFLICT (id) DO UPDATE SET
   last_seen_at = clock_timestamp(), answers = excluded.answers, state = excluded.state,
@@ -112,6 +113,8 @@ class WorkerRow:
             read of other workers.
         limits: by kind what its class declares of limits: ``max_running``, ``rate``, ``per``, and the name of their
             ``key``. Kinds without are left out. Not read of other workers.
+        kind_settings: by kind how its runs are limited and repeated, as class and settings say together; shown to
+            people. Not read of other workers.
         supervisor_pid: of the process that started this one and watches it; None: nothing does. Not read of other
             workers.
     """
@@ -130,6 +133,7 @@ class WorkerRow:
     heartbeat_interval: float
     kinds_without_timeout: Sequence[str] = field(default=(), kw_only=True)
     limits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, kw_only=True)
+    kind_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, kw_only=True)
     supervisor_pid: int | None = field(default=None, kw_only=True)
 
 
@@ -165,9 +169,14 @@ async def seen(
     ``answers``: whether its NATS subject was proven to answer.
     """
     lists = {"kinds": list(worker.kinds), "kinds_without_timeout": list(worker.kinds_without_timeout)}
-    more = {"limits": json.dumps(worker.limits), "answers": answers, "state": state}
-    now = {"memory_bytes": memory_bytes, "loop_lag_seconds": loop_lag_seconds}
-    rows = await database.run_heartbeat(SEEN, asdict(worker) | lists | more | now)
+    documents = {"limits": json.dumps(worker.limits), "kind_settings": json.dumps(worker.kind_settings)}
+    now = {
+        "answers": answers,
+        "state": state,
+        "memory_bytes": memory_bytes,
+        "loop_lag_seconds": loop_lag_seconds,
+    }
+    rows = await database.run_heartbeat(SEEN, asdict(worker) | lists | documents | now)
     return any(row.is_to_drain for row in rows)
 
 

@@ -29,6 +29,7 @@ from jsworker.worker.pipeline import middleware as around
 T = TypeVar("T")
 
 _MOST = 1_000_000
+_BACKOFF = ("first", "factor", "longest")
 _LONGEST_CAUSE = 500
 _LONG_SECONDS = 600.0  # from here on no timer: one for each run costs short jobs a tenth of their speed
 
@@ -155,6 +156,26 @@ def declared_limits(kinds: dict[str, Kind]) -> dict[str, dict[str, Any]]:
             key = common_key(kind.processor.limit, kind.processor.rate)
             declared[name] = numbers._asdict() | {"key": None if key is None else name_of_key(key)}
     return declared
+
+
+def shown_settings(kinds: dict[str, Kind]) -> dict[str, dict[str, Any]]:
+    """Return by kind how its runs are limited and repeated, for people to see; times in seconds."""
+    return {
+        name: {
+            "max_attempts": kind.limits.max_attempts,
+            "max_stalls": kind.limits.max_stalls,
+            "backoff": {name: float(getattr(kind.processor.backoff, name)) for name in _BACKOFF},
+            "timeout": kind.limits.timeout,
+            "progress_timeout": kind.progress_timeout,
+            "stale_threshold": kind.limits.stale_after,
+            "concurrency": kind.concurrency,
+            "priority": kind.processor.priority,
+            "isolation": kind.processor.isolation,
+            "max_jobs_per_process": kind.max_jobs_per_process,
+            "max_memory_mb": kind.processor.max_memory_mb,
+        }
+        for name, kind in kinds.items()
+    }
 
 
 def check_isolated(kinds: Iterable[Kind], *, codec_is_given: bool) -> None:
