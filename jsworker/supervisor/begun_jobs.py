@@ -58,10 +58,15 @@ class BegunJobs:
 
     def remove(self, job_id: UUID) -> None:
         """Note that its outcome is written, or the job lost; nothing for one that never began."""
-        place = self._places.pop(job_id, None)
-        if place is not None:
+        if job_id in self._places:
             self._ended += 1
             self._memory[_ENDED] = self._ended.to_bytes(8, "little")
+            self.forget(job_id)
+
+    def forget(self, job_id: UUID) -> None:
+        """Note that a run waits until it is added again."""
+        place = self._places.pop(job_id, None)
+        if place is not None:
             self._memory[place : place + _PLACE_BYTES] = _FREE
             self._free.append(place)
 

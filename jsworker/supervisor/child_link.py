@@ -82,6 +82,10 @@ class ChildLink:
         """Note, for the parent to find, that a job's run begins."""
         self._begun.add(job_id)
 
+    def waits(self, job_id: UUID) -> None:
+        """Note that it waits, before anything of it is executed."""
+        self._begun.forget(job_id)
+
     def ended(self, job_id: UUID) -> None:
         """Note that its outcome is written."""
         self._begun.remove(job_id)

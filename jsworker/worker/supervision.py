@@ -33,6 +33,9 @@ class Supervision(Protocol):
     def began(self, job_id: UUID) -> None:
         """Note that a job's run begins, before anything of the job can do harm: it is counted for a death."""
 
+    def waits(self, job_id: UUID) -> None:
+        """Note that a run waits, before anything of its job is executed, until it begins again."""
+
     def ended(self, job_id: UUID) -> None:
         """Note that a run is over and its outcome written; nothing for one that never began."""
 

@@ -26,17 +26,22 @@ def shared(concurrency: int = SLOTS) -> tuple[BegunJobs, int]:
 def test_it_survives_the_kill_of_whoever_wrote_it() -> None:
     parents, descriptor = shared()
     ids = [uuid4() for _ in range(3)]
+    waits, again = uuid4(), uuid4()
     child = os.fork()
     if not child:
         begun = BegunJobs.take_over(descriptor)
-        for job_id in ids:
+        for job_id in [*ids, waits, again]:
             begun.add(job_id)
         begun.remove(ids[1])
         begun.remove(uuid4())  # one that never began
+        begun.forget(waits)
+        begun.forget(again)
+        begun.add(again)
         os.kill(os.getpid(), signal.SIGKILL)
     os.close(descriptor)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert set(parents.read() or ()) == {ids[0], ids[2]}
+    assert set(parents.read() or ()) == {ids[0], ids[2], again}
+    assert parents.ended == 1
 
 
 def test_nothing_is_known_of_a_child_that_does_not_note_what_it_begins() -> None:

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from jsworker.core.job import Job
@@ -12,6 +13,9 @@ if "isolated_child" in sys.argv[0] and os.environ.get("IMPORT") == "blocks":
     time.sleep(600)
 if "isolated_child" in sys.argv[0] and os.environ.get("IMPORT") == "exits":
     os._exit(3)
+if "isolated_child" in sys.argv[0] and os.environ.get("IMPORT", "").startswith("/"):
+    while not Path(os.environ["IMPORT"]).exists():
+        time.sleep(0.05)
 
 
 class SlowStart(JobProcessor):

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -21,6 +22,7 @@ from tests.worker.processors import Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
 from tests.worker.slow_start import SlowStart
+from tests.worker.tied import tied
 
 
 @pytest.fixture
@@ -155,6 +157,66 @@ async def test_a_process_that_does_not_start_is_an_error_and_no_stall(
         await start(SlowStart)
         again = await client.enqueue("slow-start", {})
         await rows.becomes(again.id, "completed")
+
+
+async def test_processes_start_one_after_the_other_and_none_in_vain(
+    client: JobClient,
+    rows: Rows,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("IMPORT", str(tmp_path / "gate"))
+    async with tied(SlowStart, settings=settings) as (running, supervision):
+        jobs = await client.enqueue_many("slow-start", [{}] * 3)
+
+        async def one_starts() -> psutil.Process:
+            assert len(running.events.of("job.started")) == len(jobs)
+            assert len(supervision.begun) == 1
+            [process] = children()
+            return process
+
+        process = await eventually(one_starts)
+        [first] = supervision.begun
+        await client.cancel(first)
+        await rows.becomes(first, "cancelled")
+        assert supervision.begun == []  # the others wait: nothing of them could kill this worker
+        assert children() == [process]
+        (tmp_path / "gate").touch()
+        ended = [await rows.becomes(job.id, "completed") for job in jobs if job.id != first]
+        assert supervision.begun == []
+    pids = [row["result"] for row in ended]
+    assert process.pid in pids
+    assert len(set(pids)) == len(pids)
+    await nothing_is_left()
+
+
+@pytest.mark.parametrize("ends", ["its run", "its worker"])
+async def test_a_process_that_nobody_waits_for_is_not_started_to_its_end(
+    client: JobClient,
+    rows: Rows,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    *,
+    ends: str,
+) -> None:
+    monkeypatch.setenv("IMPORT", str(tmp_path / "never"))
+    async with tied(SlowStart, settings=settings) as (running, supervision):
+        job = await client.enqueue("slow-start", {})
+
+        async def starts() -> None:
+            assert supervision.begun == [job.id]
+            assert len(children()) == 1
+
+        await eventually(starts)
+        if ends == "its worker":
+            assert await running.worker.close(force=True) == 0
+            assert (await rows.job(job.id))["status"] == "queued"
+        else:
+            await client.cancel(job.id)
+            await rows.becomes(job.id, "cancelled")
+        await nothing_is_left()
 
 
 async def test_an_exception_is_an_error_as_anywhere(running: Running, client: JobClient, rows: Rows) -> None:

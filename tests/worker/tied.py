@@ -33,6 +33,9 @@ class RecordedSupervision:
     def began(self, job_id: UUID) -> None:
         self.begun.append(job_id)
 
+    def waits(self, job_id: UUID) -> None:
+        self.begun.remove(job_id)
+
     def ended(self, job_id: UUID) -> None:
         if job_id in self.begun:
             self.begun.remove(job_id)

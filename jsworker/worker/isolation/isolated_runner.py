@@ -34,6 +34,11 @@ class IsolatedRunner:
         self._in_pool = 0  # starting, idle, busy and ending ones
         self._idle: list[IsolatedProcess] = []  # the one that was used last stands last
         self._busy: dict[Run, IsolatedProcess] = {}  # of quarantine, too
+        # For quarantine: who waits for a process, whose turn it is, and what is made for it or is left over.
+        self._in_line = 0
+        self._turn = asyncio.Lock()
+        self._preparing: IsolatedProcess | None = None
+        self._unused: IsolatedProcess | None = None
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -55,7 +60,7 @@ class IsolatedRunner:
     async def begin(self) -> None:
         """Set up each isolated kind in a process of the pool, so that faults show now; raises NotReady."""
         for kind in self._kinds:
-            self._idle.append(await self._prepared(kind, in_pool=True))
+            self._idle.append(await self._prepared(kind))
 
     async def run(self, run: Run) -> Outcome:
         """Run a job in an isolated process and return what it ended in; a crash is a counted stall."""
@@ -63,7 +68,7 @@ class IsolatedRunner:
         if run.spans is not None:
             claimed = claimed._replace(**run.spans.context()._asdict())
         try:
-            process = await self._prepared(run.kind, in_pool=not run.quarantined)
+            process = await (self._alone(run) if run.quarantined else self._prepared(run.kind))
             self._busy[run] = process
             try:
                 outcome = await process.run(run, claimed)
@@ -108,16 +113,68 @@ class IsolatedRunner:
         self._closed = True
         for process in self._idle:
             self._start(process.end("not needed"))
-        for process in self._busy.values():
+        for process in filter(None, [*self._busy.values(), self._preparing]):
             process.kill("not needed")
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _prepared(self, kind: Kind, *, in_pool: bool) -> IsolatedProcess:
+    async def _alone(self, run: Run) -> IsolatedProcess:
+        """Return a process that has run no job, with the processor set up in it; raises NotReady."""
+        wanted: asyncio.Future[IsolatedProcess] = asyncio.get_running_loop().create_future()
+        self._start(self._make_alone(run, wanted))
+        try:
+            return await wanted
+        except asyncio.CancelledError:
+            if not wanted.cancelled() and wanted.exception() is None:
+                wanted.result().kill("not needed")
+            elif self._in_line == 1 and self._preparing is not None:
+                self._preparing.kill("not needed")
+            raise
+
+    async def _make_alone(self, run: Run, wanted: "asyncio.Future[IsolatedProcess]") -> None:
+        """Make one process at a time: many that start at once would starve the worker's own heartbeats.
+
+        If a run is stopped before its process is ready, the next in line has it: else a worker whose
+        heartbeats fail because processes start would go on starting them. The death of the worker counts as
+        a stall of the run whose turn it is, for the start itself may be what killed it, and not of those
+        that wait.
+        """
+        supervision = self._context.supervision if self._turn.locked() else None
+        self._in_line += 1
+        try:
+            if supervision is not None:
+                supervision.waits(run.id)
+            async with self._turn:
+                if not (wanted.done() or self._closed):
+                    if supervision is not None:
+                        supervision.began(run.id)
+                    process = await self._prepared(run.kind, in_pool=False)
+                    if wanted.done():
+                        self._unused = process
+                    else:
+                        wanted.set_result(process)
+        except NotReady as error:
+            if not wanted.done():
+                wanted.set_exception(error)
+        finally:
+            wanted.cancel()
+            self._in_line -= 1
+            if self._unused is not None and not self._in_line:
+                self._start(self._unused.end("not needed"))
+                self._unused = None
+
+    async def _unused_or_started(self) -> IsolatedProcess:
+        unused, self._unused = self._unused, None
+        if unused is not None and unused.ended_because is None:
+            return unused
+        return await self._started(in_pool=False)
+
+    async def _prepared(self, kind: Kind, *, in_pool: bool = True) -> IsolatedProcess:
         """Return a process that no other run has, with a kind's processor set up in it; raises NotReady."""
         while True:
-            process = await (self._from_pool(kind) if in_pool else self._started(in_pool=False))
+            process = await (self._from_pool(kind) if in_pool else self._unused_or_started())
             is_new = not process.prepared
+            self._preparing = self._preparing if in_pool else process
             try:
                 if kind.name not in process.prepared:
                     await process.prepare(kind)
@@ -126,6 +183,8 @@ class IsolatedRunner:
             except BaseException as error:
                 process.kill("not ready" if isinstance(error, NotReady) else "not needed")
                 raise
+            finally:
+                self._preparing = self._preparing if in_pool else None
             if (cause := _unfit(process, kind)) is None:
                 return process
             # What was set up in it for other kinds takes memory, too.
