@@ -61,11 +61,16 @@ def readable(event: Mapping[str, Any]) -> dict[str, Any]:
     detail = event["detail"]
     if not isinstance(detail, dict):
         return {**event, "detail": None}
-    words = (
-        value if value is None or isinstance(value, str | int | float) else str(value)
-        for value in detail.values()
-    )
-    return {**event, "detail": dict(zip(detail, words, strict=True))}
+    return {**event, "detail": {name: _text(value) for name, value in detail.items()}}
+
+
+def _text(value: Any) -> str | float | None:
+    if value is None or isinstance(value, str | int | float):
+        return value
+    try:
+        return str(value)
+    except RecursionError:
+        return "nested too deeply to be shown"
 
 
 def entry_line(event: Mapping[str, Any]) -> str:

@@ -54,3 +54,14 @@ def test_a_terminal_shows_the_line_that_the_page_shows(
     assert re.sub(r"^\S+", "", line.rpartition("\x1b[K")[2]).replace(job_id[-8:], "a2de76ad") == re.sub(
         r"^\S+", "", shown
     )
+
+
+def test_the_status_line_holds_the_fields_that_the_page_shows(cli: Cli, spawn: Spawn) -> None:
+    worker = spawn("run", "my_jobs:Shout", *FAST, "--log-format", "console", JSWORKER_STATUS_INTERVAL="1")
+    cli("enqueue", "shout", "--payload", PAYLOAD).ok()
+    line = worker.read_errors_until("worker status")
+    worker.signal(signal.SIGTERM)
+    assert worker.wait().code == 0
+    shown = blocks("text")[1]
+    assert re.findall(r"(\w+)=", shown) == re.findall(r"(\w+)=", line)[: shown.count("=")]
+    assert line.split()[1:4] == shown.split()[1:4]

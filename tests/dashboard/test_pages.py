@@ -278,7 +278,7 @@ def test_no_more_of_a_content_is_written_than_shown() -> None:
     assert content("payload", [1], payloads=True) == Content("payload", "[\n  1\n]")
 
 
-@pytest.mark.parametrize("nested", [90, 900, 950, 5_000])
+@pytest.mark.parametrize("nested", [90, 900, 950, 970, 5_000])
 async def test_contents_may_be_nested_as_deep_as_postgresql_allows(
     viewer: Viewer, put: PutJob, rows: Rows, nested: int
 ) -> None:
@@ -286,6 +286,11 @@ async def test_contents_may_be_nested_as_deep_as_postgresql_allows(
     job_id = await put("queued", payload=sql.SQL(f"jsonb '{value}'"))
     statement = "INSERT INTO jsworker.job_steps (job_id, name, result, fencing_token) VALUES (%s, 's', %s, 1)"
     await rows.query(statement, job_id, value)
+    event = "INSERT INTO jsworker.job_events (job_id, event, detail) VALUES (%s, %s, CAST(%s AS jsonb))"
+    for name in ("claimed", "cleared", "child_jobs", "unheard-of"):
+        await rows.query(
+            event, job_id, name, f'{{"jobs": {value}, "kinds": {value}, "reason": {value}, "ids": [{value}]}}'
+        )
     page = await viewer.see(f"/jobs/{job_id}")
     assert "[" in page.text
 

@@ -65,7 +65,7 @@ def charts(figures: Mapping[datetime, Figures], now: datetime) -> list[Markup]:
         ),
     ]
     return [
-        time_chart("Ended, each minute", times, ended, form="bars"),
+        time_chart("Ended per minute", times, ended, form="bars"),
         time_chart("Wait for a worker", times, _percentiles(waits), unit="s"),
         time_chart("Duration of runs", times, _percentiles(runs), unit="s"),
     ]
@@ -74,5 +74,5 @@ def charts(figures: Mapping[datetime, Figures], now: datetime) -> list[Markup]:
 def _percentiles(buckets: Sequence[Sequence[int] | None]) -> list[Series]:
     return [
         Series(name, [percentile(each, share) if each else None for each in buckets])
-        for name, share in (("half of them", 0.5), ("95 of 100", 0.95))
+        for name, share in (("median", 0.5), ("p95", 0.95))
     ]

@@ -130,7 +130,8 @@ def noted_child_jobs(detail: Any) -> list[UUID]:
     given = detail.get("ids") if isinstance(detail, Mapping) else None
     for each in given[:_MOST_NAMED] if isinstance(given, list) else ():
         with suppress(ValueError):
-            ids.append(UUID(str(each)))
+            if isinstance(each, str):
+                ids.append(UUID(each))
     return ids
 
 
