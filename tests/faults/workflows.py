@@ -110,7 +110,7 @@ async def under_kills(
     began = clock()
     try:
         async with JobClient(Settings(**settings_of(environment))) as client:
-            while clock() < began + seconds:
+            while enqueued < workflows or clock() < began + seconds:
                 while enqueued < workflows * min(1.0, (clock() - began) / seconds):
                     await enqueue(client)
                     enqueued += 1

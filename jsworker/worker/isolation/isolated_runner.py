@@ -159,22 +159,25 @@ class IsolatedRunner:
         finally:
             wanted.cancel()
             self._in_line -= 1
+            self._preparing = None
             if self._unused is not None and not self._in_line:
                 self._start(self._unused.end("not needed"))
                 self._unused = None
 
     async def _unused_or_started(self) -> IsolatedProcess:
-        unused, self._unused = self._unused, None
-        if unused is not None and unused.ended_because is None:
-            return unused
-        return await self._started(in_pool=False)
+        process, self._unused = self._unused, None
+        if process is None or process.ended_because is not None:
+            process = await self._started(in_pool=False)
+        self._preparing = process
+        if self._closed:
+            process.kill("not needed")
+        return process
 
     async def _prepared(self, kind: Kind, *, in_pool: bool = True) -> IsolatedProcess:
         """Return a process that no other run has, with a kind's processor set up in it; raises NotReady."""
         while True:
             process = await (self._from_pool(kind) if in_pool else self._unused_or_started())
             is_new = not process.prepared
-            self._preparing = self._preparing if in_pool else process
             try:
                 if kind.name not in process.prepared:
                     await process.prepare(kind)
@@ -183,8 +186,6 @@ class IsolatedRunner:
             except BaseException as error:
                 process.kill("not ready" if isinstance(error, NotReady) else "not needed")
                 raise
-            finally:
-                self._preparing = self._preparing if in_pool else None
             if (cause := _unfit(process, kind)) is None:
                 return process
             # What was set up in it for other kinds takes memory, too.
