@@ -132,8 +132,7 @@ def _run(result: dict[str, Any]) -> str:
             "",
             f"Faults: {_counted(result['faults'])}.",
             "",
-            f"Paths that had to be seen: {demanded(result)}.",
-            "",
+            *([f"Paths that had to be seen: {demanded(result)}.", ""] if result["must_see"] else []),
         ]
     )
 
