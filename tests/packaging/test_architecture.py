@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from .document_architecture import page_with_picture
+from .document_architecture import page_with_packages, picture
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 _FILE = re.compile(r"`((?:tests|[a-z]+)/[a-z_/]+\.py)`(?: ((?:`[A-Za-z_]+`(?:, )?)+))?")
 
 
-def test_the_picture_is_current() -> None:
-    assert page_with_picture(PAGE) == PAGE, (
-        "run python -m tests.packaging.document_architecture docs/architecture.md"
-    )
+def test_picture_and_table_are_current() -> None:
+    command = "run python -m tests.packaging.document_architecture docs/architecture.md"
+    assert page_with_packages(PAGE) == PAGE, command
+    assert (ROOT / "docs" / "architecture.svg").read_text() == picture(), command
 
 
 def test_it_is_short() -> None:

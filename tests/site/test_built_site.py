@@ -32,8 +32,9 @@ def test_a_reader_asks_nobody_else(site: Path) -> None:
         loads.feed(page.read_text())
         assert loads.loaded, page
         assert [address for address in loads.loaded if re.match(r"(https?:)?//", address)] == [], page
-        # The theme loads the program that draws these diagrams from elsewhere.
+        # The theme loads the program that draws Mermaid's diagrams from elsewhere; without it they are text.
         assert 'class="mermaid"' not in page.read_text(), page
+        assert "flowchart " not in page.read_text(), page
     for sheet in (*site.rglob("*.css"), *site.rglob("*.svg")):
         assert re.findall(r"(?:url\(|@import\s+)[\"']?(?:https?:)?//[^)]*", sheet.read_text()) == [], sheet
 
