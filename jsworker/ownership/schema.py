@@ -283,12 +283,12 @@ workers = sa.Table(
     _now("last_seen_at"),
     sa.Column("kinds_without_timeout", ARRAY(sa.Text)),
     sa.Column("limits", JSONB),
-    sa.Column("kind_settings", JSONB),
     sa.Column("supervisor_pid", sa.Integer),
     sa.Column("memory_bytes", sa.BigInteger),
     sa.Column("loop_lag_seconds", sa.Double),
     # An operator's wish; the state says when the worker follows it.
     _instant("drained_at"),
+    sa.Column("kind_settings", JSONB),
     sa.CheckConstraint("state IN ('running', 'drained', 'draining', 'stopped')", name="workers_state"),
     sa.Index("workers_hostname", "hostname"),
 )
