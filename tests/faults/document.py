@@ -56,6 +56,7 @@ _OF_ONE_FEATURE = {
 
 {workers} workers, one of which is killed every {every:g} s, and {jobs:,} jobs of {keys} keys with limits of
 1 to 3 (`python -m tests.faults.limits`). A trigger counts the runs of a key at each commit that begins one.
+Runs write down when they begin and end; one whose worker was killed went on until then.
 *Longest idle*: seconds for which a key had jobs and a free slot.
 """,
     "schedules_under_kills": """## A schedule under kills

@@ -2,12 +2,17 @@
 
 import argparse
 import asyncio
+import math
 import os
 import random
 import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +31,8 @@ from tests.support.polling import eventually
 
 TARGET = "tests.faults.limits:Limited"
 LOOK_SECONDS = 0.25
+RUNS_LOG = "FAULTS_RUNS_LOG"
+OVERLAPS = "overlaps of runs of a key with a limit of 1"
 
 # At the commit of whatever begins a run: who holds the lock sees every run that was committed before it.
 WATCH = """
@@ -60,8 +67,44 @@ class Limited(JobProcessor):
     max_stalls = 1000
 
     async def process(self, job: Any) -> None:
-        """Wait."""
-        await asyncio.sleep(job.payload["seconds"])
+        """Wait, and write down from when until when."""
+        note(job, "begin")
+        try:
+            await asyncio.sleep(job.payload["seconds"])
+        finally:
+            note(job, "end")
+
+
+def note(job: Any, what: str) -> None:
+    """Append a line to the log of all workers: the key, the run, its worker's process group, and the time."""
+    line = f"{job.payload['key']} {job.id}:{job.fencing_token} {os.getpgrp()} {what} {time.monotonic()}\n"
+    log = os.open(os.environ[RUNS_LOG], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(log, line.encode())
+    finally:
+        os.close(log)
+
+
+def overlaps(log: str, killed_at: Mapping[int, float], keys: Collection[str]) -> int:
+    """Return how many runs of a key began while another of it went on, by what the workers wrote down.
+
+    A run without an end went on until its worker was killed.
+    """
+    began: dict[str, dict[str, float]] = defaultdict(dict)
+    ended: dict[str, float] = {}
+    for key, run, group, what, time_ in map(str.split, log.splitlines()):
+        if what == "begin":
+            began[key][run] = float(time_)
+            ended[run] = killed_at.get(int(group), math.inf)
+        else:
+            ended[run] = float(time_)
+    found = 0
+    for key in keys:
+        until = -math.inf
+        for run, at in sorted(began[key].items(), key=itemgetter(1)):
+            found += at < until
+            until = max(until, ended[run])
+    return found
 
 
 def start(environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
@@ -89,6 +132,9 @@ async def under_kills(
     jobs: int,
 ) -> dict[str, Any]:
     """Enqueue jobs of keys, kill a worker every few moments, start another, and judge what ran at once."""
+    runs_log = folder / "runs.log"
+    environment = environment | {RUNS_LOG: str(runs_log)}
+    killed_at: dict[int, float] = {}
     async with JobClient(Settings(**settings_of(environment))) as client:
         for statement in _statements(WATCH):
             await client.database.run(text(statement))
@@ -100,7 +146,7 @@ async def under_kills(
         idle = Idle(client)
         watching = asyncio.create_task(idle.watch())
         try:
-            kills = await _kill(alive, environment, folder, seconds=seconds, every=every)
+            await _kill(alive, environment, folder, killed_at, seconds=seconds, every=every)
 
             async def all_ended() -> None:
                 [row] = await client.database.run(
@@ -123,10 +169,13 @@ async def under_kills(
         )
     return {
         **{row.status: row.jobs for row in rows},
-        "kills": kills,
+        "kills": len(killed_at),
         "times held": held.times,
         "longest idle": round(idle.longest, 2),
         "moments with too many": too_many.moments,
+        OVERLAPS: overlaps(
+            runs_log.read_text(), killed_at, [f"key-{number}" for number in range(0, keys, 3)]
+        ),
     }
 
 
@@ -153,20 +202,20 @@ async def _kill(
     alive: list[subprocess.Popen[bytes]],
     environment: dict[str, str],
     folder: Path,
+    killed_at: dict[int, float],
     *,
     seconds: float,
     every: float,
-) -> int:
-    kills, clock = 0, asyncio.get_running_loop().time
+) -> None:
+    clock = asyncio.get_running_loop().time
     ends_at = clock() + seconds
     while clock() < ends_at:
         await asyncio.sleep(every)
         number = random.randrange(len(alive))  # noqa: S311 -- who dies
         os.killpg(alive[number].pid, signal.SIGKILL)
         alive[number].wait()
-        kills += 1
+        killed_at[alive[number].pid] = time.monotonic()
         alive[number] = start(environment, folder / f"{number}.log")
-    return kills
 
 
 def _statements(script: str) -> list[str]:
@@ -192,6 +241,7 @@ def main() -> int:
     scans = 2 * Settings.model_fields["scan_interval"].default
     ok = (
         found["moments with too many"] == 0
+        and found[OVERLAPS] == 0
         and found.get("completed") == given.jobs
         and found["longest idle"] <= scans + LOOK_SECONDS
     )
