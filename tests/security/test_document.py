@@ -6,16 +6,14 @@ from jsworker.core.settings import Settings, variable_of
 from tests.security.guarded import ROOT
 
 TEXT = (ROOT / "SECURITY.md").read_text()
-ROWS = [
-    [cell.strip() for cell in line.split("|")[1:-1]] for line in TEXT.splitlines() if line.startswith("| X")
-]
+THREATS = TEXT.partition("## Threats\n\n")[2].partition("\n\n")[0].split("\n- ")
 
 
 def test_every_threat_has_a_measure_and_a_test_or_a_reason() -> None:
-    assert [row[0] for row in ROWS] == [f"X{number}" for number in range(1, 24)]
-    for row in ROWS:
-        assert len(row) == 4
-        assert all(row)
+    for number, threat in enumerate(THREATS, 1):
+        text = " ".join(threat.removeprefix("- ").split())
+        assert re.fullmatch(rf"\*\*X{number}\. [^*]+\.\*\* .{{20,}}\. Shown by: .*\S.*\.", text), text
+    assert len(THREATS) == 23
 
 
 def test_whatever_it_points_to_is_there() -> None:
