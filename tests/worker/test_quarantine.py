@@ -219,6 +219,20 @@ async def test_a_process_that_nobody_waits_for_is_not_started_to_its_end(
         await nothing_is_left()
 
 
+async def test_what_else_fails_while_its_process_is_prepared_is_an_error_of_the_attempt(
+    running: Running, client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def prepare(*_: object) -> None:
+        raise LookupError("something of the worker is broken")
+
+    monkeypatch.setattr("jsworker.worker.isolation.isolated_process.IsolatedProcess.prepare", prepare)
+    job = await client.enqueue("perilous", {"does": "return"}, max_attempts=1)
+    row = await rows.becomes(job.id, "failed")
+    assert (row["failure_reason"], row["stalls"]) == ("attempts", 0)
+    assert row["last_error"].startswith("LookupError: something of the worker is broken")
+    await nothing_is_left()
+
+
 async def test_an_exception_is_an_error_as_anywhere(running: Running, client: JobClient, rows: Rows) -> None:
     job = await client.enqueue("perilous", {"does": "raise"}, max_attempts=1)
     row = await rows.becomes(job.id, "failed")

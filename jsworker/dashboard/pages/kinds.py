@@ -13,8 +13,8 @@ from jsworker.ownership.queries.status import BOUND, KindState, read_status
 from jsworker.ownership.transitions.limits import list_limits
 
 _KINDS: Final = 100
-Number = Annotated[float, Field(ge=0, lt=1e12)]
-Count = Annotated[int, Field(ge=0, lt=10**12)]
+_Number = Annotated[float, Field(ge=0, lt=1e12)]
+_Count = Annotated[int, Field(ge=0, lt=10**12)]
 
 
 @dataclass(slots=True)
@@ -44,26 +44,26 @@ class KindLine:
 class BackoffSettings:
     """See ``Backoff``; seconds."""
 
-    first: Number
-    factor: Number
-    longest: Number
+    first: _Number
+    factor: _Number
+    longest: _Number
 
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
     """How workers run a kind, see ``shown_settings``; times in seconds."""
 
-    max_attempts: Count
-    max_stalls: Count
+    max_attempts: _Count
+    max_stalls: _Count
     backoff: BackoffSettings
-    timeout: Number | None
-    progress_timeout: Number | None
-    stale_threshold: Number | None
-    concurrency: Count
+    timeout: _Number | None
+    progress_timeout: _Number | None
+    stale_threshold: _Number | None
+    concurrency: _Count
     priority: str
     isolation: str | None
-    max_jobs_per_process: Count | None
-    max_memory_mb: Number | None
+    max_jobs_per_process: _Count | None
+    max_memory_mb: _Number | None
 
 
 _RUN_SETTINGS: Final = TypeAdapter(RunSettings)

@@ -153,9 +153,11 @@ class IsolatedRunner:
                         self._unused = process
                     else:
                         wanted.set_result(process)
-        except NotReady as error:
+        except Exception as error:
             if not wanted.done():
-                wanted.set_exception(error)
+                wanted.set_exception(error)  # the run awaits it
+            elif not isinstance(error, NotReady):
+                raise
         finally:
             wanted.cancel()
             self._in_line -= 1

@@ -164,7 +164,7 @@ def shown_settings(kinds: dict[str, Kind]) -> dict[str, dict[str, Any]]:
         name: {
             "max_attempts": kind.limits.max_attempts,
             "max_stalls": kind.limits.max_stalls,
-            "backoff": {name: float(getattr(kind.processor.backoff, name)) for name in _BACKOFF},
+            "backoff": {part: float(getattr(kind.processor.backoff, part)) for part in _BACKOFF},
             "timeout": kind.limits.timeout,
             "progress_timeout": kind.progress_timeout,
             "stale_threshold": kind.limits.stale_after,
