@@ -148,6 +148,7 @@ async def test_what_jetstream_did_not_send_is_refused(
     await until(lambda: desk.puller.outstanding == 10)
     assert desk.puller._inbox is not None
     inbox = desk.puller._inbox.subject
+    assert await stream.flush()  # else the server may not know of the inbox yet
     await plain.publish(f"{inbox}1", b"{}", reply="somewhere.else")
     await plain.publish(f"{inbox}1", b"")
     await plain.publish(f"{inbox}x", b"", headers={"Status": "409"})
