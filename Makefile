@@ -63,10 +63,10 @@ PYTEST = $(BIN)/pytest -n 7 --dist worksteal
 test: $(VENV)/.project ## Run the tests, for two cores. ARGS="-k claim" for some of them.
 	@$(PYTEST) $(ARGS)
 
-# The lowest versions that pyproject.toml allows hide the locked ones.
-ON_OLDEST = export PYTHONPATH="$$PWD/$(OLDEST)"
+# The lowest versions that pyproject.toml allows hide the locked ones, and tables are as the previous version left them.
+ON_OLDEST = export PYTHONPATH="$$PWD/$(OLDEST)" ON_OLDEST_SCHEMA=1
 
-test-oldest: $(VENV)/.project $(OLDEST)/.installed ## Check types and run tests with the lowest versions of all dependencies.
+test-oldest: $(VENV)/.project $(OLDEST)/.installed ## Check types and run tests with the lowest versions of all dependencies, on the oldest schema.
 	@$(ON_OLDEST); $(BIN)/python -c 'import sqlalchemy; print("== on SQLAlchemy", sqlalchemy.__version__)'
 	@$(ON_OLDEST); $(BIN)/mypy --cache-dir .mypy_cache/oldest
 	@$(ON_OLDEST); $(PYTEST) $(USE_DEPENDENCIES) $(NOT_ON_OLDEST) $(ARGS)

@@ -153,6 +153,7 @@ async def client(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 @pytest.fixture
 async def database(settings: Settings) -> AsyncIterator[Database]:
     opened = Database(settings.database_dsn(), statement_timeout=5.0)
+    await opened.check_migrated()
     yield opened
     await opened.close()
 

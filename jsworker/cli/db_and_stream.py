@@ -13,7 +13,7 @@ from jsworker.core.names import check_kind
 from jsworker.core.priorities import HIGH, LOW, NORMAL
 from jsworker.core.settings import Settings, load_settings
 from jsworker.core.targets import load_processor_class
-from jsworker.ownership.database import REVISIONS, check_level
+from jsworker.ownership.database import REVISIONS, check_level, upgrade_advice
 from jsworker.ownership.transitions.workers import installation_id
 from jsworker.ownership.upgrading import current_revision, upgrade_database, upgrade_script
 from jsworker.stream.jetstream import ensured_stream
@@ -79,6 +79,8 @@ def current(*, as_json: JsonObject = False) -> None:
     else:
         print_line(f"{revision or 'not migrated'} (this version's own: {REVISIONS[-1]})")
     check_level(revision)
+    if (advice := upgrade_advice(revision)) is not None:
+        remark(advice)
 
 
 @stream.callback()

@@ -8,7 +8,7 @@ from jsworker.core.names import printable
 from jsworker.core.settings import Settings
 from jsworker.doctor import finding
 from jsworker.doctor.finding import Finding, counted, error, info, listed, ok, warning
-from jsworker.ownership.database import REVISIONS, check_level
+from jsworker.ownership.database import REVISIONS, check_level, upgrade_advice
 from jsworker.ownership.queries.job_report import RegisteredWorker
 from jsworker.ownership.queries.server_report import (
     Link,
@@ -23,6 +23,7 @@ from jsworker.ownership.queries.server_report import (
 _LEAST_VERSION: Final = 12
 _TRIED_VERSION: Final = 14
 _UPGRADE: Final = "Upgrade PostgreSQL to a version that is still maintained."
+_UPGRADE_SCHEMA: Final = "Run `jsworker db upgrade`; workers may run meanwhile."
 _OF_A_PROCESS: Final = 23
 """Connections of a worker process at most: 10 for statements, 10 for those by key, 3 for heartbeats."""
 _TRIGGERS: Final = {
@@ -75,9 +76,11 @@ def migration(revision: str | None) -> Iterator[Finding]:
     try:
         check_level(revision)
     except MigrationMissing as missing:
-        yield error(str(missing), "Run `jsworker db upgrade`; workers may run meanwhile.")
+        yield error(str(missing), _UPGRADE_SCHEMA)
         return
-    if revision in REVISIONS:
+    if (advice := upgrade_advice(revision)) is not None:
+        yield warning(advice, _UPGRADE_SCHEMA)
+    elif revision in REVISIONS:
         yield ok(f"the database is at migration {revision}, this version's own")
     else:
         yield info(

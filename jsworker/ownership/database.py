@@ -22,6 +22,9 @@ REVISIONS: Final = (
 )
 """The migrations that this version knows, in their order; a test compares them with the scripts."""
 
+OLDEST_REVISION: Final = "0024"
+"""The first migration that this version works on, the newest one of the previous minor version."""
+
 _REVISION = text("SELECT version_num FROM jsworker.alembic_version")
 _PING = text("SELECT 1")
 # Not pg_control_checkpoint(): after a promotion it shows the old timeline until the next checkpoint has ended.
@@ -57,7 +60,10 @@ class Database:
     Attributes:
         url: for SQLAlchemy engines; its ``repr`` hides the password.
         place: where the database is, for messages: ``host:port/name``.
+        revision: of its schema, as ``migrated_to`` found it last; None: not asked yet, or there is none.
     """
+
+    revision: str | None = None
 
     def __init__(self, dsn: str, *, statement_timeout: float, pool_size: int = 5) -> None:
         """Prepare the pools; nothing connects yet. ``statement_timeout``: seconds until a statement is given up."""
@@ -167,8 +173,9 @@ class Database:
         except DatabaseRefused as error:
             if error.sqlstate not in _NO_SUCH_TABLE:
                 raise
-            return None
-        return rows[0].version_num if rows else None
+            rows = ()
+        self.revision = rows[0].version_num if rows else None
+        return self.revision
 
     async def check_migrated(self) -> str:
         """Refuse a database whose schema this version cannot work with, as ``check_level``."""
@@ -249,20 +256,31 @@ def place_of(url: URL) -> str:
 def check_level(found: str | None) -> str:
     """Refuse a database that this version cannot work with, and return its revision.
 
-    A revision that this version does not know is newer: workers of the old version go on through a
-    rolling upgrade, because migrations only add.
+    Both orders of a rolling upgrade work. A revision that this version does not know is newer: workers of the
+    old version go on, because migrations only add. One from ``OLDEST_REVISION`` on is that of the previous
+    version: statements leave out what later migrations add.
 
     Raises:
         MigrationMissing: never migrated, or migrated to an older revision than this version needs.
     """
-    wanted = REVISIONS[-1]
     if found is None:
         raise MigrationMissing("the database has no jsworker schema: run `jsworker db upgrade`")
-    if found in REVISIONS and found != wanted:
+    if found in REVISIONS and REVISIONS.index(found) < REVISIONS.index(OLDEST_REVISION):
         raise MigrationMissing(
-            f"the database is at migration {found}, this version needs {wanted}: run `jsworker db upgrade`"
+            f"the database is at migration {found}, this version needs {OLDEST_REVISION} or later:"
+            " run `jsworker db upgrade`"
         )
     return found
+
+
+def upgrade_advice(found: str | None) -> str | None:
+    """Return what to tell people of a database that this version works with and is to be upgraded, or None."""
+    if found not in REVISIONS[REVISIONS.index(OLDEST_REVISION) : -1]:
+        return None
+    return (
+        f"the database is at migration {found}, older than this version's own, {REVISIONS[-1]}:"
+        " workers run without its new features until `jsworker db upgrade`"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import nats.errors
 from nats.aio.client import Client as NatsClient
+from nats.aio.transport import TcpTransport
 from nats.js.errors import APIError
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
@@ -204,6 +205,15 @@ class Client(NatsClient):
         writer: asyncio.StreamWriter | None = getattr(self._transport, "_io_writer", None)
         if writer is not None:
             writer.transport.abort()
+
+    async def _connect_to_server(self, s: Any) -> None:
+        await super()._connect_to_server(s)
+        transport = self._transport
+        if isinstance(transport, TcpTransport):
+            # Python 3.12's own, and 3.13's until 2025, watches the socket of a lost connection again; connections
+            # that get its number then fail: github.com/python/cpython/issues/136234.
+            write: Callable[[bytes], None] = transport.write
+            transport.writelines = lambda commands: write(b"".join(commands))  # type: ignore[method-assign]
 
     async def _attempt_reconnect(self) -> None:
         if (attempt := asyncio.current_task()) is not None:  # nats-py forgets one that goes on

@@ -59,9 +59,7 @@ class Components:
 
     _pulls = False
 
-    def __init__(
-        self, context: WorkerContext, *, migration: str, siblings: Collection[str], surveys: bool
-    ) -> None:
+    def __init__(self, context: WorkerContext, *, siblings: Collection[str], surveys: bool) -> None:
         settings = context.settings
         self._context = context
         self.before_pulling: list[Loop] = []
@@ -104,7 +102,7 @@ class Components:
         self.survey = FleetSurvey(context, self._lane_names)
         self._scan("survey", self.survey.step, SURVEY_SECONDS, runs=surveys)
         self.database_watch = watches.DatabaseWatch(
-            context, revision=migration, on_failover=self.heartbeat.look_for_orphaned_claims
+            context, on_failover=self.heartbeat.look_for_orphaned_claims
         )
         self.failover_watch = self._scan(
             "failover watch",
@@ -240,7 +238,7 @@ class Components:
         readiness = Readiness(
             postgresql=context.health.up,
             nats=context.stream.connected,
-            migration=self.database_watch.revision,
+            migration=context.database.revision,
             pulling=is_pulling and not draining,
             draining=draining,
             ailing=self._ailing(not_pulled),

@@ -228,7 +228,7 @@ class Worker:
         settings = self._settings
         self._database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
         self._opened.push_async_callback(self._database.close)
-        migration = await self._once_answered(self._database.check_migrated)
+        await self._once_answered(self._database.check_migrated)
         sessions = Sessions(
             self._database.url,
             worker_id=self.id,
@@ -261,9 +261,7 @@ class Worker:
             died=self._died,
             counts=FigureCounts(self.events),
         )
-        self._components = Components(
-            self._context, migration=migration, siblings=self.siblings, surveys=self._surveys
-        )
+        self._components = Components(self._context, siblings=self.siblings, surveys=self._surveys)
 
     async def _connect_stream(self) -> None:
         await self._stream.connect(self._connect_seconds or _CONNECT_SECONDS)

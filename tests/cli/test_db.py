@@ -5,7 +5,8 @@ import secrets
 import psycopg
 import pytest
 
-from jsworker.ownership.database import REVISIONS
+from jsworker.ownership.database import OLDEST_REVISION, REVISIONS, upgrade_advice
+from jsworker.ownership.upgrading import upgrade_database
 from tests.support.servers import TestServers
 
 from .commands import Cli
@@ -48,6 +49,18 @@ def test_a_database_is_migrated_once_and_told(cli: Cli) -> None:
 )
 def test_without_tables_the_way_out_is_told(command: tuple[str, ...], cli: Cli) -> None:
     assert cli(*command).refused(1) == RUN_UPGRADE
+
+
+def test_a_database_of_the_previous_version_is_worked_with(cli: Cli, empty_database: str) -> None:
+    upgrade_database(empty_database, OLDEST_REVISION)
+    shown = cli("db", "current")
+    assert shown.code == 0
+    assert shown.lines == [f"{OLDEST_REVISION} (this version's own: {HEAD})"]
+    assert shown.errors == [upgrade_advice(OLDEST_REVISION)]
+    cli("enqueue", "double", "--payload", "{}").ok()
+    assert len(cli("jobs", "--json").ok().json) == 1
+    assert cli("db", "upgrade").ok().lines == [f"the database is at migration {HEAD}"]
+    assert cli("db", "current").ok().errors == []
 
 
 def test_a_newer_database_is_left_alone(cli: Cli, empty_database: str) -> None:

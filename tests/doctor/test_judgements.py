@@ -11,6 +11,7 @@ from jsworker.doctor import checks, job_checks, nats_checks, postgresql_checks
 from jsworker.doctor.checks import CHECKS
 from jsworker.doctor.finding import Finding, counted, listed, seconds
 from jsworker.doctor.gather import Facts
+from jsworker.ownership.database import OLDEST_REVISION, REVISIONS
 from jsworker.ownership.queries.job_report import (
     MOST_HELD_KEYS,
     KeyLimit,
@@ -120,6 +121,8 @@ def test_messages_without_a_consumer() -> None:
     [
         (None, "error", "no jsworker schema"),
         ("0001", "error", "this version needs"),
+        (OLDEST_REVISION, "warning", "older than this version's own"),
+        (REVISIONS[-1], "ok", "this version's own"),
         ("9999", "info", "newer than this version's own"),
     ],
 )

@@ -470,14 +470,23 @@ class TestLevel:
         with pytest.raises(MigrationMissing, match="no jsworker schema: run `jsworker db upgrade`"):
             levels.check_level(None)
 
-    def test_older(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        older = HEAD
-        monkeypatch.setattr(levels, "REVISIONS", (older, "9999"))
-        with pytest.raises(
-            MigrationMissing,
-            match=f"at migration {older}, this version needs 9999: run `jsworker db upgrade`",
-        ):
-            levels.check_level(older)
+    def test_older(self) -> None:
+        before = levels.REVISIONS[levels.REVISIONS.index(levels.OLDEST_REVISION) - 1]
+        needed = f"this version needs {levels.OLDEST_REVISION} or later: run `jsworker db upgrade`"
+        with pytest.raises(MigrationMissing, match=f"^the database is at migration {before}, {needed}$"):
+            levels.check_level(before)
+
+    def test_the_previous_versions_own_is_enough_and_people_are_told(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(levels, "REVISIONS", ("0001", "0002", "0003", "0004"))
+        monkeypatch.setattr(levels, "OLDEST_REVISION", "0002")
+        assert [levels.check_level(each) for each in ("0002", "0003", "0004")] == ["0002", "0003", "0004"]
+        for older in ("0002", "0003"):
+            assert str(levels.upgrade_advice(older)).startswith(
+                f"the database is at migration {older}, older"
+            )
+        assert [levels.upgrade_advice(each) for each in (None, "0001", "0004", "9999")] == [None] * 4
 
     def test_newer_is_left_to_work(self) -> None:
         levels.check_level("9999")

@@ -1,4 +1,4 @@
-"""A rolling upgrade: the schema first, then worker by worker; both versions work side by side meanwhile.
+"""A rolling upgrade, worker by worker: both versions work side by side, on the new schema or the one before.
 
 The earlier version is the wheel in ``earlier/``, which knows the schema up to revision 0001.
 """
@@ -20,6 +20,7 @@ from jsworker.client import JobClient
 from jsworker.core.errors import MigrationMissing
 from jsworker.core.priorities import PRIORITIES
 from jsworker.core.settings import Settings, variable_of
+from jsworker.ownership.database import OLDEST_REVISION
 from jsworker.ownership.upgrading import upgrade_database
 from tests.conftest import FAST
 from tests.ownership.rows import Sql
@@ -141,7 +142,10 @@ def enqueue_by_earlier(site: Site, seconds: float, count: int) -> None:
 
 
 @pytest.mark.thorough
-async def test_workers_are_replaced_one_by_one_and_nothing_is_lost(site: Site, sql: Sql) -> None:
+@pytest.mark.parametrize("revision", [OLDEST_REVISION, "head"])
+async def test_workers_are_replaced_one_by_one_and_nothing_is_lost(
+    revision: str, site: Site, sql: Sql
+) -> None:
     assert site.run_earlier("db", "upgrade").returncode == 0
     old_version, new_version = site.run_earlier("--version").stdout.split()[-1], jsworker.__version__
     old = await site.worker(is_earlier=True)
@@ -150,7 +154,9 @@ async def test_workers_are_replaced_one_by_one_and_nothing_is_lost(site: Site, s
     with pytest.raises(MigrationMissing, match="run `jsworker db upgrade`"):
         await JobClient(site.settings).open()
 
-    upgrade_database(site.url)  # beside a running worker of the old version, as the migration Job does
+    upgrade_database(
+        site.url, revision
+    )  # beside a running worker of the old version, as the migration Job does
     async with JobClient(site.settings) as client:
         enqueue_by_earlier(site, 0, 5)
         await client.enqueue_many("nap", [{"seconds": 0}] * 5)
@@ -169,6 +175,12 @@ async def test_workers_are_replaced_one_by_one_and_nothing_is_lost(site: Site, s
         await site.worker(is_earlier=True)
         new.kill_all()
         await all_end_completed(sql, 52)  # a way back: the old worker takes over from the new one
+
+        upgrade_database(site.url)
+        await site.worker(is_earlier=False)
+        enqueue_by_earlier(site, 0, 10)
+        await client.enqueue_many("nap", [{"seconds": 0}] * 10)
+        await all_end_completed(sql, 72)
     assert sql.execute("SELECT FROM jsworker.jobs WHERE errors > 0").rowcount == 0
 
 

@@ -39,7 +39,7 @@ class Watched:
         events.on("worker.degraded", self.told.append)
         context = make_context(database, events=events)
         self.health = context.health
-        self.watch = DatabaseWatch(context, revision=None, on_failover=lambda: None)
+        self.watch = DatabaseWatch(context, on_failover=lambda: None)
 
     async def look(self) -> list[Event]:
         """Look once and return everything that was told so far."""

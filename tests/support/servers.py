@@ -20,6 +20,7 @@ from psycopg.sql import SQL, Composed, Identifier
 
 from jsworker.embedded import EmbeddedNats, EmbeddedPostgres
 from jsworker.embedded.resources import LOOPBACK
+from jsworker.ownership.database import OLDEST_REVISION
 from jsworker.ownership.upgrading import upgrade_database
 
 # Nothing waits for the disk. A killed server still finds every commit again, in the system's cache; only a
@@ -33,6 +34,11 @@ _COMMON_SETTINGS = MappingProxyType({**THROWAWAY_SETTINGS, "autovacuum_naptime":
 
 TEMPLATE = "jsworker_template"
 """The migrated database that tests copy."""
+
+ON_OLDEST_SCHEMA = "ON_OLDEST_SCHEMA" in os.environ
+"""Whether that is done as the previous minor version did it."""
+
+_REVISION = OLDEST_REVISION if ON_OLDEST_SCHEMA else "head"
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 -- only as the parent of a folder with a random name
 _ENOUGH_MEMORY_BYTES = 2 * 1024**3
@@ -176,7 +182,7 @@ def start_migrated_servers(folder: Path) -> TestServers:
     """Start both servers, with the migrated database ``TEMPLATE``."""
     servers = start_test_servers(folder)
     try:
-        upgrade_database(servers.postgres.create_database(TEMPLATE))
+        upgrade_database(servers.postgres.create_database(TEMPLATE), _REVISION)
     except BaseException:
         servers.stop()
         raise
@@ -202,7 +208,7 @@ def _prepare_cluster(data: Path) -> None:
     postgres = ThrowawayPostgres(unfinished, settings=_COMMON_SETTINGS)
     try:
         postgres.start()
-        upgrade_database(postgres.create_database(TEMPLATE))
+        upgrade_database(postgres.create_database(TEMPLATE), _REVISION)
     finally:
         postgres.stop()
     unfinished.rename(data)

@@ -18,23 +18,25 @@ from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 _LONGEST_ID = 200
 
 # A row that was deleted under a live worker comes back with the next heartbeat, and a drained one stays drained.
-SEEN = text("""
+_SEEN = """
 INSERT INTO jsworker.workers (
   id, hostname, pod_uid, container, boot_id, pid_namespace, pid, process_started, kinds, concurrency, version,
-  heartbeat_interval, kinds_without_timeout, limits, kind_settings, answers, state, supervisor_pid, memory_bytes,
-  loop_lag_seconds, drained_at)
+  heartbeat_interval, kinds_without_timeout, limits, answers, state, supervisor_pid, memory_bytes,
+  loop_lag_seconds, drained_at{newer})
 VALUES (
   :id, :hostname, :pod_uid, :container, :boot_id, :pid_namespace, :pid, :process_started,
   CAST(:kinds AS text[]), :concurrency, :version,
   make_interval(secs => CAST(:heartbeat_interval AS double precision)), CAST(:kinds_without_timeout AS text[]),
-  CAST(:limits AS jsonb), CAST(:kind_settings AS jsonb), :answers, CAST(:state AS text), :supervisor_pid, :memory_bytes,
-  :loop_lag_seconds,
-  CASE WHEN CAST(:state AS text) = 'drained' THEN clock_timestamp() END)
+  CAST(:limits AS jsonb), :answers, CAST(:state AS text), :supervisor_pid, :memory_bytes, :loop_lag_seconds,
+  CASE WHEN CAST(:state AS text) = 'drained' THEN clock_timestamp() END{newer_values})
 ON CONFLICT (id) DO UPDATE SET
   last_seen_at = clock_timestamp(), answers = excluded.answers, state = excluded.state,
   memory_bytes = excluded.memory_bytes, loop_lag_seconds = excluded.loop_lag_seconds
 RETURNING drained_at IS NOT NULL AS is_to_drain
-""")
+"""
+SEEN = text(_SEEN.format(newer=", kind_settings", newer_values=", CAST(:kind_settings AS jsonb)"))
+SEEN_AT_0024 = text(_SEEN.format(newer="", newer_values=""))
+"""On the schema of the previous minor version."""
 
 _LIFE = """
 SELECT w.id, w.hostname, w.pod_uid, w.container, w.boot_id, w.pid_namespace, w.pid, w.process_started, w.kinds,
@@ -176,7 +178,8 @@ async def seen(
         "memory_bytes": memory_bytes,
         "loop_lag_seconds": loop_lag_seconds,
     }
-    rows = await database.run_heartbeat(SEEN, asdict(worker) | lists | documents | now)
+    statement = SEEN_AT_0024 if database.revision == "0024" else SEEN
+    rows = await database.run_heartbeat(statement, asdict(worker) | lists | documents | now)
     return any(row.is_to_drain for row in rows)
 
 

@@ -8,7 +8,7 @@ from typing import Final
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, MigrationMissing
 from jsworker.core.names import is_kind
-from jsworker.ownership.database import DatabaseHistory, check_level, read_history
+from jsworker.ownership.database import DatabaseHistory, check_level, read_history, upgrade_advice
 from jsworker.ownership.transitions import republish
 from jsworker.stream.api import StreamState
 from jsworker.worker.context import WorkerContext
@@ -24,17 +24,14 @@ _WILDCARDS: Final = frozenset({"*", ">"})
 
 
 class DatabaseWatch:
-    """Compares the database, and the ``revision`` of its schema, with what this process saw last.
+    """Compares the database with what this process saw last, and its schema with this version's own.
 
     It looks again and again, not only after an outage: a standby may take over between two statements, and
     a pooler may hide it altogether. A failover may have lost commits. Nothing is repaired from here: claims,
     heartbeats and sweeps find rows that went back to an earlier state as they do after a crash.
     """
 
-    def __init__(
-        self, context: WorkerContext, *, revision: str | None, on_failover: Callable[[], None]
-    ) -> None:
-        self.revision = revision
+    def __init__(self, context: WorkerContext, *, on_failover: Callable[[], None]) -> None:
         self._context = context
         self._on_failover = on_failover
         self._last: DatabaseHistory | None = None
@@ -43,7 +40,7 @@ class DatabaseWatch:
     def misfit(self) -> str | None:
         """Why this version cannot work with the schema, and what to do; None: it can."""
         try:
-            check_level(self.revision)
+            check_level(self._context.database.revision)
         except MigrationMissing as missing:
             return str(missing)
         return None
@@ -55,7 +52,8 @@ class DatabaseWatch:
                 self._compare(await read_history(self._context.database))
         # Also while the database counts as silent: so does one that refuses statements for want of tables.
         with suppress(DatabaseUnavailable, DatabaseRefused):  # a heartbeat meets the same, and reports it
-            self.revision = await self._context.database.migrated_to()
+            advice = upgrade_advice(await self._context.database.migrated_to())
+            self._context.complaints.note("schema", advice)
 
     def _compare(self, found: DatabaseHistory) -> None:
         last, self._last = self._last, found
