@@ -210,8 +210,8 @@ class Client(NatsClient):
         await super()._connect_to_server(s)
         transport = self._transport
         if isinstance(transport, TcpTransport):
-            # Python 3.12's own, and 3.13's until 2025, watches a lost connection's socket again, and connections
-            # that get its number fail: github.com/python/cpython/issues/136234.
+            # Python 3.12's own, and 3.13's until 2025, watches a lost connection's socket again: connections
+            # that get its number then fail, github.com/python/cpython/issues/136234.
             write: Callable[[bytes], None] = transport.write
             transport.writelines = lambda commands: write(b"".join(commands))  # type: ignore[method-assign]
 
