@@ -11,7 +11,7 @@ from jsworker.core.errors import DatabaseRefused
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
-from jsworker.ownership.database import REVISIONS
+from jsworker.ownership.database import OLDEST_REVISION, REVISIONS
 from jsworker.ownership.upgrading import upgrade_database
 from jsworker.supervisor.children import FleetView, PlaceView
 from jsworker.supervisor.probes import readyz
@@ -79,14 +79,15 @@ async def test_a_newer_schema_is_told_and_no_reason_to_be_unready(worker: Worker
     await answers(worker, 200, "migration: 9999\n")
 
 
-async def test_a_schema_that_is_taken_back_is_no_longer_enough(worker: Worker, database_url: str) -> None:
-    older = REVISIONS[-2]
+async def test_a_schema_that_is_taken_back_too_far_is_no_longer_enough(
+    worker: Worker, database_url: str
+) -> None:
+    assert await asyncio.to_thread(downgrade_database, database_url, OLDEST_REVISION) == OLDEST_REVISION
+    await answers(worker, 200, f"migration: {OLDEST_REVISION}\n")
+    older = REVISIONS[REVISIONS.index(OLDEST_REVISION) - 1]
     assert await asyncio.to_thread(downgrade_database, database_url, older) == older
-    await answers(
-        worker,
-        503,
-        f"migration: the database is at migration {older}, this version needs {HEAD}: run `jsworker",
-    )
+    needed = f"this version needs {OLDEST_REVISION} or later: run `jsworker"
+    await answers(worker, 503, f"migration: the database is at migration {older}, {needed}")
     await asyncio.to_thread(upgrade_database, database_url)
     await answers(worker, 200, f"migration: {HEAD}\n")
 
