@@ -55,6 +55,7 @@ class Node:
     after: tuple["Node | str", ...]
     on_failure: OnFailure
     new: Sequence[Any] = field(repr=False)
+    is_batch: bool = field(repr=False)
 
 
 class Nodes(ABC):
@@ -102,6 +103,7 @@ class Nodes(ABC):
             kind,
             [payload],
             after,
+            is_batch=False,
             on_failure=on_failure,
             name=name,
             max_attempts=max_attempts,
@@ -143,6 +145,7 @@ class Nodes(ABC):
             kind,
             payloads,
             after,
+            is_batch=True,
             on_failure=on_failure,
             name=name,
             max_attempts=max_attempts,
@@ -156,6 +159,7 @@ class Nodes(ABC):
         payloads: Iterable[Any],
         after: "Node | str | Iterable[Node | str]",
         *,
+        is_batch: bool,
         on_failure: OnFailure,
         name: str | None,
         max_attempts: int | None,
@@ -205,6 +209,7 @@ class Flow(Nodes):
         payloads: Iterable[Any],
         after: "Node | str | Iterable[Node | str]",
         *,
+        is_batch: bool,
         on_failure: OnFailure,
         name: str | None,
         max_attempts: int | None,
@@ -237,14 +242,14 @@ class Flow(Nodes):
             contents=self._contents,
         )
         jobs = list(new_jobs(kind, given, [None] * len(given), options))
-        node = Node(new_job_id(), name, kind_name(kind), needs, on_failure, jobs)
+        node = Node(new_job_id(), name, kind_name(kind), needs, on_failure, jobs, is_batch)
         self._nodes[name] = node
         return node
 
     async def result(self, timeout: float | timedelta | None = None) -> Any:  # noqa: ASYNC109 -- as wait_for's
         """Wait until the node that was added last has finished, and return what its job returned.
 
-        Of a batch of several jobs, a list in the order of its payloads.
+        Of a batch, a list in the order of its payloads.
 
         Raises:
             WorkflowFailed: a job of it failed, was cancelled or was pruned.
@@ -364,7 +369,7 @@ async def _result_of(database: Database, contents: Contents, node: Node, served:
         results = [found[job.id].result for job in node.new]
     except KeyError as missing:
         raise WorkflowFailed(f"{what}: job {missing.args[0]} was pruned") from None
-    return results if len(results) > 1 else results[0]
+    return results if node.is_batch else results[0]
 
 
 class Workflows:

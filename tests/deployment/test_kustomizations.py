@@ -1,5 +1,7 @@
 """The kustomizations: they list what is there and nothing else, and every patch hits what it is for."""
 
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deployment.files import DEPLOY, KUBERNETES
+from tests.deployment.files import DEPLOY, KUBERNETES, ROOT, container
 from tests.deployment.rendering import (
     OVERLAYS,
     apply_operation,
@@ -132,3 +134,19 @@ def test_operations_of_patches(operation: dict[str, Any], expected: dict[str, An
 def test_operations_that_do_not_fit_are_refused(operation: dict[str, Any]) -> None:
     with pytest.raises((AssertionError, LookupError)):
         apply_operation({"a": [1]}, operation)
+
+
+def test_the_overlay_that_the_page_of_the_dashboard_shows_changes_what_it_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs/operate/dashboard.md").read_text()
+    [(name, written)] = re.findall(r'(?ms)^```yaml title="deploy/kubernetes/([^"]*)"\n(.*?)^```', page)
+    shutil.copytree(KUBERNETES, tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).parent.mkdir()
+    (tmp_path / name).write_text(written)
+    rendered = render((tmp_path / name).parent)
+    one = container(rendered["Deployment", "jsworker-dashboard"])
+    assert one["image"] == "registry.example.com/my-jobs:0.1.0"
+    ingress = rendered["Ingress", "jsworker-dashboard"]["spec"]
+    [host] = ingress["tls"][0]["hosts"]
+    assert ingress["rules"][0]["host"] == host
+    assert [each for each in one["args"] if "--allow-host" in each] == [f"--allow-host={host}"]
+    assert f"secret tls {ingress['tls'][0]['secretName']} " in page

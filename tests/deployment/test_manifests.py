@@ -170,6 +170,17 @@ def test_the_dashboard_is_reached_by_the_ingress_controller_alone_and_asks_for_a
     assert f"--allow-host={host}" in one["args"]
 
 
+def test_the_dashboard_finds_the_authority_of_the_database_where_the_settings_of_scale_out_say() -> None:
+    wanted = overlay("scale-out")["ConfigMap", "jsworker"]["data"]["JSWORKER_DATABASE_URL"]
+    deployment = render(KUBERNETES / "dashboard")["Deployment", "jsworker-dashboard"]
+    [mount] = [each for each in container(deployment)["volumeMounts"] if each["name"] == "database-ca"]
+    assert f"sslrootcert={mount['mountPath']}/ca.crt" in wanted
+    [volume] = [each for each in pod(deployment)["volumes"] if each["name"] == "database-ca"]
+    workers = pod(overlay("scale-out")["StatefulSet", "jsworker"])["volumes"]
+    [theirs] = [each for each in workers if each["name"] == "database-ca"]
+    assert volume["secret"] == theirs["secret"] | {"optional": True}
+
+
 def test_statefulset_without_a_selector_is_refused() -> None:
     wrong = render(KUBERNETES / "base")["StatefulSet", "jsworker"]
     del wrong["spec"]["selector"]

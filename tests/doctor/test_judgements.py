@@ -116,12 +116,15 @@ def test_messages_without_a_consumer() -> None:
     assert "Workers remove the messages" in remark.do
 
 
+SUPPORTED = REVISIONS[REVISIONS.index(OLDEST_REVISION) :]
+
+
 @pytest.mark.parametrize(
     ("found", "level", "part"),
     [
         (None, "error", "no jsworker schema"),
         ("0001", "error", "this version needs"),
-        (OLDEST_REVISION, "warning", "older than this version's own"),
+        *((older, "warning", "older than this version's own") for older in SUPPORTED[:-1]),
         (REVISIONS[-1], "ok", "this version's own"),
         ("9999", "info", "newer than this version's own"),
     ],

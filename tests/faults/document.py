@@ -15,7 +15,8 @@ are real processes: two supervisors with two workers of eight job slots each, al
 Time scale: heartbeat 0.3 s, crash threshold 0.9 s, stale threshold 2 s, scan 0.4 s, watchdog 1.5 s.
 
 Where processes die faster than two cores can start new ones, jobs queue, and the seconds until they run again
-tell of the queue: the calm run tells of recovery. From its second stall on a job waits out a back-off of 5 s.
+mostly measure the queue; the section with a kill every 6 s measures recovery itself. From its second stall on
+a job waits out a back-off of 5 s.
 
 Among the jobs are some with a limit (four keys, one to three at once), some with a rate (5 a second), one of
 each second by a schedule, and workflows of four nodes, one of which adds members to its batch; operators

@@ -1,23 +1,33 @@
-"""Workers on the schema of the previous minor version, until it is upgraded beneath them."""
+"""Workers on the schema of the previous minor version, and schemas that change beneath them."""
 
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
 from jsworker.client import JobClient
+from jsworker.core.errors import DatabaseRefused
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
-from jsworker.ownership.database import OLDEST_REVISION, REVISIONS, upgrade_advice
+from jsworker.ownership.database import OLDEST_REVISION, REVISIONS, Database, upgrade_advice
+from jsworker.ownership.queries.job_report import KIND_SETTINGS
+from jsworker.ownership.transitions import workers
 from jsworker.ownership.upgrading import upgrade_database
+from jsworker.worker.recovery.earlier_lives import identify
+from tests.support.migrations import downgrade_database
 from tests.support.polling import eventually
 from tests.support.servers import TestServers, drop_database
 from tests.worker.processors import KIND, scripted
 from tests.worker.rows import Rows
-from tests.worker.running import StartWorker
+from tests.worker.running import Running, StartWorker
 
 SECONDS = 60.0
+
+pytestmark = pytest.mark.skipif(
+    REVISIONS[-1] == OLDEST_REVISION, reason="no migration was added since the previous minor version"
+)
 
 
 @pytest.fixture
@@ -41,42 +51,76 @@ async def process(job: Job[None]) -> str:
 
 
 async def test_a_worker_works_on_it_and_is_restored_by_the_upgrade(
-    start: StartWorker, client: JobClient, rows: Rows, database_url: str
+    start: StartWorker, client: JobClient, database: Database, rows: Rows, database_url: str
 ) -> None:
     running = await start(scripted(process))
-    first = await client.enqueue(KIND, {})
-    assert await first.result(timeout=SECONDS) == "run 1"
+    job = await client.enqueue(KIND, {})
+    assert await job.result(timeout=SECONDS) == "run 1"
     assert await rows.value("SELECT state FROM jsworker.workers") == "running"
+    assert await database.run(KIND_SETTINGS, {"kinds": [KIND]}) == []
     [degraded] = await running.events.told("worker.degraded", seconds=SECONDS)
     assert (degraded["what"], degraded["reason"]) == ("schema", upgrade_advice(OLDEST_REVISION))
-    status = running.worker.status()
-    assert status is not None
-    assert (status.readiness.migration, status.readiness.misfit) == (OLDEST_REVISION, None)
+    assert readiness(running) == (OLDEST_REVISION, None)
 
     await asyncio.to_thread(upgrade_database, database_url)
     [restored] = await running.events.told("worker.restored", seconds=SECONDS)
     assert restored["what"] == "schema"
+    assert readiness(running) == (REVISIONS[-1], None)
+
+    async def what_was_left_out_is_written() -> None:
+        [row] = await database.run(KIND_SETTINGS, {"kinds": [KIND]})
+        assert row.workers == 1
+
+    await eventually(what_was_left_out_is_written, seconds=SECONDS)
+    job = await client.enqueue(KIND, {})
+    assert await job.result(timeout=SECONDS) == "run 1"
+
+
+async def test_a_schema_that_goes_back_beneath_a_worker(
+    start: StartWorker, client: JobClient, rows: Rows, database_url: str
+) -> None:
+    """As a backup does it that is restored."""
+    await asyncio.to_thread(upgrade_database, database_url)
+    running = await start(scripted(process))
+    await asyncio.to_thread(downgrade_database, database_url, OLDEST_REVISION)
+    [degraded] = await schema_events(running, "worker.degraded", 1)
+    assert degraded["reason"] == upgrade_advice(OLDEST_REVISION)
+    job = await client.enqueue(KIND, {})
+    assert await job.result(timeout=SECONDS) == "run 1"
+
+    too_old = REVISIONS[REVISIONS.index(OLDEST_REVISION) - 1]
+    await asyncio.to_thread(downgrade_database, database_url, too_old)
+    _, worse = await schema_events(running, "worker.degraded", 2)
+    assert f"at migration {too_old}, this version needs {OLDEST_REVISION} or later" in worse["reason"]
+    assert await schema_events(running, "worker.restored", 0) == []
+
+
+async def test_a_heartbeat_that_meets_an_older_schema_learns_of_it(
+    database: Database, settings: Settings, database_url: str
+) -> None:
+    await asyncio.to_thread(upgrade_database, database_url)
+    await database.migrated_to()
+    me = identify(settings, [KIND])
+    await workers.seen(database, me, state="running")
+    await asyncio.to_thread(downgrade_database, database_url, OLDEST_REVISION)
+    with pytest.raises(DatabaseRefused, match="kind_settings"):
+        await workers.seen(database, me, state="running")
+    await workers.seen(database, me, state="running")
+
+
+def readiness(running: Running) -> tuple[str | None, str | None]:
+    """Return which migration a worker sees, and why it cannot work with it."""
     status = running.worker.status()
     assert status is not None
-    assert status.readiness.migration == REVISIONS[-1]
-
-    async def beats() -> None:
-        assert await rows.value(
-            "SELECT clock_timestamp() - last_seen_at < interval '5 s' FROM jsworker.workers"
-        )
-
-    await eventually(beats, seconds=SECONDS)
-    second = await client.enqueue(KIND, {})
-    assert await second.result(timeout=SECONDS) == "run 1"
+    return status.readiness.migration, status.readiness.misfit
 
 
-async def test_what_it_does_not_write_is_written_by_its_next_life(
-    start: StartWorker, rows: Rows, database_url: str
-) -> None:
-    await (await start(scripted(process))).end()
-    await asyncio.to_thread(upgrade_database, database_url)
-    await start(scripted(process))
-    written = await rows.query(
-        "SELECT kind_settings IS NOT NULL AS written FROM jsworker.workers ORDER BY started_at"
-    )
-    assert [row["written"] for row in written] == [False, True]
+async def schema_events(running: Running, name: str, count: int) -> list[dict[str, Any]]:
+    """Wait until so many events were about the schema, and return them."""
+
+    async def told() -> list[dict[str, Any]]:
+        found = [event for event in running.events.of(name) if event["what"] == "schema"]
+        assert len(found) == count, running.events.of(name)
+        return found
+
+    return await eventually(told, seconds=SECONDS)

@@ -191,7 +191,7 @@ async def test_processes_start_one_after_the_other_and_none_in_vain(
     await nothing_is_left()
 
 
-@pytest.mark.parametrize("ends", ["its run", "its worker"])
+@pytest.mark.parametrize(("ends", "runs"), [("its run", 1), ("all runs", 3), ("its worker", 3)])
 async def test_a_process_that_nobody_waits_for_is_not_started_to_its_end(
     client: JobClient,
     rows: Rows,
@@ -200,22 +200,25 @@ async def test_a_process_that_nobody_waits_for_is_not_started_to_its_end(
     tmp_path: Path,
     *,
     ends: str,
+    runs: int,
 ) -> None:
     monkeypatch.setenv("IMPORT", str(tmp_path / "never"))
     async with tied(SlowStart, settings=settings) as (running, supervision):
-        job = await client.enqueue("slow-start", {})
+        jobs = [job.id for job in await client.enqueue_many("slow-start", [{}] * runs)]
 
         async def starts() -> None:
-            assert supervision.begun == [job.id]
+            assert len(running.events.of("job.started")) == runs
+            assert len(supervision.begun) == 1
             assert len(children()) == 1
 
         await eventually(starts)
         if ends == "its worker":
             assert await running.worker.close(force=True) == 0
-            assert (await rows.job(job.id))["status"] == "queued"
+            assert [(await rows.job(job))["status"] for job in jobs] == ["queued"] * runs
         else:
-            await client.cancel(job.id)
-            await rows.becomes(job.id, "cancelled")
+            await rows.query("UPDATE jsworker.jobs SET cancel_requested = true")
+            for job in jobs:
+                await rows.becomes(job, "cancelled")
         await nothing_is_left()
 
 

@@ -52,13 +52,14 @@ async def test_a_graph_runs_stage_by_stage(client: JobClient, rows: Rows, start:
     assert await rows.value(held) == 1
 
 
+@pytest.mark.parametrize("jobs", [1, 30])
 async def test_the_results_of_a_batch_come_in_the_order_of_its_payloads(
-    client: JobClient, start: StartWorker
+    client: JobClient, start: StartWorker, jobs: int
 ) -> None:
     await start(scripted(double, kind="double"))
     async with client.workflow("sums") as flow:
-        flow.batch("double", [{"n": number} for number in range(30)])
-    assert await flow.result(timeout=60) == [2 * number for number in range(30)]
+        flow.batch("double", [{"n": number} for number in range(jobs)])
+    assert await flow.result(timeout=60) == [2 * number for number in range(jobs)]
 
 
 async def test_a_plain_function_reads_results_too(client: JobClient, start: StartWorker) -> None:

@@ -9,13 +9,14 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import text
 
-from jsworker.core.errors import TransitionRefused
+from jsworker.core.errors import DatabaseRefused, TransitionRefused
 from jsworker.core.names import printable
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import in_halves
 from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 
 _LONGEST_ID = 200
+_NO_SUCH_COLUMN = "42703"
 
 # A row that was deleted under a live worker comes back with the next heartbeat, and a drained one stays drained.
 _SEEN = """
@@ -31,11 +32,18 @@ VALUES (
   CASE WHEN CAST(:state AS text) = 'drained' THEN clock_timestamp() END{newer_values})
 ON CONFLICT (id) DO UPDATE SET
   last_seen_at = clock_timestamp(), answers = excluded.answers, state = excluded.state,
-  memory_bytes = excluded.memory_bytes, loop_lag_seconds = excluded.loop_lag_seconds
+  memory_bytes = excluded.memory_bytes, loop_lag_seconds = excluded.loop_lag_seconds{newer_kept}
 RETURNING drained_at IS NOT NULL AS is_to_drain
 """
-SEEN = text(_SEEN.format(newer=", kind_settings", newer_values=", CAST(:kind_settings AS jsonb)"))
-SEEN_AT_0024 = text(_SEEN.format(newer="", newer_values=""))
+SEEN = text(
+    _SEEN.format(
+        newer=", kind_settings",
+        newer_values=", CAST(:kind_settings AS jsonb)",
+        # A worker that began on the older schema writes it after the upgrade.
+        newer_kept=",\n  kind_settings = coalesce(workers.kind_settings, excluded.kind_settings)",
+    )
+)
+SEEN_AT_0024 = text(_SEEN.format(newer="", newer_values="", newer_kept=""))
 """On the schema of the previous minor version."""
 
 _LIFE = """
@@ -179,7 +187,12 @@ async def seen(
         "loop_lag_seconds": loop_lag_seconds,
     }
     statement = SEEN_AT_0024 if database.revision == "0024" else SEEN
-    rows = await database.run_heartbeat(statement, asdict(worker) | lists | documents | now)
+    try:
+        rows = await database.run_heartbeat(statement, asdict(worker) | lists | documents | now)
+    except DatabaseRefused as error:
+        if error.sqlstate == _NO_SUCH_COLUMN:  # the schema went back, with a backup: for the next heartbeat
+            await database.migrated_to()
+        raise
     return any(row.is_to_drain for row in rows)
 
 

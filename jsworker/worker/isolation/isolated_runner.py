@@ -35,7 +35,7 @@ class IsolatedRunner:
         self._idle: list[IsolatedProcess] = []  # the one that was used last stands last
         self._busy: dict[Run, IsolatedProcess] = {}  # of quarantine, too
         # For quarantine: who waits for a process, whose turn it is, and what is made for it or is left over.
-        self._in_line = 0
+        self._line: set[asyncio.Future[IsolatedProcess]] = set()
         self._turn = asyncio.Lock()
         self._preparing: IsolatedProcess | None = None
         self._unused: IsolatedProcess | None = None
@@ -127,7 +127,7 @@ class IsolatedRunner:
         except asyncio.CancelledError:
             if not wanted.cancelled() and wanted.exception() is None:
                 wanted.result().kill("not needed")
-            elif self._in_line == 1 and self._preparing is not None:
+            elif self._preparing is not None and all(each.done() for each in self._line):
                 self._preparing.kill("not needed")
             raise
 
@@ -139,8 +139,8 @@ class IsolatedRunner:
         a stall of the run whose turn it is, for the start itself may be what killed it, and not of those
         that wait.
         """
-        supervision = self._context.supervision if self._turn.locked() else None
-        self._in_line += 1
+        supervision = self._context.supervision if self._line else None
+        self._line.add(wanted)
         try:
             if supervision is not None:
                 supervision.waits(run.id)
@@ -160,9 +160,9 @@ class IsolatedRunner:
                 raise
         finally:
             wanted.cancel()
-            self._in_line -= 1
+            self._line.discard(wanted)
             self._preparing = None
-            if self._unused is not None and not self._in_line:
+            if self._unused is not None and not self._line:
                 self._start(self._unused.end("not needed"))
                 self._unused = None
 

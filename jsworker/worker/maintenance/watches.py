@@ -53,7 +53,7 @@ class DatabaseWatch:
         # Also while the database counts as silent: so does one that refuses statements for want of tables.
         with suppress(DatabaseUnavailable, DatabaseRefused):  # a heartbeat meets the same, and reports it
             advice = upgrade_advice(await self._context.database.migrated_to())
-            self._context.complaints.note("schema", advice)
+            self._context.complaints.note("schema", self.misfit or advice)
 
     def _compare(self, found: DatabaseHistory) -> None:
         last, self._last = self._last, found
