@@ -1,11 +1,12 @@
 """Events and their listeners. Logs and metrics are listeners like any other."""
 
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import current_thread, main_thread
 from typing import Any, Final, Literal, TypeAlias, get_args
+
+from jsworker.core.tracebacks import traceback_of
 
 EventName: TypeAlias = Literal[
     "isolated.ended",  # a child process for jobs of isolated kinds has ended, and why (`cause`)
@@ -125,4 +126,4 @@ def _complaint(listener: Listener, name: EventName, error: BaseException) -> str
     function = getattr(listener, "__qualname__", type(listener).__qualname__)
     module = getattr(listener, "__module__", type(listener).__module__)
     says = f"listener {module}.{function} of event {name} raised {type(error).__name__}\n"
-    return says + traceback.format_exc() if isinstance(error, Exception) else says
+    return says + traceback_of(error) if isinstance(error, Exception) else says

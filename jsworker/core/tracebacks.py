@@ -38,6 +38,23 @@ def raised_at(error: BaseException) -> str:
     return _last_own((frame.f_code.co_filename, line) for frame, line in frames)
 
 
+def message_of(error: BaseException) -> str:
+    """Return what ``str()`` gives, also of an error whose own code raises when it is shown."""
+    try:
+        return str(traceback.TracebackException(type(error), error, None))
+    except BaseException as fault:  # noqa: BLE001 -- __str__, __getattr__ and the like are the user's
+        return f"it cannot be shown: showing it raised {type(fault).__name__}"
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback of an error and of those behind it, as Python prints it."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except BaseException:  # noqa: BLE001 -- as above
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        return f"{_TRACEBACK}\n{frames}{type(error).__name__}: {message_of(error)}\n"
+
+
 def innermost(frames: Iterable[FrameType]) -> str:
     """Return file and line of a stack's last call in the user's own code, if any is there, else of all."""
     return _last_own((frame.f_code.co_filename, frame.f_lineno) for frame in frames)

@@ -2,12 +2,13 @@
 
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from uuid import UUID
+
+from jsworker.core.tracebacks import traceback_of
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -65,7 +66,7 @@ def attempt(call: Callable[[], T]) -> T | None:
     except Exception as error:  # noqa: BLE001 -- foreign code
         if type(error) not in _reported:
             _reported.add(type(error))
-            sys.stderr.write(f"tracing raised; jobs go on without spans:\n{traceback.format_exc()}")
+            sys.stderr.write(f"tracing raised; jobs go on without spans:\n{traceback_of(error)}")
         return None
 
 

@@ -335,9 +335,15 @@ async def test_mistakes_are_told_at_once_and_cost_nothing(
         ):
             await job.enqueue("large", "y")
 
+    async def wide(job: Job[Any]) -> None:
+        payloads = ["\N{GRINNING FACE}" * 249] * 8
+        with pytest.raises(ValueError, match=r"8,000 bytes together .*, not 8,982"):
+            await job.enqueue_many("large", [*payloads, payloads[0]])
+
     await start(scripted(process))
-    await start(scripted(large, kind="fat"), with_settings=make_settings(max_payload_bytes=1000))
-    for kind in (KIND, "fat"):
+    small = make_settings(max_payload_bytes=1000)
+    await start(scripted(large, kind="fat"), scripted(wide, kind="wide"), with_settings=small)
+    for kind in (KIND, "fat", "wide"):
         job = await client.enqueue(kind, {})
         row = await rows.becomes(job.id, "completed")
         assert row["attempts"] == 1, row["last_error"]

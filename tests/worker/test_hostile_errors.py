@@ -13,6 +13,7 @@ from jsworker.client import JobClient
 from jsworker.core.job import Job
 from jsworker.core.processor import Backoff
 from jsworker.core.settings import Settings
+from jsworker.worker.pipeline.concealment import concealed
 from jsworker.worker.pipeline.outcomes import describe
 from jsworker.worker.worker import Worker
 from tests.worker.processors import KIND, LATER, Gate, scripted
@@ -75,6 +76,12 @@ def test_a_chain_of_errors_is_described_however_long_it_is() -> None:
     assert len(text) < 10_000
 
 
+def test_a_chain_of_errors_is_concealed_however_long_it_is() -> None:
+    text = concealed(_chain(5000))
+    assert text.count("ValueError") == 5002
+    assert "4999" not in text
+
+
 class Unruly(BaseException):
     """What no `except Exception` catches."""
 
@@ -94,6 +101,33 @@ class Unspoken(BaseException):
 class NoText(Exception):
     def __str__(self) -> str:
         return 42  # type: ignore[return-value]  # noqa: PLE0307 -- what sloppy libraries do
+
+
+class OfABody(Exception):
+    """As libraries make errors of an answer whose fields they pass on."""
+
+    body: dict[str, Any] = {}  # noqa: RUF012 -- read alone
+
+    def __getattr__(self, name: str) -> Any:
+        return self.body[name]
+
+
+class Delegating(Exception):
+    """Half made: what it delegates to is missing, and asking for that delegates, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class Service:
+    """Where a name is missing, newer versions of Python ask whether ``self`` has it."""
+
+    @property
+    def connection(self) -> Any:
+        raise Unruly("not connected")
+
+    def get(self) -> BaseException:
+        return connection.get()  # type: ignore[name-defined, no-any-return] # noqa: F821
 
 
 def _chain(links: int) -> Exception:
@@ -118,6 +152,9 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "Unspeakable": Unspeakable,
     "Unspoken": Unspoken,
     "NoText": NoText,
+    "OfABody": OfABody,
+    "Delegating": Delegating,
+    "NameError": lambda: Service().get(),
     "ValueError": lambda: _chain(50),
 }
 

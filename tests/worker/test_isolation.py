@@ -271,6 +271,7 @@ async def test_jobs_that_compute_hold_up_no_coroutines(
         ("exit", "ended with exit code 3"),
         ("be_killed", "was killed by SIGKILL"),
         ("close_its_files", ""),
+        ("write_to_its_link", "it sent to the worker what is no message"),
     ],
 )
 async def test_a_job_that_ends_its_process_stalls_alone(

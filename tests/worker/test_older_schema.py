@@ -26,7 +26,8 @@ from tests.worker.running import Running, StartWorker
 SECONDS = 60.0
 
 pytestmark = pytest.mark.skipif(
-    REVISIONS[-1] == OLDEST_REVISION, reason="no migration was added since the previous minor version"
+    not REVISIONS[REVISIONS.index(OLDEST_REVISION) + 1 :],
+    reason="no migration was added since the previous minor version",
 )
 
 
@@ -68,8 +69,8 @@ async def test_a_worker_works_on_it_and_is_restored_by_the_upgrade(
     assert readiness(running) == (REVISIONS[-1], None)
 
     async def what_was_left_out_is_written() -> None:
-        [row] = await database.run(KIND_SETTINGS, {"kinds": [KIND]})
-        assert row.workers == 1
+        found = await database.run(KIND_SETTINGS, {"kinds": [KIND]})
+        assert [row.workers for row in found] == [1]
 
     await eventually(what_was_left_out_is_written, seconds=SECONDS)
     job = await client.enqueue(KIND, {})

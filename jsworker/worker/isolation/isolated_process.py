@@ -86,6 +86,7 @@ class IsolatedProcess:
             wire.FROM_ISOLATED,
             on_message=self._note,
             on_end=partial(_resolve, self._link_ended, None),
+            on_invalid=partial(self.kill, "crashed", "it sent to the worker what is no message"),
             longest_line=_longest_line(settings),
         )
         self._link.open()

@@ -19,13 +19,13 @@ _changing = threading.Lock()
 
 
 class ChildJobs:
-    """The child jobs of one run, and the characters of their payloads."""
+    """The child jobs of one run, and the bytes of their payloads."""
 
-    __slots__ = ("characters", "jobs")
+    __slots__ = ("bytes", "jobs")
 
     def __init__(self, jobs: Iterable[ChildJob] = ()) -> None:
         self.jobs = list(jobs)
-        self.characters = _characters(self.jobs)
+        self.bytes = _bytes(self.jobs)
 
 
 def add(run: Run, child_jobs: list[ChildJob], *, max_payload_bytes: int) -> None:
@@ -43,14 +43,14 @@ def add(run: Run, child_jobs: list[ChildJob], *, max_payload_bytes: int) -> None
         number = len(kept.jobs) + len(child_jobs)
         if number > MOST:
             raise ValueError(f"job {run.id}: a run may enqueue {MOST:,} jobs, not {number:,}")
-        characters = kept.characters + _characters(child_jobs)
-        if characters > most:
+        size = kept.bytes + _bytes(child_jobs)
+        if size > most:
             raise ValueError(
                 f"job {run.id}: the payloads that a run enqueues may take {most:,} bytes together"
-                f" ({MOST_PAYLOADS} × JSWORKER_MAX_PAYLOAD_BYTES), not {characters:,}"
+                f" ({MOST_PAYLOADS} × JSWORKER_MAX_PAYLOAD_BYTES), not {size:,}"
             )
         kept.jobs += child_jobs
-        kept.characters = characters
+        kept.bytes = size
         run.child_jobs = kept
 
 
@@ -75,5 +75,6 @@ def within_block(run: Run) -> Iterator[None]:
         raise
 
 
-def _characters(child_jobs: Iterable[ChildJob]) -> int:
-    return sum(len(child.job.payload) for child in child_jobs)
+def _bytes(child_jobs: Iterable[ChildJob]) -> int:
+    payloads = [child.job.payload for child in child_jobs]
+    return sum(len(payload) if payload.isascii() else len(payload.encode()) for payload in payloads)

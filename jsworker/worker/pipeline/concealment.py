@@ -31,18 +31,25 @@ def concealed_words(error: BaseException) -> str:
 
 def concealed(error: BaseException) -> str:
     """Return types and tracebacks of an error and of those behind it: files, lines and source, no values."""
-    return "\n".join([concealed_words(error), *_tracebacks(error, set())])
+    return "\n".join([concealed_words(error), *_tracebacks(error)])
 
 
-def _tracebacks(error: BaseException, seen: set[int]) -> Iterator[str]:
-    seen.add(id(error))
-    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if before is not None and id(before) not in seen:
-        yield from _tracebacks(before, seen)
-        yield "\nThe above exception came before this one:\n"
-    yield "Traceback (most recent call last):"
-    yield "".join(traceback.format_tb(error.__traceback__)) + type(error).__name__
-    if isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
-            if id(each) not in seen:
-                yield from _tracebacks(each, seen)
+def _tracebacks(error: BaseException) -> Iterator[str]:
+    """Yield those of an error and of all behind it, the first that came up first; they may be thousands."""
+    seen: set[int] = set()
+    groups = [error]
+    while groups:
+        chain: list[BaseException] = []
+        link: BaseException | None = groups.pop()
+        while link is not None and id(link) not in seen:
+            seen.add(id(link))
+            chain.append(link)
+            cause, context = link.__cause__, None if link.__suppress_context__ else link.__context__
+            link = context if cause is None else cause
+        for place, each in enumerate(reversed(chain)):
+            if place:
+                yield "\nThe above exception came before this one:\n"
+            yield "Traceback (most recent call last):"
+            yield "".join(traceback.format_tb(each.__traceback__)) + type(each).__name__
+            if isinstance(each, BaseExceptionGroup):
+                groups += reversed(each.exceptions)

@@ -1,7 +1,6 @@
 """What a run ended in, as a value, and how an exception becomes one."""
 
 import math
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from jsworker.core.errors import (
 from jsworker.core.names import storable
 from jsworker.core.processor import Backoff
 from jsworker.core.strict_json import write_result
+from jsworker.core.tracebacks import message_of, traceback_of
 from jsworker.ownership.refusals import is_behind
 from jsworker.worker.pipeline.concealment import concealed, concealed_words
 from jsworker.worker.pipeline.in_flight import Run, StopReason
@@ -189,8 +189,7 @@ def cancelled_itself(run: Run, error: BaseException) -> Outcome:
     why = "cancelled, but not by jsworker: by the processor itself or by something that it uses"
     if run.kind.conceals:
         return failed(run, clean(f"{why}\n{concealed(error)}"))
-    trace = "".join(traceback.format_exception(error))
-    return failed(run, clean(f"{headline(error)}: {why}\n{trace}"))
+    return failed(run, clean(f"{headline(error)}: {why}\n{traceback_of(error)}"))
 
 
 def _final(run: Run, error: BaseException) -> str:
@@ -246,7 +245,7 @@ def _delay(run: Run, wanted: Any = None) -> float:
 
 def _words(run: Run, error: BaseException) -> str:
     """Return the text of an error as it may be stored and shown."""
-    return clean(concealed_words(error) if run.kind.conceals else _text(error))
+    return clean(concealed_words(error) if run.kind.conceals else message_of(error))
 
 
 def shown_headline(run: Run, error: BaseException) -> str:
@@ -260,7 +259,7 @@ def _described(run: Run, error: BaseException) -> str:
 
 def headline(error: BaseException) -> str:
     """Return type and first line of an error's message."""
-    first = first_line(clean(_text(error)))
+    first = first_line(clean(message_of(error)))
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
@@ -271,8 +270,7 @@ def first_line(text: str) -> str:
 
 def describe(error: BaseException) -> str:
     """Return type, message and traceback of an error as text that may be stored and shown."""
-    trace = "".join(traceback.format_exception(error))
-    return clean(f"{headline(error)}\n{trace}")
+    return clean(f"{headline(error)}\n{traceback_of(error)}")
 
 
 def clean(text: str) -> str:
@@ -294,8 +292,3 @@ def _without_rows(text: str) -> Iterator[str]:
             in_row = False
         if not in_row:
             yield line
-
-
-def _text(error: BaseException) -> str:
-    # What str() gives, also for an error whose __str__ raises.
-    return str(traceback.TracebackException(type(error), error, None))
