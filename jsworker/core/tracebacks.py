@@ -69,7 +69,12 @@ def _last_own(places: Iterable[tuple[str, int | None]]) -> str:
 def frames_of_thread(thread: int) -> list[FrameType]:
     """Return the frames of a thread, the outermost call first; none for one that has ended."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001 -- the documented way to another thread's stack
-    return [] if frame is None else [each for each, _ in traceback.walk_stack(frame)][::-1]
+    return [] if frame is None else frames_to(frame)
+
+
+def frames_to(frame: FrameType) -> list[FrameType]:
+    """Return the frames that lead to one, and itself, the outermost call first."""
+    return [each for each, _ in traceback.walk_stack(frame)][::-1]
 
 
 def frames_of_task(task: asyncio.Task[Any]) -> tuple[list[FrameType], str]:

@@ -49,8 +49,8 @@ class Access:
 
     Attributes:
         actions: which of ``ACTIONS``.
-        payloads: whether payloads, results, checkpoints, steps and texts of errors are shown. Encrypted ones
-            never are.
+        payloads: whether payloads, results, checkpoints, steps and texts of errors are shown, and why jobs
+            snooze or pause their keys. Encrypted ones never are.
         name: who it is, for the audit.
     """
 

@@ -18,6 +18,8 @@ _LONGEST_LINE: Final = 200
 _TYPE: Final = re.compile(r"[A-Za-z_][\w.]{0,99}(?=:|$)", re.ASCII | re.MULTILINE)
 _EXCEPTION: Final = re.compile(r"(Error|Exception|Timeout|Warning|Exit|Interrupt|Group)$")
 _TRACEBACK: Final = "Traceback (most recent call last):"
+# As a worker writes it for a job that pauses its key.
+_JOB_PAUSED: Final = re.compile(r"\b(job [0-9a-f-]{36}): .*", re.DOTALL)
 _NOTHING: Final = Markup('<span class="none">–</span>')
 _ICONS: Final = {
     "scheduled": "◷",
@@ -161,6 +163,14 @@ def error_shown(text: str | None, *, payloads: bool) -> str | None:
     return found[0] if found and is_type else "an error"
 
 
+def pause_reason(text: str, payloads: bool) -> str:  # noqa: FBT001 -- a filter of templates
+    """Return why something is paused; for who may not see payloads, of a pause by a job, only which job.
+
+    What follows there is the job's error. ``text`` may begin with other words.
+    """
+    return text if payloads else _JOB_PAUSED.sub(r"\1", text)
+
+
 def as_json(value: Any, indent: int | None = 2, *, most: int) -> tuple[str, bool]:
     """Return a value as indented JSON, on one line with None; and whether it was cut at ``most`` characters.
 
@@ -191,6 +201,7 @@ FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "mebibytes": mebibytes,
     "number": number,
     "plural": plural,
+    "pause_reason": pause_reason,
     "sparkline": sparkline,
     "priority": priority,
     "short_id": short_id,

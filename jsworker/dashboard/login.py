@@ -20,6 +20,9 @@ from jsworker.dashboard.access import ACTIONS, Access
 _COST, _BLOCK, _PARALLEL = 2**15, 8, 1
 _MEMORY_BYTES: Final = 64 * 1024 * 1024
 _MOST_REMEMBERED: Final = 1000
+_MOST_WAITING: Final = 20
+_BUSY_SECONDS: Final = 2
+"""As long as so many checks take, about."""
 _FIELDS: Final = 3
 _PROOF: Final = "x-jsworker-secret"
 _LEAST_SECRET: Final = 16
@@ -68,27 +71,35 @@ class PasswordFile:
         self._known: dict[bytes, Access] = {}
         # Each check takes 32 MiB and a tenth of a second.
         self._one_at_a_time = asyncio.Lock()
+        self._checks = 0
         self._read()
 
     async def __call__(self, request: Request) -> Access | Response:
-        """Return what the login of a request may do, or the question for one."""
+        """Return what the login of a request may do, the question for one, or 503: too many are checked."""
         name, password = _credentials(request.headers.get("authorization", ""))
         if name and (found := await self._checked(name, password)):
             return found
         challenge = {"www-authenticate": 'Basic realm="jsworker", charset="UTF-8"'}
         return PlainTextResponse("log in\n", 401, challenge)
 
-    async def _checked(self, name: str, password: str) -> Access | None:
+    async def _checked(self, name: str, password: str) -> Access | Response | None:
         self._read()
         # A browser sends its login with every request.
         seen = hmac.new(self._key, f"{name}:{password}".encode(), hashlib.sha256).digest()
         if (known := self._known.get(seen)) is not None:
             return known
+        if self._checks > _MOST_WAITING:  # and one is being made
+            again = {"retry-after": str(_BUSY_SECONDS)}
+            return PlainTextResponse("too many logins are being checked; try again\n", 503, again)
         logins = self._logins
         salt, wanted, access = logins.get(name, (b"", b"", Access.READ))
-        async with self._one_at_a_time:
-            # As long for a name that there is not.
-            found = await asyncio.to_thread(_hashed, password, salt or self._key[:16])
+        self._checks += 1
+        try:
+            async with self._one_at_a_time:
+                # As long for a name that there is not.
+                found = await asyncio.to_thread(_hashed, password, salt or self._key[:16])
+        finally:
+            self._checks -= 1
         if logins is not self._logins:  # the file has changed meanwhile
             return await self._checked(name, password)
         if not hmac.compare_digest(found, wanted):

@@ -88,12 +88,18 @@ class Witness:
         def answer_stacks(
             _subject: str, reply: bytes, question: bytes, _status: dict[str, str] | None
         ) -> None:
-            if reply and self._read_stacks is not None:
-                stacks = _send_stacks(client, reply, self._read_stacks(question))
-                answering = asyncio.create_task(stacks, name="jsworker stacks")
-                self._answering.add(answering)
-                answering.add_done_callback(self._answering.discard)
+            if not reply or self._read_stacks is None:
+                return
+            if question in replies:
+                replies[question].append(reply)
+                return
+            replies[question] = [reply]
+            stacks = _send_stacks(client, replies, question, self._read_stacks)
+            answering = asyncio.create_task(stacks, name="jsworker stacks")
+            self._answering.add(answering)
+            answering.add_done_callback(self._answering.discard)
 
+        replies: dict[bytes, list[bytes]] = {}  # by question: where an answer under way is waited for
         self._listening = client
         client.open_inbox(SUBJECT + self._worker_id, answer)
         if self._read_stacks is not None:
@@ -114,13 +120,18 @@ async def ask_stacks(settings: Settings, worker_id: str, *, job_id: UUID | None,
         await connection.close()
 
 
-async def _send_stacks(client: Client, reply: bytes, stacks: Awaitable[bytes]) -> None:
+async def _send_stacks(
+    client: Client,
+    replies: dict[bytes, list[bytes]],
+    question: bytes,
+    read_stacks: Callable[[bytes], Awaitable[bytes]],
+) -> None:
+    content = b""  # silence would look like a blocked event loop
     try:
-        content = await stacks
-    except Exception:
-        client.answer(reply, b"")  # silence would look like a blocked event loop
-        raise
-    client.answer(reply, content)
+        content = await read_stacks(question)
+    finally:
+        for reply in replies.pop(question):
+            client.answer(reply, content)
 
 
 async def ask(connection: Connection, subject: str, seconds: float, question: bytes = b"") -> Reply:

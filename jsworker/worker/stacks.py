@@ -9,16 +9,16 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from contextvars import Context
 from types import FrameType
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from jsworker.core.clock import boottime
-from jsworker.core.tracebacks import frames_of_task, frames_of_thread, is_ours
-from jsworker.telemetry.logs import bound_facts
+from jsworker.core.tracebacks import frames_of_task, frames_to, is_ours
+from jsworker.telemetry.logs import Facts, bound_facts
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.in_flight import InFlight, Phase, Run
 
@@ -58,35 +58,65 @@ async def _of_job(run: Run, ask_isolated: AskIsolated) -> dict[str, Any]:
 def _of_all(in_flight: InFlight) -> dict[str, Any]:
     everything = [*in_flight.runs.values(), *in_flight.given_up]
     runs = [run for run in everything if run.phase is not Phase.WAITING]
-    each = list(_each(sorted(runs, key=lambda run: run.began_at)))
-    kept = within_bounds(each)
+    runs.sort(key=lambda run: run.began_at)
+    now = _Now()
+    tasks = now.tasks - {task for run in runs for task in now.tasks_of(run)} - {asyncio.current_task()}
+    threads = now.threads.keys() - {run.thread_id for run in runs}
+    kept = within_bounds(_each(now, runs, threads, tasks))
     found: dict[str, Any] = {"jobs": [], "threads": [], "tasks": []}
     for what, facts in kept:
         found[what].append(facts)
-    return found | {"left_out": len(each) - len(kept), "waiting": len(everything) - len(runs)}
+    left_out = len(runs) + len(threads) + len(tasks) - len(kept)
+    return found | {"left_out": left_out, "waiting": len(everything) - len(runs)}
 
 
-def _each(runs: Collection[Run]) -> Iterator[tuple[str, dict[str, Any]]]:
-    of_runs: set[asyncio.Task[Any] | None] = {asyncio.current_task()}
+class _Now:
+    """The tasks and the other threads that there are, looked through once for however many runs."""
+
+    def __init__(self) -> None:
+        self.tasks = asyncio.all_tasks()
+        self.threads = sys._current_frames()  # noqa: SLF001 -- the documented way
+        del self.threads[threading.get_ident()]
+        self._awaited: defaultdict[Facts | None, list[asyncio.Task[Any]]] = defaultdict(list)
+        for task in self.tasks:
+            callbacks = getattr(task, "_callbacks", None) or []
+            for facts in {context.get(bound_facts) for _, context in callbacks}:
+                self._awaited[facts].append(task)
+
+    def tasks_of(self, run: Run) -> list[asyncio.Task[Any]]:
+        """Return the run's own task, and those with which something of the run wants to be called back."""
+        own = run.left_task or run.task
+        others = [task for task in self._awaited.get(run.facts, ()) if task is not own]
+        return others if own is None else [own, *others]
+
+
+def _each(
+    now: _Now, runs: Iterable[Run], threads: Iterable[int], tasks: Iterable[asyncio.Task[Any]]
+) -> Iterator[tuple[str, dict[str, Any]]]:
     for run in runs:
-        of_runs |= set(_tasks_of(run))
-        yield "jobs", _facts_of(run) | {"stacks": None if run.isolated else of_run(run)}
-    shown = {run.thread_id for run in runs} | {threading.get_ident()}
-    for ident in sys._current_frames().keys() - shown:  # noqa: SLF001 -- the documented way
-        yield from (("threads", stack) for stack in _of_thread(ident))
-    for task in asyncio.all_tasks() - of_runs:
+        yield "jobs", _facts_of(run) | {"stacks": None if run.isolated else list(_of_run(run, now))}
+    for ident in threads:
+        yield "threads", _of_thread(now.threads[ident])
+    for task in tasks:
         yield "tasks", _of_task(task, "task")
 
 
-def of_run(run: Run) -> list[Stack]:
-    """Return the stacks of a run of this process: its coroutine or thread, then the tasks it waits for."""
+def of_run(run: Run) -> Iterator[Stack]:
+    """Yield the stacks of a run of this process: its coroutine or thread, then the tasks it waits for."""
+    return _of_run(run, _Now())
+
+
+def _of_run(run: Run, now: _Now) -> Iterator[Stack]:
     if run.thread_id is not None and run.phase is Phase.RUNNING:  # else the thread has ended
-        return _of_thread(run.thread_id, called_by_us=True)
-    return [_of_task(task, "task" if n else "coroutine") for n, task in enumerate(_tasks_of(run))]
+        if (frame := now.threads.get(run.thread_id)) is not None:
+            yield _of_thread(frame, called_by_us=True)
+        return
+    for n, task in enumerate(now.tasks_of(run)):
+        yield _of_task(task, "task" if n else "coroutine")
 
 
-def within_bounds(found: Sequence[T]) -> list[T]:
-    """Return as many of them as one answer may hold, the first ones."""
+def within_bounds(found: Iterable[T]) -> list[T]:
+    """Return as many of them as one answer may hold, the first ones; one further is read at most."""
     room = _MOST_BYTES
     kept: list[T] = []
     for each in found:
@@ -110,26 +140,13 @@ def _facts_of(run: Run) -> dict[str, Any]:
     }
 
 
-def _tasks_of(run: Run) -> list[asyncio.Task[Any]]:
-    """Return the run's own task, and those with which something of the run wants to be called back."""
-    own = run.left_task or run.task
-    others = [task for task in asyncio.all_tasks() if task is not own and _is_awaited_by(task, run)]
-    return others if own is None else [own, *others]
-
-
-def _is_awaited_by(task: asyncio.Task[Any], run: Run) -> bool:
-    callbacks: list[tuple[object, Context]] = getattr(task, "_callbacks", None) or []
-    return any(context.get(bound_facts) == run.facts for _, context in callbacks)
-
-
 def _of_task(task: asyncio.Task[Any], what: str) -> Stack:
     frames, waits_for = frames_of_task(task)
     return _stack(what, frames, called_by_us=what == "coroutine") | {"waits_for": waits_for}
 
 
-def _of_thread(ident: int, *, called_by_us: bool = False) -> list[Stack]:
-    frames = frames_of_thread(ident)
-    return [_stack("thread", frames, called_by_us=called_by_us)] if frames else []
+def _of_thread(frame: FrameType, *, called_by_us: bool = False) -> Stack:
+    return _stack("thread", frames_to(frame), called_by_us=called_by_us)
 
 
 def _stack(what: str, frames: Sequence[FrameType], *, called_by_us: bool) -> Stack:

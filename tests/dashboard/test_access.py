@@ -1,5 +1,7 @@
+import asyncio
 import base64
 import os
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse
+from starlette.responses import RedirectResponse, Response
 
 from jsworker.client import JobClient
 from jsworker.core.errors import SettingsError
@@ -19,6 +21,7 @@ from jsworker.dashboard.app import ACTIONS
 from jsworker.dashboard.login import login_line
 from tests.dashboard.conftest import PutJob
 from tests.dashboard.viewer import Viewer
+from tests.support.polling import eventually
 from tests.worker.rows import Rows
 
 SECRET = "a secret of the proxy"
@@ -298,6 +301,38 @@ async def test_a_login_that_is_removed_while_it_is_checked_is_not_remembered(
     monkeypatch.setattr(login, "_hashed", removed_meanwhile)
     for _ in range(2):
         assert not isinstance(await known(asked(basic("ann", "right horse"))), Access)
+
+
+async def test_no_more_logins_wait_for_their_check_than_can_be_made_soon(
+    logins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, hashed, may_go_on = PasswordFile(logins), login._hashed, threading.Event()
+    ann, bob = asked(basic("ann", "right horse")), asked(basic("bob", "pass:word"))
+    assert isinstance(await known(ann), Access)
+
+    def held_up(password: str, salt: bytes) -> bytes:
+        may_go_on.wait()
+        return hashed(password, salt) if password == "pass:word" else b"wrong"
+
+    monkeypatch.setattr(login, "_hashed", held_up)
+    guesses = [asked(basic("eve", str(number))) for number in range(20)]
+    checks = [asyncio.create_task(known(request)) for request in [bob, *guesses, *guesses]]
+    try:
+
+        async def refused() -> list[Any]:
+            answers = [check.result() for check in checks if check.done()]
+            assert len(answers) == len(guesses)
+            return answers
+
+        for answer in await eventually(refused):
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+        assert isinstance(await known(ann), Access)  # who was let in before needs no check
+    finally:
+        may_go_on.set()
+    first, *others = (await asyncio.gather(*checks))[:21]
+    assert first == Access(name="bob")
+    assert {answer.status_code for answer in others if isinstance(answer, Response)} == {401}
+    assert isinstance(await known(asked(basic("bob", "pass:word"))), Access)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from jsworker.client import JobClient
+from jsworker.core.errors import Retry, Snooze
 from jsworker.core.job import Job
 from jsworker.core.limits import Limit, Rate
 from jsworker.core.processor import Backoff, JobProcessor
+from jsworker.core.settings import Settings
 from jsworker.dashboard import Access, dashboard
 from tests.dashboard.viewer import Shown, Viewer
 from tests.worker.rows import Rows
@@ -26,6 +28,20 @@ class Slow(JobProcessor):
 
     async def process(self, job: Job[dict[str, int]]) -> None:
         raise AssertionError(job)
+
+
+class Refused(JobProcessor):
+    kind = "refused"
+
+    async def process(self, job: Job[dict[str, str]]) -> None:
+        raise Retry(3600, f"429 for {job.payload['user']}", pause="key")
+
+
+class Early(JobProcessor):
+    kind = "early"
+
+    async def process(self, job: Job[dict[str, str]]) -> None:
+        raise Snooze(3600, f"no invoice of {job.payload['user']}")
 
 
 class Careful(JobProcessor):
@@ -185,3 +201,27 @@ async def test_without_the_right_nothing_is_offered_or_done(client: JobClient) -
     answer: httpx.Response = await reader.http.get("/kinds/pause?kind=mail")
     assert answer.status_code == 403
     await reader.http.aclose()
+
+
+async def test_what_processors_say_is_shown_with_the_right_to_payloads_alone(
+    settings: Settings, rows: Rows, start: StartWorker
+) -> None:
+    running = await start(Refused, Early)
+    async with JobClient(settings) as client:
+        refused, early = [await client.enqueue(each, {"user": "alice"}) for each in (Refused, Early)]
+        await running.events.told("limit.paused")
+        await rows.becomes(refused.id, "scheduled")
+        await rows.becomes(early.id, "scheduled")
+        await client.pause("mail", reason="the provider moves")
+        await client.enqueue("mail", {})
+        reader = Viewer(dashboard(client, authorize=lambda _: Access.READ))
+        may_see = Viewer(dashboard(client, authorize=lambda _: Access(payloads=True)))
+        for address in ("/", "/keys", "/kinds", "/doctor?examine=yes", f"/jobs/{early.id}"):
+            page = await reader.see(address)
+            assert "alice" not in page.source, address
+            assert "alice" in (await may_see.see(address)).text, address
+            if "jobs" not in address:
+                assert f"by {running.worker.id}: job {refused.id}" in page.text
+                assert "the provider moves" in page.text
+        for each in (reader, may_see):
+            await each.http.aclose()

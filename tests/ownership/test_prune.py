@@ -392,14 +392,12 @@ class TestWorkflows:
         for table in ("workflows", "batches", "batch_needs", "jobs"):
             assert sql.execute(SQL("SELECT FROM jsworker.{}").format(Identifier(table))).fetchall() == []
 
+    @pytest.mark.parametrize("moment", ["2020-01-01T00:00:00Z", "-infinity", "0044-03-15 00:00:00+00 BC"])
     async def test_members_that_stay_hold_up_no_other(
-        self, database: Database, sql: Sql, flow: Stored
+        self, database: Database, sql: Sql, flow: Stored, moment: str
     ) -> None:
         """Also where they ended in one moment, and are more than one batch finds."""
-        moment = ago(3 * DAY)
-        sql.execute(
-            SQL("UPDATE jsworker.jobs SET finished_at = (SELECT date_trunc('day', {}))").format(moment)
-        )
+        sql.execute("UPDATE jsworker.jobs SET finished_at = %s", [moment])
         younger = [insert_job(sql, "completed", finished_at=ago(2 * DAY)) for _ in range(3)]
         ended, since, deleted = await a_day_ago(database), None, 0
         for _ in range(10):

@@ -6,7 +6,7 @@ from typing import Any
 
 from nats.aio.client import Client as NatsClient
 
-from jsworker.stream.liveness import Answer
+from jsworker.stream.liveness import STACKS, SUBJECT, Answer, ask
 from tests.stream.conftest import OpenStream, StartServer
 from tests.stream.desk import until
 from tests.stream.nats_server import NatsServer
@@ -133,3 +133,24 @@ async def test_a_worker_answers_again_after_a_reconnect(open_stream: OpenStream,
         assert await other.witness("other").ask("me", 1.0) is Answer.ALIVE
 
     await eventually(answers_again)
+
+
+async def test_questions_for_stacks_that_come_together_have_one_answer(open_stream: OpenStream) -> None:
+    asked: list[bytes] = []
+    may_answer = asyncio.Event()
+
+    async def read_stacks(question: bytes) -> bytes:
+        asked.append(question)
+        await may_answer.wait()
+        return b"answer %d" % len(asked)
+
+    assert await (await open_stream()).witness("me", read_stacks).prove(LONG)
+    other = (await open_stream()).connection
+    questions = [b"", b"", b"", b"job"]
+    asking = [asyncio.create_task(ask(other, f"{SUBJECT}me{STACKS}", LONG, each)) for each in questions]
+    # Comes behind them, on the same connections.
+    assert (await asyncio.create_task(ask(other, f"{SUBJECT}me", LONG))).answer is Answer.ALIVE
+    may_answer.set()
+    assert [(await each).content for each in asking] == [b"answer 2"] * 4
+    assert asked == [b"", b"job"]
+    assert (await ask(other, f"{SUBJECT}me{STACKS}", LONG)).content == b"answer 3"

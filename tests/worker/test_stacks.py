@@ -13,6 +13,7 @@ import pytest
 from jsworker.client import JobClient
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
+from jsworker.core.tracebacks import frames_of_task
 from jsworker.stream.liveness import Answer, ask_stacks
 from jsworker.worker import stacks
 from jsworker.worker.worker import Worker
@@ -175,6 +176,40 @@ async def test_an_answer_fits_into_a_message(
     reply = await ask_stacks(settings, running.worker.id, job_id=None, seconds=30.0)
     assert len(reply.content) < 1000
     assert json.loads(reply.content)["left_out"] > 0
+
+
+async def test_tasks_are_looked_through_once_and_stacks_read_as_far_as_they_are_sent(
+    client: JobClient, settings: Settings, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[set[asyncio.Task[Any]]] = []
+    reads: list[asyncio.Task[Any]] = []
+    all_tasks = asyncio.all_tasks
+
+    def looked_through() -> set[asyncio.Task[Any]]:
+        looks.append(all_tasks())
+        return looks[-1]
+
+    def read(task: asyncio.Task[Any]) -> Any:
+        reads.append(task)
+        return frames_of_task(task)
+
+    gate = Gate()
+    running = await start(scripted(gate.process))
+    jobs = [await client.enqueue("scripted", PAYLOAD) for _ in range(5)]
+    for _ in jobs:
+        await gate.met()
+    monkeypatch.setattr(asyncio, "all_tasks", looked_through)
+    monkeypatch.setattr("jsworker.worker.stacks.frames_of_task", read)
+    assert len((await told(settings, running.worker.id))["jobs"]) == len(jobs)
+    assert (len(looks), len(reads) >= len(jobs)) == (1, True)
+    looks.clear()
+    reads.clear()
+    monkeypatch.setattr(stacks, "_MOST_BYTES", 1)
+    answer = await told(settings, running.worker.id)
+    assert answer["jobs"] == answer["threads"] == answer["tasks"] == []
+    assert answer["left_out"] > len(jobs)
+    assert len(looks) == 1
+    assert len(reads) < len(jobs)
 
 
 @pytest.mark.parametrize("question", ["01981f3a-0000-7000-8000-000000000000", "nonsense"])

@@ -42,7 +42,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
     payloads = visit.access.payloads
     row = {**row, "last_error": error_shown(row["last_error"], payloads=payloads)}
     events = [
-        JobEvent.of_row({**event, "error": error_shown(event["error"], payloads=payloads)})
+        JobEvent.of_row(event if payloads else _without_texts(event))
         for event in await listing.timeline(reads, job_id)
     ]
     job = JobDetails.of_row(row)
@@ -71,6 +71,16 @@ async def read(visit: Visit) -> Mapping[str, Any]:
         "children": await listing.look_up(reads, noted) if noted else {},
         "trace": trace_id(row["traceparent"]),
     }
+
+
+def _without_texts(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry of the timeline without what the processor said: errors, and why it put its job off."""
+    shown = {**event, "error": error_shown(event["error"], payloads=False)}
+    if event["event"] == "snoozed":
+        # The processor's own words, as those of an error are.
+        detail = event["detail"] if isinstance(event["detail"], dict) else {}
+        shown["detail"] = {**detail, "reason": "you may not see why"}
+    return shown
 
 
 def earlier_errors(events: Sequence[JobEvent], last_error: str | None) -> list[JobEvent]:

@@ -5,14 +5,14 @@ A workflow leaves as a whole: its row goes first, when its end is so long ago, a
 Only final rows are looked at and locked, and none is waited for, so no other statement meets a pruning.
 """
 
-from datetime import datetime, timedelta
+from datetime import MINYEAR, UTC, datetime, timedelta
 from typing import Final, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import uuid_array
+from jsworker.ownership.pool import FarTime, uuid_array
 from jsworker.ownership.predicates import ended, ended_indexed, set_aside
 from jsworker.ownership.refusals import in_halves
 from jsworker.ownership.statements import condition, filled
@@ -149,13 +149,20 @@ async def prune(
         is_last = len(swept.found) < limit
     if not (jobs or swept.refused or is_last) and last == since:
         # Members of workflows, or locked rows, that ended in one moment: they would be found again and again.
-        last = None if last is None else last + timedelta(microseconds=1)
+        last = None if last is None else _moment_after(last)
     return Batch(
         jobs=jobs,
         events=sum(row.events for row in swept.rows),
         last=last,
         workers=max((row.workers for row in swept.rows), default=0),
         is_last=is_last,
+    )
+
+
+def _moment_after(time: datetime) -> datetime:
+    # Nothing can be added to minus infinity: the sweep goes on with the first year that Python knows.
+    return (
+        datetime(MINYEAR, 1, 1, tzinfo=UTC) if isinstance(time, FarTime) else time + timedelta(microseconds=1)
     )
 
 
