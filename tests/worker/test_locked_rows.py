@@ -271,3 +271,37 @@ async def test_outcomes_behind_locks_keep_nobody_waiting(
         row = await rows.becomes(job_id, "completed")
         assert (row["fencing_token"], row["attempts"]) == (1, 1)
     assert not {"job.lost", "job.released", "job.fenced"} & set(running.events.names())
+
+
+async def test_a_locked_member_of_a_cancelled_workflow_keeps_only_its_own_workflow_waiting(
+    client: JobClient, rows: Rows, start: StartWorker, holder: psycopg.Connection[Any]
+) -> None:
+    async with client.workflow("cancelled") as cancelled:
+        cancelled.batch("elsewhere", [{}] * 3)
+    async with client.workflow("left") as left:  # by a worker that died before it had looked after the batch
+        left.job("other", {})
+        left.job("scripted", {}, after="other", on_failure="run")
+    found = await rows.query("SELECT id FROM jsworker.jobs WHERE kind = 'elsewhere' ORDER BY id")
+    members = [row["id"] for row in found]
+    lock(holder, members[0])
+    await rows.query(
+        "UPDATE jsworker.workflows SET cancelled_at = now(), revision = revision + 1 WHERE name = 'cancelled'"
+    )
+    await rows.query(
+        "UPDATE jsworker.jobs SET status = 'cancelled', finished_at = now(), needs_publish = false"
+        " WHERE kind = 'other'"
+    )
+    running = await start(scripted(echo))
+    for job_id in members[1:]:
+        await rows.becomes(job_id, "cancelled")
+    await left.result(timeout=60)
+    await asyncio.sleep(2 * HELD_SECONDS)
+    assert never_silent(running)
+    assert (await rows.job(members[0]))["status"] == "queued"
+    holder.rollback()
+    await rows.becomes(members[0], "cancelled")
+
+    async def ended() -> None:
+        assert (await client.workflows.get(cancelled.id))["status"] == "cancelled"
+
+    await eventually(ended)

@@ -36,10 +36,10 @@ _ids = given_array("ids", sa.Uuid)
 _is_meant = sa.and_(j.c.status == sa.any_(given_array("statuses", sa.Text)), as_old_as_chosen)
 
 
-def _cancel() -> sa.TextClause:
+def _cancel(*, skip_locked: bool = False) -> sa.TextClause:
     """Return CANCEL: one UPDATE with CASE on the status, for as two statements it can miss both sides of a FAIL."""
     meant = sa.select(j.c.id).where(j.c.id == sa.any_(_ids), live, _is_meant)
-    locked = meant.order_by(j.c.id).with_for_update(key_share=True).cte("live")
+    locked = meant.order_by(j.c.id).with_for_update(key_share=True, skip_locked=skip_locked).cte("live")
     asked = (
         sa.update(j)
         .values(
@@ -90,6 +90,7 @@ def _retry() -> sa.TextClause:
 
 
 CANCEL = _cancel()
+CANCEL_UNLOCKED = _cancel(skip_locked=True)
 RETRY = _retry()
 STATUS = compiled(
     sa.select(*j.c["id", "status", "batch_id"], may_be_retried.label("may_be_retried")).where(
@@ -146,15 +147,14 @@ async def cancel(
     while missed:  # once more for a job that was retried between the two statements
         rows, bad = await in_halves(missed, write)
         asked |= {row.id: row.status for row in rows}
-        batches |= {row.batch_id for row in rows if row.batch_id is not None and row.status == "cancelled"}
+        batches |= _ended_in(rows)
         refused |= {job_id: str(error) for job_id, error in bad}
         missed = [job_id for job_id in missed if job_id not in asked and job_id not in refused]
         if missed:
             found = await database.run(MISSED, {"ids": missed, **wanted})
             seen |= {row.id: row.status for row in found}
             missed = [row.id for row in found if row.meant]
-    with suppress(DatabaseUnavailable, DatabaseRefused):  # the workers' scans do it then
-        await workflows.advance(database, batches)
+    await _look_after(database, batches)
     left = {job_id: status for job_id, status in seen.items() if job_id not in asked | refused}
     return Cancelled(
         cancelled=[job_id for job_id, status in asked.items() if status == "cancelled"],
@@ -164,6 +164,23 @@ async def cancel(
         refused=refused,
         other={job_id: status for job_id, status in left.items() if status in LIVE},
     )
+
+
+async def cancel_unlocked(database: Database, ids: Sequence[UUID]) -> None:
+    """Cancel live jobs as ``cancel`` does, but for those whose rows are locked: for sweeps, which come again."""
+    wanted = {"statuses": list(LIVE), **ANY_AGE.values()}
+    rows, _ = await in_halves(ids, lambda some: database.run(CANCEL_UNLOCKED, {"ids": list(some), **wanted}))
+    await _look_after(database, _ended_in(rows))
+
+
+def _ended_in(rows: Sequence[Row]) -> set[UUID]:
+    """Return the batches of what CANCEL has ended at once."""
+    return {row.batch_id for row in rows if row.batch_id is not None and row.status == "cancelled"}
+
+
+async def _look_after(database: Database, batches: Collection[UUID]) -> None:
+    with suppress(DatabaseUnavailable, DatabaseRefused):  # the workers' scans do it then
+        await workflows.advance(database, batches)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What operators may do to a workflow: cancel what is live of it, retry what has failed; and members that add members."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -103,19 +103,24 @@ async def cancel_workflow(
     """
     if not await run_noted(database, CANCEL_WORKFLOW, {"id": workflow}, entry):
         await _refuse(database, workflow, "cancelled")
-    return await cancel_live(database, workflow)
-
-
-async def cancel_live(database: Database, workflow: UUID) -> CancelledWorkflow:
-    """Cancel what is live of a workflow, page by page; again, where another did not come to the end of it."""
     requested = 0
-    place = {"batch": _FIRST, "after": _FIRST}
-    while rows := await database.run(LIVE_MEMBERS, {"id": workflow, "limit": _PAGE, **place}):
-        done = await control.cancel(database, [row.id for row in rows])
-        requested += len(done.requested)
-        place = {"batch": rows[-1].batch_id, "after": rows[-1].id}
+    async for members in _live_members(database, workflow):
+        requested += len((await control.cancel(database, members)).requested)
     [row] = await database.run(CANCELLED_SINCE, {"id": workflow})  # most by NEEDS, perhaps
     return CancelledWorkflow(row.jobs, requested)
+
+
+async def cancel_left(database: Database, workflow: UUID) -> None:
+    """Cancel what is still live of a cancelled workflow; locked rows are left to the next sweep."""
+    async for members in _live_members(database, workflow):
+        await control.cancel_unlocked(database, members)
+
+
+async def _live_members(database: Database, workflow: UUID) -> AsyncIterator[list[UUID]]:
+    place = {"batch": _FIRST, "after": _FIRST}
+    while rows := await database.run(LIVE_MEMBERS, {"id": workflow, "limit": _PAGE, **place}):
+        yield [row.id for row in rows]
+        place = {"batch": rows[-1].batch_id, "after": rows[-1].id}
 
 
 async def retry_workflow(database: Database, workflow: UUID, *, entry: AuditEntry | None = None) -> int:

@@ -61,8 +61,6 @@ class WorkflowSweep:
         if not any(left):
             context.complaints.end(_REFUSED)
             return
-        for workflow in left.cancelled:  # its cancellation was cut short, or members were added
-            await workflow_control.cancel_live(context.database, workflow)
         advanced = await workflows.advance(
             context.database,
             left.batches,
@@ -73,6 +71,8 @@ class WorkflowSweep:
         self._report(advanced)
         if not advanced.refused:
             context.complaints.end(_REFUSED)
+        for workflow in left.cancelled:  # its cancellation was cut short, or members were added
+            await workflow_control.cancel_left(context.database, workflow)
 
     def _report(self, advanced: Advanced) -> None:
         events = self._context.events
