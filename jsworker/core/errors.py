@@ -77,9 +77,15 @@ class DatabaseRefused(JsworkerError):
     sqlstate: str | None = None
 
 
+class LockTimeout(DatabaseRefused):
+    """A statement waited for a lock for longer than PostgreSQL's ``lock_timeout`` allows."""
+
+    sqlstate = "55P03"
+
+
 def may_answer_later(error: BaseException) -> bool:
-    """Return whether PostgreSQL is away, or refused a login, which may pass: passwords are changed."""
-    return isinstance(error, DatabaseUnavailable) or (
+    """Return whether PostgreSQL is away, or refused a login or a lock: passwords are changed, locks end."""
+    return isinstance(error, DatabaseUnavailable | LockTimeout) or (
         isinstance(error, DatabaseRefused) and error.sqlstate is None
     )
 

@@ -7,7 +7,13 @@ from typing import TypeVar
 import psycopg
 from sqlalchemy.exc import DBAPIError
 
-from jsworker.core.errors import DatabaseBusy, DatabaseRefused, DatabaseUnavailable, JsworkerError
+from jsworker.core.errors import (
+    DatabaseBusy,
+    DatabaseRefused,
+    DatabaseUnavailable,
+    JsworkerError,
+    LockTimeout,
+)
 from jsworker.ownership.pool import Row
 
 _COMES_BACK = (
@@ -107,7 +113,8 @@ def map_error(error: Exception, place: str) -> JsworkerError:
     if sqlstate[:2] in {"08", "53", "57"} or sqlstate == _READ_ONLY:
         return DatabaseUnavailable(f"PostgreSQL at {place} is not available: SQLSTATE {sqlstate}")
     reason = (diagnosis.message_primary or "no reason given")[:200]
-    refused = DatabaseRefused(f"PostgreSQL at {place} refused a statement: {reason} (SQLSTATE {sqlstate})")
+    kind = LockTimeout if sqlstate == LockTimeout.sqlstate else DatabaseRefused
+    refused = kind(f"PostgreSQL at {place} refused a statement: {reason} (SQLSTATE {sqlstate})")
     refused.sqlstate = sqlstate
     return refused
 

@@ -16,6 +16,7 @@ from jsworker.core.errors import (
     DatabaseRefused,
     DatabaseUnavailable,
     JsworkerError,
+    LockTimeout,
     StreamRefused,
     StreamUnavailable,
 )
@@ -274,12 +275,13 @@ class WorkerContext:
                     raise
                 self.complaints.report(what, str(error))
 
-    async def unanswered(self, error: DatabaseUnavailable) -> None:
+    async def unanswered(self, error: DatabaseUnavailable | DatabaseRefused) -> None:
         """Note that a statement that may wait for a lock was not answered, unless the database answers.
 
-        Busy: the heartbeats' connection is open already, and would answer.
+        Noted without asking: busy, for the heartbeats' connection is open already and would answer; and what
+        was refused for another reason than a lock.
         """
         with self.health.noting():
-            if isinstance(error, DatabaseBusy):
+            if isinstance(error, DatabaseBusy) or not isinstance(error, DatabaseUnavailable | LockTimeout):
                 raise error
             await self.database.ping()

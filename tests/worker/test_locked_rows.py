@@ -1,13 +1,15 @@
 """Somebody else's open transaction holds the lock of one row: that job waits, and nobody else does."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 import psycopg
 import pytest
+from psycopg.sql import SQL, Identifier
+from sqlalchemy.engine import make_url
 
 from jsworker import Limit, Retry
 from jsworker.client import JobClient
@@ -43,6 +45,22 @@ def holder(database_url: str) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
+@pytest.fixture(autouse=True)
+async def lock_timeout(request: pytest.FixtureRequest, rows: Rows, database_url: str) -> AsyncIterator[None]:
+    """An administrator's own limit, where a test asks for it: PostgreSQL ends what waits for a lock."""
+    name = Identifier(make_url(database_url).database or "")
+    seconds = getattr(request, "param", None)
+    if seconds is not None:
+        await rows.connection.execute(
+            SQL("ALTER DATABASE {} SET lock_timeout = {}").format(name, f"{seconds}s")
+        )
+    yield
+    await rows.connection.execute(SQL("ALTER DATABASE {} RESET lock_timeout").format(name))
+
+
+with_and_without_lock_timeout = pytest.mark.parametrize("lock_timeout", [None, 1], indirect=True)
+
+
 def lock(holder: psycopg.Connection[Any], *job_ids: Any) -> None:
     rows = holder.execute("SELECT FROM jsworker.jobs WHERE id = ANY(%s) FOR UPDATE", [list(job_ids)])
     assert rows.rowcount == len(job_ids)
@@ -76,6 +94,7 @@ async def test_a_queued_job_behind_a_lock_keeps_its_message_and_keeps_nobody_wai
     await running.stream_is_empty()
 
 
+@with_and_without_lock_timeout
 async def test_a_key_whose_row_is_locked_waits_alone(
     client: JobClient, rows: Rows, start: StartWorker, holder: psycopg.Connection[Any]
 ) -> None:
@@ -92,6 +111,7 @@ async def test_a_key_whose_row_is_locked_waits_alone(
         await rows.becomes(job_id, "completed")
 
 
+@with_and_without_lock_timeout
 async def test_a_job_pauses_its_key_as_soon_as_that_is_unlocked(
     client: JobClient, rows: Rows, start: StartWorker, holder: psycopg.Connection[Any]
 ) -> None:
@@ -250,6 +270,7 @@ async def test_large_results_do_not_wait_behind_outcomes_whose_rows_are_locked(
         await rows.becomes(job_id, "completed")
 
 
+@with_and_without_lock_timeout
 async def test_outcomes_behind_locks_keep_nobody_waiting(
     client: JobClient, rows: Rows, start: StartWorker, holder: psycopg.Connection[Any]
 ) -> None:
@@ -271,6 +292,29 @@ async def test_outcomes_behind_locks_keep_nobody_waiting(
         row = await rows.becomes(job_id, "completed")
         assert (row["fencing_token"], row["attempts"]) == (1, 1)
     assert not {"job.lost", "job.released", "job.fenced"} & set(running.events.names())
+
+
+@with_and_without_lock_timeout
+async def test_a_job_whose_row_is_locked_reports_without_an_error(
+    client: JobClient, rows: Rows, start: StartWorker, holder: psycopg.Connection[Any]
+) -> None:
+    gate = Gate()
+
+    async def process(job: Job[Any]) -> None:
+        await gate.process(job)
+        await job.update_progress("behind the lock")
+        await job.save_checkpoint({"at": 1})
+
+    running = await start(scripted(process))
+    job = await client.enqueue("scripted", {})
+    await gate.met()
+    lock(holder, job.id)
+    gate.open()
+    await asyncio.sleep(2 * HELD_SECONDS)
+    assert never_silent(running)
+    holder.rollback()
+    row = await rows.becomes(job.id, "completed")
+    assert (row["attempts"], row["last_error"]) == (1, None)
 
 
 async def test_a_locked_member_of_a_cancelled_workflow_keeps_only_its_own_workflow_waiting(

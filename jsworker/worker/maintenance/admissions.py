@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, LockTimeout
 from jsworker.ownership.transitions import admission, limits
 from jsworker.ownership.transitions.admission import WaitingKey
 from jsworker.ownership.transitions.limits import Numbers
@@ -160,7 +160,7 @@ class Admissions:
                     keys=names,
                     refused_rows=self._context.refused_rows,
                 )
-            except DatabaseUnavailable as error:
+            except (DatabaseUnavailable, LockTimeout) as error:
                 await self._context.unanswered(error)
                 continue
             if jobs:

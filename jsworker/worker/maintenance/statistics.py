@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from jsworker.core.errors import DatabaseUnavailable
+from jsworker.core.errors import DatabaseUnavailable, LockTimeout
 from jsworker.ownership.transitions.statistics import add_statistics, forget_statistics
 from jsworker.worker.context import WorkerContext
 
@@ -28,7 +28,7 @@ class StatisticsWriter:
                     await add_statistics(context.database, taken)
                 if self._writes % _WRITES_A_TIDYING == 0:
                     await forget_statistics(context.database)
-            except DatabaseUnavailable as error:
+            except (DatabaseUnavailable, LockTimeout) as error:
                 await context.unanswered(error)  # somebody may hold a lock on the table, by rebuilding it
                 return
             self._writes += 1

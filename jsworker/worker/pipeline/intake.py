@@ -11,7 +11,7 @@ from uuid import UUID
 
 from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, LockTimeout
 from jsworker.core.priorities import NORMAL
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import admission, waiting_keys
@@ -275,7 +275,7 @@ class Consumer:
             wake = partial(admission.wake, context.database, refused_rows=context.refused_rows)
             try:
                 jobs = await wake(worker_id=worker_id, kind=kind, keys=keys)
-            except DatabaseUnavailable as error:
+            except (DatabaseUnavailable, LockTimeout) as error:
                 await context.unanswered(error)
                 return
             if jobs:
@@ -358,7 +358,7 @@ class Consumer:
         except (DatabaseUnavailable, DatabaseRefused) as error:
             if isinstance(error, RowRefused) and not ids:  # of what admission has found by itself
                 raise
-            if besides is not None and isinstance(error, DatabaseUnavailable):
+            if besides is not None and isinstance(error, DatabaseUnavailable | LockTimeout):
                 await self._context.unanswered(error)  # somebody may hold the lock of a key's row
             else:
                 self._context.health.failed(error)

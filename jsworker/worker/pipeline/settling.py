@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseBusy, DatabaseRefused, DatabaseUnavailable
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, LockTimeout
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import limits, settle, snooze, timeline
 from jsworker.ownership.transitions.child_jobs import complete_with_child_jobs
@@ -219,7 +219,7 @@ class Settler:
                 if not await pause():
                     return
                 break
-            except DatabaseUnavailable as error:
+            except (DatabaseUnavailable, LockTimeout) as error:
                 await self._context.unanswered(error)
             except DatabaseRefused as error:
                 if error.sqlstate is not None:
@@ -257,13 +257,9 @@ class Settler:
                 await self._context.health.wait_until_up()
                 try:
                     [settled] = await self._ask(statement, [ended], tries=tries, wait=wait)
-                except (DatabaseBusy, DatabaseRefused) as error:
-                    # Busy: the heartbeats' connection is open already, and would answer a ping.
-                    self._context.health.failed(error)
-                except DatabaseUnavailable:
+                except (DatabaseUnavailable, DatabaseRefused) as error:
                     # Is the database silent? One row that stays locked looks the same, and is not.
-                    with self._context.health.noting():
-                        await self._context.database.ping()
+                    await self._context.unanswered(error)
                 else:
                     return settled
             seconds = min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2 ** min(tries, 10))
