@@ -67,6 +67,10 @@ class DatabaseBusy(DatabaseUnavailable):
     """PostgreSQL answered, and takes no further connection for now."""
 
 
+class DatabaseTimeout(DatabaseUnavailable):
+    """PostgreSQL did not answer a statement in time: it is silent, or others hold a lock."""
+
+
 class DatabaseRefused(JsworkerError):
     """PostgreSQL refused the login or the statement.
 

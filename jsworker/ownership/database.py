@@ -10,7 +10,7 @@ import psycopg
 from sqlalchemy import TextClause, text
 from sqlalchemy.engine import URL
 
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, MigrationMissing
+from jsworker.core.errors import DatabaseRefused, DatabaseTimeout, MigrationMissing
 from jsworker.ownership.pool import Parameters, Pool, Row, Transaction, driver_url
 from jsworker.ownership.refusals import CONFLICTS, map_error
 
@@ -160,7 +160,7 @@ class Database:
             raise
         if not done:
             self._give_up(task)
-            raise DatabaseUnavailable(f"PostgreSQL at {self.place} did not answer within {seconds:g} s")
+            raise DatabaseTimeout(f"PostgreSQL at {self.place} did not answer within {seconds:g} s")
         try:
             return task.result()
         except (psycopg.Error, OSError, UnicodeError) as error:

@@ -10,6 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from jsworker.core.errors import (
     DatabaseBusy,
     DatabaseRefused,
+    DatabaseTimeout,
     DatabaseUnavailable,
     JsworkerError,
     LockTimeout,
@@ -35,6 +36,7 @@ _SERVER_CLASSES = (
     "53",
     "57P",
 )  # connection lost, slots or disk used up, server shut down or not up yet
+_QUERY_CANCELED = "57014"  # by a statement_timeout of the server's own, for one
 _IN_FAILED_TRANSACTION = "25P02"  # of every statement after one that failed, until that is rolled back
 CONFLICTS = ("40001", "40P01")  # serialisation failure, deadlock
 
@@ -111,7 +113,8 @@ def map_error(error: Exception, place: str) -> JsworkerError:
     if _is_of_a_row(cause, sqlstate):
         return RowRefused(sqlstate, diagnosis.constraint_name)
     if sqlstate[:2] in {"08", "53", "57"} or sqlstate == _READ_ONLY:
-        return DatabaseUnavailable(f"PostgreSQL at {place} is not available: SQLSTATE {sqlstate}")
+        unavailable = DatabaseTimeout if sqlstate == _QUERY_CANCELED else DatabaseUnavailable
+        return unavailable(f"PostgreSQL at {place} is not available: SQLSTATE {sqlstate}")
     reason = (diagnosis.message_primary or "no reason given")[:200]
     kind = LockTimeout if sqlstate == LockTimeout.sqlstate else DatabaseRefused
     refused = kind(f"PostgreSQL at {place} refused a statement: {reason} (SQLSTATE {sqlstate})")

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -110,7 +111,7 @@ class DeadChildren:
                 worker_id=self.worker_id,
                 statement_timeout=timeout,
                 report=report,
-                failed=lambda error: self._complain(owner, error),
+                failed=partial(self._complain, owner),
             )
         if unmarked is not None:
             self._report_refusal(owner, unmarked)
@@ -118,7 +119,7 @@ class DeadChildren:
     def _report_refusal(self, owner: DeadOwner, reason: object, **job: str) -> None:
         self._logger.warning("burial.refused", worker_id=owner.worker_id, **job, reason=str(reason))
 
-    def _complain(self, owner: DeadOwner, error: JsworkerError) -> None:
+    async def _complain(self, owner: DeadOwner, error: JsworkerError) -> None:
         if boottime() >= self._complain_at:  # an outage may last for hours
             self._complain_at = boottime() + _REMIND_SECONDS
             self._logger.warning(

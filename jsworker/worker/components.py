@@ -85,7 +85,9 @@ class Components:
         self.fences = self._loop("fence", self.heartbeat.look_at_fence, interval / _FENCE_LOOKS_A_HEARTBEAT)
         self.presences = self._loop("presence", self.presence.step, interval)
         self._loop("result hints", self.pipeline.hints.step, FORGET_SECONDS)
-        self.probes = self._loop("probe", partial(context.health.probe, self.heartbeat.seen), _PROBE_SECONDS)
+        self.probes = self._loop(
+            "probe", partial(context.health.probe, self.heartbeat.register), _PROBE_SECONDS
+        )
 
         self.event_sender = (
             context.stream.event_sender(context.worker_id) if settings.publish_events else None

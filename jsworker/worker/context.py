@@ -137,8 +137,6 @@ class DatabaseHealth:
         if not self.up:
             try:
                 await ask()
-            except RowRefused as error:
-                self.failed(error)
             except JsworkerError:
                 return
             self.answered()

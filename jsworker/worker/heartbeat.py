@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.core.errors import DatabaseRefused, DatabaseTimeout, DatabaseUnavailable, LockTimeout
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import heartbeat, workers
 from jsworker.ownership.transitions.heartbeat import Beat, Held
@@ -28,6 +28,7 @@ from jsworker.worker.recovery.sweeper import BELIEVED_SECONDS
 from jsworker.worker.watchdog import Watchdog
 
 _UNHEARD: Final = (DatabaseUnavailable, DatabaseRefused)
+_REGISTRY: Final = "this worker's row of jsworker.workers"
 _LOOK_EVERY_HEARTBEATS: Final = 12
 _ALONE_AT_ONCE: Final = 3
 """Heartbeats that wait for a lock, each on a connection that claims and outcomes need too."""
@@ -103,6 +104,19 @@ class Heartbeat:
             context.events.emit("worker.drained" if is_to_drain else "worker.undrained", **facts)
             self._hand_back_waiting()
             context.room.notify()
+
+    async def register(self) -> None:
+        """Register as ``seen``; raises that the database is silent, not that its row is refused or locked."""
+        context = self._context
+        try:
+            await self.seen()
+        except RowRefused as error:
+            context.health.failed(error)
+        except (DatabaseTimeout, LockTimeout) as error:
+            await context.database.ping()  # answered: others hold a lock, which says nothing about jobs
+            context.complaints.report(_REGISTRY, str(error))
+        else:
+            context.complaints.end(_REGISTRY)
 
     async def step(self) -> None:
         """Send one heartbeat for all runs in flight and act on the answer."""
@@ -206,10 +220,7 @@ class Heartbeat:
         self._wants_orphaned_claims |= doubtful or boottime() >= self._look_at
         looks = self._wants_orphaned_claims and not self._search.must_rest
         if doubtful or not looks:
-            try:
-                await self.seen()
-            except RowRefused as error:  # this worker's own row: the jobs' are renewed
-                self._context.health.failed(error)
+            await self.register()
         if looks and await self._search.make(self._release_orphaned_claims):
             self._wants_orphaned_claims = False
             self._look_at = boottime() + _LOOK_EVERY_HEARTBEATS * self._interval

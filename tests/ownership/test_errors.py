@@ -11,7 +11,7 @@ import pytest
 from psycopg import AsyncConnection
 from sqlalchemy import Engine, text
 
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.core.errors import DatabaseRefused, DatabaseTimeout, DatabaseUnavailable
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import heartbeat
@@ -163,7 +163,7 @@ class TestDeadline:
                 heartbeat.heartbeat_alone(database, worker_id=WORKER, held=(job_id, 1)) for _ in range(5)
             ]
             answers = await asyncio.gather(*beats, return_exceptions=True)
-        assert [type(answer) for answer in answers] == [DatabaseUnavailable] * 5
+        assert [type(answer) for answer in answers] == [DatabaseTimeout] * 5
         await database.close()
 
     async def test_heartbeats_have_a_connection_of_their_own(

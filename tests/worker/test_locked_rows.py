@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, LiteralString
 from uuid import UUID
 
 import psycopg
@@ -13,10 +13,13 @@ from sqlalchemy.engine import make_url
 
 from jsworker import Limit, Retry
 from jsworker.client import JobClient
+from jsworker.core.clock import boottime
+from jsworker.core.errors import DatabaseUnavailable
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
 from jsworker.worker.pipeline.in_flight import Run
 from jsworker.worker.pipeline.intake import Consumer
+from jsworker.worker.supervision import DeadOwner
 from tests.support.polling import eventually
 from tests.worker.processors import Gate, echo, scripted
 from tests.worker.rows import Rows
@@ -238,6 +241,101 @@ async def test_a_message_is_not_acknowledged_while_its_row_is_locked(
     holder.rollback()
     await rows.becomes(job.id, "completed")
     await running.stream_is_empty()
+
+
+@pytest.fixture
+def calm(make_settings: Callable[..., Settings]) -> Settings:
+    """No heartbeat but the first, and no sweep."""
+    return make_settings(
+        heartbeat_interval=250.0,
+        statement_timeout=2.0,
+        crash_threshold=None,
+        stale_threshold=6000.0,
+        scan_interval=3000.0,
+        ack_wait=13000.0,
+    )
+
+
+LOCKS_OF_WORKERS = [
+    "SELECT FROM jsworker.workers FOR UPDATE",
+    "LOCK TABLE jsworker.workers IN SHARE MODE",  # as CREATE INDEX does
+]
+
+
+async def registered(rows: Rows) -> None:
+    """Wait until the only worker has its row."""
+
+    async def is_there() -> None:
+        assert await rows.value("SELECT count(*) FROM jsworker.workers") == 1
+
+    await eventually(is_there)
+
+
+@with_and_without_lock_timeout
+@pytest.mark.parametrize("statement", LOCKS_OF_WORKERS, ids=["row", "table"])
+async def test_a_worker_whose_own_row_is_locked_complains_and_goes_on(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    holder: psycopg.Connection[Any],
+    statement: LiteralString,
+) -> None:
+    running = await start(scripted(echo))
+    await registered(rows)
+    holder.execute(statement)
+    [complaint] = await running.events.told("worker.degraded")
+    assert complaint["what"] == "this worker's row of jsworker.workers"
+    await rows.becomes((await client.enqueue("scripted", {})).id, "completed")
+    await asyncio.sleep(2 * HELD_SECONDS)
+    assert never_silent(running)
+    assert running.events.of("heartbeat.failed") == []
+    seen = await rows.value("SELECT last_seen_at FROM jsworker.workers")
+    holder.rollback()
+    [restored] = await running.events.told("worker.restored")
+    assert restored["what"] == complaint["what"]
+    assert await rows.value("SELECT last_seen_at FROM jsworker.workers") > seen
+
+
+async def test_a_probe_finds_a_database_that_answers_while_the_workers_own_row_is_locked(
+    start: StartWorker, holder: psycopg.Connection[Any], calm: Settings
+) -> None:
+    running = await start(scripted(echo), with_settings=calm)
+    health, heartbeat = running.worker._context.health, running.worker._components.heartbeat
+
+    async def is_heard() -> None:
+        assert heartbeat.heard_for() > 0
+
+    await eventually(is_heard)  # the first heartbeat, the only one, has ended
+    holder.execute(LOCKS_OF_WORKERS[0])
+    health.failed(DatabaseUnavailable("away"))
+
+    async def is_up() -> None:
+        assert health.up
+
+    await eventually(is_up)
+    holder.rollback()
+
+
+@with_and_without_lock_timeout
+async def test_the_row_of_a_dead_owner_is_marked_as_soon_as_it_is_unlocked(
+    rows: Rows, start: StartWorker, holder: psycopg.Connection[Any], calm: Settings
+) -> None:
+    running = await start(scripted(echo), with_settings=calm)
+    await registered(rows)
+    await rows.query(
+        'INSERT INTO jsworker.workers SELECT (jsonb_populate_record(w, \'{"id": "gone"}\')).*'
+        " FROM jsworker.workers AS w"
+    )
+    holder.execute("SELECT FROM jsworker.workers WHERE id = 'gone' FOR UPDATE")
+    running.worker._components.dead_owners.begin(DeadOwner("gone", "it has ended", boottime()))
+    await asyncio.sleep(2 * HELD_SECONDS)
+    assert never_silent(running)
+    holder.rollback()
+
+    async def is_marked() -> None:
+        assert await rows.value("SELECT state FROM jsworker.workers WHERE id = 'gone'") == "stopped"
+
+    await eventually(is_marked)
 
 
 async def marked(rows: Rows, job_id: Any) -> None:

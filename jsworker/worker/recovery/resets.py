@@ -8,7 +8,7 @@ from uuid import UUID
 
 from jsworker.core import fault_points
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, LockTimeout
 from jsworker.core.events import Events
 from jsworker.ownership.database import Database
 from jsworker.ownership.schema import FINAL
@@ -34,14 +34,14 @@ async def reset_dead_owner(
     worker_id: str,
     statement_timeout: float,
     report: Callable[[TakenBack], Awaitable[None]],
-    failed: Callable[[DatabaseUnavailable | DatabaseRefused], None],
+    failed: Callable[[DatabaseUnavailable | DatabaseRefused], Awaitable[None]],
 ) -> str | None:
     """Take back all that a dead owner holds, again and again until its last CLAIM cannot commit any more.
 
     A CLAIM may be on its way to the database when its process dies, and rows that its last statement has
     locked are skipped: the last look begins when no such statement can be left. Without a database this tries
-    again, for ever. ``report`` is awaited with what each look took back, ``failed`` is called with each error
-    of the database. Returns why the owner is not marked as ended in the registry; None: it is.
+    again, for ever. ``report`` is awaited with what each look took back, ``failed`` with each error of the
+    database. Returns why the owner is not marked as ended in the registry; None: it is.
     """
     in_line: reset.InLine = {}
     retry = 0.0
@@ -61,7 +61,7 @@ async def reset_dead_owner(
             if is_last:
                 return await _mark_ended(database, dead.worker_id)
         except (DatabaseUnavailable, DatabaseRefused) as error:
-            failed(error)
+            await failed(error)
             pause = retry = min(_LONGEST_RETRY_SECONDS, max(_FIRST_RETRY_SECONDS, 2 * retry))
         else:
             retry = 0.0
@@ -72,6 +72,8 @@ async def reset_dead_owner(
 async def _mark_ended(database: Database, worker_id: str) -> str | None:
     try:
         await workers.mark_stopped(database, worker_id=worker_id)
+    except LockTimeout:  # tried again
+        raise
     except DatabaseRefused as error:  # its jobs are taken back, which is what matters
         return str(error)
     return None
@@ -105,7 +107,7 @@ class DeadOwners:
             worker_id=self._context.worker_id,
             statement_timeout=self._context.settings.statement_timeout,
             report=report_and_count,
-            failed=self._context.health.failed,
+            failed=self._context.unanswered,  # its row of the registry may be locked
         )
         return jobs
 
