@@ -95,12 +95,13 @@ async def test_another_cluster_at_the_same_address_is_another_system() -> None:
         old.start()
         async with connected(old.url) as database:
             watched = Watched(database)
-            await watched.look()
+            [no_schema] = await watched.look()
+            assert no_schema.fields["what"] == "schema"
             before = (await read_history(database)).system_identifier
             old.stop()
             new.start()
             let_everybody_in(new)
-            [changed] = await watched.look()
+            [_, changed] = await watched.look()
             after = (await read_history(database)).system_identifier
             assert before != after
             assert changed.fields == {"what": "system identifier", "was": before, "is": after}
