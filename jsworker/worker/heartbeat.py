@@ -69,6 +69,7 @@ class Heartbeat:
         """When the last heartbeat that was answered began."""
         self._gap_at = -math.inf
         self._heard_before = False
+        self._is_registered = True
         self._look_at = boottime() + _LOOK_EVERY_HEARTBEATS * self._interval
         self._doubted_at = -math.inf
         self._wants_orphaned_claims = False
@@ -115,8 +116,10 @@ class Heartbeat:
         except (DatabaseTimeout, LockTimeout) as error:
             await context.database.ping()  # answered: others hold a lock, which says nothing about jobs
             context.complaints.report(_REGISTRY, str(error))
+            self._is_registered = False
         else:
             context.complaints.end(_REGISTRY)
+            self._is_registered = True
 
     async def step(self) -> None:
         """Send one heartbeat for all runs in flight and act on the answer."""
@@ -145,6 +148,8 @@ class Heartbeat:
                 self._check(run)
             return
         self._hear(started)
+        if not self._is_registered:  # who cannot note that it is there judges nobody by silence
+            self._heard_since = None
         self._context.health.answered()
         if refusals:
             self._refused |= refusals.keys()

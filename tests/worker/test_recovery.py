@@ -325,7 +325,8 @@ async def test_a_worker_whose_own_heartbeats_fail_takes_nothing_back(
     scans = count_rounds(running.worker._components.scans)
     with psycopg.connect(database_url) as holder:
         holder.execute("SELECT FROM jsworker.workers FOR UPDATE")
-        await running.events.told("heartbeat.failed")
+        [degraded] = await running.events.told("worker.degraded")
+        assert degraded["what"] == "this worker's row of jsworker.workers"
         silent = await add_silent_job(rows, stale_after=0.3, silent_for=10)
         await rounds_pass(scans, 8)  # two would do to take it back
         assert (await rows.job(silent))["status"] == "processing"
