@@ -88,7 +88,7 @@ async def test_a_stall_after_a_gap_in_ones_own_heartbeats_is_not_counted(
     assert not heartbeat.had_a_gap_within(1e6)  # a start is none
     with psycopg.connect(settings.database_dsn()) as holder:
         holder.execute("SELECT FROM jsworker.workers FOR UPDATE")
-        await running.events.told("heartbeat.failed")
+        await running.events.told("worker.degraded")
         holder.rollback()
     taken = await two_silent_jobs_are_taken_back(Lives(database, rows, settings), rows, running)
     # The short one began to be late after the gap was over.
