@@ -18,6 +18,11 @@ USE_DEPENDENCIES := tests/ownership $(addprefix tests/client/test_,enqueue.py jo
 NOT_ON_OLDEST := $(addprefix --ignore=tests/ownership/test_,constraints.py plans.py) \
 	$(addprefix --deselect=tests/ownership/test_,guards.py::test_one_false_predicate_is_enough_to_refuse \
 	guards.py::test_no_predicate_can_be_left_out reset.py::test_the_ladder)
+# What reads and writes most of the tables.
+USE_TABLES := $(addprefix tests/client/test_,enqueue.py jobs.py own_transactions.py) \
+	$(addprefix tests/ownership/test_,late.py lives.py registry.py reset.py settle.py job_report.py) \
+	$(addprefix tests/dashboard/test_,pages.py system_pages.py schedules.py workflows.py) \
+	$(addprefix tests/worker/test_,older_schema.py server_faults.py transactions.py)
 CHAOS := build/chaos.jsonl
 KILLS := sigkill_child sigkill_parent sigkill_both sigkill_not_restarted sigkill_without_nats event_loop_block gil_hold
 
@@ -63,13 +68,14 @@ PYTEST = $(BIN)/pytest -n 7 --dist worksteal
 test: $(VENV)/.project ## Run the tests, for two cores. ARGS="-k claim" for some of them.
 	@$(PYTEST) $(ARGS)
 
-# The lowest versions that pyproject.toml allows hide the locked ones, and tables are as the previous version left them.
-ON_OLDEST = export PYTHONPATH="$$PWD/$(OLDEST)" ON_OLDEST_SCHEMA=1
+# The lowest versions that pyproject.toml allows hide the locked ones.
+ON_OLDEST = export PYTHONPATH="$$PWD/$(OLDEST)"
 
 test-oldest: $(VENV)/.project $(OLDEST)/.installed ## Check types and run tests with the lowest versions of all dependencies, on the oldest schema.
 	@$(ON_OLDEST); $(BIN)/python -c 'import sqlalchemy; print("== on SQLAlchemy", sqlalchemy.__version__)'
 	@$(ON_OLDEST); $(BIN)/mypy --cache-dir .mypy_cache/oldest
 	@$(ON_OLDEST); $(PYTEST) $(USE_DEPENDENCIES) $(NOT_ON_OLDEST) $(ARGS)
+	@echo "== on the schema of the previous minor version"; ON_OLDEST_SCHEMA=1 $(PYTEST) $(USE_TABLES) $(ARGS)
 
 cover: $(VENV)/.project ## Run the tests with coverage, of every process that they start, too.
 	$(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term $(ARGS)

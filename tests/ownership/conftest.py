@@ -144,6 +144,7 @@ def engine(database_url: str) -> Iterator[Engine]:
 async def database(database_url: str, sql: Sql) -> AsyncIterator[Database]:
     """The door under test, on empty tables."""
     opened = Database(database_url, statement_timeout=10.0)
+    await opened.migrated_to()
     yield opened
     await opened.close()
 
