@@ -148,7 +148,8 @@ class Heartbeat:
                 self._check(run)
             return
         self._hear(started)
-        if not self._is_registered:  # who cannot note that it is there judges nobody by silence
+        if not self._is_registered:
+            # A worker that cannot show its own signs of life does not judge others by theirs.
             self._heard_since = None
         self._context.health.answered()
         if refusals:

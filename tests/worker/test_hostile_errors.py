@@ -10,6 +10,7 @@ import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from jsworker.client import JobClient
+from jsworker.core.errors import Retry
 from jsworker.core.job import Job
 from jsworker.core.processor import Backoff
 from jsworker.core.settings import Settings
@@ -119,6 +120,17 @@ class Delegating(Exception):
         return getattr(self.inner, name)
 
 
+class Grudging(Retry):
+    """Asks for another attempt, and does not say when."""
+
+    def __init__(self) -> None:
+        BaseException.__init__(self, "later")
+
+    @property
+    def after(self) -> float:  # type: ignore[override]
+        raise Unruly("it is not known when")
+
+
 class Service:
     """Where a name is missing, newer versions of Python ask whether ``self`` has it."""
 
@@ -154,6 +166,7 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "NoText": NoText,
     "OfABody": OfABody,
     "Delegating": Delegating,
+    "Grudging": Grudging,
     "NameError": lambda: Service().get(),
     "ValueError": lambda: _chain(50),
 }

@@ -79,12 +79,12 @@ SELECT w.id, w.kinds, w.concurrency, w.version, w.state, {IS_ALIVE} AS alive,
 FROM jsworker.workers AS w ORDER BY w.last_seen_at DESC LIMIT 1000
 """)  # noqa: S608 -- a constant
 
-# Of kinds that all workers run alike one row. The column is read by way of JSON: before migration 0025 it is NULL so.
+# Of kinds that all workers run alike one row. The column is read from the row as JSON: on an older schema it is NULL.
 KIND_SETTINGS = text(f"""
 SELECT kind.name, kind.settings, count(*) AS workers
-FROM jsworker.workers AS w CROSS JOIN LATERAL (SELECT to_jsonb(w) -> 'kind_settings' AS document) AS told
+FROM jsworker.workers AS w CROSS JOIN LATERAL (SELECT to_jsonb(w) -> 'kind_settings' AS document) AS stored
 CROSS JOIN LATERAL jsonb_each(
-  CASE WHEN jsonb_typeof(told.document) = 'object' THEN told.document END) AS kind(name, settings)
+  CASE WHEN jsonb_typeof(stored.document) = 'object' THEN stored.document END) AS kind(name, settings)
 WHERE {IS_ALIVE} AND kind.name = ANY(CAST(:kinds AS text[]))
 GROUP BY kind.name, kind.settings ORDER BY kind.name, workers DESC, kind.settings LIMIT 1000
 """)  # noqa: S608 -- a constant

@@ -31,7 +31,7 @@ from jsworker.worker.lifecycle import Loop
 from jsworker.worker.pipeline.attempt import judged, open_job, process_job
 from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
 from jsworker.worker.pipeline.kinds import Kind, named_at, processor_at, resolve_kinds
-from jsworker.worker.pipeline.outcomes import Outcome, failed, headline, stopped
+from jsworker.worker.pipeline.outcomes import Outcome, failed, headline, shown_headline, stopped
 from jsworker.worker.pipeline.run_writes import LeaseServices
 from jsworker.worker.stacks import of_run, within_bounds
 
@@ -228,7 +228,7 @@ class _Work:
         child_jobs = [] if run.child_jobs is None else run.child_jobs.jobs
         if not ended.done():
             error = None if task.cancelled() else task.exception()
-            why = "it was cancelled" if error is None else headline(error)
+            why = "it was cancelled" if error is None else shown_headline(run, error)
             ended.set_result(failed(run, f"the run ended without an outcome: {why}"))
         ended_run = wire.RunEnded(outcome=ended.result(), completed=run.completed, child_jobs=child_jobs)
         self._send(ended_run)

@@ -130,6 +130,14 @@ def check_size(text: str, what: str, max_bytes: int) -> None:
 
 def raised(run: Run, error: BaseException) -> Outcome:
     """Return the outcome of a run whose processor raised."""
+    try:
+        return _of_raised(run, error)
+    except BaseException as fault:  # noqa: BLE001 -- attributes of the user's classes are the user's code
+        why = f"reading what the error asks for raised {type(fault).__name__}"
+        return failed(run, f"{why}; {_described(run, error)}")
+
+
+def _of_raised(run: Run, error: BaseException) -> Outcome:
     if isinstance(error, Snooze) and not passed_limit(run):
         return Snoozed(
             first_line(_words(run, error)), _delay(run, error.after), not isinstance(error, Asleep)
