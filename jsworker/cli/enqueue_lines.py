@@ -106,7 +106,7 @@ def _checked(
                 raise WrongUsage(f"{name}:{number}: longer than {_LONGEST_LINE} bytes")
             try:
                 line = _line(text, key_field)
-                list(new_jobs(kind, [line.payload], [line.key], said))
+                new_jobs(kind, [line.payload], [line.key], said)
             except ValueError as error:  # what cannot be enqueued
                 wrong += 1
                 if wrong <= _MOST_SHOWN:

@@ -18,6 +18,7 @@ from jsworker.core.codec import Codec
 from jsworker.core.contents import PLAIN, Contents, owner_of_payload
 from jsworker.core.enqueue_options import EnqueueOptions
 from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload, JsworkerError
+from jsworker.core.garbage import no_collection
 from jsworker.core.limits import common_key, key_of
 from jsworker.core.names import check_kind, check_limit_key, check_unique_key, shown
 from jsworker.core.priorities import NORMAL, Priority, priority_number
@@ -195,8 +196,8 @@ def new_jobs(
     unique_keys: Sequence[str | None],
     options: JobOptions,
     context: TraceContext = _NO_SPAN,
-) -> Iterator[NewJob]:
-    """Return a job with a fresh id for each payload; all are checked before the first one is made."""
+) -> list[NewJob]:
+    """Return a job with a fresh id for each payload."""
     name = kind_name(kind)
     delay, terms = options.check(kind, unique_keys)
     priority = priority_of(kind, options.priority)
@@ -204,25 +205,23 @@ def new_jobs(
     limit_key = _limit_key(kind, options.limit_key)
     keyed, unkeyed = (of_job(terms, key) for key in ("", None))
     waits = keyed is not None and keyed.scope in WAITING_SCOPES
-    ids: list[UUID] = []
-    texts: list[str] = []
-    limit_keys: list[str | None] = []
-    for payload, key in zip(payloads, keys, strict=True):
-        try:
-            text = payload_text(kind, payload)
-            limit_keys.append(limit_key(text))
-            ids.append(new_job_id())
-            owner = owner_of_payload(ids[-1], key if waits else None, is_scheduled=False)
-            texts.append(stored_payload(text, name, owner, options.contents, options.max_payload_bytes))
-        except (InvalidJson, InvalidPayload, InvalidName) as error:
-            if len(payloads) == 1:
-                raise
-            raise type(error)(f"payloads[{len(texts)}]: {error}") from None
     rest = (delay, options.max_attempts, options.max_stalls, *context)
-    return (
-        NewJob(job_id, text, key, *rest, limit_key, priority, unkeyed if key is None else keyed)
-        for job_id, text, key, limit_key in zip(ids, texts, keys, limit_keys, strict=True)
-    )
+    jobs: list[NewJob] = []
+    with no_collection():
+        for payload, key in zip(payloads, keys, strict=True):
+            job_id = new_job_id()
+            try:
+                text = payload_text(kind, payload)
+                limited_by = limit_key(text)
+                owner = owner_of_payload(job_id, key if waits else None, is_scheduled=False)
+                stored = stored_payload(text, name, owner, options.contents, options.max_payload_bytes)
+            except (InvalidJson, InvalidPayload, InvalidName) as error:
+                if len(payloads) == 1:
+                    raise
+                raise type(error)(f"payloads[{len(jobs)}]: {error}") from None
+            terms_of_job = unkeyed if key is None else keyed
+            jobs.append(NewJob(job_id, stored, key, *rest, limited_by, priority, terms_of_job))
+    return jobs
 
 
 def limit_key_of(kind: Kind, text: str, given: str | None = None) -> str | None:

@@ -36,6 +36,7 @@ from jsworker.core.contents import Contents
 from jsworker.core.enqueue_options import EnqueueOptions
 from jsworker.core.errors import JobNotFound, TransitionRefused
 from jsworker.core.events import Events
+from jsworker.core.garbage import no_collection
 from jsworker.core.names import printable, shown
 from jsworker.core.priorities import NORMAL, Priority, priority_number
 from jsworker.core.processor import (
@@ -344,7 +345,8 @@ class JobClient:
             keyed = any(key is not None for key in keys)
             async with aclosing(insert(self._opened(), name, jobs, keyed=keyed)) as inserted:
                 async for answers in inserted:
-                    enqueued += [JobHandle.of(each, self._result, kind) for each in answers]
+                    with no_collection():
+                        enqueued += [JobHandle.of(each, self._result, kind) for each in answers]
                     if clock() >= began + _PUBLISH_EVERY_SECONDS:
                         self._publisher.publish_in_background(since=began)
             self._publisher.publish_in_background(since=began)

@@ -241,7 +241,7 @@ class Flow(Nodes):
             max_stalls=max_stalls,
             contents=self._contents,
         )
-        jobs = list(new_jobs(kind, given, [None] * len(given), options))
+        jobs = new_jobs(kind, given, [None] * len(given), options)
         node = Node(new_job_id(), name, kind_name(kind), needs, on_failure, jobs, is_batch)
         self._nodes[name] = node
         return node

@@ -9,6 +9,7 @@ import uuid_utils.compat
 from sqlalchemy import Text, TextClause, any_, select, text
 
 from jsworker.core.errors import TransitionRefused
+from jsworker.core.garbage import no_collection
 from jsworker.core.priorities import NORMAL
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import uuid_array
@@ -215,7 +216,8 @@ async def enqueue_many(
     )
     if plain and publish_after == 0 and statement is None:
         await database.copy_in(COPY_MANY, _lines(kind, new))
-        return [Enqueued(job.id, created=True) for job in new]
+        with no_collection():
+            return [Enqueued(job.id, created=True) for job in new]
     found: dict[UUID, Enqueued] = {}
     values = {"kind": kind, "publish_after": publish_after, **more}
     asked = ENQUEUE_MANY if statement is None else statement

@@ -211,7 +211,7 @@ class RunLease:
         if context.traceparent is None:  # no spans are made here
             context = TraceContext(claimed.traceparent, claimed.tracestate)
         said = JobOptions.of(most, options, self._services.contents)
-        new = list(new_jobs(kind, given, keys_of(given, unique_keys), said, context))
+        new = new_jobs(kind, given, keys_of(given, unique_keys), said, context)
         of_kind = kind_name(kind)
         child_jobs.add(self._run, [ChildJob(of_kind, job) for job in new], max_payload_bytes=most)
         return [job.id for job in new]
@@ -276,7 +276,7 @@ class RunLease:
         given = one_for_each("payloads", payloads)
         most = self._services.settings.max_payload_bytes
         checked = JobOptions(most, contents=self._services.contents, **options)
-        return list(new_jobs(kind, given, [None] * len(given), checked, tracing.current()))
+        return new_jobs(kind, given, [None] * len(given), checked, tracing.current())
 
     def wait_for(self, call: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the worker's loop from a processor's thread."""
