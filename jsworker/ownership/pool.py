@@ -210,6 +210,11 @@ def uuid_array(ids: Iterable[UUID]) -> str:
     return f"{{{','.join([each.hex for each in ids])}}}"
 
 
+def text_array(values: Iterable[int | datetime | None]) -> str:
+    """Return numbers or times as PostgreSQL reads an array, likewise."""
+    return f"{{{','.join(['NULL' if each is None else str(each) for each in values])}}}"
+
+
 async def backend_of(connection: Connection) -> int:
     """Return the process id of the server's backend; behind a pooler it differs from the connection's own."""
     [pid] = await (await connection.execute("SELECT pg_backend_pid()")).fetchone() or [0]

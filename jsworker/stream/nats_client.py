@@ -20,8 +20,9 @@ _BARRIER_SECONDS = 1
 _CANCEL_AGAIN_SECONDS = 0.05
 
 _LARGE_BYTES = 64 * 1024
-_DELIVERY = re.compile(rb"HMSG (\S+) (\d+) (\S+) (\d+) (\d+)\r\n")
-"""The line before a message with headers and a reply subject: as JetStream delivers what has a message id."""
+_ARRIVAL = re.compile(rb"(?:HMSG (\S+) (\d+) (\S+) (\d+)|MSG (\S+) (\d+)) (\d+)\r\n")
+"""The line before a message with headers and a reply subject, as JetStream delivers what has a message id, or one
+with neither, as it acknowledges what was published."""
 
 Take = Callable[[str, bytes, bytes, dict[str, str] | None], None]
 """Takes what arrived in an inbox: subject, reply subject, content, and the headers of a status."""
@@ -49,7 +50,7 @@ async def end_tasks(tasks: Collection[asyncio.Task[Any]], seconds: float = math.
 
 
 class _InboxParser(Parser):
-    """nats-py's parser, before which inboxes get the whole deliveries at the begin of what was read.
+    """nats-py's parser, before which inboxes get the whole messages at the begin of what was read.
 
     nats-py takes five times as long for each. It goes on with whatever else the server sends.
     """
@@ -63,9 +64,9 @@ class _InboxParser(Parser):
             data = bytes(self.buf) + data
             self.buf.clear()
             rest = 0
-            while (line := _DELIVERY.match(data, rest)) is not None:
-                subject, number, reply, head, size = line.groups()
-                take = self._client.inboxes.get(int(number))
+            while (line := _ARRIVAL.match(data, rest)) is not None:
+                subject, number, reply, head, acknowledged, inbox, size = line.groups()
+                take = self._client.inboxes.get(int(number or inbox))
                 begin = line.end()
                 end = begin + int(size)
                 if take is None or end - begin > _LARGE_BYTES:
@@ -75,7 +76,7 @@ class _InboxParser(Parser):
                     return
                 rest = end + 2
                 try:
-                    take(subject.decode(), reply, data[begin + int(head) : end], None)
+                    take((subject or acknowledged).decode(), reply or b"", data[begin + int(head or 0) : end], None)
                 except Exception as error:  # noqa: BLE001 -- a fault of one message must not end all reading
                     await self._client._error_cb(error)  # noqa: SLF001 -- see the first line of this file
             data = data[rest:]

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from jsworker.core.priorities import NORMAL
 from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import Row, uuid_array
+from jsworker.ownership.pool import Row, text_array, uuid_array
 from jsworker.ownership.predicates import Predicate, published_at_dispatch
 from jsworker.ownership.refusals import in_halves
 from jsworker.ownership.statements import NOW, compiled, given_array, j
@@ -146,7 +146,7 @@ async def take_outgoing(
     """
     values = {"limit": limit, "within": _EVER if within is None else within}
     swept = await run_sweep(database, _PUBLISHING, values, refused_rows)
-    return [Outgoing(*row) for row in swept.rows]
+    return [Outgoing._make(row) for row in swept.rows]
 
 
 async def mark(database: Database, sent: Sequence[Sent], refused_rows: RefusedRows | None = None) -> int:
@@ -156,7 +156,8 @@ async def mark(database: Database, sent: Sequence[Sent], refused_rows: RefusedRo
     """
 
     def write(batch: Sequence[Sent]) -> Awaitable[Sequence[Row]]:
-        ids, dispatches, seqs, created = map(list, zip(*batch, strict=True))
+        ids, *facts = zip(*batch, strict=True)
+        dispatches, seqs, created = map(text_array, facts)
         values = {"ids": uuid_array(ids), "dispatches": dispatches, "seqs": seqs, "created": created}
         return database.run_by_key(MARK, values)
 
