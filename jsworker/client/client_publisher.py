@@ -2,12 +2,14 @@
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
+from jsworker.client.enqueueing import Inserted
 from jsworker.client.publishing import OutboxPublisher, Tally, publish_traced
 from jsworker.core.batching import Batcher
 from jsworker.core.errors import (
@@ -21,6 +23,7 @@ from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import publish
+from jsworker.ownership.transitions.enqueue import NewJob
 from jsworker.ownership.transitions.publish import Outgoing, Sent
 from jsworker.ownership.transitions.workers import installation_id
 from jsworker.stream.jetstream import Stream
@@ -33,6 +36,9 @@ _MARK_SECONDS: Final = 0.5
 _PUBLISH_SECONDS: Final = 2.0
 _CONNECT_SECONDS: Final = 3.0
 _BATCH: Final = 1000
+_MOST_KEPT: Final = 50_000  # jobs that are published from memory; those beyond are taken from the outbox
+_LEAST_SECONDS: Final = 2.0  # so long before relays take it a message must be sent, to be marked in time
+_AT_ONCE: Final = 4
 _AT_ONCE_BESIDE_ENQUEUES: Final = 2
 _MAY_NOT_MARK: Final = (
     "the login may not note what was published (role jsworker_publisher): workers publish it"
@@ -42,6 +48,14 @@ _NOT_SET: Final = "JSWORKER_NATS_URL is not set"
 _AGAIN_SECONDS: Final = 10.0
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 _END_SECONDS: Final = 2.0
+
+
+class _Kept(NamedTuple):
+    """Stored jobs whose messages relays leave to this client, until then by the event loop's clock."""
+
+    own_until: float
+    kind: str
+    jobs: list[NewJob]
 
 
 class ClientPublisher:
@@ -75,6 +89,7 @@ class ClientPublisher:
         self._connected_once = False
         self._ready = False
         self._unready_because: str | None = None
+        self._kept: deque[_Kept] = deque()
         self._keeping: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
         self._wanted_since: float | None = None
@@ -121,6 +136,18 @@ class ClientPublisher:
         """Return the seconds for which relays leave new messages to this client: 0 when it cannot publish."""
         return _OWN_SECONDS if self._answering_stream() else 0.0
 
+    def own_seconds_of(self, jobs: int) -> float:
+        """Return the same for so many jobs that are stored now, and handed to ``keep`` then."""
+        kept = sum(len(each.jobs) for each in self._kept)
+        return self.own_seconds() if self._may_mark and kept + jobs <= _MOST_KEPT else 0.0
+
+    def keep(self, kind: str, stored: Inserted) -> None:
+        """Keep the messages of jobs that relays leave to this client, for ``publish_in_background``."""
+        if stored.own_until:
+            created = [job for job, answer in zip(stored.jobs, stored.answers, strict=True) if answer.created]
+            for start in range(0, len(created), _BATCH):
+                self._kept.append(_Kept(stored.own_until, kind, created[start : start + _BATCH]))
+
     async def publish(self, job: Outgoing) -> None:
         """Publish a job's message; while the stream acknowledges nothing, in the background."""
         stream = self._answering_stream()
@@ -135,7 +162,7 @@ class ClientPublisher:
             self._marks.post(Sent(job.id, job.dispatch, published.stream_seq, published.stream_created))
 
     def publish_in_background(self, *, since: float | None = None) -> None:
-        """Publish what was queued since, or just now; what is older is left to the relays of workers."""
+        """Publish what is kept, and what was queued since, or just now; what is older is left to workers."""
         if self._reachable_stream() is None or not (self._may_mark or self._answering_stream() is None):
             return
         began = asyncio.get_running_loop().time() if since is None else since
@@ -156,6 +183,7 @@ class ClientPublisher:
             return 0
         tally = Tally()
         self.unpublished_because = None
+        await self._publish_kept(stream, tally)
         await self._publish_all(OutboxPublisher(self._database, stream, limit=_BATCH), tally)
         self._reachable_stream()  # when the connection was lost meanwhile, not all was published
         return tally.published
@@ -218,6 +246,9 @@ class ClientPublisher:
     async def _publish_queued(self) -> None:
         """Publish until no call has asked for it since the last time, or nothing is acknowledged."""
         while self._wanted_since is not None and (stream := self._reachable_stream()) is not None:
+            if self._kept:
+                await self._publish_kept(stream, Tally(), _AT_ONCE_BESIDE_ENQUEUES)
+                continue
             since, self._wanted_since = self._wanted_since, None
             take = partial(self._take_since, since)
             if self._answering_stream() is None and not await self._stores_again(stream, take):
@@ -232,6 +263,26 @@ class ClientPublisher:
                 at_once=_AT_ONCE_BESIDE_ENQUEUES,
             )
             await self._publish_all(own, Tally())
+
+    async def _publish_kept(self, stream: Stream, tally: Tally, at_once: int = _AT_ONCE) -> None:
+        """Publish what is kept; once nothing is acknowledged the rest is left to relays."""
+        if self._kept and self._answering_stream() is not None:
+            take = self._take_kept
+            kept = OutboxPublisher(self._database, stream, limit=1, take=take, at_once=at_once)
+            await self._publish_all(kept, tally)
+        if self._answering_stream() is None or tally.refused is not None:
+            self._kept.clear()
+
+    async def _take_kept(self) -> list[Outgoing]:
+        now = asyncio.get_running_loop().time()
+        while self._kept:
+            kept = self._kept.popleft()
+            if now < kept.own_until - _LEAST_SECONDS:
+                return [
+                    Outgoing(job.id, kept.kind, 1, False, None, job.traceparent, job.tracestate, job.priority)
+                    for job in kept.jobs
+                ]
+        return []
 
     async def _take_since(self, began: float, limit: int) -> list[Outgoing]:
         """Take what has been queued since then, by the event loop's clock, or a little before."""

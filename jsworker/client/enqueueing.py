@@ -258,19 +258,44 @@ def stored_payload(text: str, kind: str, owner: UUID | str, contents: Contents, 
     return text
 
 
+class Inserted(NamedTuple):
+    """Jobs of one statement and what it did with them.
+
+    Until ``own_until``, by the event loop's clock, relays leave the messages to this client; 0: they do not.
+    """
+
+    jobs: list[NewJob]
+    answers: list[Enqueued]
+    own_until: float
+
+
 async def insert(
-    database: Database, kind: str, jobs: Iterable[NewJob], *, keyed: bool
-) -> AsyncGenerator[list[Enqueued]]:
+    database: Database,
+    kind: str,
+    jobs: Iterable[NewJob],
+    *,
+    keyed: bool,
+    own_seconds: Callable[[int], float] = lambda _: 0.0,
+) -> AsyncGenerator[Inserted]:
     """Insert jobs of a kind and yield the answers, in order, as they come.
 
     Without keys, two statements are under way at once; of two jobs with one key the first wins, so then batch
     goes after batch. After an error those that were answered are stored; of those under way it is unclear.
+    ``own_seconds`` is called with the number of jobs of each statement.
     """
-    under_way: deque[asyncio.Task[list[Enqueued]]] = deque()
+    under_way: deque[asyncio.Task[Inserted]] = deque()
     at_once = 1 if keyed else _AT_ONCE
+
+    async def write(batch: list[NewJob]) -> Inserted:
+        are_due = all(job.terms is None and is_due(job) for job in batch)
+        seconds = own_seconds(len(batch)) if are_due else 0.0
+        until = asyncio.get_running_loop().time() + seconds if seconds else 0.0
+        answers = await enqueue_terms.enqueue_many(database, kind, batch, publish_after=seconds)
+        return Inserted(batch, answers, until)
+
     try:
         for batch in _batches(jobs):
-            under_way.append(asyncio.create_task(enqueue_terms.enqueue_many(database, kind, batch)))
+            under_way.append(asyncio.create_task(write(batch)))
             await asyncio.sleep(0)  # begin with it before the next batch keeps the processor busy
             if len(under_way) == at_once:
                 yield await under_way.popleft()

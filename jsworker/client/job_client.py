@@ -343,13 +343,18 @@ class JobClient:
             clock = asyncio.get_running_loop().time
             began = clock()
             keyed = any(key is not None for key in keys)
-            async with aclosing(insert(self._opened(), name, jobs, keyed=keyed)) as inserted:
-                async for answers in inserted:
-                    with no_collection():
-                        enqueued += [JobHandle.of(each, self._result, kind) for each in answers]
-                    if clock() >= began + _PUBLISH_EVERY_SECONDS:
-                        self._publisher.publish_in_background(since=began)
-            self._publisher.publish_in_background(since=began)
+            own_seconds = self._publisher.own_seconds_of
+            inserts = insert(self._opened(), name, jobs, keyed=keyed, own_seconds=own_seconds)
+            try:
+                async with aclosing(inserts) as inserted:
+                    async for batch in inserted:
+                        with no_collection():
+                            enqueued += [JobHandle.of(each, self._result, kind) for each in batch.answers]
+                        self._publisher.keep(name, batch)
+                        if clock() >= began + _PUBLISH_EVERY_SECONDS:
+                            self._publisher.publish_in_background(since=began)
+            finally:
+                self._publisher.publish_in_background(since=began)
         return enqueued
 
     async def result(self, job_id: UUID | str, timeout: float | timedelta | None = None) -> Any:  # noqa: ASYNC109 -- as asyncio.wait_for

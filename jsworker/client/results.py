@@ -282,7 +282,7 @@ class JobHandle(Enqueued, Generic[R]):
         cls, enqueued: Enqueued, read: ResultReader, kind: str | type[JobProcessor[Any]]
     ) -> "JobHandle[R]":
         """Return the handle of a job of a kind or a processor; ``read`` waits for its result."""
-        handle = cls._make(enqueued)
+        handle = cls(*enqueued)
         handle._read = read
         handle._kind = kind
         return handle

@@ -45,7 +45,7 @@ class SyncJobHandle(Enqueued, Generic[R]):
         cls, enqueued: Enqueued, thread: ClientThread, kind: str | type[JobProcessor[Any]]
     ) -> "SyncJobHandle[R]":
         """Return the handle of a job of a kind or a processor; ``thread`` waits for its result."""
-        handle = cls._make(enqueued)
+        handle = cls(*enqueued)
         handle._thread = thread
         handle._kind = kind
         return handle

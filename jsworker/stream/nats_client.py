@@ -21,8 +21,8 @@ _CANCEL_AGAIN_SECONDS = 0.05
 
 _LARGE_BYTES = 64 * 1024
 _ARRIVAL = re.compile(rb"(?:HMSG (\S+) (\d+) (\S+) (\d+)|MSG (\S+) (\d+)) (\d+)\r\n")
-"""The line before a message with headers and a reply subject, as JetStream delivers what has a message id, or one
-with neither, as it acknowledges what was published."""
+"""The line before a message with headers and a reply subject, as JetStream delivers what has a message id, or
+before one with neither, as it acknowledges what was published."""
 
 Take = Callable[[str, bytes, bytes, dict[str, str] | None], None]
 """Takes what arrived in an inbox: subject, reply subject, content, and the headers of a status."""
@@ -76,7 +76,12 @@ class _InboxParser(Parser):
                     return
                 rest = end + 2
                 try:
-                    take((subject or acknowledged).decode(), reply or b"", data[begin + int(head or 0) : end], None)
+                    take(
+                        (subject or acknowledged).decode(),
+                        reply or b"",
+                        data[begin + int(head or 0) : end],
+                        None,
+                    )
                 except Exception as error:  # noqa: BLE001 -- a fault of one message must not end all reading
                     await self._client._error_cb(error)  # noqa: SLF001 -- see the first line of this file
             data = data[rest:]

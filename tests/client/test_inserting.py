@@ -23,8 +23,8 @@ async def answered(database: Database, new: list[NewJob]) -> list[int]:
     """Insert jobs and return how many each statement took; the answers come in order."""
     keyed = any(job.unique_key for job in new)
     batches = [batch async for batch in insert(database, "kind", new, keyed=keyed)]
-    assert [answer.id for batch in batches for answer in batch] == [job.id for job in new]
-    return [len(batch) for batch in batches]
+    assert [answer.id for batch in batches for answer in batch.answers] == [job.id for job in new]
+    return [len(batch.answers) for batch in batches]
 
 
 @pytest.mark.parametrize("keys", [False, True])

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from typing import Any
 
+import nats.aio.client
 import nats.errors
 import pytest
 from hypothesis import given, settings
@@ -28,22 +29,30 @@ def plain(content: bytes) -> bytes:
     return b"MSG jobs.kind %d reply %d\r\n%b\r\n" % (INBOX, len(content), content)
 
 
+def acknowledgement(content: bytes) -> bytes:
+    return b"MSG _INBOX.1.5 %d %d\r\n%b\r\n" % (INBOX, len(content), content)
+
+
 def status() -> bytes:
     return b"HMSG inbox.1 %d %d %d\r\n%b\r\n" % (INBOX, len(STATUS), len(STATUS), STATUS)
 
 
+ACKNOWLEDGEMENTS = [b'{"stream":"JOBS","seq":1}', b"", b"\r\nMSG a 7 3\r\n"]
 CONTENTS = [b"", b"one", b"two\r\nHMSG x 7 y 3 3\r\n", b"x" * LARGE, b"three", b"four"]
 SENT = b"".join(
     [
         delivery(1, CONTENTS[0]),
+        acknowledgement(ACKNOWLEDGEMENTS[0]),
         delivery(2, CONTENTS[1]),
         delivery(3, b"another's", inbox=8),
         status(),
         b"PING\r\n",
+        acknowledgement(ACKNOWLEDGEMENTS[1]),
         delivery(4, CONTENTS[2]),
         delivery(5, CONTENTS[3]),
         plain(CONTENTS[4]),
         b"+OK\r\n",
+        acknowledgement(ACKNOWLEDGEMENTS[2]),
         delivery(6, CONTENTS[5]),
     ]
 )
@@ -54,6 +63,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self.taken: list[tuple[bytes, bytes]] = []
+        self.acknowledgements: list[bytes] = []
         self.statuses: list[dict[str, str] | None] = []
         self.faults: list[Exception] = []
         self.client = Client(require_tls=False)
@@ -72,6 +82,9 @@ class Inbox:
         if reply:
             assert subject == "jobs.kind"
             self.taken.append((reply, data))
+        elif headers is None:
+            assert subject == "_INBOX.1.5"
+            self.acknowledgements.append(data)
         else:
             self.statuses.append(headers)
         if data == b"raises":
@@ -86,6 +99,7 @@ def check(inbox: Inbox) -> None:
     assert [data for _, data in inbox.taken] == CONTENTS
     replies = [b"$JS.ACK.s.c.1.%d.%d.1.0" % (number, number) for number in (1, 2, 4, 5, 6)]
     assert [reply for reply, _ in inbox.taken if reply != b"reply"] == replies
+    assert inbox.acknowledgements == ACKNOWLEDGEMENTS
     assert [(headers or {}).get("Status") for headers in inbox.statuses] == ["408"]
     assert inbox.faults == []
 
@@ -109,6 +123,15 @@ async def test_however_little_comes_at_once(size: int) -> None:
     inbox = Inbox()
     await inbox.read(*[SENT[begin : begin + size] for begin in range(0, len(SENT), size)])
     check(inbox)
+
+
+async def test_whole_messages_are_spared_the_slow_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    inbox = Inbox()
+    monkeypatch.delattr(type(inbox.client), "_process_msg")
+    monkeypatch.delattr(nats.aio.client.Client, "_process_msg")
+    await inbox.read(delivery(1, b"one") + acknowledgement(b"{}") + delivery(2, b"two"))
+    assert [data for _, data in inbox.taken] == [b"one", b"two"]
+    assert inbox.acknowledgements == [b"{}"]
 
 
 async def test_a_fault_of_one_message_keeps_no_other_back() -> None:

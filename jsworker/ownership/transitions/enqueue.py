@@ -14,7 +14,7 @@ from jsworker.core.priorities import NORMAL
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import uuid_array
 from jsworker.ownership.predicates import live, may_begin, of_kind
-from jsworker.ownership.statements import compiled, condition, filled, given_array, j
+from jsworker.ownership.statements import NOW, compiled, condition, filled, given_array, given_seconds, j
 from jsworker.ownership.transitions.expire import free_keys
 
 COLUMNS = """
@@ -93,6 +93,8 @@ _ARRAYS = (
 """Its parameters for the fields of ``NewJob``, in their order."""
 
 # Without keys nothing can be in conflict: five times cheaper. ``now`` is the time of the statement.
+# It takes values, not expressions: a later time is asked for before.
+TIME_IN = compiled(select((NOW + given_seconds("seconds")).label("time")))
 COPY_MANY = text("""
 COPY jsworker.jobs (
   id, kind, payload, max_attempts, max_stalls, priority, traceparent, tracestate,
@@ -205,7 +207,7 @@ async def enqueue_many(
 ) -> list[Enqueued]:
     """Insert jobs in one statement, as ``enqueue``, and tell, in order, which were created and which existed.
 
-    Jobs without unique keys that are due at once, and whose messages too, take the fast way.
+    Jobs without unique keys that are due at once take the fast way.
     """
     if not new:
         return []
@@ -214,8 +216,9 @@ async def enqueue_many(
         job.unique_key is None and job.limit_key is None and job.delay == 0 and job.traceparent is span
         for job in new
     )
-    if plain and publish_after == 0 and statement is None:
-        await database.copy_in(COPY_MANY, _lines(kind, new))
+    if plain and statement is None:
+        later = await database.run(TIME_IN, {"seconds": publish_after}) if publish_after else ()
+        await database.copy_in(COPY_MANY, _lines(kind, new, *(row.time.isoformat() for row in later)))
         with no_collection():
             return [Enqueued(job.id, created=True) for job in new]
     found: dict[UUID, Enqueued] = {}
@@ -270,9 +273,10 @@ def arrays_of(new: Sequence[NewJob]) -> dict[str, Any]:
     return arrays
 
 
-def _lines(kind: str, new: Sequence[NewJob]) -> str:
+def _lines(kind: str, new: Sequence[NewJob], publish_after: str = "now") -> str:
     """Return a line of COPY's text format for each job; those of one call come from one span."""
-    tail = f"{field_of_copy(new[0].traceparent)}\t{field_of_copy(new[0].tracestate)}\tqueued\tnow\t1\tt\tnow\tnow\n"
+    span = f"{field_of_copy(new[0].traceparent)}\t{field_of_copy(new[0].tracestate)}"
+    tail = f"{span}\tqueued\tnow\t1\tt\t{publish_after}\tnow\n"
     return "".join(
         [
             f"{job.id.hex}\t{kind}\t{field_of_copy(job.payload)}\t{field_of_copy(job.max_attempts)}\t"

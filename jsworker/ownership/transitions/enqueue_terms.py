@@ -211,10 +211,15 @@ async def enqueue_one(database: Database, kind: str, job: NewJob, *, publish_aft
     )
 
 
-async def enqueue_many(database: Database, kind: str, new: Sequence[NewJob]) -> list[Enqueued]:
-    """Insert jobs as ``enqueue.enqueue_many``, by their terms; those with another scope than ``live`` one by one."""
+async def enqueue_many(
+    database: Database, kind: str, new: Sequence[NewJob], *, publish_after: float = 0.0
+) -> list[Enqueued]:
+    """Insert jobs as ``enqueue.enqueue_many``, by their terms; those with another scope than ``live`` one by one.
+
+    What has terms is published by relays, whatever ``publish_after`` is.
+    """
     if not new or all(job.terms is None for job in new):
-        return await enqueue.enqueue_many(database, kind, new)
+        return await enqueue.enqueue_many(database, kind, new, publish_after=publish_after)
     terms = new[0].terms
     if terms is None or any(job.terms != terms or terms.scope != "live" for job in new):
         return [await enqueue_one(database, kind, job, publish_after=0.0) for job in new]

@@ -1,0 +1,53 @@
+"""Many jobs are made without passes of the garbage collector; whoever turned it off finds it off."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from jsworker.client.enqueueing import JobOptions, new_jobs
+from jsworker.core.garbage import no_collection
+
+
+@pytest.fixture(autouse=True)
+def _on_again() -> Iterator[None]:
+    yield
+    gc.enable()
+
+
+def test_it_is_on_again_after_the_block_and_after_an_error() -> None:
+    with no_collection():
+        assert not gc.isenabled()
+        with no_collection():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ValueError, match="in between"), no_collection():
+        raise ValueError("in between")
+    assert gc.isenabled()
+
+
+def test_an_application_that_does_without_it_goes_on_so() -> None:
+    gc.disable()
+    with no_collection():
+        pass
+    assert not gc.isenabled()
+
+
+def test_thousands_of_jobs_are_made_without_a_pass() -> None:
+    passes: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            passes.append(info["generation"])
+
+    payloads = [{"n": n} for n in range(20_000)]
+    keys: list[str | None] = [None] * len(payloads)
+    gc.callbacks.append(note)
+    try:
+        jobs = new_jobs("kind", payloads, keys, JobOptions.of(1_000, {}))
+        made_without = len(passes) <= 1  # the next one follows at once
+    finally:
+        gc.callbacks.remove(note)
+    assert len(jobs) == len(payloads)
+    assert made_without
