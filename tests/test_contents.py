@@ -82,7 +82,7 @@ def test_the_first_key_encodes_and_all_decode() -> None:
 )
 def test_elsewhere_it_is_refused(other: Any) -> None:
     stored = contents(new=NEW).encode(TEXT, *WHERE)
-    with pytest.raises(ContentRefused, match="it was changed, or belongs elsewhere") as refused:
+    with pytest.raises(ContentRefused, match="it was changed, or belongs to another place") as refused:
         contents(new=NEW).decode(as_stored(stored), *other)
     assert refused.value.__context__ is None
 

@@ -64,7 +64,7 @@ def dashboard(
 ) -> None:
     """Serve the dashboard: see jobs, failures, workers; retry, cancel, take back, enqueue.
 
-    Without a login it listens on this machine alone, and whoever uses a browser here may do everything.
+    Without a login it listens on this machine alone, and any user of a browser here may do everything.
     Rights are `read`, `payloads` (see what jobs hold), `all`, or actions: retry, cancel, clear, priority,
     reschedule, enqueue, pause, schedules, workflows, workers, dead-messages, repair. Needs the extra
     "dashboard": pip install 'jsworker[dashboard]'.
@@ -125,7 +125,7 @@ def _authorize(
             raise WrongUsage("--proxy-group and --proxy-everybody need --proxy-secret")
         return None
     if not groups and everybody is None:
-        raise WrongUsage("--proxy-secret lets nobody in without --proxy-group or --proxy-everybody")
+        raise WrongUsage("--proxy-secret lets no one in without --proxy-group or --proxy-everybody")
     pairs = [each.rpartition("=") for each in groups or ()]
     for group, _, rights in pairs:
         if not group:

@@ -12,7 +12,7 @@ CANCELLATIONS: Final = {
     "expired": "it had not begun by the time at which it expires",
     "superseded": "another job of its unique key waited already when it came back to the queue",
 }
-"""Reasons of a cancellation that nobody asked for."""
+"""Reasons of a cancellation that no person asked for."""
 
 _LONGEST_WORD: Final = 300
 _CAUSES: Final = {

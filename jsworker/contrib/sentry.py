@@ -38,7 +38,7 @@ class SentryScope:
             scope.set_context("job", {**facts, "processor": type(processor).__qualname__})
             scope.set_tag("jsworker.kind", job.kind)
             scope.set_tag("jsworker.job_id", str(job.id))
-            conceals = job._ownership.conceals  # noqa: SLF001 -- nobody else is to ask for it
+            conceals = job._ownership.conceals  # noqa: SLF001 -- not part of the public interface
             scope.add_event_processor(partial(_without_values, conceals=conceals))
             try:
                 yield

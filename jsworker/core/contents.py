@@ -125,7 +125,7 @@ class Contents:
         except KeyMissing:
             raise KeyMissing.of(where, f"key {shown(key)} of codec {codec}") from None
         except Exception:  # noqa: BLE001 -- of any codec; its text, or its cause, may hold parts of the content
-            why = f"cannot be decoded with key {shown(key)}: it was changed, or belongs elsewhere"
+            why = f"cannot be decoded with key {shown(key)}: it was changed, or belongs to another place"
         raise ContentRefused(f"{where}: {why}")
 
 

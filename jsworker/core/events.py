@@ -24,7 +24,7 @@ EventName: TypeAlias = Literal[
     "job.step",  # a step of a job has completed
     "job.snoozed",  # a job was snoozed, or sleeps
     "job.stalled",  # a run was taken back, because its owner is silent or dead
-    "job.stop_ignored",  # a run continues although it was told to stop
+    "job.stop_ignored",  # a run continues although its stop was requested
     "job.lost",  # an outcome was refused: another run owns the job, or PostgreSQL refuses to write it
     "job.cleared",  # a job was taken back and is queued again
     "jobs.expired",  # jobs that had not started in time were cancelled

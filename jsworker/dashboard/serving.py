@@ -1,4 +1,4 @@
-"""Serves the dashboard by itself, with uvicorn, until the process is told to end."""
+"""Serves the dashboard by itself, with uvicorn, until the process gets a signal."""
 
 import asyncio
 import os

@@ -226,7 +226,7 @@ def workflows(left_batches: LeftBatches) -> Iterator[Finding]:
         yield warning(
             f"{counted(left.without_needs, 'job', bound=1000)} held by needs, of which none is unfinished: "
             "nothing will wake them",
-            "Whoever enqueued them wrote no needs: `jsworker jobs --status scheduled`, then cancel them.",
+            "Their producer wrote no needs: `jsworker jobs --status scheduled`, then cancel them.",
         )
 
 

@@ -156,7 +156,7 @@ def login_error(error: Exception, servers: str) -> StreamRefused | StreamUnavail
         case _ if any(word in str(error).lower() for word in ("authorization", "authentication")):
             return StreamRefused(f"{nats} refused the login: authorization violation")
         case ConnectionRefusedError():
-            reason = "refused the connection: nobody listens there"
+            reason = "refused the connection: no server listens there"
         case socket.gaierror():
             reason = "cannot be found: the host name cannot be resolved"
         case TimeoutError():

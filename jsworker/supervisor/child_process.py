@@ -24,7 +24,7 @@ from jsworker.worker.supervision import Silence
 _RANDOM_END: Final = re.compile(r"-[0-9a-f]{8}")
 _SIGNAL_NAMES: Final = {number.value: number.name for number in signal.Signals}
 
-Death: TypeAlias = Literal["hung", "condemned", "killed", "exited"]
+Death: TypeAlias = Literal["hung", "stop_ignored", "killed", "exited"]
 """How a child may end without a request to stop: its event loop hung; a run ignored its stop, so that
 the child asked to be killed; a signal of another process; by itself."""
 

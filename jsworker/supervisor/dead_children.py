@@ -65,7 +65,7 @@ class DeadChildren:
             await asyncio.wait(self._dead, timeout=seconds)
         for task, worker_id in self._dead.items():
             task.cancel()
-            self._logger.warning("burial.given_up", worker_id=worker_id, reason="the supervisor ended")
+            self._logger.warning("dead_owner.given_up", worker_id=worker_id, reason="the supervisor ended")
         if self._dead:
             await asyncio.wait(self._dead)
 
@@ -75,7 +75,7 @@ class DeadChildren:
             try:
                 return await self._reset(owner, died_at)
             except Exception:  # a mistake of ours
-                self._logger.exception("burial.failed", dead=len(self._dead))
+                self._logger.exception("dead_owner.failed", dead=len(self._dead))
                 await asyncio.sleep(_REMIND_SECONDS)
 
     async def _reset(self, owner: DeadOwner, died_at: float) -> None:
@@ -94,8 +94,8 @@ class DeadChildren:
                 self._on_requeued()
             if taken.resets or jobs is None:
                 jobs = (jobs or Counter()) + Counter(reset.status for reset in taken.resets)
-                seconds = round(boottime() - died_at, 3)
-                self._logger.info("child.buried", worker_id=owner.worker_id, seconds=seconds, jobs=dict(jobs))
+                facts = {"seconds": round(boottime() - died_at, 3), "jobs": dict(jobs)}
+                self._logger.info("dead_owner.reset", worker_id=owner.worker_id, **facts)
             for job_id, error in taken.refused.items():
                 if str(job_id) not in refused:
                     refused.add(str(job_id))
@@ -117,11 +117,11 @@ class DeadChildren:
             self._report_refusal(owner, unmarked)
 
     def _report_refusal(self, owner: DeadOwner, reason: object, **job: str) -> None:
-        self._logger.warning("burial.refused", worker_id=owner.worker_id, **job, reason=str(reason))
+        self._logger.warning("dead_owner.row_refused", worker_id=owner.worker_id, **job, reason=str(reason))
 
     async def _complain(self, owner: DeadOwner, error: JsworkerError) -> None:
         if boottime() >= self._complain_at:  # an outage may last for hours
             self._complain_at = boottime() + _REMIND_SECONDS
             self._logger.warning(
-                "burial.waiting", worker_id=owner.worker_id, dead=len(self._dead), reason=str(error)
+                "dead_owner.waiting", worker_id=owner.worker_id, dead=len(self._dead), reason=str(error)
             )

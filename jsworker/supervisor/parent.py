@@ -148,9 +148,9 @@ class Supervisor:
                 if child.kill_reason is None:
                     ids = tuple(job_id for job_id, _ in culprits)
                     named = [str(job_id) for job_id in ids]
-                    self._logger.warning("child.condemned", **child.facts(), reason=reason, culprits=named)
+                    self._logger.warning("child.stop_ignored", **child.facts(), reason=reason, culprits=named)
                     counted = not self._stopping
-                    child.kill_reason = KillReason("condemned", reason, counted, ids if counted else ())
+                    child.kill_reason = KillReason("stop_ignored", reason, counted, ids if counted else ())
                 child.send_signal(signal.SIGKILL)
 
     def _start(self, place: Place) -> None:
@@ -255,7 +255,7 @@ class Supervisor:
             return
         if not self._settings.recovers_by()["supervisor"]:
             reason = f"JSWORKER_RECOVERY={self._settings.recovery}: by other rules, or by hand"
-            self._logger.warning("child.not_buried", **child.facts(), reason=reason)
+            self._logger.warning("dead_owner.not_reset", **child.facts(), reason=reason)
             return
         # What stood still until a moment ago probably did so together with the whole machine.
         just_woke = boottime() - self._woke_at < _MARGIN_SECONDS or self._stood_still()

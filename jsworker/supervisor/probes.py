@@ -131,7 +131,7 @@ def families(view: FleetView) -> list[Metric]:
         stalls.add_metric([kind, "dead", "true" if counted else "false"], runs)
     processes[_SUPERVISOR] = [of_logs(), stalls]
     deaths = CounterMetricFamily(
-        "jsworker_process_deaths", "Worker processes that ended and were not told to.", labels=["how"]
+        "jsworker_process_deaths", "Worker processes that ended without a request to.", labels=["how"]
     )
     for how in get_args(Death):
         deaths.add_metric([how], view.deaths.get(how, 0))
@@ -141,7 +141,9 @@ def families(view: FleetView) -> list[Metric]:
         *merged(processes),
         gauge("processes", "Worker processes that there should be.", len(view.places)),
         gauge("processes_ready", "Worker processes that work.", len(works)),
-        gauge_by("process", "report_age_seconds", "Seconds since a working process told its figures.", ages),
+        gauge_by(
+            "process", "report_age_seconds", "Seconds since the last report of a working process.", ages
+        ),
         deaths,
         gauge_by("version", "build_info", "Always 1; its label is the version.", {jsworker.__version__: 1}),
     ]

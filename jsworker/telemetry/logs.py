@@ -184,7 +184,7 @@ def _stderr() -> "TextIO | LineWriter":
 
 
 def _report_dropped(lines: int) -> None:
-    reason = "nobody read stderr; up to 10,000 lines wait"
+    reason = "stderr is not read; up to 10,000 lines wait"
     structlog.get_logger().warning("log.dropped", lines=lines, reason=reason)
 
 

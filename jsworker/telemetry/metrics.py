@@ -74,7 +74,7 @@ class Metrics(Collector):
         self._late = counter("late_writes_rejected", "Outcomes of runs that had lost their job.", ["kind"])
         self._skipped = counter("claims_refused", "Messages whose job was not claimed.", ["kind", "reason"])
         self._republished = counter("messages_republished", "Messages that were proven to be gone.")
-        self._dead = counter("messages_dead", "Messages that nobody could use.")
+        self._dead = counter("messages_dead", "Messages that could not be used.")
         self._refused = counter("rows_refused", "Rows that PostgreSQL refused, once each.", ["attempted"])
         self._pruned = counter("jobs_pruned", "Ended jobs that this process deleted, by their retention.")
         self._expired = counter("jobs_expired", "Jobs that were cancelled, not begun in time.", ["kind"])
@@ -204,7 +204,7 @@ class Metrics(Collector):
 def of_logs() -> Metric:
     """Return how many of this process's log lines were dropped."""
     return CounterMetricFamily(
-        "jsworker_log_lines_dropped", "Log lines that nobody read in time.", value=lines_dropped()
+        "jsworker_log_lines_dropped", "Log lines that were not read in time.", value=lines_dropped()
     )
 
 
@@ -263,7 +263,7 @@ def of_fleet(fleet: Fleet) -> Iterator[Metric]:
     yield gauge("outbox_jobs", "Queued jobs whose message is still to be sent.", fleet.outbox_jobs)
     yield gauge("outbox_oldest_seconds", "For how long the oldest of them has been queued.", oldest)
     yield gauge_by("attempted", "refused_rows", "Jobs whose row PostgreSQL refuses: set aside.", refused)
-    yield gauge("dead_messages", "Messages kept because nobody could use them.", fleet.dead_messages)
+    yield gauge("dead_messages", "Messages kept because they could not be used.", fleet.dead_messages)
     yield gauge(
         "workflows_left_seconds",
         "For how long a batch or workflow was not finished although all its jobs have ended.",

@@ -61,7 +61,7 @@ class Heartbeat:
         self._quiet = quiet
         self._watchdog = watchdog
         # No more time: heartbeats wait for it.
-        self._search = ThrottledScan(context, "claims in nobody's hand", most_timeouts=1)
+        self._search = ThrottledScan(context, "orphaned claims", most_timeouts=1)
         self.state = "running"
         """Of this worker: running, draining or stopped."""
         self._heard_since: float | None = None
@@ -261,7 +261,7 @@ class Heartbeat:
         if settled is None or settled is Settled.LOCKED:
             self._wants_orphaned_claims = True  # it is still orphaned
         elif settled is Settled.QUEUED:
-            facts = {"job_id": str(held[0]), "fencing_token": held[1], "reason": "in nobody's hand"}
+            facts = {"job_id": str(held[0]), "fencing_token": held[1], "reason": "orphaned claim"}
             self._context.events.emit("job.released", **facts)
             self._context.requeued.notify()
 

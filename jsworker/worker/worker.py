@@ -325,7 +325,7 @@ class Worker:
     def _report_rules_off(self) -> None:
         off = [rule for rule, is_on in self._settings.recovers_by().items() if not is_on]
         if off:
-            rest = "" if len(off) < len(RECOVERY_RULES) else "; nobody takes back what a dead worker holds"
+            rest = "" if len(off) < len(RECOVERY_RULES) else "; no worker takes back what a dead one holds"
             reason = f"by JSWORKER_RECOVERY={self._settings.recovery}{rest}: jsworker clear does, by hand"
             if self._settings.recovery == "on":
                 reason = "by JSWORKER_RECOVER_ON_START=false"

@@ -71,7 +71,7 @@ def test_a_port_that_is_taken_is_named(spawn: Spawn) -> None:
         ),
         (["--rights", "all"], "--rights needs --new-login"),
         (["--new-login", "ann", "--rights", "write"], "rights 'write' must be of these"),
-        (["--proxy-secret", "secret"], "--proxy-secret lets nobody in without"),
+        (["--proxy-secret", "secret"], "--proxy-secret lets no one in without"),
         (["--proxy-secret", "secret", "--proxy-group", "ops"], "--proxy-group ops: must be GROUP=RIGHTS"),
         (["--trace-url", "https://traces.example/"], "trace_url 'https://traces.example/': must hold"),
         (["--allow-host", "jobs.example:80"], "host name 'jobs.example:80': must be a name or an address"),

@@ -99,7 +99,7 @@ def unfit(
         ),
         "no nats": (
             {"JSWORKER_NATS_URL": f"nats://{NO_ONE}"},
-            f"NATS at {NO_ONE} refused the connection: nobody listens there",
+            f"NATS at {NO_ONE} refused the connection: no server listens there",
         ),
         "no jetstream": (
             {"JSWORKER_NATS_URL": nats_without_jetstream},
@@ -203,5 +203,5 @@ def test_a_worker_without_nats_gives_up(worker_without_nats: subprocess.Popen[st
     assert (worker_without_nats.returncode, out) == (1, "")
     assert err.splitlines() == [
         "this line is no JSON",
-        f"NATS at {NO_ONE} refused the connection: nobody listens there",
+        f"NATS at {NO_ONE} refused the connection: no server listens there",
     ]

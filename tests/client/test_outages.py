@@ -100,10 +100,10 @@ async def test_a_client_opened_without_nats_connects_when_nats_is_there(
     async with client:
         [degraded] = told.of("worker.degraded")
         assert degraded["what"] == "publishing"
-        assert "nobody listens there" in degraded["reason"]
+        assert "no server listens there" in degraded["reason"]
         during = await client.enqueue(KIND, {})
         assert await client.publish_pending() == 0
-        assert "nobody listens there" in str(client.unpublished_because)
+        assert "no server listens there" in str(client.unpublished_because)
         await nats_server.start()
         await told.told("worker.restored")
         assert await client.publish_pending() == 1

@@ -58,9 +58,7 @@ def zombie() -> tuple[JobDetails, list[JobEvent]]:
         "dispatch": 1,
     }
     return found, [
-        event(
-            306, "reset", 1, "gamma-2", **lost, reason="worker alpha-0 fell silent and nobody answers for it"
-        ),
+        event(306, "reset", 1, "gamma-2", **lost, reason="worker alpha-0 fell silent and does not answer"),
         event(
             306.2, "claimed", 2, "beta-1", attempt=2, cleared=True, clear_reason="worker alpha-0 fell silent"
         ),

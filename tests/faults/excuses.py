@@ -81,7 +81,7 @@ class Excuses:
         """Return why an owner may never have learned of its claim, and have sent no heartbeat for it.
 
         On a crowded machine the answer to a claim comes after its time-out, and so does that to the search
-        for claims in nobody's hand.
+        for orphaned claims.
         """
         return self._crowd(start, end)
 

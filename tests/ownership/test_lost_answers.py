@@ -91,7 +91,7 @@ async def test_a_claim_that_is_executed_later_is_a_stray(
     change_job(sql, job_id, claimed_at=ago(60))
     orphaned = await orphaned_claims(database)
     assert orphaned == {(job_id, 1): heartbeat.Orphan(ended=False, has_key=False)}
-    runs = [Return(*held, "in nobody's hand") for held in orphaned]
+    runs = [Return(*held, "orphaned claim") for held in orphaned]
     assert await settle.release(database, worker_id=WORKER, runs=runs) == [Settled.QUEUED]
     job = read_job(sql, job_id)
     assert (job["status"], job["attempts"], job["needs_publish"]) == ("queued", 0, True)

@@ -14,10 +14,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def copy_of_the_project(folder: Path) -> Path:
-    """Copy the project without what running it leaves behind."""
-    shutil.copytree(
-        ROOT, folder, ignore=shutil.ignore_patterns(".git", ".venv", ".*_cache", "build", ".hypothesis")
-    )
+    """Copy the project without what running it leaves behind: another test may be writing some of it."""
+    left_behind = (".git", ".venv", ".*_cache", "__pycache__", "build", ".hypothesis")
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*left_behind))
     return folder
 
 

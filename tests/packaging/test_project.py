@@ -41,7 +41,8 @@ def tree(folder: str) -> set[str]:
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project among what running it leaves behind, at a path that nothing else names."""
     folder = tmp_path_factory.mktemp("machine") / "project"
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".git", ".venv", ".*_cache"))
+    # Not the byte code of this very run: another test may be writing it.
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__"))
     for made in (".venv/bin/python", "tests/__pycache__/test_project.pyc", "jsworker/__pycache__/job.pyc"):
         (folder / made).parent.mkdir(parents=True, exist_ok=True)
         (folder / made).write_text("made by running")

@@ -25,7 +25,7 @@ _MARKED = "SELECT count(*) FROM jsworker.jobs WHERE id = ANY(%s::uuid[]) AND NOT
 _STEP_SECONDS = 30.0
 """For what should take one or two: the machine may be busy."""
 _MINUTES = 150.0
-"""For what takes a minute at default settings: rows in nobody's hand, messages without a row."""
+"""For what takes a minute at default settings: orphaned claims, messages without a row."""
 
 
 @dataclass

@@ -284,7 +284,7 @@ class Claiming(Example):
         self.world.saw("orphaned claims: found" if found else "orphaned claims: none")
         if not found:
             return
-        returns = [Return(job_id, token, "in nobody's hand") for job_id, token in found]
+        returns = [Return(job_id, token, "orphaned claim") for job_id, token in found]
         self.owner_may_end(life, dict(found.keys()))
         answers = self.model.release(life.id, returns)
         said = self.world.run(settle.release(self.world.database, worker_id=life.id, runs=returns))

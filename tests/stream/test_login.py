@@ -194,7 +194,7 @@ async def test_a_login_is_never_sent_in_clear_text_when_tls_was_asked_for(author
 async def test_nobody_listens() -> None:
     port = free_port()
     line = await refusal(at(port), StreamUnavailable, timeout=0.5)
-    assert line == f"NATS at {HOST}:{port} refused the connection: nobody listens there"
+    assert line == f"NATS at {HOST}:{port} refused the connection: no server listens there"
 
 
 async def test_a_silent_server_is_given_up_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:

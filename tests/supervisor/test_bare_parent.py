@@ -135,7 +135,7 @@ async def test_only_a_workers_own_jobs_are_taken_back(bare: Bare, sql: Sql) -> N
     own = insert_job(sql, "processing", worker_id=started["worker_id"])
     assert started["worker_id"] == f"host-{started['pid']}-0123abcd"
     parent.send(signal.SIGKILL, started["pid"])
-    await parent.tells("child.buried")
+    await parent.tells("dead_owner.reset")
     assert (read_job(sql, own)["status"], read_job(sql, foreign)["status"]) == ("queued", "processing")
 
 
@@ -167,7 +167,7 @@ async def test_no_driver_is_loaded_before_the_first_burial(supervise: Supervise)
     [pid] = await parent.ready()
     assert loaded_by(parent) == set()
     parent.send(signal.SIGKILL, pid)
-    await parent.tells("child.buried")
+    await parent.tells("dead_owner.reset")
     assert loaded_by(parent) == {"psycopg_binary", "sqlalchemy"}
 
 

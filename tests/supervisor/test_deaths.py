@@ -84,7 +84,7 @@ async def test_an_only_childs_job_is_taken_back_by_the_parent_itself(
 
     assert counters(await ends_completed(sql, job_id)) == (2, 0, 1)
     # The row may have been locked by the dead one's last statement when it was looked for first.
-    buried = (await parent.tells("child.buried"))[-1]
+    buried = (await parent.tells("dead_owner.reset"))[-1]
     assert (buried["worker_id"], buried["jobs"]) == (owner, {"queued": 1})
     assert buried["seconds"] < SLOW_RULES["crash_threshold"]
     [reset] = [event for event in read_events(sql, job_id) if event["event"] == "reset"]
@@ -115,9 +115,9 @@ async def test_a_dead_worker_whose_row_cannot_be_changed_is_buried_all_the_same(
     parent.send(signal.SIGKILL, pid_of(parent, owner))
 
     assert counters(await ends_completed(sql, job_id)) == (2, 0, 1)
-    [refused] = await parent.tells("burial.refused")
+    [refused] = await parent.tells("dead_owner.row_refused")
     assert refused["worker_id"] == owner
-    assert not parent.lines("burial.waiting")
+    assert not parent.lines("dead_owner.waiting")
 
 
 async def test_a_new_child_leaves_to_the_parent_what_its_sibling_held(
@@ -251,7 +251,7 @@ async def test_a_run_that_ignores_its_time_out_ends_with_its_process_and_is_name
     culprit = (await client.enqueue(kind, {})).id
     assert counters(await ends_completed(sql, culprit)) == (2, 0, 1)
     assert counters(await ends_completed(sql, innocent)) == (1, 0, 0)
-    [condemned] = await parent.tells("child.condemned")
+    [condemned] = await parent.tells("child.stop_ignored")
     assert (condemned["pid"], condemned["culprits"]) == (pid, [str(culprit)])
     [ignored] = await parent.tells("job.stop_ignored")
     assert (ignored["level"], ignored["job_id"], ignored["stop"]) == ("error", str(culprit), "timeout")
@@ -273,11 +273,11 @@ async def test_the_dead_are_remembered_while_the_database_is_away(
         owner = await owner_of_sleeper(sql)
         proxy.cut()
         parent.send(signal.SIGKILL, pid_of(parent, owner))
-        [waiting] = await parent.tells("burial.waiting")
+        [waiting] = await parent.tells("dead_owner.waiting")
         assert (waiting["worker_id"], waiting["dead"]) == (owner, 1)
         assert read_job(sql, job_id)["worker_id"] == owner
         proxy.restore()
-        [buried] = await parent.tells("child.buried")
+        [buried] = await parent.tells("dead_owner.reset")
         assert buried["worker_id"] == owner
         await ends_completed(sql, job_id)
 
@@ -293,7 +293,7 @@ async def test_what_a_dead_child_held_stays_where_recovery_is_off(
     owner = await owner_of_sleeper(sql)
     parent.send(signal.SIGKILL, pid_of(parent, owner))
 
-    [left] = await parent.tells("child.not_buried")
+    [left] = await parent.tells("dead_owner.not_reset")
     assert (left["level"], left["worker_id"]) == ("warning", owner)
     await parent.tells("child.started", 2)
     other = (await client.enqueue("nap", {"seconds": 0})).id

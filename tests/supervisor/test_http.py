@@ -132,8 +132,8 @@ async def test_a_child_that_asked_to_be_killed_is_counted_apart(
     base = await base_of(parent)
     await answers(f"{base}/readyz", HTTPStatus.OK)
     await client.enqueue("stubborn", {})
-    await parent.tells("child.condemned")
-    await answers(f"{base}/metrics", HTTPStatus.OK, 'jsworker_process_deaths_total{how="condemned"} 1.0')
+    await parent.tells("child.stop_ignored")
+    await answers(f"{base}/metrics", HTTPStatus.OK, 'jsworker_process_deaths_total{how="stop_ignored"} 1.0')
 
 
 def stalls(text: str, cause: str) -> dict[str, float]:

@@ -145,7 +145,7 @@ async def test_metrics_of_all_children_and_the_supervisor_itself() -> None:
     assert families["jsworker_processes"].samples[0].value == 3
     assert families["jsworker_processes_ready"].samples[0].value == 2
     deaths = {sample.labels["how"]: sample.value for sample in families["jsworker_process_deaths"].samples}
-    assert deaths == {"hung": 0, "condemned": 0, "killed": 3, "exited": 0}
+    assert deaths == {"hung": 0, "stop_ignored": 0, "killed": 3, "exited": 0}
 
 
 async def test_broken_figures_of_one_child_hide_no_others() -> None:

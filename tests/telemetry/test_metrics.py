@@ -120,7 +120,7 @@ def test_what_ends_no_run_of_this_process_counts_as_none(registry: CollectorRegi
     events.emit("worker.started", worker_id="w", kinds=["k"])
     events.emit("job.error", kind="k", error="in a hook: ValueError")
     events.emit("job.failed", kind="k", error="stalled too often", stalls=3)
-    events.emit("job.released", job_id="1", fencing_token=1, reason="in nobody's hand")
+    events.emit("job.released", job_id="1", fencing_token=1, reason="orphaned claim")
     ended = [
         sample.value
         for family in registry.collect()

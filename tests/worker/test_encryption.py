@@ -188,9 +188,9 @@ async def test_payloads_that_were_swapped_fail_both_jobs_at_once(
         assert (row["failure_reason"], row["attempts"]) == ("payload", 1)
         assert row["last_error"] == (
             f"payload of kind {KIND}, of job {job.id}: cannot be decoded with key 'old': "
-            "it was changed, or belongs elsewhere"
+            "it was changed, or belongs to another place"
         )
-    with pytest.raises(JobFailed, match="it was changed, or belongs elsewhere"):
+    with pytest.raises(JobFailed, match="it was changed, or belongs to another place"):
         await one.result(60)
     assert CANARY not in str(running.events.events) + await whole_database(rows)
 

@@ -232,7 +232,7 @@ async def test_what_is_held_in_favour_of_another_is_answered(
 
     await eventually(two_are_held)
     first_held = await rows.value(
-        "SELECT id FROM jsworker.jobs WHERE held_by = 'limit' ORDER BY queued_at LIMIT 1"
+        "SELECT id FROM jsworker.jobs WHERE held_by = 'limit' ORDER BY queued_at, id LIMIT 1"
     )
     # The slot falls free without a word: the owner has gone, say.
     await rows.query("UPDATE jsworker.limits SET max_running = 2")

@@ -528,7 +528,7 @@ async def test_a_client_without_nats_leaves_its_jobs_to_the_relay_at_once(
         nobody.bind(("127.0.0.1", 0))
         own = make_settings(nats_url=f"nats://127.0.0.1:{nobody.getsockname()[1]}")
         async with JobClient(own) as client:
-            assert "nobody listens there" in str(client.unpublished_because)
+            assert "no server listens there" in str(client.unpublished_because)
             job = await client.enqueue("load", {})
     due = "SELECT needs_publish AND publish_after <= clock_timestamp() FROM jsworker.jobs WHERE id = %s"
     assert await rows.value(due, job.id)
@@ -554,6 +554,8 @@ async def test_a_server_that_is_missing_at_the_start_is_told_in_one_line_within_
             assert await without_nats.ends(seconds=120) == 1
     assert without_postgres.errors.strip().count("\n") == 0
     assert f"PostgreSQL at 127.0.0.1:{port}/none is not available" in without_postgres.errors
-    assert without_nats.errors == (f"NATS at 127.0.0.1:{port} refused the connection: nobody listens there\n")
+    assert without_nats.errors == (
+        f"NATS at 127.0.0.1:{port} refused the connection: no server listens there\n"
+    )
     assert without_answer.errors.startswith(f"PostgreSQL at 127.0.0.1:{proxy.port}/")
     assert without_answer.errors.endswith(" did not answer within 0.25 s\n")

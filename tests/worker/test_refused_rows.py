@@ -405,7 +405,7 @@ async def test_a_row_that_takes_no_outcome_at_all_is_left_in_peace(
     [lost] = await running.events.told("job.lost")
     assert lost["job_id"] == str(hostile.id)
 
-    # It is in nobody's hand now, but has run: it is not handed back, and the search for stale rows tries it.
+    # It is an orphaned claim now, but has run: it is not handed back, and the search for stale rows tries it.
     # Its mark is not due yet, so its failure is left alone.
     await rows.query(
         "UPDATE jsworker.jobs SET claimed_at = claimed_at - interval '1 hour', "

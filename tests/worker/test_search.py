@@ -163,7 +163,7 @@ async def test_while_every_search_is_slow_jobs_are_done_and_those_of_the_dead_ta
         await rows.becomes(job_id, "completed")
     told = {event["what"] for event in running.events.of("worker.degraded")}
     assert {what for what in told if not what.startswith("looking for ")} == set()
-    assert {"looking for silent owners", "looking for claims in nobody's hand"} <= told
+    assert {"looking for silent owners", "looking for orphaned claims"} <= told
     assert "heartbeat.failed" not in running.events.names()
     slow.clear()
     await running.events.told("worker.restored")

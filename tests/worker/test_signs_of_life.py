@@ -343,7 +343,7 @@ async def test_a_row_in_nobodys_hand_is_released_and_run(
     assert (met.id, met.fencing_token, met.attempt, met.cleared) == (job.id, 2, 1, True)
     assert met.clear_reason == "claimed, but the claim's answer was lost"
     [told] = await running.events.told("job.released")
-    assert told["reason"] == "in nobody's hand"
+    assert told["reason"] == "orphaned claim"
     gate.open()
     await rows.becomes(job.id, "completed")
 

@@ -1,4 +1,4 @@
-"""Claims in nobody's hand are looked for when an answer may have been lost, and now and then anyway."""
+"""Orphaned claims are looked for when an answer may have been lost, and now and then anyway."""
 
 import math
 import time

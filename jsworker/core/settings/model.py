@@ -86,7 +86,7 @@ def _no_service_link(value: Any) -> Any:
 RECOVERY_RULES: Final = {
     "supervisor": "jobs of a worker process whose end its supervisor has seen",
     "start": "jobs of earlier lives of this host or container, when a worker starts",
-    "crashed": "jobs of owners that are silent and that nobody answers for on NATS",
+    "crashed": "jobs of owners that are silent and do not answer on NATS",
     "stale": "jobs of owners that are silent for longer than their stale threshold",
 }
 """What workers take back by themselves, each by a rule that can be switched off."""

@@ -93,7 +93,7 @@ DELETE FROM jsworker.workers AS w USING silent WHERE w.id = silent.id RETURNING 
 """)  # noqa: S608 -- a constant of this file
 
 INSTALLATION = text("SELECT id FROM jsworker.installation")
-# A statement of its own: the right to INSERT is for those who may come first, and for nobody else.
+# A statement of its own: the right to INSERT is for those who may come first alone.
 MAKE_INSTALLATION = text("""
 INSERT INTO jsworker.installation (id) VALUES (:id) ON CONFLICT DO NOTHING RETURNING id
 """)

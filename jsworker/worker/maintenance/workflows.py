@@ -20,7 +20,7 @@ class WorkflowSweep:
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._search = ThrottledScan(context, "batches that nobody has finished")
+        self._search = ThrottledScan(context, "unfinished batches")
         self._is_to_sweep = True
 
     def sweep_soon(self) -> None:

@@ -201,7 +201,7 @@ class Sweeper:
         answers = await self._ask({row.worker_id for row in asked})
         self._late.witnessed(asked, answers, now=asked_at)
         unanswered = self._late.crashed(asked)
-        await self._take_back_silent(unanswered, "and nobody answers for it")
+        await self._take_back_silent(unanswered, "and does not answer")
         too_long = self._late.silent_for_too_long(asked, now=asked_at)
         why = "for so long that no answer stands for its heartbeats any more"
         await self._take_back_silent([row for row in too_long if row not in unanswered], why)

@@ -44,7 +44,7 @@ class Mutant:
         found_as: rules of which one must find it.
         sweeps: with the layer that covers for it, or without.
         loses_messages: whether messages get lost, which only the sweeps can heal.
-        strays: whether rows in nobody's hand are released.
+        strays: whether orphaned claims are released.
         looks_after: whether held jobs and batches are looked after that nobody came back to.
         habits: what is wrong outside of SQL.
     """

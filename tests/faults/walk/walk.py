@@ -87,7 +87,7 @@ class Options:
     Attributes:
         sweeps: republish lost messages and claim old rows; else no message is ever lost.
         loses_messages: whether the bus loses some.
-        strays: release rows in nobody's hand.
+        strays: release orphaned claims.
         looks_after: wake what is held, and finish batches, that nobody else came back to.
         habits: of workers and producers, outside of SQL: what a mutant does wrong there.
     """

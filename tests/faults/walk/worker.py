@@ -52,7 +52,7 @@ class World:
     Attributes:
         faults: whether anything goes wrong at all; off in the end.
         sweeps: whether lost messages are looked for, and old rows claimed without one.
-        strays: whether rows in nobody's hand are released.
+        strays: whether orphaned claims are released.
         habits: what a mutant does outside of SQL.
     """
 
@@ -184,7 +184,7 @@ class Worker:
             claiming=list(self._claiming),
             older_than=_STRAY_SECONDS,
         )
-        gone = [Return(*stray, "in nobody's hand") for stray in strays if stray[0] not in self._in_flight]
+        gone = [Return(*stray, "orphaned claim") for stray in strays if stray[0] not in self._in_flight]
         if gone:
             self._note(await settle.release(self._world.database, worker_id=self.id, runs=gone), "release")
 
@@ -248,7 +248,7 @@ class Worker:
                 if message is not None:
                     self._world.bus.ack(message)
                 return []
-            if self._world.chance(0.5):  # the read-back is given up: the row may be in nobody's hand
+            if self._world.chance(0.5):  # the read-back is given up: the row may be an orphaned claim
                 if message is not None:
                     self._world.bus.nak(message, 0.05)
                 return []
