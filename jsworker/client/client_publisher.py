@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
+from uuid import UUID
 
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
@@ -21,9 +22,9 @@ from jsworker.core.errors import (
 )
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
+from jsworker.core.tracing import TraceContext
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import publish
-from jsworker.ownership.transitions.enqueue import NewJob
 from jsworker.ownership.transitions.publish import Outgoing, Sent
 from jsworker.ownership.transitions.workers import installation_id
 from jsworker.stream.jetstream import Stream
@@ -55,7 +56,9 @@ class _Kept(NamedTuple):
 
     own_until: float
     kind: str
-    jobs: list[NewJob]
+    priority: int
+    context: TraceContext
+    ids: list[UUID]
 
 
 class ClientPublisher:
@@ -138,15 +141,18 @@ class ClientPublisher:
 
     def own_seconds_of(self, jobs: int) -> float:
         """Return the same for so many jobs that are stored now, and handed to ``keep`` then."""
-        kept = sum(len(each.jobs) for each in self._kept)
+        kept = sum(len(each.ids) for each in self._kept)
         return self.own_seconds() if self._may_mark and kept + jobs <= _MOST_KEPT else 0.0
 
     def keep(self, kind: str, stored: Inserted) -> None:
         """Keep the messages of jobs that relays leave to this client, for ``publish_in_background``."""
         if stored.own_until:
-            created = [job for job, answer in zip(stored.jobs, stored.answers, strict=True) if answer.created]
-            for start in range(0, len(created), _BATCH):
-                self._kept.append(_Kept(stored.own_until, kind, created[start : start + _BATCH]))
+            first = stored.jobs[0]  # all are of one call
+            context = TraceContext(first.traceparent, first.tracestate)
+            ids = [answer.id for answer in stored.answers if answer.created]
+            for start in range(0, len(ids), _BATCH):
+                some = ids[start : start + _BATCH]
+                self._kept.append(_Kept(stored.own_until, kind, first.priority, context, some))
 
     async def publish(self, job: Outgoing) -> None:
         """Publish a job's message; while the stream acknowledges nothing, in the background."""
@@ -278,10 +284,8 @@ class ClientPublisher:
         while self._kept:
             kept = self._kept.popleft()
             if now < kept.own_until - _LEAST_SECONDS:
-                return [
-                    Outgoing(job.id, kept.kind, 1, False, None, job.traceparent, job.tracestate, job.priority)
-                    for job in kept.jobs
-                ]
+                facts = (kept.kind, 1, False, None, *kept.context, kept.priority)
+                return [Outgoing(job_id, *facts) for job_id in kept.ids]
         return []
 
     async def _take_since(self, began: float, limit: int) -> list[Outgoing]:

@@ -115,6 +115,14 @@ async def test_while_the_stream_is_silent_nothing_is_kept(
     assert [job.id for job in await take_outgoing(database, limit=10)] == [later.id]  # at once
 
 
+async def test_payloads_are_not_kept(client: JobClient, unpublished: None) -> None:
+    """Ids alone: fifty thousand payloads of a megabyte would fill any memory."""
+    await client.enqueue_many(KIND, [{"text": "a large one"}])
+    [kept] = client._publisher._kept
+    assert len(kept.ids) == 1
+    assert "a large one" not in repr(kept)
+
+
 async def test_publish_pending_publishes_it_too(client: JobClient, rows: Rows, unpublished: None) -> None:
     await client.enqueue_many(KIND, [{}] * 3)
     assert await client.publish_pending() == 3
