@@ -1,0 +1,110 @@
+"""Draws a flame graph: ``python -m benchmarks.flame SAMPLES TITLE > FILE.svg``.
+
+SAMPLES is what py-spy writes of a running worker, while jobs that do nothing flood it:
+``py-spy record --pid PID --gil --rate 400 --duration 7 --format raw --output SAMPLES``.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Final
+
+_WIDTH: Final = 1200
+_ROW: Final = 19
+_TOP: Final = 66
+_MARGIN: Final = 10
+_CHARACTER: Final = 6.6  # pixels, of this font
+_LEAST_SHARE: Final = 0.002
+_COLOURS: Final = {
+    "jsworker": "#7fb3d5",
+    "psycopg": "#a9d18e",
+    "nats": "#f4b183",
+    "pydantic": "#d5a6bd",
+    "Python": "#d9d9d9",
+}
+
+
+@dataclass
+class Frame:
+    """A function where it was called: samples of it and what it called, and those functions."""
+
+    samples: int = 0
+    calls: dict[str, "Frame"] = field(default_factory=dict)
+
+
+def read_samples(text: str) -> Frame:
+    """Return the root of all stacks; the lines within a function count as one."""
+    root = Frame()
+    for line in text.splitlines():
+        stack, _, count = line.rpartition(" ")
+        frame = root
+        frame.samples += int(count)
+        for name in re.sub(r":\d+\)", ")", stack).split(";"):
+            frame = frame.calls.setdefault(name, Frame())
+            frame.samples += int(count)
+    return root
+
+
+def without_start(root: Frame) -> Frame:
+    """Return the calls below the event loop, and the other threads' beside them."""
+    below = Frame(root.samples)
+    pending = list(root.calls.items())
+    while pending:
+        name, frame = pending.pop()
+        if name.startswith("Runner.run ") or not frame.calls:
+            for called, each in (frame.calls or {name: frame}).items():
+                below.calls[called] = each
+        else:
+            pending += frame.calls.items()
+    return below
+
+
+def draw(root: Frame, title: str) -> str:
+    """Return the flame graph as SVG: a row a depth, as wide as the function's share of all samples."""
+    boxes = list(_boxes(root, 0.0, 0))
+    height = _TOP + (1 + max((depth for depth, *_ in boxes), default=0)) * _ROW + _MARGIN
+    legend = "".join(
+        f'<rect x="{_MARGIN + 130 * place}" y="38" width="12" height="12" fill="{colour}"/>'
+        f'<text x="{_MARGIN + 17 + 130 * place}" y="48">{name}</text>'
+        for place, (name, colour) in enumerate(_COLOURS.items())
+    )
+    drawn = "".join(_box(*box, total=root.samples) for box in boxes)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" '
+        f'font-family="monospace" font-size="11"><title>{escape(title)}</title>'
+        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>'
+        f'<text x="{_MARGIN}" y="24" font-size="15" font-family="sans-serif">{escape(title)}</text>'
+        f"{legend}{drawn}</svg>\n"
+    )
+
+
+def _boxes(frame: Frame, start: float, depth: int) -> Iterator[tuple[int, float, str, Frame]]:
+    for name, called in sorted(frame.calls.items(), key=lambda each: -each[1].samples):
+        yield depth, start, name, called
+        yield from _boxes(called, start, depth + 1)
+        start += called.samples
+
+
+def _box(depth: int, start: float, name: str, frame: Frame, *, total: int) -> str:
+    scale = (_WIDTH - 2 * _MARGIN) / total
+    width = frame.samples * scale
+    if frame.samples / total < _LEAST_SHARE:
+        return ""
+    function, _, place = name.partition(" (")
+    fits = int((width - 4) / _CHARACTER)
+    label = function if len(function) <= fits else f"{function[: fits - 1]}…" if fits >= 4 else ""
+    x, y = _MARGIN + start * scale, _TOP + depth * _ROW
+    colour = next((colour for part, colour in _COLOURS.items() if part in place), _COLOURS["Python"])
+    return (
+        f'<g><title>{escape(name)}: {frame.samples / total:.1%}</title><rect x="{x:.1f}" y="{y}" '
+        f'width="{width:.1f}" height="{_ROW - 1}" fill="{colour}" stroke="#ffffff" stroke-width="0.5"/>'
+        f'<text x="{x + 3:.1f}" y="{y + 13}">{escape(label)}</text></g>'
+    )
+
+
+if __name__ == "__main__":
+    samples, title = sys.argv[1:]
+    sys.stdout.write(draw(without_start(read_samples(Path(samples).read_text())), title))
