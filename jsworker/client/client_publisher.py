@@ -187,12 +187,12 @@ class ClientPublisher:
         if stream is None:
             self.publish_in_background(since=-math.inf)
             return 0
-        tally = Tally()
+        kept, tally = Tally(), Tally()
         self.unpublished_because = None
-        await self._publish_kept(stream, tally)
+        await self._publish_kept(stream, kept)
         await self._publish_all(OutboxPublisher(self._database, stream, limit=_BATCH), tally)
         self._reachable_stream()  # when the connection was lost meanwhile, not all was published
-        return tally.published
+        return kept.published + tally.published
 
     async def _keep_ready(self, stream: Stream) -> None:
         while True:

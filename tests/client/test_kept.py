@@ -123,10 +123,15 @@ async def test_payloads_are_not_kept(client: JobClient, unpublished: None) -> No
     assert "a large one" not in repr(kept)
 
 
-async def test_publish_pending_publishes_it_too(client: JobClient, rows: Rows, unpublished: None) -> None:
+async def test_publish_pending_publishes_it_with_the_outbox(
+    client: JobClient, rows: Rows, unpublished: None
+) -> None:
     await client.enqueue_many(KIND, [{}] * 3)
-    assert await client.publish_pending() == 3
-    await all_published(rows, 3)
+    await client.enqueue_many(KIND, [{}] * 2)
+    client._publisher._kept.pop()
+    await rows.query("UPDATE jsworker.jobs SET publish_after = clock_timestamp()")
+    assert await client.publish_pending() == 5
+    await all_published(rows, 5)
 
 
 async def test_only_what_was_created_is_published(
