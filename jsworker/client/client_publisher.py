@@ -38,6 +38,7 @@ _PUBLISH_SECONDS: Final = 2.0
 _CONNECT_SECONDS: Final = 3.0
 _BATCH: Final = 1000
 _MOST_KEPT: Final = 50_000  # jobs that are published from memory; those beyond are taken from the outbox
+_LEAST_A_SECOND: Final = 10_000  # messages that are expected to be published: relays wait for more the longer
 _LEAST_SECONDS: Final = 2.0  # so long before relays take it a message must be sent, to be marked in time
 _AT_ONCE: Final = 4
 _AT_ONCE_BESIDE_ENQUEUES: Final = 2
@@ -45,6 +46,7 @@ _MAY_NOT_MARK: Final = (
     "the login may not note what was published (role jsworker_publisher): workers publish it"
 )
 _NOT_CONNECTED: Final = "NATS is not connected"
+_LATE: Final = "messages were not sent within the time that workers leave for it: workers publish them"
 _NOT_SET: Final = "JSWORKER_NATS_URL is not set"
 _AGAIN_SECONDS: Final = 10.0
 _LONGEST_PAUSE_SECONDS: Final = 5.0
@@ -93,6 +95,7 @@ class ClientPublisher:
         self._ready = False
         self._unready_because: str | None = None
         self._kept: deque[_Kept] = deque()
+        self._jobs_kept = 0
         self._keeping: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
         self._wanted_since: float | None = None
@@ -140,9 +143,11 @@ class ClientPublisher:
         return _OWN_SECONDS if self._answering_stream() else 0.0
 
     def own_seconds_of(self, jobs: int) -> float:
-        """Return the same for so many jobs that are stored now, and handed to ``keep`` then."""
-        kept = sum(len(each.ids) for each in self._kept)
-        return self.own_seconds() if self._may_mark and kept + jobs <= _MOST_KEPT else 0.0
+        """Return the same, more for many, for jobs that are stored now, and handed to ``keep`` then."""
+        kept = self._jobs_kept + jobs
+        if not self._may_mark or kept > _MOST_KEPT or not (seconds := self.own_seconds()):
+            return 0.0
+        return seconds + kept / _LEAST_A_SECOND
 
     def keep(self, kind: str, stored: Inserted) -> None:
         """Keep the messages of jobs that relays leave to this client, for ``publish_in_background``."""
@@ -150,6 +155,7 @@ class ClientPublisher:
             first = stored.jobs[0]  # all are of one call
             context = TraceContext(first.traceparent, first.tracestate)
             ids = [answer.id for answer in stored.answers if answer.created]
+            self._jobs_kept += len(ids)
             for start in range(0, len(ids), _BATCH):
                 some = ids[start : start + _BATCH]
                 self._kept.append(_Kept(stored.own_until, kind, first.priority, context, some))
@@ -254,6 +260,8 @@ class ClientPublisher:
         while self._wanted_since is not None and (stream := self._reachable_stream()) is not None:
             if self._kept:
                 await self._publish_kept(stream, Tally(), _AT_ONCE_BESIDE_ENQUEUES)
+                if self._answering_stream() is None:  # to be tried out by what is stored next
+                    self._wanted_since = None
                 continue
             since, self._wanted_since = self._wanted_since, None
             take = partial(self._take_since, since)
@@ -278,15 +286,21 @@ class ClientPublisher:
             await self._publish_all(kept, tally)
         if self._answering_stream() is None or tally.refused is not None:
             self._kept.clear()
+            self._jobs_kept = 0
 
     async def _take_kept(self) -> list[Outgoing]:
+        """Take what is kept, of several calls together, but for what relays are about to take."""
         now = asyncio.get_running_loop().time()
-        while self._kept:
+        outgoing: list[Outgoing] = []
+        while self._kept and len(outgoing) + len(self._kept[0].ids) <= _BATCH:
             kept = self._kept.popleft()
+            self._jobs_kept -= len(kept.ids)
             if now < kept.own_until - _LEAST_SECONDS:
                 facts = (kept.kind, 1, False, None, *kept.context, kept.priority)
-                return [Outgoing(job_id, *facts) for job_id in kept.ids]
-        return []
+                outgoing += [Outgoing(job_id, *facts) for job_id in kept.ids]
+            else:
+                self.unpublished_because = _LATE
+        return outgoing
 
     async def _take_since(self, began: float, limit: int) -> list[Outgoing]:
         """Take what has been queued since then, by the event loop's clock, or a little before."""

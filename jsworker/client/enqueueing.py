@@ -207,20 +207,22 @@ def new_jobs(
     waits = keyed is not None and keyed.scope in WAITING_SCOPES
     rest = (delay, options.max_attempts, options.max_stalls, *context)
     jobs: list[NewJob] = []
-    with no_collection():
-        for payload, key in zip(payloads, keys, strict=True):
-            job_id = new_job_id()
-            try:
-                text = payload_text(kind, payload)
-                limited_by = limit_key(text)
-                owner = owner_of_payload(job_id, key if waits else None, is_scheduled=False)
-                stored = stored_payload(text, name, owner, options.contents, options.max_payload_bytes)
-            except (InvalidJson, InvalidPayload, InvalidName) as error:
-                if len(payloads) == 1:
-                    raise
-                raise type(error)(f"payloads[{len(jobs)}]: {error}") from None
-            terms_of_job = unkeyed if key is None else keyed
-            jobs.append(NewJob(job_id, stored, key, *rest, limited_by, priority, terms_of_job))
+    for start in range(0, len(payloads), _BATCH):
+        some = slice(start, start + _BATCH)
+        with no_collection():
+            for payload, key in zip(payloads[some], keys[some], strict=True):
+                job_id = new_job_id()
+                try:
+                    text = payload_text(kind, payload)
+                    limited_by = limit_key(text)
+                    owner = owner_of_payload(job_id, key if waits else None, is_scheduled=False)
+                    stored = stored_payload(text, name, owner, options.contents, options.max_payload_bytes)
+                except (InvalidJson, InvalidPayload, InvalidName) as error:
+                    if len(payloads) == 1:
+                        raise
+                    raise type(error)(f"payloads[{len(jobs)}]: {error}") from None
+                terms_of_job = unkeyed if key is None else keyed
+                jobs.append(NewJob(job_id, stored, key, *rest, limited_by, priority, terms_of_job))
     return jobs
 
 

@@ -62,7 +62,7 @@ from jsworker.ownership.transitions.steps import steps_of
 from jsworker.stream.message import subject_of
 
 _PUBLISH_EVERY_SECONDS = 1.0
-"""Publishing competes with a long ``enqueue_many`` for this process; workers publish meanwhile."""
+"""Publishing competes with a long ``enqueue_many`` for this process."""
 _MOST_LISTED = 2**31 - 1
 _NOT_OPEN = "not open: use `async with`, or call open()"
 

@@ -133,12 +133,14 @@ async def test_a_row_that_was_locked_until_the_worker_was_drained_is_left_to_oth
 
         await eventually(is_asked_for_again)
         await drain(client, running)
+
+        async def is_given_back() -> None:
+            assert not consumer.claiming
+
+        # While it is locked: a claim that was on its way before would find it unlocked, rightly.
+        await eventually(is_given_back)
         holder.rollback()
 
-    async def is_given_back() -> None:
-        assert not consumer.claiming
-
-    await eventually(is_given_back)
     assert (await rows.job(job.id))["fencing_token"] == 0
     other = await start(scripted(echo))
     assert (await rows.becomes(job.id, "completed"))["completed_by"] == other.worker.id

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
 import uuid_utils.compat
-from sqlalchemy import Text, TextClause, any_, select, text
+from sqlalchemy import Text, TextClause, any_, func, select, text
 
 from jsworker.core.errors import TransitionRefused
 from jsworker.core.garbage import no_collection
@@ -93,8 +93,11 @@ _ARRAYS = (
 """Its parameters for the fields of ``NewJob``, in their order."""
 
 # Without keys nothing can be in conflict: five times cheaper. ``now`` is the time of the statement.
-# It takes values, not expressions: a later time is asked for before.
-TIME_IN = compiled(select((NOW + given_seconds("seconds")).label("time")))
+# It takes values, not expressions: a later time is asked for before, in the form that no setting of the login changes.
+_ISO_8601: Final = 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'
+TIME_IN = compiled(
+    select(func.to_char(func.timezone("UTC", NOW + given_seconds("seconds")), _ISO_8601).label("time"))
+)
 COPY_MANY = text("""
 COPY jsworker.jobs (
   id, kind, payload, max_attempts, max_stalls, priority, traceparent, tracestate,
@@ -218,7 +221,7 @@ async def enqueue_many(
     )
     if plain and statement is None:
         later = await database.run(TIME_IN, {"seconds": publish_after}) if publish_after else ()
-        await database.copy_in(COPY_MANY, _lines(kind, new, *(row.time.isoformat() for row in later)))
+        await database.copy_in(COPY_MANY, _lines(kind, new, *(row.time for row in later)))
         with no_collection():
             return [Enqueued(job.id, created=True) for job in new]
     found: dict[UUID, Enqueued] = {}

@@ -216,7 +216,7 @@ async def enqueue_many(
 ) -> list[Enqueued]:
     """Insert jobs as ``enqueue.enqueue_many``, by their terms; those with another scope than ``live`` one by one.
 
-    What has terms is published by relays, whatever ``publish_after`` is.
+    Messages of what has terms are due at once, whatever ``publish_after`` is.
     """
     if not new or all(job.terms is None for job in new):
         return await enqueue.enqueue_many(database, kind, new, publish_after=publish_after)
