@@ -48,18 +48,18 @@ def read_samples(text: str) -> Frame:
     return root
 
 
-def without_start(root: Frame) -> Frame:
-    """Return the calls below the event loop, and the other threads' beside them."""
-    below = Frame(root.samples)
-    pending = list(root.calls.items())
+def below_event_loop(root: Frame) -> Frame:
+    """Return what asyncio's ``Runner.run`` calls, without the steps before it and without other threads.
+
+    Raises ValueError: there is none.
+    """
+    pending = [root]
     while pending:
-        name, frame = pending.pop()
-        if name.startswith("Runner.run ") or not frame.calls:
-            for called, each in (frame.calls or {name: frame}).items():
-                below.calls[called] = each
-        else:
-            pending += frame.calls.items()
-    return below
+        for name, frame in pending.pop().calls.items():
+            if name.startswith("Runner.run "):
+                return frame
+            pending.append(frame)
+    raise ValueError("no stack has asyncio's Runner.run in it")
 
 
 def draw(root: Frame, title: str) -> str:
@@ -106,5 +106,7 @@ def _box(depth: int, start: float, name: str, frame: Frame, *, total: int) -> st
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python -m benchmarks.flame SAMPLES TITLE > FILE.svg")
     samples, title = sys.argv[1:]
-    sys.stdout.write(draw(without_start(read_samples(Path(samples).read_text())), title))
+    sys.stdout.write(draw(below_event_loop(read_samples(Path(samples).read_text())), title))

@@ -11,7 +11,7 @@ from uuid import UUID
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from jsworker.client.enqueueing import Inserted
-from jsworker.client.publishing import OutboxPublisher, Tally, publish_traced
+from jsworker.client.publishing import AT_ONCE, OutboxPublisher, Tally, publish_traced
 from jsworker.core.batching import Batcher
 from jsworker.core.errors import (
     DatabaseRefused,
@@ -40,7 +40,6 @@ _BATCH: Final = 1000
 _MOST_KEPT: Final = 50_000  # jobs that are published from memory; those beyond are taken from the outbox
 _LEAST_A_SECOND: Final = 10_000  # messages that are expected to be published: relays wait for more the longer
 _LEAST_SECONDS: Final = 2.0  # so long before relays take it a message must be sent, to be marked in time
-_AT_ONCE: Final = 4
 _AT_ONCE_BESIDE_ENQUEUES: Final = 2
 _MAY_NOT_MARK: Final = (
     "the login may not note what was published (role jsworker_publisher): workers publish it"
@@ -278,7 +277,7 @@ class ClientPublisher:
             )
             await self._publish_all(own, Tally())
 
-    async def _publish_kept(self, stream: Stream, tally: Tally, at_once: int = _AT_ONCE) -> None:
+    async def _publish_kept(self, stream: Stream, tally: Tally, at_once: int = AT_ONCE) -> None:
         """Publish what is kept; once nothing is acknowledged the rest is left to relays."""
         if self._kept and self._answering_stream() is not None:
             take = self._take_kept

@@ -277,7 +277,7 @@ async def insert(
     jobs: Iterable[NewJob],
     *,
     keyed: bool,
-    own_seconds: Callable[[int], float] = lambda _: 0.0,
+    own_seconds: Callable[[int], float],
 ) -> AsyncGenerator[Inserted]:
     """Insert jobs of a kind and yield the answers, in order, as they come.
 

@@ -17,7 +17,7 @@ from jsworker.stream.jetstream import Stream
 from jsworker.stream.message import WireMessage
 from jsworker.stream.publisher import Published
 
-_AT_ONCE: Final = 4
+AT_ONCE: Final = 4
 """Batches under way: while one is taken, others are on their way to the stream, stored there and marked."""
 
 Take = Callable[[], Awaitable[list[Outgoing]]]
@@ -50,7 +50,7 @@ class OutboxPublisher:
         *,
         limit: int,
         take: Take | None = None,
-        at_once: int = _AT_ONCE,
+        at_once: int = AT_ONCE,
         refused_rows: RefusedRows | None = None,
     ) -> None:
         self._database = database

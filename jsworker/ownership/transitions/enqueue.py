@@ -92,12 +92,13 @@ _ARRAYS = (
 )
 """Its parameters for the fields of ``NewJob``, in their order."""
 
-# Without keys nothing can be in conflict: five times cheaper. ``now`` is the time of the statement.
-# It takes values, not expressions: a later time is asked for before, in the form that no setting of the login changes.
 _ISO_8601: Final = 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'
-TIME_IN = compiled(
+# COPY takes values, not expressions: a later time is asked for before, in a form that no setting of the login changes.
+TIME_LATER = compiled(
     select(func.to_char(func.timezone("UTC", NOW + given_seconds("seconds")), _ISO_8601).label("time"))
 )
+
+# Without keys nothing can be in conflict: five times cheaper. ``now`` is the time of the statement.
 COPY_MANY = text("""
 COPY jsworker.jobs (
   id, kind, payload, max_attempts, max_stalls, priority, traceparent, tracestate,
@@ -220,7 +221,7 @@ async def enqueue_many(
         for job in new
     )
     if plain and statement is None:
-        later = await database.run(TIME_IN, {"seconds": publish_after}) if publish_after else ()
+        later = await database.run(TIME_LATER, {"seconds": publish_after}) if publish_after else ()
         await database.copy_in(COPY_MANY, _lines(kind, new, *(row.time for row in later)))
         with no_collection():
             return [Enqueued(job.id, created=True) for job in new]
