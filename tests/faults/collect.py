@@ -48,6 +48,7 @@ LEDGER = "SELECT job_id::text AS job, fence AS token FROM faults.ledger_log ORDE
 DELETED = "SELECT job_id::text AS job FROM faults.deleted"
 WORKFLOWS = "SELECT id::text, name FROM jsworker.workflows"
 FINISHES = "SELECT count(*) AS batches FROM faults.finishes"
+_STOPS = frozenset({"job.fenced", "job.lost", "job.cancelled"})
 
 
 def collect(history: History, database_url: str, folder: Path) -> None:
@@ -156,7 +157,7 @@ def read_tries(folder: Path) -> list[Try]:
 
 
 def read_logs(history: History, folder: Path) -> None:
-    """Fill in how often the pods logged each event, and the heartbeats that their owners said had failed."""
+    """Fill in how often the pods logged each event, and what they said of their heartbeats and runs."""
     offset = boottime() - time.time()
     counts: Counter[str] = Counter()
     for path in folder.glob("pod-*.log"):
@@ -169,8 +170,10 @@ def read_logs(history: History, folder: Path) -> None:
             except (ValueError, KeyError):  # a line that was torn by a kill
                 counts["torn line"] += 1
                 continue
-            by_worker = {"heartbeat.failed": history.failed_heartbeats, "job.fenced": history.fencings}
-            if (times := by_worker.get(told["event"])) is not None:
+            if told["event"] in _STOPS or told["event"] == "heartbeat.failed":
                 at = datetime.fromisoformat(told["timestamp"]).timestamp() + offset
-                times[told["worker_id"]].append(at)
+                if told["event"] in _STOPS:
+                    history.stops[told["worker_id"]].append((at, told["job_id"]))
+                else:
+                    history.failed_heartbeats[told["worker_id"]].append(at)
     history.log_events = dict(counts)

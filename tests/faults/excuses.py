@@ -13,7 +13,7 @@ NOBODY_INJECTED = frozenset({"paused", "slow machine", "crowded machine"})
 
 _ANY = frozenset({"process", "loop", "database", "nats", "rows"})
 _CLOCK_SLACK_SECONDS = 0.05
-_FENCED_SECONDS = 1.0
+_STOPPED_SECONDS = 1.0
 """Between the last sign of a process and the line of the worker that has ended it."""
 _TOLD_LATE_SECONDS = 0.5
 """A heartbeat's failure is told when its statement has timed out, which may be after the reset."""
@@ -51,18 +51,32 @@ class Excuses:
         return self._crowd(start, end) if told else None
 
     def was_ended_by_worker(self, life: Life, at: float) -> bool:
-        """Tell whether a process of a job that runs alone was ended by its worker, before the job began.
+        """Tell whether the process of a job that runs alone was ended by its worker with the run.
 
-        The worker says at that moment that it has stopped a run because its heartbeats were not answered.
+        The worker says at that moment that it has stopped a run: this one, or before any has begun in the
+        process, one for which it was meant. A run that has begun is given two heartbeats to stop; that it
+        does not is fine on a crowded machine alone.
         """
+        begun = [run for run in self._history.runs if run.pid == life.pid]
+        unfinished = {run.job for run in begun if run.how is None}
+        if begun and not (unfinished and self.is_crowded(at)):
+            return False
         told = (
-            when
-            for worker, times in self._history.fencings.items()
+            (when, job)
+            for worker, stops in self._history.stops.items()
             if pid_of(worker) == life.parent and pod_of(worker) == life.pod
-            for when in times
+            for when, job in stops
         )
-        has_run = any(run.pid == life.pid for run in self._history.runs)
-        return not has_run and any(abs(when - at) < _FENCED_SECONDS for when in told)
+        return any(
+            (job in unfinished and -self._longest_gap - _STOPPED_SECONDS < when - at < _STOPPED_SECONDS)
+            if begun
+            else abs(when - at) < _STOPPED_SECONDS
+            for when, job in told
+        )
+
+    def is_crowded(self, at: float) -> bool:
+        """Tell whether the machine was crowded around a moment."""
+        return self._crowd(at - _STOPPED_SECONDS, at + _STOPPED_SECONDS) is not None
 
     def for_letting_go(self, worker: str, job: str, start: float, end: float) -> str | None:
         """Return why a worker may have released a job, or missed it in the first place."""

@@ -232,7 +232,7 @@ class History:
         crowded: times in which processes waited for a processor for most of the time; a worker may then
             well give its jobs back, but nobody may take them unless it said that it could not renew them.
         failed_heartbeats: by worker, when it said that it could not renew its heartbeat.
-        fencings: by worker, when it stopped a run of its own because its heartbeats were not answered.
+        stops: by worker, when it said that it stopped a run of its own, and of which job.
         workflows: names of workflows by their ids.
         batches: how many batches have finished, again after a retry too.
         broken: what broke a rule of ``flow_control``, by rule.
@@ -261,7 +261,7 @@ class History:
     cancels: list[Cancel] = field(default_factory=list)
     log_events: dict[str, int] = field(default_factory=dict)
     failed_heartbeats: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    fencings: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    stops: dict[str, list[tuple[float, str]]] = field(default_factory=lambda: defaultdict(list))
     published: int = 0
     workflows: dict[str, str] = field(default_factory=dict)
     batches: int = 0

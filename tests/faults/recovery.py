@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tests.faults.excuses import AFTERMATH_SECONDS, Excuses
-from tests.faults.history import FINAL, SLOTS_EXHAUSTED, Event, History, Move, Run, pod_of
+from tests.faults.history import FINAL, SLOTS_EXHAUSTED, Event, History, Life, Move, Run, pod_of
 from tests.faults.safety import Finding
 from tests.faults.workload import FAILS_FOR, NEVER_ERRS
 
@@ -16,6 +16,8 @@ LONGEST_IDLE_SECONDS = 15.0
 """Two scans are under a second; but whoever would see to it may be killed, again and again."""
 _SAME_END_SECONDS = 0.25
 _DEATH_SECONDS = 1.0
+"""From the last sign of a process to its death."""
+_CROWDED_DEATH_SECONDS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,27 +245,38 @@ def deaths(history: History, excuses: Excuses) -> Iterator[Finding]:
         last = life.last_sign
         if last is None or life.ended or last > over - _DEATH_SECONDS:
             continue
+        # What waits for a processor gives no sign of life before it dies.
+        silent = _CROWDED_DEATH_SECONDS if excuses.is_crowded(last) else _DEATH_SECONDS
         killed = any(
             "process" in fault.touches
             and (fault.pids & {life.pid, life.parent} or (not fault.pids and life.pod in fault.pods))
-            and fault.start - _DEATH_SECONDS <= last <= fault.end + _DEATH_SECONDS
+            and fault.start - silent <= last <= fault.end + _DEATH_SECONDS
             for fault in history.faults
         )
         deadly = any(
             run.pid == life.pid and run.kind in _DEADLY_KINDS and run.start <= last + 0.2 and run.how is None
             for run in history.runs
         )
-        exited = any(end.pod == life.pod and abs(end.at - last) < 2 * _DEATH_SECONDS for end in history.exits)
+        exited = any(end.pod == life.pod and abs(end.at - last) < 2 * silent for end in history.exits)
         # A job that runs alone dies with its worker, whose own death is judged by itself.
         worker = None if life.parent is None else history.life_of(life.parent, last)
-        orphaned = (
-            worker is not None and abs((worker.last_sign or 0.0) - last) < _DEATH_SECONDS and not worker.ended
-        )
+        orphaned = worker is not None and abs((worker.last_sign or 0.0) - last) < silent and not worker.ended
         if not (killed or deadly or exited or orphaned or excuses.was_ended_by_worker(life, last)):
-            yield (
-                str(life.pid),
-                f"process of {life.pod} died at {last - history.started:.1f} s, killed by nobody",
-            )
+            yield str(life.pid), f"process of {life.pod} died, killed by nobody: {_of_death(history, life)}"
+
+
+def _of_death(history: History, life: Life) -> str:
+    last = life.last_sign or 0.0
+    loop, thread = ((signs or (last,))[-1] - history.started for signs in (life.ticks, life.threads))
+    runs = [run for run in history.runs if run.pid == life.pid and run.start <= last + 0.2]
+    facts = [
+        f"last sign of its loop at {loop:.1f} s, of a thread at {thread:.1f} s",
+        f"lived {last - (life.first_sign or last):.1f} s below process {life.parent}",
+        f"{len(runs)} runs, without an end: {[run.kind for run in runs if run.how is None]}",
+    ]
+    near = [fault for fault in history.faults if fault.start - 5.0 <= last <= fault.end + 5.0]
+    facts += [f"{fault.name} of {sorted(fault.pods)} {fault.start - last:+.1f} s" for fault in near]
+    return "; ".join(facts)
 
 
 def seen_paths(history: History) -> set[str]:

@@ -343,27 +343,46 @@ def test_it_dies_with_a_worker_that_its_supervisor_has_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fenced", "has_run", "fine"),
+    ("stopped", "begun", "crowded", "fine"),
     [
-        ((RESCUER, 10.2), False, True),
-        ((RESCUER, 12.0), False, False),  # another run, later
-        ((OWNER, 10.2), False, False),  # another worker
-        ((RESCUER, 10.2), True, False),
-        (None, False, False),
+        ((RESCUER, 10.2), None, False, True),
+        ((RESCUER, 12.0), None, False, False),  # another run, later
+        ((OWNER, 10.2), None, False, False),  # another worker
+        (None, None, True, False),
+        ((RESCUER, 9.0), "finish", True, False),
+        ((RESCUER, 9.0), "unfinished", True, True),
+        ((RESCUER, 9.0), "unfinished", False, False),  # it had time to stop
+        ((RESCUER, 9.0), "of another job", True, False),
+        (None, "unfinished", True, False),
     ],
 )
-def test_a_worker_that_fences_itself_ends_the_process_of_a_job_that_has_not_begun(
-    fenced: tuple[str, float] | None, *, has_run: bool, fine: bool
+def test_a_worker_that_stops_a_run_ends_its_process(
+    stopped: tuple[str, float] | None, begun: str | None, *, crowded: bool, fine: bool
 ) -> None:
     def ended(history: History) -> None:
-        history.crowded.append((9.0, 13.0))  # alone no excuse
         history.lives.append(Life(300, "pod1", ticks(8.0, 10.0), parent=history.lives[1].pid))
-        if fenced is not None:
-            history.fencings[fenced[0]].append(fenced[1])
-        if has_run:
-            history.runs.append(replace(history.runs[-1], pid=300, start=9.0, end=9.5))
+        if crowded:
+            history.crowded.append((9.0, 13.0))
+        if stopped is not None:
+            history.stops[stopped[0]].append((stopped[1], "b"))
+        if begun is not None:
+            job, how = ("a" if begun == "of another job" else "b"), ("finish" if begun == "finish" else None)
+            history.runs.append(replace(history.runs[-1], job=job, pid=300, start=8.5, end=None, how=how))
 
     assert ("died by itself" not in verdict_of(ended).broken) is fine
+
+
+@pytest.mark.parametrize(("crowded", "broken"), [(True, []), (False, ["died by itself"])])
+def test_what_waits_for_a_processor_may_be_silent_before_it_is_killed(
+    broken: list[str], *, crowded: bool
+) -> None:
+    def silent(history: History) -> None:
+        history.crowded += [(6.0, 9.0)] if crowded else []
+        history.lives[0] = Life(100, "pod0", ticks(1.0, KILLED_AT - 2.5))
+        history.runs[0] = replace(history.runs[0], start=7.0)
+        history.faults[0] = replace(history.faults[0], touches=frozenset({"process", "database"}))
+
+    assert [rule for rule in verdict_of(silent).broken if rule == "died by itself"] == broken
 
 
 def test_a_process_id_may_be_given_anew() -> None:
