@@ -11,7 +11,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from jsworker.core.priorities import NORMAL
-from jsworker.ownership.schema import batches, jobs, refused_rows, workflows
+from jsworker.ownership.schema import batches, jobs, limits, refused_rows, workflows
 from jsworker.ownership.statements import AT_START, NOW, given, given_seconds, j, locked, seconds
 
 Predicate = sa.ColumnElement[bool]
@@ -51,6 +51,15 @@ def held_by(*why: str) -> Predicate:
 
 # A job with a key is claimed by admission alone, also by workers that know no limit of it.
 has_no_limit_key: Final = j.c.limit_key.is_(None)
+
+pause_holds: Final = sa.and_(
+    limits.c.paused_at.is_not(None), sa.or_(limits.c.paused_until.is_(None), limits.c.paused_until > NOW)
+)
+_of_its_kind_and_key: Final = sa.and_(
+    limits.c.kind == j.c.kind, limits.c.key.in_(("", sa.func.coalesce(j.c.limit_key, "")))
+)
+not_paused: Final = ~sa.select(limits.c.key).where(_of_its_kind_and_key, pause_holds).exists()
+"""Neither its key nor its kind is paused. Without their locks: a pause that is being committed may come too late."""
 
 # The owner's fence.
 held_by_me: Final = sa.and_(processing, j.c.worker_id == worker_id)

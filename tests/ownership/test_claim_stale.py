@@ -135,6 +135,35 @@ async def test_leaves_what_is_not_its_own(
     assert (read_job(sql, running), event_names(sql, running)) == (before, [])
 
 
+@pytest.mark.parametrize(
+    ("limit_key", "key", "over_for", "is_claimed"),
+    [
+        (None, "", None, False),
+        ("a", "", None, False),
+        ("a", "a", None, False),
+        ("a", "a", -60.0, False),
+        ("a", "a", 60.0, True),
+        ("a", "b", None, True),
+        (None, "a", None, True),
+    ],
+)
+async def test_nothing_begins_while_its_key_or_kind_is_paused(
+    database: Database, sql: Sql, limit_key: str | None, key: str, over_for: float | None, *, is_claimed: bool
+) -> None:
+    job_id = insert_job(sql, "processing", last_activity_at=ago(60), limit_key=limit_key)
+    sql.execute(
+        "INSERT INTO jsworker.limits (kind, key, paused_at, paused_until) "
+        "VALUES (%s, %s, now(), now() - make_interval(secs => %s))",
+        [KIND, key, over_for],
+    )
+    try:
+        taken = await claim_stale(database, suspect(sql, job_id))
+    finally:
+        sql.execute("DELETE FROM jsworker.limits")
+    assert [job.id for job in taken.claimed] == [job_id] * is_claimed
+    assert read_job(sql, job_id)["worker_id"] == (OTHER_WORKER if is_claimed else WORKER)
+
+
 async def test_read_back_finds_it(database: Database, sql: Sql, running: UUID) -> None:
     taken = await claim_stale(database, suspect(sql, running))
     without_content = [job._replace(payload=None, checkpoint=None) for job in taken.claimed]

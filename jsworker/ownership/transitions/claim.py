@@ -156,12 +156,13 @@ _free = sa.and_(predicates.may_be_claimed, predicates.has_no_limit_key)
 CLAIM = _claim(sa.select().where(j.c.id == sa.any_(_ids), _free, of_kind), _free)
 
 # The stale owner's job, from a list of rows that rule 1 has proven stale: reset and claim in one. Only a
-# first stall, for a later one waits out its back-off; only when a further run is due at all.
+# first stall, for a later one waits out its back-off; only when a further run is due at all; and only when it may
+# begin at once, for what is paused is held once it was reset.
 _seen = statements.given_runs("seen", activity=given_array("activities", sa.DateTime(timezone=True)))
 CLAIM_STALE = _claim(
     sa.select()
     .select_from(j.join(_seen, _seen.c.id == j.c.id))
-    .where(predicates.stale_and_seen(_seen), of_kind, predicates.may_stall_once),
+    .where(predicates.stale_and_seen(_seen), of_kind, predicates.may_stall_once, predicates.not_paused),
     predicates.processing,
     from_stale_owner=True,
 )

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from jsworker.ownership import predicates
 from jsworker.ownership.database import Database
 from jsworker.ownership.schema import batches, limits, workflows
-from jsworker.ownership.statements import AT_START, NOW, compiled, given, given_seconds, j
+from jsworker.ownership.statements import AT_START, compiled, given, given_seconds, j
 from jsworker.ownership.transitions.admission import waits_for_admission_indexed
 
 _EVER: Final = 100 * 366 * 86400.0
@@ -33,9 +33,6 @@ _due_now: Final = sa.select(
     _any("to_publish", predicates.needs_publish_indexed, _due(j.c.publish_after), along=j.c.publish_after),
 ).subquery("due")
 _of_my_kinds: Final = sa.and_(limits.c.kind == sa.any_(given("kinds", sa.ARRAY(sa.Text))), limits.c.key == "")
-_is_paused: Final = sa.and_(
-    limits.c.paused_at.is_not(None), sa.or_(limits.c.paused_until.is_(None), limits.c.paused_until > NOW)
-)
 # For the relay; and, with it, what a worker must know of the limits of its kinds.
 DUE = compiled(
     sa.select(
@@ -43,7 +40,7 @@ DUE = compiled(
         _due_now.c.to_publish,
         limits.c.kind,
         sa.or_(limits.c.max_running.is_not(None), limits.c.rate.is_not(None)),
-        _is_paused,
+        predicates.pause_holds,
     ).select_from(_due_now.outerjoin(limits, _of_my_kinds))
 )
 
