@@ -1,17 +1,19 @@
 """Admission: never more of a key than its limit says, whoever comes at once, and nobody's turn is lost."""
 
 import asyncio
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine, TextClause, text
+from sqlalchemy import Engine, TextClause, make_url, text
 
 from jsworker.ownership.database import Database
+from jsworker.ownership.queries import job_report
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import admission, claim, limits
 from jsworker.ownership.transitions.claim import ClaimedJob
@@ -45,6 +47,31 @@ BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 @pytest.fixture(autouse=True)
 def _no_limits(sql: Sql) -> None:
     sql.execute("DELETE FROM jsworker.limits")
+
+
+_OLDER = """
+CREATE SCHEMA older;
+CREATE FUNCTION older.minus(timestamptz, timestamptz) RETURNS interval LANGUAGE plpgsql AS $$
+BEGIN
+  IF NOT (isfinite($1) AND isfinite($2)) THEN
+    RAISE datetime_field_overflow;
+  END IF;
+  RETURN $1 OPERATOR(pg_catalog.-) $2;
+END $$;
+CREATE OPERATOR older.- (FUNCTION = older.minus, LEFTARG = timestamptz, RIGHTARG = timestamptz);
+"""
+
+
+@pytest.fixture
+async def older(database_url: str, sql: Sql) -> AsyncIterator[Database]:
+    """A database that, as PostgreSQL before 17, cannot subtract infinite times."""
+    sql.execute(_OLDER)
+    options = {"options": "-c search_path=older,pg_catalog"}
+    url = make_url(database_url).update_query_dict(options)
+    opened = Database(url.render_as_string(hide_password=False), statement_timeout=10.0)
+    yield opened
+    await opened.close()
+    sql.execute("DROP SCHEMA older CASCADE")
 
 
 async def limited(database: Database, *numbers: Any, key: str = "") -> None:
@@ -540,6 +567,29 @@ class TestPauses:
     async def test_a_paused_kind_pauses_its_keys(self, database: Database, sql: Sql) -> None:
         await limits.pause(database, KIND, "", seconds=None, paused_by="ann", reason=None)
         assert await admitted(database, queued(sql, 1)) == []
+
+    async def test_one_written_by_hand_without_finite_times_keeps_no_other_key_waiting(
+        self, older: Database, sql: Sql
+    ) -> None:
+        sql.execute(
+            "INSERT INTO jsworker.limits (kind, key, paused_at, paused_until) "
+            "VALUES (%(kind)s, %(key)s, '-infinity', 'infinity'), (%(kind)s, 'other', '-infinity', NULL)",
+            {"kind": KIND, "key": KEY},
+        )
+        free = held(sql, 1, key="free")
+        ids = [*queued(sql, 1), *queued(sql, 1, key="other")]
+        assert await admitted(older, ids) == []
+        assert statuses(sql, ids) == [("scheduled", "paused")] * 2
+        found = await admission.waiting_keys(older)
+        assert {key.key: (key.jobs > 0, key.seconds) for key in found if key.key != "free"} == {
+            KEY: (False, None),
+            "other": (False, None),
+        }
+        assert await admission.wake(older, worker_id=WORKER, kind=KIND, keys=[KEY, "free"]) == 1
+        assert statuses(sql, free) == [("queued", None)]
+        assert len(await limits.list_limits(older)) == 2
+        report = await older.run(job_report.LIMITS, {"after_kind": "", "after_key": ""})
+        assert [row.paused_for for row in report] == [math.inf] * 2
 
 
 class TestWake:

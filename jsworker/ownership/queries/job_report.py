@@ -94,7 +94,8 @@ SELECT name, kind, extract(epoch FROM statement_timestamp() - next_at) AS second
 FROM jsworker.schedules WHERE NOT paused ORDER BY next_at LIMIT 1000
 """)
 
-# Keys of which jobs are held, with and without a row of their own, and pauses that hold.
+# Keys of which jobs are held, with and without a row of their own, and pauses that hold. Epochs are subtracted, for
+# older servers cannot subtract infinite times, which somebody may have written by hand.
 LIMITS = filled(
     """
 WITH RECURSIVE {leap}, found AS MATERIALIZED (
@@ -105,8 +106,9 @@ WITH RECURSIVE {leap}, found AS MATERIALIZED (
 )
 SELECT state.kind, state.key, state.jobs AS free, held.jobs AS held, held.seconds AS held_for,
   CASE WHEN coalesce(l.paused_until > statement_timestamp(), true)
-    THEN extract(epoch FROM statement_timestamp() - l.paused_at) END AS paused_for, l.paused_by, l.reason,
-  extract(epoch FROM statement_timestamp() - l.used_at) AS unused_for
+    THEN extract(epoch FROM statement_timestamp()) - extract(epoch FROM l.paused_at) END AS paused_for,
+  l.paused_by, l.reason,
+  extract(epoch FROM statement_timestamp()) - extract(epoch FROM l.used_at) AS unused_for
 FROM ({state}) AS state LEFT JOIN jsworker.limits AS l ON l.kind = state.kind AND l.key = state.key
 CROSS JOIN LATERAL (
   SELECT count(*) AS jobs, extract(epoch FROM statement_timestamp() - min(few.held_at)) AS seconds FROM (

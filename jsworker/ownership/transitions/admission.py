@@ -59,13 +59,14 @@ LOCK = filled(
 LOCK_KEYS = filled(_LOCK, keys=_GIVEN_KEYS)
 
 # How many jobs of each key may begin now. A bucket (GCRA) is the instant at which it is full again: it moves on by
-# ``step`` for each job, up to ``per`` ahead. If it is further ahead, the clock has gone back.
+# ``step`` for each job, up to ``per`` ahead. If it is further ahead, the clock has gone back. Of a pause epochs are
+# subtracted: older servers cannot subtract the infinite times that somebody may have written by hand.
 STATE: Final = """
 SELECT {row}.kind, {row}.key, x.paused, x.max_running, x.rate, x.per, x.running, r.step, r.full_at, r.tokens,
   CASE WHEN x.paused THEN 0 ELSE greatest(0, least(x.max_running - x.running, r.tokens, 1000000)) END AS jobs,
   CASE WHEN x.paused THEN 'paused' WHEN x.max_running - x.running <= coalesce(r.tokens, 0)
     OR r.tokens IS NULL THEN 'limit' ELSE 'rate' END AS held_by,
-  CASE WHEN x.paused THEN extract(epoch FROM x.until - x.now)
+  CASE WHEN x.paused THEN extract(epoch FROM x.until) - extract(epoch FROM x.now)
     WHEN r.tokens < 1 OR x.max_running IS NULL OR r.tokens < x.max_running - x.running
       THEN extract(epoch FROM r.full_at - x.now) + (r.tokens + 1) * r.step - x.per END AS seconds
 FROM ({keys}) AS k(kind, key)
