@@ -26,6 +26,8 @@ _UPGRADE: Final = "Upgrade PostgreSQL to a version that is still maintained."
 _UPGRADE_SCHEMA: Final = "Run `jsworker db upgrade`; workers may run meanwhile."
 _OF_A_PROCESS: Final = 23
 """Connections of a worker process at most: 10 for statements, 10 for those by key, 3 for heartbeats."""
+_OF_A_SLOT: Final = 2
+"""Further ones: ``job.transaction()`` and ``job.sync.transaction()`` have a pool each, which keeps them."""
 _TRIGGERS: Final = {
     "jobs_guard": "a final job could change, a fencing token could go back",
     "jobs_live_stay": "a job that waits or runs could be deleted",
@@ -105,7 +107,7 @@ def connections(
     """Whether the fleet may open as many connections as it can use."""
     alive = [worker.concurrency for worker in registered if worker.alive]
     fleet = alive or [settings.concurrency] * settings.processes
-    needed = sum(_OF_A_PROCESS + concurrency for concurrency in fleet)
+    needed = sum(_OF_A_PROCESS + _OF_A_SLOT * concurrency for concurrency in fleet)
     allowed = _allowed_connections(server)
     whose = counted(len(fleet), "worker process", plural="worker processes")
     says = f"{whose} may open up to {needed} connections, the server allows {allowed}"

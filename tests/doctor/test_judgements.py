@@ -140,18 +140,18 @@ class TestConnections:
         fleet = (worker(), worker(), replace(worker(), alive=False))
         remark = only(postgresql_checks.connections(SERVER, LINK, fleet, a_settings(processes=50)))
         assert remark.level == "ok"
-        assert "2 worker processes may open up to 66 connections, the server allows 97" in remark.says
+        assert "2 worker processes may open up to 86 connections, the server allows 97" in remark.says
 
     def test_too_large_a_fleet(self) -> None:
-        remark = only(postgresql_checks.connections(SERVER, LINK, (worker(75),), a_settings()))
+        remark = only(postgresql_checks.connections(SERVER, LINK, (worker(38),), a_settings()))
         assert remark.level == "warning"
-        assert "1 worker process may open up to 98 connections, the server allows 97" in remark.says
+        assert "1 worker process may open up to 99 connections, the server allows 97" in remark.says
 
     def test_without_workers_the_settings_count(self) -> None:
         remark = only(
             postgresql_checks.connections(SERVER, LINK, (), a_settings(processes=3, concurrency=10))
         )
-        assert "3 worker processes may open up to 99 connections" in remark.says
+        assert "3 worker processes may open up to 129 connections" in remark.says
         assert remark.level == "warning"
 
     def test_the_limit_of_a_role(self) -> None:
