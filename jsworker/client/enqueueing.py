@@ -274,7 +274,7 @@ class Inserted(NamedTuple):
 async def insert(
     database: Database,
     kind: str,
-    jobs: Iterable[NewJob],
+    jobs: Sequence[NewJob],
     *,
     keyed: bool,
     own_seconds: Callable[[int], float],
@@ -298,7 +298,7 @@ async def insert(
     try:
         for batch in _batches(jobs):
             under_way.append(asyncio.create_task(write(batch)))
-            await asyncio.sleep(0)  # begin with it before the next batch keeps the processor busy
+            await asyncio.sleep(0)  # send it before the answers of an earlier one keep the processor busy
             if len(under_way) == at_once:
                 yield await under_way.popleft()
         while under_way:
@@ -309,7 +309,7 @@ async def insert(
         await asyncio.gather(*under_way, return_exceptions=True)
 
 
-def _batches(jobs: Iterable[NewJob]) -> Iterator[list[NewJob]]:
+def _batches(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
     batch: list[NewJob] = []
     size = 0
     for job in jobs:

@@ -1,7 +1,7 @@
 """Many jobs go in statements that are neither too long nor too large."""
 
 import asyncio
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -9,7 +9,8 @@ from jsworker.client import enqueueing
 from jsworker.client.enqueueing import insert
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
-from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
+from jsworker.ownership.transitions import enqueue_terms
+from jsworker.ownership.transitions.enqueue import Enqueued, NewJob, new_job_id
 from tests.worker.rows import Rows
 
 
@@ -53,22 +54,43 @@ async def test_nothing_is_no_statement(database: Database) -> None:
     assert await answered(database, []) == []
 
 
-async def test_jobs_are_made_while_others_are_inserted(
+@pytest.mark.parametrize(("keys", "at_once"), [(False, 2), (True, 1)])
+async def test_two_statements_are_under_way_at_once_unless_there_are_keys(
+    database: Database, monkeypatch: pytest.MonkeyPatch, *, keys: bool, at_once: int
+) -> None:
+    enqueue_many = enqueue_terms.enqueue_many
+    under_way = 0
+    seen: list[int] = []
+
+    async def counted(*given: Any, **options: Any) -> list[Enqueued]:
+        nonlocal under_way
+        under_way += 1
+        seen.append(under_way)
+        try:
+            return await enqueue_many(*given, **options)
+        finally:
+            under_way -= 1
+
+    monkeypatch.setattr(enqueue_terms, "enqueue_many", counted)
+    monkeypatch.setattr(enqueueing, "_BATCH", 2)
+    await answered(database, jobs(*["{}"] * 8, keys=keys))
+    assert (len(seen), max(seen)) == (4, at_once)
+
+
+async def test_the_next_statement_is_sent_before_answers_are_used(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sent = 0
+
+    async def answer(_database: Database, _kind: str, batch: list[NewJob], **_: Any) -> list[Enqueued]:
+        nonlocal sent
+        sent += 1
+        return [Enqueued(job.id, created=True) for job in batch]
+
+    monkeypatch.setattr(enqueue_terms, "enqueue_many", answer)
     monkeypatch.setattr(enqueueing, "_BATCH", 2)
-    answered = 0
-    answered_before: list[int] = []
-
-    def made() -> Iterator[NewJob]:
-        for job in jobs(*["{}"] * 8):
-            answered_before.append(answered)
-            yield job
-
-    async for _ in insert(database, "kind", made(), keyed=False, own_seconds=none):
-        answered += 1
-
-    assert answered_before == [0, 0, 0, 0, 0, 1, 1, 2]
+    inserted = insert(database, "kind", jobs(*["{}"] * 8), keyed=False, own_seconds=none)
+    assert [sent async for _ in inserted] == [2, 3, 4, 4]
 
 
 async def test_an_error_leaves_no_statement_under_way(
@@ -89,5 +111,4 @@ async def test_an_error_leaves_no_statement_under_way(
                 batch
                 async for batch in insert(database, "kind", [broken, waiting], keyed=False, own_seconds=none)
             ]
-        left = {task for task in asyncio.all_tasks() - before if "enqueue_many" in repr(task.get_coro())}
-        assert left == set()
+        assert asyncio.all_tasks() == before
