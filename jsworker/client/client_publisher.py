@@ -38,6 +38,9 @@ _PUBLISH_SECONDS: Final = 2.0
 _CONNECT_SECONDS: Final = 3.0
 _BATCH: Final = 1000
 _MOST_KEPT: Final = 50_000  # jobs that are published from memory; those beyond are taken from the outbox
+# That is decided before a statement is sent: the statements of calls at once may bring more. Relays take what
+# is beyond this, but only seconds later; no single call brings as many.
+_MOST_OF_CALLS_AT_ONCE: Final = 2 * _MOST_KEPT
 _LEAST_A_SECOND: Final = 10_000  # messages that are expected to be published: relays wait for more the longer
 _LEAST_SECONDS: Final = 2.0  # so long before relays take it a message must be sent, to be marked in time
 _AT_ONCE_BESIDE_ENQUEUES: Final = 2
@@ -46,6 +49,7 @@ _MAY_NOT_MARK: Final = (
 )
 _NOT_CONNECTED: Final = "NATS is not connected"
 _LATE: Final = "messages were not sent within the time that workers leave for it: workers publish them"
+_TOO_MANY: Final = "more was enqueued at once than is kept: workers publish the rest"
 _NOT_SET: Final = "JSWORKER_NATS_URL is not set"
 _AGAIN_SECONDS: Final = 10.0
 _LONGEST_PAUSE_SECONDS: Final = 5.0
@@ -153,7 +157,10 @@ class ClientPublisher:
         if stored.own_until:
             first = stored.jobs[0]  # all are of one call
             context = TraceContext(first.traceparent, first.tracestate)
-            ids = [answer.id for answer in stored.answers if answer.created]
+            created = [answer.id for answer in stored.answers if answer.created]
+            ids = created[: _MOST_OF_CALLS_AT_ONCE - self._jobs_kept]
+            if len(ids) < len(created):
+                self.unpublished_because = _TOO_MANY
             self._jobs_kept += len(ids)
             for start in range(0, len(ids), _BATCH):
                 some = ids[start : start + _BATCH]

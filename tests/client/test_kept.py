@@ -1,5 +1,6 @@
 """A client publishes what ``enqueue_many`` has stored from memory; relays take what it does not get to."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -92,6 +93,18 @@ async def test_more_than_it_keeps_is_taken_from_the_outbox(
     await client.enqueue_many(KIND, [{}] * 10)
     await all_published(rows, 10)
     assert 0 < len(taken) <= 8
+
+
+async def test_many_calls_at_once_fill_no_memory(
+    client: JobClient, rows: Rows, unpublished: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_publisher, "_MOST_KEPT", 4)
+    monkeypatch.setattr(client_publisher, "_MOST_OF_CALLS_AT_ONCE", 8)
+    publisher = client._publisher
+    await asyncio.gather(*(client.enqueue_many(KIND, [{}] * 3) for _ in range(5)))
+    assert publisher._jobs_kept == sum(len(kept.ids) for kept in publisher._kept) == 8
+    assert "workers publish" in str(client.unpublished_because)
+    assert await rows.value(_UNPUBLISHED) == 15
 
 
 async def test_what_relays_are_about_to_take_is_left_to_them(
