@@ -352,16 +352,11 @@ class Pipeline:
         return left
 
     def _start(self, run: Run, steps: Coroutine[Any, Any, None]) -> None:
-        run.task = self._services.loop.create_task(self._watched(steps))
+        run.task = self._services.loop.create_task(steps)
         self._tasks.add(run.task)
-        run.task.add_done_callback(self._tasks.discard)
+        run.task.add_done_callback(self._ended)
 
-    async def _watched(self, steps: Coroutine[Any, Any, None]) -> None:
-        try:
-            await steps
-        except (asyncio.CancelledError, GeneratorExit):
-            raise
-        except BaseException as error:  # noqa: BLE001 -- reported to the worker, which stops in order
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
             self._context.died("executor", error)
-        finally:
-            steps.close()  # one that never began
