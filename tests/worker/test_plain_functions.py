@@ -72,6 +72,36 @@ async def test_it_runs_in_a_thread_of_its_own_with_the_applications_context(
     assert tenant.get() == "acme"
 
 
+async def test_what_a_coroutine_sets_in_its_context_its_hook_sees_and_the_job_after_it_does_not(
+    client: JobClient, rows: Rows, start: StartWorker, settings: Settings
+) -> None:
+    seen_by_hook: dict[str, str] = {}
+
+    async def process(job: Job[Any]) -> str:
+        seen = tenant.get()
+        tenant.set(str(job.id))
+        if job.payload["fails"]:
+            raise ValueError(seen)
+        return seen
+
+    async def on_failed(job: Job[Any], error: BaseException) -> None:
+        seen_by_hook[str(job.id)] = tenant.get()
+
+    tenant.set("acme")
+    one_slot = settings.model_copy(update={"concurrency": 1})
+    await start(scripted(process, on_failed=staticmethod(on_failed)), with_settings=one_slot)
+    jobs = await client.enqueue_many(KIND, [{"fails": n % 2 == 1} for n in range(6)], max_attempts=1)
+    for job in jobs[::2]:
+        assert (await rows.becomes(job.id, "completed"))["result"] == "acme"
+    for job in jobs[1::2]:
+        assert "ValueError: acme" in (await rows.becomes(job.id, "failed"))["last_error"]
+
+    async def all_hooks_are_called() -> None:
+        assert seen_by_hook == {str(job.id): str(job.id) for job in jobs[1::2]}
+
+    await eventually(all_hooks_are_called)
+
+
 async def test_it_has_the_jobs_calls_in_a_blocking_form(
     client: JobClient, rows: Rows, start: StartWorker, settings: Settings
 ) -> None:

@@ -17,6 +17,7 @@ from jsworker.core import tracing
 from jsworker.core.clock import boottime
 from jsworker.core.contents import Contents
 from jsworker.core.events import Event, Events
+from jsworker.core.job import kinds_of_slot
 from jsworker.core.message_link import MessageLink
 from jsworker.core.processor import Middleware
 from jsworker.core.targets import import_modules
@@ -210,6 +211,7 @@ class _Work:
     async def _attempt(self, run: Run, ended: "asyncio.Future[Outcome]") -> None:
         # Only from here on may a signal cancel the task: one that never began would have no outcome.
         run.phase = Phase.RUNNING
+        kinds_of_slot.set(self._services.kinds)
 
         async def work() -> Outcome:
             if run.stop is not None:

@@ -9,7 +9,7 @@ from typing import Any
 from jsworker.core import strict_json
 from jsworker.core.clock import boottime
 from jsworker.core.contents import owner_of_payload
-from jsworker.core.job import Job, kinds_of_slot
+from jsworker.core.job import Job
 from jsworker.core.processor import read_payload_text
 from jsworker.telemetry.logs import bound_facts
 from jsworker.worker.pipeline import outcomes
@@ -81,7 +81,7 @@ async def judged(
 async def process_job(run: Run, job: Job[Any], services: LeaseServices) -> Outcome:
     """Have the processor do the job, within its time limits; raises what the processor raised."""
     # In the context of the run's own task, which threads get a copy of.
-    bound, of_slot = bound_facts.set(run.facts), kinds_of_slot.set(services.kinds)
+    bound = bound_facts.set(run.facts)
     try:
         with time_limits(run) if run.kind.needs_timers else _KEPT_BY_THE_FENCE:
             if run.kind.middleware:
@@ -97,7 +97,6 @@ async def process_job(run: Run, job: Job[Any], services: LeaseServices) -> Outco
             run.refuse_never_awaited()
     finally:
         bound_facts.reset(bound)
-        kinds_of_slot.reset(of_slot)
     return outcomes.returned(run, value, services.settings.max_result_bytes, services.contents)
 
 

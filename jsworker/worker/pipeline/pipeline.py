@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import nullcontext
+from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, Final
 from uuid import UUID
@@ -12,6 +13,7 @@ from jsworker.core import fault_points
 from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.core.job import kinds_of_slot
 from jsworker.core.priorities import NORMAL
 from jsworker.ownership.transitions import claim as claims
 from jsworker.ownership.transitions import waiting_keys
@@ -68,6 +70,10 @@ class Pipeline:
             on_added=context.requeued.notify,
         )
         self._tasks: set[asyncio.Task[None]] = set()
+        # Tasks begin with a copy of one of these, not with the context in which another run has ended.
+        self._application = copy_context()
+        self._in_a_slot = copy_context()
+        self._in_a_slot.run(kinds_of_slot.set, self._services.kinds)
         self.ended: Counter[Settled] = Counter()
         """How many runs have ended, by what became of their jobs."""
         self.slots = Slots(
@@ -147,7 +153,7 @@ class Pipeline:
             self._launch(run)
 
     def _launch(self, run: Run) -> None:
-        self._start(run, self._execute(run))
+        self._start(run, self._execute(run), self._in_a_slot.copy())
 
     def _leave_slot(self, run: Run, seconds: float) -> None:
         self.slots.leave(run, seconds)
@@ -187,8 +193,9 @@ class Pipeline:
         elif self._loop_ends():
             await self._settle(run, outcome, error)  # no new task would be waited for
         else:
-            # In a task of its own: what the processor has left behind may still cancel this one.
-            self._start(run, self._settle(run, outcome, error))
+            # In a task of its own: what the processor has left behind may still cancel this one. In the same
+            # context: hooks see what the job has set.
+            self._start(run, self._settle(run, outcome, error), copy_context())
 
     async def _process(self, run: Run) -> Outcome:
         if run.claimed.payload is None and run.stop is None:
@@ -217,11 +224,12 @@ class Pipeline:
             self._answer(run, outcome, settled)
             run.job = None  # a circle: the garbage collector would take a third of the worker's time for it
         elif not run.abandoned:  # else the worker has gone, and no task would be waited for
-            self._start(run, self._settle(run, outcome, None, settled))
+            self._start(run, self._settle(run, outcome, None, settled), self._application.copy())
 
     async def _settle(
         self, run: Run, outcome: Outcome, error: BaseException | None, settled: Settled | None = None
     ) -> None:
+        kinds_of_slot.set(frozenset())  # it has left its slot: hooks may wait for other jobs
         await fault_points.reach("after_process_before_settle")
         if isinstance(outcome, Completed):
             await fault_points.reach(fault_points.after_process(run.id))
@@ -296,7 +304,7 @@ class Pipeline:
         """Release the runs that have waited for a slot for at least so many seconds."""
         for run in self.slots.take_waiting(older_than=older_than):
             run.phase = Phase.SETTLING
-            self._start(run, self._settle(run, HandedBack(reason), None))
+            self._start(run, self._settle(run, HandedBack(reason), None), self._application.copy())
 
     def note_ignored(self, run: Run) -> None:
         """Report that a run ignores its stop.
@@ -318,7 +326,7 @@ class Pipeline:
         outcome = outcomes.ignored_its_stop(run)
         error = TimeoutError(outcome.error) if isinstance(outcome, Failed) else None
         run_reports.end_process_span(run, outcome, error)
-        self._start(run, self._settle(run, outcome, error))
+        self._start(run, self._settle(run, outcome, error), self._application.copy())
 
     async def wait(self, seconds: float | None = None) -> bool:
         """Wait until every run has ended and is settled; False when ``seconds`` were not enough."""
@@ -351,8 +359,8 @@ class Pipeline:
             await asyncio.wait(self._tasks, timeout=_ABANDON_SECONDS)
         return left
 
-    def _start(self, run: Run, steps: Coroutine[Any, Any, None]) -> None:
-        run.task = self._services.loop.create_task(steps)
+    def _start(self, run: Run, steps: Coroutine[Any, Any, None], context: Context) -> None:
+        run.task = self._services.loop.create_task(steps, context=context)
         self._tasks.add(run.task)
         run.task.add_done_callback(self._ended)
 
