@@ -47,7 +47,6 @@ class Key:
 
     most: int | None
     tokens: int | None = None
-    paused: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ class FlowMachine(Settling, Recovering):
 
     def _state(self, key: str) -> tuple[int, str]:
         """Return how many jobs of a key may begin, and what holds the others."""
-        if self.keys[key].paused or self.keys[""].paused:
+        if self.model.paused & {key, ""}:
             return 0, "paused"
         slots, tokens = self._most(key) - self._running(key), self.keys[key].tokens
         if tokens is None:
@@ -275,13 +274,13 @@ class FlowMachine(Settling, Recovering):
     @rule(key=st.sampled_from(["", "a", "b"]))
     def pause(self, key: str) -> None:
         """An operator pauses a key or the kind, or lets it go on."""
-        state, database = self.keys[key], self.world.database
-        if state.paused:
+        database = self.world.database
+        if key in self.model.paused:
             self.world.run(limits.resume(database, KIND, key))
         else:
             call = limits.pause(database, KIND, key, seconds=None, paused_by="operator", reason=None)
             self.world.run(call)
-        state.paused = not state.paused
+        self.model.paused ^= {key}
 
     @when(_waiting)
     @rule(most=st.sampled_from([1, 2, 3]))
@@ -495,9 +494,8 @@ class FlowMachine(Settling, Recovering):
     def _calm_down(self) -> None:
         for dead in self.dead:
             self._step(self.evidence, dead=dead, counted=False, culprit=False)
-        for key, state in self.keys.items():
-            if state.paused:
-                self._step(self.pause, key=key)
+        for key in sorted(self.model.paused):
+            self._step(self.pause, key=key)
         for life in self.alive:
             if life in orphaned(self):
                 self._step(self.read_back, life=life)

@@ -257,6 +257,7 @@ class Model:
     def __init__(self) -> None:
         self.jobs: dict[UUID, Job] = {}
         self.batches: list[Batch] = []
+        self.paused: set[str] = set()  # keys; empty: the kind
 
     def all(self) -> list[Job]:
         return list(self.jobs.values())
@@ -337,6 +338,7 @@ class Model:
             and one.job.stalls == 0
             and _known(one.job.max_stalls) >= 2
             and not one.job.cancel_requested
+            and not self.paused & {one.job.key or "", ""}
         ]
         for job in taken:
             job.clear(f"worker {job.worker_id} stopped responding")
