@@ -27,7 +27,7 @@ _UPGRADE_SCHEMA: Final = "Run `jsworker db upgrade`; workers may run meanwhile."
 _OF_A_PROCESS: Final = 23
 """Connections of a worker process at most: 10 for statements, 10 for those by key, 3 for heartbeats."""
 _OF_A_SLOT: Final = 2
-"""Further ones: ``job.transaction()`` and ``job.sync.transaction()`` have a pool each, which keeps them."""
+"""Further ones: ``job.transaction()`` and its blocking form have a pool each, which keeps them."""
 _TRIGGERS: Final = {
     "jobs_guard": "a final job could change, a fencing token could go back",
     "jobs_live_stay": "a job that waits or runs could be deleted",
