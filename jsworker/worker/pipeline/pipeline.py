@@ -362,9 +362,9 @@ class Pipeline:
     def _start(self, run: Run, steps: Coroutine[Any, Any, None], context: Context) -> None:
         run.task = self._services.loop.create_task(steps, context=context)
         self._tasks.add(run.task)
-        run.task.add_done_callback(self._ended)
+        run.task.add_done_callback(self._on_end)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._context.died("executor", error)
