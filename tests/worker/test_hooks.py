@@ -125,6 +125,7 @@ job_errors: dict[str, BaseException] = {
     "ValueError": ValueError("in the hook"),
     "SystemExit": SystemExit(3),
     "KeyboardInterrupt": KeyboardInterrupt(),
+    "GeneratorExit": GeneratorExit(),
 }
 
 
@@ -141,6 +142,7 @@ async def test_a_hook_that_raises_is_reported_and_changes_nothing(
         "in a hook: ValueError: in the hook",
         "in a hook: SystemExit: 3",
         "in a hook: KeyboardInterrupt",
+        "in a hook: GeneratorExit",
     }
     good = await client.enqueue(KIND, {})
     assert (await rows.becomes(good.id, "completed"))["result"] == "fine"

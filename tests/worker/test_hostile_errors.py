@@ -156,6 +156,7 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "KeyboardInterrupt": KeyboardInterrupt,
     "Unruly": lambda: Unruly("unruly"),
     "CancelledError": asyncio.CancelledError,
+    "GeneratorExit": GeneratorExit,
     "StopIteration": lambda: StopIteration(1),
     "StopAsyncIteration": StopAsyncIteration,
     "BaseExceptionGroup": lambda: BaseExceptionGroup("several", [KeyboardInterrupt(), ValueError("x")]),
@@ -200,6 +201,33 @@ async def test_whatever_a_processor_raises_is_an_attempt_and_stops_nobody(
         await rows.becomes(job.id, "completed")
     await running.stream_is_empty()
     assert len(processor.failed) == len(bad)
+
+
+async def test_the_end_of_a_generator_that_an_awaited_task_brings_is_an_attempt_and_stops_nobody(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    """Python closes the coroutines that await it, one after the other, instead of raising it in them."""
+
+    async def brings_it() -> None:
+        raise GeneratorExit
+
+    async def process(job: Job[Any]) -> str:
+        if job.payload["fails"]:
+            await asyncio.create_task(brings_it())
+        return "fine"
+
+    async def on_failed(_job: Job[Any], _error: BaseException) -> None:
+        await asyncio.create_task(brings_it())
+
+    running = await start(scripted(process, max_attempts=2, on_failed=staticmethod(on_failed)))
+    bad = await client.enqueue(KIND, {"fails": True})
+    row = await rows.becomes(bad.id, "failed")
+    assert (row["failure_reason"], row["errors"]) == ("attempts", 2)
+    assert "GeneratorExit" in row["last_error"]
+    told = await running.events.told("job.error", times=2)
+    assert told[-1]["error"] == "in a hook: GeneratorExit"
+    good = await client.enqueue(KIND, {"fails": False})
+    await rows.becomes(good.id, "completed")
 
 
 async def test_an_awaited_task_that_somebody_else_cancelled_is_an_ordinary_error(

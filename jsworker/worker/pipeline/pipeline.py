@@ -171,8 +171,15 @@ class Pipeline:
             await fault_points.reach("after_claim_before_run")
         started = run.began_at = boottime()
         self.tracing.begin(run)
+        outcome: Outcome
+        error: BaseException | None
         with run.spans.active() if run.spans is not None else _NO_SPAN:
-            outcome, error = await judged(run, self._process(run), loop_ends=self._loop_ends)
+            try:
+                outcome, error = await judged(run, self._process(run), loop_ends=self._loop_ends)
+            except GeneratorExit as raised:  # where a future brings it, it closes whoever awaits one
+                if _is_closed(run):
+                    raise
+                outcome, error = outcomes.raised(run, raised), raised
         if run.left_task is None:
             run_reports.end_process_span(run, outcome, error)
         forget_cancellation(run.left_task or run.task)
@@ -246,7 +253,12 @@ class Pipeline:
             raise
         await fault_points.reach("after_settle_before_ack")
         self._answer(run, outcome, settled, error)
-        await run_reports.call_hooks(self._events, run, outcome, settled, error)
+        try:
+            await run_reports.call_hooks(self._events, run, outcome, settled, error)
+        except GeneratorExit as raised:
+            if _is_closed(run):
+                raise
+            run_reports.emit_hook_error(self._events, run, raised)
         run.job = None
 
     # --- Answer: the message is acknowledged, and events report what became of the job. ---
@@ -368,3 +380,11 @@ class Pipeline:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._context.died("executor", error)
+
+
+def _is_closed(run: Run) -> bool:
+    """Return whether a run's coroutine is closed because the event loop is gone, not executed by its task."""
+    try:
+        return asyncio.current_task() not in {run.task, run.left_task}
+    except RuntimeError:  # no event loop
+        return True

@@ -109,9 +109,14 @@ async def call_hooks(
     except (asyncio.CancelledError, GeneratorExit):
         raise
     except BaseException as raised:  # noqa: BLE001 -- the user's code; the job has ended
-        events.emit(
-            "job.error", raised, **run.facts(), error=f"in a hook: {outcomes.shown_headline(run, raised)}"
-        )
+        emit_hook_error(events, run, raised)
+
+
+def emit_hook_error(events: Events, run: Run, raised: BaseException) -> None:
+    """Emit that a hook raised, which changes nothing."""
+    events.emit(
+        "job.error", raised, **run.facts(), error=f"in a hook: {outcomes.shown_headline(run, raised)}"
+    )
 
 
 class RunTracing:

@@ -27,8 +27,9 @@ def start_thread(name: str, call: Callable[[], T], what: str) -> tuple[threading
 def _body(call: Callable[[], T], what: str, ended: "asyncio.Future[T]") -> None:
     try:
         settle = partial(ended.set_result, call())
-    except StopIteration as error:  # a future cannot carry it
-        settle = partial(ended.set_exception, RuntimeError(f"{what} raised StopIteration: {error}"))
+    except (StopIteration, GeneratorExit) as error:  # a future cannot carry them
+        raised = RuntimeError(f"{what} raised {type(error).__name__}: {error}")
+        settle = partial(ended.set_exception, raised)
     except BaseException as error:  # noqa: BLE001 -- handed to who waits, which judges it
         settle = partial(ended.set_exception, error)
     with suppress(RuntimeError):  # the loop is closed: the worker has gone, and the stale rule has the job
