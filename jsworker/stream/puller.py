@@ -65,10 +65,12 @@ class Credit:
     def wanted(self, room: int, waiting: int = 0) -> int:
         """Return how many messages to ask for now; few large requests rather than many small ones.
 
-        While others are ``waiting`` for a slot, one more gains nothing, and its claim costs a transaction.
+        While others are ``waiting`` for a slot, one more gains nothing, and its claim costs a transaction;
+        nor do a few more gain anything while many wait, and each request costs the server.
         """
         missing = room - self.total
-        if missing < 1 or (self.total and missing < room // 4) or missing < min(waiting, _FEW):
+        enough = max(1, min(waiting, _FEW), waiting // 4, room // 4 if self.total else 0)
+        if missing < enough:
             return 0
         self._forget_served()
         return missing if len(self._requests) < MOST_REQUESTS else 0

@@ -31,8 +31,14 @@ def test_a_few_are_not_asked_for_while_more_wait_for_a_slot() -> None:
     outstanding = Credit()
     assert outstanding.wanted(2, waiting=4) == 0
     assert outstanding.wanted(3, waiting=3) == 3
-    assert outstanding.wanted(9, waiting=1000) == 0
-    assert outstanding.wanted(10, waiting=1000) == 10
+    assert outstanding.wanted(9, waiting=40) == 0
+    assert outstanding.wanted(10, waiting=40) == 10
+
+
+def test_many_are_asked_for_together_while_many_wait_for_a_slot() -> None:
+    outstanding = Credit()
+    assert outstanding.wanted(249, waiting=1000) == 0
+    assert outstanding.wanted(250, waiting=1000) == 250
 
 
 def test_an_ended_request_no_longer_counts() -> None:

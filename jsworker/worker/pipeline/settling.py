@@ -29,7 +29,7 @@ from jsworker.worker.pipeline.outcomes import (
     first_line,
 )
 
-_BATCH = 200
+_BATCH = 500
 _LARGE_CHARACTERS = 64 * 1024  # a longer result is written alone: others need not wait for it
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
