@@ -4,17 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jsworker.client import (
-        JobClient,
-        JobDetails,
-        JobEvent,
-        JobHandle,
-        JobInfo,
-        StepInfo,
-        SyncJobClient,
-        SyncJobHandle,
-        enqueue_statement,
-    )
+    from jsworker.client.enqueueing import enqueue_statement
+    from jsworker.client.job_client import JobClient
+    from jsworker.client.job_info import JobDetails, JobEvent, JobInfo, StepInfo
+    from jsworker.client.results import JobHandle
+    from jsworker.client.sync_client import SyncJobClient
+    from jsworker.client.sync_parts import SyncJobHandle
     from jsworker.core.aes_gcm import AesGcmCodec
     from jsworker.core.codec import Codec
     from jsworker.core.errors import (
@@ -89,10 +84,12 @@ __all__ = [
 ]
 
 _NAMES = {
-    "jsworker.client": (
-        "JobClient JobDetails JobEvent JobHandle JobInfo StepInfo SyncJobClient SyncJobHandle "
-        "enqueue_statement"
-    ),
+    "jsworker.client.enqueueing": "enqueue_statement",
+    "jsworker.client.job_client": "JobClient",
+    "jsworker.client.job_info": "JobDetails JobEvent JobInfo StepInfo",
+    "jsworker.client.results": "JobHandle",
+    "jsworker.client.sync_client": "SyncJobClient",
+    "jsworker.client.sync_parts": "SyncJobHandle",
     "jsworker.core.aes_gcm": "AesGcmCodec",
     "jsworker.core.codec": "Codec",
     "jsworker.core.errors": (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.settings import Settings
 from jsworker.embedded import resources
 from jsworker.ownership.database import Database

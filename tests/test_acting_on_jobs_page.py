@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from tests.worker.conftest import rows
 from tests.worker.rows import Rows
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from tests.worker.conftest import rows, start
 from tests.worker.processors import echo, scripted
 from tests.worker.rows import Rows

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 
 PAGE = (Path(__file__).parents[1] / "docs" / "priorities.md").read_text()
 

@@ -9,8 +9,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from jsworker import Worker, load_settings
-from jsworker.client import JobClient
+from jsworker import JobClient, Worker, load_settings
 from jsworker.core.settings import Settings
 from tests.conftest import UNHURRIED
 from tests.support.polling import eventually

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from jsworker.client import JobClient
+from jsworker.client.job_client import JobClient
 
 T = TypeVar("T")
 

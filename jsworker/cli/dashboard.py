@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from jsworker.cli.options import argument, new_app, option
 from jsworker.cli.output import print_line, remark
-from jsworker.client import JobClient
+from jsworker.client.job_client import JobClient
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import shown
 from jsworker.core.settings import load_settings

@@ -12,8 +12,8 @@ import typer
 from jsworker.cli.enqueue_lines import enqueue_lines
 from jsworker.cli.options import argument, flag, new_app, option
 from jsworker.cli.output import print_json, print_line, progress_bar, progress_wanted, remark
-from jsworker.client import Enqueued, JobClient
 from jsworker.client.enqueueing import Kind
+from jsworker.client.job_client import JobClient
 from jsworker.client.terms import LONGEST_DELAY, Terms
 from jsworker.core import strict_json
 from jsworker.core.errors import JobCancelled, JobFailed, JobNotCompleted
@@ -23,6 +23,7 @@ from jsworker.core.priorities import Priority
 from jsworker.core.processor import Unique
 from jsworker.core.settings.variables import LONGEST_SECONDS
 from jsworker.core.targets import load_processor_class
+from jsworker.ownership.transitions.enqueue import Enqueued
 
 _BATCH = 10_000
 _LARGE_COUNT = 20_000

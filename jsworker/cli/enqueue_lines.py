@@ -13,14 +13,15 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import typer
 
 from jsworker.cli.output import print_json, print_line, progress_bar, progress_wanted, remark
-from jsworker.client import Enqueued, JobClient
 from jsworker.client.enqueueing import JobOptions, Kind, new_jobs
+from jsworker.client.job_client import JobClient
 from jsworker.core import strict_json
 from jsworker.core.contents import Contents
 from jsworker.core.errors import InvalidPayload
 from jsworker.core.exit_codes import WRONG_USAGE, WrongUsage
 from jsworker.core.names import shown
 from jsworker.core.settings import load_settings
+from jsworker.ownership.transitions.enqueue import Enqueued
 
 _BATCH: Final = 10_000
 _BATCH_BYTES: Final = 2**24

@@ -23,7 +23,7 @@ from jsworker.cli.output import (
     since,
 )
 from jsworker.cli.selection import ask_database
-from jsworker.client import JobClient
+from jsworker.client.job_client import JobClient
 from jsworker.core.errors import DatabaseRefused
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.limits import Limit, Rate

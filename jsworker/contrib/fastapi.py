@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 from fastapi import Depends, FastAPI
 from starlette.requests import HTTPConnection
 
-from jsworker.client import JobClient
+from jsworker.client.job_client import JobClient
 from jsworker.core.settings import Settings, load_settings
 
 

@@ -4,7 +4,7 @@ from typing import Final
 
 from flask import Flask, current_app
 
-from jsworker.client import SyncJobClient
+from jsworker.client.sync_client import SyncJobClient
 from jsworker.core.settings import load_settings
 from jsworker.core.settings.variables import PREFIX
 

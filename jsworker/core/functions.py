@@ -26,7 +26,10 @@ from jsworker.core.processor import (
 from jsworker.core.schedule_rules import Schedule
 
 if TYPE_CHECKING:
-    from jsworker.client import JobClient, JobHandle, SyncJobClient, SyncJobHandle
+    from jsworker.client.job_client import JobClient
+    from jsworker.client.results import JobHandle
+    from jsworker.client.sync_client import SyncJobClient
+    from jsworker.client.sync_parts import SyncJobHandle
     from jsworker.core.enqueue_options import EnqueueOptions
 
 Given_contra = TypeVar("Given_contra", contravariant=True)

@@ -19,7 +19,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jsworker.client import JobClient
+from jsworker.client.job_client import JobClient
 from jsworker.core.errors import (
     DatabaseUnavailable,
     JobNotFound,

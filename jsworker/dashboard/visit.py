@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import FormData
 
 import jsworker
-from jsworker.client import JobClient
+from jsworker.client.job_client import JobClient
 from jsworker.core.errors import DatabaseUnavailable, UsageError
 from jsworker.core.names import shown
 from jsworker.core.processor import JobProcessor

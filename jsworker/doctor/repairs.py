@@ -7,7 +7,7 @@ repair returns in one line what it did, None when the facts do not ask for it or
 from typing import Final
 from uuid import UUID
 
-from jsworker.client import JobClient
+from jsworker.client.job_client import JobClient
 from jsworker.core.errors import JsworkerError
 from jsworker.core.events import Event, Events
 from jsworker.core.names import is_kind

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
-from jsworker.client import JobClient, JobEvent
 from jsworker.client.enqueueing import MOST_STALLS, payload_text
+from jsworker.client.job_client import JobClient
+from jsworker.client.job_info import JobEvent
 from jsworker.core.errors import InvalidTarget
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings, variable_of

@@ -3,7 +3,8 @@
 import unittest
 from functools import cached_property
 
-from jsworker.client import JobClient, SyncJobClient
+from jsworker.client.job_client import JobClient
+from jsworker.client.sync_client import SyncJobClient
 from jsworker.core.settings import Settings
 from jsworker.testing.servers import servers_of_process
 

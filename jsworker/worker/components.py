@@ -73,7 +73,10 @@ class Components:
             context, quiet=self.quiet, late=self.late, loop_ends=lambda: self.beats.is_cancelled
         )
         self.presence = Presence(
-            context, partial(stacks.answer, context, self.pipeline.isolated_runner.ask_stacks)
+            context,
+            partial(
+                stacks.answer, context.worker_id, context.in_flight, self.pipeline.isolated_runner.ask_stacks
+            ),
         )
         self.watchdog = Watchdog(context, self.quiet)
         self.heartbeat = Heartbeat(

@@ -19,7 +19,6 @@ from uuid import UUID
 from jsworker.core.clock import boottime
 from jsworker.core.tracebacks import frames_of_task, frames_to, is_ours
 from jsworker.telemetry.logs import Facts, bound_facts
-from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.in_flight import InFlight, Phase, Run
 
 T = TypeVar("T")
@@ -35,17 +34,17 @@ type of what the innermost one awaits."""
 AskIsolated = Callable[[Run], Awaitable[list[Stack] | None]]
 
 
-async def answer(context: WorkerContext, ask_isolated: AskIsolated, question: bytes) -> bytes:
+async def answer(worker_id: str, in_flight: InFlight, ask_isolated: AskIsolated, question: bytes) -> bytes:
     """Return a JSON object: for a job's id as question where its run is, else where everything is.
 
     ``ask_isolated`` asks the process of an isolated run for its stacks; None: no answer.
     """
-    facts = {"worker_id": context.worker_id, "pid": os.getpid()}
+    facts = {"worker_id": worker_id, "pid": os.getpid()}
     if not question:
-        return json.dumps(facts | _of_all(context.in_flight)).encode()
+        return json.dumps(facts | _of_all(in_flight)).encode()
     run = None
     with suppress(ValueError):
-        run = context.in_flight.runs.get(UUID(question.decode()))
+        run = in_flight.runs.get(UUID(question.decode()))
     return json.dumps(facts | {"job": run and await _of_job(run, ask_isolated)}).encode()
 
 

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from tests.ownership.rows import Sql
 
 from .commands import Cli

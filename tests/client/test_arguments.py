@@ -8,11 +8,12 @@ from uuid import uuid4
 
 import pytest
 
-from jsworker.client import Enqueued, JobClient
+from jsworker import JobClient
 from jsworker.core.errors import InvalidJson, InvalidName, TransitionRefused
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
+from jsworker.ownership.transitions.enqueue import Enqueued
 
 KIND = "count-lines"
 

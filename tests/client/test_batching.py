@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.errors import DatabaseUnavailable
 from jsworker.core.settings import Settings
 from jsworker.ownership.refusals import RowRefused

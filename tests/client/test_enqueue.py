@@ -11,7 +11,7 @@ import pytest
 from nats.js import JetStreamContext
 from pydantic import BaseModel
 
-from jsworker.client import JobClient, enqueue_statement
+from jsworker import JobClient, enqueue_statement
 from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload, JsworkerError
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor

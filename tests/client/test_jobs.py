@@ -5,7 +5,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from jsworker.client import JobClient, JobDetails
+from jsworker import JobClient, JobDetails
 from jsworker.core.errors import JobNotFound, TransitionRefused
 from jsworker.core.job import Job
 from jsworker.ownership.transitions.reset import Reset

@@ -7,8 +7,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from jsworker import Limit
-from jsworker.client import JobClient
+from jsworker import JobClient, Limit
 from jsworker.core.errors import InvalidName
 from jsworker.ownership.transitions.admission import waiting_keys
 

@@ -8,7 +8,7 @@ import pytest
 from nats.js import JetStreamContext
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from jsworker.client import Enqueued, JobClient, enqueue_statement
+from jsworker import JobClient, enqueue_statement
 from jsworker.core.errors import (
     DatabaseUnavailable,
     MigrationMissing,
@@ -16,6 +16,7 @@ from jsworker.core.errors import (
     StreamRefused,
 )
 from jsworker.core.settings import Settings
+from jsworker.ownership.transitions.enqueue import Enqueued
 from jsworker.stream.jetstream import Stream
 from tests.stream.nats_server import NatsServer
 from tests.support.polling import eventually

@@ -9,7 +9,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from jsworker.client import JobClient, enqueue_statement
+from jsworker import JobClient, enqueue_statement
 from jsworker.core.errors import InvalidName, InvalidPayload
 from jsworker.core.settings import Settings
 from tests.client.test_enqueue import ShipOrder

@@ -26,9 +26,9 @@ from jsworker import (
     JsworkerError,
     Settings,
 )
-from jsworker.client import Enqueued
 from jsworker.core.errors import UsageError
 from jsworker.ownership.queries.results import JobEnd, read_ends
+from jsworker.ownership.transitions.enqueue import Enqueued
 from tests.support.polling import eventually
 from tests.support.proxy import proxied
 from tests.worker.processors import KIND, Gate, echo, scripted

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.ownership.queries import listing
 from tests.worker.processors import KIND
 from tests.worker.rows import Rows

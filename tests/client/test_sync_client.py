@@ -13,7 +13,6 @@ import pytest
 
 import jsworker
 from jsworker import Every, JobClient, JobHandle, Limit, SyncJobClient, SyncJobHandle
-from jsworker.client import Enqueued
 from jsworker.client.limits import Limits
 from jsworker.client.schedules import Schedules
 from jsworker.client.selected_jobs import SelectedJobs
@@ -32,6 +31,7 @@ from jsworker.core.errors import (
 )
 from jsworker.core.job import kinds_of_slot
 from jsworker.core.settings import Settings
+from jsworker.ownership.transitions.enqueue import Enqueued
 from tests.support.polling import eventually
 from tests.support.proxy import proxied
 from tests.worker.processors import KIND, echo, scripted

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.client.workflows import Flow, Node
 from jsworker.core.errors import (
     InvalidName,

@@ -38,7 +38,7 @@ except ImportError:  # before Django 6.0
 
 from django_app.shop import jobs as shop_jobs
 from django_app.shop.models import Order
-from jsworker.client import JobClient, SyncJobClient
+from jsworker import JobClient, SyncJobClient
 from jsworker.contrib.django import enqueue, fresh_connections, jobs_client
 from jsworker.contrib.django.configuration import (
     check_configuration,

@@ -24,3 +24,12 @@ def test_jsworker_itself_loads_nothing() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "jsworker False\n"
+
+
+def test_a_process_for_isolated_jobs_loads_no_nats() -> None:
+    code = (
+        "import sys; import jsworker.worker.isolation.isolated_child; "
+        "print([name for name in ('nats', 'aiohttp', 'prometheus_client', 'alembic') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

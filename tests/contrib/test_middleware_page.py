@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from jsworker import Worker
-from jsworker.client import JobClient
+from jsworker import JobClient, Worker
 from jsworker.core.settings import Settings
 from jsworker.core.targets import load_processor
 from tests.worker.rows import Rows

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sentry_sdk
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.contrib.sentry import sentry_scope
 from jsworker.core.settings import Settings
 from jsworker.worker.worker import Worker

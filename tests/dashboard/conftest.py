@@ -8,7 +8,7 @@ import pytest
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.settings import Settings
 from jsworker.dashboard import dashboard
 from jsworker.ownership.transitions.enqueue import new_job_id

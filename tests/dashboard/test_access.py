@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.errors import SettingsError
 from jsworker.core.settings import Settings
 from jsworker.dashboard import ACTIONS as RIGHTS

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from pydantic import BaseModel
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.client.selected_jobs import count_jobs
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor

@@ -1,7 +1,7 @@
 import pytest
 from nats.js import JetStreamContext
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.settings import Settings
 from jsworker.dashboard import dashboard
 from tests.dashboard.viewer import Viewer

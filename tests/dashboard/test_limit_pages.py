@@ -6,7 +6,7 @@ import httpx
 import pytest
 from psycopg.types.json import Jsonb
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.errors import Retry, Snooze
 from jsworker.core.job import Job
 from jsworker.core.limits import Limit, Rate

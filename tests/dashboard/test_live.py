@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from jinja2 import nodes
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.dashboard import dashboard, live
 from jsworker.dashboard.app import PAGES
 from jsworker.dashboard.live import EventStream, Poller, as_event

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.settings import Settings
 from jsworker.dashboard import dashboard
 from tests.dashboard.conftest import PutJob

@@ -10,7 +10,7 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 from sqlalchemy import text
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.settings import Settings
 from jsworker.dashboard import Access, dashboard
 from jsworker.dashboard.app import ACTIONS, PAGES

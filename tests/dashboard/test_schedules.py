@@ -1,6 +1,6 @@
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.schedule_rules import Cron, Every
 from tests.dashboard.viewer import Viewer
 from tests.worker.rows import Rows

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings

@@ -2,7 +2,7 @@ from uuid import UUID
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.dashboard import Access, dashboard
 from tests.dashboard.viewer import Viewer
 from tests.worker.rows import Rows

@@ -5,7 +5,7 @@ from http import HTTPStatus
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.telemetry.metrics import Metrics
 from tests.deployment.metric_names import FROM_PROMETHEUS, LABELS, PER_PROCESS
 from tests.supervisor.conftest import Supervise

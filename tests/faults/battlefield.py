@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.clock import boottime
 from jsworker.core.settings import Settings
 from jsworker.ownership.transitions.enqueue import Enqueued, NewJob, enqueue, new_job_id

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.clock import boottime
 from jsworker.core.settings import Settings
 from tests.faults.fleet import Fleet, Pod

@@ -18,8 +18,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from jsworker import JobProcessor, Limit
-from jsworker.client import JobClient
+from jsworker import JobClient, JobProcessor, Limit
 from jsworker.core.settings import Settings
 from jsworker.embedded import EmbeddedServers, start_with_parent
 from jsworker.ownership.transitions import admission

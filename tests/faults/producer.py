@@ -17,7 +17,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
-from jsworker.client import JobClient, enqueue_statement
+from jsworker import JobClient, enqueue_statement
 from jsworker.core.errors import DatabaseUnavailable, JsworkerError
 from jsworker.core.priorities import Priority
 from jsworker.stream.nats_client import end_tasks

@@ -13,8 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from jsworker import JobProcessor
-from jsworker.client import JobClient, JobDetails
+from jsworker import JobClient, JobDetails, JobProcessor
 from jsworker.core.schedule_rules import Every
 from jsworker.core.settings import Settings
 from jsworker.embedded import EmbeddedServers, start_with_parent

@@ -15,8 +15,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from jsworker import Fail, JobProcessor
-from jsworker.client import JobClient
+from jsworker import Fail, JobClient, JobProcessor
 from jsworker.core.settings import Settings
 from jsworker.embedded import EmbeddedServers, start_with_parent
 from jsworker.ownership.upgrading import upgrade_database

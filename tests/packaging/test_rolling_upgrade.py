@@ -16,7 +16,7 @@ import pytest
 from psycopg.rows import dict_row
 
 import jsworker
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.errors import MigrationMissing
 from jsworker.core.priorities import PRIORITIES
 from jsworker.core.settings import Settings, variable_of

@@ -8,7 +8,7 @@ from itertools import pairwise
 from types import TracebackType
 from typing import Any, Self
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.errors import DatabaseUnavailable
 from jsworker.core.settings import Settings
 from tests.support.polling import eventually

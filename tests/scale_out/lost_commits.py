@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from jsworker.client import JobClient, enqueue_statement
+from jsworker import JobClient, enqueue_statement
 from jsworker.core.settings import Settings
 from tests.faults.journal import read_journals
 from tests.scale_out.pods import Pods, pods_of

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.errors import DatabaseRefused, TransitionRefused
 from jsworker.core.settings import Settings
 from jsworker.dashboard import dashboard

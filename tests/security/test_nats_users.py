@@ -10,7 +10,7 @@ import nats.errors
 import pytest
 from nats.aio.client import Client as NatsClient
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.errors import SettingsError, StreamRefused
 from jsworker.core.settings import Settings
 from jsworker.stream.liveness import Answer, Reply, ask_stacks

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.settings import Settings
 from jsworker.supervisor.parent import Supervisor
 from tests.cli.commands import COMMAND, Cli, Result

@@ -11,7 +11,7 @@ import psycopg
 from psycopg.rows import dict_row
 from psycopg.sql import SQL, Identifier
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from tests.ownership.rows import Sql, empty_tables

@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.settings import Settings
 from jsworker.supervisor.begun_jobs import BegunJobs
 from tests.ownership.rows import Sql, counters, read_events, read_job

@@ -4,7 +4,7 @@ import signal
 from collections import defaultdict
 from contextlib import suppress
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from tests.ownership.rows import Sql, read_job
 from tests.supervisor.conftest import Supervise
 from tests.supervisor.test_deaths import ASLEEP, SLOW_RULES, pid_of

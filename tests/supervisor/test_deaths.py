@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.settings import Settings
 from tests.ownership.rows import Sql, counters, read_events, read_job
 from tests.supervisor.conftest import Supervise

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.settings import Settings
 from tests.ownership.rows import Sql, read_events
 from tests.supervisor.conftest import Supervise

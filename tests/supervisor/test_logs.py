@@ -1,6 +1,6 @@
 """What a processor logs names its job, wherever it runs."""
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from tests.supervisor.conftest import Supervise
 
 FACTS = ("job_id", "kind", "fencing_token", "attempt", "worker_id")

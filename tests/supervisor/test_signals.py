@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from tests.ownership.rows import Sql, counters, read_job, read_value
 from tests.supervisor.conftest import Supervise
 from tests.supervisor.test_deaths import SLOW_RULES, ends_completed, owner_of_sleeper

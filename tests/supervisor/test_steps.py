@@ -5,7 +5,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from tests.ownership.rows import Sql, counters, read_job
 from tests.supervisor.conftest import Supervise
 from tests.supervisor.parent_process import ParentProcess

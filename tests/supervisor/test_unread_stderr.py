@@ -8,7 +8,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.embedded.resources import free_port
 from tests.ownership.rows import Sql, read_job
 from tests.supervisor.conftest import Supervise

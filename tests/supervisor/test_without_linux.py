@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from tests.ownership.rows import Sql, read_events
 from tests.supervisor.conftest import Supervise
 from tests.supervisor.test_deaths import SLOW_RULES, ends_completed, owner_of_sleeper

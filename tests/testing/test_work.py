@@ -19,8 +19,8 @@ from jsworker import (
     Retry,
     Settings,
     Snooze,
+    enqueue_statement,
 )
-from jsworker.client import enqueue_statement
 from jsworker.ownership.for_tests import undone
 from jsworker.testing import advance, work_until_empty
 from jsworker.testing.servers import database_at

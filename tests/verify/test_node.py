@@ -16,8 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from jsworker import Job, JobProcessor, Settings, Worker
-from jsworker.client import JobClient
+from jsworker import Job, JobClient, JobProcessor, Settings, Worker
 from tests.ownership.test_enqueue_function import CONTRACT
 from tests.security.guarded import apply_roles, make_logins
 from tests.support.servers import as_role

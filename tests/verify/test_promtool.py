@@ -6,7 +6,7 @@ import urllib.request
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from tests.supervisor.conftest import Supervise
 from tests.supervisor.test_http import answers, base_of
 

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 from sqlalchemy import text
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.errors import Snooze, UsageError
 from jsworker.core.job import Job
 from jsworker.core.processor import Backoff, JobProcessor

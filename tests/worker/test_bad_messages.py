@@ -11,7 +11,7 @@ import pytest
 from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database

@@ -15,8 +15,7 @@ from pydantic import BaseModel
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
-from jsworker import Fail, Job, JobProcessor, Limit, Retry, Snooze, UsageError
-from jsworker.client import JobClient
+from jsworker import Fail, Job, JobClient, JobProcessor, Limit, Retry, Snooze, UsageError
 from jsworker.core.errors import InvalidPayload
 from jsworker.core.settings import Settings
 from jsworker.worker.pipeline import child_jobs

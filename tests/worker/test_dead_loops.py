@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.events import Event
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database

@@ -5,8 +5,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from jsworker import Job, Limit, TransitionRefused
-from jsworker.client import JobClient
+from jsworker import Job, JobClient, Limit, TransitionRefused
 from jsworker.worker.pipeline import intake
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, Gate, echo, scripted

@@ -12,8 +12,7 @@ import pytest
 from pydantic import BaseModel, field_validator
 from sqlalchemy import create_engine, text
 
-from jsworker import Every, Fail, Retry, Snooze, SyncJobClient, enqueue_statement
-from jsworker.client import JobClient
+from jsworker import Every, Fail, JobClient, Retry, Snooze, SyncJobClient, enqueue_statement
 from jsworker.core.contents import key_of_content
 from jsworker.core.errors import ContentRefused, InvalidPayload, JobFailed, KeyMissing
 from jsworker.core.job import Job

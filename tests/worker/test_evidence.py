@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database

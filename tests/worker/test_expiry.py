@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.errors import SettingsError
 from jsworker.core.job import Job
 from jsworker.worker import components

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.clock import boottime
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings

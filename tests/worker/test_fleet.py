@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from nats.js.client import JetStreamContext
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings

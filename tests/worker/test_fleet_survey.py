@@ -8,8 +8,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from jsworker import Every, Limit
-from jsworker.client import JobClient
+from jsworker import Every, JobClient, Limit
 from jsworker.core.clock import boottime
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings

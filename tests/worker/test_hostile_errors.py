@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.errors import Retry
 from jsworker.core.job import Job
 from jsworker.core.processor import Backoff

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import TextClause
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.ownership.pool import Pool
 from jsworker.ownership.transitions import admission, expire, looks, priorities, publish, workflows
 from tests.support.rounds import count_rounds, rounds_pass

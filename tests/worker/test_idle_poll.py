@@ -10,7 +10,7 @@ import nats
 import pytest
 from nats.js import JetStreamContext
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.clock import boottime
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings

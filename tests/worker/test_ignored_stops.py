@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.errors import OwnershipLost
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings

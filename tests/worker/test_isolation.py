@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import psutil
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.errors import InvalidTarget, SettingsError
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor

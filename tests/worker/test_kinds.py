@@ -10,7 +10,7 @@ import pytest
 from nats.js import JetStreamContext
 from pydantic import BaseModel
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.errors import InvalidTarget
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor

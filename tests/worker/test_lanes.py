@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from nats.js import JetStreamContext
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.errors import TransitionRefused
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor

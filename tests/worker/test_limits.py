@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from jsworker import Limit, Rate, Retry
-from jsworker.client import JobClient
+from jsworker import JobClient, Limit, Rate, Retry
 from jsworker.core.errors import DatabaseUnavailable, SettingsError
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings

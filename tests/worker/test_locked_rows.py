@@ -11,8 +11,7 @@ import pytest
 from psycopg.sql import SQL, Identifier
 from sqlalchemy.engine import make_url
 
-from jsworker import Limit, Retry
-from jsworker.client import JobClient
+from jsworker import JobClient, Limit, Retry
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseUnavailable
 from jsworker.core.job import Job

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.errors import DatabaseUnavailable
 from jsworker.ownership.transitions import looks
 from jsworker.ownership.transitions.admission import WaitingKey

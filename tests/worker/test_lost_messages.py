@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from nats.js import JetStreamContext
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database

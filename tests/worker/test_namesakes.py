@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.errors import SettingsError
 from jsworker.core.settings import Settings, variable_of
 from jsworker.ownership.database import Database

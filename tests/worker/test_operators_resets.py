@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from prometheus_client import CollectorRegistry
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import reset

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.errors import Fail
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel, PlainSerializer
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.errors import Fail, InvalidJson, InvalidPayload, Retry
 from jsworker.core.job import Job
 from jsworker.core.processor import Backoff, JobProcessor

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.worker.maintenance import throttled_scan as pace_module
 from jsworker.worker.maintenance.relay import Relay
 from jsworker.worker.maintenance.throttled_scan import ScanPace

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings

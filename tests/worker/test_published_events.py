@@ -9,8 +9,7 @@ import nats
 import pytest
 from nats.aio.msg import Msg
 
-from jsworker import Fail, Retry
-from jsworker.client import JobClient
+from jsworker import Fail, JobClient, Retry
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
 from tests.support.polling import eventually

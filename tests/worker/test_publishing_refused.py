@@ -8,7 +8,7 @@ import pytest
 from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.settings import Settings
 from jsworker.doctor.checks import examine
 from jsworker.doctor.finding import Level

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings, variable_of
 from jsworker.worker.pipeline.kinds import resolve_kinds

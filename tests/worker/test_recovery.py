@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from nats.aio.msg import Msg
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseUnavailable
 from jsworker.core.job import Job

@@ -13,8 +13,7 @@ from nats.js import JetStreamContext
 from psycopg.sql import SQL, Identifier
 from sqlalchemy import make_url
 
-from jsworker import Limit
-from jsworker.client import JobClient
+from jsworker import JobClient, Limit
 from jsworker.core.errors import DatabaseUnavailable
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings

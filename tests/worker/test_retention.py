@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.clock import boottime
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings

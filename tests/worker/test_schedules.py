@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from jsworker import Cron, Every, Limit
-from jsworker.client import JobClient
+from jsworker import Cron, Every, JobClient, Limit
 from jsworker.core.errors import SettingsError
 from jsworker.core.job import Job
 from jsworker.ownership.database import Database

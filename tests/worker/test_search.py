@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from sqlalchemy import TextClause, text
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.errors import DatabaseUnavailable
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings

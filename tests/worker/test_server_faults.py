@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
 from tests.support.polling import eventually

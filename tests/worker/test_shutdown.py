@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from jsworker.client import JobClient, publishing
+from jsworker import JobClient
+from jsworker.client import publishing
 from jsworker.core.errors import DatabaseUnavailable, Fail, Retry
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor

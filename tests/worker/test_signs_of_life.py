@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from nats.js import JetStreamContext
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, InvalidJson, Retry
 from jsworker.core.job import Job

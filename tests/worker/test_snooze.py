@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from jsworker import Snooze
-from jsworker.client import JobClient
+from jsworker import JobClient, Snooze
 from jsworker.core.errors import SettingsError
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings

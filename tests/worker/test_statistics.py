@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.errors import DatabaseUnavailable, Fail
 from jsworker.core.job import Job
 from jsworker.worker.maintenance import statistics

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 from sqlalchemy import text
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.errors import DatabaseUnavailable, InvalidJson, InvalidName, InvalidStep, OwnershipLost
 from jsworker.core.job import Job
 from jsworker.core.processor import Backoff

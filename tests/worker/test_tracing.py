@@ -16,8 +16,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from jsworker import Fail, Job, Retry, enqueue_statement
-from jsworker.client import JobClient
+from jsworker import Fail, Job, JobClient, Retry, enqueue_statement
 from jsworker.core import tracing
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings

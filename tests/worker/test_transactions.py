@@ -9,7 +9,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import NoResultFound
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.errors import OwnershipLost
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings

@@ -8,8 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from jsworker import Limit
-from jsworker.client import JobClient
+from jsworker import JobClient, Limit
 from jsworker.core.errors import DatabaseUnavailable
 from jsworker.core.priorities import HIGH
 from jsworker.core.settings import Settings

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from jsworker.client import JobClient, enqueue_statement
+from jsworker import JobClient, enqueue_statement
 from jsworker.core.errors import SettingsError
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings

@@ -11,7 +11,7 @@ import nats
 import pytest
 from nats.aio.msg import Msg
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.clock import boottime
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database

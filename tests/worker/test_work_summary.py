@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.settings import Settings
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, Gate, scripted

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.clock import boottime
 from jsworker.core.errors import TransitionRefused, UsageError, WorkflowFailed
 from jsworker.core.job import Job

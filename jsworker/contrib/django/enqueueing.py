@@ -5,8 +5,8 @@ from typing import Any, Final, overload
 from django.db import connections, transaction
 from typing_extensions import Unpack
 
-from jsworker.client import SyncJobClient
 from jsworker.client.enqueueing import enqueue_statement, kind_name
+from jsworker.client.sync_client import SyncJobClient
 from jsworker.contrib.django.configuration import database_alias, jsworker_settings
 from jsworker.core.enqueue_options import EnqueueOptions
 from jsworker.core.errors import TransitionRefused

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from jsworker.client import JobDetails, JobEvent
+from jsworker.client.job_info import JobDetails, JobEvent
 from jsworker.core.contents import is_encoded_value
 from jsworker.core.errors import JobNotFound
 from jsworker.dashboard.filters import as_json, error_shown

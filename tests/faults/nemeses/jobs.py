@@ -4,7 +4,7 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable
 
-from jsworker.client import JobClient
+from jsworker import JobClient
 from jsworker.core.errors import JsworkerError
 from tests.faults.battlefield import Battlefield, Nemesis
 from tests.faults.fleet import send
