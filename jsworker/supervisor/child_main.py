@@ -2,10 +2,14 @@
 
 import gc
 import sys
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from jsworker.supervisor.child_start import ChildStart, start_as_child
 from jsworker.supervisor.process_exit import EXIT_SECONDS, exit_within
+
+_COLLECT_AFTER: Final = 10_000
+"""New objects, of those that may hold others. Python's 700 come together hundreds of times a second where
+thousands of jobs wait for a slot or for the database, and the garbage collector finds nothing in them."""
 
 
 def main() -> NoReturn:
@@ -19,6 +23,7 @@ def main() -> NoReturn:
     from jsworker.supervisor.child_worker import work  # noqa: PLC0415 -- see above
 
     gc.freeze()
+    gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
     gc.enable()
     # A job may print what this terminal's encoding does not hold.
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a real stream here

@@ -1,6 +1,7 @@
 """Processors that misbehave until their job has been taken back once; copied to where ``run`` imports it."""
 
 import asyncio
+import gc
 import logging
 import os
 import re
@@ -13,6 +14,13 @@ from typing import Any, ClassVar
 import structlog
 
 from jsworker import Job, JobProcessor
+
+
+class Collects(JobProcessor):
+    """Returns after how many new objects the garbage collector runs."""
+
+    async def process(self, _job: Job[dict[str, Any]]) -> list[int]:
+        return list(gc.get_threshold())
 
 
 class Nap(JobProcessor):

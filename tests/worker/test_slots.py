@@ -60,6 +60,13 @@ def test_a_tenth_of_what_has_ended_in_a_second_may_be_prefetched(slots: Slots, c
     assert slots.room(KIND, claiming=0) == 10 + 4_000
 
 
+def test_a_tenth_of_a_second_shows_how_many_end(slots: Slots, clock: Clock) -> None:
+    run_jobs(slots, clock, jobs=500, seconds=0.0625)
+    assert slots.room(KIND, claiming=0) == 10 + 200
+    run_jobs(slots, clock, jobs=500, seconds=0.0625)
+    assert slots.room(KIND, claiming=0) == 10 + 800
+
+
 def test_a_process_that_is_starved_prefetches_no_more_than_others(slots: Slots, clock: Clock) -> None:
     """However short its runs are: what it claimed ahead would be handed back, again and again."""
     run_jobs(slots, clock, jobs=10_000, seconds=0.5)

@@ -12,9 +12,8 @@ from jsworker.worker.pipeline.in_flight import InFlight, Run
 from jsworker.worker.pipeline.kinds import Kind
 
 _PREFETCH_SECONDS = 0.1  # only what should start so soon is prefetched; the rest is left to other workers
-_PREFETCH_JOBS = 200  # never more than this, unless so many have just ended within that time
+_PREFETCH_JOBS = 200  # never more than this, unless as many have just ended within that time
 _MOST_PREFETCH_JOBS = 4000
-_COUNT_SECONDS = 0.5  # for so long ended runs are counted before they say how many may be prefetched
 _SETTLING_JOBS = 2000  # with so many outcomes on their way nothing is claimed: the database is behind
 _WEIGHT = 0.05  # of one run in the moving average of a kind's run time
 _SHORTEST_SECONDS = 1e-6
@@ -281,7 +280,7 @@ class Slots:
     def _count_ended(self) -> None:
         """Let more be prefetched where as many have ended; a starved process does less than runs could."""
         now = boottime()
-        if (passed := now - self._counted_from) >= _COUNT_SECONDS:
+        if (passed := now - self._counted_from) >= _PREFETCH_SECONDS:
             ended = int(self._ended / passed * _PREFETCH_SECONDS)
             self._most_ahead = min(_MOST_PREFETCH_JOBS, max(_PREFETCH_JOBS, ended))
             self._ended, self._counted_from = 0, now
