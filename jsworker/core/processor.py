@@ -257,7 +257,7 @@ def read_payload(processor: type[JobProcessor[Any]], value: Any) -> Any:
 def read_payload_text(processor: type[JobProcessor[Any]], text: str) -> Any:
     """Return a payload's JSON text, as it is stored, as the processor's payload type."""
     try:
-        return payload_type(processor).validate_json(text, by_alias=True, by_name=True)
+        return payload_type(processor).validator.validate_json(text, by_alias=True, by_name=True)
     except ValidationError as error:
         raise _misfit(processor, error) from None
 

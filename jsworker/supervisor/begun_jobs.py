@@ -58,17 +58,18 @@ class BegunJobs:
 
     def remove(self, job_id: UUID) -> None:
         """Note that its outcome is written, or the job lost; nothing for one that never began."""
-        if job_id in self._places:
+        if self.forget(job_id):
             self._ended += 1
             self._memory[_ENDED] = self._ended.to_bytes(8, "little")
-            self.forget(job_id)
 
-    def forget(self, job_id: UUID) -> None:
-        """Note that a run waits until it is added again."""
+    def forget(self, job_id: UUID) -> bool:
+        """Note that a run waits until it is added again, and return whether it had been added."""
         place = self._places.pop(job_id, None)
-        if place is not None:
-            self._memory[place : place + _PLACE_BYTES] = _FREE
-            self._free.append(place)
+        if place is None:
+            return False
+        self._memory[place : place + _PLACE_BYTES] = _FREE
+        self._free.append(place)
+        return True
 
     def read(self) -> tuple[UUID, ...] | None:
         """Return, in the parent, the jobs that a dead child had begun; None: they are not all known."""

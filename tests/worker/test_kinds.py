@@ -115,7 +115,7 @@ async def test_a_kind_has_its_place_in_the_line_beside_a_flood(
     flood, rare = running.worker._components.pipeline.consumers
     assert (flood.room(), rare.room()) == (1, 1)
     running.expects_short_runs("flood")
-    assert (flood.room(), rare.room()) == (11, 1)  # ten more fall free within a tenth of a second
+    assert (flood.room(), rare.room()) == (21, 1)  # twenty more fall free within a fifth of a second
     await client.enqueue_many("flood", [{}] * 50)
     await gate.met()
 

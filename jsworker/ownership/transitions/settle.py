@@ -199,6 +199,8 @@ class Settled(Enum):
     LOCKED = "locked"
     """Another transaction holds a lock on the row: nothing was written, the job is still owned."""
 
+    __hash__ = object.__hash__  # Enum's own is a call in Python, and each job's end is counted
+
 
 ENDED = frozenset({Settled.COMPLETED, Settled.FAILED, Settled.CANCELLED})
 """After these the job changes no more, unless an operator retries it."""

@@ -29,7 +29,7 @@ from jsworker.telemetry.logs import configure_logs, drain_logs, speaking_worker
 from jsworker.worker.isolation import isolated_messages as wire
 from jsworker.worker.isolation.parent_death_signal import follow_parent, leave_to_parent
 from jsworker.worker.lifecycle import Loop
-from jsworker.worker.pipeline.attempt import judged, open_job, process_job
+from jsworker.worker.pipeline.attempt import judge, open_job, process_job
 from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
 from jsworker.worker.pipeline.kinds import Kind, named_at, processor_at, resolve_kinds
 from jsworker.worker.pipeline.outcomes import Outcome, failed, headline, shown_headline, stopped
@@ -213,16 +213,21 @@ class _Work:
         run.phase = Phase.RUNNING
         kinds_of_slot.set(self._services.kinds)
 
-        async def work() -> Outcome:
-            if run.stop is not None:
-                return stopped(run)
-            run.job = open_job(run, self._services)
-            with tracing.within(TraceContext(run.claimed.traceparent, run.claimed.tracestate)):
-                return await process_job(run, run.job, self._services)
-
-        outcome, _ = await judged(run, work())
+        try:
+            outcome = await self._process(run)
+        except GeneratorExit:  # the event loop is gone
+            raise
+        except BaseException as raised:  # noqa: BLE001 -- as in the owner's own process
+            outcome = judge(run, raised)
         run.phase = Phase.SETTLING  # threads that the job has left behind can enqueue no more
         ended.set_result(outcome)
+
+    async def _process(self, run: Run) -> Outcome:
+        if run.stop is not None:
+            return stopped(run)
+        run.job = open_job(run, self._services)
+        with tracing.within(TraceContext(run.claimed.traceparent, run.claimed.tracestate)):
+            return await process_job(run, run.job, self._services)
 
     async def _report_end(self, run: Run, task: asyncio.Task[None], ended: "asyncio.Future[Outcome]") -> None:
         await asyncio.wait({task})  # it may end cancelled by what the job has left behind

@@ -45,7 +45,7 @@ class IsolatedRunner:
 
     def takes(self, claimed: ClaimedJob, kind: Kind) -> bool:
         """Return whether a job is to run in quarantine: one more stall would be its last, or its third."""
-        if claimed.stalls < min(_SHARED_STALLS, claimed.max_stalls - 1):
+        if claimed.stalls < _SHARED_STALLS and claimed.stalls < claimed.max_stalls - 1:
             return False
         why = ""
         if kind.origin is None:

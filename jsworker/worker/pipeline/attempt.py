@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,6 @@ from jsworker.worker.pipeline.outcomes import Outcome
 from jsworker.worker.pipeline.run_ownership import RunLease
 from jsworker.worker.pipeline.run_writes import LeaseServices
 from jsworker.worker.pipeline.threads import start_thread
-
-_KEPT_BY_THE_FENCE = nullcontext()
 
 
 def open_job(run: Run, services: LeaseServices) -> Job[Any]:
@@ -55,27 +53,20 @@ def open_job(run: Run, services: LeaseServices) -> Job[Any]:
     )
 
 
-async def judged(
-    run: Run, work: Awaitable[Outcome], *, loop_ends: Callable[[], bool] = lambda: False
-) -> tuple[Outcome, BaseException | None]:
-    """Return the outcome of ``work``, with the error behind it; CancelledError: it must not be settled.
+def judge(run: Run, raised: BaseException, *, loop_ends: Callable[[], bool] = lambda: False) -> Outcome:
+    """Return the outcome of a run that ended in an error; raises that error where it must not be settled.
 
     ``loop_ends`` returns whether all tasks of the event loop have been cancelled.
     """
-    try:
-        return await work, None
-    except asyncio.CancelledError as cancelled:
-        if run.abandoned:
-            raise
-        if run.stop is None and loop_ends():
-            run.stop = StopReason.SHUTDOWN
-        # Handing it back although no stop was asked for would run it again and again, and count nothing.
-        was_stopped = run.stop is not None or run.is_handed_back
-        return outcomes.stopped(run) if was_stopped else outcomes.cancelled_itself(run, cancelled), cancelled
-    except GeneratorExit:  # the event loop is gone
-        raise
-    except BaseException as raised:  # noqa: BLE001 -- sys.exit() in a job must not end the worker either
-        return outcomes.raised(run, raised), raised
+    if not isinstance(raised, asyncio.CancelledError):
+        return outcomes.raised(run, raised)
+    if run.abandoned:
+        raise raised
+    if run.stop is None and loop_ends():
+        run.stop = StopReason.SHUTDOWN
+    # Handing it back although no stop was asked for would run it again and again, and count nothing.
+    was_stopped = run.stop is not None or run.is_handed_back
+    return outcomes.stopped(run) if was_stopped else outcomes.cancelled_itself(run, raised)
 
 
 async def process_job(run: Run, job: Job[Any], services: LeaseServices) -> Outcome:
@@ -83,14 +74,11 @@ async def process_job(run: Run, job: Job[Any], services: LeaseServices) -> Outco
     # In the context of the run's own task, which threads get a copy of.
     bound = bound_facts.set(run.facts)
     try:
-        with time_limits(run) if run.kind.needs_timers else _KEPT_BY_THE_FENCE:
-            if run.kind.middleware:
-                value = await _process_within(run, job)
-            else:
-                call = run.kind.processor.process
-                value = await (
-                    call(job) if run.kind.is_async else _process_in_thread(run, partial(call, job))
-                )
+        if run.kind.needs_timers:
+            with time_limits(run):
+                value = await _call(run, job)
+        else:
+            value = await _call(run, job)
         if run.unfinished is not None:  # it left the loop over its tries by break or return
             raise run.unfinished
         if run.never_awaited is not None:
@@ -98,6 +86,13 @@ async def process_job(run: Run, job: Job[Any], services: LeaseServices) -> Outco
     finally:
         bound_facts.reset(bound)
     return outcomes.returned(run, value, services.settings.max_result_bytes, services.contents)
+
+
+def _call(run: Run, job: Job[Any]) -> Awaitable[Any]:
+    if run.kind.middleware:
+        return _process_within(run, job)
+    call = run.kind.processor.process
+    return call(job) if run.kind.is_async else _process_in_thread(run, partial(call, job))
 
 
 async def _process_within(run: Run, job: Job[Any]) -> Any:

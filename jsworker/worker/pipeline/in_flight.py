@@ -83,6 +83,7 @@ class Run:
     def __init__(
         self, claimed: ClaimedJob, kind: Kind, delivery: Delivery | None, *, beaten_at: float, now: float
     ) -> None:
+        self.id = claimed.id
         self.claimed = claimed
         self.kind = kind
         self.delivery = delivery  # None when the row was found without a message
@@ -92,14 +93,9 @@ class Run:
         self.claimed_at = now
 
     @property
-    def id(self) -> UUID:
-        """The job's id."""
-        return self.claimed.id
-
-    @property
     def held(self) -> tuple[UUID, int]:
         """Job id and fencing token: what every write of this run is guarded by."""
-        return self.claimed.id, self.claimed.fencing_token
+        return self.id, self.claimed.fencing_token
 
     @cached_property
     def thresholds_lock(self) -> asyncio.Lock:

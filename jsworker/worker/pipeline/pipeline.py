@@ -3,10 +3,9 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
-from contextlib import nullcontext
 from contextvars import Context, copy_context
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from jsworker.core import fault_points
@@ -23,7 +22,7 @@ from jsworker.worker.context import WorkerContext
 from jsworker.worker.isolation.isolated_runner import IsolatedRunner
 from jsworker.worker.maintenance.dead_letters import DeadLetters
 from jsworker.worker.pipeline import outcomes, run_reports
-from jsworker.worker.pipeline.attempt import forget_cancellation, judged, open_job, process_job
+from jsworker.worker.pipeline.attempt import forget_cancellation, judge, open_job, process_job
 from jsworker.worker.pipeline.in_flight import Phase, Run
 from jsworker.worker.pipeline.intake import Consumer
 from jsworker.worker.pipeline.kinds import AdmissionState, Kind
@@ -35,8 +34,10 @@ from jsworker.worker.pipeline.slots import Slots
 from jsworker.worker.quiet_phases import QuietPhases
 from jsworker.worker.recovery.sweeper import LateRows
 
+if TYPE_CHECKING:
+    from jsworker.core.spans import RunSpans
+
 _ABANDON_SECONDS: Final = 1.0  # for a run that swallows its last cancellation too
-_NO_SPAN: Final = nullcontext()
 _WAKES: Final = 500
 
 
@@ -171,18 +172,18 @@ class Pipeline:
             await fault_points.reach("after_claim_before_run")
         started = run.began_at = boottime()
         self.tracing.begin(run)
-        outcome: Outcome
-        error: BaseException | None
-        with run.spans.active() if run.spans is not None else _NO_SPAN:
-            try:
-                outcome, error = await judged(run, self._process(run), loop_ends=self._loop_ends)
-            except GeneratorExit as raised:  # where a future brings it, it closes whoever awaits one
-                if _is_closed(run):
-                    raise
-                outcome, error = outcomes.raised(run, raised), raised
+        processing = self._process(run) if run.spans is None else self._process_in_span(run, run.spans)
+        try:
+            outcome, error = await processing
+        except GeneratorExit as raised:  # where a future brings it, it closes whoever awaits one
+            if _is_closed(run):
+                raise
+            outcome, error = outcomes.raised(run, raised), raised
         if run.left_task is None:
             run_reports.end_process_span(run, outcome, error)
-        forget_cancellation(run.left_task or run.task)
+        task = run.left_task or run.task
+        if task is not None and task.cancelling():
+            forget_cancellation(task)
         if run.abandoned:  # the worker has gone; the stale rule has the job
             return
         if run.left_task is not None:  # it was given up, and has ended after all
@@ -204,25 +205,38 @@ class Pipeline:
             # context: hooks see what the job has set.
             self._start(run, self._settle(run, outcome, error), copy_context())
 
-    async def _process(self, run: Run) -> Outcome:
-        if run.claimed.payload is None and run.stop is None:
-            try:
-                await fetch_content(run, self._services)
-            except (DatabaseUnavailable, DatabaseRefused):
-                if run.stop is None:
-                    raise
-        if run.claimed.payload is not None:
-            run.job = open_job(run, self._services)
-        if run.job is None or run.stop is not None:
-            return outcomes.stopped(run)
-        run.quarantined = self.isolated_runner.takes(run.claimed, run.kind)
-        run.isolated = run.quarantined or run.kind.is_isolated
-        if self._events.wants("job.started"):
-            facts = run.facts() | {"cleared": run.claimed.cleared, "quarantined": run.quarantined}
-            self._events.emit("job.started", **facts)
-        if run.isolated:
-            return await self.isolated_runner.run(run)
-        return await process_job(run, run.job, self._services)
+    async def _process_in_span(self, run: Run, spans: "RunSpans") -> tuple[Outcome, BaseException | None]:
+        with spans.active():
+            return await self._process(run)
+
+    async def _process(self, run: Run) -> tuple[Outcome, BaseException | None]:
+        """Return the outcome of a run and the error behind it; CancelledError: it must not be settled."""
+        try:
+            if run.claimed.payload is None and run.stop is None:
+                await self._fetch_content(run)
+            if run.claimed.payload is not None:
+                run.job = open_job(run, self._services)
+            if run.job is None or run.stop is not None:
+                return outcomes.stopped(run), None
+            run.quarantined = self.isolated_runner.takes(run.claimed, run.kind)
+            run.isolated = run.quarantined or run.kind.is_isolated
+            if self._events.wants("job.started"):
+                facts = run.facts() | {"cleared": run.claimed.cleared, "quarantined": run.quarantined}
+                self._events.emit("job.started", **facts)
+            if run.isolated:
+                return await self.isolated_runner.run(run), None
+            return await process_job(run, run.job, self._services), None
+        except GeneratorExit:
+            raise
+        except BaseException as raised:  # noqa: BLE001 -- sys.exit() in a job must not end the worker either
+            return judge(run, raised, loop_ends=self._loop_ends), raised
+
+    async def _fetch_content(self, run: Run) -> None:
+        try:
+            await fetch_content(run, self._services)
+        except (DatabaseUnavailable, DatabaseRefused):
+            if run.stop is None:
+                raise
 
     # --- Settle: the outcome is written, unless the job is known to be lost. ---
 

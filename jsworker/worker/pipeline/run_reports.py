@@ -18,7 +18,15 @@ from jsworker.stream.message import subject_of
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline import outcomes
 from jsworker.worker.pipeline.in_flight import Run
-from jsworker.worker.pipeline.outcomes import Failed, HandedBack, Interrupted, Lost, Outcome, Snoozed
+from jsworker.worker.pipeline.outcomes import (
+    Completed,
+    Failed,
+    HandedBack,
+    Interrupted,
+    Lost,
+    Outcome,
+    Snoozed,
+)
 
 if TYPE_CHECKING:
     from jsworker.core.spans import RunSpans, Spans
@@ -32,7 +40,7 @@ def emit_end(
     """Emit what became of the job of a run, in events and its spans; ``raised`` is behind its outcome."""
     if run.spans is not None:
         tracing.attempt(partial(run.spans.settled, settled.value))
-    error = _error_in(run, outcome, settled)
+    error = None if type(outcome) is Completed and run.refusal is None else _error_in(run, outcome, settled)
     if settled is Settled.COMPLETED and error is None and not events.wants("job.completed"):
         return
     facts = run.facts() | {"seconds": boottime() - run.claimed_at}

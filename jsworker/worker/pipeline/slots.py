@@ -11,7 +11,7 @@ from jsworker.core.priorities import HIGH, LOW, NORMAL, WEIGHTS, Turns
 from jsworker.worker.pipeline.in_flight import InFlight, Run
 from jsworker.worker.pipeline.kinds import Kind
 
-_PREFETCH_SECONDS = 0.1  # only what should start so soon is prefetched; the rest is left to other workers
+_PREFETCH_SECONDS = 0.2  # only what should start so soon is prefetched; the rest is left to other workers
 _PREFETCH_JOBS = 200  # never more than this, unless as many have just ended within that time
 _MOST_PREFETCH_JOBS = 4000
 _SETTLING_JOBS = 2000  # with so many outcomes on their way nothing is claimed: the database is behind
