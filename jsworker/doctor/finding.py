@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from math import inf
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 Level: TypeAlias = Literal["ok", "info", "warning", "error"]
@@ -59,7 +60,9 @@ def listed(names: Sequence[str]) -> str:
 
 
 def seconds(value: float) -> str:
-    """Return a duration in words: ``0.4 s``, ``42 s``, ``5 min``, ``3 h``, ``2 d``."""
+    """Return a duration in words: ``0.4 s``, ``42 s``, ``5 min``, ``3 h``, ``2 d``; infinity is ``ever``."""
+    if value == inf:
+        return "ever"
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if value >= 2 * size:
             return f"{value / size:.0f} {unit}"
