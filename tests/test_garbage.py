@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from jsworker.client.enqueueing import JobOptions, new_jobs
-from jsworker.core.garbage import no_collection
+from jsworker.core.garbage import collect_less_often, no_collection
 
 
 @pytest.fixture(autouse=True)
@@ -60,3 +60,14 @@ def test_thousands_of_jobs_are_made_without_a_pass() -> None:
         gc.callbacks.remove(note)
     assert len(jobs) == len(payloads)
     assert made_without
+
+
+@pytest.mark.parametrize(("before", "after"), [(700, 10_000), (2_000, 10_000), (50_000, 50_000), (0, 0)])
+def test_collect_less_often_raises_what_is_lower(before: int, after: int) -> None:
+    kept = gc.get_threshold()
+    try:
+        gc.set_threshold(before, 10, 10)
+        collect_less_often()
+        assert gc.get_threshold() == (after, 10, 10)
+    finally:
+        gc.set_threshold(*kept)

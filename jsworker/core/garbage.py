@@ -1,10 +1,14 @@
 """The garbage collector's passes, where they would find nothing."""
 
+import asyncio
 import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
+_NEW_OBJECTS: Final = 10_000
+_COLLECT_SECONDS: Final = 1.0
 _is_off = False
 """Whether a block has turned the collector off, and is to turn it on again."""
 
@@ -28,6 +32,25 @@ def no_collection() -> Iterator[None]:
     finally:
         _is_off = False
         gc.enable()
+
+
+def collect_less_often() -> None:
+    """Let 10,000 new objects come together before each pass, if that is more than it is set to.
+
+    Where thousands of jobs wait for a slot or for the database, Python's own number comes together hundreds
+    of times a second. ``collect_every_second`` is to run beside it: few objects may hold much memory.
+    """
+    first, *others = gc.get_threshold()
+    if 0 < first < _NEW_OBJECTS:
+        gc.set_threshold(_NEW_OBJECTS, *others)
+
+
+async def collect_every_second() -> None:
+    """Collect, every second, what has become garbage of late, unless the application has turned that off."""
+    while True:
+        await asyncio.sleep(_COLLECT_SECONDS)
+        if gc.isenabled():
+            gc.collect(1)
 
 
 def _forked() -> None:

@@ -15,8 +15,9 @@ _ENDED: Final = slice(16, 24)
 _FIRST: Final = 32
 _PLACE_BYTES: Final = 16
 _FREE: Final = bytes(_PLACE_BYTES)
-_SETTLING: Final = 2_500
-"""Runs that have ended and wait for the database; beyond some two thousand nothing is claimed."""
+BESIDES_SLOTS: Final = 7_000
+"""Runs that have ended and wait for the database. Beyond two thousand nothing more is claimed, but what was
+claimed by then, four thousand and a batch on its way, begins all the same."""
 
 
 class BegunJobs:
@@ -37,7 +38,7 @@ class BegunJobs:
     def shared(cls, concurrency: int) -> Iterator[tuple[Self, int]]:
         """Yield memory for a child with so many job slots, and its descriptor; may raise OSError."""
         with open_memory() as file:
-            file.truncate(_FIRST + (concurrency + _SETTLING) * _PLACE_BYTES)
+            file.truncate(_FIRST + (concurrency + BESIDES_SLOTS) * _PLACE_BYTES)
             yield cls(mmap.mmap(file.fileno(), 0)), file.fileno()
 
     @classmethod

@@ -2,14 +2,11 @@
 
 import gc
 import sys
-from typing import Final, NoReturn
+from typing import NoReturn
 
+from jsworker.core.garbage import collect_less_often
 from jsworker.supervisor.child_start import ChildStart, start_as_child
 from jsworker.supervisor.process_exit import EXIT_SECONDS, exit_within
-
-_COLLECT_AFTER: Final = 10_000
-"""New objects, of those that may hold others. Python's 700 come together hundreds of times a second where
-thousands of jobs wait for a slot or for the database, and the garbage collector finds nothing in them."""
 
 
 def main() -> NoReturn:
@@ -23,7 +20,7 @@ def main() -> NoReturn:
     from jsworker.supervisor.child_worker import work  # noqa: PLC0415 -- see above
 
     gc.freeze()
-    gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
+    collect_less_often()
     gc.enable()
     # A job may print what this terminal's encoding does not hold.
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a real stream here

@@ -12,6 +12,7 @@ from jsworker.core.clock import boottime
 from jsworker.core.errors import JsworkerError, SettingsError
 from jsworker.core.events import Event
 from jsworker.core.exit_codes import DONE, code_of, exit_code_of, lines_of, show
+from jsworker.core.garbage import collect_every_second
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings, load_settings
 from jsworker.core.targets import import_modules, load_processors
@@ -90,7 +91,9 @@ async def _run(processors: Sequence[Given], settings: Settings, start: ChildStar
     log_events(worker.events, worker_id=worker.id)
     life = _Life(worker, link, asyncio.create_task(worker.run(), name="jsworker run"))
     link.open(settings, obey=life.obey)
+    collecting = asyncio.create_task(collect_every_second(), name="jsworker garbage")
     with ExitStack() as last:
+        last.callback(collecting.cancel)
         last.callback(link.close)
         last.callback(life.report_end)
         if settings.http_port is not None:

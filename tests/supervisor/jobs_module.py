@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import time
+import weakref
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,11 +17,32 @@ import structlog
 from jsworker import Job, JobProcessor
 
 
-class Collects(JobProcessor):
-    """Returns after how many new objects the garbage collector runs."""
+class Circle:
+    """Holds itself: the garbage collector alone frees it."""
 
-    async def process(self, _job: Job[dict[str, Any]]) -> list[int]:
-        return list(gc.get_threshold())
+    def __init__(self) -> None:
+        self.itself = self
+
+
+class Collects(JobProcessor):
+    """Returns after how many new objects the garbage collector runs, and whether it freed a circle."""
+
+    async def process(self, _job: Job[dict[str, Any]]) -> tuple[int, bool]:
+        left = weakref.ref(Circle())
+        for _ in range(600):
+            await asyncio.sleep(0.05)
+            if left() is None:
+                break
+        return gc.get_threshold()[0], left() is None
+
+
+class CollectsApart(JobProcessor):
+    """Returns after how many new objects the garbage collector runs in a process of isolated jobs."""
+
+    isolation = "process"
+
+    async def process(self, _job: Job[dict[str, Any]]) -> int:
+        return gc.get_threshold()[0]
 
 
 class Nap(JobProcessor):

@@ -8,7 +8,8 @@ import pytest
 
 from jsworker import JobClient
 from jsworker.core.settings import Settings
-from jsworker.supervisor.begun_jobs import BegunJobs
+from jsworker.supervisor.begun_jobs import BESIDES_SLOTS, BegunJobs
+from jsworker.worker.pipeline import intake, slots
 from tests.ownership.rows import Sql, counters, read_events, read_job
 from tests.supervisor.conftest import Supervise
 from tests.supervisor.test_deaths import pid_of
@@ -52,7 +53,7 @@ def test_nothing_is_known_of_a_child_that_does_not_note_what_it_begins() -> None
 
 
 def test_without_a_place_for_all_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jsworker.supervisor.begun_jobs._SETTLING", 0)
+    monkeypatch.setattr("jsworker.supervisor.begun_jobs.BESIDES_SLOTS", 0)
     parents, descriptor = shared()
     begun = BegunJobs.take_over(descriptor)
     ids = [uuid4() for _ in range(SLOTS + 2)]
@@ -125,3 +126,7 @@ async def ends(sql: Sql, job_id: UUID) -> dict[str, object]:
         return job
 
     return await eventually(completed)
+
+
+def test_there_is_a_place_for_all_that_can_have_begun_while_the_database_is_behind() -> None:
+    assert slots.SETTLING_JOBS + slots.MOST_PREFETCH_JOBS + intake.MOST_AT_ONCE <= BESIDES_SLOTS

@@ -1,12 +1,14 @@
 """What a run ends in, and what its row, its timeline, its hooks and its events say about that."""
 
+import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Annotated, Any
+from types import SimpleNamespace
+from typing import Annotated, Any, cast
 from uuid import UUID
 
 import pytest
@@ -17,6 +19,8 @@ from jsworker.core.errors import Fail, InvalidJson, InvalidPayload, Retry
 from jsworker.core.job import Job
 from jsworker.core.processor import Backoff, JobProcessor
 from jsworker.core.settings import Settings
+from jsworker.worker.pipeline.attempt import judge
+from jsworker.worker.pipeline.in_flight import Run
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, LATER, echo, scripted
 from tests.worker.rows import Rows
@@ -406,3 +410,8 @@ async def test_an_invalid_payload_of_the_processors_own_making_is_an_ordinary_er
     job = await client.enqueue(KIND, {}, max_attempts=2)
     row = await rows.becomes(job.id, "failed")
     assert (row["failure_reason"], row["attempts"]) == ("attempts", 2)
+
+
+async def test_a_run_that_its_worker_has_left_gets_no_outcome_when_it_is_cancelled() -> None:
+    run = cast("Run", SimpleNamespace(abandoned=True))
+    assert judge(run, asyncio.CancelledError()) is None

@@ -1,4 +1,4 @@
-"""How much is prefetched: what should start within a tenth of a second, by what has really ended."""
+"""How much is prefetched: what should start within a fifth of a second, by what has really ended."""
 
 from types import SimpleNamespace
 from typing import Any, cast

@@ -139,7 +139,7 @@ _OWNED = """owned AS MATERIALIZED (
 )"""
 
 # Claimed, but not begun when its owner died, as far as a row can tell: the owner held more jobs than it has
-# job slots, and this one was claimed right before its last sign of life (jobs are claimed ahead for a tenth of
+# job slots, and this one was claimed right before its last sign of life (jobs are claimed ahead for a fifth of
 # a second of work: for a second, as a rule, none waits). A job that kills its process at once may look the
 # same, so a job is believed once: one that was taken or handed back before (cleared) is counted, until an
 # error of its own, which counts too, lets it begin anew.

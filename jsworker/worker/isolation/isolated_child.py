@@ -217,8 +217,10 @@ class _Work:
             outcome = await self._process(run)
         except GeneratorExit:  # the event loop is gone
             raise
-        except BaseException as raised:  # noqa: BLE001 -- as in the owner's own process
-            outcome = judge(run, raised)
+        except BaseException as raised:
+            if (judged := judge(run, raised)) is None:
+                raise
+            outcome = judged
         run.phase = Phase.SETTLING  # threads that the job has left behind can enqueue no more
         ended.set_result(outcome)
 

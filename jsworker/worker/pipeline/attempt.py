@@ -53,15 +53,17 @@ def open_job(run: Run, services: LeaseServices) -> Job[Any]:
     )
 
 
-def judge(run: Run, raised: BaseException, *, loop_ends: Callable[[], bool] = lambda: False) -> Outcome:
-    """Return the outcome of a run that ended in an error; raises that error where it must not be settled.
+def judge(
+    run: Run, raised: BaseException, *, loop_ends: Callable[[], bool] = lambda: False
+) -> Outcome | None:
+    """Return the outcome of a run that ended in an error; None: it must not be settled.
 
     ``loop_ends`` returns whether all tasks of the event loop have been cancelled.
     """
     if not isinstance(raised, asyncio.CancelledError):
         return outcomes.raised(run, raised)
     if run.abandoned:
-        raise raised
+        return None
     if run.stop is None and loop_ends():
         run.stop = StopReason.SHUTDOWN
     # Handing it back although no stop was asked for would run it again and again, and count nothing.

@@ -29,7 +29,7 @@ from jsworker.worker.quiet_phases import QuietPhases
 from jsworker.worker.recovery.resets import report_taken_over
 from jsworker.worker.recovery.sweeper import LateRows
 
-_MOST_AT_ONCE = 500
+MOST_AT_ONCE = 500
 _ANOTHER_COPY_DELAY = 1.0
 _MOST_COPIES = 10  # deliveries that wait for one claim; others come again, for they take no room
 _MOST_UNUSABLE = 100  # not kept by the database yet; with so many nothing more is asked for
@@ -69,7 +69,7 @@ class Consumer:
         self._had_more = False  # messages, when the last one came
         self._admit = admit
         self._freed: Batcher[str, None] = Batcher(
-            f"freed keys of {self.name}", self._take_freed, limit=_MOST_AT_ONCE, died=context.died
+            f"freed keys of {self.name}", self._take_freed, limit=MOST_AT_ONCE, died=context.died
         )
         self.delivered_at = boottime()  # of the last message
         self.delivered_seq = 0  # of the last first delivery: messages before it have been delivered, too
@@ -87,10 +87,10 @@ class Consumer:
         self._waiting_for_locks = 0
         self._room = 0  # for more deliveries at the last look; looked at again with every batch
         self._batches: Batcher[UUID, None] = Batcher(
-            f"claims of {self.name}", self._claim_batch, limit=_MOST_AT_ONCE, died=context.died
+            f"claims of {self.name}", self._claim_batch, limit=MOST_AT_ONCE, died=context.died
         )
         self._locked: Batcher[UUID, None] = Batcher(
-            f"locked rows of {self.name}", self._claim_locked, limit=_MOST_AT_ONCE, died=context.died
+            f"locked rows of {self.name}", self._claim_locked, limit=MOST_AT_ONCE, died=context.died
         )
 
     def room(self) -> int:
@@ -368,7 +368,7 @@ class Consumer:
             self._put_off(set(ids).difference(row.id for row in taken.claimed))
         else:
             self._context.health.answered()
-            self._batches.limit = min(_MOST_AT_ONCE, 2 * self._batches.limit)
+            self._batches.limit = min(MOST_AT_ONCE, 2 * self._batches.limit)
         if taken.refused_rows:
             with self._context.health.noting():  # else refused and noted the next time
                 await self._context.refused_rows.note("claim", taken.refused_rows.items())

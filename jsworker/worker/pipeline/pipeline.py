@@ -228,8 +228,10 @@ class Pipeline:
             return await process_job(run, run.job, self._services), None
         except GeneratorExit:
             raise
-        except BaseException as raised:  # noqa: BLE001 -- sys.exit() in a job must not end the worker either
-            return judge(run, raised, loop_ends=self._loop_ends), raised
+        except BaseException as raised:
+            if (outcome := judge(run, raised, loop_ends=self._loop_ends)) is None:
+                raise
+            return outcome, raised
 
     async def _fetch_content(self, run: Run) -> None:
         try:

@@ -13,8 +13,8 @@ from jsworker.worker.pipeline.kinds import Kind
 
 _PREFETCH_SECONDS = 0.2  # only what should start so soon is prefetched; the rest is left to other workers
 _PREFETCH_JOBS = 200  # never more than this, unless as many have just ended within that time
-_MOST_PREFETCH_JOBS = 4000
-_SETTLING_JOBS = 2000  # with so many outcomes on their way nothing is claimed: the database is behind
+MOST_PREFETCH_JOBS = 4000
+SETTLING_JOBS = 2000  # with so many outcomes on their way nothing is claimed: the database is behind
 _WEIGHT = 0.05  # of one run in the moving average of a kind's run time
 _SHORTEST_SECONDS = 1e-6
 
@@ -124,7 +124,7 @@ class Slots:
 
     def _own_place(self, kind: Kind, priority: int) -> int:
         """Return how many of a kind and priority may be prefetched or claimed whatever else waits."""
-        if self._closed or self._settling() >= _SETTLING_JOBS or not (prefetch := self._prefetch(kind)):
+        if self._closed or self._settling() >= SETTLING_JOBS or not (prefetch := self._prefetch(kind)):
             return 0
         own = max(1, self._share(kind, prefetch) * WEIGHTS[priority] // sum(WEIGHTS))
         return own - len(self._waiting[priority].get(kind.name, ()))
@@ -145,7 +145,7 @@ class Slots:
         return self._turns.part(priority, room, among=with_work, ahead=ahead)
 
     def _room(self, kind: Kind, claiming: int) -> int:
-        if self._closed or self._settling() >= _SETTLING_JOBS:
+        if self._closed or self._settling() >= SETTLING_JOBS:
             return 0
         self._count_ended()
         prefetch = self._prefetch(kind)
@@ -232,7 +232,7 @@ class Slots:
     @property
     def has_room_again(self) -> bool:
         """Whether the outcome that was settled just now makes room."""
-        return self._settling() == _SETTLING_JOBS - 1
+        return self._settling() == SETTLING_JOBS - 1
 
     def take_waiting(self, *, older_than: float = 0.0) -> list[Run]:
         """Take runs out that have waited for a slot for at least ``older_than`` seconds."""
@@ -282,5 +282,5 @@ class Slots:
         now = boottime()
         if (passed := now - self._counted_from) >= _PREFETCH_SECONDS:
             ended = int(self._ended / passed * _PREFETCH_SECONDS)
-            self._most_ahead = min(_MOST_PREFETCH_JOBS, max(_PREFETCH_JOBS, ended))
+            self._most_ahead = min(MOST_PREFETCH_JOBS, max(_PREFETCH_JOBS, ended))
             self._ended, self._counted_from = 0, now
