@@ -1,6 +1,7 @@
 """The proxy does to a connection what it says, and nothing after it is restored."""
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -174,3 +175,17 @@ async def test_a_connection_that_is_being_made_is_cut_too(
         assert await reader.read() == b""
     assert proxy.refused == 1
     await asyncio.wait_for(proxy.close(), 60.0)
+
+
+async def test_a_connection_that_is_accepted_as_the_proxy_closes_is_closed_with_it() -> None:
+    others = asyncio.all_tasks()
+    async with proxied("tcp://127.0.0.1:1") as (proxy, _):
+        client = socket.create_connection(("127.0.0.1", proxy.port), timeout=10)
+        for _ in range(2):  # it is accepted, and the task that makes its transport has not begun
+            await asyncio.sleep(0)
+    with client:
+        assert asyncio.all_tasks() == others
+        client.setblocking(False)
+        with suppress(ConnectionError):
+            async with asyncio.timeout(30):
+                assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
