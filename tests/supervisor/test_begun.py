@@ -45,6 +45,25 @@ def test_it_survives_the_kill_of_whoever_wrote_it() -> None:
     assert parents.ended == 1
 
 
+def test_a_job_is_forgotten_before_its_end_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed between the two leaves no job among the culprits whose outcome is written."""
+    parents, descriptor = shared()
+    begun = BegunJobs.take_over(descriptor)
+    job_id = uuid4()
+    begun.add(job_id)
+    counted = begun._memory
+    seen: list[tuple[UUID, ...] | None] = []
+
+    class Memory:
+        def __setitem__(self, place: slice, value: bytes) -> None:
+            seen.append(parents.read())
+            counted[place] = value
+
+    monkeypatch.setattr(begun, "_memory", Memory())
+    begun.remove(job_id)
+    assert (seen, parents.read(), parents.ended) == ([(job_id,), ()], (), 1)
+
+
 def test_nothing_is_known_of_a_child_that_does_not_note_what_it_begins() -> None:
     parents, descriptor = shared()
     assert parents.read() is None

@@ -250,6 +250,28 @@ async def test_errors_are_told_by_their_type_alone(
     assert all(SECRET not in span.to_json() for span in exported.all())
 
 
+async def test_a_generator_exit_that_an_awaited_task_brings_ends_its_span(
+    exported: Exported, client: JobClient, start: StartWorker, rows: Rows
+) -> None:
+    """Python closes the coroutines that await the task, that of the span among them."""
+
+    async def brings_it() -> None:
+        raise GeneratorExit
+
+    async def work(_job: Job[Any]) -> None:
+        await asyncio.create_task(brings_it())
+
+    await start(scripted(work, max_attempts=1))
+    job = await client.enqueue(KIND, {})
+    await rows.becomes(job.id, "failed")
+    [settle] = await exported.told("settle")
+    [process] = exported.of("process")
+    assert attribute(process, "error.type") == "GeneratorExit"
+    assert attribute(settle, "jsworker.outcome") == "failed"
+    again = await client.enqueue(KIND, {})
+    await rows.becomes(again.id, "failed")  # the worker goes on
+
+
 async def test_plain_functions_work_in_the_span_of_their_run(
     exported: Exported, client: JobClient, start: StartWorker, rows: Rows
 ) -> None:

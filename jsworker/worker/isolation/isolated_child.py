@@ -217,7 +217,7 @@ class _Work:
             outcome = await self._process(run)
         except GeneratorExit:  # the event loop is gone
             raise
-        except BaseException as raised:
+        except BaseException as raised:  # sys.exit() in a job, too, is an end of the job alone
             if (judged := judge(run, raised)) is None:
                 raise
             outcome = judged

@@ -228,7 +228,7 @@ class Pipeline:
             return await process_job(run, run.job, self._services), None
         except GeneratorExit:
             raise
-        except BaseException as raised:
+        except BaseException as raised:  # sys.exit() in a job must not end the worker either
             if (outcome := judge(run, raised, loop_ends=self._loop_ends)) is None:
                 raise
             return outcome, raised
