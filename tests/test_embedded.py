@@ -34,6 +34,7 @@ from jsworker.embedded import (
 from jsworker.embedded.resources import LOOPBACK, free_port
 from jsworker.worker.isolation import parent_death_signal
 from tests.support import without_linux
+from tests.support.processes import has_ended
 from tests.support.servers import (
     THROWAWAY_SETTINGS,
     ThrowawayPostgres,
@@ -194,10 +195,6 @@ def guards_of(data: Path) -> list[psutil.Process]:
     return processes_named("jsworker.embedded.guard", data)
 
 
-def has_ended(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-
 def wait_until_nothing_runs(data: Path) -> None:
     wait_until(lambda: not processes_of(data), f"no process uses {data}")
 
@@ -353,7 +350,7 @@ class TestEmbeddedServers:
             assert len(dead) == 2
             for process in dead:
                 process.kill()
-            wait_until(lambda: all(map(has_ended, dead)), "the servers are dead")
+            wait_until(lambda: all(has_ended(process.pid) for process in dead), "the servers are dead")
             wait_until(lambda: answers(servers.database_url), "PostgreSQL is back")
             assert query(servers.database_url, "SELECT value FROM kept") == 42
             wait_until(lambda: listens(servers.nats_url), "nats-server is back")
@@ -651,7 +648,7 @@ class TestStartWithParent:
             child = psutil.Process(int(parent.stdout.readline()))
             assert child.is_running()
             parent.kill()
-        wait_until(lambda: has_ended(child), "the child ended")
+        wait_until(lambda: has_ended(child.pid), "the child ended")
 
     @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children of their parent's death")
     def test_the_child_outlives_the_thread_that_started_it(self) -> None:
@@ -691,7 +688,7 @@ class TestStartWithParent:
         wait_until(lambda: psutil.Process(child.pid).name() in {"sh", "dash"}, "the program runs")
         watching = psutil.Process(child.pid).children()
         child.communicate(b"go on\n")
-        wait_until(lambda: all(map(has_ended, watching)), "the watching process ended")
+        wait_until(lambda: all(has_ended(process.pid) for process in watching), "the watching process ended")
 
     def test_a_program_that_cannot_be_executed_ends_with_126(self, tmp_path: Path) -> None:
         (tmp_path / "program").write_text("no program at all")

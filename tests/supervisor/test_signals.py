@@ -14,14 +14,14 @@ from tests.ownership.rows import Sql, counters, read_job, read_value
 from tests.supervisor.conftest import Supervise
 from tests.supervisor.test_deaths import SLOW_RULES, ends_completed, owner_of_sleeper
 from tests.support.polling import eventually
+from tests.support.processes import has_ended
 
 STATES = "SELECT string_agg(DISTINCT state, ' ') FROM jsworker.workers"
 
 
 async def are_gone(pids: list[int], seconds: float = 60.0) -> None:
     async def gone() -> None:
-        left = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
-        assert left == []
+        assert [pid for pid in pids if not has_ended(pid)] == []
 
     await eventually(gone, seconds=seconds)
 

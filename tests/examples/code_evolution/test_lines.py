@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -46,7 +47,12 @@ async def count(folder: Path, commit_id: str, memory: dict[bytes, int] | None = 
 
 
 def git_children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if child.name() == "git"]
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            if child.name() == "git":
+                found.append(child)
+    return found
 
 
 @pytest.fixture
@@ -292,7 +298,8 @@ class TestEndingEarly:
 
         async def kill_git(_stage: str, _share: float) -> None:
             for child in git_children():
-                child.kill()
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
 
         with pytest.raises(GitKilled, match="git cat-file was ended by signal 9"):
             await count_lines(str(project / ".git"), head, memory={}, progress=kill_git)
