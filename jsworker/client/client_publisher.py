@@ -11,7 +11,7 @@ from uuid import UUID
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from jsworker.client.enqueueing import Inserted
-from jsworker.client.publishing import AT_ONCE, OutboxPublisher, Tally, publish_traced
+from jsworker.client.publishing import AT_ONCE, MARK_SECONDS, OutboxPublisher, Tally, publish_traced
 from jsworker.core.batching import Batcher
 from jsworker.core.errors import (
     DatabaseRefused,
@@ -31,9 +31,6 @@ from jsworker.stream.jetstream import Stream
 from jsworker.stream.nats_client import end_tasks
 
 _OWN_SECONDS: Final = 5.0  # for so long relays leave a new job's message to the client that enqueued it
-# Far less. Most jobs have been claimed by then and need no mark; one that came at once would make the CLAIM
-# of the very same row wait for its commit.
-_MARK_SECONDS: Final = 0.5
 _PUBLISH_SECONDS: Final = 2.0
 _CONNECT_SECONDS: Final = 3.0
 _BATCH: Final = 1000
@@ -91,7 +88,7 @@ class ClientPublisher:
         self._events = events
         self._may_mark = True
         self._marks: Batcher[Sent, None] = Batcher(
-            "marks", self._mark, limit=500, died=died, linger=_MARK_SECONDS
+            "marks", self._mark, limit=500, died=died, linger=MARK_SECONDS
         )
         self._lost = asyncio.Event()
         self._connected_once = False
@@ -152,19 +149,24 @@ class ClientPublisher:
             return 0.0
         return seconds + kept / _LEAST_A_SECOND
 
-    def keep(self, kind: str, stored: Inserted) -> None:
-        """Keep the messages of jobs that relays leave to this client, for ``publish_in_background``."""
-        if stored.own_until:
-            first = stored.jobs[0]  # all are of one call
-            context = TraceContext(first.traceparent, first.tracestate)
-            created = [answer.id for answer in stored.answers if answer.created]
-            ids = created[: _MOST_OF_CALLS_AT_ONCE - self._jobs_kept]
-            if len(ids) < len(created):
-                self.unpublished_because = _TOO_MANY
-            self._jobs_kept += len(ids)
-            for start in range(0, len(ids), _BATCH):
-                some = ids[start : start + _BATCH]
-                self._kept.append(_Kept(stored.own_until, kind, first.priority, context, some))
+    def keep(self, kind: str, stored: Inserted, *, since: float) -> None:
+        """Keep the messages of jobs that relays leave to this client, for ``start``.
+
+        Others, which were stored ``since`` then by the event loop's clock, it takes from the outbox.
+        """
+        if not stored.own_until:
+            self._want(since)
+            return
+        first = stored.jobs[0]  # all are of one call
+        context = TraceContext(first.traceparent, first.tracestate)
+        created = [answer.id for answer in stored.answers if answer.created]
+        ids = created[: _MOST_OF_CALLS_AT_ONCE - self._jobs_kept]
+        if len(ids) < len(created):
+            self.unpublished_because = _TOO_MANY
+        self._jobs_kept += len(ids)
+        for start in range(0, len(ids), _BATCH):
+            some = ids[start : start + _BATCH]
+            self._kept.append(_Kept(stored.own_until, kind, first.priority, context, some))
 
     async def publish(self, job: Outgoing) -> None:
         """Publish a job's message; while the stream acknowledges nothing, in the background."""
@@ -181,11 +183,14 @@ class ClientPublisher:
 
     def publish_in_background(self, *, since: float | None = None) -> None:
         """Publish what is kept, and what was queued since, or just now; what is older is left to workers."""
+        self._want(asyncio.get_running_loop().time() if since is None else since)
+        self.start()
+
+    def start(self) -> None:
+        """Publish what is kept, and what is wanted of the outbox, in the background."""
         if self._reachable_stream() is None or not (self._may_mark or self._answering_stream() is None):
-            return
-        began = asyncio.get_running_loop().time() if since is None else since
-        self._wanted_since = began if self._wanted_since is None else min(self._wanted_since, began)
-        if self._publishing is None or self._publishing.done():
+            self._wanted_since = None
+        elif self._is_wanted and (self._publishing is None or self._publishing.done()):
             self._publishing = asyncio.create_task(self._publish_queued(), name="jsworker publish")
 
     async def publish_pending(self) -> int:
@@ -202,9 +207,17 @@ class ClientPublisher:
         kept, tally = Tally(), Tally()
         self.unpublished_because = None
         await self._publish_kept(stream, kept)
+        await self._marks.flush()
         await self._publish_all(OutboxPublisher(self._database, stream, limit=_BATCH), tally)
         self._reachable_stream()  # when the connection was lost meanwhile, not all was published
         return kept.published + tally.published
+
+    def _want(self, since: float) -> None:
+        self._wanted_since = since if self._wanted_since is None else min(self._wanted_since, since)
+
+    @property
+    def _is_wanted(self) -> bool:
+        return bool(self._kept) or self._wanted_since is not None
 
     async def _keep_ready(self, stream: Stream) -> None:
         while True:
@@ -263,11 +276,12 @@ class ClientPublisher:
 
     async def _publish_queued(self) -> None:
         """Publish until no call has asked for it since the last time, or nothing is acknowledged."""
-        while self._wanted_since is not None and (stream := self._reachable_stream()) is not None:
+        while self._is_wanted and (stream := self._reachable_stream()) is not None:
             if self._kept:
                 await self._publish_kept(stream, Tally(), _AT_ONCE_BESIDE_ENQUEUES)
                 if self._answering_stream() is None:  # to be tried out by what is stored next
                     self._wanted_since = None
+            if self._kept or self._wanted_since is None:
                 continue
             since, self._wanted_since = self._wanted_since, None
             take = partial(self._take_since, since)
@@ -281,6 +295,7 @@ class ClientPublisher:
                 limit=_BATCH,
                 take=partial(take, _BATCH),
                 at_once=_AT_ONCE_BESIDE_ENQUEUES,
+                mark_later=self._marks.post,
             )
             await self._publish_all(own, Tally())
 
@@ -288,7 +303,10 @@ class ClientPublisher:
         """Publish what is kept; once nothing is acknowledged the rest is left to relays."""
         if self._kept and self._answering_stream() is not None:
             take = self._take_kept
-            kept = OutboxPublisher(self._database, stream, limit=1, take=take, at_once=at_once)
+            later = self._marks.post
+            kept = OutboxPublisher(
+                self._database, stream, limit=1, take=take, at_once=at_once, mark_later=later
+            )
             await self._publish_all(kept, tally)
         if self._answering_stream() is None or tally.refused is not None:
             self._kept.clear()

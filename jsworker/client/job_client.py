@@ -350,11 +350,13 @@ class JobClient:
                     async for batch in inserted:
                         with no_collection():
                             enqueued += [JobHandle.of(each, self._result, kind) for each in batch.answers]
-                        self._publisher.keep(name, batch)
+                        self._publisher.keep(name, batch, since=began)
                         if clock() >= began + _PUBLISH_EVERY_SECONDS:
-                            self._publisher.publish_in_background(since=began)
-            finally:
+                            self._publisher.start()
+            except BaseException:  # what it has stored is unclear
                 self._publisher.publish_in_background(since=began)
+                raise
+            self._publisher.start()
         return enqueued
 
     async def result(self, job_id: UUID | str, timeout: float | timedelta | None = None) -> Any:  # noqa: ASYNC109 -- as asyncio.wait_for

@@ -20,6 +20,13 @@ from jsworker.stream.publisher import Published
 AT_ONCE: Final = 4
 """Batches under way: while one is taken, others are on their way to the stream, stored there and marked."""
 
+MARK_SECONDS: Final = 0.5
+"""So much later few messages are marked: by then most of their jobs are claimed, and need no mark. One that
+came at once would lock rows as their messages arrive, and no claim waits for a lock. Far less than
+the five seconds after which a message without a mark is published again."""
+_FEW: Final = 500
+"""Of more messages most jobs will wait: they are marked at once, which keeps what is unmarked short."""
+
 Take = Callable[[], Awaitable[list[Outgoing]]]
 """Takes a batch from the outbox; a short one was all."""
 
@@ -40,7 +47,9 @@ class OutboxPublisher:
 
     A batch holds up to ``limit`` jobs: all that is due, or what ``take`` takes. ``at_once`` of them are
     under way while the outbox is full; fewer leave more of the process to others. ``refused_rows`` sets rows
-    aside whose mark is refused. Every method raises ``DatabaseUnavailable`` without an answer of PostgreSQL.
+    aside whose mark is refused. ``mark_later`` is given what was sent of a small batch, to be marked within
+    seconds; None: all is marked at once. Every method raises ``DatabaseUnavailable`` without an answer of
+    PostgreSQL.
     """
 
     def __init__(
@@ -52,12 +61,14 @@ class OutboxPublisher:
         take: Take | None = None,
         at_once: int = AT_ONCE,
         refused_rows: RefusedRows | None = None,
+        mark_later: Callable[[Sent], None] | None = None,
     ) -> None:
         self._database = database
         self._stream = stream
         self._limit = limit
         self._at_once = at_once
         self._refused_rows = refused_rows
+        self._mark_later = mark_later
         self._take = take or partial(take_outgoing, database, limit=limit)
         self._taking = asyncio.Lock()
         self._ending = False
@@ -128,9 +139,14 @@ class OutboxPublisher:
         # Without a leader, say: what failed is due again before the last batch has failed, too.
         if tally.refused is not None or not sent:
             tally.ended = True
-        if sent:
-            await fault_points.reach("after_publish_before_mark")
+        if not sent:
+            return
+        await fault_points.reach("after_publish_before_mark")
+        if self._mark_later is None or len(sent) > _FEW:
             await mark(self._database, sent, self._refused_rows)
+        else:
+            for each in sent:
+                self._mark_later(each)
 
 
 async def publish_traced(

@@ -367,6 +367,7 @@ class Components:
         for consumer in self.pipeline.consumers:
             await consumer.close()
         await self.pipeline.tracing.close()
+        await self.publisher.close()
         await self.pipeline.settler.close()
         await self.statistics.step()
         for loop in (self.probes, self.presences, self.fences, self.beats):

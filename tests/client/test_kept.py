@@ -32,14 +32,13 @@ def _relays_are_patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[Outgoing]:
-    """What the client took from the outbox."""
-    found: list[Outgoing] = []
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[list[Outgoing]]:
+    """What the client took from the outbox, each time."""
+    found: list[list[Outgoing]] = []
 
     async def take(database: Database, **options: Any) -> list[Outgoing]:
-        outgoing = await take_outgoing(database, **options)
-        found.extend(outgoing)
-        return outgoing
+        found.append(await take_outgoing(database, **options))
+        return found[-1]
 
     monkeypatch.setattr(publish, "take_outgoing", take)
     return found
@@ -48,7 +47,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[Outgoing]:
 @pytest.fixture
 def unpublished(client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that is killed between the commit and the first message."""
-    monkeypatch.setattr(client._publisher, "publish_in_background", lambda **_: None)
+    monkeypatch.setattr(client._publisher, "start", lambda: None)
 
 
 async def all_published(rows: Rows, jobs: int) -> None:
@@ -64,7 +63,7 @@ async def messages_of(js: JetStreamContext, settings: Settings) -> int:
 
 
 async def test_what_was_stored_is_not_read_again(
-    client: JobClient, rows: Rows, taken: list[Outgoing], monkeypatch: pytest.MonkeyPatch
+    client: JobClient, rows: Rows, taken: list[list[Outgoing]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(enqueueing, "_BATCH", 4)
     monkeypatch.setattr(client_publisher, "_BATCH", 3)
@@ -72,6 +71,39 @@ async def test_what_was_stored_is_not_read_again(
     await all_published(rows, 10)
     assert taken == []
     assert not client._publisher._kept
+
+
+@pytest.fixture
+def marks_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is marked later than at once is not marked before somebody asks for it."""
+    monkeypatch.setattr(client_publisher, "MARK_SECONDS", 3600.0)
+
+
+async def test_a_few_jobs_are_claimed_before_anybody_marks_them(
+    marks_wait: None, rows: Rows, js: JetStreamContext, settings: Settings
+) -> None:
+    """A mark would hold the locks of their rows as their messages arrive, and no claim waits for a lock."""
+
+    async def published() -> None:
+        assert await messages_of(js, settings) == 3
+
+    async with JobClient(settings) as client:
+        await client.enqueue_many(KIND, [{}] * 3)
+        await eventually(published)
+        assert client._publisher._marks.is_busy
+        assert await rows.value(_UNPUBLISHED) == 3
+        assert await client.publish_pending() == 0
+        await all_published(rows, 3)
+        await client.enqueue_many(KIND, [{}])
+    await all_published(rows, 4)
+
+
+async def test_of_what_is_not_kept_the_outbox_is_asked(
+    client: JobClient, rows: Rows, taken: list[list[Outgoing]]
+) -> None:
+    await client.enqueue_many(KIND, [{}] * 2, expires_in=600.0)
+    await all_published(rows, 2)
+    assert sum(map(len, taken)) == 2
 
 
 async def test_of_a_client_that_dies_relays_take_it_later(
@@ -86,7 +118,7 @@ async def test_of_a_client_that_dies_relays_take_it_later(
 
 
 async def test_more_than_it_keeps_is_taken_from_the_outbox(
-    client: JobClient, rows: Rows, taken: list[Outgoing], monkeypatch: pytest.MonkeyPatch
+    client: JobClient, rows: Rows, taken: list[list[Outgoing]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(enqueueing, "_BATCH", 2)
     monkeypatch.setattr(client_publisher, "_MOST_KEPT", 4)
@@ -236,9 +268,11 @@ async def test_what_is_not_due_or_has_terms_is_not_kept(
     assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE publish_after > clock_timestamp()") == 0
 
 
+@pytest.mark.parametrize("most_kept", [0, 100])
 async def test_what_was_stored_before_an_error_is_published(
-    client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
+    client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch, most_kept: int
 ) -> None:
+    monkeypatch.setattr(client_publisher, "_MOST_KEPT", most_kept)
     insert = enqueue_terms.enqueue_many
     statements = 0
 

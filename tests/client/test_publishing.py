@@ -103,6 +103,31 @@ async def test_a_short_batch_is_the_only_one(
     assert calls == 1
 
 
+@pytest.mark.parametrize(("few", "marked"), [(2, 3), (3, 0)])
+async def test_few_messages_are_marked_later_and_many_at_once(  # noqa: PLR0917 -- fixtures
+    client: JobClient,
+    outbox: Callable[[int], Awaitable[None]],
+    database: Database,
+    rows: Rows,
+    monkeypatch: pytest.MonkeyPatch,
+    few: int,
+    marked: int,
+) -> None:
+    monkeypatch.setattr(publishing_of_client, "_FEW", few)
+    stream = client._publisher.stream
+    assert stream is not None
+    later: list[Sent] = []
+    await outbox(3)
+
+    publisher = OutboxPublisher(database, stream, limit=10, mark_later=later.append)
+    assert (await publisher.publish()).published == 3
+
+    assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE NOT needs_publish") == marked
+    assert len({sent.id for sent in later}) == 3 - marked
+    if later:
+        assert await outbox_statements.mark(database, later) == 3
+
+
 async def test_an_error_ends_all_of_them_and_leaves_nothing_half_done(
     outbox: Callable[[int], Awaitable[None]], publishing: Publish, database: Database, rows: Rows
 ) -> None:

@@ -15,6 +15,7 @@ from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
 from jsworker.ownership.transitions import claim as claims
+from jsworker.worker.maintenance import relay
 from jsworker.worker.maintenance.relay import Relay
 from jsworker.worker.worker import Worker
 from tests.support.contexts import make_context
@@ -68,6 +69,26 @@ async def test_a_drain_lets_running_jobs_finish_and_renews_them_to_the_end(
     assert await state_of(running, rows) == "stopped"
     assert not other.events.of("stale.detected")
     await other.stream_is_empty()
+
+
+async def test_what_the_relay_has_published_is_marked_at_the_latest_as_the_worker_ends(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at once: a mark would lock rows as their messages arrive, and no claim waits for a lock."""
+    unmarked = "SELECT count(*) FROM jsworker.jobs WHERE needs_publish"
+    monkeypatch.setattr(relay, "MARK_SECONDS", 3600.0)
+    running = await start(scripted(echo))
+    await client.enqueue_many("nobody", [{}] * 3)
+    await client.publish_pending()
+    await rows.query("UPDATE jsworker.jobs SET needs_publish = true, publish_after = clock_timestamp()")
+
+    async def published() -> None:
+        assert running.worker._components.publisher._marks.is_busy
+
+    await eventually(published)
+    assert await rows.value(unmarked) == 3
+    await running.worker.close()
+    assert await rows.value(unmarked) == 0
 
 
 async def test_the_heartbeat_stops_last(client: JobClient, rows: Rows, start: StartWorker) -> None:
@@ -269,6 +290,7 @@ async def test_a_round_of_the_relay_ends_with_the_batches_under_way(
         return await publish_traced(*arguments, **named)
 
     monkeypatch.setattr("jsworker.worker.maintenance.relay._BATCH", 10)
+    monkeypatch.setattr(publishing, "_FEW", 0)
     publish_traced = publishing.publish_traced
     monkeypatch.setattr(publishing, "publish_traced", publish_and_end)
     assert client._publisher.stream is not None

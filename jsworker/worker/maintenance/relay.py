@@ -1,18 +1,21 @@
 """The relay: what is due enters the queue, what is queued is published. Every worker has one."""
 
-from collections.abc import Awaitable, Callable, Sized
+from collections.abc import Awaitable, Callable, Sequence, Sized
 from functools import partial
 from typing import Final, TypeVar
 
-from jsworker.client.publishing import OutboxPublisher, Tally
+from jsworker.client.publishing import MARK_SECONDS, OutboxPublisher, Tally
+from jsworker.core.batching import Batcher
 from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.ownership.transitions import publish
+from jsworker.ownership.transitions.publish import Sent
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import RECENT_SECONDS, ScanPace
 
 TakenT = TypeVar("TakenT", bound=Sized)
 
 _BATCH: Final = 1000
+_MARKED_TOGETHER: Final = 500
 _LAST_SECONDS: Final = 5.0
 _TRIAL: Final = 10
 """Messages that are published to learn whether the stream stores any again."""
@@ -33,12 +36,16 @@ class Relay:
         self._last_seq: int | None = None
         self._ending = False
         self._take = partial(publish.take_outgoing, context.database, refused_rows=context.refused_rows)
+        self._marks: Batcher[Sent, None] = Batcher(
+            "marks", self._mark, limit=_MARKED_TOGETHER, died=context.died, linger=MARK_SECONDS
+        )
         self._publisher = OutboxPublisher(
             context.database,
             context.stream,
             limit=_BATCH,
             take=lambda: self._at_pace(self._publishing, self._take),
             refused_rows=context.refused_rows,
+            mark_later=self._marks.post,
         )
 
     @property
@@ -61,11 +68,16 @@ class Relay:
         self._publisher.end()
 
     async def publish_latest(self) -> None:
-        """Publish one batch of what has become due lately: jobs that were just handed back."""
+        """Publish one batch of what became due lately, jobs that were just handed back; mark everything."""
         if self._is_connected and not self._publishing_health.refused:
             with self._health.noting():
                 latest = await self._take(within=RECENT_SECONDS, limit=_BATCH)
                 await self._publisher.try_out(latest, seconds=_LAST_SECONDS)
+        await self._marks.flush()
+
+    async def close(self) -> None:
+        """Give up marks that were not written in time: their messages are published once more."""
+        await self._marks.close()
 
     async def try_again(self) -> None:
         """While the stream refuses: learn now and then whether it stores messages again.
@@ -84,6 +96,11 @@ class Relay:
                 publishing.stored()
             else:
                 publishing.put_off()
+
+    async def _mark(self, sent: Sequence[Sent]) -> Sequence[None]:
+        with self._health.noting():  # what has no mark is published once more; the stream knows it already
+            await publish.mark(self._context.database, sent, self._refused_rows)
+        return [None] * len(sent)
 
     def _judge(self, tally: Tally) -> None:
         if tally.refused is None and tally.stored:
