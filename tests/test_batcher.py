@@ -117,6 +117,27 @@ async def test_the_first_item_lingers_for_others_until_somebody_flushes(door: Do
     await batcher.close()
 
 
+async def test_what_comes_while_a_batch_is_written_lingers_in_its_turn(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batcher = door.batcher(linger=3600.0)
+    lingers = 0
+
+    async def linger() -> None:
+        nonlocal lingers
+        lingers += 1
+
+    monkeypatch.setattr(batcher, "_wait_for_others", linger)
+    door.opened.clear()
+    batcher.post(1)
+    await asyncio.sleep(0)
+    assert door.batches == [[1]]
+    batcher.post(2)
+    door.opened.set()
+    await batcher.flush()
+    assert (lingers, door.batches) == (2, [[1], [2]])
+
+
 async def test_and_not_for_ever(door: Door) -> None:
     door.batcher(linger=0.05).post(1)
 

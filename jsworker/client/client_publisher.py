@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -51,6 +52,9 @@ _NOT_SET: Final = "JSWORKER_NATS_URL is not set"
 _AGAIN_SECONDS: Final = 10.0
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 _END_SECONDS: Final = 2.0
+_MARK_AT_END_SECONDS: Final = (
+    5.0  # what has no mark then is published once more, and the stream knows it already
+)
 
 
 class _Kept(NamedTuple):
@@ -87,9 +91,8 @@ class ClientPublisher:
         self._database = database
         self._events = events
         self._may_mark = True
-        self._marks: Batcher[Sent, None] = Batcher(
-            "marks", self._mark, limit=500, died=died, linger=MARK_SECONDS
-        )
+        self._new_marks = partial(Batcher, "marks", self._mark, limit=500, died=died, linger=MARK_SECONDS)
+        self._marks: Batcher[Sent, None] = self._new_marks()
         self._lost = asyncio.Event()
         self._connected_once = False
         self._ready = False
@@ -129,8 +132,12 @@ class ClientPublisher:
             await asyncio.gather(publishing, return_exceptions=True)
 
     async def close(self) -> None:
-        """Mark what was published and disconnect."""
-        await self._marks.flush()
+        """Mark what was published, if PostgreSQL answers, and disconnect."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_MARK_AT_END_SECONDS):
+                await self._marks.flush()
+        await self._marks.close()
+        self._marks = self._new_marks()
         self._ready = False
         if self._keeping is not None:
             await end_tasks({self._keeping}, _END_SECONDS)
@@ -188,9 +195,11 @@ class ClientPublisher:
 
     def start(self) -> None:
         """Publish what is kept, and what is wanted of the outbox, in the background."""
+        if self._publishing is not None and not self._publishing.done():
+            return
         if self._reachable_stream() is None or not (self._may_mark or self._answering_stream() is None):
             self._wanted_since = None
-        elif self._is_wanted and (self._publishing is None or self._publishing.done()):
+        elif self._is_wanted:
             self._publishing = asyncio.create_task(self._publish_queued(), name="jsworker publish")
 
     async def publish_pending(self) -> int:
@@ -207,8 +216,8 @@ class ClientPublisher:
         kept, tally = Tally(), Tally()
         self.unpublished_because = None
         await self._publish_kept(stream, kept)
-        await self._marks.flush()
-        await self._publish_all(OutboxPublisher(self._database, stream, limit=_BATCH), tally)
+        outbox = OutboxPublisher(self._database, stream, limit=_BATCH, mark_later=self._marks.post)
+        await self._publish_all(outbox, tally)
         self._reachable_stream()  # when the connection was lost meanwhile, not all was published
         return kept.published + tally.published
 

@@ -74,7 +74,7 @@ class OutboxPublisher:
         self._ending = False
 
     def end(self) -> None:
-        """Begin no other batch; those under way are still sent and marked."""
+        """Begin no other batch; those under way are still sent, and marked at once or later."""
         self._ending = True
 
     async def publish(self, tally: Tally | None = None) -> Tally:
@@ -142,7 +142,8 @@ class OutboxPublisher:
         if not sent:
             return
         await fault_points.reach("after_publish_before_mark")
-        if self._mark_later is None or len(sent) > _FEW:
+        # Of a batch with one that failed, after a wait, the others are about to be due again.
+        if self._mark_later is None or failed or len(sent) > _FEW:
             await mark(self._database, sent, self._refused_rows)
         else:
             for each in sent:

@@ -16,7 +16,7 @@ class Batcher(Generic[ItemT, AnswerT]):
 
     ``write`` returns one answer for each item, in order, and expects its own errors; ``died`` is called with
     the name and the error when it raises all the same. ``limit``, the most items in one batch, may be changed
-    at any time. The first item waits ``linger`` seconds for others; ``flush`` cuts them short.
+    at any time. Before a batch is written, it waits ``linger`` seconds for others; ``flush`` cuts that short.
     """
 
     def __init__(
@@ -80,22 +80,28 @@ class Batcher(Generic[ItemT, AnswerT]):
         self._waiting.clear()
 
     async def _drain(self) -> None:
-        if self._linger:
-            await self._wait_for_others()
         while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(self.limit, len(self._waiting)))]
-            try:
-                answers = await self._write([item for item, _ in batch])
-                self._give_all(batch, answers)
-            except asyncio.CancelledError:
-                for answer in _awaited(batch):
-                    answer.cancel()
-                raise
-            except Exception as error:  # noqa: BLE001 -- reported to the worker, which stops
-                for answer in _awaited(batch):
-                    answer.set_exception(error)
-                    answer.exception()  # not every submitter waits; the worker knows of it
-                self._died(self._name, error)
+            if self._linger:
+                await self._wait_for_others()
+            ready = len(self._waiting)  # what comes meanwhile lingers in its turn
+            while ready > 0:
+                batch = [self._waiting.popleft() for _ in range(min(self.limit, len(self._waiting)))]
+                ready -= len(batch)
+                await self._write_batch(batch)
+
+    async def _write_batch(self, batch: Sequence[tuple[ItemT, _Taker[AnswerT]]]) -> None:
+        try:
+            answers = await self._write([item for item, _ in batch])
+            self._give_all(batch, answers)
+        except asyncio.CancelledError:
+            for answer in _awaited(batch):
+                answer.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001 -- reported to the worker, which stops
+            for answer in _awaited(batch):
+                answer.set_exception(error)
+                answer.exception()  # not every submitter waits; the worker knows of it
+            self._died(self._name, error)
 
     def _give_all(self, batch: Sequence[tuple[ItemT, _Taker[AnswerT]]], answers: Sequence[AnswerT]) -> None:
         """Give every answer to its taker; one that raises keeps no other from its own."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 from nats.js import JetStreamContext
@@ -9,7 +10,7 @@ from nats.js import JetStreamContext
 from jsworker import JobClient
 from jsworker.client import publishing as publishing_of_client
 from jsworker.client.publishing import OutboxPublisher
-from jsworker.core.errors import DatabaseUnavailable
+from jsworker.core.errors import DatabaseUnavailable, PublishFailed
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import publish as outbox_statements
@@ -126,6 +127,31 @@ async def test_few_messages_are_marked_later_and_many_at_once(  # noqa: PLR0917 
     assert len({sent.id for sent in later}) == 3 - marked
     if later:
         assert await outbox_statements.mark(database, later) == 3
+
+
+async def test_beside_one_that_failed_the_others_are_marked_at_once(
+    client: JobClient,
+    outbox: Callable[[int], Awaitable[None]],
+    database: Database,
+    rows: Rows,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The wait for it has taken as long as relays leave the others alone."""
+    stream = client._publisher.stream
+    assert stream is not None
+    publish_traced = publishing_of_client.publish_traced
+
+    async def lose_one(*arguments: Any, **named: Any) -> Any:
+        _, *others = await publish_traced(*arguments, **named)
+        return [PublishFailed("no answer"), *others]
+
+    monkeypatch.setattr(publishing_of_client, "publish_traced", lose_one)
+    later: list[Sent] = []
+    await outbox(3)
+    publisher = OutboxPublisher(database, stream, limit=10, mark_later=later.append)
+    assert (await publisher.publish()).published == 2
+    assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE NOT needs_publish") == 2
+    assert later == []
 
 
 async def test_an_error_ends_all_of_them_and_leaves_nothing_half_done(

@@ -57,6 +57,7 @@ from jsworker.core.settings import Settings
 from jsworker.core.targets import load_processors
 from tests.client.test_enqueue import Order as NumberedOrder
 from tests.client.test_enqueue import ShipOrder
+from tests.support.polling import eventually
 from tests.support.servers import TEMPLATE, TestServers, copy_database, drop_database
 from tests.test_contents import OLD, text_of_keys
 from tests.worker.processors import KIND, echo, scripted
@@ -188,7 +189,11 @@ class TestEnqueue:
         with override_settings(JSWORKER=given):
             ids = await asyncio.to_thread(closing, place)
         assert published == [3]
-        assert [(await rows.job(each))["needs_publish"] for each in ids] == [False] * 3
+
+        async def marked() -> None:
+            assert [(await rows.job(each))["needs_publish"] for each in ids] == [False] * 3
+
+        await eventually(marked)
         await asyncio.to_thread(closing, place)  # nobody says where NATS is
         assert published == [3]
 

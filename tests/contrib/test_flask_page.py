@@ -16,6 +16,7 @@ from jsworker import Job, JobProcessor, Worker
 from jsworker.contrib.flask import FlaskJobs
 from jsworker.core.errors import SettingsError
 from jsworker.core.settings import Settings
+from tests.support.polling import eventually
 from tests.worker.rows import Rows
 
 PAGE = (Path(__file__).parents[2] / "docs" / "flask.md").read_text()
@@ -69,8 +70,12 @@ async def test_a_job_is_enqueued_with_a_row_of_ones_own(
 
     job = await asyncio.to_thread(place)
     engine.dispose()
-    [row] = await rows.query("SELECT id, needs_publish FROM jsworker.jobs")
-    assert (str(row["id"]), row["needs_publish"]) == (job, False)
+
+    async def published() -> None:
+        [row] = await rows.query("SELECT id, needs_publish FROM jsworker.jobs")
+        assert (str(row["id"]), row["needs_publish"]) == (job, False)
+
+    await eventually(published)
 
 
 async def test_one_client_for_a_process_until_somebody_asks(app: Flask) -> None:

@@ -63,7 +63,7 @@ class Relay:
                 self._judge(await self._publisher.publish())
 
     def end(self) -> None:
-        """Begin no other batch; those under way are still published and marked."""
+        """Begin no other batch; those under way are still published."""
         self._ending = True
         self._publisher.end()
 

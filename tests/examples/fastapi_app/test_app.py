@@ -13,6 +13,7 @@ from fastapi_app.database import Order
 from fastapi_app.jobs import Receipt, WriteReceipt
 from jsworker import Fail, JobClient, Settings
 from jsworker.testing import assert_enqueued, kill_worker_during, run_job, work_until_empty
+from tests.support.polling import eventually
 
 Sql = psycopg.Connection[dict[str, object]]
 
@@ -42,7 +43,11 @@ async def test_an_order_gets_its_receipt(http: httpx.AsyncClient, sql: Sql) -> N
     await assert_enqueued(WriteReceipt, {"order_id": placed["order_id"]}, count=1)
     status = (await http.get(f"/jobs/{placed['job_id']}")).json()
     assert status == {"status": "queued", "progress": None, "attempts": 0, "error": None}
-    assert sql.execute("SELECT needs_publish FROM jsworker.jobs").fetchall() == [{"needs_publish": False}]
+
+    async def published() -> None:
+        assert sql.execute("SELECT needs_publish FROM jsworker.jobs").fetchall() == [{"needs_publish": False}]
+
+    await eventually(published)
     assert (await http.get(f"/jobs/{placed['job_id']}/result", params={"seconds": 0.1})).status_code == 504
     done = await work_until_empty([WriteReceipt], timeout=120)
     assert done.completed == {"write-receipt": 1}
