@@ -22,7 +22,7 @@ _LETTER: Final = "f"
 _TICKS_PER_SECOND = 20
 _LOGGED_SECONDS = 12.0
 """Two scans and many relay ticks."""
-_TICKS = "PUBLISH", "PROMOTE", "LATE", "ORPHANED", "WAITING", "POSTED"
+_TICKS = "DUE", "LEFT_TO_DO", "PUBLISH", "PROMOTE", "LATE", "ORPHANED", "WAITING", "POSTED"
 """Statements that look for work: those that an old horizon can slow down."""
 
 
