@@ -23,7 +23,7 @@ from psycopg.pq import Format, PipelineStatus, TransactionStatus
 from psycopg.rows import namedtuple_row, tuple_row
 from psycopg.types.json import set_json_loads
 from psycopg.types.numeric import FloatLoader
-from sqlalchemy import TextClause
+from sqlalchemy import TextClause, text
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 from sqlalchemy.engine import URL, make_url
 
@@ -45,6 +45,9 @@ CONNECT_ARGUMENTS: Final[Parameters] = {
 ALONG_INDEX: Final = "SET LOCAL enable_sort = off"
 """For one transaction: the planner has no statistics of the partial indexes' predicates, and would
 rather fetch and sort every row of a long queue than read the first few along the index."""
+BY_INDEX: Final = text("SELECT set_config('enable_seqscan', 'off', true)")
+"""For the transaction that it is sent with. Without it MARK of a thousand ids read the whole table for each of
+them, as long as the planner took the table for a short one."""
 _LONGEST_INTEGER: Final = 4_000
 """Digits; Python refuses to read more than 4,300."""
 DIALECT: Final = dialect.dialect()  # type: ignore[no-untyped-call] # SQLAlchemy has not typed its dialects
@@ -65,13 +68,14 @@ class Pool:
         """Prepare a pool of ``size`` connections that stay open, and ``overflow`` that are closed after use.
 
         One that ``keeps_plans`` is for statements that find their rows by key: PostgreSQL plans them once for
-        each connection and always by index, whatever it believes the size of the table to be. Not behind a
-        pooler, which may run every statement on another session.
+        each connection and always by index, whatever it believes the size of the table to be. Behind a pooler,
+        which may run every statement on another session, it plans each one, by index all the same.
         """
         self.limit = size + overflow
         self.in_use = 0
         self._to_connect = arguments_of(url) | {"autocommit": True}
         self._keeps_plans = keeps_plans
+        self._is_pooled = False
         self._size = size
         self._lendable = asyncio.Semaphore(self.limit)
         self._idle: list[Connection] = []
@@ -96,10 +100,12 @@ class Pool:
         """
         async with self._lend() as lent:
             cursor = lent.cursor(row_factory=tuple_row if plain else namedtuple_row)
-            if first is not None:
+            before = [each for each in (BY_INDEX if self._is_pooled else None, first) if each is not None]
+            if before:
                 # What is sent up to the end of a pipeline is one transaction, without BEGIN and COMMIT.
                 async with lent.pipeline():
-                    await lent.execute(_sql(first), parameters or {})
+                    for each in before:
+                        await lent.execute(_sql(each), parameters or {})
                     await cursor.execute(_sql(statement), parameters or {})
                 return await cursor.fetchall()
             async with lent.transaction() if along_index else nullcontext():
@@ -159,7 +165,7 @@ class Pool:
         _read_anything(connection)
         if self._keeps_plans:
             try:
-                await _keep_plans(connection)
+                self._is_pooled = not await _keep_plans(connection)
             except BaseException:
                 await connection.close()
                 raise
@@ -221,10 +227,13 @@ async def backend_of(connection: Connection) -> int:
     return int(pid)
 
 
-async def _keep_plans(connection: Connection) -> None:
-    if await backend_of(connection) == connection.info.backend_pid:
-        await connection.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
-        connection.prepare_threshold = 0
+async def _keep_plans(connection: Connection) -> bool:
+    """Let a connection keep its plans, and return whether it can: it has a session of its own."""
+    if await backend_of(connection) != connection.info.backend_pid:
+        return False
+    await connection.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
+    connection.prepare_threshold = 0
+    return True
 
 
 def _is_idle(connection: Connection) -> bool:

@@ -106,9 +106,14 @@ async def test_all_others_are_planned_each_time(database: Database) -> None:
 
 async def test_behind_a_pooler_nothing_is_prepared_and_no_session_is_changed(database_url: str) -> None:
     async with pooled(database_url) as (pooler, url), opened(url) as database:
-        assert await database.run_by_key(MODE, {}) == [("auto", "on")]
+        assert await database.run_by_key(MODE, {}) == [("auto", "off")]  # by index all the same
+        first = text("SELECT set_config('application_name', 'first', true)")
+        both = text("SELECT current_setting('application_name'), current_setting('enable_seqscan')")
+        assert await database.run_by_key(both, {}, first=first) == [("first", "off")]
         for _ in range(3):
             assert await database.run_by_key(PREPARED, {}) == [(0,)]
+        async with database._by_key._lend() as lent:
+            assert await (await lent.execute(str(both))).fetchone() == ("jsworker", "on")
         await database.run_heartbeat(MODE)
         assert pooler.greeted == 2
 
