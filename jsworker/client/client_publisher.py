@@ -52,9 +52,8 @@ _NOT_SET: Final = "JSWORKER_NATS_URL is not set"
 _AGAIN_SECONDS: Final = 10.0
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 _END_SECONDS: Final = 2.0
-_MARK_AT_END_SECONDS: Final = (
-    5.0  # what has no mark then is published once more, and the stream knows it already
-)
+# What has no mark then is published once more, and the stream knows it already.
+_MARK_AT_END_SECONDS: Final = 5.0
 
 
 class _Kept(NamedTuple):
@@ -108,6 +107,7 @@ class ClientPublisher:
         if not self._settings.nats_is_set:
             self.unpublished_because = _NOT_SET
             return
+        self._marks = self._new_marks()
         self._may_mark = await publish.may_mark(self._database)
         self.stream = stream = Stream(
             self._settings,
@@ -137,7 +137,6 @@ class ClientPublisher:
             async with asyncio.timeout(_MARK_AT_END_SECONDS):
                 await self._marks.flush()
         await self._marks.close()
-        self._marks = self._new_marks()
         self._ready = False
         if self._keeping is not None:
             await end_tasks({self._keeping}, _END_SECONDS)
@@ -157,9 +156,10 @@ class ClientPublisher:
         return seconds + kept / _LEAST_A_SECOND
 
     def keep(self, kind: str, stored: Inserted, *, since: float) -> None:
-        """Keep the messages of jobs that relays leave to this client, for ``start``.
+        """Keep the messages of jobs that relays leave to this client until it publishes them.
 
-        Others, which were stored ``since`` then by the event loop's clock, it takes from the outbox.
+        Those that they do not leave to it are taken from the outbox: what was stored after ``since``, by the
+        event loop's clock.
         """
         if not stored.own_until:
             self._want(since)
@@ -191,9 +191,9 @@ class ClientPublisher:
     def publish_in_background(self, *, since: float | None = None) -> None:
         """Publish what is kept, and what was queued since, or just now; what is older is left to workers."""
         self._want(asyncio.get_running_loop().time() if since is None else since)
-        self.start()
+        self.start_publishing()
 
-    def start(self) -> None:
+    def start_publishing(self) -> None:
         """Publish what is kept, and what is wanted of the outbox, in the background."""
         if self._publishing is not None and not self._publishing.done():
             return

@@ -352,11 +352,11 @@ class JobClient:
                             enqueued += [JobHandle.of(each, self._result, kind) for each in batch.answers]
                         self._publisher.keep(name, batch, since=began)
                         if clock() >= began + _PUBLISH_EVERY_SECONDS:
-                            self._publisher.start()
+                            self._publisher.start_publishing()
             except BaseException:  # what it has stored is unclear
                 self._publisher.publish_in_background(since=began)
                 raise
-            self._publisher.start()
+            self._publisher.start_publishing()
         return enqueued
 
     async def result(self, job_id: UUID | str, timeout: float | timedelta | None = None) -> Any:  # noqa: ASYNC109 -- as asyncio.wait_for

@@ -75,7 +75,6 @@ class Pool:
         self.in_use = 0
         self._to_connect = arguments_of(url) | {"autocommit": True}
         self._keeps_plans = keeps_plans
-        self._is_pooled = False
         self._size = size
         self._lendable = asyncio.Semaphore(self.limit)
         self._idle: list[Connection] = []
@@ -100,14 +99,15 @@ class Pool:
         """
         async with self._lend() as lent:
             cursor = lent.cursor(row_factory=tuple_row if plain else namedtuple_row)
-            before = [each for each in (BY_INDEX if self._is_pooled else None, first) if each is not None]
-            if before:
+            # Only a session of its own keeps plans; a pooler's connection has none.
+            by_index = BY_INDEX if self._keeps_plans and lent.prepare_threshold is None else None
+            if before := [each for each in (by_index, first) if each is not None]:
                 # What is sent up to the end of a pipeline is one transaction, without BEGIN and COMMIT.
                 async with lent.pipeline():
                     for each in before:
                         await lent.execute(_sql(each), parameters or {})
                     await cursor.execute(_sql(statement), parameters or {})
-                return await cursor.fetchall()
+                return await cursor.fetchall() if cursor.description else ()
             async with lent.transaction() if along_index else nullcontext():
                 if along_index:
                     await lent.execute(ALONG_INDEX)
@@ -165,7 +165,7 @@ class Pool:
         _read_anything(connection)
         if self._keeps_plans:
             try:
-                self._is_pooled = not await _keep_plans(connection)
+                await _keep_plans(connection)
             except BaseException:
                 await connection.close()
                 raise
@@ -227,13 +227,10 @@ async def backend_of(connection: Connection) -> int:
     return int(pid)
 
 
-async def _keep_plans(connection: Connection) -> bool:
-    """Let a connection keep its plans, and return whether it can: it has a session of its own."""
-    if await backend_of(connection) != connection.info.backend_pid:
-        return False
-    await connection.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
-    connection.prepare_threshold = 0
-    return True
+async def _keep_plans(connection: Connection) -> None:
+    if await backend_of(connection) == connection.info.backend_pid:
+        await connection.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
+        connection.prepare_threshold = 0
 
 
 def _is_idle(connection: Connection) -> bool:

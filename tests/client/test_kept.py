@@ -47,7 +47,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[list[Outgoing]]:
 @pytest.fixture
 def unpublished(client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that is killed between the commit and the first message."""
-    monkeypatch.setattr(client._publisher, "start", lambda: None)
+    monkeypatch.setattr(client._publisher, "start_publishing", lambda: None)
 
 
 async def all_published(rows: Rows, jobs: int) -> None:

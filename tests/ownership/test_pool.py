@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
-from jsworker.core.errors import DatabaseUnavailable
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership import pool
 from jsworker.ownership.database import Database
 
@@ -110,6 +110,10 @@ async def test_behind_a_pooler_nothing_is_prepared_and_no_session_is_changed(dat
         first = text("SELECT set_config('application_name', 'first', true)")
         both = text("SELECT current_setting('application_name'), current_setting('enable_seqscan')")
         assert await database.run_by_key(both, {}, first=first) == [("first", "off")]
+        assert not await database.run_by_key(text("DELETE FROM jsworker.jobs"), {})  # which returns no rows
+        with pytest.raises(DatabaseRefused) as refused:
+            await database.run_by_key(text("SELECT 1 / 0"), {})
+        assert refused.value.sqlstate == "22012"
         for _ in range(3):
             assert await database.run_by_key(PREPARED, {}) == [(0,)]
         async with database._by_key._lend() as lent:

@@ -79,7 +79,11 @@ async def test_what_the_relay_has_published_is_marked_at_the_latest_as_the_worke
     monkeypatch.setattr(relay, "MARK_SECONDS", 3600.0)
     running = await start(scripted(echo))
     await client.enqueue_many("nobody", [{}] * 3)
-    await client.publish_pending()
+
+    async def marked() -> None:
+        assert await rows.value(unmarked) == 0
+
+    await eventually(marked)  # by the client, which would mark them a second time otherwise
     await rows.query("UPDATE jsworker.jobs SET needs_publish = true, publish_after = clock_timestamp()")
 
     async def published() -> None:
