@@ -2,18 +2,22 @@
 
 import gc
 import os
+import threading
 from collections.abc import Iterator
 
 import pytest
 
+from jsworker import JobClient
 from jsworker.client.enqueueing import JobOptions, new_jobs
-from jsworker.core.garbage import collect_less_often, no_collection
+from jsworker.core.garbage import collect_less_often, fewer_collections, no_collection
 
 
 @pytest.fixture(autouse=True)
-def _on_again() -> Iterator[None]:
+def _as_before() -> Iterator[None]:
+    kept = gc.get_threshold()
     yield
     gc.enable()
+    gc.set_threshold(*kept)
 
 
 def test_it_is_on_again_after_the_block_and_after_an_error() -> None:
@@ -64,10 +68,72 @@ def test_thousands_of_jobs_are_made_without_a_pass() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(700, 10_000), (2_000, 10_000), (50_000, 50_000), (0, 0)])
 def test_collect_less_often_raises_what_is_lower(before: int, after: int) -> None:
-    kept = gc.get_threshold()
+    gc.set_threshold(before, 10, 10)
+    collect_less_often()
+    assert gc.get_threshold() == (after, 10, 10)
+
+
+@pytest.mark.parametrize(("before", "within"), [(700, 10_000), (50_000, 50_000), (0, 0)])
+def test_an_application_gets_its_number_back_at_the_end_of_the_last_block(before: int, within: int) -> None:
+    gc.set_threshold(before, 11, 12)
+    with fewer_collections():
+        with fewer_collections():
+            assert gc.get_threshold() == (within, 11, 12)
+        assert gc.get_threshold() == (within, 11, 12)
+    assert gc.get_threshold() == (before, 11, 12)
+
+
+def test_a_number_that_is_set_within_the_block_stays() -> None:
+    with fewer_collections():
+        gc.set_threshold(1_234, 10, 10)
+    assert gc.get_threshold() == (1_234, 10, 10)
+
+
+def test_blocks_of_several_threads_end_with_the_last_of_them() -> None:
+    gc.set_threshold(700, 10, 10)
+    inside, leave = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with fewer_collections():
+            inside.set()
+            leave.wait(60)
+
+    other = threading.Thread(target=stay)
+    with fewer_collections():
+        other.start()
+        assert inside.wait(60)
+    assert gc.get_threshold()[0] == 10_000
+    leave.set()
+    other.join()
+    assert gc.get_threshold()[0] == 700
+
+
+def test_a_process_that_is_forked_in_the_block_can_begin_another() -> None:
+    with fewer_collections():
+        child = os.fork()
+        if not child:
+            with fewer_collections():
+                os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+async def test_a_client_collects_less_often_until_what_it_enqueued_is_published(client: JobClient) -> None:
+    gc.set_threshold(700, 10, 10)
+    numbers: set[int] = set()
+
+    def note(_phase: str, _info: dict[str, int]) -> None:
+        numbers.add(gc.get_threshold()[0])
+
+    gc.callbacks.append(note)
     try:
-        gc.set_threshold(before, 10, 10)
-        collect_less_often()
-        assert gc.get_threshold() == (after, 10, 10)
+        await client.enqueue_many("kind", [{"n": n} for n in range(20_000)])
+        while_enqueued = numbers - {700}  # what is made before the call is made as the application wants it
+        numbers.clear()
+        await client.publish_pending()
+        while_published = set(numbers)
     finally:
-        gc.set_threshold(*kept)
+        gc.callbacks.remove(note)
+    assert while_enqueued == {10_000}
+    assert while_published <= {10_000}
+    await client.close()
+    assert gc.get_threshold() == (700, 10, 10)

@@ -22,6 +22,7 @@ from jsworker.core.errors import (
     StreamUnavailable,
 )
 from jsworker.core.events import Events
+from jsworker.core.garbage import fewer_collections
 from jsworker.core.settings import Settings
 from jsworker.core.tracing import TraceContext
 from jsworker.ownership.database import Database
@@ -200,7 +201,7 @@ class ClientPublisher:
         if self._reachable_stream() is None or not (self._may_mark or self._answering_stream() is None):
             self._wanted_since = None
         elif self._is_wanted:
-            self._publishing = asyncio.create_task(self._publish_queued(), name="jsworker publish")
+            self._publishing = asyncio.create_task(self._publish_in_turn(), name="jsworker publish")
 
     async def publish_pending(self) -> int:
         """Publish what the outbox holds and return how much; see ``JobClient.publish_pending``."""
@@ -215,9 +216,10 @@ class ClientPublisher:
             return 0
         kept, tally = Tally(), Tally()
         self.unpublished_because = None
-        await self._publish_kept(stream, kept)
-        outbox = OutboxPublisher(self._database, stream, limit=_BATCH, mark_later=self._marks.post)
-        await self._publish_all(outbox, tally)
+        with fewer_collections():
+            await self._publish_kept(stream, kept)
+            outbox = OutboxPublisher(self._database, stream, limit=_BATCH, mark_later=self._marks.post)
+            await self._publish_all(outbox, tally)
         self._reachable_stream()  # when the connection was lost meanwhile, not all was published
         return kept.published + tally.published
 
@@ -282,6 +284,10 @@ class ClientPublisher:
             return self._reachable_stream()
         self.unpublished_because = self.silent_because
         return None
+
+    async def _publish_in_turn(self) -> None:
+        with fewer_collections():
+            await self._publish_queued()
 
     async def _publish_queued(self) -> None:
         """Publish until no call has asked for it since the last time, or nothing is acknowledged."""

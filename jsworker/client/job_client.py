@@ -25,7 +25,7 @@ from jsworker.client.enqueueing import (
 )
 from jsworker.client.job_info import JobDetails, JobEvent, JobInfo, JobStatus, StepInfo, job_uuid
 from jsworker.client.limits import Limits
-from jsworker.client.results import JobHandle, Results
+from jsworker.client.results import JobHandle, Results, handles_of
 from jsworker.client.schedules import Schedules
 from jsworker.client.selected_jobs import REASON_CHARACTERS, JobConditions, SelectedJobs
 from jsworker.client.terms import instant_of, is_due
@@ -36,7 +36,7 @@ from jsworker.core.contents import Contents
 from jsworker.core.enqueue_options import EnqueueOptions
 from jsworker.core.errors import JobNotFound, TransitionRefused
 from jsworker.core.events import Events
-from jsworker.core.garbage import no_collection
+from jsworker.core.garbage import fewer_collections, no_collection
 from jsworker.core.names import printable, shown
 from jsworker.core.priorities import NORMAL, Priority, priority_number
 from jsworker.core.processor import (
@@ -338,7 +338,7 @@ class JobClient:
         said = JobOptions.of(self._settings.max_payload_bytes, options, self._contents)
         subject = self._subject_of(name, priority_of(kind, said.priority))
         enqueued: list[JobHandle] = []
-        with tracing.creating(subject, jobs=len(given)) as context:
+        with fewer_collections(), tracing.creating(subject, jobs=len(given)) as context:
             jobs = new_jobs(kind, given, keys, said, context)
             clock = asyncio.get_running_loop().time
             began = clock()
@@ -349,7 +349,7 @@ class JobClient:
                 async with aclosing(inserts) as inserted:
                     async for batch in inserted:
                         with no_collection():
-                            enqueued += [JobHandle.of(each, self._result, kind) for each in batch.answers]
+                            enqueued += handles_of(batch.answers, self._result, kind)
                         self._publisher.keep(name, batch, since=began)
                         if clock() >= began + _PUBLISH_EVERY_SECONDS:
                             self._publisher.start_publishing()

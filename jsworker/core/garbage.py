@@ -5,12 +5,18 @@ import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Final
 
 _NEW_OBJECTS: Final = 10_000
 _COLLECT_SECONDS: Final = 1.0
 _is_off = False
 """Whether a block has turned the collector off, and is to turn it on again."""
+_busy = 0
+"""Blocks in which it runs less often."""
+_number_before: int | None = None
+"""After how many new objects it ran before the first of them; None: as often as now."""
+_busy_lock = Lock()
 
 
 @contextmanager
@@ -34,15 +40,40 @@ def no_collection() -> Iterator[None]:
         gc.enable()
 
 
-def collect_less_often() -> None:
+def collect_less_often() -> int | None:
     """Let 10,000 new objects come together before each pass, if that is more than it is set to.
 
     Where thousands of jobs wait for a slot or for the database, Python's own number comes together hundreds
-    of times a second. ``collect_every_second`` is to run beside it: few objects may hold much memory.
+    of times a second. ``collect_every_second`` is to run beside it: few objects may hold much memory. Returns
+    the number of before; None: nothing was changed.
     """
     first, *others = gc.get_threshold()
-    if 0 < first < _NEW_OBJECTS:
-        gc.set_threshold(_NEW_OBJECTS, *others)
+    if not 0 < first < _NEW_OBJECTS:
+        return None
+    gc.set_threshold(_NEW_OBJECTS, *others)
+    return first
+
+
+@contextmanager
+def fewer_collections() -> Iterator[None]:
+    """Collect less often, as above, until the last of such blocks has ended, in whatever thread.
+
+    Passes over the objects of thousands of new jobs take half as long as to enqueue and publish them. The
+    process is the application's: it gets its number back, or keeps one that it has set meanwhile.
+    """
+    global _busy, _number_before  # noqa: PLW0603 -- as above
+    with _busy_lock:
+        if _busy == 0:
+            _number_before = collect_less_often()
+        _busy += 1
+    try:
+        yield
+    finally:
+        with _busy_lock:
+            _busy -= 1
+            now, *others = gc.get_threshold()
+            if _busy == 0 and _number_before is not None and now == _NEW_OBJECTS:
+                gc.set_threshold(_number_before, *others)
 
 
 async def collect_every_second() -> None:
@@ -54,11 +85,12 @@ async def collect_every_second() -> None:
 
 
 def _forked() -> None:
-    """Turn it on in a process that was forked within a block of another thread, which it does not have."""
-    global _is_off  # noqa: PLW0603 -- as above
+    """Undo, in a process that was forked, what other threads held, which it does not have."""
+    global _is_off, _busy_lock  # noqa: PLW0603 -- as above
     if _is_off:
         _is_off = False
         gc.enable()
+    _busy_lock = Lock()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -216,9 +216,9 @@ def uuid_array(ids: Iterable[UUID]) -> str:
     return f"{{{','.join([each.hex for each in ids])}}}"
 
 
-def text_array(values: Iterable[int | datetime | None]) -> str:
-    """Return numbers or times as PostgreSQL reads an array, likewise."""
-    return f"{{{','.join(['NULL' if each is None else str(each) for each in values])}}}"
+def number_array(numbers: Iterable[int]) -> str:
+    """Return numbers as PostgreSQL reads an array, likewise."""
+    return f"{{{','.join(map(str, numbers))}}}"
 
 
 async def backend_of(connection: Connection) -> int:

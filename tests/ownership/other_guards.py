@@ -108,7 +108,7 @@ NOT_OWNER = [
         "MARK",
         publish.MARK,
         "queued",
-        lambda job: {"ids": [job["id"]], "dispatches": [job["dispatch"]], "seqs": [7], "created": [None]},
+        lambda job: {"ids": [job["id"]], "dispatches": [job["dispatch"]], "seqs": [7], "created": None},
         [
             *statuses(predicates.queued, "queued"),
             Flip("needs_publish", _NEEDS_PUBLISH, {"needs_publish": False}),
@@ -116,6 +116,7 @@ NOT_OWNER = [
             Flip("older dispatch", r"j\.dispatch = \w+\.dispatch", {"dispatch": 0}),
         ],
         columns={"needs_publish": True},
+        counts=True,
     ),
     Transition(
         "PROMOTE",

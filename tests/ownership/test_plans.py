@@ -235,7 +235,7 @@ class TestByPrimaryKey:
 
     def test_mark(self, table: Connection, batch: int) -> None:
         ids = some(table, "queued", batch)
-        parameters = {"ids": ids, "dispatches": [1] * batch, "seqs": [1] * batch, "created": [None] * batch}
+        parameters = {"ids": ids, "dispatches": [1] * batch, "seqs": [1] * batch, "created": None}
         assert access_paths(table, publish.MARK, parameters) == {"jobs_pkey"}
 
     def test_heartbeat(self, table: Connection, batch: int) -> None:

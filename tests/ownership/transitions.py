@@ -45,6 +45,7 @@ class Transition:
         writes: False for the reads that decide what is written next.
         names_rows: False for the sweeps, which take whatever is due.
         tells: what the statement itself writes to the timeline when it is refused.
+        counts: whether it returns how many rows it took, instead of their ids.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Transition:
     writes: bool = True
     names_rows: bool = True
     tells: str | None = None
+    counts: bool = False
 
 
 def statuses(guard: ColumnElement[bool] | str, *allowed: str) -> list[Flip]:

@@ -117,4 +117,4 @@ class Winner:
 
     def marks(self, job_id: UUID, dispatch: int = 1) -> None:
         """Mark as published, and leave it open."""
-        self.run(publish.MARK, {"ids": [job_id], "dispatches": [dispatch], "seqs": [7], "created": [None]})
+        self.run(publish.MARK, {"ids": [job_id], "dispatches": [dispatch], "seqs": [7], "created": None})

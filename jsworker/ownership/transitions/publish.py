@@ -2,6 +2,8 @@
 
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -10,7 +12,7 @@ import sqlalchemy as sa
 from jsworker.core.priorities import NORMAL
 from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import Row, text_array, uuid_array
+from jsworker.ownership.pool import Row, number_array, uuid_array
 from jsworker.ownership.predicates import Predicate, published_at_dispatch
 from jsworker.ownership.refusals import in_halves
 from jsworker.ownership.statements import NOW, compiled, given_array, j
@@ -90,17 +92,19 @@ _sent = statements.given_rows(
     id=_ids,
     dispatch=given_array("dispatches", sa.BigInteger),
     seq=given_array("seqs", sa.BigInteger),
-    created=given_array("created", sa.DateTime(timezone=True)),
 )
-_found = sa.select(j.c.id, *_sent.c["seq", "created", "dispatch"]).join(_sent, _sent.c.id == j.c.id)
+_created = sa.cast(sa.bindparam("created"), sa.DateTime(timezone=True))
+_found = sa.select(j.c.id, *_sent.c["seq", "dispatch"]).join(_sent, _sent.c.id == j.c.id)
 _published = statements.locked(_found.where(published_at_dispatch(_sent.c.dispatch)))
-_where = {"stream_seq": _published.c.seq, "stream_created": _published.c.created}
-MARK = compiled(
+_where = {"stream_seq": _published.c.seq, "stream_created": _created}
+_marked = (
     sa.update(j)
     .values(needs_publish=False, published_at=NOW, **_where)
     .where(j.c.id == _published.c.id, published_at_dispatch(_published.c.dispatch))
     .returning(j.c.id)
+    .cte("marked")
 )
+MARK = compiled(sa.select(sa.func.count().label("count")).select_from(_marked))
 
 # Who has INSERT alone publishes what it enqueues, and leaves it to the relays to note that.
 MAY_MARK = sa.text("""
@@ -156,15 +160,17 @@ async def mark(database: Database, sent: Sequence[Sent], refused_rows: RefusedRo
     """
 
     def write(batch: Sequence[Sent]) -> Awaitable[Sequence[Row]]:
-        ids, *facts = zip(*batch, strict=True)
-        dispatches, seqs, created = map(text_array, facts)
-        values = {"ids": uuid_array(ids), "dispatches": dispatches, "seqs": seqs, "created": created}
-        return database.run_by_key(MARK, values)
+        ids, dispatches, seqs, [created, *_] = zip(*batch, strict=True)
+        values = {"ids": uuid_array(ids), "dispatches": number_array(dispatches), "seqs": number_array(seqs)}
+        return database.run_by_key(MARK, {**values, "created": created})
 
-    rows, refused = await in_halves(sent, write)
-    if refused_rows is not None:
-        await refused_rows.note("mark", [(one.id, error) for one, error in refused])
-    return len(rows)
+    marked = 0
+    for _, of_stream in groupby(sent, key=attrgetter("stream_created")):  # one, but for a stream made anew
+        counts, refused = await in_halves(list(of_stream), write)
+        marked += sum(count for (count,) in counts)
+        if refused_rows is not None:
+            await refused_rows.note("mark", [(one.id, error) for one, error in refused])
+    return marked
 
 
 async def promote(
