@@ -123,11 +123,12 @@ async def test_what_comes_while_a_batch_is_written_lingers_in_its_turn(
     batcher = door.batcher(linger=3600.0)
     lingers = 0
 
-    async def linger() -> None:
+    async def linger() -> bool:
         nonlocal lingers
         lingers += 1
+        return True
 
-    monkeypatch.setattr(batcher, "_wait_for_others", linger)
+    monkeypatch.setattr(batcher, "_linger_unless_hurried", linger)
     door.opened.clear()
     batcher.post(1)
     await asyncio.sleep(0)
@@ -136,6 +137,23 @@ async def test_what_comes_while_a_batch_is_written_lingers_in_its_turn(
     door.opened.set()
     await batcher.flush()
     assert (lingers, door.batches) == (2, [[1], [2]])
+
+
+async def test_what_comes_while_others_linger_lingers_as_long(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batcher = door.batcher(linger=3600.0)
+    coming = [2, 3]
+
+    async def linger() -> bool:
+        if coming:
+            batcher.post(coming.pop(0))
+        return True
+
+    monkeypatch.setattr(batcher, "_linger_unless_hurried", linger)
+    batcher.post(1)
+    await batcher.flush()
+    assert door.batches == [[1], [2], [3]]
 
 
 async def test_and_not_for_ever(door: Door) -> None:

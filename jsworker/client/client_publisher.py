@@ -53,6 +53,8 @@ _NOT_SET: Final = "JSWORKER_NATS_URL is not set"
 _AGAIN_SECONDS: Final = 10.0
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 _END_SECONDS: Final = 2.0
+_LAST_CLAIMS_SECONDS: Final = 0.05
+"""For the claims of what was published just now, whose rows a mark would lock."""
 # What has no mark then is published once more, and the stream knows it already.
 _MARK_AT_END_SECONDS: Final = 5.0
 
@@ -134,6 +136,8 @@ class ClientPublisher:
 
     async def close(self) -> None:
         """Mark what was published, if PostgreSQL answers, and disconnect."""
+        if self._marks.is_busy:
+            await asyncio.sleep(_LAST_CLAIMS_SECONDS)
         with suppress(TimeoutError):
             async with asyncio.timeout(_MARK_AT_END_SECONDS):
                 await self._marks.flush()

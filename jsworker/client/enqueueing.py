@@ -85,9 +85,10 @@ class JobOptions(NamedTuple):
         if self.max_stalls is not None:
             check_count("max_stalls", self.max_stalls, MOST_STALLS)
         self.terms.check_keys(keys)
-        terms = self.terms if isinstance(kind, str) else self.terms.of(kind)
-        if all(key is None for key in keys):
-            terms = Terms(terms.run_at, terms.expires_in)
+        keyed = any(key is not None for key in keys)
+        terms = self.terms if keyed else Terms(self.terms.run_at, self.terms.expires_in)
+        if not isinstance(kind, str):
+            terms = terms.of(kind, keyed=keyed)
         return terms.check(self.delay)
 
 

@@ -21,9 +21,9 @@ AT_ONCE: Final = 4
 """Batches under way: while one is taken, others are on their way to the stream, stored there and marked."""
 
 MARK_SECONDS: Final = 0.5
-"""So much later few messages are marked: by then most of their jobs are claimed, and need no mark. One that
-came at once would lock rows as their messages arrive, and no claim waits for a lock. Far less than
-the five seconds after which a message without a mark is published again."""
+"""So much later few messages are marked, or up to twice that: by then most of their jobs are claimed, and
+need no mark. One that came at once would lock rows as their messages arrive, and no claim waits for a lock.
+Far less than the five seconds after which a message without a mark is published again."""
 _FEW: Final = 500
 """Of more messages most jobs will wait: they are marked at once, which keeps what is unmarked short."""
 

@@ -25,11 +25,12 @@ class Terms(NamedTuple):
     debounce: Seconds | None = None
     debounce_max: Seconds | None = None
 
-    def of(self, processor: type[JobProcessor[Any]]) -> Self:
-        """Return these terms with what a class says where the call says nothing."""
-        expires_in = processor.expires_in if self.expires_in is None else self.expires_in
-        terms = self._replace(expires_in=expires_in)
-        if any(getattr(self, name) is not None for name in _OF_KEYS):
+    def of(self, processor: type[JobProcessor[Any]], *, keyed: bool) -> Self:
+        """Return these terms with what a class says where the call says nothing; of keys if there are any."""
+        terms = self
+        if processor.expires_in is not None and self.expires_in is None:
+            terms = self._replace(expires_in=processor.expires_in)
+        if not keyed or any(getattr(self, name) is not None for name in _OF_KEYS):
             return terms
         of_class = {name: getattr(processor, name) for name in _OF_KEYS}
         if of_class["unique"] == "live":  # what there is without a word
@@ -48,6 +49,8 @@ class Terms(NamedTuple):
         Raises:
             TypeError, ValueError: what cannot be, or cannot be together.
         """
+        if self == _NONE:
+            return seconds_of("delay", delay), _PLAIN
         if self.unique is not None and self.unique not in get_args(Unique):
             raise ValueError(f"unique={shown(self.unique)} must be 'live' or 'waiting'")
         seconds = seconds_of("delay", delay)
@@ -102,6 +105,7 @@ class Terms(NamedTuple):
 
 
 _OF_KEYS: Final = ("unique", "unique_for", "debounce", "debounce_max")
+_NONE: Final = Terms()
 _PLAIN: Final = JobTerms()
 
 

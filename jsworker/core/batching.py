@@ -16,7 +16,8 @@ class Batcher(Generic[ItemT, AnswerT]):
 
     ``write`` returns one answer for each item, in order, and expects its own errors; ``died`` is called with
     the name and the error when it raises all the same. ``limit``, the most items in one batch, may be changed
-    at any time. Before a batch is written, it waits ``linger`` seconds for others; ``flush`` cuts that short.
+    at any time. An item is written ``linger`` seconds after it was submitted, or up to twice that; ``flush``
+    cuts that short.
     """
 
     def __init__(
@@ -81,11 +82,11 @@ class Batcher(Generic[ItemT, AnswerT]):
 
     async def _drain(self) -> None:
         while self._waiting:
-            if self._linger:
-                await self._wait_for_others()
-            ready = len(self._waiting)  # what comes meanwhile lingers in its turn
-            while ready > 0:
-                batch = [self._waiting.popleft() for _ in range(min(self.limit, len(self._waiting)))]
+            ready = len(self._waiting)
+            if self._linger and not await self._linger_unless_hurried():
+                ready = len(self._waiting)
+            while ready > 0:  # what comes meanwhile lingers in its turn
+                batch = [self._waiting.popleft() for _ in range(min(self.limit, ready))]
                 ready -= len(batch)
                 await self._write_batch(batch)
 
@@ -115,10 +116,11 @@ class Batcher(Generic[ItemT, AnswerT]):
             except Exception as error:  # noqa: BLE001 -- reported to the worker, which stops
                 self._died(self._name, error)
 
-    async def _wait_for_others(self) -> None:
+    async def _linger_unless_hurried(self) -> bool:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._linger):
                 await self._hurry.wait()
+        return not self._hurry.is_set()
 
 
 def _awaited(batch: Iterable[tuple[ItemT, _Taker[AnswerT]]]) -> list[asyncio.Future[AnswerT]]:

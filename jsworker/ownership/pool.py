@@ -107,12 +107,12 @@ class Pool:
                     for each in before:
                         await lent.execute(_sql(each), parameters or {})
                     await cursor.execute(_sql(statement), parameters or {})
-                return await cursor.fetchall() if cursor.description else ()
+                return await cursor.fetchall() if _has_rows(cursor) else ()
             async with lent.transaction() if along_index else nullcontext():
                 if along_index:
                     await lent.execute(ALONG_INDEX)
                 await cursor.execute(_sql(statement), parameters or {})
-                return await cursor.fetchall() if cursor.description else ()
+                return await cursor.fetchall() if _has_rows(cursor) else ()
 
     async def copy_in(self, statement: TextClause, lines: str) -> None:
         """Send a COPY … FROM STDIN its lines, in PostgreSQL's text format, as one transaction; errors as above."""
@@ -182,7 +182,7 @@ class Transaction:
         """Run a statement and return its rows."""
         cursor = self._connection.cursor(row_factory=namedtuple_row)
         await cursor.execute(_sql(statement), parameters or {})
-        return await cursor.fetchall() if cursor.description else ()
+        return await cursor.fetchall() if _has_rows(cursor) else ()
 
     async def copy_in(self, statement: TextClause, lines: Iterable[str]) -> None:
         """Send a COPY … FROM STDIN its lines, in PostgreSQL's text format, piece by piece."""
@@ -231,6 +231,12 @@ async def _keep_plans(connection: Connection) -> None:
     if await backend_of(connection) == connection.info.backend_pid:
         await connection.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
         connection.prepare_threshold = 0
+
+
+def _has_rows(cursor: psycopg.AsyncCursor[Row]) -> bool:
+    """Return whether a statement returned rows, perhaps none; ``description`` makes an object of each column."""
+    result = cursor.pgresult
+    return result is not None and result.nfields > 0
 
 
 def _is_idle(connection: Connection) -> bool:

@@ -94,9 +94,10 @@ class Connection:
         """
         if self._client is None:
             raise StreamUnavailable(_NO_CONNECTION)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._up.wait()
+        if not self._up.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._up.wait()
         return self.connected
 
     def answer(self, reply: bytes, verdict: bytes) -> None:

@@ -54,6 +54,16 @@ async def published(rows: Rows, job_id: UUID) -> dict[str, Any]:
     return await eventually(marked)
 
 
+async def test_the_first_job_waits_for_no_connection(
+    client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def connect(_arguments: Any) -> None:
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr("jsworker.ownership.pool.connect", connect)
+    assert (await client.enqueue(KIND, {})).created
+
+
 async def test_a_job_is_stored_published_and_marked(
     client: JobClient, rows: Rows, js: JetStreamContext, settings: Settings
 ) -> None:

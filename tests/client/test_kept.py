@@ -135,6 +135,24 @@ async def test_a_client_ends_without_its_marks_while_postgresql_does_not_answer(
     assert await rows.value(_UNPUBLISHED) == 1
 
 
+async def test_the_last_marks_come_after_the_claims_of_what_was_published_just_now(
+    marks_wait: None, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_publisher, "_LAST_CLAIMS_SECONDS", 0.2)
+    marked: list[float] = []
+
+    async def mark(_database: Database, sent: Sequence[Any]) -> int:
+        marked.append(asyncio.get_running_loop().time())
+        return len(sent)
+
+    monkeypatch.setattr(publish, "mark", mark)
+    async with JobClient(settings) as client:
+        await client.enqueue(KIND, {})
+        published = asyncio.get_running_loop().time()
+    assert len(marked) == 1
+    assert marked[0] - published >= 0.2
+
+
 async def test_of_what_is_not_kept_the_outbox_is_asked(
     client: JobClient, rows: Rows, taken: list[list[Outgoing]]
 ) -> None:

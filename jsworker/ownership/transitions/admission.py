@@ -6,7 +6,6 @@ counter: a slot is the owned row itself, so whatever ends processing frees it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -301,7 +300,7 @@ async def admit(
         most: jobs to take; None: as many as ``ids`` are.
         besides: jobs that this process has in hand.
     """
-    values = {"worker_id": worker_id, "kind": kind, **asdict(limits), "besides": uuid_array(besides)}
+    values = {"worker_id": worker_id, "kind": kind, **limits._asdict(), "besides": uuid_array(besides)}
 
     async def ask(most_held: int, batch: Sequence[UUID]) -> Sequence[Row]:
         given = {"ids": uuid_array(batch), "keys": list(keys)}

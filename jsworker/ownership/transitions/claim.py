@@ -1,7 +1,6 @@
 """CLAIM: queued becomes processing, with a new fencing token. The worker that gets the row owns the job."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -214,8 +213,7 @@ _looked_at = ("id", "status", "dispatch", "worker_id", "held_by", "limit_key")
 REFUSED = compiled(sa.select(*_row.c[_looked_at]).add_cte(_skipped))
 
 
-@dataclass(frozen=True, slots=True)
-class RunLimits:
+class RunLimits(NamedTuple):
     """What a claim writes into the row, so that sweepers of any settings agree on who is late.
 
     Attributes:
@@ -260,7 +258,7 @@ async def claim(
 
     After DatabaseUnavailable some may be claimed: read back before anything else.
     """
-    values = {"worker_id": worker_id, "kind": kind, **asdict(limits)}
+    values = {"worker_id": worker_id, "kind": kind, **limits._asdict()}
     rows, refused = await in_halves(
         ids, lambda batch: database.run_by_key(CLAIM, values | {"ids": uuid_array(batch)})
     )
@@ -271,7 +269,7 @@ async def claim_stale(
     database: Database, *, worker_id: str, kind: str, seen: Sequence[Suspect], limits: RunLimits
 ) -> Taken:
     """Take jobs of ``kind`` from their stale owners, each as rule 1 has last seen it; else as ``claim``."""
-    values = {"worker_id": worker_id, "kind": kind, **asdict(limits)}
+    values = {"worker_id": worker_id, "kind": kind, **limits._asdict()}
     rows, refused = await in_halves(seen, lambda batch: database.run(CLAIM_STALE, values | as_seen(batch)))
     return Taken([ClaimedJob._make(row) for row in rows], {row.id: error for row, error in refused})
 

@@ -137,8 +137,8 @@ class Sent(NamedTuple):
 
 async def may_mark(database: Database) -> bool:
     """Tell whether this login may take jobs from the outbox and note what was published."""
-    [row] = await database.run(MAY_MARK)
-    return bool(row.granted)
+    [(granted,)] = await database.run_by_key(MAY_MARK, {})
+    return bool(granted)
 
 
 async def take_outgoing(

@@ -66,8 +66,7 @@ class Kind:
         if not seconds:
             return self.limits
         stale_after, crash_after = self.limits.stale_after, self.limits.crash_after
-        return replace(
-            self.limits,
+        return self.limits._replace(
             stale_after=None if stale_after is None else stale_after + seconds,
             crash_after=None if crash_after is None else crash_after + seconds,
         )
@@ -319,7 +318,7 @@ def _check_class(processor: JobProcessor[Any]) -> None:
             raise SettingsError(f"{attribute}={shown(value)} {of_kind} must be {rule}")
     try:
         common_key(processor.limit, processor.rate)
-        Terms().of(type(processor)).check(0.0)
+        Terms().of(type(processor), keyed=True).check(0.0)
     except ValueError as error:  # of two that contradict each other
         raise SettingsError(f"kind {processor.kind} ({name}): {error}") from None
     for attribute in ("max_jobs_per_process", "max_memory_mb"):
