@@ -1,18 +1,20 @@
-"""Sessions for ``job.transaction()``: the caller's rows and the job's completion in one commit."""
+"""Sessions for ``job.transaction()``: the caller's rows and the job's completion in one commit.
+
+SQLAlchemy's sessions are imported by the first transaction: most workers never need these seven megabytes.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from functools import partial
-from typing import Any, Final
+from functools import cached_property, partial
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final
 
 from psycopg.errors import LockNotAvailable
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.engine import URL, Engine, ExceptionContext
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
 
 from jsworker.core.errors import OwnershipLost
 from jsworker.ownership.pool import CONNECT_ARGUMENTS, arguments_of, connect
@@ -20,6 +22,10 @@ from jsworker.ownership.refusals import is_answer_of_its_own, is_behind, is_read
 from jsworker.ownership.transitions.child_jobs import insertions
 from jsworker.ownership.transitions.settle import Completion, complete_statement
 from jsworker.ownership.transitions.timeline import REJECTED
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+    from sqlalchemy.orm import Session
 
 _ATTEMPT: Final = "jsworker_attempt"
 _KEY_HELD: Final = (
@@ -95,7 +101,8 @@ class Sessions:
         """
         self._worker_id = worker_id
         self._wait = {"milliseconds": str(max(1, round(lock_seconds * 1000)))}
-        options: dict[str, Any] = {
+        self._url = url
+        self._options: dict[str, Any] = {
             "isolation_level": "READ COMMITTED",
             "hide_parameters": True,
             "pool_size": size,
@@ -103,17 +110,27 @@ class Sessions:
             # A connection that died with the server is replaced before the block begins.
             "pool_pre_ping": True,
         }
-        self._async_engine = create_async_engine(
-            url, async_creator=partial(connect, arguments_of(url)), **options
-        )
-        self._engine = create_engine(url, connect_args=dict(CONNECT_ARGUMENTS), **options)
-        _listen_for_faults(self._async_engine.sync_engine)
-        _listen_for_faults(self._engine)
+        self._making = Lock()  # threads may begin their first transactions at once
+
+    @cached_property
+    def _async_engine(self) -> "AsyncEngine":
+        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 -- see the first lines
+
+        connecting = partial(connect, arguments_of(self._url))
+        engine = create_async_engine(self._url, async_creator=connecting, **self._options)
+        _listen_for_faults(engine.sync_engine)
+        return engine
+
+    @cached_property
+    def _engine(self) -> Engine:
+        engine = create_engine(self._url, connect_args=dict(CONNECT_ARGUMENTS), **self._options)
+        _listen_for_faults(engine)
+        return engine
 
     @asynccontextmanager
     async def transaction(
         self, completion: Callable[[], Completion], attempt: Attempt | None = None
-    ) -> AsyncIterator[AsyncSession]:
+    ) -> "AsyncIterator[AsyncSession]":
         """Open a connected session, and complete the job at the end of the block, where ``completion`` is asked for.
 
         Behind that statement only child jobs are inserted.
@@ -122,6 +139,8 @@ class Sessions:
             OwnershipLost: another run owns the job; everything is rolled back.
             DBAPIError: the driver's, of a statement.
         """
+        from sqlalchemy.ext.asyncio import AsyncSession  # noqa: PLC0415 -- see the first lines
+
         attempt = attempt or Attempt()
         async with AsyncSession(self._async_engine, expire_on_commit=False) as session:
             async with session.begin():
@@ -155,10 +174,14 @@ class Sessions:
     @contextmanager
     def sync_transaction(
         self, completion: Callable[[], Completion], attempt: Attempt | None = None
-    ) -> Iterator[Session]:
+    ) -> "Iterator[Session]":
         """Open a plain session for a processor's thread; otherwise as ``transaction``."""
+        from sqlalchemy.orm import Session  # noqa: PLC0415 -- see the first lines
+
         attempt = attempt or Attempt()
-        with Session(self._engine, expire_on_commit=False) as session:
+        with self._making:
+            engine = self._engine
+        with Session(engine, expire_on_commit=False) as session:
             with session.begin():
                 with attempt.judged():
                     attempt.connection = session.connection(execution_options={_ATTEMPT: attempt})
@@ -183,8 +206,11 @@ class Sessions:
 
     async def close(self) -> None:
         """Close both pools."""
-        await self._async_engine.dispose()
-        self._engine.dispose()
+        made = vars(self)
+        if "_async_engine" in made:
+            await self._async_engine.dispose()
+        if "_engine" in made:
+            self._engine.dispose()
 
     def _rejected(self, ended: Completion) -> dict[str, Any]:
         return {"worker_id": self._worker_id, "ids": [ended.id], "tokens": [ended.token], "write": "complete"}

@@ -33,3 +33,12 @@ def test_a_process_for_isolated_jobs_loads_no_nats() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+def test_a_worker_loads_no_sessions_of_sqlalchemy_before_a_job_begins_a_transaction() -> None:
+    code = (
+        "import sys; import jsworker.worker.isolation.isolated_child, jsworker.supervisor.child_worker; "
+        "print([name for name in ('sqlalchemy.orm', 'sqlalchemy.ext.asyncio') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
