@@ -150,6 +150,12 @@ async def client(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
         yield opened
 
 
+@pytest.fixture(params=[1, 1_000], ids=["COPY", "INSERT"])
+def copied_or_inserted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let jobs without keys go the way of many, then that of few."""
+    monkeypatch.setattr("jsworker.ownership.transitions.enqueue._LEAST_COPIED", request.param)
+
+
 @pytest.fixture
 async def database(settings: Settings) -> AsyncIterator[Database]:
     opened = Database(settings.database_dsn(), statement_timeout=5.0)

@@ -139,6 +139,20 @@ async def test_what_comes_while_a_batch_is_written_lingers_in_its_turn(
     assert (lingers, door.batches) == (2, [[1], [2]])
 
 
+async def test_what_comes_while_a_batch_is_written_fills_the_next_one(door: Door) -> None:
+    batcher = door.batcher()
+    door.opened.clear()
+    for item in range(1, 5):
+        batcher.post(item)
+    await asyncio.sleep(0)
+    assert door.batches == [[1, 2, 3]]
+    for item in range(5, 8):
+        batcher.post(item)
+    door.opened.set()
+    await batcher.flush()
+    assert door.batches == [[1, 2, 3], [4, 5, 6], [7]]
+
+
 async def test_what_comes_while_others_linger_lingers_as_long(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from jsworker.core.errors import (
     StreamUnavailable,
 )
 from jsworker.core.events import Events
-from jsworker.core.garbage import fewer_collections
+from jsworker.core.garbage import collect_every_second, fewer_collections
 from jsworker.core.settings import Settings
 from jsworker.core.tracing import TraceContext
 from jsworker.ownership.database import Database
@@ -41,7 +41,7 @@ _MOST_KEPT: Final = 50_000  # jobs that are published from memory; those beyond 
 # is beyond this, but only seconds later; no single call brings as many.
 _MOST_OF_CALLS_AT_ONCE: Final = 2 * _MOST_KEPT
 _LEAST_A_SECOND: Final = 10_000  # messages that are expected to be published: relays wait for more the longer
-_LEAST_SECONDS: Final = 2.0  # so long before relays take it a message must be sent, to be marked in time
+_LEAST_SECONDS: Final = 2.5  # so long before relays take it a message must be sent, to be marked in time
 _AT_ONCE_BESIDE_ENQUEUES: Final = 2
 _MAY_NOT_MARK: Final = (
     "the login may not note what was published (role jsworker_publisher): workers publish it"
@@ -136,18 +136,20 @@ class ClientPublisher:
 
     async def close(self) -> None:
         """Mark what was published, if PostgreSQL answers, and disconnect."""
-        if self._marks.is_busy:
-            await asyncio.sleep(_LAST_CLAIMS_SECONDS)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_MARK_AT_END_SECONDS):
-                await self._marks.flush()
-        await self._marks.close()
-        self._ready = False
-        if self._keeping is not None:
-            await end_tasks({self._keeping}, _END_SECONDS)
-        if self.stream is not None:
-            await self.stream.close()
-            self.stream = None
+        try:
+            if self._marks.is_busy:
+                await asyncio.sleep(_LAST_CLAIMS_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_MARK_AT_END_SECONDS):
+                    await self._marks.flush()
+        finally:
+            await self._marks.close()
+            self._ready = False
+            if self._keeping is not None:
+                await end_tasks({self._keeping}, _END_SECONDS)
+            if self.stream is not None:
+                await self.stream.close()
+                self.stream = None
 
     def own_seconds(self) -> float:
         """Return the seconds for which relays leave new messages to this client: 0 when it cannot publish."""
@@ -290,8 +292,12 @@ class ClientPublisher:
         return None
 
     async def _publish_in_turn(self) -> None:
-        with fewer_collections():
-            await self._publish_queued()
+        collecting = asyncio.create_task(collect_every_second(), name="jsworker garbage")
+        try:
+            with fewer_collections():
+                await self._publish_queued()
+        finally:
+            collecting.cancel()  # not awaited: a request that came meanwhile would find this task still there
 
     async def _publish_queued(self) -> None:
         """Publish until no call has asked for it since the last time, or nothing is acknowledged."""

@@ -25,7 +25,7 @@ from jsworker.client.enqueueing import (
 )
 from jsworker.client.job_info import JobDetails, JobEvent, JobInfo, JobStatus, StepInfo, job_uuid
 from jsworker.client.limits import Limits
-from jsworker.client.results import JobHandle, Results, handles_of
+from jsworker.client.results import JobHandle, Results
 from jsworker.client.schedules import Schedules
 from jsworker.client.selected_jobs import REASON_CHARACTERS, JobConditions, SelectedJobs
 from jsworker.client.terms import instant_of, is_due
@@ -222,11 +222,15 @@ class JobClient:
     async def close(self) -> None:
         """Finish publishing what was enqueued, within seconds, and disconnect."""
         self._unusable_because = "closed"
-        await self._results.close()
-        await self._publisher.end_publishing()
-        await self._inserts.flush()
-        await self._publisher.close()
-        await self.database.close()
+        try:
+            await self._results.close()
+            await self._publisher.end_publishing()
+            await self._inserts.flush()
+        finally:  # also of a close that is cancelled
+            try:
+                await self._publisher.close()
+            finally:
+                await self.database.close()
 
     @overload
     async def enqueue(
@@ -349,7 +353,7 @@ class JobClient:
                 async with aclosing(inserts) as inserted:
                     async for batch in inserted:
                         with no_collection():
-                            enqueued += handles_of(batch.answers, self._result, kind)
+                            enqueued += [JobHandle.of(each, self._result, kind) for each in batch.answers]
                         self._publisher.keep(name, batch, since=began)
                         if clock() >= began + _PUBLISH_EVERY_SECONDS:
                             self._publisher.start_publishing()

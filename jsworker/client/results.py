@@ -304,17 +304,6 @@ class JobHandle(Enqueued, Generic[R]):
         return Enqueued, (self.id, self.created)
 
 
-def handles_of(
-    enqueued: Iterable[Enqueued], read: ResultReader, kind: str | type[JobProcessor[Any]]
-) -> list[JobHandle]:
-    """Return the handles of jobs of one kind; they share what they read with, which is half of each."""
-    handles: list[JobHandle] = list(map(JobHandle._make, enqueued))
-    way = {"_read": read, "_kind": kind}
-    for handle in handles:
-        handle.__dict__ = way
-    return handles
-
-
 def as_returned(kind: str | type[JobProcessor[Any]], job_id: UUID, result: Any) -> Any:
     """Return a job's result, a JSON value, as the type that its processor returns.
 

@@ -82,10 +82,10 @@ class Batcher(Generic[ItemT, AnswerT]):
 
     async def _drain(self) -> None:
         while self._waiting:
-            ready = len(self._waiting)
-            if self._linger and not await self._linger_unless_hurried():
-                ready = len(self._waiting)
-            while ready > 0:  # what comes meanwhile lingers in its turn
+            ready = len(self._waiting)  # what comes while these linger lingers in its turn
+            if not (self._linger and await self._linger_unless_hurried()):
+                ready = min(self.limit, len(self._waiting))  # what comes while it is written joins the rest
+            while ready > 0:
                 batch = [self._waiting.popleft() for _ in range(min(self.limit, ready))]
                 ready -= len(batch)
                 await self._write_batch(batch)

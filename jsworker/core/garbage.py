@@ -5,7 +5,7 @@ import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock
+from threading import RLock
 from typing import Final
 
 _NEW_OBJECTS: Final = 10_000
@@ -16,7 +16,7 @@ _busy = 0
 """Blocks in which it runs less often."""
 _number_before: int | None = None
 """After how many new objects it ran before the first of them; None: as often as now."""
-_busy_lock = Lock()
+_busy_lock = RLock()  # a pass within it may end the block of a coroutine that was given up
 
 
 @contextmanager
@@ -70,10 +70,17 @@ def fewer_collections() -> Iterator[None]:
         yield
     finally:
         with _busy_lock:
-            _busy -= 1
-            now, *others = gc.get_threshold()
-            if _busy == 0 and _number_before is not None and now == _NEW_OBJECTS:
-                gc.set_threshold(_number_before, *others)
+            _busy = max(_busy - 1, 0)
+            if _busy == 0:
+                _collect_as_before()
+
+
+def _collect_as_before() -> None:
+    global _number_before  # noqa: PLW0603 -- as above
+    now, *others = gc.get_threshold()
+    if _number_before is not None and now == _NEW_OBJECTS:
+        gc.set_threshold(_number_before, *others)
+    _number_before = None
 
 
 async def collect_every_second() -> None:
@@ -85,12 +92,13 @@ async def collect_every_second() -> None:
 
 
 def _forked() -> None:
-    """Undo, in a process that was forked, what other threads held, which it does not have."""
-    global _is_off, _busy_lock  # noqa: PLW0603 -- as above
+    """Undo, in a process that was forked, what others began that will not end there: threads, event loops."""
+    global _is_off, _busy, _busy_lock  # noqa: PLW0603 -- as above
     if _is_off:
         _is_off = False
         gc.enable()
-    _busy_lock = Lock()
+    _busy, _busy_lock = 0, RLock()
+    _collect_as_before()
 
 
 os.register_at_fork(after_in_child=_forked)

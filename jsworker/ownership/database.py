@@ -112,7 +112,7 @@ class Database:
         seconds: float | None = None,
         first: TextClause | None = None,
     ) -> Sequence[Row]:
-        """Run as ``run`` what finds its rows by key, often: its plan is kept, the rows are plain tuples.
+        """Run as ``run`` what finds its rows by key, or inserts few, often: its plan is kept, the rows are plain tuples.
 
         ``first`` is a statement with the same parameters that comes before it in the same transaction.
         """

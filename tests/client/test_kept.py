@@ -271,6 +271,7 @@ async def test_a_stream_that_refuses_is_not_tried_again_before_it_has_stored_som
     assert publisher.own_seconds_of(1) > 0
 
 
+@pytest.mark.usefixtures("copied_or_inserted")
 async def test_no_setting_of_the_login_changes_the_time(
     database_url: str, make_settings: MakeSettings, rows: Rows
 ) -> None:

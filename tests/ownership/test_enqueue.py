@@ -7,7 +7,7 @@ from uuid import UUID
 import psycopg
 import pytest
 import pytest_asyncio
-from sqlalchemy import Engine
+from sqlalchemy import Engine, TextClause
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -176,6 +176,7 @@ class TestMany:
         assert (job["payload"], job["max_attempts"]) == ({"n": 1}, None)
         assert 30 < seconds_ahead(sql, new[1].id, "run_at") <= 60
 
+    @pytest.mark.usefixtures("copied_or_inserted")
     async def test_limits_of_each_job(self, database: Database, sql: Sql) -> None:
         new = [NewJob(new_job_id(), "{}", max_attempts=2), NewJob(new_job_id(), "{}", max_stalls=7)]
         await enqueue_many(database, KIND, new)
@@ -185,6 +186,7 @@ class TestMany:
     async def test_nothing_to_enqueue(self, database: Database) -> None:
         assert await enqueue_many(database, KIND, []) == []
 
+    @pytest.mark.usefixtures("copied_or_inserted")
     async def test_one_bad_job_stores_none(self, database: Database, sql: Sql) -> None:
         """One call of one producer is all or nothing."""
         new = [NewJob(new_job_id(), "{}"), NewJob(new_job_id(), "{"), NewJob(new_job_id(), "{}")]
@@ -331,8 +333,27 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.parametrize(("jobs", "copied"), [(29, 0), (30, 1)])
+async def test_many_jobs_are_copied_and_few_inserted(
+    database: Database, monkeypatch: pytest.MonkeyPatch, jobs: int, copied: int
+) -> None:
+    copies = 0
+    copy_in = database.copy_in
+
+    async def counted(statement: TextClause, lines: str) -> None:
+        nonlocal copies
+        copies += 1
+        await copy_in(statement, lines)
+
+    monkeypatch.setattr(database, "copy_in", counted)
+    new = [NewJob(new_job_id(), "{}") for _ in range(jobs)]
+    assert await enqueue_many(database, KIND, new) == [Enqueued(job.id, created=True) for job in new]
+    assert copies == copied
+
+
+@pytest.mark.usefixtures("copied_or_inserted")
 class TestCopy:
-    """Many jobs without keys go the fast way, and arrive as they were given."""
+    """Jobs without keys go the fast ways, and arrive as they were given."""
 
     async def test_whatever_a_payload_holds_arrives(self, database: Database, sql: Sql) -> None:
         values = [{text: [text, {"deep": text}]} for text in HOSTILE]

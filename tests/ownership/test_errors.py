@@ -61,6 +61,7 @@ class TestRowRefused:
         ],
         ids=["constraint", "no JSON", "escaped NUL", "NUL", "surrogate"],
     )
+    @pytest.mark.usefixtures("copied_or_inserted")
     async def test_never_shows_a_payload(self, database: Database, kind: str, payload: str) -> None:
         for call in (
             enqueue(database, kind, NewJob(new_job_id(), payload), publish_after=0.0),

@@ -33,6 +33,7 @@ from .winner import Winner
 
 
 class TestWriting:
+    @pytest.mark.usefixtures("copied_or_inserted")
     async def test_every_way_in(self, database: Database, sql: Sql) -> None:
         one = NewJob(new_job_id(), "{}", priority=HIGH)
         copied = [NewJob(new_job_id(), "{}", priority=each) for each in (LOW, NORMAL, HIGH)]
