@@ -2,9 +2,10 @@
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -122,6 +123,19 @@ class TestPostgres:
             files = {"sslrootcert": authority.certificate, "sslcert": own.certificate, "sslkey": own.key}
             await works(make_settings(database_url=over_tls(database_url, front, **files)), launch)
             assert front.encrypted
+
+    async def test_a_connection_that_is_accepted_as_the_front_closes_is_closed_with_it(
+        self, authority: Authority
+    ) -> None:
+        async with behind_tls("postgresql://127.0.0.1:1/nothing", authority.issue("server")) as front:
+            client = socket.create_connection(("127.0.0.1", front.port), timeout=10)
+            for _ in range(2):  # it is accepted, and the task that makes its transport has not begun
+                await asyncio.sleep(0)
+        with client:
+            client.setblocking(False)
+            with suppress(ConnectionError):
+                async with asyncio.timeout(30):
+                    assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
 
     @pytest.mark.parametrize("wrong", WRONG)
     async def test_a_command_says_what_is_wrong(

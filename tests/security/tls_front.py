@@ -12,6 +12,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from tests.stream.certificates import Authority, Pair
+from tests.support.listening import listening
 
 T = TypeVar("T")
 
@@ -46,6 +47,7 @@ class TlsFront:
         task = asyncio.create_task(self._serve(reader, writer))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
+        task.add_done_callback(lambda _: writer.close())  # it may be cancelled before it has begun
 
     async def close(self) -> None:
         """End every connection."""
@@ -54,16 +56,13 @@ class TlsFront:
         await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            with suppress(OSError, EOFError):
-                if not await self._greeted(reader, writer):
-                    return
-                tunnel = _Tunnel(self._context, reader, writer)
-                await tunnel.shake_hands()
-                self.encrypted += 1
-                await self._relay(tunnel)
-        finally:
-            writer.close()
+        with suppress(OSError, EOFError):
+            if not await self._greeted(reader, writer):
+                return
+            tunnel = _Tunnel(self._context, reader, writer)
+            await tunnel.shake_hands()
+            self.encrypted += 1
+            await self._relay(tunnel)
 
     async def _greeted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         while True:
@@ -149,11 +148,5 @@ async def _pass_on(
 async def behind_tls(url: str, pair: Pair, *, clients: Authority | None = None) -> AsyncIterator[TlsFront]:
     """Put a database behind TLS; ``clients``: whoever shows no certificate of this authority is sent away."""
     front = TlsFront(url, pair, clients)
-    listener = await asyncio.start_server(front.accept, "127.0.0.1", 0)
-    front.port = listener.sockets[0].getsockname()[1]
-    try:
+    async with listening(front.accept, front.close) as front.port:
         yield front
-    finally:
-        listener.close()
-        await front.close()
-        await listener.wait_closed()

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
+from tests.support.listening import listening
+
 _CHUNK_BYTES = 65536
 _NO_LINGER = struct.pack("ii", 1, 0)
 """A socket that is closed at once and forgets what it has not sent: its peer gets a reset."""
-_ACCEPTING_STEPS = 10
-"""Of the event loop, more than it takes from a connection's arrival to ``Proxy.accept``."""
 
 
 class Proxy:
@@ -241,18 +241,6 @@ async def proxied(url: str) -> AsyncIterator[tuple[Proxy, str]]:
     if parts.port is None:
         raise ValueError(f"{url} names no port")
     proxy = Proxy(parts.hostname or "127.0.0.1", parts.port)
-    listener = await asyncio.start_server(proxy.accept, "127.0.0.1", 0)
-    proxy.port = listener.sockets[0].getsockname()[1]
     login, at, _ = parts.netloc.rpartition("@")
-    try:
+    async with listening(proxy.accept, proxy.close) as proxy.port:
         yield proxy, urlunsplit(parts._replace(netloc=f"{login}{at}127.0.0.1:{proxy.port}"))
-    finally:
-        # Python 3.11 leaves a connection open, with a warning, that it has accepted when its server closes.
-        for each in listener.sockets:
-            with suppress(RuntimeError):  # uvloop's
-                asyncio.get_running_loop().remove_reader(each.fileno())
-        for _ in range(_ACCEPTING_STEPS):
-            await asyncio.sleep(0)
-        listener.close()
-        await proxy.close()
-        await listener.wait_closed()
