@@ -1,10 +1,12 @@
 """Many jobs are made without passes of the garbage collector; whoever turned it off finds it off."""
 
+import asyncio
 import gc
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -94,38 +96,38 @@ def test_a_number_that_is_set_within_the_block_stays() -> None:
     assert gc.get_threshold() == (1_234, 10, 10)
 
 
-def test_blocks_of_several_threads_end_with_the_last_of_them() -> None:
-    gc.set_threshold(700, 10, 10)
+@contextmanager
+def in_a_thread(block: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Let another thread be within a block meanwhile."""
     inside, leave = threading.Event(), threading.Event()
 
     def stay() -> None:
-        with fewer_collections():
+        with block():
             inside.set()
             leave.wait(60)
 
     other = threading.Thread(target=stay)
-    with fewer_collections():
-        other.start()
+    other.start()
+    try:
         assert inside.wait(60)
-    assert gc.get_threshold()[0] == 10_000
-    leave.set()
-    other.join()
+        yield
+    finally:
+        leave.set()
+        other.join()
+
+
+def test_blocks_of_several_threads_end_with_the_last_of_them() -> None:
+    gc.set_threshold(700, 10, 10)
+    with in_a_thread(fewer_collections):
+        with fewer_collections():
+            pass
+        assert gc.get_threshold()[0] == 10_000
     assert gc.get_threshold()[0] == 700
 
 
 def test_a_process_that_is_forked_meanwhile_waits_for_no_other_thread_and_has_its_number_back() -> None:
     gc.set_threshold(700, 10, 10)
-    held, leave = threading.Event(), threading.Event()
-
-    def stay() -> None:
-        with garbage._busy_lock:
-            held.set()
-            leave.wait(60)
-
-    other = threading.Thread(target=stay)
-    with fewer_collections():
-        other.start()
-        assert held.wait(60)
+    with fewer_collections(), in_a_thread(lambda: garbage._busy_lock):
         child = os.fork()
         if not child:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -135,8 +137,6 @@ def test_a_process_that_is_forked_meanwhile_waits_for_no_other_thread_and_has_it
                 numbers.append(gc.get_threshold()[0])
             numbers.append(gc.get_threshold()[0])
             os._exit(0 if numbers == [700, 10_000, 700] else 1)
-        leave.set()
-    other.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -175,3 +175,32 @@ async def test_a_client_collects_less_often_until_what_it_enqueued_is_published(
     assert numbers == {"made": [10_000], "marked": [10_000] * 2}
     await client.publish_pending()
     assert gc.get_threshold() == (700, 10, 10)
+
+
+async def test_a_client_that_publishes_for_long_collects_meanwhile(
+    client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(garbage, "_COLLECT_SECONDS", 0.01)
+    gc.set_threshold(0)  # no pass by itself
+    passes: list[int] = []
+    go_on = asyncio.Event()
+
+    def note(_phase: str, info: dict[str, int]) -> None:
+        passes.append(info["generation"])
+
+    async def mark(*_: Any) -> int:
+        await go_on.wait()
+        return 0
+
+    monkeypatch.setattr(publishing, "mark", mark)
+    gc.callbacks.append(note)
+    try:
+        await client.enqueue_many("kind", [{}] * 1_000)
+
+        async def collected() -> None:
+            assert passes
+
+        await eventually(collected)
+    finally:
+        gc.callbacks.remove(note)
+        go_on.set()

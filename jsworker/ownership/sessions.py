@@ -1,6 +1,6 @@
 """Sessions for ``job.transaction()``: the caller's rows and the job's completion in one commit.
 
-SQLAlchemy's sessions are imported by the first transaction: most workers never need these seven megabytes.
+SQLAlchemy's sessions are imported by the first transaction: most workers never need their megabytes.
 """
 
 import asyncio

@@ -153,6 +153,29 @@ async def test_the_last_marks_come_after_the_claims_of_what_was_published_just_n
     assert marked[0] - published >= 0.2
 
 
+async def test_a_client_whose_close_is_cancelled_disconnects(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = JobClient(settings)
+    await client.open()
+    await client.enqueue(KIND, {})
+    marking = asyncio.Event()
+
+    async def flush() -> None:
+        marking.set()
+        await asyncio.sleep(3600.0)
+
+    monkeypatch.setattr(client_publisher, "_MARK_AT_END_SECONDS", 3600.0)
+    monkeypatch.setattr(client._publisher._marks, "flush", flush)
+    closing = asyncio.create_task(client.close())
+    await marking.wait()
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert client._publisher.stream is None
+    assert all(pool._closed for pool in client.database.pools_by_name().values())
+
+
 async def test_of_what_is_not_kept_the_outbox_is_asked(
     client: JobClient, rows: Rows, taken: list[list[Outgoing]]
 ) -> None:
