@@ -3,6 +3,8 @@
 import asyncio
 import os
 import socket
+import ssl
+import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -20,7 +22,7 @@ from jsworker.supervisor.parent import Supervisor
 from tests.cli.commands import COMMAND, Cli, Result
 from tests.cli.conftest import _logs_as_before
 from tests.security.conftest import JOBS_MODULE, variables
-from tests.security.tls_front import TlsFront, behind_tls
+from tests.security.tls_front import SSL_REQUEST, TlsFront, behind_tls
 from tests.stream.certificates import Authority, Pair
 from tests.stream.conftest import StartServer, start_server
 from tests.stream.nats_server import HOST, NatsServer
@@ -136,6 +138,26 @@ class TestPostgres:
             with suppress(ConnectionError):
                 async with asyncio.timeout(30):
                     assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
+
+    async def test_a_connection_that_its_client_leaves_as_the_front_closes_is_closed_at_both_ends(
+        self, authority: Authority, database_url: str
+    ) -> None:
+        """As by one that does not like the certificate; a warning of what is left open fails the test."""
+        context = ssl.create_default_context(cafile=str(authority.certificate))
+
+        def greet(port: int) -> None:
+            with socket.create_connection((HOST, port), timeout=30) as client:
+                client.sendall(struct.pack("!II", 8, SSL_REQUEST))
+                assert client.recv(1) == b"S"
+                context.wrap_socket(client, server_hostname=HOST).close()
+
+        pair = authority.issue("server")
+        for steps in range(20):  # of the event loop, until the front ends what it has accepted
+            async with behind_tls(database_url, pair) as front:
+                await asyncio.to_thread(greet, front.port)
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                await front.close()
 
     @pytest.mark.parametrize("wrong", WRONG)
     async def test_a_command_says_what_is_wrong(

@@ -16,7 +16,7 @@ from tests.support.listening import listening
 
 T = TypeVar("T")
 
-_SSL_REQUEST = 80877103
+SSL_REQUEST = 80877103
 _GSS_REQUEST = 80877104
 _CHUNK_BYTES = 65_536
 
@@ -68,7 +68,7 @@ class TlsFront:
         while True:
             request = await reader.readexactly(8)
             _, code = struct.unpack("!II", request)
-            if code == _SSL_REQUEST:
+            if code == SSL_REQUEST:
                 writer.write(b"S")
                 return True
             if code != _GSS_REQUEST:
@@ -85,10 +85,10 @@ class TlsFront:
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            writer.transport.abort()  # first: the task may be cancelled while it waits for the ways
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
-            writer.transport.abort()
 
 
 class _Tunnel:
