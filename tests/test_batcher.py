@@ -1,6 +1,7 @@
 """Natural batching: what gathers, who is told, and how long the first one waits."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,9 +28,9 @@ class Door:
             raise self.broken
         return [-item for item in items]
 
-    def batcher(self, **options: Any) -> Batcher[int, int]:
+    def batcher(self, most: int = 3, **options: Any) -> Batcher[int, int]:
         return Batcher(
-            "numbers", self.write, limit=3, died=lambda *death: self.deaths.append(death), **options
+            "numbers", self.write, limit=most, died=lambda *death: self.deaths.append(death), **options
         )
 
 
@@ -47,6 +48,35 @@ async def test_a_lone_item_waits_for_nothing_and_a_flood_gathers(door: Door) -> 
     door.opened.set()
     assert await asyncio.gather(*answers) == [-1, -2, -3, -4, -5]
     assert door.batches == [[1], [2, 3, 4], [5]]
+
+
+async def _posted_by_turn(batcher: Batcher[int, int], *counts: int, blocking_seconds: float = 0.0) -> None:
+    for count in counts:
+        for number in range(count):
+            batcher.post(number)
+        await asyncio.sleep(0)
+        time.sleep(blocking_seconds)  # noqa: ASYNC251 -- a turn of the event loop in which jobs compute
+    await batcher.flush()
+
+
+async def test_a_batch_that_grows_with_every_turn_waits_for_the_next(door: Door) -> None:
+    await _posted_by_turn(door.batcher(most=500), 20, 20, 20, 20)
+    assert [len(batch) for batch in door.batches] == [80]
+
+
+async def test_a_batch_that_grows_is_written_when_it_is_full(door: Door) -> None:
+    await _posted_by_turn(door.batcher(most=50), 20, 20, 20)
+    assert [len(batch) for batch in door.batches] == [50, 10]
+
+
+async def test_a_few_items_wait_for_no_further_ones(door: Door) -> None:
+    await _posted_by_turn(door.batcher(most=500), 3, 3)
+    assert [len(batch) for batch in door.batches] == [3, 3]
+
+
+async def test_a_batch_waits_for_one_turn_that_takes_long(door: Door) -> None:
+    await _posted_by_turn(door.batcher(most=500), 20, 20, 20, 20, blocking_seconds=0.05)
+    assert [len(batch) for batch in door.batches] == [40, 40]
 
 
 async def test_who_posts_is_told_if_it_wants_to_be(door: Door) -> None:

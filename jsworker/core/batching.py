@@ -1,10 +1,15 @@
 """Natural batching: while one batch is on its way the next one gathers; a lone item waits for nothing."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
+
+_FEW: Final = 16
+"""So few items are written at once."""
+_GROWING_SECONDS: Final = 0.02
 
 ItemT = TypeVar("ItemT")
 AnswerT = TypeVar("AnswerT")
@@ -17,7 +22,8 @@ class Batcher(Generic[ItemT, AnswerT]):
     ``write`` returns one answer for each item, in order, and expects its own errors; ``died`` is called with
     the name and the error when it raises all the same. ``limit``, the most items in one batch, may be changed
     at any time. An item is written ``linger`` seconds after it was submitted, or up to twice that; ``flush``
-    cuts that short.
+    cuts that short. A batch that grows with every turn of the event loop waits for the next turn, 0.02 s in
+    all: each costs the worker and the database a statement and a commit, however many items it has.
     """
 
     def __init__(
@@ -84,6 +90,7 @@ class Batcher(Generic[ItemT, AnswerT]):
         while self._waiting:
             ready = len(self._waiting)  # what comes while these linger lingers in its turn
             if not (self._linger and await self._linger_unless_hurried()):
+                await self._grow()
                 ready = min(self.limit, len(self._waiting))  # what comes while it is written joins the rest
             while ready > 0:
                 batch = [self._waiting.popleft() for _ in range(min(self.limit, ready))]
@@ -115,6 +122,13 @@ class Batcher(Generic[ItemT, AnswerT]):
                     taker(answer)
             except Exception as error:  # noqa: BLE001 -- reported to the worker, which stops
                 self._died(self._name, error)
+
+    async def _grow(self) -> None:
+        ends = time.monotonic() + _GROWING_SECONDS
+        before = _FEW - 1
+        while before < len(self._waiting) < self.limit and time.monotonic() < ends:
+            before = len(self._waiting)
+            await asyncio.sleep(0)
 
     async def _linger_unless_hurried(self) -> bool:
         with suppress(TimeoutError):
