@@ -78,19 +78,6 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _processes_start_sooner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Hide aiohttp, which nats-py loads where it finds it: a quarter of the time in which a worker starts.
-
-    It is here for one of the benchmarks' peers alone. The tests' own process has loaded it.
-    """
-    folder = tmp_path_factory.mktemp("hidden")
-    (folder / "aiohttp.py").write_text('raise ImportError("hidden")\n')
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-        yield
-
-
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestServers]:
     folder = new_servers_folder()

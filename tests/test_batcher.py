@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jsworker.core import batching
 from jsworker.core.batching import Batcher
 from tests.support.polling import eventually
 
@@ -59,11 +60,19 @@ async def _posted_by_turn(batcher: Batcher[int, int], *counts: int, blocking_sec
     await batcher.flush()
 
 
+@pytest.fixture
+def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let turns of the event loop take as long as they may take beside other work."""
+    monkeypatch.setattr(batching, "_GROWING_SECONDS", 60.0)
+
+
+@pytest.mark.usefixtures("slow_machine")
 async def test_a_batch_that_grows_with_every_turn_waits_for_the_next(door: Door) -> None:
     await _posted_by_turn(door.batcher(most=500), 20, 20, 20, 20)
     assert [len(batch) for batch in door.batches] == [80]
 
 
+@pytest.mark.usefixtures("slow_machine")
 async def test_a_batch_that_grows_is_written_when_it_is_full(door: Door) -> None:
     await _posted_by_turn(door.batcher(most=50), 20, 20, 20)
     assert [len(batch) for batch in door.batches] == [50, 10]

@@ -17,6 +17,7 @@ def main() -> NoReturn:
     # nothing in it, a fifth longer.
     gc.disable()
     from jsworker.telemetry import lean_structlog  # noqa: F401, I001, PLC0415 -- before all other imports of structlog
+    from jsworker.stream import lean_nats  # noqa: F401, PLC0415 -- before all other imports of nats-py
     from jsworker.supervisor.child_worker import work  # noqa: PLC0415 -- see above
 
     gc.freeze()
