@@ -78,6 +78,31 @@ async def test_a_batch_that_grows_is_written_when_it_is_full(door: Door) -> None
     assert [len(batch) for batch in door.batches] == [50, 10]
 
 
+@pytest.mark.usefixtures("slow_machine")
+async def test_a_batch_that_grows_no_more_is_written_with_the_next_turn(door: Door) -> None:
+    batcher = door.batcher(most=500)
+    for number in range(20):
+        batcher.post(number)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert [len(batch) for batch in door.batches] == [20]
+    await batcher.flush()
+
+
+@pytest.mark.usefixtures("slow_machine")
+async def test_what_waits_when_all_tasks_are_cancelled_is_written_by_flush(door: Door) -> None:
+    batcher = door.batcher(most=500)
+    for number in range(20):
+        batcher.post(number)
+    await asyncio.sleep(0)
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await asyncio.sleep(0)
+    assert (batcher.is_busy, door.batches) == (True, [])
+    await batcher.flush()
+    assert (batcher.is_busy, [len(batch) for batch in door.batches]) == (False, [20])
+
+
 async def test_a_few_items_wait_for_no_further_ones(door: Door) -> None:
     await _posted_by_turn(door.batcher(most=500), 3, 3)
     assert [len(batch) for batch in door.batches] == [3, 3]

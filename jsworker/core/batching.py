@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final, Generic, TypeAlias, TypeVar
 
-_FEW: Final = 16
-"""So few items are written at once."""
+_MANY: Final = 16
+"""So many items, and more, wait for others."""
 _GROWING_SECONDS: Final = 0.02
 
 ItemT = TypeVar("ItemT")
@@ -22,8 +22,9 @@ class Batcher(Generic[ItemT, AnswerT]):
     ``write`` returns one answer for each item, in order, and expects its own errors; ``died`` is called with
     the name and the error when it raises all the same. ``limit``, the most items in one batch, may be changed
     at any time. An item is written ``linger`` seconds after it was submitted, or up to twice that; ``flush``
-    cuts that short. A batch that grows with every turn of the event loop waits for the next turn, 0.02 s in
-    all: each costs the worker and the database a statement and a commit, however many items it has.
+    cuts that short. Sixteen items or more wait for one turn of the event loop, and for further ones while
+    each brings more; after 0.02 s no further turn is waited for. Every write costs a statement and a commit,
+    however many items it has.
     """
 
     def __init__(
@@ -61,20 +62,19 @@ class Batcher(Generic[ItemT, AnswerT]):
                 answer.cancel()
             return
         self._waiting.append((item, taker))
-        if self._task is None or self._task.done():
-            self._hurry.clear()
-            self._task = asyncio.create_task(self._drain(), name=f"jsworker {self._name}")
+        self._begin()
 
     @property
     def is_busy(self) -> bool:
         """Whether anything has not been answered yet."""
-        return self._task is not None and not self._task.done()
+        return bool(self._waiting) or (self._task is not None and not self._task.done())
 
     async def flush(self) -> None:
         """Wait until everything submitted so far has been answered."""
-        while self._task is not None and self.is_busy:
+        while self.is_busy:
+            task = self._begin()  # again, if someone has cancelled all tasks of the event loop
             self._hurry.set()
-            await asyncio.wait({self._task})
+            await asyncio.wait({task})
 
     async def close(self) -> None:
         """Give up what has not been answered yet, and whatever comes."""
@@ -85,6 +85,12 @@ class Batcher(Generic[ItemT, AnswerT]):
         for answer in _awaited(self._waiting):
             answer.cancel()
         self._waiting.clear()
+
+    def _begin(self) -> asyncio.Task[None]:
+        if self._task is None or self._task.done():
+            self._hurry.clear()
+            self._task = asyncio.create_task(self._drain(), name=f"jsworker {self._name}")
+        return self._task
 
     async def _drain(self) -> None:
         while self._waiting:
@@ -125,7 +131,7 @@ class Batcher(Generic[ItemT, AnswerT]):
 
     async def _grow(self) -> None:
         ends = time.monotonic() + _GROWING_SECONDS
-        before = _FEW - 1
+        before = _MANY - 1
         while before < len(self._waiting) < self.limit and time.monotonic() < ends:
             before = len(self._waiting)
             await asyncio.sleep(0)

@@ -5,6 +5,7 @@ with nats-py finds aiohttp all the same.
 """
 
 import importlib
+import sys
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,10 +21,12 @@ class _Later:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):  # asked for by those who look at any object
+            raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)
 
 
 _transport = import_without(_ONLY_FOR_WEBSOCKETS, "nats.aio.transport")
 for _name in _ONLY_FOR_WEBSOCKETS:
-    if getattr(_transport, _name, None) is None and find_spec(_name) is not None:
+    if getattr(_transport, _name, None) is None and (_name in sys.modules or find_spec(_name) is not None):
         setattr(_transport, _name, _Later(_name))
