@@ -8,11 +8,6 @@ from benchmarks.servers import Servers
 from tests.support.servers import TestServers
 
 
-@pytest.fixture(autouse=True)
-def _peers_find_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYTHONPATH")
-
-
 @pytest.fixture
 def bench(servers: TestServers, tmp_path: Path) -> Servers:
     return Servers(servers.postgres, servers.nats, tmp_path)
