@@ -132,7 +132,7 @@ def test_growth() -> None:
     assert value(figures, "no-op jobs, 600 queued jobs ÷ short queue") > 0
     assert value(figures, "at 100 jobs/s ÷ not pinned") > 0
     assert value(figures, "last minute: completed") > 0
-    assert value(figures, "last minute: PUBLISH, mean") > 0
+    assert value(figures, "last minute: DUE, mean") > 0
 
 
 def test_costs() -> None:

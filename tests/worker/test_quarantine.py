@@ -180,11 +180,20 @@ async def test_processes_start_one_after_the_other_and_none_in_vain(
         [first] = supervision.begun
         await client.cancel(first)
         await rows.becomes(first, "cancelled")
+
+        async def it_has_ended() -> None:  # some time after its row tells so
+            assert first not in supervision.begun
+
+        await eventually(it_has_ended)
         assert supervision.begun == []  # the others wait: nothing of them could kill this worker
         assert children() == [process]
         (tmp_path / "gate").touch()
         ended = [await rows.becomes(job.id, "completed") for job in jobs if job.id != first]
-        assert supervision.begun == []
+
+        async def all_have_ended() -> None:
+            assert supervision.begun == []
+
+        await eventually(all_have_ended)
     pids = [row["result"] for row in ended]
     assert process.pid in pids
     assert len(set(pids)) == len(pids)
