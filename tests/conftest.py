@@ -54,7 +54,7 @@ FAST = {
 }
 
 UNHURRIED = FAST | {"crash_threshold": None, "stale_threshold": 60.0, "ack_wait": 90.0}
-"""For tests that are not about silence: on a busy machine no owner is taken for dead, nor stops itself."""
+"""On a busy machine no owner is taken for dead, nor stops itself."""
 
 
 LONG = ("test_short_run.py", "test_rolling_upgrade.py", "test_promotion.py", "test_ownership.py")
@@ -102,8 +102,12 @@ def database_url(servers: TestServers) -> Iterator[str]:
 
 @pytest.fixture
 def pace(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """The settings of time of this test."""
-    return FAST if request.node.get_closest_marker("unhurried") is None else UNHURRIED
+    """The settings of time: with thresholds that no busy machine reaches, but for tests about silence."""
+    hurried = request.node.get_closest_marker("hurried")
+    if hurried is not None and hurried.args != (False,):
+        return FAST
+    request.getfixturevalue("patient")
+    return UNHURRIED
 
 
 @pytest.fixture

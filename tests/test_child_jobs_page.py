@@ -4,8 +4,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from jsworker import JobClient
 from tests.worker.conftest import rows, start
 from tests.worker.processors import echo, scripted
@@ -17,7 +15,6 @@ __all__ = ["rows", "start"]
 PAGE = (Path(__file__).parents[1] / "docs" / "child-jobs.md").read_text()
 
 
-@pytest.mark.unhurried
 async def test_its_code_works(client: JobClient, start: StartWorker, rows: Rows) -> None:
     found: dict[str, Any] = {"__name__": "page"}
     for block in re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE):

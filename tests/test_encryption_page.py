@@ -17,8 +17,6 @@ from jsworker import Job, JobClient, JobProcessor, Settings, Worker
 from jsworker.core.settings import load_settings
 from tests.support.polling import eventually
 
-pytestmark = pytest.mark.unhurried
-
 PATIENT = {"statement_timeout": 5.0, "heartbeat_interval": 6.0, "watchdog_timeout": 30.0}
 PAGE = (Path(__file__).parents[1] / "docs" / "encryption.md").read_text()
 

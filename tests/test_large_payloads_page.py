@@ -40,7 +40,6 @@ async def swept(client: JobClient, rows: Rows) -> None:
     assert (await rows.job(job.id))["status"] == "completed"
 
 
-@pytest.mark.unhurried
 @pytest.mark.parametrize("keys", [{}, {"encryption_keys": text_of_keys(old=OLD)}], ids=["plain", "encrypted"])
 async def test_objects_live_as_long_as_their_jobs(
     names: dict[str, Any], make_settings: Callable[..., Settings], tmp_path: Path, keys: dict[str, str]

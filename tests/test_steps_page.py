@@ -31,7 +31,6 @@ def names() -> dict[str, Any]:
     return defined
 
 
-@pytest.mark.usefixtures("patient")
 async def test_its_jobs_do_what_it_shows(settings: Settings, names: dict[str, Any]) -> None:
     kinds = [names[name] for name in ("SendOrder", "SendOrderPlainly", "Import")]
     own = settings.model_copy(update=UNHURRIED)

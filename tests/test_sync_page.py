@@ -18,7 +18,6 @@ __all__ = ["start"]
 PAGE = (Path(__file__).parents[1] / "docs" / "sync.md").read_text()
 
 
-@pytest.mark.unhurried
 @pytest.mark.parametrize("with_nats", [True, False])
 async def test_its_code_works(
     monkeypatch: pytest.MonkeyPatch, settings: Settings, start: StartWorker, *, with_nats: bool

@@ -38,14 +38,12 @@ def environment(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
 
 
 @pytest.mark.usefixtures("environment")
-@pytest.mark.unhurried
 async def test_its_code_counts_words(names: dict[str, Any], start: StartWorker) -> None:
     await start(*(names[name] for name in ("CountPart", "FetchRates", "Merge", "Crawl")))
     assert await names["count"](["one two", "three", "four five six"]) == {"words": 6}
 
 
 @pytest.mark.usefixtures("environment")
-@pytest.mark.unhurried
 async def test_its_crawler_adds_members(names: dict[str, Any], start: StartWorker, client: JobClient) -> None:
     await start(names["Crawl"])
     async with client.workflow("crawl") as flow:

@@ -1,5 +1,5 @@
 """The client's tests share what the runtime's tests have."""
 
-from tests.worker.conftest import js, pace, rows, start
+from tests.worker.conftest import js, rows, start
 
-__all__ = ["js", "pace", "rows", "start"]
+__all__ = ["js", "rows", "start"]

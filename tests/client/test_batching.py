@@ -32,7 +32,6 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return taken
 
 
-@pytest.mark.usefixtures("patient")
 async def test_a_flood_rides_in_few_statements_and_every_job_is_published(
     settings: Settings, rows: Rows, batches: list[int]
 ) -> None:
@@ -54,7 +53,6 @@ async def a_flood_is_published(client: JobClient, rows: Rows, batches: list[int]
     assert await rows.value("SELECT count(DISTINCT stream_seq) FROM jsworker.jobs") == JOBS
 
 
-@pytest.mark.usefixtures("patient")
 async def test_calls_at_the_same_time_leave_nothing_to_the_relays(settings: Settings, rows: Rows) -> None:
     async with JobClient(settings) as client:
         for _ in range(3):

@@ -21,8 +21,6 @@ from tests.worker.processors import KIND, Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = pytest.mark.usefixtures("patient")
-
 UNREACHABLE = Settings(database_url="postgresql://nobody@127.0.0.1:1/nothing")
 MARKER = "hunter2-do-not-show"
 DURING = ("scheduled", "queued", "processing")

@@ -21,8 +21,6 @@ from jsworker.ownership.queries import listing
 from jsworker.ownership.transitions.steps import steps_of
 from tests.worker.rows import Rows
 
-pytestmark = pytest.mark.usefixtures("patient")
-
 INTO_TIMELINE = r"(?s)INSERT INTO jsworker\.job_events [^)]*\)\s+(?:SELECT |VALUES \()\S+(?: AS id)?,\s(.*?),"
 
 

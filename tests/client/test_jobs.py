@@ -14,8 +14,6 @@ from tests.worker.processors import KIND, Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = pytest.mark.usefixtures("patient")
-
 NO_IDS = ("7", "", "not-an-id", str(UUID(int=7)))
 
 

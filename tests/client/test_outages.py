@@ -27,8 +27,6 @@ from tests.worker.recorder import Recorder
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = pytest.mark.usefixtures("patient")
-
 NOBODY = "nats://user:hunter2@127.0.0.1:1"
 MakeSettings = Callable[..., Settings]
 

@@ -18,8 +18,6 @@ from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = pytest.mark.usefixtures("patient")
-
 PLACE = text("INSERT INTO orders VALUES (7)")
 
 

@@ -10,8 +10,6 @@ from jsworker.ownership.queries import listing
 from tests.worker.processors import KIND
 from tests.worker.rows import Rows
 
-pytestmark = pytest.mark.usefixtures("patient")
-
 
 async def fail(rows: Rows, *job_ids: Any, error: str = "OSError: the disk is full") -> None:
     await rows.query(

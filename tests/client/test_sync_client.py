@@ -39,8 +39,6 @@ from tests.worker.recorder import Recorder
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 NOBODY = "nats://127.0.0.1:1"
 FACES: dict[type[Any], type[Any]] = {
     JobClient: SyncJobClient,

@@ -21,8 +21,6 @@ from jsworker.core.errors import DatabaseUnavailable
 from jsworker.core.settings import Settings
 from tests.worker.processors import KIND
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 THREADS = 32
 EACH = 50
 SECONDS = 60.0

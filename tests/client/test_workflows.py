@@ -24,8 +24,6 @@ from jsworker.core.settings import Settings
 from tests.support.proxy import proxied
 from tests.worker.rows import Rows
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 
 class Day(BaseModel):
     day: int

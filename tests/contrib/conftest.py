@@ -1,5 +1,5 @@
 """The tests of frameworks share what the runtime's tests have."""
 
-from tests.worker.conftest import pace, rows, start
+from tests.worker.conftest import rows, start
 
-__all__ = ["pace", "rows", "start"]
+__all__ = ["rows", "start"]

@@ -64,8 +64,6 @@ from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 
 @pytest.fixture(scope="module")
 def migrated(servers: TestServers) -> str:

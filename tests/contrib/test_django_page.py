@@ -29,8 +29,6 @@ from tests.worker.rows import Rows
 PAGE = (Path(__file__).parents[2] / "docs" / "django.md").read_text()
 SETTINGS, ENQUEUES, JOBS, TASKS = re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE)
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 
 @pytest.fixture(autouse=True)
 def _django(database_url: str) -> Iterator[None]:

@@ -14,8 +14,6 @@ from jsworker.core.settings import Settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "fastapi.md").read_text()
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 
 class CountWords(JobProcessor):
     async def process(self, job: Job[dict[str, Any]]) -> int:

@@ -21,8 +21,6 @@ from tests.worker.rows import Rows
 
 PAGE = (Path(__file__).parents[2] / "docs" / "flask.md").read_text()
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 
 class CountWords(JobProcessor):
     async def process(self, job: Job[dict[str, Any]]) -> int:

@@ -14,8 +14,6 @@ from tests.worker.rows import Rows
 
 PAGE = (Path(__file__).parents[2] / "docs" / "middleware.md").read_text()
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

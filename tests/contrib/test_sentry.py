@@ -17,8 +17,6 @@ from tests.test_contents import OLD, text_of_keys
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 SECRET = "a secret of the payload"
 
 

@@ -1,4 +1,3 @@
-import pytest
 from nats.js import JetStreamContext
 
 from jsworker import JobClient
@@ -10,7 +9,6 @@ from tests.worker.rows import Rows
 
 __all__ = ["js"]
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
 
 EVIL = "'\"><script>alert(1)</script>"
 

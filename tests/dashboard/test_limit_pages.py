@@ -17,8 +17,6 @@ from tests.dashboard.viewer import Shown, Viewer
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 EVIL = "'\"><script>alert(1)</script>"
 
 

@@ -148,7 +148,6 @@ async def test_a_viewer_who_takes_nothing_is_left(monkeypatch: pytest.MonkeyPatc
     assert poller.viewers == 0
 
 
-@pytest.mark.usefixtures("patient")
 async def test_many_viewers_cost_the_database_what_one_does(
     client: JobClient, put: PutJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +211,6 @@ async def stream_of(app: Any, events: int, path: str = "/", sent: list[str] | No
     return "".join(sent)
 
 
-@pytest.mark.usefixtures("patient")
 async def test_each_live_page_renews_itself(client: JobClient, put: PutJob) -> None:
     job_id = await put("processing")
     for status in ("queued", "failed", "scheduled"):

@@ -16,8 +16,6 @@ from tests.dashboard.viewer import Viewer
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, proxied
 
-pytestmark = pytest.mark.usefixtures("patient")
-
 ADDRESSES = ("/", "/jobs", "/failures", "/keys", "/audit", "/jobs/cancel?all=yes", "/kinds/pause?kind=crop")
 
 

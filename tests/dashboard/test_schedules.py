@@ -1,11 +1,7 @@
-import pytest
-
 from jsworker import JobClient
 from jsworker.core.schedule_rules import Cron, Every
 from tests.dashboard.viewer import Viewer
 from tests.worker.rows import Rows
-
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
 
 EVIL = "'\"><script>alert(1)</script>"
 

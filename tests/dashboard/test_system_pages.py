@@ -2,8 +2,6 @@
 
 import asyncio
 
-import pytest
-
 from jsworker import JobClient
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
@@ -12,8 +10,6 @@ from jsworker.dashboard import Access, dashboard
 from tests.dashboard.viewer import Viewer
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
-
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
 
 EVIL = "'\"><script>alert(1)</script>"
 

@@ -1,13 +1,9 @@
 from uuid import UUID
 
-import pytest
-
 from jsworker import JobClient
 from jsworker.dashboard import Access, dashboard
 from tests.dashboard.viewer import Viewer
 from tests.worker.rows import Rows
-
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
 
 EVIL = "'\"><script>alert(1)</script>"
 

@@ -87,8 +87,11 @@ async def guarded_nats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Async
 
 
 @pytest.fixture
-def guarded_settings(guarded: Guarded, guarded_nats: NatsServer) -> Callable[..., Settings]:
+def guarded_settings(
+    guarded: Guarded, guarded_nats: NatsServer, request: pytest.FixtureRequest
+) -> Callable[..., Settings]:
     """Return settings of a login; keyword arguments replace any of them."""
+    request.getfixturevalue("patient")  # for the test's own clients; worker processes are as hurried as told
 
     def make(role: str, **changes: Any) -> Settings:
         values: dict[str, Any] = {

@@ -22,8 +22,6 @@ from tests.security.conftest import variables
 from tests.supervisor.parent_process import ParentProcess
 from tests.support.polling import eventually
 
-pytestmark = pytest.mark.unhurried
-
 KINDS = {"keeps": "completed", "raises": "failed", "fails": "failed", "strict": "failed", "alone": "failed"}
 MARK = f"c4n4ry-{secrets.token_hex(6)}"
 KEY = base64.b64encode(secrets.token_bytes(32)).decode()

@@ -16,6 +16,8 @@ from tests.supervisor.conftest import Supervise
 from tests.supervisor.parent_process import ParentProcess
 from tests.support.polling import eventually
 
+pytestmark = pytest.mark.hurried
+
 ROOT = Path(__file__).parents[2]
 KILLS = 20
 NO_ONE = "nats://127.0.0.1:1"

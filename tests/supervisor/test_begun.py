@@ -15,6 +15,8 @@ from tests.supervisor.conftest import Supervise
 from tests.supervisor.test_deaths import pid_of
 from tests.support.polling import eventually
 
+pytestmark = pytest.mark.hurried
+
 SLOTS = 3
 NAPS = 12
 

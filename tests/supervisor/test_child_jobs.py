@@ -4,11 +4,15 @@ import signal
 from collections import defaultdict
 from contextlib import suppress
 
+import pytest
+
 from jsworker import JobClient
 from tests.ownership.rows import Sql, read_job
 from tests.supervisor.conftest import Supervise
 from tests.supervisor.test_deaths import ASLEEP, SLOW_RULES, pid_of
 from tests.support.polling import eventually
+
+pytestmark = pytest.mark.hurried
 
 DUE = "UPDATE jsworker.jobs SET run_at = clock_timestamp() WHERE status = 'scheduled'"
 CHILDREN = """

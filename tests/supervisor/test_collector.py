@@ -2,10 +2,14 @@
 
 import gc
 
+import pytest
+
 from jsworker import JobClient
 from tests.ownership.rows import Sql
 from tests.supervisor.conftest import Supervise
 from tests.supervisor.test_deaths import ends_completed
+
+pytestmark = pytest.mark.hurried
 
 
 async def test_a_worker_process_collects_after_many_objects_and_every_second(

@@ -15,6 +15,8 @@ from tests.supervisor.parent_process import ParentProcess
 from tests.support.polling import eventually
 from tests.support.proxy import proxied
 
+pytestmark = pytest.mark.hurried
+
 WATCHDOG_SECONDS = 1.5
 SLOW_RULES: dict[str, Any] = {"stale_threshold": 300.0, "crash_threshold": 200.0, "ack_wait": 600.0}
 """Thresholds of silence that no test reaches: what is taken back is taken back for another reason."""

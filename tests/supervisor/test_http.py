@@ -19,6 +19,8 @@ from tests.supervisor.test_deaths import SLOW_RULES
 from tests.support.polling import eventually
 from tests.support.proxy import proxied
 
+pytestmark = pytest.mark.hurried
+
 
 async def base_of(parent: ParentProcess) -> str:
     [line] = await parent.tells("http.listening")

@@ -1,7 +1,11 @@
 """What a processor logs names its job, wherever it runs."""
 
+import pytest
+
 from jsworker import JobClient
 from tests.supervisor.conftest import Supervise
+
+pytestmark = pytest.mark.hurried
 
 FACTS = ("job_id", "kind", "fencing_token", "attempt", "worker_id")
 

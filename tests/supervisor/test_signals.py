@@ -16,6 +16,8 @@ from tests.supervisor.test_deaths import SLOW_RULES, ends_completed, owner_of_sl
 from tests.support.polling import eventually
 from tests.support.processes import has_ended
 
+pytestmark = pytest.mark.hurried
+
 STATES = "SELECT string_agg(DISTINCT state, ' ') FROM jsworker.workers"
 
 

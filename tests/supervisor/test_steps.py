@@ -5,12 +5,16 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from jsworker import JobClient
 from tests.ownership.rows import Sql, counters, read_job
 from tests.supervisor.conftest import Supervise
 from tests.supervisor.parent_process import ParentProcess
 from tests.supervisor.test_deaths import SLOW_RULES, ends_completed, pid_of
 from tests.support.polling import eventually
+
+pytestmark = pytest.mark.hurried
 
 DUE = "UPDATE jsworker.jobs SET run_at = clock_timestamp() WHERE status = 'scheduled' AND stalls > 1"
 OWNERS = """

@@ -17,8 +17,6 @@ from tests.supervisor.test_deaths import ends_completed
 from tests.supervisor.test_http import answers
 from tests.support.polling import eventually
 
-pytestmark = pytest.mark.unhurried
-
 WATCHDOG_SECONDS = 3.0
 
 

@@ -20,6 +20,8 @@ from tests.supervisor.test_signals import (
 from tests.support import without_linux
 from tests.support.polling import eventually
 
+pytestmark = pytest.mark.hurried
+
 __all__ = ["test_children_hand_back_and_end_when_the_parent_is_killed"]  # the same, without what Linux has
 
 LOOK = """

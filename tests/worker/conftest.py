@@ -10,27 +10,11 @@ from nats.js import JetStreamContext
 
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
-from tests.conftest import FAST, UNHURRIED
 from tests.support.fleet import Fleet, fleet_of
 from tests.support.leaks import nothing_left
 from tests.support.servers import ON_OLDEST_SCHEMA
 from tests.worker.rows import Rows, open_rows
 from tests.worker.running import Running, StartWorker, new_worker
-
-
-@pytest.fixture
-def pace(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """The settings of time; but for tests about silence, with thresholds that no busy machine reaches."""
-    if is_hurried(request):
-        return FAST
-    request.getfixturevalue("patient")
-    return UNHURRIED
-
-
-def is_hurried(request: pytest.FixtureRequest) -> bool:
-    """Return which of both marks is nearer to the test; without one it is unhurried."""
-    marks = [mark.name for mark in request.node.iter_markers() if mark.name in ("hurried", "unhurried")]
-    return marks[:1] == ["hurried"]
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,6 @@ from tests.worker.processors import KIND, LATER, Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 
 def count_beats(running: Running) -> list[float]:
     """Note the start of each further heartbeat of a worker."""

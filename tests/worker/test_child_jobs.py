@@ -25,8 +25,6 @@ from tests.worker.processors import KIND, LATER, Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 CHILD = "child"
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

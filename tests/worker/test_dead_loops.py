@@ -17,8 +17,6 @@ from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker, new_worker
 from tests.worker.tied import RecordedSupervision
 
-pytestmark = pytest.mark.usefixtures("patient")
-
 MakeSettings = Callable[..., Settings]
 
 

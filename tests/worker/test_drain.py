@@ -12,8 +12,6 @@ from tests.worker.processors import KIND, Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
 
-pytestmark = [pytest.mark.unhurried, pytest.mark.usefixtures("patient")]
-
 
 async def drain(client: JobClient, running: Running) -> None:
     """Drain a worker, and wait until it knows."""

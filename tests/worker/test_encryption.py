@@ -27,8 +27,6 @@ from tests.worker.processors import KIND, LATER, Scripted, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 
 class Parent(JobProcessor[dict[str, str]]):
     """Enqueues a job with its own payload."""

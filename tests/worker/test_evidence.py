@@ -27,7 +27,7 @@ from tests.worker.running import StartWorker
 HOST = "app_worker-1"
 
 
-pytestmark = [pytest.mark.unhurried, pytest.mark.usefixtures("patient", "nothing_is_left")]
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 @pytest.fixture

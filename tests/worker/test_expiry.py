@@ -15,8 +15,6 @@ from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 OVER = "UPDATE jsworker.jobs SET expires_at = clock_timestamp() - interval '1 second'"
 
 

@@ -327,7 +327,6 @@ async def test_the_end_of_the_last_quiet_phase_is_announced(client: JobClient, s
         await running.events.told("job.completed", times=3)
 
 
-@pytest.mark.unhurried
 async def test_a_quiet_phase_ends_with_its_run(client: JobClient, settings: Settings) -> None:
     """Else nobody would see that the event loop hangs in another job."""
 

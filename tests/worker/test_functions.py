@@ -11,8 +11,6 @@ from jsworker import Job, JobClient, JobProcessor, job
 from jsworker.core.errors import InvalidJson
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 WITHIN = 60.0
 
 

@@ -16,8 +16,6 @@ from tests.worker.processors import KIND, Scripted, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker, new_worker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 
 class Opened(JobProcessor):
     """Notes the order of what happens to it."""

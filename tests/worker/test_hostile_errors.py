@@ -21,8 +21,6 @@ from tests.worker.processors import KIND, LATER, Gate, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 MARKER = "hunter2-do-not-show"
 
 TEXTS = {

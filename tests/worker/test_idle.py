@@ -14,8 +14,6 @@ from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 SWEEPS = {
     "held": admission.WAITING_KEYS,
     "expired": expire.EXPIRE,

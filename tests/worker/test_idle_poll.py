@@ -28,7 +28,7 @@ SCAN = FAST["scan_interval"]
 SLOTS = 4
 
 
-pytestmark = [pytest.mark.unhurried, pytest.mark.usefixtures("patient", "nothing_is_left")]
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 @pytest.fixture

@@ -21,8 +21,6 @@ from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
 from tests.worker.tied import tied
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 
 class Swallower:
     """A processor's function that swallows every cancellation until the test lets it end.

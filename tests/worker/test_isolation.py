@@ -26,8 +26,6 @@ from tests.worker.processors import Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 PATIENT = {"statement_timeout": 5.0, "heartbeat_interval": 6.0}
 """For jobs that write from their own process, where ``patient`` does not reach."""
 

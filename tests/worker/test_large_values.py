@@ -18,8 +18,6 @@ from tests.worker.processors import KIND, LATER, Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = pytest.mark.unhurried
-
 LARGE = 3_000_000
 PIECE_BYTES, PIECE_SECONDS = 65_536, 0.02
 """About three megabytes a second in each connection."""
@@ -54,7 +52,6 @@ async def test_jobs_with_large_payloads_checkpoints_and_results_pass_a_slow_line
         await running.end()
 
 
-@pytest.mark.usefixtures("patient")
 async def test_after_an_unclear_claim_half_as_many_are_asked_for(
     client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +85,6 @@ async def test_after_an_unclear_claim_half_as_many_are_asked_for(
     await eventually(grown)
 
 
-@pytest.mark.usefixtures("patient")
 async def test_a_job_that_is_lost_while_its_payload_comes_does_not_run(
     client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +109,6 @@ async def test_a_job_that_is_lost_while_its_payload_comes_does_not_run(
     assert job.id not in running.worker._context.in_flight
 
 
-@pytest.mark.usefixtures("patient")
 async def test_a_login_that_is_refused_while_a_payload_comes_is_no_error_of_the_job(
     client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,7 +126,6 @@ async def test_a_login_that_is_refused_while_a_payload_comes_is_no_error_of_the_
     assert (row["errors"], row["fencing_token"]) == (0, 1)
 
 
-@pytest.mark.usefixtures("patient")
 async def test_a_job_may_be_cancelled_while_its_payload_comes(
     client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,7 +140,6 @@ async def test_a_job_may_be_cancelled_while_its_payload_comes(
     await rows.becomes(job.id, "cancelled")
 
 
-@pytest.mark.usefixtures("patient")
 async def test_each_limit_has_its_own_name(
     make_settings: Callable[..., Settings], client: JobClient, rows: Rows, start: StartWorker
 ) -> None:

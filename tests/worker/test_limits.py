@@ -19,8 +19,6 @@ from tests.worker.processors import KIND, Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 
 class Crowd:
     """How many jobs of each key run at once, at most; each runs until all workers had time for others."""

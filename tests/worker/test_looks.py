@@ -16,8 +16,6 @@ from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 
 async def test_the_relay_runs_while_looks_for_everything_go_unanswered(
     start: StartWorker, monkeypatch: pytest.MonkeyPatch

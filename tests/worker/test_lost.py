@@ -18,8 +18,6 @@ from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 from tests.worker.test_cancel import count_beats
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 
 async def test_a_run_whose_job_was_taken_back_is_stopped_with_the_next_heartbeat(
     client: JobClient, rows: Rows, start: StartWorker

@@ -35,7 +35,7 @@ LOST = "lost"
 DEEP = 10_000
 
 
-pytestmark = pytest.mark.usefixtures("patient", "nothing_is_left")
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from pydantic import BaseModel
 
 from jsworker import JobClient
@@ -14,8 +13,6 @@ from jsworker.core.settings import Settings
 from jsworker.worker.pipeline.in_flight import Run
 from jsworker.worker.worker import Worker
 from tests.support.polling import eventually
-
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
 
 
 class Numbers(BaseModel):

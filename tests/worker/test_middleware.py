@@ -24,8 +24,6 @@ from tests.worker.processors import KIND, LATER, Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 
 def named(name: str, told: list[str]) -> Middleware:
     """Return middleware that tells when it is entered, and in what the run within it ended."""

@@ -25,7 +25,7 @@ NAME = "only-one"
 ELSEWHERE: dict[str, Any] = {"hostname": "elsewhere", "boot_id": "another", "pid_namespace": "pid:[1]"}
 
 
-pytestmark = pytest.mark.usefixtures("patient", "nothing_is_left")
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.worker.processors import Gate, echo, scripted
 from tests.worker.rows import Rows, open_rows
 from tests.worker.running import Running, StartWorker, new_worker
 
-pytestmark = [pytest.mark.unhurried, pytest.mark.usefixtures("nothing_is_left")]
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 def cleared(*workers: Running) -> list[dict[str, object]]:

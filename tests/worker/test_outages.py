@@ -124,7 +124,7 @@ async def each_was_accepted_once(load: Load, running: Running, rows: Rows, ids: 
 # --- PostgreSQL ---
 
 
-@pytest.mark.unhurried
+@pytest.mark.hurried(False)
 async def test_postgres_stops_under_load(
     client: JobClient,
     servers: TestServers,

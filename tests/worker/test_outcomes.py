@@ -26,8 +26,6 @@ from tests.worker.processors import KIND, LATER, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 MEBIBYTE = 2**20
 
 

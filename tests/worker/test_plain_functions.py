@@ -20,8 +20,6 @@ from tests.worker.processors import KIND, LATER, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.unhurried, pytest.mark.usefixtures("patient")]
-
 tenant = contextvars.ContextVar("tenant", default="nobody")
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import nats
-import pytest
 from nats.aio.msg import Msg
 
 from jsworker import Fail, JobClient, Retry
@@ -16,8 +15,6 @@ from tests.support.polling import eventually
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
-
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
 
 CANARY = "c4n4ry"
 

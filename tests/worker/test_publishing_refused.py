@@ -21,7 +21,7 @@ from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
 
-pytestmark = [pytest.mark.unhurried, pytest.mark.usefixtures("patient", "nothing_is_left")]
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 JOBS = 200
 

@@ -260,7 +260,6 @@ async def test_progress_and_checkpoint_are_written_under_the_owner_s_token(
     assert (row["stage"], row["progress"], row["checkpoint"]) == ("alone", 0.5, {"seen": None})
 
 
-@pytest.mark.usefixtures("patient")
 async def test_what_it_has_printed_and_logged_is_written_before_its_process_is_ended(
     start: StartWorker,
     client: JobClient,

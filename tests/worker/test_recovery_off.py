@@ -23,7 +23,6 @@ VICTIMS = {"start": "gone", "crashed": "vanished", "stale": "silent"}
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
-@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("recovery", ["off", "start", "crashed", "stale", "crashed, start"])
 async def test_jobs_are_taken_back_by_the_rules_that_are_on(
     recovery: str, database: Database, rows: Rows, make_settings: Callable[..., Settings]

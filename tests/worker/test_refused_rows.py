@@ -32,7 +32,6 @@ from tests.worker.processors import KIND, Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
 
-pytestmark = [pytest.mark.unhurried, pytest.mark.usefixtures("patient")]
 MakeSettings = Callable[..., Settings]
 
 ELSEWHERE = "elsewhere"

@@ -18,8 +18,6 @@ from tests.support.polling import eventually
 from tests.worker.processors import echo, scripted
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.unhurried, pytest.mark.usefixtures("patient")]
-
 
 class Parent:
     def __init__(self, *, takes_figures: bool = True) -> None:

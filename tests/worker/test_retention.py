@@ -83,7 +83,6 @@ def alone(database: Database, settings: Settings) -> Alone:
     return Alone(database, settings)
 
 
-@pytest.mark.usefixtures("patient")
 class TestWorker:
     async def test_it_deletes_what_is_old_while_it_works(
         self, client: JobClient, rows: Rows, start: StartWorker

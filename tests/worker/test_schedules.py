@@ -15,8 +15,6 @@ from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 MAKE_DUE = "UPDATE jsworker.schedules SET next_at = clock_timestamp() - interval '1 second'"
 FORBID = """
 CREATE FUNCTION forbid() RETURNS trigger LANGUAGE plpgsql AS $$

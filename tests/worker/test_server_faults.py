@@ -21,8 +21,6 @@ from tests.worker.processors import KIND, LATER, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 BOOK = text("INSERT INTO bookings VALUES (:job_id)")
 PID = text("SELECT pg_backend_pid()")
 Kill = Callable[[int], None]

@@ -25,8 +25,6 @@ from tests.support.polling import eventually
 from tests.worker.processors import KIND
 from tests.worker.rows import Rows
 
-pytestmark = pytest.mark.unhurried
-
 OWNER = "owner"
 
 

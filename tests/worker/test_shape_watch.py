@@ -13,8 +13,6 @@ from tests.support.polling import eventually
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.running import StartWorker
 
-pytestmark = pytest.mark.unhurried
-
 
 @pytest.fixture
 async def jetstream(settings: Settings) -> AsyncIterator[JetStreamContext]:

@@ -25,8 +25,6 @@ from tests.worker.processors import KIND, LATER, Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker, new_worker
 
-pytestmark = [pytest.mark.unhurried, pytest.mark.usefixtures("patient")]
-
 MakeSettings = Callable[..., Settings]
 
 

@@ -24,8 +24,6 @@ from tests.worker.processors import AT_ONCE, KIND, Gate, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.unhurried, pytest.mark.usefixtures("patient")]
-
 
 @pytest.fixture
 def settings(make_settings: Callable[..., Settings]) -> Settings:

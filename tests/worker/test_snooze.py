@@ -20,8 +20,6 @@ from tests.worker.processors import KIND, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 DUE = "UPDATE jsworker.jobs SET run_at = clock_timestamp() WHERE id = %s AND status = 'scheduled'"
 
 

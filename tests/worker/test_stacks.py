@@ -23,8 +23,6 @@ from tests.worker.processors import Gate, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 PAYLOAD = {"password": "not-for-anybody"}
 
 

@@ -110,7 +110,6 @@ def young_postgres() -> Iterator[ThrowawayPostgres]:
         folder.rmdir()
 
 
-@pytest.mark.usefixtures("patient")
 async def test_a_stall_after_a_restart_of_the_database_is_not_counted(
     young_postgres: ThrowawayPostgres, start: StartWorker, make_settings: Callable[..., Settings]
 ) -> None:

@@ -13,7 +13,6 @@ from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
 
-@pytest.mark.unhurried
 async def test_what_runs_came_to_is_written_by_kind(
     client: JobClient, rows: Rows, start: StartWorker
 ) -> None:
@@ -36,7 +35,6 @@ async def test_what_runs_came_to_is_written_by_kind(
     assert tuple(found.values()) == (KIND, 3, 2, 1, 3, 3)
 
 
-@pytest.mark.unhurried
 async def test_without_the_table_jobs_go_on(client: JobClient, rows: Rows, start: StartWorker) -> None:
     await rows.query("ALTER TABLE jsworker.statistics RENAME TO put_aside")
     try:
@@ -56,7 +54,6 @@ async def test_without_the_table_jobs_go_on(client: JobClient, rows: Rows, start
     assert [event["what"] for event in running.events.of("worker.restored")] == ["statistics"]
 
 
-@pytest.mark.unhurried
 async def test_a_lock_on_the_table_does_not_take_the_database_for_silent(
     start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,8 +27,6 @@ from tests.worker.processors import KIND, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 DUE = "UPDATE jsworker.jobs SET run_at = clock_timestamp() WHERE id = %s AND status = 'scheduled'"
 STEPS = "SELECT name, result, fencing_token, sleeps_until FROM jsworker.job_steps ORDER BY at, name"
 NOW = Backoff(first=0.0)

@@ -22,8 +22,6 @@ from tests.worker.running import StartWorker
 EVERY = 12
 SLEEP = text("SELECT pg_sleep(60)")
 
-pytestmark = pytest.mark.unhurried
-
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:

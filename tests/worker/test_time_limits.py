@@ -20,8 +20,6 @@ from tests.worker.processors import KIND, LATER, Scripted, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 
 async def for_ever(job: Job[Any]) -> None:
     await asyncio.Event().wait()

@@ -29,8 +29,6 @@ from tests.worker.rows import Rows
 from tests.worker.running import StartWorker, new_worker
 from tests.worker.traced import Exports, Traced
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 SECRET = "secret-of-an-exception"
 
 

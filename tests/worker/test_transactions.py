@@ -18,8 +18,6 @@ from tests.worker.processors import KIND, LATER, Gate, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 BOOK = text("INSERT INTO bookings VALUES (:job_id)")
 
 

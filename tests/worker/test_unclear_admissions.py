@@ -24,8 +24,6 @@ from tests.worker.processors import KIND, Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 
 class Admissions:
     """Admissions that find held jobs by themselves: their answer comes when the test says so."""

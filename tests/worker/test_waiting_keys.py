@@ -15,8 +15,6 @@ from tests.worker.processors import KIND, LATER, Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 
 async def test_the_second_begins_when_the_first_has_ended(
     client: JobClient, rows: Rows, start: StartWorker

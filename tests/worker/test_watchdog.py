@@ -17,7 +17,7 @@ from tests.worker.recorder import Recorder
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker, new_worker
 
-pytestmark = [pytest.mark.unhurried, pytest.mark.usefixtures("nothing_is_left")]
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 HERE = str(Path(__file__))
 PATIENCE_SECONDS = 60.0

@@ -21,8 +21,6 @@ from tests.worker.processors import Gate, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
-pytestmark = [pytest.mark.usefixtures("patient"), pytest.mark.unhurried]
-
 
 async def double(job: Job[Any]) -> int:
     return int(job.payload["n"]) * 2
