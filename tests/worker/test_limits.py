@@ -469,3 +469,34 @@ async def test_messages_of_a_limited_kind_do_not_wait_for_the_runs_before_them(
     assert consumer.waiting() == (0 if limited else 5)
     gate.open()
     await ended(rows, 6)
+
+
+async def test_no_more_held_jobs_are_claimed_than_there_is_room_for(
+    client: JobClient, rows: Rows, make_settings: Callable[..., Settings], start: StartWorker
+) -> None:
+    """As right after a limit was raised: the message of a new job brings jobs that were held before it."""
+    release = asyncio.Event()
+
+    async def process(_: Job[Any]) -> None:
+        await release.wait()
+
+    settings = make_settings(concurrency=2, scan_interval=600.0, stale_threshold=3600.0, ack_wait=7200.0)
+    running = await start(scripted(process, limit=Limit(100)), with_settings=settings)
+    await client.enqueue_many("elsewhere", [{}] * 60, delay=3600)
+    await rows.query(
+        "UPDATE jsworker.jobs SET kind = %s, run_at = NULL, held_by = 'limit', held_at = now(),"
+        " limit_key = '', queued_at = now() - interval '1 hour' WHERE kind = 'elsewhere'",
+        KIND,
+    )
+    await client.enqueue_many(KIND, [{}] * 2)
+    await running.events.told("job.started", times=2)
+    in_flight = running.worker._context.in_flight
+
+    async def every_claim_is_decided() -> None:
+        assert not in_flight.claiming
+
+    await eventually(every_claim_is_decided)
+    assert len(in_flight.runs) == 2
+    assert not running.events.of("job.released")
+    release.set()
+    await ended(rows, 62)

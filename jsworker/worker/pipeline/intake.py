@@ -257,8 +257,15 @@ class Consumer:
         It may claim jobs that were not asked for: beside another one a read-back could not tell them apart.
         """
         async with self.state.admitting:
-            if ids and not (ids := self.undecided(ids)):  # one before has claimed them
-                return []
+            if ids:
+                if not (ids := self.undecided(ids)):  # one before has claimed them
+                    return []
+                # Jobs that were held before may have been claimed in place of these, and have their room.
+                room = len(ids) + self._slots.room(self.kind, **self._place)
+                if room <= 0:
+                    self._put_off(ids, 0.0)
+                    return []
+                what["most"] = min(len(ids), room)
             besides = self._in_hand().difference(ids)
             ask = partial(admission.admit, self._context.database, ids=ids, besides=besides, **what)
             return await self._adopt(ask, ids, besides=besides)
