@@ -127,9 +127,17 @@ def observer(cli_environment: Mapping[str, str]) -> Iterator[Sql]:
 @pytest.fixture
 def sql(observer: Sql) -> Sql:
     """A connection of the test's own, on empty tables."""
-    empty_tables(
-        observer, ("jobs", "job_events", "job_steps", "workers", "dead_messages", "refused_rows", "audit")
+    tables = (
+        "jobs",
+        "job_events",
+        "job_steps",
+        "workers",
+        "dead_messages",
+        "refused_rows",
+        "audit",
+        "schedules",
     )
+    empty_tables(observer, tables)
     return observer
 
 

@@ -145,8 +145,12 @@ async def test_a_new_child_leaves_to_the_parent_what_its_sibling_held(
 
     assert counters(await ends_completed(sql, job_id, seconds=60)) == (2, 0, 1)
     [reset] = [event for event in read_events(sql, job_id) if event["event"] == "reset"]
-    assert reset["worker_id"].startswith("supervisor-")
-    assert reset["detail"]["reason"] == "its process ended: signal SIGKILL"
+    if reset["worker_id"].startswith("supervisor-"):
+        assert reset["detail"]["reason"] == "its process ended: signal SIGKILL"
+    else:  # on a busy machine the new child's time-out may be over before the parent has loaded what it needs
+        waited = "SELECT %s - started_at AS waited FROM jsworker.workers WHERE id = %s"
+        [row] = sql.execute(waited, [reset["at"], reset["worker_id"]])
+        assert row["waited"].total_seconds() > 5.0
 
 
 async def test_a_job_that_kills_every_process_shares_two_whatever_its_limit(

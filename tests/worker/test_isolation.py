@@ -459,7 +459,7 @@ async def test_a_kind_whose_own_processor_would_fit_alone_gets_a_process_of_its_
 async def test_no_process_outlives_its_worker(
     client: JobClient, rows: Rows, make_settings: Callable[..., Settings]
 ) -> None:
-    settings = make_settings(isolated_processes=2, processes=1, watchdog_timeout=30.0)
+    settings = make_settings(isolated_processes=2, processes=1, watchdog_timeout=30.0, **PATIENT)
     environment = {variable_of(name): str(getattr(settings, name)) for name in settings.model_fields_set}
     targets = ["tests.worker.isolated:Stubborn", "tests.worker.isolated:Isolated"]
     command = [sys.executable, "-m", "jsworker", "run", *targets]
@@ -477,7 +477,7 @@ async def test_no_process_outlives_its_worker(
             return worker, isolated
 
         try:
-            worker, isolated = await eventually(family)
+            worker, isolated = await eventually(family, seconds=STARTED)
             worker.kill()
 
             async def gone() -> None:
