@@ -107,11 +107,15 @@ is_over: Final = j.c.expires_at <= NOW
 may_begin: Final = sa.or_(j.c.expires_at.is_(None), j.c.fencing_token > 0, j.c.expires_at > NOW)
 
 # A key of which one job may wait beside one that runs: who comes back to the queue while another waits is superseded.
-# Of the snapshot; where another was committed since, the index jobs_unique_waiting refuses the row.
+# Of the snapshot; where another was committed since, or holds the key though it has expired, the index
+# jobs_unique_waiting refuses the row.
 o: Final = jobs.alias("o")
 _of_its_key: Final = sa.and_(o.c.kind == j.c.kind, o.c.waiting_key == j.c.waiting_key)
 _another_runs: Final = sa.select(o.c.id).where(_of_its_key, o.c.status == "processing").exists()
-_another_waits: Final = sa.select(o.c.id).where(_of_its_key, o.c.status.in_(("scheduled", "queued"))).exists()
+_other_may_begin: Final = sa.or_(o.c.expires_at.is_(None), o.c.fencing_token > 0, o.c.expires_at > NOW)
+_another_waits: Final = (
+    sa.select(o.c.id).where(_of_its_key, o.c.status.in_(("scheduled", "queued")), _other_may_begin).exists()
+)
 none_of_its_key_runs: Final = sa.or_(j.c.waiting_key.is_(None), ~_another_runs)
 may_be_claimed: Final = sa.and_(queued, may_begin, none_of_its_key_runs)
 is_superseded: Final = sa.and_(j.c.waiting_key.is_not(None), _another_waits)

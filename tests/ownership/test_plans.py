@@ -359,6 +359,8 @@ class TestSweeps:
         assert access_paths(table, expire.OVER_BY_KEY, values) <= {"jobs_unique_live", "jobs_unique_waiting"}
         paths = access_paths(table, expire.EXPIRE_HOLDERS, values)
         assert paths <= {"jobs_unique_live", "jobs_unique_waiting", "jobs_pkey"}
+        paths = access_paths(table, expire.OVER_BESIDE, {"ids": some(table, "processing", 2)})
+        assert paths <= {"jobs_unique_live", "jobs_unique_waiting", "jobs_pkey"}
 
     def test_what_was_claimed_once_is_not_passed_by_each_search_for_the_expired(
         self, table: Connection

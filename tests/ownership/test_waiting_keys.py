@@ -241,6 +241,25 @@ def test_only_behind_a_job_that_runs(sql: Sql, engine: Engine) -> None:
     assert read_job(sql, job_id)["behind"] in (ended, job_id)
 
 
+async def test_what_is_held_for_a_slot_is_not_woken_by_its_key(database: Database, sql: Sql) -> None:
+    """The table would refuse the row, and with it all the others of the statement."""
+    ended, other_ended = (insert_job(sql, "completed", waiting_key=key) for key in (KEY, "another"))
+    held = insert_job(
+        sql,
+        "scheduled",
+        waiting_key=KEY,
+        behind=ended,
+        run_at=None,
+        held_by="limit",
+        held_at=ago(1),
+        limit_key="",
+    )
+    waits = insert_job(sql, "scheduled", waiting_key="another", behind=other_ended)
+    rows = await database.run(WAKE, {"ids": [ended, other_ended]})
+    assert [row.id for row in rows] == [waits]
+    assert read_job(sql, held)["status"] == "scheduled"
+
+
 def test_without_its_guard_claim_is_stopped_by_the_index(sql: Sql, engine: Engine) -> None:
     """Two runs of a key never are, whoever sends what."""
     running(sql)
@@ -327,6 +346,22 @@ async def test_who_comes_back_while_another_waits_is_superseded(
     assert row["attempts"] == row["errors"] + row["stalls"]
     assert read_events(sql, second)[-1]["event"] in ("cancelled", "reset")
     assert [job.id for job in await claimed(database, third)] == [third]
+
+
+@pytest.mark.parametrize("way", BACK)
+async def test_who_comes_back_beside_one_that_has_expired_takes_its_place(
+    database: Database, sql: Sql, way: str
+) -> None:
+    """Else neither would run: the one that expired is refused by CLAIM."""
+    back, leads_to = BACK[way]
+    comes_back, neighbour = running(sql), insert_job(sql, "processing")
+    expired = insert_job(sql, waiting_key=KEY, expires_at=ago(1))
+    await back(database, sql, comes_back)
+    row = read_job(sql, comes_back)
+    assert (row["status"], row["failure_reason"]) == (leads_to, None)
+    row = read_job(sql, expired)
+    assert (row["status"], row["failure_reason"]) == ("cancelled", "expired")
+    assert read_job(sql, neighbour)["status"] in ("processing", leads_to)  # one of the same dead owner's
 
 
 @pytest.mark.parametrize(
@@ -464,6 +499,17 @@ async def test_a_failed_job_is_not_retried_while_another_waits(database: Databas
     await control.cancel(database, [waits])
     await control.retry(database, failed)
     assert read_job(sql, failed)["status"] == "queued"
+
+
+@pytest.mark.parametrize("columns", [{"waiting_key": KEY}, {"unique_key": KEY}])
+async def test_a_failed_job_is_retried_beside_one_that_has_expired(
+    database: Database, sql: Sql, columns: dict[str, str]
+) -> None:
+    failed = insert_job(sql, "failed", **columns)
+    expired = insert_job(sql, **columns, expires_at=ago(1))
+    await control.retry(database, failed)
+    assert read_job(sql, failed)["status"] == "queued"
+    assert read_job(sql, expired)["failure_reason"] == "expired"
 
 
 async def test_a_stale_owners_job_is_claimed_at_once_beside_one_that_waits(

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -26,6 +27,7 @@ from jsworker.ownership.schema import FINAL, STATUSES
 from jsworker.ownership.statements import NOT_HELD, NOW, compiled, entry, given_array, j, json_object
 from jsworker.ownership.transitions import reopen, workflows
 from jsworker.ownership.transitions.audit import AuditEntry, run_noted
+from jsworker.ownership.transitions.expire import write_beside_expired
 from jsworker.ownership.transitions.publish import QUEUED_AGAIN
 
 _RETRIED_AT_ONCE: Final = 500
@@ -200,7 +202,8 @@ async def retry_all(database: Database, ids: Sequence[UUID], *, entry: AuditEntr
     """
 
     async def write(some: Sequence[UUID]) -> Sequence[Row]:
-        return await run_noted(database, RETRY, {"ids": uuid_array(some)}, entry)
+        retry = partial(run_noted, database, RETRY, {"ids": uuid_array(some)}, entry)
+        return await write_beside_expired(database, some, retry)
 
     wanted = list(dict.fromkeys(ids))
     rows, bad = await in_halves(wanted, write, size=_RETRIED_AT_ONCE)

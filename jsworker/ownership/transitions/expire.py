@@ -1,7 +1,8 @@
 """EXPIRE: a job that was never claimed by its time is cancelled. CLAIM refuses it from that moment on."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
+from uuid import UUID
 
 import sqlalchemy as sa
 
@@ -9,6 +10,7 @@ from jsworker.core.errors import DatabaseRefused, TransitionRefused
 from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row, uuid_array
+from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.statements import (
     AT_START,
     NOT_HELD,
@@ -68,6 +70,20 @@ EXPIRE_HOLDERS: Final = _write(
     statements.locked(sa.select(j.c.id).where(predicates.of_kind, _has_one_of_the_keys, *_guard))
 )
 """For a transaction in which other statements need the keys."""
+
+_o: Final = predicates.o
+OVER_BESIDE: Final = compiled(
+    sa.select(_o.c.id)
+    .select_from(j.join(_o, sa.and_(_o.c.kind == j.c.kind, _o.c.id != j.c.id)))
+    .where(
+        j.c.id == sa.any_(given_array("ids", sa.Uuid)),
+        sa.or_(_o.c.unique_key == j.c.unique_key, _o.c.waiting_key == j.c.waiting_key),
+        _o.c.status.in_(("scheduled", "queued")),
+        _o.c.fencing_token == 0,
+        _o.c.expires_at <= NOW,
+    )
+)
+_UNIQUE: Final = ("jobs_unique_live", "jobs_unique_waiting")
 _NOT_ALLOWED: Final = "42501"
 
 
@@ -96,3 +112,19 @@ async def free_keys(database: Database, kind: str, unique_keys: Sequence[str | N
             f"unique key {key!r} of kind {kind} is held by job {job_id}, which has expired; "
             "this login may not cancel it, and no worker has done so yet; try again"
         ) from None
+
+
+async def write_beside_expired(
+    database: Database, ids: Iterable[UUID], write: Callable[[], Awaitable[Sequence[Row]]]
+) -> Sequence[Row]:
+    """Return what ``write`` returns; jobs that have expired and still hold keys of ``ids`` are cancelled first."""
+    try:
+        return await write()
+    except RowRefused as error:
+        if error.constraint not in _UNIQUE:
+            raise
+        over = await database.run(OVER_BESIDE, {"ids": uuid_array(ids)})
+        if not over:
+            raise
+        await database.run(_EXPIRY.write, {"ids": uuid_array(row.id for row in over)})
+    return await write()

@@ -6,6 +6,7 @@ Each statement repeats what its caller has seen before, so that an owner that wa
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from jsworker.ownership.refusals import RowRefused, in_halves
 from jsworker.ownership.schema import untold_resets
 from jsworker.ownership.statements import NOW, compiled, given, given_array, j
 from jsworker.ownership.transitions.audit import AuditEntry, run_noted
+from jsworker.ownership.transitions.expire import write_beside_expired
 
 InLine = dict[tuple[UUID, int], bool]
 """Whether a job of a dead owner had not begun, by id and fencing token, as it was first seen."""
@@ -356,7 +358,8 @@ async def _take_back(
     async def write(places: Sequence[int]) -> Sequence[Row]:
         some = {name: [column[place] for place in places] for name, column in rows.items()}
         try:
-            return await run_noted(database, statement, values | some, entry)
+            reset = partial(run_noted, database, statement, values | some, entry)
+            return await write_beside_expired(database, some["ids"], reset)
         except DatabaseRefused as error:
             if error.sqlstate != _LOCK_NOT_AVAILABLE:
                 raise

@@ -23,6 +23,7 @@ from jsworker.ownership.predicates import held_by_me, locked_of_mine, worker_id
 from jsworker.ownership.refusals import RowRefused, in_halves
 from jsworker.ownership.statements import NO_OWNER, NOW, compiled, given_array, given_runs, j, waiting
 from jsworker.ownership.transitions.enqueue import ChildJob
+from jsworker.ownership.transitions.expire import write_beside_expired
 from jsworker.ownership.transitions.timeline import REJECTED
 
 _ANSWER = ("id", "status", "fencing_token")
@@ -320,7 +321,10 @@ class Settlement(Generic[EndedT]):
         wait: bool,
     ) -> list[Settled]:
         """Settle jobs with ``write``, which executes one of the statements, and return what became of each."""
-        rows, refused = await in_halves(runs, write)
+        rows, refused = await in_halves(
+            runs,
+            lambda half: write_beside_expired(database, (run.id for run in half), partial(write, half)),
+        )
         if self.name == "complete" and len(rows) == len(runs):  # as a rule
             return [Settled.COMPLETED] * len(runs)
         settled = {(job_id, token): _SETTLED[status] for job_id, status, token in rows}

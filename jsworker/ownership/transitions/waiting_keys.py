@@ -50,12 +50,12 @@ def _defer() -> sa.TextClause:
 def _wake() -> sa.TextClause:
     found = sa.select(j.c.id).select_from(j.join(o, _same_key))
     row = statements.locked(
-        found.where(o.c.id == sa.any_(_ids), predicates.scheduled, j.c.behind == o.c.id), "waits"
+        found.where(o.c.id == sa.any_(_ids), predicates.waits_for_a_time, j.c.behind == o.c.id), "waits"
     )
     return compiled(
         sa.update(j)
         .values(**QUEUED_AGAIN | AT_ITS_PLACE, behind=sa.null())
-        .where(j.c.id == row.c.id, predicates.scheduled)
+        .where(j.c.id == row.c.id, predicates.waits_for_a_time)
         .returning(j.c.id)
     )
 
