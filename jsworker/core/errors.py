@@ -5,7 +5,7 @@ A class docstring is the default message; a more exact one is given where the er
 
 import inspect
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 from jsworker.core.clock import wait_in_seconds
@@ -189,22 +189,29 @@ class ServersUnavailable(JsworkerError):
     """The embedded servers could not be started."""
 
 
+def _without_init(error: Exception) -> tuple[Any, ...]:
+    """Pickle or copy an error: Exception's own way calls ``__init__`` with the reason as first argument."""
+    return Exception.__new__, (type(error), *error.args), vars(error)
+
+
 class Retry(Exception):
     """Raised by a processor: this attempt failed, run the job again.
 
     Args:
-        after: seconds until the next attempt; None takes the processor's back-off.
+        after: until the next attempt, as a timedelta or in seconds; None takes the processor's back-off.
         reason: stored as the attempt's error.
-        pause: ``"key"``: for ``after`` seconds no other job of this one's limit key begins either; of its
+        pause: ``"key"``: for the time of ``after`` no other job of this one's limit key begins either; of its
             kind, if it has no key.
 
     Raises:
-        ValueError: ``pause`` is something else, or without ``after``.
+        ValueError: ``after`` is no wait of 0 seconds to ten years; ``pause`` is something else, or without
+            ``after``.
+        TypeError: ``after`` is a text.
     """
 
     def __init__(
         self,
-        after: float | None = None,
+        after: timedelta | float | None = None,
         reason: str = "the processor asked for a retry",
         *,
         pause: Literal["key"] | None = None,
@@ -212,10 +219,15 @@ class Retry(Exception):
         if pause not in (None, "key"):
             raise ValueError(f"pause={pause!r} must be 'key' or None")
         if pause is not None and after is None:
-            raise ValueError("pause='key' needs after: for how many seconds")
+            raise ValueError("pause='key' needs after: for how long")
+        if isinstance(after, str):
+            rule = "must be a timedelta or a number of seconds; a reason is given as Retry(reason=…)"
+            raise TypeError(f"retry after={ascii(after)[:80]} {rule}")
         super().__init__(reason)
-        self.after = after
+        self.after = None if after is None else wait_in_seconds(after, "retry after")
         self.pause = pause
+
+    __reduce__ = _without_init
 
 
 class Fail(Exception):
@@ -241,3 +253,5 @@ class Snooze(Exception):
     def __init__(self, after: timedelta | float, reason: str = "the processor asked for it") -> None:
         self.after = wait_in_seconds(after, "snooze after")
         super().__init__(reason)
+
+    __reduce__ = _without_init

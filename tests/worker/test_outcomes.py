@@ -2,7 +2,10 @@
 
 import asyncio
 import math
+import pickle
+import re
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -15,7 +18,7 @@ import pytest
 from pydantic import BaseModel, PlainSerializer
 
 from jsworker import JobClient
-from jsworker.core.errors import Fail, InvalidJson, InvalidPayload, Retry
+from jsworker.core.errors import Fail, InvalidJson, InvalidPayload, Retry, Snooze
 from jsworker.core.job import Job
 from jsworker.core.processor import Backoff, JobProcessor
 from jsworker.core.settings import Settings
@@ -199,14 +202,16 @@ async def test_the_last_attempt_fails_the_job_and_on_failed_is_called_once(
 
 
 async def test_retry_waits_as_long_as_it_says(client: JobClient, rows: Rows, start: StartWorker) -> None:
+    waits: dict[str, float | timedelta] = {"seconds": 500.0, "timedelta": timedelta(seconds=500)}
+
     async def process(job: Job[Any]) -> None:
-        raise Retry(after=500.0, reason="rate limited")
+        raise Retry(after=waits[job.payload["as"]], reason="rate limited")
 
     await start(scripted(process))
-    job = await client.enqueue(KIND, {})
-    row = await rows.becomes(job.id, "scheduled")
-    assert 490 < (row["run_at"] - datetime.now(UTC)).total_seconds() <= 500
-    assert (row["last_error"], row["errors"]) == ("rate limited", 1)
+    for job in await client.enqueue_many(KIND, [{"as": name} for name in waits]):
+        row = await rows.becomes(job.id, "scheduled")
+        assert 490 < (row["run_at"] - datetime.now(UTC)).total_seconds() <= 500
+        assert (row["last_error"], row["errors"]) == ("rate limited", 1)
 
 
 async def test_retry_without_a_wait_takes_the_backoff(
@@ -221,6 +226,28 @@ async def test_retry_without_a_wait_takes_the_backoff(
     assert 2800 < (row["run_at"] - datetime.now(UTC)).total_seconds() < 4400
 
 
+@pytest.mark.parametrize(
+    "after", [-1, -0.001, math.nan, math.inf, 1e12, 10**400, True, timedelta(days=-1), [1]]
+)
+def test_a_retry_refuses_a_wait_that_is_none(after: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"^retry after=.* must be a timedelta or a number of seconds, from 0 to"
+    ):
+        Retry(after)
+
+
+def test_a_retry_says_how_a_reason_is_given() -> None:
+    rule = "must be a timedelta or a number of seconds; a reason is given as Retry(reason=…)"
+    with pytest.raises(TypeError, match=re.escape(f"retry after='the API is down' {rule}")):
+        Retry("the API is down")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", [Retry(5, "429", pause="key"), Retry(reason="429"), Snooze(5, "429")])
+def test_a_retry_and_a_snooze_can_be_raised_in_a_process_pool(error: Retry | Snooze) -> None:
+    for found in (pickle.loads(pickle.dumps(error)), copy(error)):  # noqa: S301 -- its own bytes
+        assert (type(found), str(found), vars(found)) == (type(error), "429", vars(error))
+
+
 IMPOSSIBLE_WAITS: dict[str, Any] = {
     "nan": math.nan,
     "text": "soon",
@@ -230,11 +257,26 @@ IMPOSSIBLE_WAITS: dict[str, Any] = {
 }
 
 
-async def test_a_retry_with_an_impossible_wait_is_still_an_attempt(
+async def test_a_retry_that_is_refused_is_a_failed_attempt(
     client: JobClient, rows: Rows, start: StartWorker
 ) -> None:
     async def process(job: Job[Any]) -> None:
-        raise Retry(after=IMPOSSIBLE_WAITS[job.payload["after"]])
+        raise Retry(after=-5.0)
+
+    await start(scripted(process, backoff=LATER))
+    job = await client.enqueue(KIND, {})
+    row = await rows.becomes(job.id, "scheduled")
+    assert 2800 < (row["run_at"] - datetime.now(UTC)).total_seconds() < 4400
+    assert row["last_error"].startswith("ValueError: retry after=-5.0 must be a timedelta or a number")
+
+
+async def test_a_retry_whose_wait_was_changed_to_an_impossible_one_is_still_an_attempt(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    async def process(job: Job[Any]) -> None:
+        error = Retry()
+        error.after = IMPOSSIBLE_WAITS[job.payload["after"]]
+        raise error
 
     await start(scripted(process, backoff=LATER))
     jobs = await client.enqueue_many(KIND, [{"after": name} for name in IMPOSSIBLE_WAITS], max_attempts=2)
