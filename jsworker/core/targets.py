@@ -40,30 +40,56 @@ def load_processors(target: str) -> list[JobProcessor[Any] | type[JobProcessor[A
 
     Raises InvalidTarget when it cannot be imported, or has no processor that can be used.
     """
-    found = find_processors(target)
+    found, abstract = _search(target)
     if not found:
-        raise InvalidTarget(f"target {target}: module {target} defines no JobProcessor")
+        fault = f"target {target}: module {target} defines no JobProcessor"
+        raise InvalidTarget(
+            f"{fault} that can run: {'; '.join(map(_lacks, abstract))}" if abstract else fault
+        )
     return found
 
 
 def find_processors(target: str) -> list[JobProcessor[Any] | type[JobProcessor[Any]]]:
     """Do as ``load_processors``, but return an empty list for a module that defines none."""
+    return _search(target)[0]
+
+
+def unfinished_processors(target: str) -> list[str]:
+    """Return what each abstract class of a module lacks that is no base of others, one line each."""
     if _MODULE.fullmatch(target) is None:
-        return [load_processor(target)]
+        return []
+    return [_lacks(cls) for cls in _search(target)[1] if not cls.__subclasses__()]
+
+
+def _search(
+    target: str,
+) -> tuple[list[JobProcessor[Any] | type[JobProcessor[Any]]], list[type[JobProcessor[Any]]]]:
+    """Return the processors of a target, and the abstract classes that its module defines."""
+    if _MODULE.fullmatch(target) is None:
+        return [load_processor(target)], []
     if target.endswith(".py") and Path(target).is_file():
         raise InvalidTarget(f"target {target} is a file: write the module, {target.removesuffix('.py')}")
     module = _import(target, target)
     found: dict[type[JobProcessor[Any]], JobProcessor[Any] | type[JobProcessor[Any]]] = {}
+    abstract: dict[type[JobProcessor[Any]], None] = {}
     for each in _modules_of(target, module):
         exported = getattr(each, "__all__", ()) if each is module else ()
         for name, value in vars(each).items():
             cls = value if isinstance(value, type) else type(value)
-            if not issubclass(cls, JobProcessor) or inspect.isabstract(cls):
+            if not issubclass(cls, JobProcessor):
                 continue
             is_public = not name.startswith("_") and cls.__module__ == each.__name__
-            if (is_public or name in exported) and not isinstance(found.get(cls), JobProcessor):
+            if inspect.isabstract(cls):
+                if is_public:
+                    abstract[cls] = None
+            elif (is_public or name in exported) and not isinstance(found.get(cls), JobProcessor):
                 found[cls] = value
-    return list(found.values())
+    return list(found.values()), list(abstract)
+
+
+def _lacks(cls: type[JobProcessor[Any]]) -> str:
+    missing = ", ".join(sorted(cls.__abstractmethods__))
+    return f"{cls.__module__}:{cls.__qualname__} is abstract, it must define {missing}"
 
 
 def _modules_of(target: str, module: ModuleType) -> Iterator[ModuleType]:

@@ -15,7 +15,7 @@ from jsworker.core.exit_codes import DONE, code_of, exit_code_of, lines_of, show
 from jsworker.core.garbage import collect_every_second
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings, load_settings
-from jsworker.core.targets import import_modules, load_processors
+from jsworker.core.targets import import_modules, load_processors, unfinished_processors
 from jsworker.supervisor.child_link import ChildLink
 from jsworker.supervisor.child_start import ChildStart
 from jsworker.supervisor.messages import FromParent, Ready, Registered, Stopped, StopWorker, TakeBack, Wake
@@ -69,6 +69,9 @@ def _work(targets: Sequence[str], start: ChildStart, link: ChildLink, loop: Exit
         for target in targets:
             with _reported_while_slow(f"import of {target}"):
                 processors += load_processors(target)
+        if start.number == 1:  # all children would say the same
+            for line in (line for target in targets for line in unfinished_processors(target)):
+                structlog.get_logger().warning("processor.left_out", reason=line)
         runner.run(_run(processors, settings, start, link))
     except JsworkerError as error:
         if not link.last_words("\n".join(lines_of(error))):  # the parent shows it once for all its children

@@ -4,6 +4,7 @@ import json
 import signal
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,15 @@ def _modules(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             class Unfinished(JobProcessor):
                 pass
 
+            Incomplete = Unfinished
+
+            class Base(JobProcessor):
+                pass
+
+            class _OfBase(Base):
+                def process(self, job):
+                    return 1
+
             class _Private(Order):
                 kind = "private"
 
@@ -53,6 +63,8 @@ def _modules(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         + "send = Send('localhost')\nagain = send\n",
         "elsewhere.py": CLASS.format(name="Elsewhere") + CLASS.format(name="Hidden"),
         "empty.py": "from elsewhere import Elsewhere\n",
+        "misspelled.py": CLASS.format(name="SendMail").replace("process", "proces")
+        + CLASS.format(name="SendText").replace("process", "run"),
         "broken/__init__.py": "",
         "broken/half.py": "def\n",
     }
@@ -79,6 +91,10 @@ def test_those_of_a_package_are_all_that_its_modules_define() -> None:
     ("target", "told"),
     [
         ("empty", "target empty: module empty defines no JobProcessor"),
+        (
+            "misspelled",
+            "JobProcessor that can run: misspelled:SendMail is abstract, it must define process; ",
+        ),
         ("nowhere", "target nowhere: there is no module nowhere in "),
         ("empty.py", "target empty.py is a file: write the module, empty"),
         ("broken", "target broken: module broken.half cannot be imported: SyntaxError: "),
@@ -94,9 +110,29 @@ def test_what_has_none_is_refused_in_one_line(target: str, told: str, cli: Cli) 
     assert "Traceback" not in found.err
 
 
+def test_of_a_module_whose_classes_are_all_abstract_is_told_what_each_lacks() -> None:
+    lack = "{} is abstract, it must define process"
+    of_both = f"{lack.format('misspelled:SendMail')}; {lack.format('misspelled:SendText')}"
+    says = f"target misspelled: module misspelled defines no JobProcessor that can run: {of_both}"
+    with pytest.raises(InvalidTarget, match=f"^{says}$"):
+        load_processors("misspelled")
+
+
 def test_a_worker_serves_all_of_them(spawn: Spawn) -> None:
     worker = spawn("run", "shop", "--log-format", "json")
     started = json.loads(worker.read_errors_until("worker.started"))
     assert sorted(started["kinds"]) == ["elsewhere", "order", "send", "tidy-up"]
     worker.signal(signal.SIGTERM)
     assert worker.wait().code == 0
+
+
+def test_an_abstract_class_that_is_no_base_is_named_once(spawn: Spawn) -> None:
+    worker = spawn("run", "shop.orders", "shop.mail", "--processes", "2", "--log-format", "json")
+    lines: list[dict[str, Any]] = []
+    while sum(line["event"] == "worker.started" for line in lines) < 2:
+        lines.append(json.loads(worker.read_errors_until("{")))
+    worker.signal(signal.SIGTERM)
+    ended = worker.wait()
+    [warning] = [line for line in lines if line["event"] == "processor.left_out"]
+    assert warning["reason"] == "shop.orders:Unfinished is abstract, it must define process"
+    assert (ended.code, "processor.left_out" in ended.err) == (0, False)
