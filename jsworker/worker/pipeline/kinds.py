@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -10,7 +11,8 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, TypeVar, get_args
 
-from pydantic import TypeAdapter
+from pydantic import PydanticSchemaGenerationError, TypeAdapter
+from pydantic.errors import PydanticErrorMixin
 
 from jsworker.client.terms import Terms, positive_seconds
 from jsworker.core.errors import InvalidTarget, SettingsError
@@ -31,6 +33,7 @@ T = TypeVar("T")
 _MOST = 1_000_000
 _BACKOFF = ("first", "factor", "longest")
 _LONGEST_CAUSE = 500
+_WITHOUT_SCHEMA = re.compile(r"Unable to generate pydantic-core schema for (.+?)\. Set `", re.DOTALL)
 _LONG_SECONDS = 600.0  # from here on no timer: one for each run costs short jobs a tenth of their speed
 
 
@@ -332,7 +335,18 @@ def _check_class(processor: JobProcessor[Any]) -> None:
         what = "return type"
         result_type(processor.process).rebuild(raise_errors=True)
     except Exception as error:
-        raise InvalidTarget(f"the {what} of {name} cannot be used: {_cause(error)}") from error
+        raise InvalidTarget(f"the {what} of {name} cannot be used: {_unusable(error)}") from error
+
+
+def _unusable(error: Exception) -> str:
+    """Say what is wrong with a type: pydantic's own texts are long, and advise what does not help here."""
+    if isinstance(error, PydanticSchemaGenerationError) and (found := _WITHOUT_SCHEMA.match(error.message)):
+        rule = "must be a pydantic model, a dataclass, a TypedDict or a type that pydantic knows"
+        return f"{printable(found[1], _LONGEST_CAUSE)} {rule}"
+    if isinstance(error, PydanticErrorMixin):
+        first_line = error.message.partition("\n")[0]
+        return f"{type(error).__name__}: {printable(first_line, _LONGEST_CAUSE)}"
+    return _cause(error)
 
 
 def _check_process(process: Callable[..., Any], name: str) -> None:
