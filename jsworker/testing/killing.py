@@ -18,6 +18,7 @@ from jsworker.client.enqueueing import MOST_STALLS, payload_text
 from jsworker.client.job_client import JobClient
 from jsworker.client.job_info import JobEvent
 from jsworker.core.errors import InvalidTarget
+from jsworker.core.names import shown
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings, variable_of
 from jsworker.embedded import start_with_parent
@@ -99,8 +100,12 @@ async def kill_worker_during(
 
     Raises:
         InvalidTarget: another process cannot make the processor.
+        TypeError: ``at`` is no such moment.
         AssertionError: the job ended before the moment came, or the second worker did not finish it.
     """
+    if not isinstance(at, Moment):
+        rule = "must be AtEnd(), AtStep(…), AtProgress(…) or AfterSeconds(…)"
+        raise TypeError(f"at={shown(at)} {rule}")
     own = settings_in_use(settings, "kill_worker_during")
     [kind] = resolve_kinds([processor], own).values()
     if kind.origin is None:

@@ -1,5 +1,6 @@
 """``kill_worker_during``: a real process dies at the moment asked for, and another one finishes the job."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from pydantic import SecretStr
 
 from jsworker import Job, JobProcessor, Settings
 from jsworker.core.errors import InvalidPayload, InvalidTarget
-from jsworker.testing import AfterSeconds, AtProgress, AtStep, kill_worker_during, sync
+from jsworker.testing import AfterSeconds, AtEnd, AtProgress, AtStep, kill_worker_during, sync
 from tests.test_contents import OLD, text_of_keys
 from tests.testing.jobs_to_kill import NAMED, Effects, InTransaction, Quick, Slow, Stepwise, Stuck
 
@@ -87,3 +88,10 @@ async def test_what_another_process_cannot_make_is_refused(effects: Lines) -> No
         await kill_worker_during(Local, {})
     with pytest.raises(InvalidPayload):
         await kill_worker_during(Quick, [1])
+
+
+@pytest.mark.parametrize("at", ["end", 0.5, None, AtEnd, ("second",)])
+async def test_what_is_no_moment_is_refused_before_anything_starts(at: Any) -> None:
+    rule = "must be AtEnd(), AtStep(…), AtProgress(…) or AfterSeconds(…)"
+    with pytest.raises(TypeError, match=f"^{re.escape(f'at={at!r} {rule}')}$"):
+        await kill_worker_during(Quick, {}, at=at)
