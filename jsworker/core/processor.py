@@ -20,7 +20,7 @@ from jsworker.core import strict_json
 from jsworker.core.errors import InvalidJson, InvalidPayload
 from jsworker.core.job import Job
 from jsworker.core.limits import Limit, Rate
-from jsworker.core.names import check_kind, kebab_case, printable
+from jsworker.core.names import check_kind, kebab_case, printable, shown
 from jsworker.core.priorities import Priority
 from jsworker.core.schedule_rules import Schedule
 
@@ -53,6 +53,9 @@ class Backoff:
         factor: growth from one attempt to the next.
         longest: seconds that no wait exceeds before jitter.
         jitter: share of the wait by which it varies either way, 0 to 1.
+
+    Raises:
+        ValueError: one of them is no such number.
     """
 
     first: float = 1.0
@@ -61,10 +64,15 @@ class Backoff:
     jitter: float = 0.2
 
     def __post_init__(self) -> None:
-        for name in ("first", "factor", "longest", "jitter"):
+        for name, number in (
+            ("first", "number of seconds"),
+            ("factor", "number"),
+            ("longest", "number of seconds"),
+            ("jitter", "number"),
+        ):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"backoff {name}={value} must be a finite number, 0 or more")
+            if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+                raise ValueError(f"backoff {name}={shown(value)} must be a finite {number}, 0 or more")
         if self.jitter > 1:
             raise ValueError(f"backoff jitter={self.jitter} must be from 0 to 1")
 
