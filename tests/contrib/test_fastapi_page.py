@@ -3,12 +3,13 @@
 import re
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
-from jsworker import Job, JobProcessor, Worker
+from jsworker import Job, JobClient, JobProcessor, Worker
 from jsworker.contrib.fastapi import Client
 from jsworker.core.settings import Settings
 
@@ -40,6 +41,26 @@ async def test_its_routes_enqueue_and_wait(settings: Settings, names: dict[str, 
         placed = await http.post("/words", params={"text": "to be or not"})
         assert placed.status_code == 202
         assert (await http.get(f"/words/{placed.json()['job']}")).json() == 4
+
+
+async def test_its_route_says_why_there_is_no_result(
+    settings: Settings, names: dict[str, Any], client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with names["calling"](names["app"]) as http:
+        failing, waiting = [await client.enqueue("count-words", {}, max_attempts=1) for _ in range(2)]
+        with monkeypatch.context() as hurried:
+            result = JobClient.result
+            hurried.setattr(JobClient, "result", lambda own, job, timeout: result(own, job, timeout / 300))
+            late = await http.get(f"/words/{waiting.id}")
+        await client.cancel(waiting.id)
+        async with Worker([CountWords], settings):
+            ids = failing.id, waiting.id, uuid4()
+            answers = [late, *[await http.get(f"/words/{each}") for each in ids]]
+    assert [each.status_code for each in answers] == [504, 409, 409, 404]
+    details = [each.json()["detail"] for each in answers]
+    assert "KeyError" in details[1]
+    assert "cancelled" in details[2]
+    assert [details[0], details[3]] == ["the job has not ended yet: ask again", "no such job"]
 
 
 async def test_a_route_of_an_application_without_a_client_says_what_is_missing() -> None:

@@ -6,13 +6,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from flask import Flask
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from jsworker import Job, JobProcessor, Worker
+from jsworker import Job, JobClient, JobProcessor, SyncJobClient, Worker
 from jsworker.contrib.flask import FlaskJobs
 from jsworker.core.errors import SettingsError
 from jsworker.core.settings import Settings
@@ -53,6 +54,27 @@ async def test_its_routes_enqueue_and_wait(app: Flask, settings: Settings) -> No
     async with Worker([CountWords], settings):
         found = await asyncio.gather(*(asyncio.to_thread(calls) for _ in range(3)))
     assert found == [{"result": 4}] * 3
+
+
+async def test_its_route_says_why_there_is_no_result(
+    app: Flask, settings: Settings, client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(job_id: Any) -> Any:
+        return await asyncio.to_thread(app.test_client().get, f"/words/{job_id}")
+
+    failing, waiting = [await client.enqueue("count-words", {}, max_attempts=1) for _ in range(2)]
+    with monkeypatch.context() as hurried:
+        result = SyncJobClient.result
+        hurried.setattr(SyncJobClient, "result", lambda own, job, timeout: result(own, job, timeout / 300))
+        late = await answer(waiting.id)
+    await client.cancel(waiting.id)
+    async with Worker([CountWords], settings):
+        answers = [late, *[await answer(each) for each in (failing.id, waiting.id, uuid4())]]
+    assert [each.status_code for each in answers] == [504, 409, 409, 404]
+    errors = [each.json["error"] for each in answers]
+    assert "KeyError" in errors[1]
+    assert "cancelled" in errors[2]
+    assert [errors[0], errors[3]] == ["the job has not ended yet: ask again", "no such job"]
 
 
 async def test_a_job_is_enqueued_with_a_row_of_ones_own(
