@@ -281,6 +281,11 @@ class TestSettings:
             ({"CONCURENCY": 4}, "JSWORKER['CONCURENCY'] is no setting of jsworker, in capitals"),
             ({"concurrency": 4}, "JSWORKER['concurrency'] is no setting of jsworker, in capitals"),
             ({"CONCURRENCY": 0}, "JSWORKER_CONCURRENCY=0 must be from 1 to 10000"),
+            ({"DATABASE": "jbos"}, "JSWORKER['DATABASE']='jbos' must be an entry of DATABASES: 'default'"),
+            (
+                {"DATABASE": ["default"]},
+                "JSWORKER['DATABASE']=['default'] must be an entry of DATABASES: 'default'",
+            ),
             ([], "JSWORKER must be a dictionary, not list"),
         ],
     )
@@ -292,6 +297,16 @@ class TestSettings:
             [error] = check_configuration()
             assert (error.msg, error.id) == (line, "jsworker.E001")
         assert check_configuration() == []
+
+    def test_an_entry_that_is_missing_is_told_also_beside_a_url(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("JSWORKER_DATABASE_URL", "postgresql://other@db/jobs")
+        with override_settings(JSWORKER={"DATABASE": "jbos"}):
+            [error] = check_configuration()
+            assert "'jbos' must be an entry" in error.msg
+            with pytest.raises(ImproperlyConfigured, match="'jbos' must be an entry"):
+                enqueue(KIND, {})
 
     @pytest.mark.parametrize(
         ("database", "url"),

@@ -11,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from jsworker.core.errors import SettingsError
+from jsworker.core.names import shown
 from jsworker.core.settings import Settings, load_settings, variable_of
 
 _OWN_NAMES: Final = frozenset({"DATABASE", "TARGETS"})
@@ -34,8 +35,14 @@ def given() -> dict[str, Any]:
 
 
 def database_alias() -> str:
-    """Return the alias of the database in which jobs are stored."""
-    return str(given().get("DATABASE", DEFAULT_DB_ALIAS))
+    """Return the alias of the database in which jobs are stored; ImproperlyConfigured: there is none."""
+    alias = given().get("DATABASE", DEFAULT_DB_ALIAS)
+    if alias not in list(connections):
+        entries = ", ".join(map(repr, connections))
+        raise ImproperlyConfigured(
+            f"JSWORKER['DATABASE']={shown(alias)} must be an entry of DATABASES: {entries}"
+        )
+    return str(alias)
 
 
 def jsworker_settings() -> Settings:
@@ -43,10 +50,11 @@ def jsworker_settings() -> Settings:
 
     Raises ImproperlyConfigured, with a line for each fault.
     """
+    alias = database_alias()
     values = {name.lower(): value for name, value in given().items() if name not in _OWN_NAMES}
     is_set = any(os.environ.get(name) for name in ("JSWORKER_DATABASE_URL", "JSWORKER_DATABASE_URL_FILE"))
     if "database_url" not in values and not is_set:
-        values["database_url"] = url_of(connections[database_alias()].settings_dict)
+        values["database_url"] = url_of(connections[alias].settings_dict)
     try:
         return load_settings(**values)
     except SettingsError as error:
