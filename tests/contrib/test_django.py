@@ -308,6 +308,31 @@ class TestSettings:
             with pytest.raises(ImproperlyConfigured, match="'jbos' must be an entry"):
                 enqueue(KIND, {})
 
+    @pytest.mark.parametrize("path", ["/jobs", "/jobs%20x?sslmode=require"])
+    def test_a_url_of_another_database_is_warned_of(
+        self, monkeypatch: pytest.MonkeyPatch, database_url: str, path: str
+    ) -> None:
+        url = f"postgresql://u:secret@db:5433{path}"
+        name = "jobs x" if "%" in path else "jobs"
+        own = database_url.rpartition("/")[2]
+        line = f"names the database '{name}', DATABASES['default'] '{own}': workers do not find"
+        monkeypatch.setenv("JSWORKER_DATABASE_URL", url)
+        [warning] = check_configuration()
+        assert (warning.id, warning.is_serious()) == ("jsworker.W001", False)
+        assert warning.msg.startswith(f"JSWORKER_DATABASE_URL {line}")
+        with override_settings(JSWORKER={"DATABASE_URL": url}):
+            [warning] = check_configuration()
+        assert warning.msg.startswith(f"JSWORKER['DATABASE_URL'] {line}")
+        assert "secret" not in str(warning)
+
+    @pytest.mark.parametrize("place", ["worker@pooler:6432/{}?sslmode=require", "worker@db", "/{}?host=/x"])
+    def test_a_url_may_lead_to_the_same_database_in_another_way(
+        self, monkeypatch: pytest.MonkeyPatch, database_url: str, place: str
+    ) -> None:
+        own = database_url.rpartition("/")[2]
+        monkeypatch.setenv("JSWORKER_DATABASE_URL", f"postgresql://{place.format(own)}")
+        assert check_configuration() == []
+
     @pytest.mark.parametrize(
         ("database", "url"),
         [

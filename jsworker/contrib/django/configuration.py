@@ -3,16 +3,18 @@
 import os
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error
+from django.core.checks import Warning as CheckWarning
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from jsworker.core.errors import SettingsError
 from jsworker.core.names import shown
 from jsworker.core.settings import Settings, load_settings, variable_of
+from jsworker.core.settings.variables import database_parts
 
 _OWN_NAMES: Final = frozenset({"DATABASE", "TARGETS"})
 _PASSED_ON: Final = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "target_session_attrs")
@@ -100,10 +102,29 @@ def url_of(database: Mapping[str, Any]) -> str:
 def check_configuration(**_: Any) -> list[CheckMessage]:
     """Check the settings, as ``manage.py check`` does."""
     try:
-        jsworker_settings()
+        settings = jsworker_settings()
     except ImproperlyConfigured as error:
         return [Error(line, id="jsworker.E001") for line in str(error).splitlines()]
-    return []
+    return _check_database(settings)
+
+
+def _check_database(settings: Settings) -> list[CheckMessage]:
+    """Compare names alone: a URL may lead to the same database with another login, or past a pooler."""
+    alias = database_alias()
+    django_name = str(connections[alias].settings_dict.get("NAME") or "")
+    path = database_parts(settings.database_url)["place"].partition("?")[0]
+    name = unquote(path.partition("/")[2])
+    if not name or not django_name or name == django_name:
+        return []
+    source = "JSWORKER['DATABASE_URL']" if "DATABASE_URL" in given() else "JSWORKER_DATABASE_URL"
+    return [
+        CheckWarning(
+            f"{source} names the database {shown(name)}, DATABASES[{alias!r}] {shown(django_name)}:"
+            " workers do not find what enqueue() inserts",
+            hint="If a pooler knows one database by both names, silence jsworker.W001.",
+            id="jsworker.W001",
+        )
+    ]
 
 
 def task_backends() -> list[str]:
