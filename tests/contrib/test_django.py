@@ -278,8 +278,17 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("given", "line"),
         [
-            ({"CONCURENCY": 4}, "JSWORKER['CONCURENCY'] is no setting of jsworker, in capitals"),
-            ({"concurrency": 4}, "JSWORKER['concurrency'] is no setting of jsworker, in capitals"),
+            *(
+                ({name: 4}, f"JSWORKER['{name}'] is no setting of jsworker: did you mean '{meant}'?")
+                for name, meant in (
+                    ("CONCURENCY", "CONCURRENCY"),
+                    ("concurrency", "CONCURRENCY"),
+                    ("JSWORKER_CONCURRENCY", "CONCURRENCY"),
+                    ("HEARTBEAT_TIMEOUT", "WATCHDOG_TIMEOUT"),
+                    ("TARGET", "TARGETS"),
+                )
+            ),
+            ({"ZZZZZZ": 4}, "JSWORKER['ZZZZZZ'] is no setting of jsworker"),
             ({"CONCURRENCY": 0}, "JSWORKER_CONCURRENCY=0 must be from 1 to 10000"),
             ({"DATABASE": "jbos"}, "JSWORKER['DATABASE']='jbos' must be an entry of DATABASES: 'default'"),
             (

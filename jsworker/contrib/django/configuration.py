@@ -14,7 +14,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from jsworker.core.errors import SettingsError
 from jsworker.core.names import shown
 from jsworker.core.settings import Settings, load_settings, variable_of
-from jsworker.core.settings.variables import database_parts
+from jsworker.core.settings.variables import database_parts, likely
 
 _OWN_NAMES: Final = frozenset({"DATABASE", "TARGETS"})
 _PASSED_ON: Final = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "target_session_attrs")
@@ -32,7 +32,9 @@ def given() -> dict[str, Any]:
         raise ImproperlyConfigured(f"JSWORKER must be a dictionary, not {type(found).__name__}")
     known = {name.upper() for name in Settings.model_fields} | _OWN_NAMES
     if unknown := [str(name) for name in found if name not in known]:
-        raise ImproperlyConfigured(f"JSWORKER[{unknown[0]!r}] is no setting of jsworker, in capitals")
+        close = likely(unknown[0], known)
+        advice = f": did you mean {close!r}?" if close else ""
+        raise ImproperlyConfigured(f"JSWORKER[{shown(unknown[0])}] is no setting of jsworker{advice}")
     return dict(found)
 
 

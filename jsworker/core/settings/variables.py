@@ -93,13 +93,17 @@ def known_variables(names: Iterable[str]) -> list[str]:
 
 def no_setting(variable: str, names: Iterable[str]) -> str:
     """Return the line that warns of a variable which is none of these settings, with the likely one."""
-    if variable == "JSWORKER_HEARTBEAT_TIMEOUT":  # the command line's other name for the watchdog's
-        close = ["WATCHDOG_TIMEOUT"]
-    else:
-        known = [one.removeprefix(PREFIX) for one in known_variables(names)]
-        close = difflib.get_close_matches(variable.removeprefix(PREFIX), known, n=1)
-    advice = f": did you mean {PREFIX}{close[0]}?" if close else ""
+    close = likely(variable, (one.removeprefix(PREFIX) for one in known_variables(names)))
+    advice = f": did you mean {PREFIX}{close}?" if close else ""
     return f"{printable(variable, 200)} is no setting{advice}"
+
+
+def likely(name: str, known: Iterable[str]) -> str | None:
+    """Return the one of these names, in capitals and without JSWORKER_, that is likely meant, if any."""
+    name = name.upper().removeprefix(PREFIX)
+    if name == "HEARTBEAT_TIMEOUT":  # the command line's other name for the watchdog's
+        return "WATCHDOG_TIMEOUT"
+    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
 
 
 def is_service_link(variable: str, value: str) -> bool:
