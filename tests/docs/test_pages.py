@@ -80,6 +80,29 @@ def test_the_capacity_model_prints_what_the_page_shows(project: Project, tmp_pat
     assert printed == words[command.start : command.end]
 
 
+def test_pages_that_repeat_a_figure_repeat_the_measured_one() -> None:
+    pages = ("figures.md", "start/when-not.md", "operate/capacity.md", "scale-out.md")
+    figures, when_not, capacity, scale_out = ((DOCS / page).read_text() for page in pages)
+    rates = re.search(r"(?m)^\| no-op jobs a second, one worker process.*? \| ([\d,]+) \| ([\d,]+) ", figures)
+    starts = re.search(r"the start, 20 jobs/s, median / p99 \| ([\d.]+) / ([\d.]+) ", figures)
+    costs = re.search(r'BATCHED = \{"postgresql": ([\d.]+)e-3, "nats": ([\d.]+)e-3', capacity)
+    wal = re.search(r"WAL_BYTES = (\d+)", capacity)
+    assert rates
+    assert starts
+    assert costs
+    assert wal
+    ours, loop = (int(rate.replace(",", "")) for rate in rates.groups())
+    assert f"{ours:,} jobs a second" in when_not
+    assert (round(loop / ours), "about five times as fast" in when_not) == (5, True)
+    assert f"starts {starts[1]} ms" in when_not
+    assert f"{starts[2]} ms at the 99th" in when_not
+    assert f"| CPU of PostgreSQL | {costs[1]} ms |" in capacity
+    assert f"| CPU of nats-server | {costs[2]} ms |" in capacity
+    assert f"needs {costs[2]} ms for each job can handle {1000 / float(costs[2]):,.0f} jobs/s" in capacity
+    assert f"took {costs[2]} ms of CPU a job" in scale_out
+    assert f"write {int(wal[1]) / 1000:.1f} MB/s, or {int(wal[1]) * 0.0864:.0f} GB a day" in scale_out
+
+
 def test_the_tests_of_the_concepts_pass(tmp_path: Path, servers: TestServers) -> None:
     for page in ("concepts/fencing.md", "concepts/at-least-once.md"):
         for name, content in files_of(page).items():
