@@ -1,6 +1,7 @@
 """Links of a page that lead out of docs/: to the repository, to another page, or nowhere."""
 
 import logging
+import re
 import runpy
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +36,15 @@ def rewritten(markdown: str, *, page: str = "reference/jobs.md", repository: str
 )
 def test_a_link_leads_to_its_place(link: str, result: str) -> None:
     assert rewritten(f"See\n{link}\n.") == f"See\n{result}\n."
+
+
+def test_links_also_lead_somewhere_where_the_markdown_itself_is_read() -> None:
+    dead = []
+    for page in [*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")]:
+        prose = re.sub(r"(?ms)^ *```.*?^ *```$|`[^`\n]+`", "", page.read_text())
+        targets = re.findall(r"\]\((?![a-z]+:)([^)#\s]+)", prose)
+        dead += [(page.name, each) for each in targets if not (page.parent / each).exists()]
+    assert dead == []
 
 
 def test_pages_from_the_top_lead_into_the_site() -> None:
