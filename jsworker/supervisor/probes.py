@@ -108,7 +108,9 @@ def _complaints_of(place: PlaceView) -> Iterator[str]:
     else:
         if readiness.misfit is not None:
             yield f"migration: {readiness.misfit}"
-        if not readiness.postgresql:
+        if readiness.refusal is not None:
+            yield f"postgresql refuses a statement: {readiness.refusal}; jsworker doctor names the cause"
+        elif not readiness.postgresql:
             yield "postgresql: no answer; nothing is pulled, finished outcomes are kept until it is back"
         if not readiness.nats:
             yield "nats: no connection; jobs are claimed from the table"

@@ -91,7 +91,9 @@ class Metrics(Collector):
         for cause in ISOLATED_ENDS:
             self._isolated.labels(cause)
         self._publishing_refused = gauge("publishing_refused", "1 while JetStream stores no messages.")
-        self._degraded = gauge("degraded", "1 while a server cannot be reached.", ["server"])
+        self._degraded = gauge(
+            "degraded", "1 while a server cannot be reached, or PostgreSQL refuses a statement.", ["server"]
+        )
         for server in _SERVERS:
             self._degraded.labels(server).set(0)
 

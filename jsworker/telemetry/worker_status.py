@@ -17,12 +17,14 @@ class Readiness:
     """Whether a worker can do all its work at this moment.
 
     Attributes:
+        postgresql: whether it answers and takes every statement.
         migration: revision of the database's schema when it was last looked at; None: there is none.
         pulling: whether it asks for messages of every kind.
         ailing: what else does not work, in a few words.
         misfit: why the schema does not fit this version, and what to do; None: it does.
         publishing: whether JetStream stores messages, as far as is known.
         drained: whether it claims nothing because an operator wants it so; all else works.
+        refusal: why PostgreSQL refuses a statement; None: it does not, or does not answer.
     """
 
     postgresql: bool
@@ -34,6 +36,7 @@ class Readiness:
     misfit: str | None = None
     publishing: bool = True
     drained: bool = False
+    refusal: str | None = None
 
 
 class IsolatedProcesses(NamedTuple):

@@ -241,7 +241,7 @@ class Components:
         # A list at once: figures may be collected in another thread.
         running = Counter(run.kind.name for run in list(context.in_flight.runs.values()))
         readiness = Readiness(
-            postgresql=context.health.up,
+            postgresql=not context.health.degraded,
             nats=context.stream.connected,
             migration=context.database.revision,
             pulling=is_pulling and not draining,
@@ -250,6 +250,7 @@ class Components:
             misfit=self.database_watch.misfit,
             publishing=not context.publishing.refused,
             drained=self.pipeline.slots.is_drained,
+            refusal=context.health.refusal,
         )
         pools = context.database.pools_by_name().items()
         return WorkerStatus(

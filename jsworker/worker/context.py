@@ -38,6 +38,10 @@ T = TypeVar("T")
 _FIRST_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 _CALM_SECONDS: Final = 60.0
+_REFUSES_SECONDS: Final = 30.0
+"""Longer than a refused statement waits for its next try; other statements are answered meanwhile."""
+_OF_THE_STATEMENT: Final = "42"
+"""The class of SQLSTATE of a missing right, table or column."""
 
 
 class Notifier(list[Callable[[], None]]):
@@ -73,7 +77,11 @@ class TouchedBatches:
 
 
 class DatabaseHealth:
-    """Whether the database answers, as its users report it; ``changed`` is notified of both."""
+    """Whether the database answers, as its users report it; ``changed`` is notified of both.
+
+    A refused statement is tried again like one that was not answered. Until it has not been refused for a
+    while the worker is reported as degraded, although other statements are answered.
+    """
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -81,12 +89,21 @@ class DatabaseHealth:
         self._up.set()
         self.changed = Notifier()
         self._failed_at = -math.inf
+        self._refused_at = -math.inf
         self._refusals: set[str] = set()
+        self._told: set[str] = set()
+        self.refusal: str | None = None
+        """PostgreSQL's reason for refusing a statement lately; None: it did not, or has been silent since."""
 
     @property
     def up(self) -> bool:
         """Whether the last statement was answered."""
         return self._up.is_set()
+
+    @property
+    def degraded(self) -> bool:
+        """Whether the database is reported as not answering, or as refusing a statement."""
+        return bool(self._told)
 
     def failed_within(self, seconds: float) -> bool:
         """Return whether a statement went unanswered lately."""
@@ -101,16 +118,30 @@ class DatabaseHealth:
                 self._events.emit("row.refused", **facts)
             return
         self._failed_at = boottime()
-        if self.up:
-            self._up.clear()
-            self._events.emit("worker.degraded", what="postgresql", reason=str(error))
+        refused = isinstance(error, DatabaseRefused) and (error.sqlstate or "").startswith(_OF_THE_STATEMENT)
+        if refused:
+            self._refused_at = self._failed_at
+            self.refusal = str(error).rpartition(" refused a statement: ")[2]
+        elif isinstance(error, DatabaseUnavailable):
+            self.refusal = None
+        was_up = self.up
+        self._up.clear()
+        if (was_up or refused) and (reason := str(error)) not in self._told:
+            self._told.add(reason)
+            self._events.emit("worker.degraded", what="postgresql", reason=reason)
+        if was_up:
             self.changed.notify()
 
     def answered(self) -> None:
         """Note that a statement was answered."""
-        if not self.up:
-            self._up.set()
+        was_up = self.up
+        self._up.set()
+        if self.refusal is not None and boottime() - self._refused_at >= _REFUSES_SECONDS:
+            self.refusal = None
+        if self._told and self.refusal is None:
+            self._told.clear()
             self._events.emit("worker.restored", what="postgresql")
+        if not was_up:
             self.changed.notify()
 
     @contextmanager

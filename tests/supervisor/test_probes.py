@@ -66,6 +66,10 @@ def test_one_child_that_works_makes_ready_and_the_other_is_named() -> None:
     ("place", "says"),
     [
         (ailing(postgresql=False), "postgresql: no answer; nothing is pulled"),
+        (
+            ailing(postgresql=False, refusal="permission denied for table jobs (SQLSTATE 42501)"),
+            "postgresql refuses a statement: permission denied for table jobs (SQLSTATE 42501); jsworker",
+        ),
         (ailing(nats=False, pulling=False), "nats: no connection; jobs are claimed from the table"),
         (ailing(pulling=False, ailing=("consumer nap is not pulled",)), "consumer nap is not pulled"),
         (replace(WORKING, report_seconds=60.0, silent_seconds=60.0), "has not come round for 60 s"),

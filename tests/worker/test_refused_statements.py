@@ -1,0 +1,167 @@
+"""PostgreSQL answers and refuses a statement: the worker is degraded until it has not done so for a while."""
+
+import secrets
+from collections.abc import AsyncIterator
+
+import pytest
+from psycopg.sql import SQL, Identifier
+from sqlalchemy.engine import make_url
+
+from jsworker import JobClient
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, JsworkerError
+from jsworker.core.events import Events
+from jsworker.core.settings import Settings
+from jsworker.worker import context as module
+from jsworker.worker.context import DatabaseHealth
+from tests.support.polling import eventually
+from tests.worker.processors import echo, scripted
+from tests.worker.recorder import Recorder
+from tests.worker.rows import Rows
+from tests.worker.running import StartWorker
+
+DENIED = "permission denied for table jobs (SQLSTATE 42501)"
+
+
+@pytest.fixture
+async def role(rows: Rows) -> AsyncIterator[Identifier]:
+    """A role with all the rights of a worker."""
+    name = Identifier(f"worker_{secrets.token_hex(4)}")
+    for statement in (
+        "CREATE ROLE {} LOGIN",
+        "GRANT USAGE ON SCHEMA jsworker TO {}",
+        "GRANT ALL ON ALL TABLES IN SCHEMA jsworker TO {}",
+        "GRANT ALL ON ALL SEQUENCES IN SCHEMA jsworker TO {}",
+    ):
+        await rows.connection.execute(SQL(statement).format(name))
+    yield name
+    for statement in ("DROP OWNED BY {}", "DROP ROLE {}"):
+        await rows.connection.execute(SQL(statement).format(name))
+
+
+async def test_a_worker_without_a_right_stays_degraded_and_goes_on_when_it_is_granted_again(
+    client: JobClient,
+    rows: Rows,
+    role: Identifier,
+    start: StartWorker,
+    *,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = make_url(settings.database_dsn()).set(username=role.as_string().strip('"'))
+    as_role = {"database_url": url.render_as_string(hide_password=False)}
+    running = await start(scripted(echo), with_settings=settings.model_copy(update=as_role))
+    health, refusals = running.worker._context.health, list[JsworkerError]()
+    failed = health.failed
+
+    def counted(error: JsworkerError) -> None:
+        refusals.append(error)
+        failed(error)
+
+    monkeypatch.setattr(health, "failed", counted)
+    await rows.connection.execute(SQL("REVOKE UPDATE ON jsworker.jobs FROM {}").format(role))
+    job = await client.enqueue("scripted", {})
+
+    async def refused_often() -> None:
+        assert len(refusals) >= 5
+
+    await eventually(refused_often)
+    [degraded] = running.events.of("worker.degraded")
+    assert (degraded["what"], DENIED in degraded["reason"]) == ("postgresql", True)
+    assert running.events.of("worker.restored") == []
+    status = running.worker.status()
+    assert status is not None
+    assert (status.readiness.postgresql, status.readiness.refusal) == (False, DENIED)
+
+    await rows.connection.execute(SQL("GRANT UPDATE ON jsworker.jobs TO {}").format(role))
+    await rows.becomes(job.id, "completed")
+    monkeypatch.setattr(module, "_REFUSES_SECONDS", 0.0)
+    await running.events.told("worker.restored")
+    status = running.worker.status()
+    assert status is not None
+    assert (status.readiness.postgresql, status.readiness.refusal) == (True, None)
+    await running.end()
+
+
+def refusal(reason: str, sqlstate: str) -> DatabaseRefused:
+    error = DatabaseRefused(f"PostgreSQL at db:5432/app refused a statement: {reason}")
+    error.sqlstate = sqlstate
+    return error
+
+
+class Present:
+    """The time of a test."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def present(monkeypatch: pytest.MonkeyPatch) -> Present:
+    made = Present()
+    monkeypatch.setattr(module, "boottime", made)
+    return made
+
+
+@pytest.fixture
+def told() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def health(told: Recorder) -> DatabaseHealth:
+    events = Events()
+    events.on("*", told)
+    return DatabaseHealth(events)
+
+
+def test_work_goes_on_with_the_next_answer_and_the_report_ends_when_nothing_was_refused_for_a_while(
+    health: DatabaseHealth, told: Recorder, present: Present
+) -> None:
+    for _ in range(3):
+        health.failed(refusal(DENIED, "42501"))
+        assert not health.up
+        present.now += module._REFUSES_SECONDS - 1
+        health.answered()
+        assert (health.up, health.degraded, health.refusal) == (True, True, DENIED)
+    assert told.names() == ["worker.degraded"]
+    present.now += 1
+    health.answered()
+    assert (health.up, health.degraded, health.refusal) == (True, False, None)
+    assert told.names() == ["worker.degraded", "worker.restored"]
+
+
+def test_each_reason_is_told_once(health: DatabaseHealth, told: Recorder, present: Present) -> None:
+    for _ in range(3):
+        for table in ("jobs", "job_events"):
+            health.failed(refusal(f"permission denied for table {table}", "42501"))
+        present.now += 1
+        health.answered()
+    assert [event["reason"].rsplit(" ")[-1] for event in told.of("worker.degraded")] == ["jobs", "job_events"]
+    assert told.of("worker.restored") == []
+
+
+def test_an_outage_ends_with_the_first_answer_whatever_was_refused_before(
+    health: DatabaseHealth, told: Recorder, present: Present
+) -> None:
+    health.failed(refusal(DENIED, "42501"))
+    present.now += 1
+    health.answered()
+    health.failed(DatabaseUnavailable())
+    assert (health.degraded, health.refusal) == (True, None)
+    health.answered()
+    assert not health.degraded
+    assert told.names() == ["worker.degraded", "worker.degraded", "worker.restored"]
+
+
+@pytest.mark.parametrize("sqlstate", ["55000", "40P01", "XX000"])
+def test_what_is_refused_for_the_moment_ends_with_the_first_answer(
+    health: DatabaseHealth, told: Recorder, sqlstate: str
+) -> None:
+    health.failed(refusal("not now", sqlstate))
+    assert (health.degraded, health.refusal) == (True, None)
+    health.answered()
+    assert not health.degraded
+    assert told.names() == ["worker.degraded", "worker.restored"]
