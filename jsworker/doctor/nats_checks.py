@@ -166,10 +166,22 @@ def subjects(unconsumed: Mapping[str, int]) -> Iterator[Finding]:
         )
 
 
+def is_usable(stream: StreamReport | None, installation: UUID | None) -> bool:
+    """Return whether workers may change the stream into what it must be, or make it."""
+    if stream is None:
+        return True
+    own = stream.installation in {None, str(installation)}
+    return own and all(each.changeable for each in stream.differences)
+
+
 def service(
-    consumers: list[ConsumerReport], registered: Sequence[RegisteredWorker], settings: Settings
+    consumers: list[ConsumerReport], registered: Sequence[RegisteredWorker], facts: Facts
 ) -> Iterator[Finding]:
     """Every consumer has workers, and every kind of the workers its consumer."""
+    stream, installation = facts.stream, facts.installation
+    makes = "Workers make it again within a minute; `jsworker doctor --fix` does it now."
+    if not isinstance(stream, Unknown) and not isinstance(installation, Unknown):
+        makes = makes if is_usable(stream, installation) else "First mend the stream (above)."
     served = served_kinds(registered)
     for report in consumers:
         kind = lane_of(report.name)[0]
@@ -183,12 +195,12 @@ def service(
         yield judge(
             f"consumer {name} {holds}, and no worker of this kind is alive",
             f"Run a worker for {kind}; or, if the kind is gone: {cancel}"
-            f"`nats consumer rm {settings.stream} {name}`.",
+            f"`nats consumer rm {facts.settings.stream} {name}`.",
         )
     for kind in sorted(set(served) - {report.name for report in consumers}):
         yield error(
             f"workers for {printable(kind, 64)} are alive, and there is no consumer of this name",
-            "Workers make it again within a minute; `jsworker doctor --fix` does it now.",
+            makes,
         )
 
 

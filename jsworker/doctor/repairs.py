@@ -5,7 +5,6 @@ repair returns in one line what it did, None when the facts do not ask for it or
 """
 
 from typing import Final
-from uuid import UUID
 
 from jsworker.client.job_client import JobClient
 from jsworker.core.errors import JsworkerError
@@ -13,10 +12,11 @@ from jsworker.core.events import Event, Events
 from jsworker.core.names import is_kind
 from jsworker.doctor.finding import Finding, counted
 from jsworker.doctor.gather import Facts, Unknown, opened, served_kinds
+from jsworker.doctor.nats_checks import is_usable
 from jsworker.ownership.transitions.publish import promote
 from jsworker.ownership.transitions.refused_rows import RefusedRows, try_again
 from jsworker.ownership.transitions.workers import installation_id
-from jsworker.stream.diagnostics import ConsumerReport, StreamReport
+from jsworker.stream.diagnostics import ConsumerReport
 from jsworker.stream.jetstream import ensured_stream
 from jsworker.stream.message import lane_of
 from jsworker.stream.topology import shown
@@ -44,7 +44,7 @@ async def _ensure_stream(facts: Facts) -> str | None:
     stream, registered, reports = facts.stream, facts.registered, facts.consumers
     if isinstance(stream, Unknown) or isinstance(registered, Unknown):
         return None
-    if isinstance(facts.installation, Unknown) or not _is_usable(stream, facts.installation):
+    if isinstance(facts.installation, Unknown) or not is_usable(stream, facts.installation):
         return None
     if isinstance(reports, Unknown):
         if stream is not None:
@@ -74,13 +74,6 @@ async def _ensure_stream(facts: Facts) -> str | None:
     ):
         pass
     return "; ".join([*map(_change, changes), *(f"made consumer {kind}" for kind in missing)]) or None
-
-
-def _is_usable(stream: StreamReport | None, installation: UUID | None) -> bool:
-    if stream is None:
-        return True
-    own = stream.installation in {None, str(installation)}
-    return own and all(each.changeable for each in stream.differences)
 
 
 def _can_be_mended(report: ConsumerReport, at_least: float) -> bool:

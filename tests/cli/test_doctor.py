@@ -512,6 +512,11 @@ class TestNats:
         )
         assert "JSWORKER_STREAM" in error["do"]
         assert the_finding(world.findings("--fix"), "fix.nothing")
+        world.sql.execute(WORKER_ROW, ["beta", ["other"], 0])
+        [missing] = [
+            each for each in world.findings() if each["level"] == "error" and each["check"] == "nats.service"
+        ]
+        assert missing["do"] == "First mend the stream (above)."
 
     def test_a_wrong_discard_policy_is_changed_by_fix(self, world: World) -> None:
         world.start_worker(KIND)
@@ -538,10 +543,14 @@ class TestNats:
                 await client.close()
 
         asyncio.run(make())
+        world.sql.execute(WORKER_ROW, ["alpha", [KIND], 0])
         found = world.doctor("--json", "--fix")
         assert found.code == 1
         assert "retention=limits, must be workqueue" in str(found.json)
         assert the_finding(found.json, "fix.nothing")
+        missing = the_finding(found.json, "nats.service")
+        assert "there is no consumer of this name" in missing["says"]
+        assert missing["do"] == "First mend the stream (above)."
 
     def test_a_consumer_that_delivers_again_too_early_is_changed_by_fix(self, world: World) -> None:
         world.start_worker(KIND)
