@@ -5,7 +5,7 @@ from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
 
-from jsworker.cli.options import Json, Limit, new_app, option
+from jsworker.cli.options import Json, Limit, new_app, option, whole_id
 from jsworker.cli.output import cell, folded, moment, print_json, print_table, remark, remark_next_page, right
 from jsworker.cli.selection import ask_database
 from jsworker.ownership.transitions.audit import Action, list_actions
@@ -17,7 +17,9 @@ app = new_app()
 def audit(
     *,
     limit: Limit = 50,
-    after: Annotated[UUID | None, option("ID", "Go on behind this action; --json shows its id.")] = None,
+    after: Annotated[
+        UUID | None, option("ID", "Go on behind this action; --json shows its id.", parser=whole_id)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List who did what, the last action first: retries, cancellations, pauses, limits, schedules.

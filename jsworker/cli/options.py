@@ -1,6 +1,7 @@
 """Options that several commands share, and how each option is declared."""
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import wraps
@@ -11,6 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from jsworker.core.exit_codes import WrongUsage
+from jsworker.core.names import shown
 from jsworker.core.priorities import Priority
 
 Status = Literal["scheduled", "queued", "processing", "completed", "failed", "cancelled"]
@@ -93,13 +95,35 @@ def flag(meaning: str, *names: str, **rules: Any) -> Any:
     return typer.Option(*names, metavar="", help=meaning, show_default=False, **rules)
 
 
+LAST_DIGITS = re.compile(r"[0-9a-f]{8}|[0-9a-f-]{9,35}")
+"""Of a job's id."""
+
+
+def whole_id(given: str) -> UUID:
+    """Return an id; raises ValueError unless it is given whole."""
+    try:
+        return UUID(given)
+    except ValueError:
+        raise ValueError(f"{shown(given)} must be a whole id, a UUID") from None
+
+
+def job_id(given: str) -> UUID:
+    """Return a job's id; last digits are refused, for who changes a job must not guess which one."""
+    try:
+        return whole_id(given)
+    except ValueError as error:
+        if not LAST_DIGITS.fullmatch(given.lower()):
+            raise
+        raise ValueError(f"{error}, which jsworker job {given} shows") from None
+
+
 Output = Annotated[
     Literal["table", "json"] | None, option("table|json", "How it is printed: a table, or as with --json.")
 ]
 Json = Annotated[bool, flag("Print JSON, field names = column names.", "--json")]
 JsonObject = Annotated[bool, flag("Print a JSON object.", "--json")]
 Limit = Annotated[int, typer.Option(min=1, max=100_000, metavar="N", help="Show at most so many.")]
-After = Annotated[UUID | None, option("ID", "Go on behind this job.")]
+After = Annotated[UUID | None, option("ID", "Go on behind this job.", parser=job_id)]
 Watch = Annotated[bool, flag("Show it again and again, until Ctrl-C.", "--watch", "-w")]
 Interval = Annotated[
     float, typer.Option(min=0.2, max=3600.0, metavar="SECONDS", help="Between two looks of --watch.")
@@ -128,4 +152,4 @@ NoProgressFor = Annotated[
     float | None,
     option("SECONDS", "Only running jobs that reported no progress and saved no checkpoint for so long."),
 ]
-JobIds = Annotated[list[UUID] | None, argument("ID", "The jobs' ids.")]
+JobIds = Annotated[list[UUID] | None, argument("ID", "The jobs' ids.", parser=job_id)]

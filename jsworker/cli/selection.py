@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import re
 import select as select_module
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -12,6 +11,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
+from jsworker.cli.options import LAST_DIGITS
 from jsworker.core.errors import JobNotFound, JsworkerError
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import shown
@@ -26,7 +26,6 @@ _STATEMENT_SECONDS = 30.0
 """People who look for something wait longer than workers may."""
 _SEARCH_SECONDS = 3.0
 _LOOK_SECONDS = 0.2
-_LAST_DIGITS = re.compile(r"[0-9a-f]{8}|[0-9a-f-]{9,35}")
 
 
 class Declined(JsworkerError):
@@ -125,7 +124,7 @@ async def _id_of(database: Database, named: str) -> UUID:
     with suppress(ValueError):
         return UUID(named)
     digits = named.lower()
-    if not _LAST_DIGITS.fullmatch(digits):
+    if not LAST_DIGITS.fullmatch(digits):
         raise WrongUsage(f"{shown(named)} is no id of a job: a UUID, or at least its last eight digits")
     ids = await listing.ending_in(database, digits, seconds=_SEARCH_SECONDS)
     if not ids:

@@ -30,7 +30,9 @@ def _priorities(incomplete: str) -> list[str]:
 
 @app.command()
 def priority(
-    ids: Annotated[list[UUID], argument("ID...", "The jobs' ids.", autocompletion=_priorities)],
+    ids: Annotated[
+        list[UUID], argument("ID...", "The jobs' ids.", parser=options.job_id, autocompletion=_priorities)
+    ],
     priority: Annotated[Priority, argument("PRIORITY", "high, normal or low.")],
     *,
     as_json: options.Json = False,
@@ -49,7 +51,7 @@ def priority(
 
 @app.command()
 def reschedule(
-    ids: Annotated[list[UUID], argument("ID...", "The jobs' ids.")],
+    ids: Annotated[list[UUID], argument("ID...", "The jobs' ids.", parser=options.job_id)],
     *,
     at: Annotated[str | None, option("TIME", "When they are due, in ISO 8601.")] = None,
     delay: Annotated[float | None, option("SECONDS", "In how long they are due; 0: now.")] = None,
