@@ -32,6 +32,7 @@ from jsworker.stream.message import LIMIT_BYTES, lane_of, subject_of
 INSTALLATION: Final = "jsworker.installation"
 """Key in the stream's metadata: the id of the database that the stream belongs to."""
 
+_SEPARATE: Final = "give this installation its own JSWORKER_STREAM and JSWORKER_SUBJECT_PREFIX"
 _UNLIMITED: Final = -1
 _MAX_WAITING: Final = 4096
 _LEAST_WAITING: Final = 512
@@ -266,7 +267,7 @@ class Topology:
         if owner is not None and owner != own:
             raise StreamRefused(
                 f"{self._stream} belongs to another installation: "
-                f"its metadata has {INSTALLATION}={owner}, this database is {own}"
+                f"its metadata has {INSTALLATION}={owner}, this database is {own}; {_SEPARATE}"
             )
         differences = stream_differences(actual, wanted)
         if self._lacks_lanes_alone(actual) and (owner is None or not self._may_have_lanes):
@@ -290,7 +291,9 @@ class Topology:
             other = f"stream {await self._api.ask('STREAM.NAMES', looking_up)}"
         except (StreamRefused, StreamUnavailable):  # not permitted to ask
             other = "another stream"
-        return StreamRefused(f"{self._stream} cannot have subjects={shown(subjects)}: {other} overlaps")
+        return StreamRefused(
+            f"{self._stream} cannot have subjects={shown(subjects)}: {other} overlaps; {_SEPARATE}"
+        )
 
     async def _ensure_consumer(self, kind: str, ack_wait: float, *, shortens: bool) -> None:
         what = f"consumer {kind} of {self._stream}"

@@ -200,7 +200,8 @@ async def test_the_stream_of_another_installation_is_refused(open_stream: OpenSt
         await stream.ensure(["resize"], WAITS)
     assert str(caught.value) == (
         "stream JOBS belongs to another installation: "
-        f"its metadata has {INSTALLATION}={OWN}, this database is {other}"
+        f"its metadata has {INSTALLATION}={OWN}, this database is {other}; "
+        "give this installation its own JSWORKER_STREAM and JSWORKER_SUBJECT_PREFIX"
     )
 
 
@@ -222,7 +223,10 @@ async def test_subjects_of_another_stream_are_refused_by_its_name(
     stream = await open_stream()
     with pytest.raises(StreamRefused) as caught:
         await stream.ensure(["resize"], WAITS)
-    assert str(caught.value) == "stream JOBS cannot have subjects=[jobs.*]: stream ORDERS overlaps"
+    assert str(caught.value) == (
+        "stream JOBS cannot have subjects=[jobs.*]: stream ORDERS overlaps; "
+        "give this installation its own JSWORKER_STREAM and JSWORKER_SUBJECT_PREFIX"
+    )
 
 
 async def test_a_new_prefix_is_added_to_the_subjects(
