@@ -31,7 +31,7 @@ from jsworker.cli.output import (
 )
 from jsworker.cli.selection import ask_database, choose_age, choose_moment, choose_statuses, find_job
 from jsworker.cli.watching import watch as show_again
-from jsworker.client.job_timeline import CANCELLATIONS, entry_line, readable, run_line, seconds_taken
+from jsworker.client.job_timeline import CANCELLATIONS, entry_lines, readable, run_line, seconds_taken
 from jsworker.core.contents import key_of_content
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import check_kind, printable, short_id
@@ -220,10 +220,10 @@ def _detail(job: Mapping[str, Any]) -> Iterator[str]:
                 if behind is None
                 else f"behind {short_id(behind)}, of its key"
             )
-            yield _taken_back(job) or headline(job["last_error"])
+            yield _returned(job) or headline(job["last_error"])
             yield _expiry(job)
         case "queued" if job["cleared"]:
-            yield _taken_back(job)
+            yield _returned(job)
         case "queued":
             yield _expiry(job)
         case "cancelled":
@@ -249,9 +249,9 @@ def _held(job: Mapping[str, Any]) -> str:
     return _WAITS_FOR.get(job["held_by"], f"held by {cell(job['held_by'])}").replace("{key}", key)
 
 
-def _taken_back(job: Mapping[str, Any]) -> str:
-    """Return why the last run of a job was taken back or handed back; for want of a key, for example."""
-    return f"taken back: {headline(job['clear_reason'])}" if job["cleared"] else ""
+def _returned(job: Mapping[str, Any]) -> str:
+    """Return why a job came back from its last run; its row does not tell taken back from handed back."""
+    return f"returned: {headline(job['clear_reason'])}" if job["cleared"] else ""
 
 
 def _expiry(job: Mapping[str, Any]) -> str:
@@ -326,8 +326,8 @@ def job(
     if timeline:
         print_line("")
         rows = [
-            (moment(each["at"], milliseconds=True), cell(each["fencing_token"]), entry_line(each))
-            for each in timeline
+            (moment(each["at"], milliseconds=True), cell(each["fencing_token"]), line)
+            for each, line in zip(timeline, entry_lines(timeline), strict=True)
         ]
         print_table(["AT", right("RUN"), folded("WHAT HAPPENED", at_least=20)], rows)
 
@@ -404,7 +404,7 @@ def _standing(found: Mapping[str, Any]) -> str:
                 "its message waits to be published" if found["needs_publish"] else "waits for a free worker"
             )
             waits = f"{waits} since {since(found['queued_at'])}"
-            return "; ".join(filter(None, (waits, _taken_back(found), _expiry(found))))
+            return "; ".join(filter(None, (waits, _returned(found), _expiry(found))))
         case "processing":
             asked = ", asked to stop" if found["cancel_requested"] else ""
             return f"runs since {since(found['claimed_at'])}{asked}"
@@ -430,7 +430,7 @@ def _when(found: Mapping[str, Any]) -> str:
     due = f"{begins} in {until(found['run_at'])}, at {moment(found['run_at'])}"
     if found["debounce_until"] is not None and not found["fencing_token"]:
         due += f", moved back with each repetition, at the last until {moment(found['debounce_until'])}"
-    return "; ".join(filter(None, (due, _taken_back(found), _expiry(found))))
+    return "; ".join(filter(None, (due, _returned(found), _expiry(found))))
 
 
 def _in_words(value: Any) -> str:

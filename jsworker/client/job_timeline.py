@@ -1,7 +1,7 @@
 """The timeline of a job in words: a line for each entry, and one for each run."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -73,13 +73,23 @@ def _text(value: Any) -> str | float | None:
         return "nested too deeply to be shown"
 
 
-def entry_line(event: Mapping[str, Any]) -> str:
-    """Return what happened, in words."""
+def entry_lines(timeline: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what happened, in words, a line for each entry."""
+    released = {event["fencing_token"] or 0 for event in timeline if event["event"] == "released"}
+    for event in timeline:
+        yield entry_line(event, handed_back=(event["fencing_token"] or 0) - 1 in released)
+
+
+def entry_line(event: Mapping[str, Any], *, handed_back: bool = False) -> str:
+    """Return what happened, in words.
+
+    ``handed_back``: whether the run before was; the entry of a claim does not tell it from one taken back.
+    """
     detail, name = event["detail"] or {}, event["event"]
     if name in ENDS:
         return f"{_end(event)}{_again(detail.get('run_at'))}"
     if name == "claimed":
-        return _claim(event, detail)
+        return _claim(event, detail, "handed back" if handed_back else "taken back")
     if name in _ENTRIES:
         return _filled(_ENTRIES[name], event)
     pairs = [f"{_cell(key)}={_cell(value)}" for key, value in detail.items()]
@@ -102,11 +112,9 @@ def _filled(words: str, event: Mapping[str, Any]) -> str:
     return words.format_map(defaultdict(lambda: "?", details)).rstrip()
 
 
-def _claim(event: Mapping[str, Any], detail: Mapping[str, Any]) -> str:
+def _claim(event: Mapping[str, Any], detail: Mapping[str, Any], how: str) -> str:
     silent = f" from {_cell(detail['owner'])}, whose heartbeats stopped" if detail.get("owner") else ""
-    again = (
-        f", after it was taken back: {_cell(detail['clear_reason'])}" if detail.get("clear_reason") else ""
-    )
+    again = f", after it was {how}: {_cell(detail['clear_reason'])}" if detail.get("clear_reason") else ""
     return f"claimed by {_cell(event['worker_id'])}{silent} for attempt {_cell(detail.get('attempt'))}{again}"
 
 

@@ -9,7 +9,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias, TypeGuard
 
 from jsworker.client.job_info import JobDetails, JobEvent
-from jsworker.client.job_timeline import ENDS, entry_line, readable, run_line, run_owner, taken_over
+from jsworker.client.job_timeline import (
+    ENDS,
+    entry_line,
+    entry_lines,
+    readable,
+    run_line,
+    run_owner,
+    taken_over,
+)
 from jsworker.core.names import printable
 from jsworker.ownership.queries.listing import MOST_EVENTS
 
@@ -388,7 +396,10 @@ def _lines(job: JobDetails, events: Sequence[Mapping[str, Any]], runs: Sequence[
         if run.token not in claimed and run.outcome != "unknown":
             by = f" by {printable(run.worker, 300)}" if run.worker else ""
             lines.append(StoryLine(run.begin, run.token, f"claimed{by}"))
-    lines += [StoryLine(event["at"], event["fencing_token"] or None, entry_line(event)) for event in events]
+    lines += [
+        StoryLine(event["at"], event["fencing_token"] or None, line)
+        for event, line in zip(events, entry_lines(events), strict=True)
+    ]
     if job.status == "completed" and job.finished_at is not None:
         by = f" by {printable(job.completed_by, 300)}" if job.completed_by else ""
         lines.append(StoryLine(job.finished_at, job.fencing_token, f"completed{by}"))

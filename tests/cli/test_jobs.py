@@ -62,7 +62,7 @@ class TestJobs:
             f"{ids['failed']} count-lines failed 1/- 0s attempts: ValueError: no",
             f"{ids['completed']} count-lines completed 1/- 0s took 2m",
             f"{ids['processing']} count-lines processing 1/3 0s {running}",
-            f"{ids['queued']} count-lines queued 0/3 0s taken back: node drained",
+            f"{ids['queued']} count-lines queued 0/3 0s returned: node drained",
             f"{ids['scheduled']} count-lines scheduled 0/- 0s due in 2h, OSError: full",
         ]
 
@@ -109,9 +109,9 @@ class TestJobs:
         why = "payload of job 1: is encoded with key 2026-02 of codec aes-gcm, which is not here"
         job_id = insert_job(sql, "scheduled", cleared=True, clear_reason=why, run_at=ago(-7200.5))
         told = " ".join(cli("jobs").ok().out.split())
-        assert f"due in 2h, taken back: {why}" in told
+        assert f"due in 2h, returned: {why}" in told
         told = " ".join(cli("job", job_id).ok().out.split())
-        assert re.search(f"in 2h, at .*; taken back: {why}", told)
+        assert re.search(f"in 2h, at .*; returned: {why}", told)
 
     def test_what_postgresql_refuses_is_told(self, cli: Cli, sql: Sql) -> None:
         job_id = insert_job(sql, "scheduled", run_at=ago(-7200.5))
@@ -335,6 +335,33 @@ class TestJob:
             "6 claimed by beta-2 for attempt 3",
         ]
 
+    def test_a_claim_tells_a_job_that_was_handed_back_from_one_that_was_taken_back(
+        self, cli: Cli, sql: Sql
+    ) -> None:
+        job_id = insert_job(sql, "completed", fencing_token=3)
+        stopped, gone = "the worker was stopped", "worker beta-2 has ended"
+        for event, worker, token, detail in [
+            ("released", "alpha-1", 1, {"reason": stopped}),
+            ("claimed", "beta-2", 2, {"attempt": 1, "cleared": True, "clear_reason": stopped}),
+            ("reset", "alpha-1", 2, {"cause": "dead", "owner": "beta-2", "counted": True, "stalls": 1}),
+            ("claimed", "alpha-1", 3, {"attempt": 2, "cleared": True, "clear_reason": gone}),
+            ("claimed", "alpha-1", None, {"attempt": 2, "clear_reason": gone}),
+        ]:
+            sql.execute(
+                "INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)"
+                " VALUES (%s, %s, %s, %s, %s)",
+                [job_id, event, worker, token, json.dumps(detail)],
+            )
+        shown = cli("job", job_id).ok().lines
+        entries = [" ".join(line.split()).split(" ", 2)[2] for line in shown if re.match(r"\d{4}-", line)]
+        assert entries == [
+            "1 handed back: the worker was stopped",
+            "2 claimed by beta-2 for attempt 1, after it was handed back: the worker was stopped",
+            "2 taken back by alpha-1, because its process was proven to have ended; stall 1",
+            "3 claimed by alpha-1 for attempt 2, after it was taken back: worker beta-2 has ended",
+            "claimed by alpha-1 for attempt 2, after it was taken back: worker beta-2 has ended",
+        ]
+
     def test_an_entry_of_a_newer_version_is_shown_as_it_is(self, cli: Cli, sql: Sql) -> None:
         job_id = insert_job(sql)
         sql.execute(
@@ -367,7 +394,7 @@ class TestJob:
             (
                 "queued",
                 {"cleared": True, "clear_reason": "node drained"},
-                "waits for a free worker since 0s; taken back: node drained",
+                "waits for a free worker since 0s; returned: node drained",
             ),
             (
                 "queued",

@@ -85,7 +85,12 @@ def retried() -> tuple[JobDetails, list[JobEvent]]:
         event(10_800.205, "error", 1, "worker-7b9f6c-0", error, errors=1, run_at=after(10_801.3).isoformat()),
         event(10_801.35, "claimed", 2, "worker-7b9f6c-1", attempt=2, cleared=False),
         event(10_801.36, "released", 2, "worker-7b9f6c-1", reason="the worker stops"),
-        event(10_801.40, "claimed", 3, "worker-7b9f6c-0", attempt=2, cleared=True),
+        event(
+            *(10_801.40, "claimed", 3, "worker-7b9f6c-0"),
+            attempt=2,
+            cleared=True,
+            clear_reason="the worker stops",
+        ),
         event(10_801.41, "failed", 3, "worker-7b9f6c-0", error, errors=2, reason="attempts"),
         event(19_999, "retried", 3, None, was="failed", failed_for="attempts"),
         event(19_999.4, "held", 3, "worker-7b9f6c-1", held_by="limit", key="tenant-9"),

@@ -68,6 +68,12 @@ def test_every_line_is_in_the_table_in_order() -> None:
     assert len(rows) == len(story.lines) + 1
 
 
+def test_a_claim_after_a_run_that_was_handed_back_says_so() -> None:
+    words = [line.words for line in job_story(*stories.retried()).lines]
+    again = "claimed by worker-7b9f6c-0 for attempt 2, after it was handed back: the worker stops"
+    assert words[words.index("handed back: the worker stops") + 1] == again
+
+
 def test_milliseconds_and_hours_are_readable_in_one_picture() -> None:
     found, events = stories.retried()
     tree = drawn(job_story(found, events, now=after(20_090)))
