@@ -532,11 +532,20 @@ class TestUnknownVariables:
         ]
         load_settings()  # warnings, not errors
 
+    def test_they_are_told_with_the_faults(self, put: Set, monkeypatch: pytest.MonkeyPatch) -> None:
+        put(DATABSE_URL=URL, CONCURENCY="3")
+        monkeypatch.delenv("JSWORKER_DATABASE_URL")
+        assert faults() == [
+            "JSWORKER_DATABASE_URL must be set, for example to postgresql://user@host:5432/database",
+            "JSWORKER_CONCURENCY is no setting: did you mean JSWORKER_CONCURRENCY?",
+            "JSWORKER_DATABSE_URL is no setting: did you mean JSWORKER_DATABASE_URL?",
+        ]
+
     def test_known_variables_their_files_and_kubernetes_are_left_alone(self, put: Set) -> None:
         put(CONCURRENCY="3", DATABASE_URL_FILE="/x", NATS_CREDS_FILE="/x", NATS_USER_FILE="/x")
         put(SERVICE_HOST="10.0.0.1", SERVICE_PORT="80", SERVICE_PORT_HTTP="80", PORT="tcp://10.0.0.1:80")
         put(HTTP_SERVICE_HOST="10.0.0.1", HTTP_SERVICE_PORT="80", HTTP_PORT_80_TCP_ADDR="10.0.0.1")
-        put(PORT_80_TCP="tcp://10.0.0.1:80")
+        put(PORT_80_TCP="tcp://10.0.0.1:80", TEST_DATABASE_URL=URL, TEST_NATS_URL="nats://h")
         assert unknown_variables() == []
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from jsworker.core.errors import JsworkerError, ServersUnavailable, SettingsError
 from jsworker.core.settings import Settings, load_settings, variable_of
-from jsworker.core.settings.variables import PREFIX
+from jsworker.core.settings.variables import PREFIX, TEST_SERVERS
 from jsworker.embedded import EmbeddedServers
 from jsworker.ownership.database import Database
 from jsworker.ownership.throwaway import ThrowawayDatabases
@@ -21,11 +21,6 @@ from jsworker.stream.removal import check_answers, delete_stream
 from jsworker.testing.servers_folder import new_folder
 
 T = TypeVar("T")
-
-GIVEN: Final = MappingProxyType(
-    {"database_url": "JSWORKER_TEST_DATABASE_URL", "nats_url": "JSWORKER_TEST_NATS_URL"}
-)
-"""The variables that name servers which run already. Those of workers may name real ones: ignored."""
 
 # Nothing waits for the disk, and nothing here lives long enough to be vacuumed. COMMIT keeps its meaning, and
 # a killed server still finds every commit again; only a crash of the machine would lose some.
@@ -136,7 +131,8 @@ def running_servers(
         DatabaseUnavailable, DatabaseRefused, StreamUnavailable, StreamRefused: a given one cannot be used.
     """
     given = Given(
-        database_url or os.environ.get(GIVEN["database_url"]), nats_url or os.environ.get(GIVEN["nats_url"])
+        database_url or os.environ.get(TEST_SERVERS["database_url"]),
+        nats_url or os.environ.get(TEST_SERVERS["nats_url"]),
     )
     with ExitStack() as opened:
         if any(given):
@@ -164,14 +160,14 @@ def _given_servers(given: Given) -> RunningServers:
             ("database_url", "nats_url") if given.database_url else ("nats_url", "database_url")
         )
         raise SettingsError(
-            f"{GIVEN[is_there]} must come with {GIVEN[missing]}: name both servers, or neither"
+            f"{TEST_SERVERS[is_there]} must come with {TEST_SERVERS[missing]}: name both servers, or neither"
         )
     raw = RunningServers(given.database_url, given.nats_url, are_given=True)
     try:
         return RunningServers(settings_at(raw).database_dsn(), given.nats_url, are_given=True)
     except SettingsError as error:
         text = str(error)
-        for name, variable in GIVEN.items():
+        for name, variable in TEST_SERVERS.items():
             text = text.replace(f"{variable_of(name)}=", f"{variable}=")
         raise SettingsError(text) from None
 
@@ -193,7 +189,7 @@ def _embedded_servers(folder: Path | None) -> Iterator[RunningServers]:
     except ServersUnavailable as error:
         if "pip install" not in str(error):
             raise
-        named = " and ".join(GIVEN.values())
+        named = " and ".join(TEST_SERVERS.values())
         raise ServersUnavailable(f"{error}, or name servers that run by {named}") from None
     finally:
         if own:
@@ -262,4 +258,4 @@ def _wait_for(call: Coroutine[Any, Any, None]) -> None:
 
 
 def _is_setting(name: str) -> bool:
-    return name.startswith(PREFIX) and name not in GIVEN.values()
+    return name.startswith(PREFIX) and name not in TEST_SERVERS.values()

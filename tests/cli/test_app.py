@@ -105,6 +105,20 @@ def test_a_missing_setting_is_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
         assert cli(*command).refused(2).startswith("JSWORKER_DATABASE_URL must be set")
 
 
+def test_a_misspelled_setting_is_named_with_the_one_that_is_missing(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, cli_environment: Mapping[str, str]
+) -> None:
+    monkeypatch.delenv("JSWORKER_DATABASE_URL")
+    monkeypatch.setenv("JSWORKER_DATABSE_URL", cli_environment["JSWORKER_DATABASE_URL"])
+    for command in (["status"], ["doctor"], ["db", "upgrade"]):
+        found = cli(*command)
+        assert (found.code, found.out) == (2, "")
+        assert found.errors == [
+            "JSWORKER_DATABASE_URL must be set, for example to postgresql://user@host:5432/database",
+            "JSWORKER_DATABSE_URL is no setting: did you mean JSWORKER_DATABASE_URL?",
+        ]
+
+
 def test_wrong_settings_are_shown_line_by_line(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, cli_environment: Mapping[str, str]
 ) -> None:

@@ -10,6 +10,7 @@ from jsworker.core.settings.model import RECOVERY_RULES, FieldFaults, Settings
 from jsworker.core.settings.variables import (
     LONGEST_SECONDS,
     PREFIX,
+    TEST_SERVERS,
     as_given,
     database_parts,
     is_service_link,
@@ -50,7 +51,8 @@ def load_settings(**overrides: Any) -> Settings:
             come from the environment.
 
     Raises:
-        SettingsError: values are wrong or missing, or do not fit each other; one line for each fault.
+        SettingsError: values are wrong or missing, or do not fit each other; one line for each fault, then
+            one for each variable that is no setting.
     """
     faults: list[str] = []
     unsound: frozenset[str] = frozenset()
@@ -62,7 +64,8 @@ def load_settings(**overrides: Any) -> Settings:
     faults += [*_misfits(settings, unsound), *_timing_faults(_durations(settings, unsound))]
     if faults:
         overrides.clear()  # a traceback that prints local variables shows no secrets
-        raise SettingsError("\n".join(faults))
+        # One that is missing may be there under a misspelled name.
+        raise SettingsError("\n".join([*faults, *unknown_variables()]))
     return settings
 
 
@@ -89,7 +92,7 @@ def check_timing(settings: Settings, thresholds: Mapping[str, float | None]) -> 
 
 def unknown_variables() -> list[str]:
     """Return a line of warning for each variable that begins like a setting and is none."""
-    known = set(known_variables(Settings.model_fields))
+    known = {*known_variables(Settings.model_fields), *TEST_SERVERS.values()}
     return [
         no_setting(variable, Settings.model_fields)
         for variable, value in sorted(os.environ.items())

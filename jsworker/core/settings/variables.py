@@ -6,7 +6,8 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from pydantic_core import PydanticCustomError
 
@@ -18,6 +19,10 @@ FROM_FILES = (
     "encryption_keys",
 )
 HIDDEN = frozenset(FROM_FILES) - {"nats_user"}
+TEST_SERVERS: Final = MappingProxyType(
+    {"database_url": "JSWORKER_TEST_DATABASE_URL", "nats_url": "JSWORKER_TEST_NATS_URL"}
+)
+"""The variables that name servers for tests. Those of workers may name real ones: ignored by tests."""
 _SERVICE_LINK = re.compile(r"\w+_(?:SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(?:TCP|UDP|SCTP)\w*)")
 
 LONGEST_SECONDS = 1_000_000_000
