@@ -42,6 +42,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.job_filter import JobFilter
 from jsworker.ownership.queries.listing import Page
+from jsworker.ownership.queries.status import Service, service_of
 from jsworker.ownership.queries.workflow_listing import place_of
 from jsworker.ownership.schema import STATUSES
 from jsworker.ownership.transitions.refused_rows import Mark, marks_of
@@ -299,7 +300,7 @@ def job(
 
         show_run(job_id, as_json=as_json)
         return
-    found = ask_database(partial(_job, named=job_id))
+    found, service = ask_database(partial(_job, named=job_id))
     if as_json:
         print_json(found)
         return
@@ -310,7 +311,7 @@ def job(
         print_line(_lines(error if full_traceback else from_users_code(error)))
         return
     grid = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"), padding=(0, 2, 0, 0))
-    for name, value in _every_column(found) if all_columns else _summary(found):
+    for name, value in _every_column(found) if all_columns else _summary(found, service):
         grid.add_row(name, value)
     console().print(grid)
     for mark in refused:
@@ -332,14 +333,16 @@ def job(
         print_table(["AT", right("RUN"), folded("WHAT HAPPENED", at_least=20)], rows)
 
 
-async def _job(database: Database, named: str) -> dict[str, Any]:
+async def _job(database: Database, named: str) -> tuple[dict[str, Any], Service | None]:
+    """Return a job, and, while it is queued, whether jobs of its kind can begin."""
     found = _in_terms(await find_job(database, named))
     marks = await marks_of(database, [found["id"]])
     timeline = await listing.timeline(database, found["id"])
     if found["batch_id"] is not None:
         found["workflow"] = await place_of(database, found["batch_id"])
     steps = await steps_of(database, found["id"])
-    return found | {"refused": marks.get(found["id"], []), "steps": steps, "timeline": timeline}
+    service = await service_of(database, found["kind"]) if found["status"] == "queued" else None
+    return found | {"refused": marks.get(found["id"], []), "steps": steps, "timeline": timeline}, service
 
 
 def _step(step: Mapping[str, Any]) -> list[str]:
@@ -354,10 +357,10 @@ def _step(step: Mapping[str, Any]) -> list[str]:
     return [cell(step["name"]), cell(step["fencing_token"]), at, printable(result, _LONGEST_RESULT)]
 
 
-def _summary(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
+def _summary(found: Mapping[str, Any], service: Service | None) -> Iterator[tuple[str, Text]]:
     """Yield what people ask first: what it is, how it stands and why, its error, and where it runs."""
     yield "job", Text(f"{cell(found['kind'])} {found['id']}")
-    yield "status", Text(f"{found['status']}: {_standing(found)}", _COLOURS[found["status"]])
+    yield "status", Text(f"{found['status']}: {_standing(found, service)}", _COLOURS[found["status"]])
     if found["status"] == "processing":
         heard = since(found["last_activity_at"])
         yield "worker", Text(f"{cell(found['worker_id'])}, last heartbeat {heard} ago")
@@ -395,16 +398,16 @@ def _every_column(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
             yield name, Text(_in_words(value), _COLOURS[value] if name == "status" else "")
 
 
-def _standing(found: Mapping[str, Any]) -> str:
+def _standing(found: Mapping[str, Any], service: Service | None) -> str:
     match found["status"]:
         case "scheduled":
             return _when(found)
         case "queued":
-            waits = (
-                "its message waits to be published" if found["needs_publish"] else "waits for a free worker"
-            )
+            hindered = "" if service is None else _hindered(found["kind"], service)
+            waits = "waits" if hindered else "waits for a free worker"
+            waits = "its message waits to be published" if found["needs_publish"] else waits
             waits = f"{waits} since {since(found['queued_at'])}"
-            return "; ".join(filter(None, (waits, _returned(found), _expiry(found))))
+            return "; ".join(filter(None, (waits, hindered, _returned(found), _expiry(found))))
         case "processing":
             asked = ", asked to stop" if found["cancel_requested"] else ""
             return f"runs since {since(found['claimed_at'])}{asked}"
@@ -417,6 +420,13 @@ def _standing(found: Mapping[str, Any]) -> str:
             why = str(found["failure_reason"])
             again = "" if why == "needs" else "; `jsworker retry` puts it back into the queue"
             return f"{CANCELLATIONS.get(why, 'on request')}{again}"
+
+
+def _hindered(kind: str, service: Service) -> str:
+    """Return why no worker takes jobs of a kind, however many are free; empty: one may."""
+    if service.paused_at is not None:
+        return f"its kind is paused since {moment(service.paused_at)}: `jsworker resume {cell(kind)}`"
+    return "" if service.is_served else "no live worker serves its kind"
 
 
 def _when(found: Mapping[str, Any]) -> str:

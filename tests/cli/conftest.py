@@ -127,17 +127,18 @@ def observer(cli_environment: Mapping[str, str]) -> Iterator[Sql]:
 @pytest.fixture
 def sql(observer: Sql) -> Sql:
     """A connection of the test's own, on empty tables."""
-    tables = (
+    emptied = (
         "jobs",
         "job_events",
         "job_steps",
         "workers",
+        "limits",
+        "schedules",
         "dead_messages",
         "refused_rows",
         "audit",
-        "schedules",
     )
-    empty_tables(observer, tables)
+    empty_tables(observer, emptied)
     return observer
 
 

@@ -49,7 +49,7 @@ class TestOneJob:
     def test_until_when_it_may_begin(self, cli: Cli, sql: Sql) -> None:
         [job_id] = cli("enqueue", "double", "--expires-in", "3600").ok().lines
         assert "expires in " in cli("jobs", "--status", "queued").ok().out
-        assert "waits for a free worker" in cli("job", job_id).ok().out
+        assert "no live worker serves its kind" in cli("job", job_id).ok().out
         assert "expires in " in cli("job", job_id).ok().out
         sql.execute("UPDATE jsworker.jobs SET expires_at = clock_timestamp() - interval '1 s'")
         sql.execute(EXPIRE.text.replace(":limit", "10").encode())

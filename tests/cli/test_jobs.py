@@ -26,14 +26,14 @@ COLUMNS = {
 }
 
 
-def insert_worker(sql: Sql, worker_id: str) -> None:
+def insert_worker(sql: Sql, worker_id: str, *, kinds: str = "{double,boom}", state: str = "running") -> None:
     sql.execute(
         """
         INSERT INTO jsworker.workers (
           id, hostname, pid, kinds, concurrency, version, heartbeat_interval, state)
-        VALUES (%s, 'alpha', 1, '{double,boom}', 10, '0.1.0', '5 s', 'running')
+        VALUES (%s, 'alpha', 1, %s, 10, '0.1.0', '5 s', %s)
         """,
-        [worker_id],
+        [worker_id, kinds, state],
     )
 
 
@@ -410,6 +410,7 @@ class TestJob:
     def test_it_begins_with_how_the_job_stands_and_why(
         self, cli: Cli, sql: Sql, status: str, columns: dict[str, Any], says: str
     ) -> None:
+        insert_worker(sql, "alpha-1-aaaa", kinds="{count-lines}")
         job_id = insert_job(sql, status, **columns)
         lines = cli("job", job_id).ok().lines
         assert lines[0].split() == ["job", "count-lines", str(job_id)]
@@ -417,6 +418,26 @@ class TestJob:
         assert name == "status"
         assert re.fullmatch(f"{status}: {says}", as_if_at_once(value.rstrip())), value
         assert not any(line.startswith(("fencing_token", "dispatch", "stream_seq")) for line in lines)
+
+    def test_a_queued_job_names_what_keeps_workers_from_it(self, cli: Cli, sql: Sql) -> None:
+        def status() -> str:
+            return as_if_at_once(" ".join(cli("job", job_id).ok().lines[1].split()))
+
+        job_id = insert_job(sql, "queued")
+        insert_worker(sql, "alpha-1-aaaa", kinds="{count-lines}", state="drained")
+        insert_worker(sql, "alpha-2-aaaa", kinds="{count}")
+        assert status() == "status queued: waits since 0s; no live worker serves its kind"
+        insert_worker(sql, "alpha-3-aaaa", kinds="{count,count-lines}")
+        assert status() == "status queued: waits for a free worker since 0s"
+        sql.execute("INSERT INTO jsworker.limits (kind, key, paused_at) VALUES ('count-lines', '', now())")
+        paused = r"waits since 0s; its kind is paused since 20[-\d]+ [:\d]+: `jsworker resume count-lines`"
+        assert re.fullmatch(f"status queued: {paused}", status())
+        sql.execute("UPDATE jsworker.limits SET paused_until = now() - interval '1 s'")
+        assert status() == "status queued: waits for a free worker since 0s"
+        sql.execute("UPDATE jsworker.jobs SET needs_publish = true, publish_after = now()")
+        sql.execute("UPDATE jsworker.workers SET last_seen_at = now() - interval '1 hour'")
+        unserved = "its message waits to be published since 0s; no live worker serves its kind"
+        assert status() == f"status queued: {unserved}"
 
     def test_a_completed_job_names_who_ran_it(self, cli: Cli, sql: Sql) -> None:
         times = {"claimed_at": ago(90), "finished_at": ago(87.5)}

@@ -128,6 +128,25 @@ async def test_a_job_is_shown_with_its_story_and_what_it_holds(
     assert "Cancel …" not in page.links
 
 
+async def test_a_queued_job_names_what_keeps_workers_from_it(
+    viewer: Viewer, client: JobClient, put: PutJob, rows: Rows
+) -> None:
+    job_id = await put("queued")
+    page = await viewer.see(f"/jobs/{job_id}")
+    assert re.search(r"Waits for [\d.]+ m?s ; no live worker serves its kind", page.text)
+    await rows.query(
+        "INSERT INTO jsworker.workers (id, hostname, pid, kinds, concurrency, version, heartbeat_interval,"
+        " state) VALUES ('worker-1', 'h', 1, '{resize}', 1, '1', '5 s', 'running')"
+    )
+    page = await viewer.see(f"/jobs/{job_id}")
+    assert re.search(r"Waits for a worker for [\d.]+ m?s ", page.text)
+    await client.pause("resize")
+    page = await viewer.see(f"/jobs/{job_id}")
+    assert re.search(r"Waits for [\d.]+ m?s ; its kind is paused since 20", page.text)
+    await viewer.press(await viewer.see(page.links["Resume …"]), "Resume")
+    assert "Waits for a worker" in (await viewer.see(f"/jobs/{job_id}")).text
+
+
 async def test_a_job_shows_those_that_it_enqueued(viewer: Viewer, put: PutJob, rows: Rows) -> None:
     parent, child, gone = await put("completed"), await put("failed"), new_job_id()
     detail = {"jobs": 3, "kinds": "resize", "ids": [str(child), str(gone), "<b>"]}

@@ -15,6 +15,7 @@ from jsworker.dashboard.timeline_picture import timeline_picture, timeline_table
 from jsworker.dashboard.timeline_story import job_story
 from jsworker.dashboard.visit import Visit
 from jsworker.ownership.queries import listing
+from jsworker.ownership.queries.status import service_of
 from jsworker.ownership.queries.workflow_listing import place_of
 from jsworker.ownership.transitions.child_jobs import noted_child_jobs
 from jsworker.ownership.transitions.steps import steps_of
@@ -68,6 +69,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
             if row[name] is not None
         ],
         "node": node,
+        "service": await service_of(reads, row["kind"]) if row["status"] == "queued" else None,
         "children": await listing.look_up(reads, noted) if noted else {},
         "trace": trace_id(row["traceparent"]),
     }

@@ -6,7 +6,7 @@ However many jobs there are, each count ends at a bound, along an index that hol
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import text
 
@@ -140,6 +140,20 @@ WHERE l.paused_at IS NOT NULL AND (l.paused_until IS NULL OR l.paused_until > st
 ORDER BY l.paused_at DESC LIMIT {_MOST_PAUSED}
 """)  # noqa: S608 -- constants
 
+SERVICE = text(f"""
+SELECT (SELECT l.paused_at FROM jsworker.limits AS l WHERE l.kind = :kind AND l.key = ''
+    AND (l.paused_until IS NULL OR l.paused_until > statement_timestamp())) AS paused_at,
+  EXISTS (SELECT FROM jsworker.workers AS w
+    WHERE {IS_ALIVE} AND w.state <> 'drained' AND CAST(:kind AS text) = ANY(w.kinds)) AS is_served
+""")  # noqa: S608 -- a constant
+
+
+class Service(NamedTuple):
+    """Since when a kind is paused, None: it is not; and whether a live worker that is not drained serves it."""
+
+    paused_at: datetime | None
+    is_served: bool
+
 
 @dataclass(slots=True)
 class HeldJobs:
@@ -263,6 +277,12 @@ async def read_status(database: Database, *, limit: int, after: str | None = Non
         rate_seconds=seconds,
         after=named[-1] if len(rows) > limit else None,
     )
+
+
+async def service_of(database: Database, kind: str) -> Service:
+    """Return whether jobs of a kind can begin."""
+    [row] = await database.run(SERVICE, {"kind": kind})
+    return Service(*row)
 
 
 def _add_rates(kinds: Mapping[str, KindState], rows: Iterable[Any]) -> float:
