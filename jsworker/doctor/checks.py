@@ -61,11 +61,34 @@ _JUDGES: Final[dict[str, tuple[Judge, ...]]] = {
     "nats": nats_checks.CHECKS,
 }
 _CURES: Final = {
-    "postgresql.connection": "Check JSWORKER_DATABASE_URL and JSWORKER_DATABASE_PASSWORD, that the server "
-    "runs, and that its pg_hba.conf lets this role in.",
+    "postgresql.connection": "Check the host and port in JSWORKER_DATABASE_URL, that the server runs, and "
+    "that this machine reaches it.",
     "nats.connection": "Check JSWORKER_NATS_URL and the login (JSWORKER_NATS_…), and that the server runs.",
 }
 """What to do when what these checks need is unknown."""
+_CURES_BY_WORDS: Final = (
+    (
+        ("max_client_conn", "no more connections allowed", "max client"),  # PgBouncer's and Supavisor's
+        "Raise the pooler's limit of clients (PgBouncer: max_client_conn), or run fewer processes.",
+    ),
+    (
+        ("too many", "connection slots", "SQLSTATE 53300"),
+        "Raise max_connections or the role's limit, run fewer processes, or put PgBouncer between.",
+    ),
+    (
+        ("the database system is", "SQLSTATE 57P0"),
+        "Wait until the server has started, then try again; its log tells what it does.",
+    ),
+    (
+        (': database "', 'for database "', "no such database"),
+        "Correct the database's name in JSWORKER_DATABASE_URL, or create it; it must let this role connect.",
+    ),
+    (
+        ("refused the login", "no password supplied"),
+        "Check the user in JSWORKER_DATABASE_URL, JSWORKER_DATABASE_PASSWORD, and the server's pg_hba.conf.",
+    ),
+)
+"""What to do about PostgreSQL, by words of its refusal: that of a connection comes without a SQLSTATE."""
 
 CHECKS: Final = {f"{area}.{judge.__name__}": judge for area, judges in _JUDGES.items() for judge in judges}
 """By name. A check gets the facts that its parameters name, or all of them as ``facts``; as long as one of
@@ -78,6 +101,12 @@ def examine(facts: Facts) -> list[Finding]:
     return [found for name, judge in CHECKS.items() for found in found_by(name, judge, facts)]
 
 
+def _cure(name: str, because: str) -> str:
+    by_words = _CURES_BY_WORDS if name == "postgresql.connection" else ()
+    fitting = (cure for words, cure in by_words if any(word.lower() in because.lower() for word in words))
+    return next(fitting, _CURES[name])
+
+
 def found_by(name: str, judge: Judge, facts: Facts) -> Iterator[Finding]:
     """Yield what one check finds."""
     needs = inspect.signature(judge).parameters
@@ -87,7 +116,7 @@ def found_by(name: str, judge: Judge, facts: Facts) -> Iterator[Finding]:
         holds = (judge.__doc__ or judge.__name__).strip(" .\n")
         found = list(judge(*given)) or [ok(holds[0].lower() + holds[1:])]
     elif name in _CURES:
-        found = [error(unknown.because, _CURES[name])]
+        found = [error(unknown.because, _cure(name, unknown.because))]
     else:
         found = [unchecked(unknown.because)]
     for each in found:

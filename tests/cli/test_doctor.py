@@ -247,6 +247,7 @@ class TestUnsoundServers:
         monkeypatch.setenv("JSWORKER_DATABASE_URL", f"postgresql://postgres@{NO_ONE}/jobs")
         found = world.doctor("--json")
         assert_only_error(found, "postgresql.connection", f"PostgreSQL at {NO_ONE}/jobs is not available: ")
+        assert the_finding(found.json, "postgresql.connection")["do"].startswith("Check the host and port ")
         for check in (
             "postgresql.rights",
             "tables.indexes",
@@ -282,6 +283,7 @@ class TestUnsoundServers:
         found = world.doctor("--json")
         refusal = f'refused the login: password authentication failed for user "{world.role}"'
         assert_only_error(found, "postgresql.connection", refusal)
+        assert the_finding(found.json, "postgresql.connection")["do"].startswith("Check the user ")
         assert CANARY not in found.out
 
     def test_a_database_without_tables(

@@ -11,7 +11,7 @@ from jsworker.core.settings import Settings
 from jsworker.doctor import checks, job_checks, nats_checks, postgresql_checks
 from jsworker.doctor.checks import CHECKS
 from jsworker.doctor.finding import Finding, counted, listed, seconds
-from jsworker.doctor.gather import Facts
+from jsworker.doctor.gather import Facts, Unknown
 from jsworker.ownership.database import OLDEST_REVISION, REVISIONS
 from jsworker.ownership.queries.job_report import (
     MOST_HELD_KEYS,
@@ -415,3 +415,38 @@ def test_batches_that_nobody_has_looked_after() -> None:
     assert "1 workflow not finished a minute after the last batch" in found[1].says
     assert "1 job held by needs, of which none is unfinished" in found[2].says
     assert list(job_checks.workflows(LeftBatches(0, 0, 0))) == []
+
+
+@pytest.mark.parametrize(
+    ("because", "cure"),
+    [
+        ("is not available: FATAL:  sorry, too many clients already", "Raise max_connections "),
+        ('is not available: FATAL:  too many connections for role "w"', "Raise max_connections "),
+        ("is not available: FATAL:  remaining connection slots are reserved for", "Raise max_connections "),
+        ("is not available: SQLSTATE 53300", "Raise max_connections "),
+        ("is not available: FATAL:  no more connections allowed (max_client_conn)", "Raise the pooler's "),
+        ("is not available: FATAL:  the database system is starting up", "Wait "),
+        ("is not available: FATAL:  the database system is shutting down", "Wait "),
+        ("is not available: SQLSTATE 57P03", "Wait "),
+        ('refused the login: database "jobs" does not exist', "Correct the database's name "),
+        ("refused the login: no such database: jobs", "Correct the database's name "),
+        ('refused the login: permission denied for database "jobs"', "Correct the database's name "),
+        ('refused the login: password authentication failed for user "w"', "Check the user "),
+        ('refused the login: role "w" does not exist', "Check the user "),
+        (
+            'refused the login: no pg_hba.conf entry for host "h", user "w", database "jobs"',
+            "Check the user ",
+        ),
+        ("is not available: fe_sendauth: no password supplied", "Check the user "),
+        ("is not available: connection failed: Connection refused", "Check the host and port "),
+        ("did not answer within 10 s", "Check the host and port "),
+    ],
+)
+def test_a_connection_that_fails_is_mended_by_its_cause(because: str, cure: str) -> None:
+    unknown = Unknown(f"PostgreSQL at db:5432/jobs {because}")
+    facts = Facts(settings=a_settings(), place="db:5432/jobs", server=unknown)
+    name = "postgresql.connection"
+    [finding] = checks.found_by(name, CHECKS[name], facts)
+    assert finding.do is not None
+    assert finding.do.startswith(cure), finding.do
+    assert (finding.level, finding.says) == ("error", unknown.because)
