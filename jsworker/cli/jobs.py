@@ -23,6 +23,7 @@ from jsworker.cli.output import (
     print_json,
     print_line,
     print_table,
+    remark,
     remark_next_page,
     right,
     seconds_in_words,
@@ -139,11 +140,17 @@ def jobs(
     page = ask_database(ask)
     if as_json:
         print_json(page.jobs)
-        if len(page.jobs) < limit:  # else the caller goes on behind the last one
-            _print_rest(page)
-        return
-    console().print(_table(page))
-    _print_rest(page)
+    else:
+        console().print(_table(page))
+    if page.after is not None and not (
+        as_json and len(page.jobs) == limit
+    ):  # which goes on behind the last one
+        remark_next_page(page.after)
+    if page.leaves_out_kinds:
+        remark(
+            f"only the first {listing.MOST_KINDS} kinds are listed; add --kind KIND for another:"
+            " `jsworker status --limit 1000` names all"
+        )
 
 
 def _table(page: Page) -> RenderableType:
@@ -168,11 +175,6 @@ def _text(value: Text | str) -> Text:
 
 async def _picture(database: Database, *, ask: Callable[[Database], Awaitable[Page]]) -> RenderableType:
     return _table(await ask(database))
-
-
-def _print_rest(page: Page) -> None:
-    if page.after is not None:
-        remark_next_page(page.after)
 
 
 async def _page(database: Database, **filters: Any) -> Page:

@@ -121,7 +121,7 @@ def queues(queues: Sequence[QueuedKind], registered: Sequence[RegisteredWorker])
     if len(queues) >= MOST_QUEUES:
         yield info(
             f"no more than {counted(len(queues), 'kind')} were looked at; jobs of others may wait too",
-            "Look at them: `jsworker jobs --status queued`; `jsworker cancel --status queued --kind KIND` "
+            "See every kind: `jsworker status --limit 1000`; `jsworker cancel --status queued --kind KIND` "
             "takes those that are not to be done.",
         )
 

@@ -419,6 +419,21 @@ class TestJob:
         assert re.fullmatch(f"{status}: {says}", as_if_at_once(value.rstrip())), value
         assert not any(line.startswith(("fencing_token", "dispatch", "stream_seq")) for line in lines)
 
+    def test_queued_jobs_of_more_kinds_than_are_listed(self, cli: Cli, sql: Sql) -> None:
+        for number in range(listing.MOST_KINDS):
+            insert_job(sql, "queued", kind=f"kind-{number:03d}")
+        listed = ("jobs", "--status", "queued", "--limit", 500)
+        cli(*listed).ok()
+        insert_job(sql, "queued", kind="last", priority=0)
+        first = (
+            "only the first 100 kinds are listed; add --kind KIND for another: `jsworker status --limit 1000`"
+        )
+        found = cli(*listed, "--json")
+        assert (found.code, found.err, len(found.json)) == (0, f"{first} names all\n", listing.MOST_KINDS)
+        assert cli(*listed).err == f"{first} names all\n"
+        for chosen in (("--kind", "last"), ("--priority", "high")):
+            assert "last" in cli(*listed, *chosen).ok().out
+
     def test_a_queued_job_names_what_keeps_workers_from_it(self, cli: Cli, sql: Sql) -> None:
         def status() -> str:
             return as_if_at_once(" ".join(cli("job", job_id).ok().lines[1].split()))

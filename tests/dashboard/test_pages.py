@@ -15,6 +15,7 @@ from jsworker.core.settings import Settings
 from jsworker.dashboard import Access, dashboard
 from jsworker.dashboard.app import ACTIONS, PAGES
 from jsworker.dashboard.pages.job import Content, content
+from jsworker.ownership.queries.listing import MOST_KINDS
 from jsworker.ownership.transitions.enqueue import new_job_id
 from tests.dashboard.conftest import PutJob
 from tests.dashboard.viewer import Shown, Viewer
@@ -100,6 +101,16 @@ async def test_pages_of_a_listing_have_each_job_once(viewer: Viewer, put: PutJob
             page = await viewer.see(page.links["Next page"])
             found += jobs_of(page)
         assert found == ids[::-1]
+
+
+async def test_queued_jobs_of_more_kinds_than_are_listed(viewer: Viewer, put: PutJob) -> None:
+    for number in range(MOST_KINDS):
+        await put("queued", kind=f"kind-{number:03d}")
+    left_out = "Only jobs of the first 100 kinds are listed here"
+    assert left_out not in (await viewer.see("/jobs", status="queued")).text
+    await put("queued", kind="last")
+    assert left_out in (await viewer.see("/jobs", status="queued")).text
+    assert left_out not in (await viewer.see("/jobs", status="queued", kind="last")).text
 
 
 async def test_a_job_is_shown_with_its_story_and_what_it_holds(

@@ -15,6 +15,7 @@ from jsworker.doctor.gather import Facts, Unknown
 from jsworker.ownership.database import OLDEST_REVISION, REVISIONS
 from jsworker.ownership.queries.job_report import (
     MOST_HELD_KEYS,
+    MOST_QUEUES,
     KeyLimit,
     Late,
     LeftBatches,
@@ -385,6 +386,15 @@ def test_more_keys_than_are_looked_at() -> None:
     assert found.level == "info"
     assert "no more than 1,000 keys with held jobs or a pause were looked at" in found.says
     assert list(job_checks.limits([full] * (MOST_HELD_KEYS - 1))) == []
+
+
+def test_more_kinds_than_are_looked_at() -> None:
+    waiting = QueuedKind("resize", 1, 2.0)
+    *_, found = job_checks.queues([waiting] * MOST_QUEUES, (worker(),))
+    assert (found.level, found.says.partition(";")[0]) == ("info", "no more than 100 kinds were looked at")
+    assert found.do is not None
+    assert found.do.startswith("See every kind: `jsworker status --limit 1000`;")
+    assert len(list(job_checks.queues([waiting] * (MOST_QUEUES - 1), (worker(),)))) == MOST_QUEUES - 1
 
 
 @pytest.mark.parametrize(

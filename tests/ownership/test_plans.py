@@ -552,6 +552,11 @@ class TestManyKinds:
         assert len(kinds) == MOST_QUEUES + 1
         assert kinds[-1] == "zzz-served"
 
+    @pytest.mark.parametrize("statement", [listing.OTHER_KINDS, listing.OTHER_KINDS_IN_LANE])
+    def test_kinds_that_a_listing_leaves_out(self, many_kinds: Connection, statement: TextClause) -> None:
+        many_kinds.execute(text(ALONG_INDEX))
+        assert rows_read(many_kinds, statement, {}) <= 10_000
+
     def test_backlog_brings_a_row_for_each_kind_that_is_asked_for(self, many_kinds: Connection) -> None:
         rows = many_kinds.execute(BACKLOG, {"kinds": ["zzz-served", "idle"]}).all()
         queued = {row.kind: row.number for row in rows if row.what == "queued"}

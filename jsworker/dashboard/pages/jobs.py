@@ -13,7 +13,7 @@ from jsworker.core.priorities import PRIORITIES, Priority, priority_number
 from jsworker.dashboard.filters import error_shown
 from jsworker.dashboard.visit import Visit, WrongFilter
 from jsworker.ownership.queries.job_filter import JobFilter
-from jsworker.ownership.queries.listing import list_jobs
+from jsworker.ownership.queries.listing import MOST_KINDS, list_jobs
 from jsworker.ownership.schema import STATUSES
 
 _LIMIT: Final = 50
@@ -124,6 +124,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
             for job in page.jobs
         ],
         "after": page.after,
+        "kinds_listed": MOST_KINDS if page.leaves_out_kinds else None,
         "is_partial": page.after is not None and len(page.jobs) < limit,
         "given": given,
         "filters": sum(value is not None for name, value in given.items() if name != "status"),

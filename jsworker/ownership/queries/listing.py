@@ -100,10 +100,13 @@ NEWEST_OF_KIND = filled(
 )
 """``is_whole``: it has found all there are; else there were too many that have not ended."""
 
+MOST_KINDS: Final = 100
+"""Kinds whose queued jobs are listed, the first by name; those of others are listed by their kind alone."""
+
 # Each kind's last ones, and of these the last.
 _LAST_QUEUED = """
 WITH RECURSIVE {kinds}, several AS (
-  SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT 100
+  SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT {most}
 )
 SELECT page.id FROM several AS k CROSS JOIN LATERAL (
   SELECT j.id, j.queued_at FROM jsworker.jobs AS j
@@ -120,12 +123,29 @@ _IS_OF_PRIORITY = "(CAST(:priority AS smallint) IS NULL OR priority = CAST(:prio
 def _last_queued(which: str, of_lane: str) -> TextClause:
     kinds = KINDS_BY_LEAPS.replace("{which}", f"{which} AND (CAST(:kind AS text) IS NULL OR j.kind = :kind)")
     queued = condition(queued_indexed)
-    return filled(_LAST_QUEUED, kinds=kinds, queued=queued, of_lane=of_lane)
+    return filled(_LAST_QUEUED, kinds=kinds, queued=queued, of_lane=of_lane, most=str(MOST_KINDS))
 
 
 LAST_QUEUED = _last_queued("", f" AND {_IS_OF_PRIORITY}")
 # Along the index in which no normal job stands.
-LAST_IN_LANE = _last_queued(f" AND {condition(in_lane_indexed)}", f" AND {condition(of_lane_indexed)}")
+_OF_LANE = f" AND {condition(in_lane_indexed)}"
+LAST_IN_LANE = _last_queued(_OF_LANE, f" AND {condition(of_lane_indexed)}")
+
+
+def _other_kinds(which: str) -> TextClause:
+    return filled(
+        """
+WITH RECURSIVE {kinds}
+SELECT kind FROM kinds WHERE kind IS NOT NULL OFFSET {most} LIMIT 1
+""",
+        kinds=KINDS_BY_LEAPS.replace("{which}", which),
+        queued=condition(queued_indexed),
+        most=str(MOST_KINDS),
+    )
+
+
+OTHER_KINDS, OTHER_KINDS_IN_LANE = _other_kinds(""), _other_kinds(_OF_LANE)
+"""The first kind whose queued jobs are not listed."""
 
 _IS_OF_KIND = "(CAST(:kind AS text) IS NULL OR kind = :kind)"
 _IS_SO_OLD = sql(as_old_as_chosen)
@@ -284,11 +304,13 @@ class SeenJob(NamedTuple):
 class Page:
     """Jobs of a listing, each as a dict by column name, without payload and result.
 
-    The next page begins behind ``after``; None: there is no other.
+    The next page begins behind ``after``; None: there is no other. ``leaves_out_kinds``: queued jobs of kinds
+    behind the first ``MOST_KINDS`` were not looked at.
     """
 
     jobs: list[dict[str, Any]]
     after: UUID | None
+    leaves_out_kinds: bool = False
 
 
 async def list_jobs(
@@ -336,7 +358,11 @@ async def list_jobs(
         order = next((name for name in SINCE if values[name] is not None), status)
         order = order if where.failure is None else "failure"
         ids, after = await _find(database, order, values, ends_at)
-    return Page(await _fetch(database, ids, status), after)
+    leaves_out = False
+    if status == "queued" and kind is None:
+        statement = OTHER_KINDS if priority in (None, NORMAL) else OTHER_KINDS_IN_LANE
+        leaves_out = bool(await database.run_along_index(statement, {}))
+    return Page(await _fetch(database, ids, status), after, leaves_out)
 
 
 async def get_job(database: Database, job_id: UUID) -> dict[str, Any] | None:
