@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, TextIO
 from uuid import UUID
 
 from jsworker.core.clock import boottime
@@ -17,7 +17,8 @@ from jsworker.core.settings import Settings
 from jsworker.supervisor import messages
 from jsworker.supervisor.begun_jobs import BegunJobs, open_memory
 from jsworker.supervisor.child_start import ChildStart
-from jsworker.telemetry.logs import drain_logs, write_line
+from jsworker.telemetry.line_writer import LineWriter
+from jsworker.telemetry.logs import drain_logs, stderr_lines
 from jsworker.telemetry.worker_status import Readiness
 
 TICKS_PER_TIMEOUT: Final = 4
@@ -40,6 +41,9 @@ class ChildLink:
         os.set_inheritable(start.link, False)  # processes that the child starts do not get it
         self._begun = BegunJobs.take_over(start.begun)
         self._parent = start.parent
+        # Of its own, for a job may replace or close sys.stderr.
+        self._stderr = _open_stderr()
+        self._lines = stderr_lines()
         self._link: MessageLink[messages.FromParent] = MessageLink(
             socket.socket(fileno=start.link),
             messages.FROM_PARENT,
@@ -115,8 +119,8 @@ class ChildLink:
         if self._asked_for_kill:
             return
         self._asked_for_kill = True
-        if sys.stderr is not None:
-            _show_stacks()
+        if self._lines is not None:
+            _show_stacks(self._lines)
         named = list(culprits[: messages.MOST_CULPRITS])
         self._link.send(messages.KillRequest(culprits=named, reason=reason[: messages.LONGEST_TEXT]))
 
@@ -134,11 +138,11 @@ class ChildLink:
 
     def _postpone_last_resort(self) -> None:
         """Have this process end if its loop hangs and no parent is there any more to kill it."""
-        if self._holds_jobs and not self._orphaned and sys.stderr is not None:
+        if self._holds_jobs and not self._orphaned:
             limit = self._watchdog_timeout + max(_LAST_RESORT_SECONDS, self._watchdog_timeout)
             quiet = max(0.0, self._quiet_until - boottime())
             # It waits in a thread that needs no GIL.
-            faulthandler.dump_traceback_later(quiet + limit, exit=True)
+            faulthandler.dump_traceback_later(quiet + limit, file=self._stderr, exit=True)
 
     def _note_sigterm(self) -> None:
         is_orphan = os.getppid() != self._parent
@@ -152,15 +156,23 @@ class ChildLink:
         self._obey(messages.StopWorker(force=True))
 
     def _limit_orphan(self) -> None:
-        if not self._orphaned and sys.stderr is not None:
-            faulthandler.dump_traceback_later(self._orphan_seconds, exit=True)
+        if not self._orphaned:
+            faulthandler.dump_traceback_later(self._orphan_seconds, file=self._stderr, exit=True)
         self._orphaned = True
 
 
-def _show_stacks() -> None:
-    """Write where all threads are to stderr, which may have no reader."""
+def _open_stderr() -> int:
+    """Return a further descriptor of stderr; without a stderr, one of where nothing is kept."""
+    try:
+        return os.dup(sys.stderr.fileno())
+    except (AttributeError, OSError, ValueError):
+        return os.open(os.devnull, os.O_WRONLY)
+
+
+def _show_stacks(lines: TextIO | LineWriter) -> None:
+    """Write where all threads are, also where nobody reads it."""
     with suppress(OSError), open_memory() as stacks:
         faulthandler.dump_traceback(stacks, all_threads=True)
         stacks.seek(0)
-        write_line(stacks.read().decode(errors="replace").rstrip())
+        lines.write(stacks.read().decode(errors="replace"))
     drain_logs(_SHOW_SECONDS)

@@ -73,7 +73,7 @@ def configure_logs(
     depends on log warnings at least. Without a stream the lines go to stderr.
     """
     least = logging.getLevelNamesMapping()[level.upper()]
-    out = _stderr() if stream is None else stream
+    out = stderr_lines() if stream is None else stream
     prepare: list[Processor] = [
         _with_bound_facts,
         structlog.processors.add_log_level,
@@ -116,12 +116,12 @@ def is_terminal(stream: TextIO) -> bool:
 
 def write_line(text: str) -> None:
     """Write a line, or several, of another form behind the log lines; returns at once."""
-    _stderr().write(f"{text}\n")
+    stderr_lines().write(f"{text}\n")
 
 
 def show_line(text: str) -> None:
     """Show a line on the terminal until the next one is written or shown; returns at once."""
-    _stderr().write(f"{text}{CLEAR_LINE}\r")
+    stderr_lines().write(f"{text}{CLEAR_LINE}\r")
 
 
 def lines_dropped() -> int:
@@ -173,7 +173,8 @@ def _field_names(fields: dict[str, Any]) -> dict[str, Any]:
     return {f"{name}_" if name in _TAKEN else name: value for name, value in fields.items()}
 
 
-def _stderr() -> "TextIO | LineWriter":
+def stderr_lines() -> "TextIO | LineWriter":
+    """Return what lines are written to that go to stderr as it is now: a file has one writer for all."""
     try:
         descriptor = sys.stderr.fileno()
     except (OSError, AttributeError, ValueError):  # it is no file

@@ -2,11 +2,13 @@
 
 import asyncio
 import gc
+import io
 import logging
 import os
 import re
 import signal
 import subprocess
+import sys
 import time
 import weakref
 from pathlib import Path
@@ -174,6 +176,16 @@ class Forks(JobProcessor):
         os.read(reading, 4)
         os.kill(forked, signal.SIGTERM)
         return os.WTERMSIG(os.waitpid(forked, 0)[1])
+
+
+class LosesStderr(JobProcessor):
+    """Leaves the process without a stderr of its own."""
+
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        if job.payload["how"] == "closed":
+            sys.stderr.close()
+        else:
+            sys.stderr = io.StringIO()
 
 
 class Leaves(JobProcessor):
