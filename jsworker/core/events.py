@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import current_thread, main_thread
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -119,7 +120,8 @@ class Events:
             except BaseException as error:  # foreign code; a job must not pay for it
                 if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
                     raise  # Ctrl-C, which happened to come here
-                sys.stderr.write(_complaint(listener, name, error))
+                with suppress(Exception):  # a daemon may have no stderr, a job may have closed or replaced it
+                    sys.stderr.write(_complaint(listener, name, error))
 
 
 def _complaint(listener: Listener, name: EventName, error: BaseException) -> str:

@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from uuid import UUID
@@ -66,7 +66,8 @@ def attempt(call: Callable[[], T]) -> T | None:
     except Exception as error:  # noqa: BLE001 -- foreign code
         if type(error) not in _reported:
             _reported.add(type(error))
-            sys.stderr.write(f"tracing raised; jobs go on without spans:\n{traceback_of(error)}")
+            with suppress(Exception):  # it may be closed, or none
+                sys.stderr.write(f"tracing raised; jobs go on without spans:\n{traceback_of(error)}")
         return None
 
 

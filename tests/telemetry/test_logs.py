@@ -366,6 +366,12 @@ class TestLevels:
         assert [json.loads(line)["event"] for line in lines(out)] == seen
 
 
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
 class TestListeners:
     def test_a_listener_that_raises_costs_no_line(self, capsys: pytest.CaptureFixture[str]) -> None:
         out = io.StringIO()
@@ -381,6 +387,22 @@ class TestListeners:
         events.emit("job.lost")
         assert only_line(out)["event"] == "job.lost"
         assert capsys.readouterr().err.count("RuntimeError: boom") == 2
+
+    @pytest.mark.parametrize("stderr", [None, closed()], ids=["none", "closed"])
+    def test_without_a_stderr_one_that_raises_harms_nobody(
+        self, stderr: io.StringIO | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("sys.stderr", stderr)
+        events = Events()
+
+        def broken(event: Event) -> None:
+            raise RuntimeError("boom")
+
+        heard: list[Event] = []
+        events.on("job.lost", broken)
+        events.on("*", heard.append)
+        events.emit("job.lost")
+        assert [event.name for event in heard] == ["job.lost"]
 
     def test_a_stream_that_cannot_be_written_harms_nobody(self, capsys: pytest.CaptureFixture[str]) -> None:
         events, out = start()

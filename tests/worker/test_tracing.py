@@ -392,6 +392,15 @@ async def test_a_broken_exporter_costs_no_job(
     assert capsys.readouterr().err.count("tracing raised") == 1
 
 
+def test_without_a_stderr_a_broken_exporter_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("no exporter")
+
+    monkeypatch.setattr(tracing, "_reported", set())
+    monkeypatch.setattr("sys.stderr", None)
+    tracing.attempt(broken)
+
+
 async def test_without_a_producers_span_claim_and_run_are_one_trace(
     exported: Exported, client: JobClient, start: StartWorker, rows: Rows
 ) -> None:
