@@ -1,6 +1,7 @@
 """Natural batching: what gathers, who is told, and how long the first one waits."""
 
 import asyncio
+import contextvars
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 from jsworker.core import batching
 from jsworker.core.batching import Batcher
 from tests.support.polling import eventually
+
+submitter = contextvars.ContextVar("submitter", default="nobody")
 
 
 class Door:
@@ -49,6 +52,23 @@ async def test_a_lone_item_waits_for_nothing_and_a_flood_gathers(door: Door) -> 
     door.opened.set()
     assert await asyncio.gather(*answers) == [-1, -2, -3, -4, -5]
     assert door.batches == [[1], [2, 3, 4], [5]]
+
+
+async def test_a_batch_is_written_in_the_context_of_none_of_its_submitters() -> None:
+    seen: list[str] = []
+
+    async def write(items: Sequence[int]) -> Sequence[int]:
+        seen.append(submitter.get())
+        return items
+
+    batcher = Batcher("numbers", write, limit=3, died=lambda *_: None)
+
+    async def submit() -> None:
+        submitter.set("a job")
+        await batcher.submit(1)
+
+    await asyncio.create_task(submit())
+    assert seen == ["nobody"]
 
 
 async def _posted_by_turn(batcher: Batcher[int, int], *counts: int, blocking_seconds: float = 0.0) -> None:

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from typing import Final, Generic, TypeAlias, TypeVar
 
 _MANY: Final = 16
@@ -41,6 +42,7 @@ class Batcher(Generic[ItemT, AnswerT]):
         self.limit = limit
         self._died = died
         self._linger = linger
+        self._context = copy_context()  # that of whoever submits, perhaps a job, is none of the batch's
         self._hurry = asyncio.Event()
         self._waiting: deque[tuple[ItemT, _Taker[AnswerT]]] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -89,7 +91,8 @@ class Batcher(Generic[ItemT, AnswerT]):
     def _begin(self) -> asyncio.Task[None]:
         if self._task is None or self._task.done():
             self._hurry.clear()
-            self._task = asyncio.create_task(self._drain(), name=f"jsworker {self._name}")
+            name, context = f"jsworker {self._name}", self._context.copy()
+            self._task = asyncio.create_task(self._drain(), name=name, context=context)
         return self._task
 
     async def _drain(self) -> None:
