@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
 import pytest
@@ -340,13 +340,22 @@ async def test_the_end_of_an_applications_event_loop_is_no_error_of_its_jobs(
 
 
 class Broken(Backoff):
+    raises: ClassVar[type[BaseException]]
+
     def delay(self, _attempt: int) -> float:
-        raise RuntimeError("no idea how long")
+        raise self.raises("no idea how long")
 
 
+@pytest.mark.parametrize("raises", [RuntimeError, asyncio.CancelledError, GeneratorExit])
 async def test_a_backoff_that_raises_is_replaced_by_the_usual_one(
-    client: JobClient, rows: Rows, start: StartWorker
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    monkeypatch: pytest.MonkeyPatch,
+    raises: type[BaseException],
 ) -> None:
+    monkeypatch.setattr(Broken, "raises", raises, raising=False)
+
     async def process(job: Job[Any]) -> None:
         raise ValueError("boom")
 
