@@ -110,8 +110,11 @@ def plural(count: int, what: str) -> str:
     return f"{number(count)} {what}" + ("" if count == 1 else "s")
 
 
-def sparkline(values: Sequence[int]) -> Markup:
-    """Return a row of small bars, the last value at the right; the numbers are its title."""
+def sparkline(values: Sequence[int], sample: int | None = None) -> Markup:
+    """Return a row of small bars, the last value at the right; the numbers are its title.
+
+    ``sample``: the values count no more than the last so many; None: all there are.
+    """
     most = max(values, default=0) or 1
     height, width = 20, 4
     bars = "".join(
@@ -123,9 +126,16 @@ def sparkline(values: Sequence[int]) -> Markup:
         '<svg class="sparkline" viewBox="0 0 {} {}" width="{}" height="{}"><title>{}</title>'
         '<path d="{}"/></svg>'
     )
-    last = number(values[-1] if values else 0)
-    total = f"{number(sum(values))} in {len(values)} hours, {last} in the last"
+    last, all_of_them = values[-1] if values else 0, sum(values)
+    # Where even the oldest of a sample is of these hours, or of the last one, others before it are, too.
+    total = f"{_at_least(all_of_them, sample)} in {len(values)} hours, {_at_least(last, sample)} in the last"
+    if sample is not None:
+        total += f", of the last {number(sample)}"
     return form.format(len(values) * width, height, len(values) * width, height, total, bars)
+
+
+def _at_least(value: int, sample: int | None) -> str:
+    return f"{number(value)}{'+' if value == sample else ''}"
 
 
 def at_most(value: int, bound: int) -> str:

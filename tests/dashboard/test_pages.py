@@ -15,6 +15,7 @@ from jsworker.core.settings import Settings
 from jsworker.dashboard import Access, dashboard
 from jsworker.dashboard.app import ACTIONS, PAGES
 from jsworker.dashboard.pages.job import Content, content
+from jsworker.ownership.queries import failures
 from jsworker.ownership.queries.listing import MOST_KINDS
 from jsworker.ownership.transitions.enqueue import new_job_id
 from tests.dashboard.conftest import PutJob
@@ -180,6 +181,23 @@ async def test_failures_are_grouped_and_lead_to_their_jobs(viewer: Viewer, put: 
     page = await viewer.see("/failures")
     [link] = [href for words, href in page.links.items() if words.startswith("KeyError")]
     assert set(jobs_of(await viewer.see(link))) == same
+
+
+async def test_a_sample_of_failures_is_not_shown_as_their_total(
+    viewer: Viewer, put: PutJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for hours in (0, 0, 0, 2):
+        ended = sql.SQL("clock_timestamp() - make_interval(hours => {})").format(sql.Literal(hours))
+        await put("failed", last_error="KeyError: 1", finished_at=ended)
+    assert "4 in 24 hours, 3 in the last</title>" in (await viewer.see("/failures")).source
+    monkeypatch.setattr(failures, "_LEAST_BOUND", 1)
+    for bound, says in (
+        (5, "4 in 24 hours, 3 in the last"),
+        (4, "4+ in 24 hours, 3 in the last, of the last 4"),
+        (2, "2+ in 24 hours, 2+ in the last, of the last 2"),
+    ):
+        monkeypatch.setattr(failures, "BOUND", bound)
+        assert f"<title>{says}</title>" in (await viewer.see("/failures")).source
 
 
 async def test_who_may_only_read_sees_neither_contents_nor_texts_of_errors(
