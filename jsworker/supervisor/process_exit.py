@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 EXIT_SECONDS = 3.0
 """For so long the event loop, and then the interpreter, may take to end."""
@@ -24,7 +25,9 @@ def exit_now(code: int) -> None:
     """End the process without the interpreter's end, at which a thread that still writes would abort it."""
     from jsworker.telemetry.logs import drain_logs  # noqa: PLC0415 -- a child's first steps load nothing slow
 
-    sys.stdout.flush()
+    with suppress(AttributeError, OSError, ValueError):  # a job may have closed or replaced it
+        sys.stdout.flush()
     drain_logs()
-    sys.stderr.flush()
+    with suppress(AttributeError, OSError, ValueError):
+        sys.stderr.flush()
     os._exit(code)

@@ -1,0 +1,15 @@
+"""The end of a worker process, whatever its jobs have done to its streams."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize("how", ["sys.{0}.close()", "sys.{0} = None"])
+def test_a_process_ends_with_its_code_though_a_job_has_closed_a_stream(stream: str, how: str) -> None:
+    loads = "import sys, jsworker.telemetry.logs; from jsworker.supervisor.process_exit import exit_now"
+    code = f"{loads}; {how.format(stream)}; exit_now(0)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
