@@ -63,7 +63,7 @@ def _modules(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         + "send = Send('localhost')\nagain = send\n",
         "elsewhere.py": CLASS.format(name="Elsewhere") + CLASS.format(name="Hidden"),
         "empty.py": "from elsewhere import Elsewhere\n",
-        "misspelled.py": CLASS.format(name="SendMail").replace("process", "proces")
+        "misspelled.py": CLASS.format(name="SendMail").replace("process", "perform")
         + CLASS.format(name="SendText").replace("process", "run"),
         "broken/__init__.py": "",
         "broken/half.py": "def\n",
