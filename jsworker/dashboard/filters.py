@@ -126,16 +126,15 @@ def sparkline(values: Sequence[int], sample: int | None = None) -> Markup:
         '<svg class="sparkline" viewBox="0 0 {} {}" width="{}" height="{}"><title>{}</title>'
         '<path d="{}"/></svg>'
     )
-    last, all_of_them = values[-1] if values else 0, sum(values)
-    # Where even the oldest of a sample is of these hours, or of the last one, others before it are, too.
-    total = f"{_at_least(all_of_them, sample)} in {len(values)} hours, {_at_least(last, sample)} in the last"
+    # Where a whole sample is of these hours, or of the last one, there may be more.
+    every, last = (
+        number(each) if sample is None else at_most(each, sample)
+        for each in (sum(values), values[-1] if values else 0)
+    )
+    total = f"{every} in {len(values)} hours, {last} in the last"
     if sample is not None:
         total += f", of the last {number(sample)}"
     return form.format(len(values) * width, height, len(values) * width, height, total, bars)
-
-
-def _at_least(value: int, sample: int | None) -> str:
-    return f"{number(value)}{'+' if value == sample else ''}"
 
 
 def at_most(value: int, bound: int) -> str:

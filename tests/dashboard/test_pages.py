@@ -1,5 +1,6 @@
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -187,7 +188,7 @@ async def test_a_sample_of_failures_is_not_shown_as_their_total(
     viewer: Viewer, put: PutJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for hours in (0, 0, 0, 2):
-        ended = sql.SQL("clock_timestamp() - make_interval(hours => {})").format(sql.Literal(hours))
+        ended = datetime.now(UTC) - timedelta(hours=hours)
         await put("failed", last_error="KeyError: 1", finished_at=ended)
     assert "4 in 24 hours, 3 in the last</title>" in (await viewer.see("/failures")).source
     monkeypatch.setattr(failures, "_LEAST_BOUND", 1)
