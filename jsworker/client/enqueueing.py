@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import copy_context
 from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, overload
@@ -342,6 +343,7 @@ class SharedInserts:
         self._publish_after = publish_after
         self._died = died
         self._under_way = 0
+        self._context = copy_context()
         self._kinds: dict[str, Batcher[NewJob, _Answer]] = {}
 
     async def insert(self, kind: str, job: NewJob) -> Enqueued:
@@ -349,7 +351,10 @@ class SharedInserts:
         if job.unique_key is None and job.terms is None and self._under_way:
             if kind not in self._kinds:
                 name, write = f"inserts of {kind}", partial(self._write, kind)
-                self._kinds[kind] = Batcher(name, write, limit=_SHARED_BATCH, died=self._died)
+                # In no request's context: that of the first one would be kept for good.
+                self._kinds[kind] = self._context.run(
+                    Batcher, name, write, limit=_SHARED_BATCH, died=self._died
+                )
             answer = await self._kinds[kind].submit(job)
             if isinstance(answer, JsworkerError):
                 raise answer.with_traceback(None)

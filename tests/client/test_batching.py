@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from tests.support.proxy import proxied
 from tests.worker.rows import Rows
 
 JOBS = 300
+
+request = ContextVar("request", default="none")
 
 
 @pytest.fixture
@@ -121,3 +124,25 @@ async def test_without_an_answer_each_call_says_so(
         calls = (client.enqueue("kind", {"n": n}) for n in range(20))
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert all(isinstance(answer, DatabaseUnavailable) for answer in answers), answers
+
+
+async def test_a_shared_statement_is_written_in_the_context_of_no_request(
+    settings: Settings, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    insert = enqueue.enqueue_many
+
+    async def noted(*positional: Any, **rest: Any) -> Any:
+        seen.append(request.get())
+        return await insert(*positional, **rest)
+
+    monkeypatch.setattr(enqueue, "enqueue_many", noted)
+    async with JobClient(settings) as client:
+
+        async def serve(number: int) -> None:
+            request.set(f"request {number}")
+            await client.enqueue("kind", {})
+
+        await asyncio.gather(*(serve(number) for number in range(JOBS)))
+    assert set(seen) == {"none"}
+    assert await rows.value("SELECT count(*) FROM jsworker.jobs") == JOBS
