@@ -443,6 +443,32 @@ async def test_a_producers_open_transaction_holds_up_the_recovery_of_no_other_jo
     assert setting.left == "0"
 
 
+@pytest.mark.parametrize("cause", RESETS)
+async def test_a_lock_on_one_that_has_expired_holds_up_the_recovery_of_no_other_job(
+    database: Database, sql: Sql, engine: Engine, monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    ids = [insert_job(sql, "processing", last_activity_at=ago(60)) for _ in range(6)]
+    keyed = running(sql)
+    expired = insert_job(sql, waiting_key=KEY, expires_at=ago(1))
+    statements, run = [], database.run
+
+    async def counted(statement: TextClause, *positional: Any, **options: Any) -> Any:
+        statements.append(statement)
+        return await run(statement, *positional, **options)
+
+    monkeypatch.setattr(database, "run", counted)
+    with engine.begin() as connection:
+        connection.execute(text("SELECT FROM jsworker.jobs WHERE id = :id FOR UPDATE"), {"id": expired})
+        taken = await RESETS[cause](database, sql, [*ids[:3], keyed, *ids[3:]])
+        assert {each.id for each in taken.resets} == set(ids)
+        assert {job_id: error.sqlstate for job_id, error in taken.refused.items()} == {keyed: "55P03"}
+        assert await fail(database, keyed) is Settled.REFUSED
+    assert len(statements) < 30
+    assert read_job(sql, keyed)["status"] == "processing"
+    assert await fail(database, keyed) is Settled.SCHEDULED
+    assert read_job(sql, expired)["failure_reason"] == "expired"
+
+
 async def test_one_whose_enqueue_is_undone_supersedes_nobody(
     database: Database, sql: Sql, winner: Winner
 ) -> None:

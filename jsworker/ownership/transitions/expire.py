@@ -6,7 +6,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from jsworker.core.errors import DatabaseRefused, TransitionRefused
+from jsworker.core.errors import DatabaseRefused, LockTimeout, TransitionRefused
 from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row, uuid_array
@@ -117,7 +117,11 @@ async def free_keys(database: Database, kind: str, unique_keys: Sequence[str | N
 async def write_beside_expired(
     database: Database, ids: Iterable[UUID], write: Callable[[], Awaitable[Sequence[Row]]]
 ) -> Sequence[Row]:
-    """Return what ``write`` returns; jobs that have expired and still hold keys of ``ids`` are cancelled first."""
+    """Return what ``write`` returns; jobs that have expired and still hold keys of ``ids`` are cancelled first.
+
+    Raises:
+        RowRefused: by ``write``; or one of those is locked: its key may stay taken for long.
+    """
     try:
         return await write()
     except RowRefused as error:
@@ -126,5 +130,7 @@ async def write_beside_expired(
         over = await database.run(OVER_BESIDE, {"ids": uuid_array(ids)})
         if not over:
             raise
-        await database.run(_EXPIRY.write, {"ids": uuid_array(row.id for row in over)})
+        cancelled = await database.run(_EXPIRY.write, {"ids": uuid_array(row.id for row in over)})
+        if len(cancelled) < len(over):
+            raise RowRefused(LockTimeout.sqlstate, error.constraint) from None
     return await write()
