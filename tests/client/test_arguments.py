@@ -26,7 +26,7 @@ WRONG: dict[str, tuple[Callable[[JobClient], Awaitable[Any]], type[Exception], s
     "a timedelta that goes back": (
         lambda client: client.enqueue(KIND, {}, delay=timedelta(minutes=-1)),
         ValueError,
-        r"^delay=.* must be from 0 to 3\.16224e\+08 seconds$",
+        r"^delay=.* must be from 0 to 316224000 seconds$",
     ),
     "an instant without a zone": (
         lambda client: client.enqueue(KIND, {}, run_at=datetime(2030, 1, 1)),  # noqa: DTZ001 -- the mistake
@@ -58,7 +58,7 @@ WRONG: dict[str, tuple[Callable[[JobClient], Awaitable[Any]], type[Exception], s
     "an expiry in the past": (
         lambda client: client.enqueue_many(KIND, [{}], expires_in=timedelta(days=-1)),
         ValueError,
-        r"^expires_in=.* must be from 0 to 3\.16224e\+08 seconds$",
+        r"^expires_in=.* must be from 0 to 316224000 seconds$",
     ),
     "an expiry as an instant": (
         lambda client: client.enqueue(KIND, {}, expires_in=datetime(2030, 1, 1, tzinfo=UTC)),  # type: ignore[call-overload]

@@ -185,6 +185,16 @@ async def test_nothing_is_published_into_another_installations_stream_found_late
         assert (await owner._publisher.stream.state()).messages == 0
 
 
+async def test_a_stream_that_cannot_be_made_fit_is_refused_at_the_start(
+    js: JetStreamContext, settings: Settings
+) -> None:
+    subjects = [f"{settings.subject_prefix}.*"]
+    await js.add_stream(name=settings.stream, subjects=subjects, retention="limits")
+    client = JobClient(settings)
+    with pytest.raises(StreamRefused, match="cannot be used: retention=limits, must be workqueue"):
+        await client.__aenter__()
+
+
 async def test_a_stream_that_became_another_installations_is_found_with_the_next_connection(
     js: JetStreamContext,
     servers: TestServers,

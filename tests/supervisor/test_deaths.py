@@ -131,26 +131,28 @@ async def test_a_new_child_leaves_to_the_parent_what_its_sibling_held(
         processes=2,
         statement_timeout=5.0,
         heartbeat_interval=6.0,
-        crash_threshold=60.0,
-        stale_threshold=120.0,
         watchdog_timeout=60.0,
-        ack_wait=600.0,
+        **SLOW_RULES,
     )
     await parent.ready(2)
+    # What it looks with, the parent loads for the first dead child; a busy machine may take long for that.
+    first = (await client.enqueue("nap", {"seconds": 3600})).id
+    dead = await owner_of_sleeper(sql)
+    parent.send(signal.SIGKILL, pid_of(parent, dead))
+    await ends_completed(sql, first)
+    await parent.tells("dead_owner.reset")
+    await parent.ready(3)
+
     job_id = (await client.enqueue("nap", {"seconds": 3600})).id
     owner = await owner_of_sleeper(sql)
-    [sibling] = [line for line in parent.lines("child.started") if line["worker_id"] != owner]
+    [sibling] = [line for line in parent.lines("child.started") if line["worker_id"] not in {dead, owner}]
     parent.send(signal.SIGSTOP, sibling["pid"])
     parent.send(signal.SIGKILL, pid_of(parent, owner))
 
     assert counters(await ends_completed(sql, job_id, seconds=60)) == (2, 0, 1)
     [reset] = [event for event in read_events(sql, job_id) if event["event"] == "reset"]
-    if reset["worker_id"].startswith("supervisor-"):
-        assert reset["detail"]["reason"] == "its process ended: signal SIGKILL"
-    else:  # on a busy machine the new child's time-out may be over before the parent has loaded what it needs
-        waited = "SELECT %s - started_at AS waited FROM jsworker.workers WHERE id = %s"
-        [row] = sql.execute(waited, [reset["at"], reset["worker_id"]])
-        assert row["waited"].total_seconds() > 5.0
+    assert reset["worker_id"].startswith("supervisor-")
+    assert reset["detail"]["reason"] == "its process ended: signal SIGKILL"
 
 
 async def test_a_job_that_kills_every_process_shares_two_whatever_its_limit(

@@ -8,17 +8,10 @@ from jsworker import JobClient
 from jsworker.worker.maintenance import throttled_scan as pace_module
 from jsworker.worker.maintenance.relay import Relay
 from jsworker.worker.maintenance.throttled_scan import ScanPace
+from tests.support.clock import Clock
 from tests.support.contexts import make_context
 from tests.support.polling import eventually
 from tests.worker.rows import Rows
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.worker import context as module
 from jsworker.worker.context import DatabaseHealth
+from tests.support.clock import Clock
 from tests.support.polling import eventually
 from tests.worker.processors import echo, scripted
 from tests.worker.recorder import Recorder
@@ -88,19 +89,9 @@ def refusal(reason: str, sqlstate: str) -> DatabaseRefused:
     return error
 
 
-class Present:
-    """The time of a test."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def present(monkeypatch: pytest.MonkeyPatch) -> Present:
-    made = Present()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
     monkeypatch.setattr(module, "boottime", made)
     return made
 
@@ -118,36 +109,36 @@ def health(told: Recorder) -> DatabaseHealth:
 
 
 def test_work_goes_on_with_the_next_answer_and_the_report_ends_when_nothing_was_refused_for_a_while(
-    health: DatabaseHealth, told: Recorder, present: Present
+    health: DatabaseHealth, told: Recorder, clock: Clock
 ) -> None:
     for _ in range(3):
         health.failed(refusal(DENIED, "42501"))
         assert not health.up
-        present.now += module._REFUSES_SECONDS - 1
+        clock.now += module._REFUSES_SECONDS - 1
         health.answered()
         assert (health.up, health.degraded, health.refusal) == (True, True, DENIED)
     assert told.names() == ["worker.degraded"]
-    present.now += 1
+    clock.now += 1
     health.answered()
     assert (health.up, health.degraded, health.refusal) == (True, False, None)
     assert told.names() == ["worker.degraded", "worker.restored"]
 
 
-def test_each_reason_is_told_once(health: DatabaseHealth, told: Recorder, present: Present) -> None:
+def test_each_reason_is_told_once(health: DatabaseHealth, told: Recorder, clock: Clock) -> None:
     for _ in range(3):
         for table in ("jobs", "job_events"):
             health.failed(refusal(f"permission denied for table {table}", "42501"))
-        present.now += 1
+        clock.now += 1
         health.answered()
     assert [event["reason"].rsplit(" ")[-1] for event in told.of("worker.degraded")] == ["jobs", "job_events"]
     assert told.of("worker.restored") == []
 
 
 def test_an_outage_ends_with_the_first_answer_whatever_was_refused_before(
-    health: DatabaseHealth, told: Recorder, present: Present
+    health: DatabaseHealth, told: Recorder, clock: Clock
 ) -> None:
     health.failed(refusal(DENIED, "42501"))
-    present.now += 1
+    clock.now += 1
     health.answered()
     health.failed(DatabaseUnavailable())
     assert (health.degraded, health.refusal) == (True, None)

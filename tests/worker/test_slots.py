@@ -8,18 +8,10 @@ import pytest
 from jsworker.worker.pipeline import slots as module
 from jsworker.worker.pipeline.in_flight import InFlight
 from jsworker.worker.pipeline.slots import Slots
+from tests.support.clock import Clock
 
 NORMAL = SimpleNamespace(priority=1)
 KIND = cast("Any", SimpleNamespace(name="any", concurrency=10, is_isolated=False))
-
-
-class Clock:
-    """A clock that the test moves."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
