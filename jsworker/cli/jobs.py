@@ -142,9 +142,8 @@ def jobs(
         print_json(page.jobs)
     else:
         console().print(_table(page))
-    if page.after is not None and not (
-        as_json and len(page.jobs) == limit
-    ):  # which goes on behind the last one
+    is_full = as_json and len(page.jobs) == limit  # then the caller goes on behind the last one
+    if page.after is not None and not is_full:
         remark_next_page(page.after)
     if page.leaves_out_kinds:
         remark(

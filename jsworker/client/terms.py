@@ -143,7 +143,7 @@ def seconds_of(name: str, value: Seconds) -> float:
         what = f"not {type(value).__name__}"
         raise TypeError(f"{name}={shown(value)} must be a number of seconds or a timedelta, {what}") from None
     if not is_in_range:
-        raise ValueError(f"{name}={shown(value)} must be from 0 to {LONGEST_DELAY:g} seconds")
+        raise ValueError(f"{name}={shown(value)} must be from 0 to {LONGEST_DELAY:.0f} seconds")
     return float(given)
 
 

@@ -42,7 +42,7 @@ class Batcher(Generic[ItemT, AnswerT]):
         self.limit = limit
         self._died = died
         self._linger = linger
-        self._context = copy_context()  # that of whoever submits, perhaps a job, is none of the batch's
+        self._context = copy_context()  # not that of an item, which may be a job's
         self._hurry = asyncio.Event()
         self._waiting: deque[tuple[ItemT, _Taker[AnswerT]]] = deque()
         self._task: asyncio.Task[None] | None = None

@@ -170,7 +170,7 @@ def _open_stderr() -> int:
 
 
 def _show_stacks(lines: TextIO | LineWriter) -> None:
-    """Write where all threads are, also where nobody reads it."""
+    """Write where all threads are, also where it has no reader."""
     with suppress(OSError), open_memory() as stacks:
         faulthandler.dump_traceback(stacks, all_threads=True)
         stacks.seek(0)

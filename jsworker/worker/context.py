@@ -91,7 +91,7 @@ class DatabaseHealth:
         self._failed_at = -math.inf
         self._refused_at = -math.inf
         self._refusals: set[str] = set()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.refusal: str | None = None
         """PostgreSQL's reason for refusing a statement lately; None: it did not, or has been silent since."""
 
@@ -103,7 +103,7 @@ class DatabaseHealth:
     @property
     def degraded(self) -> bool:
         """Whether the database is reported as not answering, or as refusing a statement."""
-        return bool(self._told)
+        return bool(self._reported)
 
     def failed_within(self, seconds: float) -> bool:
         """Return whether a statement went unanswered lately."""
@@ -126,8 +126,8 @@ class DatabaseHealth:
             self.refusal = None
         was_up = self.up
         self._up.clear()
-        if (was_up or refused) and (reason := str(error)) not in self._told:
-            self._told.add(reason)
+        if (was_up or refused) and (reason := str(error)) not in self._reported:
+            self._reported.add(reason)
             self._events.emit("worker.degraded", what="postgresql", reason=reason)
         if was_up:
             self.changed.notify()
@@ -138,8 +138,8 @@ class DatabaseHealth:
         self._up.set()
         if self.refusal is not None and boottime() - self._refused_at >= _REFUSES_SECONDS:
             self.refusal = None
-        if self._told and self.refusal is None:
-            self._told.clear()
+        if self._reported and self.refusal is None:
+            self._reported.clear()
             self._events.emit("worker.restored", what="postgresql")
         if not was_up:
             self.changed.notify()

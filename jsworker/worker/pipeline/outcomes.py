@@ -244,7 +244,7 @@ def _delay(run: Run, wanted: Any = None) -> float:
     ):
         try:
             seconds = float(choose())
-        except BaseException:  # noqa: BLE001, S112  # nosec B112  # the user's code; the attempt has failed anyway
+        except BaseException:  # noqa: BLE001, S112 -- the user's code; the attempt has failed anyway
             continue
         if not math.isnan(seconds):
             return min(max(seconds, 0.0), LONGEST_WAIT)
