@@ -155,7 +155,7 @@ async def test_a_queued_job_names_what_keeps_workers_from_it(
     assert re.search(r"Waits for a worker for [\d.]+ m?s ", page.text)
     await client.pause("resize")
     page = await viewer.see(f"/jobs/{job_id}")
-    assert re.search(r"Waits for [\d.]+ m?s ; its kind is paused since 20", page.text)
+    assert re.search(r"Waits for [\d.]+ m?s ; its kind is paused for [\d.]+ m?s", page.text)
     await viewer.press(await viewer.see(page.links["Resume …"]), "Resume")
     assert "Waits for a worker" in (await viewer.see(f"/jobs/{job_id}")).text
 
