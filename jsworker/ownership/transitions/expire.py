@@ -127,10 +127,16 @@ async def write_beside_expired(
     except RowRefused as error:
         if error.constraint not in _UNIQUE:
             raise
-        over = await database.run(OVER_BESIDE, {"ids": uuid_array(ids)})
+        named = {"ids": uuid_array(ids)}
+        over = {row.id for row in await database.run(OVER_BESIDE, named)}
         if not over:
             raise
-        cancelled = await database.run(_EXPIRY.write, {"ids": uuid_array(row.id for row in over)})
-        if len(cancelled) < len(over):
-            raise RowRefused(LockTimeout.sqlstate, error.constraint) from None
-    return await write()
+    await database.run(_EXPIRY.write, {"ids": uuid_array(over)})
+    try:
+        return await write()
+    except RowRefused as error:
+        if error.constraint not in _UNIQUE:
+            raise
+        if over.isdisjoint(row.id for row in await database.run(OVER_BESIDE, named)):
+            raise  # another one has taken the key since
+        raise RowRefused(LockTimeout.sqlstate, error.constraint) from None
