@@ -33,6 +33,7 @@ from jsworker.telemetry.worker_status import Fleet, WorkerStatus
 from jsworker.worker.components import HEARTBEAT, Components
 from jsworker.worker.context import Complaints, DatabaseHealth, PublishingHealth, WorkerContext
 from jsworker.worker.figure_counts import FigureCounts
+from jsworker.worker.forked_copies import ended_in_copies
 from jsworker.worker.isolation.isolated_process import NotReady
 from jsworker.worker.lifecycle import Loop
 from jsworker.worker.maintenance.admissions import write_limits
@@ -185,6 +186,7 @@ class Worker:
             if self._closing is not None:
                 raise RuntimeError("a worker starts once; make a new one for another life")
             try:
+                self._opened.enter_context(ended_in_copies(asyncio.get_running_loop()))
                 await self._connect()
                 await self._open_processors()
                 await self._begin()

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import io
 import logging
+import multiprocessing
 import os
 import re
 import signal
@@ -58,6 +59,38 @@ class Aborts(JobProcessor):
     async def process(self, job: Job[dict[str, Any]]) -> None:
         if not job.cleared:
             os.abort()
+
+
+class Copies(JobProcessor):
+    """Returns the exit code of a copy of its process, which returns likewise, raises or waits."""
+
+    async def process(self, job: Job[dict[str, Any]]) -> int:
+        if copy := os.fork():
+            _, status = await asyncio.to_thread(os.waitpid, copy, 0)
+            return os.waitstatus_to_exitcode(status)
+        if job.payload["then"] == "raise":
+            raise ValueError("in the copy")
+        if job.payload["then"] == "wait":
+            await asyncio.sleep(3600)
+        return -1
+
+
+class CopiesApart(Copies):
+    """The same in an isolated process."""
+
+    isolation = "process"
+
+
+class CopiesWell(JobProcessor):
+    """Returns what copies of its process have computed, in an event loop of their own."""
+
+    async def process(self, _job: Job[dict[str, Any]]) -> list[int]:
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            return await asyncio.to_thread(pool.map, in_a_loop, [1, 2, 3])
+
+
+def in_a_loop(number: int) -> int:
+    return asyncio.run(asyncio.sleep(0, result=2 * number))
 
 
 class Poison(JobProcessor):

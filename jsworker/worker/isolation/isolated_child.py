@@ -26,6 +26,7 @@ from jsworker.core.tracing import TraceContext
 from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
 from jsworker.telemetry.logs import configure_logs, drain_logs, speaking_worker
+from jsworker.worker.forked_copies import ended_in_copies
 from jsworker.worker.isolation import isolated_messages as wire
 from jsworker.worker.isolation.parent_death_signal import follow_parent, leave_to_parent
 from jsworker.worker.lifecycle import Loop
@@ -50,7 +51,8 @@ def main() -> None:
     leave_to_parent((signal.SIGINT, signal.SIGHUP, signal.SIGTERM))
     end = socket.socket(fileno=int(sys.argv[3]))
     os.set_inheritable(end.fileno(), False)
-    asyncio.run(_work(end))
+    with asyncio.Runner() as runner, ended_in_copies(runner.get_loop()):
+        runner.run(_work(end))
 
 
 async def _work(end: socket.socket) -> NoReturn:

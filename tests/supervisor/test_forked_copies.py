@@ -1,0 +1,36 @@
+"""A job forks its process: the copy never works as the worker."""
+
+import pytest
+
+from jsworker import JobClient
+from tests.ownership.rows import Sql, counters
+from tests.supervisor.conftest import Supervise
+from tests.supervisor.test_deaths import ends_completed
+
+
+@pytest.mark.parametrize("event_loop", ["asyncio", "uvloop"])
+async def test_a_copy_that_goes_on_as_the_worker_ends(
+    event_loop: str, supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise("Copies", "Nap", event_loop=event_loop)
+    for then in ("return", "raise", "wait"):
+        job = await ends_completed(sql, (await client.enqueue("copies", {"then": then})).id)
+        assert (job["result"], counters(job)) == (1, (1, 0, 0))
+    assert counters(await ends_completed(sql, (await client.enqueue("nap", {"seconds": 0})).id)) == (1, 0, 0)
+    assert parent.lines("child.died") == []
+    assert parent.log.count("a job has forked its worker's process, and the copy") == 3
+
+
+async def test_a_copy_of_an_isolated_process_ends(supervise: Supervise, client: JobClient, sql: Sql) -> None:
+    supervise("CopiesApart", isolated_processes=1)
+    for then in ("return", "raise", "wait"):
+        job = await ends_completed(sql, (await client.enqueue("copies-apart", {"then": then})).id)
+        assert (job["result"], counters(job)) == (1, (1, 0, 0))
+
+
+async def test_copies_that_run_something_else_are_left_alone(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    supervise("CopiesWell")
+    job = await ends_completed(sql, (await client.enqueue("copies-well", {})).id)
+    assert (job["result"], counters(job)) == ([2, 4, 6], (1, 0, 0))
