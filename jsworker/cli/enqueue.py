@@ -12,7 +12,8 @@ import typer
 from jsworker.cli.enqueue_lines import enqueue_lines
 from jsworker.cli.options import argument, flag, new_app, option
 from jsworker.cli.output import print_json, print_line, progress_bar, progress_wanted, remark
-from jsworker.client.enqueueing import Kind
+from jsworker.cli.selection import warn_unless_served
+from jsworker.client.enqueueing import Kind, kind_name
 from jsworker.client.job_client import JobClient
 from jsworker.client.terms import LONGEST_DELAY, Terms
 from jsworker.core import strict_json
@@ -126,6 +127,8 @@ def enqueue(
     elif count > 1:
         asyncio.run(_enqueue_many(of_kind, content, count, options, as_json=as_json))
     else:
+        if wait:
+            warn_unless_served(kind_name(of_kind))
         _enqueue_one(
             of_kind, content, options, unique_key=unique_key, wait=wait, timeout=timeout, as_json=as_json
         )

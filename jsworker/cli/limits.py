@@ -1,8 +1,7 @@
 """``jsworker limits``: how many jobs of a kind or a key may run at once, and begin in a span of time."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 from rich.table import Column
@@ -22,16 +21,12 @@ from jsworker.cli.output import (
     right,
     since,
 )
-from jsworker.cli.selection import ask_database
+from jsworker.cli.selection import warn_unless_served
 from jsworker.client.job_client import JobClient
-from jsworker.core.errors import DatabaseRefused
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.limits import Limit, Rate
 from jsworker.core.names import check_kind
 from jsworker.ownership.transitions.limits import Numbers, named
-from jsworker.ownership.transitions.workers import list_workers
-
-_MOST_WORKERS: Final = 10_000
 
 app = new_app()
 
@@ -172,13 +167,3 @@ def _in_words(numbers: Numbers) -> str:
     running = "any number" if numbers.max_running is None else f"at most {numbers.max_running}"
     rate = "no rate" if numbers.rate is None else f"{numbers.rate} begin per {numbers.per:g} s"
     return f"{running} at once, {rate}"
-
-
-def warn_unless_served(kind: str) -> None:
-    """Say on stderr that no live worker is for a kind: it may be mistyped."""
-    try:
-        workers = ask_database(partial(list_workers, limit=_MOST_WORKERS))
-    except DatabaseRefused:  # its login may change limits, but not read workers
-        return
-    if not any(worker["alive"] and kind in worker["kinds"] for worker in workers):
-        remark(f"no live worker serves kind {kind}: is it spelled right?")

@@ -186,6 +186,7 @@ async def report(outcomes: AsyncIterator[ActionOutcome], *, as_json: bool, expec
             print_line("\n".join(lines))
             lines.clear()
 
+    is_all = False
     try:
         with progress_bar("done", expected if watched else 0) as advance:
             async for outcome in outcomes:
@@ -198,6 +199,7 @@ async def report(outcomes: AsyncIterator[ActionOutcome], *, as_json: bool, expec
                     lines.append(f"{outcome.id} {outcome.outcome}")
                     if not watched or len(lines) == _AT_ONCE:
                         print_lines()
+        is_all = True
     finally:
         print_lines()
         if as_json:
@@ -207,6 +209,9 @@ async def report(outcomes: AsyncIterator[ActionOutcome], *, as_json: bool, expec
             remark("1 job was left out: it had changed since it was found")
         elif left:
             remark(f"{left} jobs were left out: they had changed since they were found")
+        if done and not is_all:
+            of = f" of {expected}" if expected else ""
+            remark(f"interrupted after {len(done)}{of}: run the command again for the others")
     return FAILED if any(each.refusal is not None for each in done) else DONE
 
 

@@ -5,9 +5,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 from jsworker.cli.client_call import ask_client
-from jsworker.cli.limits import Kind, warn_unless_served
+from jsworker.cli.limits import Kind
 from jsworker.cli.options import argument, new_app, option
 from jsworker.cli.output import moment, print_line
+from jsworker.cli.selection import warn_unless_served
 from jsworker.client.terms import LONGEST_DELAY
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import check_kind

@@ -22,6 +22,8 @@ from jsworker.cli.output import (
     since,
     until,
 )
+from jsworker.cli.selection import warn_unless_served
+from jsworker.client.enqueueing import kind_name
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.priorities import Priority
 from jsworker.core.schedule_rules import Cron, Every, Schedule
@@ -138,11 +140,13 @@ def add(
     policies = {"payload": read_payload(payload), "missed": missed, "catch_up": catch_up, "overlap": overlap}
     schedule = _rule(cron, tz, every, policies)
     options = {"replace": replace, "priority": priority, "limit_key": limit_key}
-    first = ask_client(lambda client: client.schedules.add(name, kind_of(kind), schedule, **options))  # type: ignore[arg-type] # each by its name
+    of_kind = kind_of(kind)
+    first = ask_client(lambda client: client.schedules.add(name, of_kind, schedule, **options))  # type: ignore[arg-type] # each by its name
     if as_json:
         print_json({"name": name, "next_at": first})
     else:
         print_line(f"{cell(name)} is due at {moment(first)}")
+    warn_unless_served(kind_name(of_kind))
 
 
 def _rule(cron: str | None, tz: str, every: float | None, policies: Mapping[str, Any]) -> Schedule:

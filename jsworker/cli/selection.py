@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from jsworker.cli.options import LAST_DIGITS
+from jsworker.cli.output import remark
 from jsworker.core.errors import JobNotFound, JsworkerError
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import shown
@@ -19,6 +21,7 @@ from jsworker.core.settings import load_settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import ANY_AGE, RunAge
 from jsworker.ownership.queries import listing
+from jsworker.ownership.transitions.workers import list_workers
 
 T = TypeVar("T")
 
@@ -26,6 +29,7 @@ _STATEMENT_SECONDS = 30.0
 """People who look for something wait longer than workers may."""
 _SEARCH_SECONDS = 3.0
 _LOOK_SECONDS = 0.2
+_MOST_WORKERS: Final = 10_000
 
 
 class Declined(JsworkerError):
@@ -50,6 +54,19 @@ def ask_database(question: Callable[[Database], Awaitable[T]]) -> T:
             return await question(database)
 
     return asyncio.run(ask())
+
+
+def warn_unless_served(kind: str) -> None:
+    """Say on stderr that no live worker is for a kind: it may be mistyped.
+
+    It is said beside what has been done, which no error here takes back.
+    """
+    try:
+        workers = ask_database(partial(list_workers, limit=_MOST_WORKERS))
+    except JsworkerError:  # the login may not read workers, or the database has just gone
+        return
+    if not any(worker["alive"] and kind in worker["kinds"] for worker in workers):
+        remark(f"no live worker serves kind {kind}: is it spelled right?")
 
 
 def check_choice(verb: str, ids: Sequence[Any] | None, *, filtered: bool, filters: str, yes: bool) -> None:

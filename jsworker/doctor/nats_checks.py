@@ -17,6 +17,8 @@ from jsworker.stream.topology import Difference
 _LEAST_VERSION: Final = (2, 10, 0)
 _LOSING_VERSIONS: Final = ((2, 10, 20), (2, 10, 22))
 _FIX: Final = "Workers change it within a minute; `jsworker doctor --fix` does it now."
+_FIX_STREAM: Final = "First mend the stream (above)."
+_FIX_PAIRING: Final = "Leave it: it belongs to another installation (below)."
 
 
 def connection(nats: NatsServer) -> Iterator[Finding]:
@@ -78,7 +80,8 @@ def stream(nats: NatsServer, facts: Facts) -> Iterator[Finding]:
             f"`nats stream rm {name}`; or name another one: JSWORKER_STREAM.",
         )
     elif report.differences:
-        yield error(f"stream {name} is not as it must be: {_list(report.differences)}", _FIX)
+        fix = _FIX if _may_be_mended(facts) else _FIX_PAIRING
+        yield error(f"stream {name} is not as it must be: {_list(report.differences)}", fix)
     else:
         messages = counted(report.messages, "message")
         yield ok(f"stream {name} is as it must be: {messages}, {report.bytes:,} bytes")
@@ -123,8 +126,9 @@ def consumers(facts: Facts) -> Iterator[Finding]:
     if isinstance(reports, Unknown):
         yield _lacking(reports) or unchecked(reports.because)
         return
+    fix = _FIX if _may_be_mended(facts) else _FIX_STREAM
     for report in reports:
-        yield from _of_consumer(report, settings)
+        yield from _of_consumer(report, settings, fix=fix)
     if len(reports) >= MOST_CONSUMERS:
         yield info(
             f"no more than {counted(len(reports), 'consumer')} were looked at; there may be others",
@@ -132,14 +136,14 @@ def consumers(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _of_consumer(report: ConsumerReport, settings: Settings) -> Iterator[Finding]:
+def _of_consumer(report: ConsumerReport, settings: Settings, *, fix: str) -> Iterator[Finding]:
     name = printable(report.name, 64)
     if report.ack_wait <= settings.stale_threshold + 2 * settings.scan_interval:
         yield error(
             f"consumer {name} has ack_wait={report.ack_wait:g} s, must exceed "
             f"JSWORKER_STALE_THRESHOLD={settings.stale_threshold:g} + 2 × "
             f"JSWORKER_SCAN_INTERVAL={settings.scan_interval:g}: messages of running jobs come again",
-            _FIX,
+            fix,
         )
     # A consumer that waits longer than these settings ask for does no harm.
     bad = [each for each in report.differences if each.setting != "ack_wait"]
@@ -149,7 +153,7 @@ def _of_consumer(report: ConsumerReport, settings: Settings) -> Iterator[Finding
             f"Delete it, and a worker makes it anew: `nats consumer rm {settings.stream} {name}`.",
         )
     elif bad:
-        yield error(f"consumer {name} is not as it must be: {_list(bad)}", _FIX)
+        yield error(f"consumer {name} is not as it must be: {_list(bad)}", fix)
     if report.paused:
         yield warning(f"consumer {name} is paused", f"`nats consumer resume {settings.stream} {name}`")
 
@@ -174,14 +178,18 @@ def is_usable(stream: StreamReport | None, installation: UUID | None) -> bool:
     return own and all(each.changeable for each in stream.differences)
 
 
+def _may_be_mended(facts: Facts) -> bool:
+    """Return whether workers change the stream and its consumers, as far as is known."""
+    stream, installation = facts.stream, facts.installation
+    return isinstance(stream, Unknown) or isinstance(installation, Unknown) or is_usable(stream, installation)
+
+
 def service(
     consumers: list[ConsumerReport], registered: Sequence[RegisteredWorker], facts: Facts
 ) -> Iterator[Finding]:
     """Every consumer has workers, and every kind of the workers its consumer."""
-    stream, installation = facts.stream, facts.installation
     makes = "Workers make it again within a minute; `jsworker doctor --fix` does it now."
-    if not isinstance(stream, Unknown) and not isinstance(installation, Unknown):
-        makes = makes if is_usable(stream, installation) else "First mend the stream (above)."
+    makes = makes if _may_be_mended(facts) else _FIX_STREAM
     served = served_kinds(registered)
     for report in consumers:
         kind = lane_of(report.name)[0]

@@ -50,6 +50,12 @@ class Result:
         assert (self.code, self.err) == (0, ""), self
         return self
 
+    def ok_unserved(self, kind: str) -> "Result":
+        """Check that it is done, and said that no worker is for the kind."""
+        remark = f"no live worker serves kind {kind}: is it spelled right?\n"
+        assert (self.code, self.err) == (0, remark), self
+        return self
+
     def refused(self, code: int) -> str:
         """Return the one line of a command that failed and wrote nothing else."""
         assert self.code == code, self

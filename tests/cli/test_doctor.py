@@ -520,6 +520,15 @@ class TestNats:
         ]
         assert missing["do"] == "First mend the stream (above)."
 
+        def discard_old(config: StreamConfig) -> None:
+            config.discard = DiscardPolicy.OLD
+
+        world.change_stream(discard_old)
+        different = the_finding(world.findings(), "nats.stream")
+        assert different["do"] == "Leave it: it belongs to another installation (below)."
+        world.change_consumer(KIND, ack_wait=100.0)
+        assert the_finding(world.findings(), "nats.consumers")["do"] == "First mend the stream (above)."
+
     def test_a_wrong_discard_policy_is_changed_by_fix(self, world: World) -> None:
         world.start_worker(KIND)
 

@@ -1,11 +1,22 @@
 import json
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from uuid import UUID
 
 import pytest
 
-from jsworker.cli.output import cell, headline, print_json, seconds_in_words, since, until
+from jsworker.cli.output import (
+    ActionOutcome,
+    cell,
+    headline,
+    print_json,
+    report,
+    seconds_in_words,
+    since,
+    until,
+)
+from jsworker.core.errors import JsworkerError
 
 
 def test_json_values_have_one_form(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,3 +63,17 @@ def test_cells_cannot_steer_the_terminal() -> None:
     assert len(cell("x" * 1000)) == 300
     assert headline("\n ValueError: no\nmore") == "ValueError: no"
     assert headline(None) == ""
+
+
+async def test_a_report_that_is_cut_short_says_how_far_it_came(capsys: pytest.CaptureFixture[str]) -> None:
+    async def outcomes() -> AsyncIterator[ActionOutcome]:
+        yield ActionOutcome(1, "queued")
+        yield ActionOutcome(2, "queued")
+        raise JsworkerError
+
+    for expected, of in ((None, ""), (5, " of 5")):
+        with pytest.raises(JsworkerError):
+            await report(outcomes(), as_json=False, expected=expected)
+        printed = capsys.readouterr()
+        assert printed.out == "1 queued\n2 queued\n"
+        assert printed.err == f"interrupted after 2{of}: run the command again for the others\n"

@@ -77,7 +77,7 @@ def test_filters_choose_by_priority(cli: Cli, sql: Sql) -> None:
 
 
 def test_a_schedule_has_a_priority(cli: Cli) -> None:
-    cli("schedules", "add", "nightly", "double", "--every", 3600, "--priority", "low").ok()
+    cli("schedules", "add", "nightly", "double", "--every", 3600, "--priority", "low").ok_unserved("double")
     [schedule] = cli("schedules", "list", "--json").ok().json
     assert schedule["priority"] == "low"
 

@@ -17,7 +17,7 @@ def _no_schedules(sql: Sql) -> None:
 def test_from_add_to_remove(cli: Cli, sql: Sql) -> None:
     added = cli(
         "schedules", "add", "nightly", "tidy", "--cron", "0 3 * * MON-FRI", "--tz", "Europe/Berlin"
-    ).ok()
+    ).ok_unserved("tidy")
     assert added.lines[0].startswith("nightly is due at 20")
     cli(
         "schedules",
@@ -32,7 +32,7 @@ def test_from_add_to_remove(cli: Cli, sql: Sql) -> None:
         "skip",
         "--priority",
         "high",
-    ).ok()
+    ).ok_unserved("tidy")
     listed = {each["name"]: each for each in cli("schedules", "list", "--json").ok().json}
     assert (listed["nightly"]["rule"], listed["nightly"]["tz"]) == ("0 3 * * MON-FRI", "Europe/Berlin")
     assert (listed["often"]["payload"], listed["often"]["overlap"]) == ({"n": 1}, "skip")
@@ -51,17 +51,17 @@ def test_from_add_to_remove(cli: Cli, sql: Sql) -> None:
 
 
 def test_what_is_overdue_says_so(cli: Cli, sql: Sql) -> None:
-    cli("schedules", "add", "nightly", "tidy", "--every", "60").ok()
+    cli("schedules", "add", "nightly", "tidy", "--every", "60").ok_unserved("tidy")
     sql.execute("UPDATE jsworker.schedules SET next_at = clock_timestamp() - interval '2 hours'")
     assert any("late 2h" in line for line in cli("schedules", "list").ok().lines)
 
 
 def test_a_name_that_is_taken(cli: Cli) -> None:
-    cli("schedules", "add", "nightly", "tidy", "--every", "60").ok()
+    cli("schedules", "add", "nightly", "tidy", "--every", "60").ok_unserved("tidy")
     assert cli("schedules", "add", "nightly", "tidy", "--every", "90").refused(1) == (
         "there is a schedule 'nightly' already"
     )
-    cli("schedules", "add", "nightly", "tidy", "--every", "90", "--replace").ok()
+    cli("schedules", "add", "nightly", "tidy", "--every", "90", "--replace").ok_unserved("tidy")
     assert cli("schedules", "list", "--json").ok().json[0]["rule"] == "every 90 s"
 
 

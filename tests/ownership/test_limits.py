@@ -152,8 +152,9 @@ async def test_pauses_that_have_ended_are_none(database: Database, sql: Sql) -> 
     assert (await looks.due(database, [KIND])).limits[KIND].is_paused
     sql.execute("UPDATE jsworker.limits SET paused_until = clock_timestamp()")
     assert not (await looks.due(database, [KIND])).limits[KIND].is_paused
-    [listed] = await limits.list_limits(database)
+    [listed] = await limits.list_limits(database, all_keys=True)
     assert (listed["paused_at"], listed["reason"]) == (None, None)
+    assert await limits.list_limits(database) == []
 
 
 AT_REST: LiteralString = (

@@ -133,7 +133,7 @@ CROSS JOIN LATERAL (
     WHERE j.status || '' = 'scheduled' AND j.held_by IN ('limit', 'rate', 'paused')
       AND j.kind = l.kind AND j.limit_key = l.key LIMIT 10001) AS few
 ) AS held
-WHERE CAST(:all AS boolean) OR l.key = '' OR l.set_by IS NOT NULL OR held.jobs > 0 OR state.running > 0
+WHERE CAST(:all AS boolean) OR l.set_by IS NOT NULL OR held.jobs > 0 OR state.running > 0
   OR l.paused_at IS NOT NULL AND coalesce(l.paused_until > clock_timestamp(), true)
 ORDER BY l.kind, l.key LIMIT :most
 """,
