@@ -144,18 +144,24 @@ async def test_a_job_is_shown_with_its_story_and_what_it_holds(
 async def test_a_queued_job_names_what_keeps_workers_from_it(
     viewer: Viewer, client: JobClient, put: PutJob, rows: Rows
 ) -> None:
+    async def listed() -> str:
+        return (await viewer.see("/jobs?status=queued")).text
+
     job_id = await put("queued")
     page = await viewer.see(f"/jobs/{job_id}")
     assert re.search(r"Waits for [\d.]+ m?s ; no live worker serves its kind", page.text)
+    assert re.search(r"waiting for [\d.]+ m?s ; no live worker serves its kind", await listed())
     await rows.query(
         "INSERT INTO jsworker.workers (id, hostname, pid, kinds, concurrency, version, heartbeat_interval,"
         " state) VALUES ('worker-1', 'h', 1, '{resize}', 1, '1', '5 s', 'running')"
     )
     page = await viewer.see(f"/jobs/{job_id}")
     assert re.search(r"Waits for a worker for [\d.]+ m?s ", page.text)
+    assert "its kind" not in await listed()
     await client.pause("resize")
     page = await viewer.see(f"/jobs/{job_id}")
     assert re.search(r"Waits for [\d.]+ m?s ; its kind is paused for [\d.]+ m?s", page.text)
+    assert re.search(r"waiting for [\d.]+ m?s ; its kind is paused", await listed())
     await viewer.press(await viewer.see(page.links["Resume …"]), "Resume")
     assert "Waits for a worker" in (await viewer.see(f"/jobs/{job_id}")).text
 

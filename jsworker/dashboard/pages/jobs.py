@@ -14,6 +14,7 @@ from jsworker.dashboard.filters import error_shown
 from jsworker.dashboard.visit import Visit, WrongFilter
 from jsworker.ownership.queries.job_filter import JobFilter
 from jsworker.ownership.queries.listing import MOST_KINDS, list_jobs
+from jsworker.ownership.queries.status import services_of
 from jsworker.ownership.schema import STATUSES
 
 _LIMIT: Final = 50
@@ -118,7 +119,9 @@ async def read(visit: Visit) -> Mapping[str, Any]:
         )
     except ValueError as error:
         raise WrongFilter(f"after or failure: {error}") from None
+    queued = {job["kind"] for job in page.jobs if job["status"] == "queued"}
     return {
+        "services": await services_of(visit.site.reads, queued),
         "jobs": [
             {**job, "last_error": error_shown(job["last_error"], payloads=visit.access.payloads)}
             for job in page.jobs

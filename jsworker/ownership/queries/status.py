@@ -3,7 +3,7 @@
 However many jobs there are, each count ends at a bound, along an index that holds only what is counted.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -140,11 +140,13 @@ WHERE l.paused_at IS NOT NULL AND (l.paused_until IS NULL OR l.paused_until > st
 ORDER BY l.paused_at DESC LIMIT {_MOST_PAUSED}
 """)  # noqa: S608 -- constants
 
-SERVICE = text(f"""
-SELECT (SELECT l.paused_at FROM jsworker.limits AS l WHERE l.kind = :kind AND l.key = ''
+SERVICES = text(f"""
+SELECT k.kind,
+  (SELECT l.paused_at FROM jsworker.limits AS l WHERE l.kind = k.kind AND l.key = ''
     AND (l.paused_until IS NULL OR l.paused_until > statement_timestamp())) AS paused_at,
   EXISTS (SELECT FROM jsworker.workers AS w
-    WHERE {IS_ALIVE} AND w.state <> 'drained' AND CAST(:kind AS text) = ANY(w.kinds)) AS is_served
+    WHERE {IS_ALIVE} AND w.state <> 'drained' AND k.kind = ANY(w.kinds)) AS is_served
+FROM unnest(CAST(:kinds AS text[])) AS k(kind)
 """)  # noqa: S608 -- a constant
 
 
@@ -279,10 +281,15 @@ async def read_status(database: Database, *, limit: int, after: str | None = Non
     )
 
 
+async def services_of(database: Database, kinds: Collection[str]) -> dict[str, Service]:
+    """Return for each kind whether its jobs can begin."""
+    rows = await database.run(SERVICES, {"kinds": list(kinds)}) if kinds else []
+    return {row.kind: Service(row.paused_at, row.is_served) for row in rows}
+
+
 async def service_of(database: Database, kind: str) -> Service:
     """Return whether jobs of a kind can begin."""
-    [row] = await database.run(SERVICE, {"kind": kind})
-    return Service(*row)
+    return (await services_of(database, [kind]))[kind]
 
 
 def _add_rates(kinds: Mapping[str, KindState], rows: Iterable[Any]) -> float:
