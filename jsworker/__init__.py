@@ -110,7 +110,7 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names.spl
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for: a producer need not load the worker."""
+    """Import a public name at its first use, so that a producer does not load the worker."""
     if name == "__version__":
         from importlib.metadata import version  # noqa: PLC0415 -- reading metadata costs milliseconds
 

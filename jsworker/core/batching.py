@@ -1,4 +1,4 @@
-"""Natural batching: while one batch is on its way the next one gathers; a lone item waits for nothing."""
+"""Natural batching: while one batch is written, the next one gathers; a lone item is written at once."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ from contextvars import copy_context
 from typing import Final, Generic, TypeAlias, TypeVar
 
 _MANY: Final = 16
-"""So many items, and more, wait for others."""
+"""From this number of items on, a batch waits for more items."""
 _GROWING_SECONDS: Final = 0.02
 
 ItemT = TypeVar("ItemT")
@@ -20,12 +20,11 @@ _Taker: TypeAlias = asyncio.Future[AnswerT] | Callable[[AnswerT], None] | None
 class Batcher(Generic[ItemT, AnswerT]):
     """Gathers items that are submitted one by one and writes them together, one batch at a time.
 
-    ``write`` returns one answer for each item, in order, and expects its own errors; ``died`` is called with
-    the name and the error when it raises all the same. ``limit``, the most items in one batch, may be changed
-    at any time. An item is written ``linger`` seconds after it was submitted, or up to twice that; ``flush``
-    cuts that short. Sixteen items or more wait for one turn of the event loop, and for further ones while
-    each brings more; after 0.02 s no further turn is waited for. Every write costs a statement and a commit,
-    however many items it has.
+    ``write`` returns one answer for each item, in order, and should handle its errors; if it raises, ``died``
+    is called with the name and the error. ``limit``, the most items in one batch, may be changed at any time.
+    An item is written between ``linger`` and twice ``linger`` seconds after it was submitted; ``flush`` ends
+    that wait. Sixteen items or more wait for one turn of the event loop, and for further turns while each
+    brings more items, up to 0.02 s: every write costs a statement and a commit, however many items it has.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class Batcher(Generic[ItemT, AnswerT]):
         self.limit = limit
         self._died = died
         self._linger = linger
-        self._context = copy_context()  # not that of an item, which may be a job's
+        self._context = copy_context()  # not the context of a submitter, which may be a job's
         self._hurry = asyncio.Event()
         self._waiting: deque[tuple[ItemT, _Taker[AnswerT]]] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -55,9 +54,9 @@ class Batcher(Generic[ItemT, AnswerT]):
         return answer
 
     def post(self, item: ItemT, taker: _Taker[AnswerT] = None) -> None:
-        """Queue an item without waiting for its answer; a function is called with it, but not without one.
+        """Queue an item; its answer goes to ``taker``. A function is called only if there is an answer.
 
-        After ``close`` it is given up at once: no one would wait for the task that writes it.
+        After ``close`` the item is given up at once: nothing would wait for the task that writes it.
         """
         if self._is_closed:
             for answer in _awaited([(item, taker)]):
@@ -74,12 +73,12 @@ class Batcher(Generic[ItemT, AnswerT]):
     async def flush(self) -> None:
         """Wait until everything submitted so far has been answered."""
         while self.is_busy:
-            task = self._begin()  # again, if someone has cancelled all tasks of the event loop
+            task = self._begin()  # a new task, if all tasks of the event loop have been cancelled
             self._hurry.set()
             await asyncio.wait({task})
 
     async def close(self) -> None:
-        """Give up what has not been answered yet, and whatever comes."""
+        """Give up the items that have no answer yet, and all that are submitted later."""
         self._is_closed = True
         if self._task is not None:
             self._task.cancel()
@@ -97,10 +96,10 @@ class Batcher(Generic[ItemT, AnswerT]):
 
     async def _drain(self) -> None:
         while self._waiting:
-            ready = len(self._waiting)  # what comes while these linger lingers in its turn
+            ready = len(self._waiting)  # items that come while these linger are for the next round
             if not (self._linger and await self._linger_unless_hurried()):
                 await self._grow()
-                ready = min(self.limit, len(self._waiting))  # what comes while it is written joins the rest
+                ready = min(self.limit, len(self._waiting))  # items that come during the write join the rest
             while ready > 0:
                 batch = [self._waiting.popleft() for _ in range(min(self.limit, ready))]
                 ready -= len(batch)
@@ -117,11 +116,11 @@ class Batcher(Generic[ItemT, AnswerT]):
         except Exception as error:  # noqa: BLE001 -- reported to the worker, which stops
             for answer in _awaited(batch):
                 answer.set_exception(error)
-                answer.exception()  # not every submitter waits; the worker knows of it
+                answer.exception()  # marks it as retrieved: not every submitter waits for it
             self._died(self._name, error)
 
     def _give_all(self, batch: Sequence[tuple[ItemT, _Taker[AnswerT]]], answers: Sequence[AnswerT]) -> None:
-        """Give every answer to its taker; one that raises keeps no other from its own."""
+        """Give every answer to its taker; if a taker raises, the others still get theirs."""
         for (_, taker), answer in zip(batch, answers, strict=True):
             try:
                 if isinstance(taker, asyncio.Future):

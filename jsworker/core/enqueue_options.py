@@ -1,4 +1,4 @@
-"""What may be said of a job when it is enqueued."""
+"""The options of a job when it is enqueued."""
 
 from datetime import datetime
 
@@ -9,26 +9,26 @@ from jsworker.core.processor import Seconds, Unique
 
 
 class EnqueueOptions(TypedDict, total=False):
-    """What a call may say by keyword of each job that it enqueues.
+    """The keyword options of an enqueue call, which apply to each job that it enqueues.
 
     Attributes:
         delay: seconds, or a timedelta, until the job is due.
         max_attempts: overrides the processor's; at most 1,000,000.
         max_stalls: overrides the processor's; at most 100. After two the job runs in quarantine.
-        limit_key: under which limits, rates and pauses count it, 1 to 255 printable characters; left out:
-            what the ``limit`` or ``rate`` of a processor that is given says.
+        limit_key: the key under which limits, rates and pauses count the job, 1 to 255 printable characters;
+            left out: the key by the ``limit`` or ``rate`` of the processor, if a processor is given.
         priority: ``high``, ``normal`` or ``low``; left out: the processor's, or normal for a kind's name.
-        run_at: when the job is due, instead of a delay: a datetime with a time zone. One that is over is now.
-        expires_in: seconds, or a timedelta, from the insert; a job that has not begun by then is cancelled. A
-            claim is a beginning: what is retried or taken back later does not expire. Overrides the
-            processor's.
-        unique: of the unique key: ``live`` (the default), at most one waits or runs; ``waiting``, at most one
-            waits and one runs. Overrides the processor's.
-        unique_for: seconds, or a timedelta: of the unique key at most one job is enqueued in so long, ended
-            ones included, and none while it waits or runs. Overrides the processor's.
-        debounce: seconds, or a timedelta, until the job is due. Of the unique key one waits and one runs;
-            each further call replaces the payload of the one that waits, and lets it wait anew.
-        debounce_max: seconds, or a timedelta, from the first of these calls: no later is it moved.
+        run_at: when the job is due, instead of a delay: a datetime with a time zone. A past time means now.
+        expires_in: seconds, or a timedelta, from the insert; a job that has not begun by then is cancelled.
+            The job begins with its first claim: if it is retried or taken back later, it does not expire.
+            Overrides the processor's.
+        unique: the rule for the unique key: ``live`` (the default), at most one job waits or runs;
+            ``waiting``, at most one waits and one runs. Overrides the processor's.
+        unique_for: seconds, or a timedelta, in which at most one job of the unique key is enqueued; ended
+            jobs count too. None is enqueued while one waits or runs. Overrides the processor's.
+        debounce: seconds, or a timedelta, until the job is due. At most one job of the unique key waits and
+            one runs; each further call replaces the payload of the waiting job and begins its wait anew.
+        debounce_max: seconds, or a timedelta, from the first of these calls: the job is due by then.
     """
 
     delay: Seconds

@@ -88,7 +88,7 @@ class LockTimeout(DatabaseRefused):
 
 
 def may_answer_later(error: BaseException) -> bool:
-    """Return whether PostgreSQL is away, or refused a login or a lock: passwords are changed, locks end."""
+    """Return whether a later call may succeed: PostgreSQL is away, or refused a login or a lock for now."""
     return isinstance(error, DatabaseUnavailable | LockTimeout) or (
         isinstance(error, DatabaseRefused) and error.sqlstate is None
     )
@@ -129,7 +129,7 @@ class KeyMissing(JsworkerError):
 
     @classmethod
     def of(cls, where: str, what: str) -> "KeyMissing":
-        """Return the error of a content at ``where``, whose key is ``what``."""
+        """Return the error for a content at ``where`` that is encoded with the key ``what``."""
         error = cls(f"{where}: is encoded with {what}, which is not here: see JSWORKER_ENCRYPTION_KEYS")
         error.what = what
         return error
@@ -190,7 +190,7 @@ class ServersUnavailable(JsworkerError):
 
 
 def _without_init(error: Exception) -> tuple[Any, ...]:
-    """Pickle or copy an error: Exception's own way calls ``__init__`` with the reason as first argument."""
+    """Pickle or copy an error without ``__init__``: Exception would call it with the reason as ``after``."""
     return Exception.__new__, (type(error), *error.args), vars(error)
 
 
@@ -198,15 +198,15 @@ class Retry(Exception):
     """Raised by a processor: this attempt failed, run the job again.
 
     Args:
-        after: until the next attempt, as a timedelta or in seconds; None takes the processor's back-off.
+        after: the wait until the next attempt, a timedelta or seconds; None: the processor's back-off.
         reason: stored as the attempt's error.
-        pause: ``"key"``: for the time of ``after`` no other job of this one's limit key begins either; of its
-            kind, if it has no key.
+        pause: ``"key"``: for the time of ``after`` no other job with this job's limit key begins either, or
+            no other job of its kind, if it has no key.
 
     Raises:
-        ValueError: ``after`` is no wait of 0 seconds to ten years; ``pause`` is something else, or without
-            ``after``.
-        TypeError: ``after`` is a text.
+        ValueError: ``after`` is not a wait from 0 seconds to ten years; ``pause`` is not ``"key"``, or is
+            given without ``after``.
+        TypeError: ``after`` is a string.
     """
 
     def __init__(
@@ -240,14 +240,14 @@ class Fail(Exception):
 class Snooze(Exception):
     """Raised by a processor: end this run and run the job again later. No attempt and no error is counted.
 
-    After ``max_snoozes`` of them the next one fails the job.
+    After ``max_snoozes`` snoozes the next one fails the job.
 
     Args:
-        after: from now until the next run, as a timedelta or in seconds.
+        after: the wait from now until the next run, as a timedelta or in seconds.
         reason: stored in the job's timeline.
 
     Raises:
-        ValueError: ``after`` is no wait of 0 seconds to ten years.
+        ValueError: ``after`` is not a wait from 0 seconds to ten years.
     """
 
     def __init__(self, after: timedelta | float, reason: str = "the processor asked for it") -> None:

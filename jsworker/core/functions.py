@@ -1,4 +1,4 @@
-"""Functions as processors: ``@job`` makes of one the class that a subclass of ``JobProcessor`` would be."""
+"""Functions as processors: ``@job`` turns a function into a subclass of ``JobProcessor``."""
 
 import inspect
 import types
@@ -39,7 +39,7 @@ _LONGEST_CAUSE = 300
 
 
 class ClassAttributes(TypedDict, total=False):
-    """What ``@job`` takes by keyword: the class attributes of ``JobProcessor``, which describes them."""
+    """The keywords of ``@job``: the class attributes of ``JobProcessor``, whose docstring describes them."""
 
     kind: str
     max_attempts: int | FromSettings
@@ -66,10 +66,10 @@ class ClassAttributes(TypedDict, total=False):
 
 
 class FunctionProcessor(JobProcessor[Payload], Generic[Given_contra, Payload, Answer_co]):
-    """A processor that ``@job`` has made of a function: a class, to be used wherever one is taken.
+    """A processor class that ``@job`` has made from a function; use it like any other processor class.
 
     Attributes:
-        function: the function as it was written, to be called in tests.
+        function: the undecorated function, to be called in tests.
     """
 
     def process(self, job: Job[Payload]) -> Answer_co:
@@ -127,7 +127,7 @@ class FunctionProcessor(JobProcessor[Payload], Generic[Given_contra, Payload, An
 
     @classmethod
     def enqueue(cls: type[Any], payload: Any, *, client: Any, **options: Any) -> Any:
-        """Enqueue a job of this function; see ``enqueue`` of the client, whose arguments these are."""
+        """Enqueue a job of this function; the arguments are those of the client's ``enqueue``."""
         return client.enqueue(cls, payload, **options)
 
 
@@ -157,7 +157,7 @@ def job(**attributes: Unpack[ClassAttributes]) -> _Decorator: ...
 
 
 def job(function: Any = None, /, **attributes: Any) -> Any:
-    """Make a processor of a function: ``@job``, or ``@job(max_attempts=5, timeout=60.0)``.
+    """Make a processor from a function: ``@job``, or ``@job(max_attempts=5, timeout=60.0)``.
 
     The function is ``async def`` or ``def`` (which runs in a thread), and takes the job, as
     ``count_words(job: Job[Text])``, or its payload alone, as ``count_words(text: Text)``. Without an
@@ -165,16 +165,16 @@ def job(function: Any = None, /, **attributes: Any) -> Any:
     job's result.
 
     Args:
-        function: what is decorated.
+        function: the function to decorate.
         attributes: class attributes of ``JobProcessor``; ``kind`` is the function's name unless given, with
             hyphens for underscores.
 
     Returns:
-        A class, which is used as any other processor's.
+        A class, which is used like any other processor class.
 
     Raises:
-        TypeError: it is no function of one argument, its annotations cannot be read, or ``JobProcessor`` has
-            no such attribute.
+        TypeError: what is decorated is not a function of one argument, its annotations cannot be read, or
+            ``JobProcessor`` has no attribute of a given name.
         InvalidName: the kind is not allowed.
     """
     for name in attributes:

@@ -47,7 +47,7 @@ P = TypeVar("P")
 Payload = TypeVar("Payload")
 A = ParamSpec("A")
 kinds_of_slot: Final[ContextVar[frozenset[str]]] = ContextVar("kinds_of_slot", default=frozenset())
-"""Within a run: the kinds whose jobs need the job slots of its process, which it must not wait for."""
+"""Within a run: the kinds that use its process's job slots; it must not wait for jobs of these kinds."""
 Method = TypeVar("Method", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
@@ -64,10 +64,10 @@ class _Steps(Protocol):
 
 
 class MemberResult(NamedTuple):
-    """What a member of a batch came to.
+    """The outcome of a member of a batch.
 
     Attributes:
-        job_id: the member.
+        job_id: the member's job id.
         status: completed, failed or cancelled.
         result: what it returned; None if it did not complete.
         error: its last error; None if there was none.
@@ -119,10 +119,10 @@ class _Ownership(Protocol):
 
 
 class _Call(Coroutine[Any, Any, Any]):
-    """A call of a job's method, which tells its run when it is dropped before it began: it has done nothing.
+    """A call of a job's method that tells its run when it is deleted without having been awaited.
 
-    One that a task was given and that was cancelled before it began, or that was closed, is not dropped. No
-    coroutine of ``async def`` could tell that: until it begins, none of its code runs.
+    A call that was closed, or whose task was cancelled before the call began, is not reported. A coroutine of
+    ``async def`` could not report it: until the coroutine begins, none of its code runs.
     """
 
     __slots__ = ("_coroutine", "_is_untouched", "_ownership")
@@ -155,13 +155,13 @@ class _Call(Coroutine[Any, Any, Any]):
 
 
 def _awaited(method: Method) -> Method:
-    """Tell the run of calls of a method that are never awaited."""
+    """Decorate a method so that its run is told of calls that are never awaited."""
 
     @wraps(method)
     def made(job: "Job[Any]", *args: Any, **named: Any) -> Any:
         return _Call(method(job, *args, **named), job._ownership)  # noqa: SLF001 -- of this module
 
-    # Before Python 3.12 it cannot be said that a plain function returns a coroutine.
+    # Before Python 3.12 a plain function cannot be marked as returning a coroutine.
     mark: Callable[[Any], Any] = getattr(inspect, "markcoroutinefunction", lambda function: function)
     return cast("Method", mark(made))
 
@@ -171,7 +171,7 @@ async def _enqueued(value: T) -> T:
 
 
 class _Statements:
-    """Statements for the user's own session, whether the job's calls wait or are awaited."""
+    """Statements for the user's own session, which ``Job`` and ``SyncJob`` have in common."""
 
     __slots__ = ()
     _ownership: _Ownership
@@ -194,8 +194,8 @@ class _Statements:
     ) -> "Executable":
         """Return the statement that adds jobs to this one's batch, for ``job.transaction()``.
 
-        Execute it and demand its rows, one for each job, up to 5,000: none means that the job has no batch,
-        or is lost. They are there once this job is completed, in the same commit.
+        Execute it and check its rows, one for each job, up to 5,000: no rows mean that the job has no batch,
+        or is lost. The added jobs exist once this job is completed, in the same commit.
         """
         return self._ownership.add_to_batch_statement(kind, payloads, _options(max_attempts, max_stalls))
 
@@ -211,8 +211,8 @@ class Job(_Statements, Generic[P]):
         attempt: 1 for the first attempt; retries and counted stalls raise it.
         fencing_token: rises with every claim. Hand it to systems that can refuse a lower one.
         cleared: True when this run follows a reset or a release of an earlier one.
-        clear_reason: why, or None.
-        deadline: when the time-out of this run strikes, database time, or None.
+        clear_reason: why the earlier run was reset or released, or None.
+        deadline: when this run times out, in database time, or None.
         scheduled_for: the instant for which a schedule has enqueued it, or None.
     """
 
@@ -230,7 +230,7 @@ class Job(_Statements, Generic[P]):
 
     @property
     def checkpoint(self) -> Any:
-        """What an earlier run or this one saved last by ``save_checkpoint``, or None."""
+        """The value that this run or an earlier one saved last by ``save_checkpoint``, or None."""
         return self._checkpoint
 
     @property
@@ -258,7 +258,8 @@ class Job(_Statements, Generic[P]):
     ) -> None:
         """Store how far the job is; this also counts as a sign of life.
 
-        While the database does not answer, nothing is stored or raised: the next call stores its own.
+        While the database does not answer, the call stores nothing and raises nothing; the next call stores
+        its own progress.
 
         Args:
             stage: what is being done, up to 200 characters; None keeps the last one.
@@ -273,10 +274,9 @@ class Job(_Statements, Generic[P]):
 
     @_awaited
     async def save_checkpoint(self, value: Any) -> None:
-        """Store a JSON value that the next run finds as ``checkpoint``, should this one not end.
+        """Store a JSON value that the next run finds as ``checkpoint``, if this run does not finish.
 
-        Returns once it is stored, which takes as long as an outage of the database, unless the run is stopped
-        before.
+        Returns once the value is stored. While the database is down it waits, until the run is stopped.
 
         Raises:
             OwnershipLost: another run owns the job by now; nothing was stored.
@@ -301,7 +301,7 @@ class Job(_Statements, Generic[P]):
         AbstractAsyncContextManager["AsyncSession"]
         | AsyncIterator[AbstractAsyncContextManager["AsyncSession"]]
     ):
-        """Open a session whose last statement completes the job: your rows and it commit together.
+        """Open a session whose last statement completes the job, so that both commit together or not at all.
 
         When PostgreSQL, the connection or a slot of it is lost, or a deadlock or a serialisation failure ends
         the block, all is rolled back and the job is put back for a while; that counts as no error of the job.
@@ -333,17 +333,18 @@ class Job(_Statements, Generic[P]):
         """Call a function once for the job and return what it returned; later runs get that without a call.
 
         A step that raised, or whose run ended before its result was stored, is called again: at least once,
-        then never. What is returned is what was stored, read as the function's return type, in the first run
-        too. A plain function runs in a thread.
+        but never after its result is stored. The stored result is read as the function's return type, in the
+        first run too. A plain function runs in a thread.
 
         Args:
-            name: 1 to 255 printable characters, another one for each step of the job.
+            name: 1 to 255 printable characters, different for each step of the job.
             function: a coroutine function, or a plain one; called with the other arguments.
 
         Raises:
             OwnershipLost: another run owns the job by now; nothing was stored.
             InvalidJson: the result cannot be stored, is larger than ``JSWORKER_MAX_RESULT_BYTES`` or does not
-                fit the return type. One that was just returned fails the job for good, unless it is caught.
+                fit the return type. If the function has just returned it, this fails the job for good, unless
+                the error is caught.
             InvalidStep: the name is used twice in this run, or the job has 1,000 steps already.
             InvalidName: the name is not allowed.
         """
@@ -353,15 +354,15 @@ class Job(_Statements, Generic[P]):
     async def sleep(self, after: timedelta | float, *, name: str) -> None:
         """Return if the sleep of this name is over; else end this run, and go on in a later one.
 
-        A sleep is a step: it begins when a run first comes to it. It ends the run by an exception that must
-        not be caught; as a ``Snooze``, but not counted among the ``max_snoozes``.
+        A sleep is a step: it begins when a run first reaches it. It ends the run by an exception that must
+        not be caught. This works like a ``Snooze``, but does not count towards ``max_snoozes``.
 
         Args:
-            after: how long, as a timedelta or in seconds; later runs keep to what the first one said.
-            name: as of a step.
+            after: how long, as a timedelta or in seconds; later runs keep the length that the first run gave.
+            name: as the name of a step.
 
         Raises:
-            ValueError: ``after`` is no wait of 0 seconds to ten years.
+            ValueError: ``after`` is not a wait from 0 seconds to ten years.
             OwnershipLost, InvalidStep, InvalidName: as ``step``.
         """
         await self._ownership.steps.sleep(after, name)
@@ -396,16 +397,16 @@ class Job(_Statements, Generic[P]):
     ) -> Coroutine[Any, Any, UUID]:
         """Enqueue another job in the transaction that completes this one, and return its id.
 
-        It is kept from the call on, awaited or not, and written with the completion. A run that does not
-        complete the job, for it fails, is retried, snoozed, cancelled or lost, leaves no child behind; the
-        run that does leaves its children once. Where a block of ``job.transaction()`` is open, they belong to
-        it: one that is rolled back enqueues nothing.
-        Where a live job holds the unique key at that moment, none is created; this job's own key is free.
+        The call notes the child at once, awaited or not; the child is written with the completion. A run that
+        does not complete the job, because it fails, is retried, snoozed, cancelled or lost, enqueues no
+        children; the run that completes it enqueues its children once. Children that are enqueued within a
+        block of ``job.transaction()`` belong to it: if it is rolled back, they are not enqueued.
+        If a live job holds the unique key at the completion, no child is created; this job's own key is free.
 
         Args:
             kind: a kind's name, or its processor, which checks the payload.
             payload: what the processor gets.
-            unique_key: as of ``JobClient.enqueue``.
+            unique_key: as for ``JobClient.enqueue``.
             options: see ``EnqueueOptions``; a delay counts from the completion.
 
         Raises:
@@ -415,7 +416,7 @@ class Job(_Statements, Generic[P]):
                 JSWORKER_MAX_PAYLOAD_BYTES in all.
             InvalidName, InvalidPayload, InvalidJson, TypeError: as ``JobClient.enqueue``.
         """
-        # At once, not when it is awaited: a child whose await was forgotten is not lost.
+        # Noted now, not when it is awaited: a child is not lost if the await was forgotten.
         return _enqueued(self._ownership.enqueue(kind, [payload], [unique_key], options)[0])
 
     @overload
@@ -460,21 +461,21 @@ class Job(_Statements, Generic[P]):
     ) -> list[UUID]:
         """Add jobs to the batch of a workflow to which this one belongs, and return their ids.
 
-        What needs the batch waits for them too. Another run that calls it adds others: where that matters,
-        take ``add_to_batch_statement`` and ``job.transaction()``.
+        Whatever waits for the batch waits for these jobs too. If another run of this job calls it again, it
+        adds further jobs; to prevent that, use ``add_to_batch_statement`` and ``job.transaction()``.
 
         Raises:
             OwnershipLost: another run owns the job by now; nothing was added.
-            TransitionRefused: the job has no batch, or that has finished.
+            TransitionRefused: the job has no batch, or the batch has finished.
             InvalidName, InvalidPayload, InvalidJson: the kind or a payload cannot be used; nothing was added.
         """
         return await self._ownership.add_to_batch(kind, payloads, _options(max_attempts, max_stalls))
 
     async def results_of(self, node: str) -> AsyncIterator[MemberResult]:
-        """Yield what the members of a node came to that this job's own node comes ``after``.
+        """Yield the outcomes of the members of a node; this job's own node must come ``after`` that node.
 
-        They are read page by page: the completed ones in the order of their payloads, before and behind them
-        those that did not complete.
+        They are read page by page. Completed members come in the order of their payloads; members that did
+        not complete come before and after them.
 
         Raises:
             ValueError: this job's node does not come after one of that name.

@@ -1,4 +1,4 @@
-"""Imports a library without others that it needs only for what jsworker does not use."""
+"""Imports a library without the dependencies that only its unused parts need."""
 
 import importlib
 import sys
@@ -10,9 +10,9 @@ _modules = cast("dict[str, Any]", sys.modules)
 
 
 def import_without(unwanted: Collection[str], module: str) -> ModuleType:
-    """Import a module that survives the lack of the ``unwanted`` ones; others may import them later.
+    """Import a module that works without the ``unwanted`` ones; other code may import those later.
 
-    For the first lines of a process: a thread that imports one of them meanwhile fails.
+    For the first lines of a process: if a thread imports an unwanted module meanwhile, its import fails.
     """
     missing = set(unwanted) - _modules.keys()
     # None is the documented way to make an import fail.

@@ -10,7 +10,7 @@ from jsworker.core.errors import InvalidPayload
 from jsworker.core.names import check_limit_key, shown
 
 Key = str | Callable[[Any], Any] | None
-"""A field of the payload, or what returns the key of a payload; None: the jobs of a kind have none."""
+"""A field of the payload, or a callable that returns the key of a payload; None: the jobs have no key."""
 
 MOST_RUNNING: Final = 1_000_000
 MOST_A_SECOND: Final = 1_000_000
@@ -19,17 +19,17 @@ LONGEST_SPAN: Final = 366 * 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """At most so many jobs of a kind run at once in the whole installation; with a ``key``, of each key.
+    """How many jobs of a kind may run at once in the whole installation; with a ``key``, of each key.
 
-    It bounds owners: what a run that has lost its job still does outside of the database is what its fencing
-    token is for.
+    It limits owners. A run that has lost its job may still act outside of the database; its fencing token is
+    for refusing that.
 
     Attributes:
         max_running: from 1 to 1,000,000.
         key: a field of the payload, or a callable that gets the payload and returns the key.
 
     Raises:
-        ValueError, TypeError: it is no such number, or no such key.
+        ValueError, TypeError: the number or the key is not allowed.
     """
 
     max_running: int
@@ -42,18 +42,18 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """At most so many jobs of a kind begin in a span of time; with a ``key``, so many of each key.
+    """How many jobs of a kind may begin in a span of time; with a ``key``, of each key.
 
-    After a rest ``number`` of them begin at once, then one in each ``per / number`` seconds, by the clock of
-    the database.
+    After a time without jobs ``number`` jobs begin at once, then one in each ``per / number`` seconds, by the
+    clock of the database.
 
     Attributes:
         number: how many, from 1 to 1,000,000.
         per: seconds, up to 366 days; at most 1,000,000 jobs a second.
-        key: as that of ``Limit``; a kind with both has one key.
+        key: as in ``Limit``; a kind with a limit and a rate has one key for both.
 
     Raises:
-        ValueError, TypeError: it is no such number, or no such key.
+        ValueError, TypeError: a number or the key is not allowed.
     """
 
     number: int
@@ -74,10 +74,10 @@ class Rate:
 
 
 def common_key(limit: Limit | None, rate: Rate | None) -> Key:
-    """Return the key of a kind's limit and rate: a job has one.
+    """Return the common key of a kind's limit and rate: a job has only one key.
 
     Raises:
-        ValueError: they have different ones.
+        ValueError: their keys differ.
     """
     keys = [each.key for each in (limit, rate) if each is not None]
     if len(keys) == 2 and keys[0] != keys[1]:
@@ -96,11 +96,12 @@ def name_of_key(key: Key) -> str:
 
 
 def key_of(kind: str, key: Key, payload: Any) -> str:
-    """Return the key of a payload, as its type or as JSON has it.
+    """Return the limit key of a payload, which is of the payload type or a JSON object.
 
     Raises:
-        InvalidPayload: there is no such field, or the callable raised; never with a value of the payload.
-        InvalidName: the key is no text of 1 to 255 printable characters.
+        InvalidPayload: the field is missing or null, the callable raised, or the key is neither text nor a
+            whole number nor a UUID; the message holds no value of the payload.
+        InvalidName: the key is not text of 1 to 255 printable characters.
     """
     if isinstance(key, str):
         what = f"field {shown(key)}"

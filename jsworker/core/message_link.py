@@ -16,18 +16,18 @@ MessageT = TypeVar("MessageT")
 LONGEST_LINE: Final = 64 * 1024
 """Bytes; a longer line is skipped."""
 SPARING_RATE: Final = 2**20
-"""Bytes a second that are read of a process that may send anything."""
+"""Bytes a second that are read from a process that may send anything."""
 FULL_RATE: Final = 2**26
 
 _READ_BYTES: Final = 65_536
 _ROUND_SECONDS: Final = 0.25
-"""For so long a budget of bytes lasts; a process that has used it up is not heard until the next one."""
+"""Duration of a budget of bytes; once it is used up, nothing is read until the next budget begins."""
 _INVALID_LINE_BYTES: Final = 4_096
-"""Charged for a line that is no message, so that a flood of them does not keep the reader from its work."""
+"""Bytes of the budget that an invalid line costs, so that a flood of them does not occupy the reader."""
 
 
 class Message(BaseModel):
-    """What one process sends to the other; ``what`` tells messages apart."""
+    """A message from one process to the other; the field ``what`` tells the types of messages apart."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -38,7 +38,7 @@ def line_of(message: Message) -> bytes:
 
 
 class MessageLines(Generic[MessageT]):
-    """Cuts what arrives into messages that ``adapter`` accepts; None stands for a line that is none."""
+    """Splits received bytes into messages that ``adapter`` accepts; None stands for an invalid line."""
 
     def __init__(self, adapter: TypeAdapter[MessageT], *, longest: int = LONGEST_LINE) -> None:
         self._adapter = adapter
@@ -78,8 +78,8 @@ def _ignore(*_: object) -> None:
 class MessageLink(Generic[MessageT]):
     """One end of a socket pair between a process and its child. Belongs to the event loop.
 
-    It takes the socket over and reads at most ``rate`` bytes a second from it, not before ``open``. Lines
-    that are no message are passed to ``on_invalid``, or skipped without it.
+    It takes the socket over and, once ``open`` was called, reads at most ``rate`` bytes a second from it. For
+    each line that is not a message it calls ``on_invalid``, without the line.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class MessageLink(Generic[MessageT]):
         self._flushed: asyncio.Future[None] | None = None
 
     def open(self) -> None:
-        """Read from now on."""
+        """Begin to read, or go on after a pause."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket, self.hear)
 
@@ -117,7 +117,7 @@ class MessageLink(Generic[MessageT]):
         self._unsent.clear()
         self.detach()
         self._socket.close()
-        # No cycle of references keeps alive what the callbacks belong to.
+        # The callbacks' owners would be kept alive by a cycle of references.
         self._on_message, self._on_end, self._on_invalid = _ignore, _ignore, _ignore
 
     def detach(self) -> None:
@@ -132,7 +132,7 @@ class MessageLink(Generic[MessageT]):
         return len(self._unsent)
 
     def hear(self, *, to_the_end: bool = False) -> None:
-        """Take what has arrived so far, as far as the budget lasts.
+        """Read what has arrived so far, within the budget.
 
         ``to_the_end``: the other process has ended; begin a new budget for what it sent last.
         """
@@ -210,7 +210,7 @@ class MessageLink(Generic[MessageT]):
 
 def _plain(value: Any) -> Any:
     match value:
-        case BaseModel():  # as it is: its own JSON form would leave secrets out
+        case BaseModel():  # by its fields: the model's own JSON form would leave secrets out
             return dict(value)
         case SecretStr():
             return value.get_secret_value()

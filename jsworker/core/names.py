@@ -30,19 +30,19 @@ def check_unique_key(key: str) -> str:
 
 
 def check_step_name(name: str) -> str:
-    """Return ``name`` when it may name a step of a job: as a unique key."""
+    """Return ``name`` when it may name a step of a job, by the rule of unique keys."""
     return _check_text(name, "step")
 
 
 def check_limit_key(key: str) -> str:
-    """Return ``key`` when limits can count by it: as a unique key."""
+    """Return ``key`` when limits can count by it, by the rule of unique keys."""
     return _check_text(key, "limit key")
 
 
 def check_limit_key_of_row(key: str) -> str:
-    """Return ``key`` when a job's row can have it, so that operators can act on each that there is.
+    """Return ``key`` when a job's row can have it, so that operators can act on every existing key.
 
-    It may be one that ``check_limit_key`` refuses: rows come from other languages and versions of Python too.
+    It allows keys that ``check_limit_key`` refuses: other languages and versions of Python write rows too.
     """
     return _check_text(key, "limit key", _NO_CONTROLS)
 

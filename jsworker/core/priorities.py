@@ -8,23 +8,23 @@ from jsworker.core.names import shown
 Priority = Literal["high", "normal", "low"]
 
 PRIORITIES: Final[tuple[Priority, ...]] = ("high", "normal", "low")
-"""By the number that stands in the row: 0, 1, 2."""
+"""Indexed by the number in the job's row: 0, 1, 2."""
 HIGH, NORMAL, LOW = range(3)
 
 WEIGHTS: Final = (8, 3, 1)
-"""How many jobs of each priority begin in turn while all of them wait."""
+"""How many jobs of each priority begin in a round of 12 while jobs of all three wait."""
 _STEPS: Final = tuple(24 // weight for weight in WEIGHTS)
 
 
 def priority_number(priority: Any) -> int:
-    """Return the number of a priority; ValueError: there is none of this name."""
+    """Return the number of a priority; raise ValueError if no priority has this name."""
     if isinstance(priority, str) and priority in PRIORITIES:
         return PRIORITIES.index(priority)
     raise ValueError(f"priority={shown(priority)} must be one of {', '.join(PRIORITIES)}")
 
 
 class Turns:
-    """Gives turns to lanes by their weights; one without work misses its turns, and saves none."""
+    """Gives turns to lanes by their weights; a lane without work loses its turns, it does not save them."""
 
     def __init__(self) -> None:
         self._next = [0] * len(PRIORITIES)
@@ -46,7 +46,7 @@ class Turns:
             lane: one of the lanes.
             turns: how many there are to be given.
             among: the lanes that have work.
-            ahead: how many jobs of each lane, by its number, will have a turn before.
+            ahead: how many jobs of each lane, by its number, have a turn before these.
         """
         others = [other for other in {*among, lane} if other != lane]
         if not others or turns <= 0:
@@ -55,7 +55,7 @@ class Turns:
         due = {each: self._turn(each) + _STEPS[each] * waiting[each] for each in (*others, lane)}
         part = 0
         rounds = sum(WEIGHTS[each] for each in due)
-        if turns > 4 * rounds:  # many: as good as exact, and it need not be counted out
+        if turns > 4 * rounds:  # many turns: the share is nearly exact, and cheaper than counting
             return max(1, turns * WEIGHTS[lane] // rounds)
         for _ in range(turns):
             first = min(due, key=lambda each: (due[each], each))

@@ -1,4 +1,4 @@
-"""What users subclass: a processor says how one kind of job is done."""
+"""The base class of processors; each processor does the jobs of one kind."""
 
 import json
 import math
@@ -29,10 +29,10 @@ Payload = TypeVar("Payload")
 Returned = TypeVar("Returned")
 _Returned_co = TypeVar("_Returned_co", covariant=True)
 Seconds: TypeAlias = float | timedelta
-"""A duration as users give it."""
+"""A duration, in seconds or as a timedelta."""
 Unique: TypeAlias = Literal["live", "waiting"]
 Middleware: TypeAlias = Callable[[Job[Any], "JobProcessor[Any]"], AbstractAsyncContextManager[Any]]
-"""Called for each run with job and processor; what it returns is entered around ``process``."""
+"""Called for each run with job and processor; ``process`` runs inside the returned context manager."""
 
 
 class FromSettings(Enum):
@@ -51,11 +51,11 @@ class Backoff:
     Attributes:
         first: seconds before the second attempt.
         factor: growth from one attempt to the next.
-        longest: seconds that no wait exceeds before jitter.
+        longest: the longest wait in seconds, before jitter.
         jitter: share of the wait by which it varies either way, 0 to 1.
 
     Raises:
-        ValueError: one of them is no such number.
+        ValueError: an attribute is not a finite number of 0 or more, or ``jitter`` is above 1.
     """
 
     first: float = 1.0
@@ -87,48 +87,48 @@ class Backoff:
 
 
 class JobProcessor(ABC, Generic[P]):
-    """How one kind of job is done. Subclass it and write ``process``.
+    """The base class of processors, which do the jobs of one kind. Subclass it and write ``process``.
 
     The type argument is the payload's type: a pydantic model, a dataclass, a TypedDict (before Python 3.12
-    the one of typing_extensions); left out, a dict.
+    the one of typing_extensions). Without a type argument it is a dict.
 
     Attributes:
-        kind: what jobs of this processor are called; default: the class name in kebab-case.
+        kind: the kind of this processor's jobs; default: the class name in kebab-case.
         max_attempts: attempts that may end in an error before the job fails.
         max_stalls: runs that may be taken back from a silent owner before the job fails.
         max_snoozes: runs that may end in ``Snooze``; the next one that does fails the job.
         timeout: seconds that one run may take; left out: JSWORKER_JOB_TIMEOUT, a day; None: no limit. A
-            coroutine that passes it is cancelled; a plain function cannot be: its process is ended, and the
-            other jobs there run again uncounted.
+            coroutine that exceeds it is cancelled. A plain function cannot be cancelled: its process is
+            ended, and the other jobs of that process run again uncounted.
         progress_timeout: seconds without a sign of life from the job itself; None: no limit.
         stale_threshold: seconds of silence after which any worker may take the job back;
-            None: only evidence of the owner's death or an operator may, or a day of silence beyond the
-            crash threshold, after which an owner that lives has stopped the run.
+            None: the job is taken back only on evidence of the owner's death, by an operator, or after a day
+            of silence beyond the crash threshold, by which time an owner that lives has stopped the run.
         backoff: the wait between attempts.
         concurrency: job slots of one process that this kind may fill; None: all.
         isolation: where its jobs run: None, in the worker's own process; ``process``, in one of its
             ``JSWORKER_ISOLATED_PROCESSES`` child processes, so that code which computes, leaks or crashes
-            harms no other job. ``setup`` and ``teardown`` are called in each of those.
+            harms no other job. ``setup`` and ``teardown`` are called in each child process.
         max_jobs_per_process: jobs after which an isolated process is replaced; None: never.
-        max_memory_mb: megabytes, of 1,000,000 bytes, that an isolated process may take; one that has taken
-            more is replaced after its job, and killed at once, as a stall of its job, when it has taken
-            twice as many. None: no limit.
-        schedule: when jobs are enqueued by themselves: ``Cron`` or ``Every``, or several by their names.
-        limit: how many jobs run at once in the whole installation: ``Limit(2)``; of each key, a field of the
-            payload: ``Limit(2, key="tenant")``.
-        rate: how many begin in a span of time: ``Rate(50, per=60)``; beside a limit, with the same key.
-        priority: of its jobs: ``high``, ``normal`` or ``low``. Who enqueues one may say otherwise.
-        unique: of jobs of one unique key that are enqueued by this class: ``live``, at most one waits or
-            runs; ``waiting``, at most one waits and one runs.
-        unique_for: seconds, or a timedelta, in which at most one job of a unique key is enqueued by this
-            class, ended ones included; None: no window.
-        debounce, debounce_max: seconds, or timedeltas, from the last and from the first enqueueing of a
-            unique key by this class until its job is due, with the last payload; None: no such wait, or no
-            end of it.
+        max_memory_mb: megabytes, of 1,000,000 bytes, that an isolated process may take. A process that has
+            taken more is replaced after its job; one that has taken twice as many is killed at once, which
+            is a stall of its job. None: no limit.
+        schedule: when jobs are enqueued automatically: a ``Cron`` or an ``Every``, or several, by name.
+        limit: how many jobs run at once in the whole installation: ``Limit(2)``; or how many jobs of each
+            key, which is a field of the payload: ``Limit(2, key="tenant")``.
+        rate: how many jobs begin in a span of time: ``Rate(50, per=60)``. A limit beside it has the same key.
+        priority: the priority of its jobs: ``high``, ``normal`` or ``low``. An enqueue call may override it.
+        unique: the rule for jobs that this class enqueues with the same unique key: ``live``, at most one
+            waits or runs; ``waiting``, at most one waits and one runs.
+        unique_for: seconds, or a timedelta, in which this class enqueues at most one job of a unique key;
+            jobs that have ended count too. None: no window.
+        debounce: seconds, or a timedelta, from the last enqueueing of a unique key by this class until its
+            job is due, with the last payload; None: no such wait.
+        debounce_max: likewise, the longest wait from the first enqueueing; None: no longest wait.
         expires_in: seconds, or a timedelta, from the enqueueing of a job by this class until it is cancelled,
-            unless it has begun; None: it never is.
-        middleware: async context managers around ``process``, the first one outermost; all of them within
-            those of the worker.
+            unless it has begun; None: it does not expire.
+        middleware: async context managers around ``process``, the first one outermost; all of them are
+            inside the middleware of the worker.
     """
 
     kind: ClassVar[str] = ""
@@ -204,7 +204,7 @@ def _refuse_misspelled(cls: type[JobProcessor[Any]]) -> None:
 
 
 def _misspelled(name: str) -> str | None:
-    """Return the setting that is meant; None: none is. ``limits`` or ``timeout_ms`` may be the user's own."""
+    """Return the setting that a name misspells, or None. ``timeout_ms``, say, may be the user's own."""
     name = name.lower()
     for setting in get_close_matches(name, _SETTINGS, n=1, cutoff=0.85):
         is_longer = name.startswith(setting) or name.endswith(setting)
@@ -215,9 +215,9 @@ def _misspelled(name: str) -> str | None:
 
 
 class ProcessorOf(Protocol[Payload, _Returned_co]):
-    """To type checkers, a processor of a payload type whose ``process`` returns something of a type.
+    """A processor with a payload type and a return type, for type checkers.
 
-    They read both from ``process``; ``type[JobProcessor[Text]]`` would say nothing of what it returns.
+    Type checkers infer both from ``process``; ``type[JobProcessor[Text]]`` does not have the return type.
     """
 
     def process(self, job: Job[Payload], /) -> _Returned_co:
@@ -225,14 +225,14 @@ class ProcessorOf(Protocol[Payload, _Returned_co]):
         ...
 
     async def setup(self) -> None:
-        """See ``JobProcessor.setup``; it tells processors from others that have a ``process``."""
+        """See ``JobProcessor.setup``; without it every class with a ``process`` would match."""
 
 
 AsyncProcessorOf: TypeAlias = ProcessorOf[Payload, Coroutine[Any, Any, Returned]]
-"""The same, of a processor whose ``process`` is ``async def``; in overloads it goes before the other."""
+"""``ProcessorOf`` for a ``process`` that is ``async def``; in overloads it goes before ``ProcessorOf``."""
 
 KindOf: TypeAlias = str | type[ProcessorOf[Payload, Any]]
-"""A kind's name, or a processor, to whose payload type the type checkers then hold the payloads."""
+"""A kind's name, or a processor, against whose payload type the type checkers then check the payloads."""
 
 
 @cache
@@ -271,12 +271,12 @@ def read_payload_text(processor: type[JobProcessor[Any]], text: str) -> Any:
 
 
 def write_payload(processor: type[JobProcessor[Any]], payload: Any) -> str:
-    """Return a payload, or what one can be made from, as JSON text, checked against its type.
+    """Return a payload, or a value that can be read as one, as JSON text, checked against its type.
 
-    Raises InvalidPayload for what does not fit, and InvalidJson for what fits but cannot be stored.
+    Raises InvalidPayload if it does not fit the type, and InvalidJson if it fits but cannot be stored.
     """
     found = read_payload(processor, payload)
-    # The form that read_payload takes back: field names, no computed fields.
+    # Field names and no computed fields, so that read_payload accepts it again.
     value = strict_json.json_form(found, payload_type(processor), "payload", round_trip=True)
     return strict_json.dumps(value, what="payload")
 
@@ -284,14 +284,14 @@ def write_payload(processor: type[JobProcessor[Any]], payload: Any) -> str:
 def read_result(processor: type[JobProcessor[Any]], value: Any) -> Any:
     """Return a job's result, a JSON value, as the type that ``process`` returns.
 
-    It stays the JSON value without a return type that can be read, and None stays None.
+    If the return type cannot be read, the JSON value is returned as it is. None stays None.
 
-    Raises InvalidJson: the stored result is none of that type.
+    Raises InvalidJson if the stored result does not fit that type.
     """
     adapter = _return_type(processor)
     if value is None or adapter is strict_json.ANYTHING:
         return value
-    # As text, for strict models take dates, UUIDs, tuples ... in their JSON form from that alone.
+    # As text: strict models take dates, UUIDs, tuples ... in their JSON form from JSON text only.
     return strict_json.read_result(json.dumps(value), adapter)
 
 
@@ -318,7 +318,7 @@ def _misfit(processor: type[JobProcessor[Any]], error: ValidationError) -> Inval
     faults = error.errors(include_url=False, include_input=False, include_context=False)
     first = faults[0]
     place = ".".join(printable(str(part), 80) for part in first["loc"]) or "the whole value"
-    # The one text of pydantic's own that repeats the value:
+    # The only message of pydantic's own that contains the value:
     tag = first["type"] == "union_tag_invalid"
     rule = "Input tag is none of the expected tags" if tag else printable(first["msg"], 300)
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""

@@ -1,4 +1,4 @@
-"""When schedules are due: rules in cron's language or in equal steps, and what becomes of missed instants."""
+"""When schedules are due: cron rules or equal steps, and the policies for missed instants."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from cronsim import CronSim, CronSimError
 from jsworker.core.names import shown
 
 ON_TIME_SECONDS: Final = 60.0
-"""An instant that is fired within this time is on time; later it counts as missed."""
+"""An instant that is fired within this time is on time; after it, the instant counts as missed."""
 
 _MOST_CAUGHT_UP: Final = 1000
 _SHORTEST_STEP: Final = 1.0
@@ -33,7 +33,7 @@ class _Policies:
     overlap: Literal["allow", "skip"] = "allow"
 
     def check_policies(self) -> None:
-        """Raise ``ValueError`` for a policy that there is not."""
+        """Raise ``ValueError`` for an unknown policy, or policies that contradict each other."""
         if self.missed not in ("coalesce", "skip"):
             raise ValueError(f"missed={shown(self.missed)} must be coalesce or skip")
         if self.overlap not in ("allow", "skip"):
@@ -50,7 +50,7 @@ class _Policies:
 
     @property
     def missed_text(self) -> str:
-        """What becomes of missed instants, as it is stored."""
+        """The policy for missed instants, as it is stored."""
         return f"{_CATCH_UP}{self.catch_up}" if self.catch_up else self.missed
 
 
@@ -59,20 +59,20 @@ class Cron(_Policies):
     """Due at the times of a cron rule of five fields, read in a time zone.
 
     Fields, names (``MON``, ``JAN``), ranges, steps, ``L`` and ``#`` are those of the library cronsim. A time
-    that daylight saving time leaves out is due at the next one that exists, one that comes twice is due once;
+    that daylight saving time skips is due at the next existing time, a time that occurs twice is due once;
     rules whose minute or hour begins with ``*`` follow the hours as they come.
 
     Attributes:
         rule: minute, hour, day of the month, month, day of the week.
         tz: name of a time zone of the IANA database.
         payload: what each job gets.
-        missed: of instants that no worker fired within a minute, ``coalesce`` runs the latest one,
-            ``skip`` none.
-        catch_up: run the latest so many missed instants, each with a job of its own, at most 1,000.
-        overlap: ``skip`` leaves an instant out while the job of the last one waits or runs.
+        missed: the policy for instants that no worker fired within a minute: ``coalesce`` runs only the
+            latest of them, ``skip`` none.
+        catch_up: how many of the latest missed instants get a job each, at most 1,000.
+        overlap: ``skip`` leaves an instant out while the job of the previous one waits or runs.
 
     Raises:
-        ValueError: there is no such rule, time zone or policy, or the rule never comes due.
+        ValueError: the rule, the time zone or a policy is not valid, or the rule never comes due.
     """
 
     rule: str
@@ -99,11 +99,11 @@ class Cron(_Policies):
         """Return the first due instant after this one, in UTC.
 
         Raises:
-            ValueError: the rule cannot be read, or is due no more.
+            ValueError: the rule cannot be read, or never comes due again.
         """
         try:
             for due in CronSim(self.rule, instant.astimezone(ZoneInfo(self.tz))):
-                # Of a time that comes twice the library names the first, which may be over.
+                # Of a time that occurs twice the library returns the first, which may be past already.
                 if (found := due.astimezone(UTC)) > instant:
                     return found
         except CronSimError as error:
@@ -113,14 +113,14 @@ class Cron(_Policies):
 
 @dataclass(frozen=True, slots=True)
 class Every(_Policies):
-    """Due in equal steps, at the multiples of the step since 1970-01-01 00:00 UTC: restarts move nothing.
+    """Due at the multiples of a step since 1970-01-01 00:00 UTC, so that restarts do not move the instants.
 
     Attributes:
         seconds, minutes, hours, days: the step is their sum, from a second to 366 days.
-        payload, missed, catch_up, overlap: as ``Cron`` says.
+        payload, missed, catch_up, overlap: as in ``Cron``.
 
     Raises:
-        ValueError: the step is out of range, or there is no such policy.
+        ValueError: the step is out of range, or a policy is not valid.
     """
 
     seconds: float = 0
@@ -154,7 +154,7 @@ class Every(_Policies):
 
     @property
     def tz(self) -> str:
-        """The time zone; equal steps know none."""
+        """The time zone; equal steps do not depend on it."""
         return "UTC"
 
     def after(self, instant: datetime) -> datetime:
@@ -168,7 +168,7 @@ Schedule = Cron | Every
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What is to be done about a schedule that is due.
+    """What to do about a schedule that is due.
 
     Attributes:
         run: the instants that get a job, the earliest first.
@@ -180,9 +180,9 @@ class Due:
 
 
 def due(schedule: Schedule, first: datetime, now: datetime) -> Due:
-    """Return which instants from ``first`` on, which is due, get a job at the present time.
+    """Return which of the instants from ``first``, which is due, to ``now`` get a job.
 
-    Within a minute all of them; later, what the schedule says of missed ones.
+    If ``first`` is at most a minute ago, all of them; else the policy for missed instants decides.
     """
     if (now - first).total_seconds() <= ON_TIME_SECONDS:
         run = [first, *_between(schedule, first, now)]
@@ -221,11 +221,11 @@ def check_schedule_name(name: str) -> str:
 
 
 def named_schedules(kind: str, given: Any) -> dict[str, Schedule]:
-    """Return the schedules of a processor by their names; a single one is called as its kind.
+    """Return the schedules of a processor by their names; a single schedule has the name of the kind.
 
     Raises:
-        ValueError: a name is none.
-        TypeError: something is no schedule.
+        ValueError: a name is not allowed.
+        TypeError: a value is not a schedule.
     """
     if given is None:
         return {}

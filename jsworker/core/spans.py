@@ -38,9 +38,9 @@ _OPERATIONS: Final = {
     "process": ("process", SpanKind.CONSUMER),
     "settle": ("settle", SpanKind.CLIENT),
 }
-"""Their types and the kinds of their spans."""
+"""For each operation its type and the kind of its span."""
 _OWN_STATE: Final = re.compile(r"jsworker=([0-9a-f]{32})-([0-9a-f]{16})")
-"""Our member of a tracestate: trace and span of the job's run before."""
+"""jsworker's member of a tracestate: trace and span of the job's previous run."""
 _LONGEST_STATE: Final = 512
 
 _propagator: Final = TraceContextTextMapPropagator()
@@ -78,14 +78,14 @@ class Spans:
         return self._tracer.start_span(f"{operation} {destination}", kind=kind, attributes=named, **options)
 
     def create(self, destination: str, *, job_id: UUID | None, jobs: int) -> "OwnSpan":
-        """Begin the span of an enqueue; what is created belongs to it."""
+        """Begin the span of an enqueue; the created jobs belong to it."""
         attributes = {"messaging.batch.message_count": jobs} if job_id is None else None
         return OwnSpan(self.begin("create", destination, job_id, attributes))
 
     def sent(
         self, destination: str, job_id: UUID, context: TraceContext, *, began_ns: int, stored: bool
     ) -> None:
-        """Make the span of a message that was sent, since ``began_ns`` of Unix time, and stored or not."""
+        """Make the span of a message sent since ``began_ns``, Unix time; an error unless ``stored``."""
         if context.traceparent is None:
             return
         span = self.begin("send", destination, job_id, context=_extracted(context), start_time=began_ns)
@@ -95,7 +95,7 @@ class Spans:
 
     @contextmanager
     def within(self, context: TraceContext) -> Iterator[None]:
-        """Make a span of another process the caller's own parent."""
+        """Make a span of another process the parent of the spans that begin within the block."""
         token = contexts.attach(_extracted(context))
         try:
             yield
@@ -143,7 +143,7 @@ class OwnSpan:
         return _context_of(trace.set_span_in_context(self._span))
 
     def end(self, error: BaseException | None, at_ns: int | None = None) -> None:
-        """End it; of an error it shows the type alone, for the text may hold anything."""
+        """End the span. It records only the type of an error, because the text may hold anything."""
         if error is not None:
             self._span.set_attribute("error.type", type(error).__qualname__)
             self._span.set_status(Status(StatusCode.ERROR))

@@ -1,7 +1,7 @@
-"""Targets ``MODULE:NAME`` and ``MODULE``: processors of the user's own code, by way of the working directory.
+"""Targets ``MODULE:NAME`` and ``MODULE``, which name processors of the user's own code.
 
-``NAME`` is a processor's class, a processor, or ``FACTORY()``, which is called without arguments and returns
-one.
+Modules are found in the working directory too. ``NAME`` is a processor's class, a processor, or
+``FACTORY()``, which is called without arguments and returns a processor.
 """
 
 import importlib
@@ -34,9 +34,9 @@ _MADE_BY: Final = "jsworker made it by"
 def load_processors(target: str) -> list[JobProcessor[Any] | type[JobProcessor[Any]]]:
     """Return the processor of a target ``MODULE:CLASS``, or all those of a ``MODULE``.
 
-    Those of a module are the classes that are defined in it, or in a module of the package that it is, and
-    what its ``__all__`` names besides. Classes that are abstract, or whose names begin with an underscore,
-    are left out; an instance stands for its class.
+    The processors of a module are the classes that are defined in it or, if it is a package, in its modules,
+    and those that its ``__all__`` names. Classes that are abstract, or whose names begin with an underscore,
+    are left out. An instance is returned in place of its class.
 
     Raises InvalidTarget when it cannot be imported, or has no processor that can be used.
     """
@@ -55,7 +55,7 @@ def find_processors(target: str) -> list[JobProcessor[Any] | type[JobProcessor[A
 
 
 def unfinished_processors(target: str) -> list[str]:
-    """Return what each abstract class of a module lacks that is no base of others, one line each."""
+    """Return a line for each abstract class of a module that has no subclass: the methods that it lacks."""
     if _MODULE.fullmatch(target) is None:
         return []
     return [_lacks(cls) for cls in _search(target)[1] if not cls.__subclasses__()]
@@ -93,7 +93,7 @@ def _lacks(cls: type[JobProcessor[Any]]) -> str:
 
 
 def _modules_of(target: str, module: ModuleType) -> Iterator[ModuleType]:
-    """Yield a module, and those of the package that it is; what ``python -m`` runs is left out."""
+    """Yield a module and, if it is a package, the modules in it, but not ``__main__``, which would run."""
     yield module
     for info in pkgutil.walk_packages(getattr(module, "__path__", ()), f"{module.__name__}."):
         if not info.name.endswith(".__main__"):
@@ -101,7 +101,7 @@ def _modules_of(target: str, module: ModuleType) -> Iterator[ModuleType]:
 
 
 def load_processor(target: str) -> JobProcessor[Any] | type[JobProcessor[Any]]:
-    """Return the processor of a target, or its class, which the worker makes and so can make again.
+    """Return the processor of a target, or its class, of which the worker can make new instances.
 
     Raises InvalidTarget when it cannot be imported, or is no processor that can be used.
     """
@@ -113,13 +113,13 @@ def load_processor(target: str) -> JobProcessor[Any] | type[JobProcessor[Any]]:
 
 
 def load_processor_class(target: str) -> type[JobProcessor[Any]]:
-    """Return the class of a target; a factory is called for it."""
+    """Return the processor class of a target; a factory is called to learn it."""
     found = _load(target)
     return found if isinstance(found, type) else type(found)
 
 
 def load_named(target: str, what: str, example: str) -> Any:
-    """Return what a target names, and call it if it says so; InvalidTarget: it cannot be read or imported."""
+    """Return what a target names or, with ``()``, its result; InvalidTarget: it cannot be read or loaded."""
     parts = _TARGET.fullmatch(target)
     if parts is None:
         advice = "; write the module without .py" if ".py:" in f"{target}:" else ""

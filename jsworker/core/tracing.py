@@ -1,4 +1,4 @@
-"""Tracing, once the application has set up OpenTelemetry; nothing of it is loaded before."""
+"""Tracing, once the application has set up OpenTelemetry; before that, nothing of OpenTelemetry is loaded."""
 
 import re
 import sys
@@ -30,7 +30,7 @@ class TraceContext(NamedTuple):
     tracestate: str | None = None
 
     def headers(self) -> dict[str, str] | None:
-        """Return them as headers of a message; None: there are none, or the row holds another text."""
+        """Return the context as message headers; None if it is empty, or the row's text is not valid."""
         if self.traceparent is None or not _TRACEPARENT.fullmatch(self.traceparent):
             return None
         found = {"traceparent": self.traceparent}
@@ -57,16 +57,16 @@ def _spans_of(provider: "TracerProvider") -> "Spans":
 
 
 def attempt(call: Callable[[], T]) -> T | None:
-    """Call, and return None when that fails: a job must not pay for a broken exporter.
+    """Return what a call returns, or None if it raises: a broken exporter must not harm a job.
 
-    The first error of each type is reported on stderr, as those of events' listeners are.
+    The first error of each type is reported on stderr, as errors of event listeners are.
     """
     try:
         return call()
     except Exception as error:  # noqa: BLE001 -- foreign code
         if type(error) not in _reported:
             _reported.add(type(error))
-            with suppress(Exception):  # it may be closed, or none
+            with suppress(Exception):  # stderr may be closed, or None
                 sys.stderr.write(f"tracing raised; jobs go on without spans:\n{traceback_of(error)}")
         return None
 
@@ -101,7 +101,7 @@ def within(context: TraceContext) -> AbstractContextManager[None]:
 
 
 def flush(seconds: float) -> None:
-    """Export finished spans within ``seconds``, where the process ends without ``atexit``."""
+    """Export finished spans within ``seconds``, for a process that ends without ``atexit``."""
     provider = None if (api := sys.modules.get("opentelemetry.trace")) is None else api.get_tracer_provider()
     force_flush = getattr(provider, "force_flush", None)
     if force_flush is not None:

@@ -51,8 +51,8 @@ def load_settings(**overrides: Any) -> Settings:
             come from the environment.
 
     Raises:
-        SettingsError: values are wrong or missing, or do not fit each other; one line for each fault, then
-            one for each variable that is no setting.
+        SettingsError: values are wrong or missing, or contradict each other; one line for each fault, then
+            one for each variable that is not a setting.
     """
     faults: list[str] = []
     unsound: frozenset[str] = frozenset()
@@ -64,7 +64,7 @@ def load_settings(**overrides: Any) -> Settings:
     faults += [*_misfits(settings, unsound), *_timing_faults(_durations(settings, unsound))]
     if faults:
         overrides.clear()  # a traceback that prints local variables shows no secrets
-        # One that is missing may be there under a misspelled name.
+        # A variable that is missing may be set under a misspelled name.
         raise SettingsError("\n".join([*faults, *unknown_variables()]))
     return settings
 
@@ -91,7 +91,7 @@ def check_timing(settings: Settings, thresholds: Mapping[str, float | None]) -> 
 
 
 def unknown_variables() -> list[str]:
-    """Return a line of warning for each variable that begins like a setting and is none."""
+    """Return a warning line for each variable that begins with ``JSWORKER_`` but is not a setting."""
     known = {*known_variables(Settings.model_fields), *TEST_SERVERS.values()}
     return [
         no_setting(variable, Settings.model_fields)
@@ -101,7 +101,7 @@ def unknown_variables() -> list[str]:
 
 
 def _misfits(settings: Settings, unsound: frozenset[str]) -> Iterator[str]:
-    """Yield a line for settings that only make sense together, or only apart."""
+    """Yield a line for each setting that lacks its partner, and for settings that exclude each other."""
     for names in (("nats_user", "nats_password"), ("nats_tls_cert", "nats_tls_key")):
         given = [name for name in names if getattr(settings, name) is not None]
         if len(given) == 1 and unsound.isdisjoint(names):
@@ -119,7 +119,7 @@ def _misfits(settings: Settings, unsound: frozenset[str]) -> Iterator[str]:
 
 
 def _without(unsound: frozenset[str], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return overrides that leave out the faulty settings, so that the others can be checked all the same."""
+    """Return overrides with defaults for the faulty settings, so that the other settings can be checked."""
     sound = {name: value for name, value in overrides.items() if name not in unsound}
     for name in unsound & Settings.model_fields.keys():
         field = Settings.model_fields[name]
@@ -135,7 +135,7 @@ def _durations(settings: Settings, unsound: frozenset[str] = frozenset()) -> dic
 
 
 def _timing_faults(values: Mapping[str, float], kind: str | None = None) -> Iterator[str]:
-    """Yield a line for each rule broken; a kind's own stale threshold is asked only about its own rules."""
+    """Yield a line for each broken rule; for a kind, check only the rules about the stale threshold."""
     exact = {name: Decimal(repr(value)) for name, value in values.items()}  # as floats 3 × 0.1 exceeds 0.3
     for left, relation, right in _TIMING:
         names = {left, *(name for _, name in right)}

@@ -21,7 +21,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yield the quotas, in cores, of this process's control group and of those around it."""
+    """Yield the quotas, in cores, of this process's control group and of its parent groups."""
     with suppress(OSError, ValueError):  # not on Linux, or in a form that is not known
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)

@@ -89,7 +89,7 @@ RECOVERY_RULES: Final = {
     "crashed": "jobs of owners that are silent and do not answer on NATS",
     "stale": "jobs of owners that are silent for longer than their stale threshold",
 }
-"""What workers take back by themselves, each by a rule that can be switched off."""
+"""The jobs that workers take back without an operator, by rule; each rule can be switched off."""
 
 _DURATION_RULE = f"must be greater than 0 and at most {LONGEST_SECONDS}"
 Seconds = Annotated[float, _rule(_DURATION_RULE, lambda value: 0 < value <= LONGEST_SECONDS)]
@@ -115,8 +115,8 @@ class FieldFaults(SettingsError):
 class Settings(BaseSettings):
     """The settings of a worker or a client; durations are seconds.
 
-    Made by ``load_settings``, which also checks what settings demand of each other. Secrets show in no
-    repr, dump or error.
+    Made by ``load_settings``, which also checks the rules between settings. Secrets do not appear in a
+    repr, a dump or an error.
 
     Raises:
         SettingsError: values are wrong or missing, one line each.
@@ -277,7 +277,7 @@ class Settings(BaseSettings):
             super().__init__(**values)
         except ValidationError as error:
             faults = {str(fault["loc"][0]): _line(fault) for fault in error.errors(include_url=False)}
-        if faults:  # raised out here: a ValidationError in the traceback would carry the values
+        if faults:  # raised outside of the except block: a chained ValidationError would show the values
             values.clear()
             raise FieldFaults(faults)
 
@@ -286,10 +286,10 @@ class Settings(BaseSettings):
         cls,
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
-        *_: Any,  # pydantic's own know no ...._FILE
+        *_: Any,  # pydantic's own sources do not support the variables JSWORKER_..._FILE
         **__: Any,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take what is given first, then the environment."""
+        """Prefer the given values to those of the environment."""
         return init_settings, InitSettingsSource(settings_cls, from_environment(settings_cls.model_fields))
 
     @field_validator(*FROM_FILES, mode="before")
@@ -336,7 +336,7 @@ class Settings(BaseSettings):
 
     @property
     def nats_is_set(self) -> bool:
-        """Whether somebody has said where NATS is: a producer uses none otherwise, a worker the default."""
+        """Whether ``nats_url`` is set; if not, a producer does without NATS and a worker uses the default."""
         return "nats_url" in self.model_fields_set
 
     def recovers_by(self) -> dict[str, bool]:

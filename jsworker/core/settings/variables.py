@@ -22,7 +22,7 @@ HIDDEN = frozenset(FROM_FILES) - {"nats_user"}
 TEST_SERVERS: Final = MappingProxyType(
     {"database_url": "JSWORKER_TEST_DATABASE_URL", "nats_url": "JSWORKER_TEST_NATS_URL"}
 )
-"""The variables that name servers for tests. Those of workers may name real ones: ignored by tests."""
+"""The variables that name servers for tests. Tests ignore those of workers, which may name real servers."""
 _SERVICE_LINK = re.compile(r"\w+_(?:SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(?:TCP|UDP|SCTP)\w*)")
 
 LONGEST_SECONDS = 1_000_000_000
@@ -65,7 +65,7 @@ def as_given(value: Any) -> str:
 
 
 def from_environment(names: Iterable[str]) -> dict[str, Any]:
-    """Return the texts of the variables that are set, or the faults that were found on the way."""
+    """Return for each setting the text of its variable, or the fault that was found in reading it."""
     found = {name: _given(name, variable_of(name)) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -97,7 +97,7 @@ def known_variables(names: Iterable[str]) -> list[str]:
 
 
 def no_setting(variable: str, names: Iterable[str]) -> str:
-    """Return the line that warns of a variable which is none of these settings, with the likely one."""
+    """Return the warning line for a variable that is none of these settings; it suggests the likely one."""
     close = likely(variable, (one.removeprefix(PREFIX) for one in known_variables(names)))
     advice = f": did you mean {PREFIX}{close}?" if close else ""
     return f"{printable(variable, 200)} is no setting{advice}"
@@ -106,13 +106,13 @@ def no_setting(variable: str, names: Iterable[str]) -> str:
 def likely(name: str, known: Iterable[str]) -> str | None:
     """Return the one of these names, in capitals and without JSWORKER_, that is likely meant, if any."""
     name = name.upper().removeprefix(PREFIX)
-    if name == "HEARTBEAT_TIMEOUT":  # the command line's other name for the watchdog's
+    if name == "HEARTBEAT_TIMEOUT":  # the command line's other name for the watchdog's time-out
         return "WATCHDOG_TIMEOUT"
     return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
 
 
 def is_service_link(variable: str, value: str) -> bool:
-    """Return whether Kubernetes set it, for a Service whose name begins with jsworker."""
+    """Return whether Kubernetes set this variable, for a Service whose name begins with jsworker."""
     return bool(_SERVICE_LINK.fullmatch(variable)) or value.startswith(("tcp://", "udp://", "sctp://"))
 
 
