@@ -19,17 +19,17 @@ _RULE: Final = f"must read NAME:KEY,…, each KEY the base64 form of {_KEY_BYTES
 class AesGcmCodec(Codec):
     """Encrypts with the first of its keys and decrypts with all of them.
 
-    A key takes four billion contents (2³², each with a random nonce of 96 bits): replace it well before. How
-    long contents are is not hidden. ``repr`` shows the names of the keys alone.
+    A key is good for four billion contents (2³², each with a random nonce of 96 bits): replace it well
+    before. The length of contents is not hidden. ``repr`` shows only the names of the keys.
     """
 
     name = "aes-gcm"
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
-        """Take keys of 32 bytes by their names, the one that encrypts first.
+        """Take keys of 32 bytes by their names; the first key encrypts.
 
         Raises:
-            ValueError: there is none, or a name or a length that cannot be; the message holds no key.
+            ValueError: there is no key, or a name or a length is not allowed; the message holds no key.
             SettingsError: the library ``cryptography`` is not installed.
         """
         try:
@@ -51,7 +51,7 @@ class AesGcmCodec(Codec):
         return self._first, nonce + self._ciphers[self._first].encrypt(nonce, content, bound_to)
 
     def decode(self, key: str, encoded: bytes, bound_to: bytes) -> bytes:
-        """Return what was encrypted; raises KeyMissing, or another error for what was changed or moved."""
+        """Return the decrypted content; raise KeyMissing, or another error if it was changed or moved."""
         cipher = self._ciphers.get(key)
         if cipher is None:
             raise KeyMissing
@@ -59,7 +59,7 @@ class AesGcmCodec(Codec):
 
 
 def read_keys(text: str) -> dict[str, bytes]:
-    """Return the keys of ``NAME:KEY,…``; ValueError: the rule that they break, without any part of a key."""
+    """Return the keys of ``NAME:KEY,…``; ValueError names the rule that they break, and no part of a key."""
     keys: dict[str, bytes] = {}
     for number, part in enumerate(text.split(","), start=1):
         name, _, key = part.strip().partition(":")

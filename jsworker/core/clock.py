@@ -1,11 +1,11 @@
-"""Local time for waits and fences, and waits as they are given."""
+"""Local time for waits and fences, and the check of waits that users give."""
 
 import time
 from datetime import timedelta
 from typing import Any, Final
 
 LONGEST_WAIT: Final = 10 * 366 * 86400.0
-"""Seconds that a job may be put off: PostgreSQL cannot add just any number to a date."""
+"""The longest time in seconds by which a job may be put off: PostgreSQL cannot add any number to a date."""
 
 DURATION_BUCKETS: Final = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
@@ -19,8 +19,9 @@ _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 def boottime() -> float:
     """Return seconds on a clock that also counts while the machine is suspended, where there is one.
 
-    macOS has none of that name, and its monotonic clock counts. On other systems a worker that was suspended
-    takes no note of it, and may work for a moment on jobs that others have taken over; their rows refuse it.
+    macOS has no clock of that name, but its monotonic clock counts suspension. On other systems without it, a
+    worker does not notice that it was suspended, and may work for a moment on jobs that others have taken
+    over; the rows of these jobs refuse its writes.
     """
     return time.clock_gettime(_CLOCK)
 
@@ -29,7 +30,7 @@ def wait_in_seconds(value: Any, what: str) -> float:
     """Return a wait that is given in seconds or as a timedelta, in seconds; ``what`` names it in an error.
 
     Raises:
-        ValueError: it is neither, negative, or longer than ``LONGEST_WAIT``.
+        ValueError: it is neither of them, is negative, or is longer than ``LONGEST_WAIT``.
     """
     given = value.total_seconds() if isinstance(value, timedelta) else value
     is_number = isinstance(given, int | float) and not isinstance(given, bool)

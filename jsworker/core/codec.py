@@ -1,4 +1,4 @@
-"""A codec: bytes in, bytes out, by a key that has a name."""
+"""The base class of codecs, which encode and decode bytes with named keys."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -7,11 +7,11 @@ from typing import ClassVar
 class Codec(ABC):
     """Encodes payloads, results, checkpoints and the results of steps before they are stored. Subclass it.
 
-    It is called on the event loop, and from threads too, so it must not wait: a key management service is
-    asked for data keys beforehand.
+    It is called on the event loop, and from threads too, so it must not wait: ask a key management service
+    for data keys beforehand.
 
     Attributes:
-        name: stands beside whatever was encoded; another one for each codec and each version of its form.
+        name: is stored with each encoded content; different for each codec and each version of its format.
     """
 
     name: ClassVar[str]
@@ -22,15 +22,15 @@ class Codec(ABC):
 
         Args:
             content: UTF-8 text of a JSON value.
-            bound_to: the job, its kind and the column. ``decode`` is to refuse it with any other one: else a
-                content could be moved to another row.
+            bound_to: the job, its kind and the column. ``decode`` must refuse the content if its ``bound_to``
+                differs: else a content could be moved to another row.
         """
 
     @abstractmethod
     def decode(self, key: str, encoded: bytes, bound_to: bytes) -> bytes:
-        """Return what was encoded.
+        """Return the content that was encoded.
 
         Raises:
             KeyMissing: this codec does not have the key; the job waits until a worker has it.
-            Exception: any other one: the content was changed, or moved; the job fails.
+            Exception: any other error means that the content was changed or moved; the job fails.
         """

@@ -1,4 +1,4 @@
-"""What jobs hold, on its way to the table and back: through a codec, if there is one.
+"""The contents of jobs, which a codec, if there is one, encodes for the table and decodes again.
 
 An encoded content is a JSON object with the one key ``$codec``, so that it fits the columns of plain ones:
 ``{"$codec": ["aes-gcm", "name of the key", "base64"]}``. Plain and encoded rows may stand side by side.
@@ -23,15 +23,15 @@ _BEGINS: Final = f'{{"{_MARK}": '
 """How PostgreSQL writes an encoded content."""
 _PARTS: Final = 3
 OF_SCHEDULE: Final = "a schedule"
-"""What payloads of schedules, and so of their jobs, are bound to, beside the kind."""
+"""The owner to which payloads of schedules, and so of their jobs, are bound, beside the kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Encodes and decodes what jobs hold.
+    """Encodes and decodes the contents of jobs.
 
     Attributes:
-        codec: what encodes; None: contents are stored as they are.
+        codec: encodes the contents; None: contents are stored as they are.
         encoded_only: whether plain contents are refused.
         is_of_settings: whether another process can make the codec from the settings.
     """
@@ -62,7 +62,7 @@ class Contents:
             text: the JSON text.
             what: the column: payload, result, checkpoint, or ``step`` and its name.
             kind: the job's kind.
-            owner: the job's id, or what else stands for it; see ``owner_of_payload``.
+            owner: the job's id, or the text that replaces it; see ``owner_of_payload``.
         """
         if self.codec is None:
             return text
@@ -74,12 +74,12 @@ class Contents:
         return self.encoded_only or text.startswith(_BEGINS)
 
     def decode(self, text: str, what: str, kind: str, owner: UUID | str) -> str:
-        """Return the JSON text of a stored one.
+        """Return the JSON text of a stored text.
 
         Raises:
-            KeyMissing: it is encoded by a codec or with a key that is not here.
+            KeyMissing: it is encoded by a codec or with a key that this process does not have.
             ContentRefused: it was changed, or belongs to another job, kind or column; or it is plain, and
-                plain ones are refused.
+                plain contents are refused.
         """
         if not self.may_be_encoded(text):
             return text
@@ -88,16 +88,16 @@ class Contents:
         return text if is_plain else self._decode(value, what, kind, owner)
 
     def decode_value(self, value: Any, what: str, kind: str, owner: UUID | str) -> Any:
-        """Return the JSON value of one that was read as such; raises as ``decode``."""
+        """Return the decoded value of a content that was read as a JSON value; raise as ``decode`` does."""
         if value is None or not (self.encoded_only or is_encoded_value(value)):
             return value
         text = self._decode(value, what, kind, owner)
-        with suppress(ValueError, RecursionError):  # of a codec that cannot tell what was changed
+        with suppress(ValueError, RecursionError):  # the codec may not detect that a content was changed
             return json.loads(text)
         raise ContentRefused(f"{what} of kind {kind}: what is decoded is no JSON")
 
     def decode_row(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return a job's row by column name with its contents decoded; as it is stored without a codec."""
+        """Return a job's row by column name with its contents decoded; without a codec, the row as it is."""
         if self.codec is None:
             return row
         kind, job_id = row["kind"], row["id"]
@@ -133,7 +133,7 @@ PLAIN: Final = Contents()
 
 
 def owner_of_payload(job_id: UUID, waiting_key: str | None, *, is_scheduled: bool) -> UUID | str:
-    """Return what a job's payload is bound to: its key, if by that a later call may replace the payload."""
+    """Return the owner of a job's payload: its key, if a later call with the key may replace the payload."""
     if waiting_key is not None:
         return f"unique key {waiting_key}"
     return OF_SCHEDULE if is_scheduled else job_id
@@ -145,7 +145,7 @@ def is_encoded_value(value: Any) -> bool:
 
 
 def key_of_content(value: Any) -> str | None:
-    """Return codec and key of an encoded content, in words; None: it is a plain one."""
+    """Return codec and key of an encoded content, in words, or None for a plain content."""
     if not is_encoded_value(value):
         return None
     parts = value[_MARK]

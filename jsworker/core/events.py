@@ -70,10 +70,10 @@ class Event:
 
     Attributes:
         name: what happened.
-        fields: what belongs to it, for example ``job_id``, ``kind``, ``fencing_token``; never a payload.
-        exception: of ``job.error`` and ``job.failed``: what the processor raised, with its traceback, for an
-            error tracker; None where nothing was raised in this process. It may hold payloads;
-            ``repr`` leaves it out.
+        fields: the event's details, for example ``job_id``, ``kind``, ``fencing_token``; never a payload.
+        exception: for ``job.error`` and ``job.failed`` the error that the processor raised, with its
+            traceback, for an error tracker; None where nothing was raised in this process. It may hold
+            payloads; ``repr`` leaves it out.
     """
 
     name: EventName
@@ -105,7 +105,7 @@ class Events:
             raise ValueError(f"event {name!r} must be one of: *, {', '.join(sorted(EVENT_NAMES))}")
 
     def wants(self, name: EventName) -> bool:
-        """Return whether the event has listeners; hot paths need not build it otherwise."""
+        """Return whether the event has listeners; if not, hot paths need not build it."""
         return bool(self._all) or name in self._by_name
 
     def emit(self, name: EventName, exception: BaseException | None = None, /, **fields: Any) -> None:
@@ -119,7 +119,7 @@ class Events:
                 listener(event)
             except BaseException as error:  # foreign code; a job must not pay for it
                 if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
-                    raise  # Ctrl-C, which happened to come here
+                    raise  # Ctrl-C, which happened to arrive while the listener ran
                 with suppress(Exception):  # a daemon may have no stderr, a job may have closed or replaced it
                     sys.stderr.write(_complaint(listener, name, error))
 

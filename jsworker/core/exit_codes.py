@@ -1,4 +1,4 @@
-"""Exit codes of processes, and how an error is shown that ends one."""
+"""Exit codes of processes, and how an error that ends a process is shown."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from jsworker.core.errors import JobNotCompleted, JsworkerError, ServersUnavaila
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 NOT_COMPLETED, TIMED_OUT = 3, 4
-"""Of a job that was waited for: it failed, was cancelled or is gone; it has not ended in time."""
+"""For a command that waits for a job: the job failed, was cancelled or is gone; it has not ended in time."""
 
 
 class WrongUsage(UsageError):
@@ -18,7 +18,7 @@ class WrongUsage(UsageError):
 
 
 _OF_SEVERAL_LINES: Final = (SettingsError, ServersUnavailable)
-"""One line for each fault; the end of a server's log."""
+"""Errors that are shown on several lines: one for each fault; the end of a server's log."""
 
 
 def show_traceback(error: Exception) -> int:
@@ -30,9 +30,9 @@ def show_traceback(error: Exception) -> int:
 def exit_code_of(
     command: Callable[[], Any], *, on_unexpected: Callable[[Exception], int] = show_traceback
 ) -> int:
-    """Run a command, show its error, and return its exit code, or the one that the command returns.
+    """Run a command and return the exit code that it returns, or show its error and return the error's code.
 
-    ``on_unexpected`` shows an error that is neither jsworker's own nor stdout's, and returns the code.
+    ``on_unexpected`` shows an error that is not jsworker's own nor a closed stdout's, and returns the code.
     """
     try:
         code = command()
@@ -71,7 +71,7 @@ def show(error: JsworkerError) -> None:
 
 
 def discard_stdout() -> None:
-    """Close stdout for its reader, and discard what is still to be written, at the process's end too."""
+    """Close stdout for its reader, and discard further output, also that at the process's end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

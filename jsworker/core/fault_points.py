@@ -1,4 +1,4 @@
-"""Named points of a job's way at which tests inject faults. In production none is installed."""
+"""Named points of a job's run at which tests inject faults. In production no fault is installed."""
 
 from collections.abc import Awaitable, Callable
 from uuid import UUID
@@ -24,7 +24,7 @@ def after_process(job_id: UUID) -> str:
 
 
 def armed() -> bool:
-    """Return whether any strike is installed; a hot path need not await otherwise."""
+    """Return whether any strike is installed; if not, a hot path need not await ``reach``."""
     return bool(_installed)
 
 

@@ -1,4 +1,4 @@
-"""The garbage collector's passes, where they would find nothing."""
+"""Avoids passes of the garbage collector where they would find nothing."""
 
 import asyncio
 import gc
@@ -11,21 +11,21 @@ from typing import Final
 _NEW_OBJECTS: Final = 10_000
 _COLLECT_SECONDS: Final = 1.0
 _is_off = False
-"""Whether a block has turned the collector off, and is to turn it on again."""
+"""Whether a block has turned the collector off and has not yet turned it on again."""
 _busy = 0
-"""Blocks in which it runs less often."""
+"""The number of open blocks in which the collector runs less often."""
 _number_before: int | None = None
-"""After how many new objects it ran before the first of them; None: as often as now."""
-_busy_lock = RLock()  # a pass within it may end the block of a coroutine that was given up
+"""The collector's threshold before the first of these blocks; None: it was not changed."""
+_busy_lock = RLock()  # reentrant: a pass while it is held may end the block of a coroutine that was given up
 
 
 @contextmanager
 def no_collection() -> Iterator[None]:
     """Make many objects, all of which stay, without a pass of the garbage collector in between.
 
-    Each pass would look through all that were made before it, and through what the process has loaded: for
-    thousands of jobs that takes as long as to make them. The block must not await, and should end within a
-    moment: it is the whole process that does without passes meanwhile. The next one follows at once.
+    Each pass would look through all objects that were made before it, and all that the process has loaded:
+    for thousands of jobs that takes as long as to make them. The block must not await, and should be short:
+    the whole process has no passes meanwhile. The next pass follows at once.
     """
     global _is_off  # noqa: PLW0603 -- as the collector, one for the process
     if not gc.isenabled():  # by the application, or in another thread, which turns it on again
@@ -41,11 +41,11 @@ def no_collection() -> Iterator[None]:
 
 
 def collect_less_often() -> int | None:
-    """Let 10,000 new objects come together before each pass, if that is more than it is set to.
+    """Set the collector's threshold to 10,000 new objects per pass, if it is lower, but not 0.
 
-    Where thousands of jobs wait for a slot or for the database, Python's own number comes together hundreds
-    of times a second. ``collect_every_second`` is to run beside it: few objects may hold much memory. Returns
-    the number of before; None: nothing was changed.
+    Where thousands of jobs wait for a slot or for the database, Python's own threshold is reached hundreds of
+    times a second. ``collect_every_second`` must run beside it: few objects may hold much memory. Returns the
+    previous threshold; None: nothing was changed.
     """
     first, *others = gc.get_threshold()
     if not 0 < first < _NEW_OBJECTS:
@@ -56,10 +56,10 @@ def collect_less_often() -> int | None:
 
 @contextmanager
 def fewer_collections() -> Iterator[None]:
-    """Collect less often, as above, until the last of such blocks has ended, in whatever thread.
+    """Collect less often until the last of these blocks, in any thread, has ended.
 
     Passes over the objects of thousands of new jobs take half as long as to enqueue and publish them. The
-    process is the application's: it gets its number back, or keeps one that it has set meanwhile.
+    process is the application's: its threshold is restored, unless it has set another one meanwhile.
     """
     global _busy, _number_before  # noqa: PLW0603 -- as above
     with _busy_lock:
@@ -84,7 +84,7 @@ def _collect_as_before() -> None:
 
 
 async def collect_every_second() -> None:
-    """Collect, every second, what has become garbage of late, unless the application has turned that off."""
+    """Collect recent garbage every second, unless the application has turned the collector off."""
     while True:
         await asyncio.sleep(_COLLECT_SECONDS)
         if gc.isenabled():
@@ -92,7 +92,7 @@ async def collect_every_second() -> None:
 
 
 def _forked() -> None:
-    """Undo, in a process that was forked, what others began that will not end there: threads, event loops."""
+    """Undo, in a forked process, the blocks of threads and event loops that do not go on there."""
     global _is_off, _busy, _busy_lock  # noqa: PLW0603 -- as above
     if _is_off:
         _is_off = False

@@ -27,7 +27,7 @@ _LONGEST_PLACE = 100
 _CONTAINERS: Final = (dict, list, tuple)
 _NUMBERS: Final = (int, float, bool)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-"""For subclasses of what JSON knows, enums above all: it writes what was checked."""
+"""For subclasses of JSON's types, enums above all: it writes the value that was checked."""
 _CONFIG: Final = ConfigDict(ser_json_inf_nan="constants")  # not silently null
 ANYTHING: Final = TypeAdapter[Any](Any, config=_CONFIG)
 """Writes results of a ``process`` without a return type."""
@@ -65,7 +65,7 @@ def write(value: Any, adapter: TypeAdapter[Any], what: str, *, round_trip: bool 
 
 
 def write_result(value: Any, adapter: TypeAdapter[Any]) -> str:
-    """Return what ``process`` returned as JSON text; a value of another type is written by its own type."""
+    """Return the result of ``process`` as JSON text; a value of another type is written by its own type."""
     if adapter is ANYTHING:
         try:
             return dumps(value, what="result")
@@ -75,7 +75,7 @@ def write_result(value: Any, adapter: TypeAdapter[Any]) -> str:
 
 
 def read_result(text: str, adapter: TypeAdapter[Any]) -> Any:
-    """Return a result, from its JSON text, as a type; InvalidJson: it is none of that type."""
+    """Return a result as a type, from its JSON text; raise InvalidJson if it does not fit the type."""
     try:
         return adapter.validate_json(text, by_alias=True, by_name=True)
     except ValidationError as error:
@@ -168,7 +168,7 @@ def _cause(error: ValueError) -> str:
 
 
 def _check(value: Any, what: str = "", depth: int = 0) -> bool:
-    """Raise for what cannot be stored; return whether all else is exactly of JSON's types."""
+    """Raise if a value cannot be stored; return whether all of its parts are exactly of JSON's types."""
     if isinstance(value, str):
         if "\0" in value:
             raise InvalidJson(f"{what} holds \\u0000, which PostgreSQL cannot store")
@@ -223,7 +223,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _unwritable(value: Any, adapter: TypeAdapter[Any]) -> str:
-    """Say what of a value has no JSON form, and where it is."""
+    """Return in words which part of a value has no JSON form, and where it is."""
     circle = f"a circle, or nests deeper than {MAX_DEPTH} levels"
     try:
         parts = adapter.dump_python(value, warnings=False)
@@ -236,7 +236,7 @@ def _unwritable(value: Any, adapter: TypeAdapter[Any]) -> str:
 
 
 def _find(value: Any, check: Callable[[Any], object]) -> tuple[str, Any]:
-    """Return where in dicts and lists the first part is for which a check raises, in words, and the part."""
+    """Return the place, in words, of the first part in dicts and lists that fails a check, and the part."""
     place = ""
     for _ in range(MAX_DEPTH):
         is_dict = isinstance(value, dict)
@@ -246,7 +246,7 @@ def _find(value: Any, check: Callable[[Any], object]) -> tuple[str, Any]:
             return (f" (at {printable(place.removeprefix('.'), _LONGEST_PLACE)})" if place else ""), value
         place += f".{wrong[0]}" if is_dict else f"[{wrong[0]}]"
         value = wrong[1]
-    return "", value  # a circle, or what is too deep: each of its places is as wrong as the others
+    return "", value  # a circle, or nested too deep: no single place is the wrong one
 
 
 def _raises(check: Callable[[Any], object], part: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Where in the user's own code an error came up, or a thread or a task is."""
+"""Finds the place in the user's own code where an error was raised, or where a thread or a task is."""
 
 import asyncio
 import gc
@@ -14,7 +14,7 @@ from typing import Any, Final
 _OURS: Final = f"{Path(__file__).parents[1]}{os.sep}"
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _MARGIN: Final = " |+-"
-"""What stands before the lines of an exception group."""
+"""The characters that precede the lines of an exception group."""
 _FRAME: Final = re.compile(rf'[{_MARGIN}]*File "(?P<file>[^"]*)", line (?P<line>\d+)(, in (?P<function>.*))?')
 _LEADS_THERE: Final = re.compile(
     r"[/\\](jsworker[/\\]worker|anyio|asyncio|concurrent[/\\]futures)[/\\]|[/\\]threading\.py$"
@@ -26,8 +26,8 @@ _RESUMABLE: Final[Mapping[type, tuple[str, str]]] = {
     GeneratorType: ("gi_frame", "gi_yieldfrom"),
     AsyncGeneratorType: ("ag_frame", "ag_await"),
 }
-"""What stands still at a place in its code: the attributes of its frame, and of what it awaits. No others are
-asked for: attributes of other types may run code."""
+"""Suspended objects by type: the attributes that hold the frame and the awaited object. Other types are not
+asked, because their attributes may run code."""
 
 
 def raised_at(error: BaseException) -> str:
@@ -39,7 +39,7 @@ def raised_at(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return what ``str()`` gives, also of an error whose own code raises when it is shown."""
+    """Return the text of an error as ``str()`` gives it, also if the error's own code raises in doing so."""
     try:
         return str(traceback.TracebackException(type(error), error, None))
     except BaseException as fault:  # noqa: BLE001 -- __str__, __getattr__ and the like are the user's
@@ -47,7 +47,7 @@ def message_of(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the traceback of an error and of those behind it, as Python prints it."""
+    """Return the traceback of an error and of its causes, as Python prints it."""
     try:
         return "".join(traceback.format_exception(error))
     except BaseException:  # noqa: BLE001 -- as above
@@ -56,7 +56,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def innermost(frames: Iterable[FrameType]) -> str:
-    """Return file and line of a stack's last call in the user's own code, if any is there, else of all."""
+    """Return file and line of a stack's last call in the user's own code, or of its last call if none is."""
     return _last_own((frame.f_code.co_filename, frame.f_lineno) for frame in frames)
 
 
@@ -73,7 +73,7 @@ def frames_of_thread(thread: int) -> list[FrameType]:
 
 
 def frames_to(frame: FrameType) -> list[FrameType]:
-    """Return the frames that lead to one, and itself, the outermost call first."""
+    """Return the frames that lead to a frame, and the frame itself, the outermost call first."""
     return [each for each, _ in traceback.walk_stack(frame)][::-1]
 
 
@@ -96,7 +96,7 @@ def frames_of_task(task: asyncio.Task[Any]) -> tuple[list[FrameType], str]:
 
 
 def _behind(awaited: object) -> object:
-    """Return what is awaited through an object that does not show it: a task, an asynchronous generator."""
+    """Return the task or generator that is awaited through an object with no attribute for it."""
     for held in gc.get_referents(awaited):
         if issubclass(type(held), asyncio.Task):
             return held.get_coro()
@@ -106,7 +106,7 @@ def _behind(awaited: object) -> object:
 
 
 def from_users_code(trace: str) -> str:
-    """Return the text of a traceback without the frames that lead from our code to the user's."""
+    """Return the text of a traceback without the frames that lead from jsworker's code to the user's."""
     return "\n".join(_shortened(trace.splitlines()))
 
 

@@ -1,4 +1,4 @@
-"""Figures as text: from a worker process to its supervisor, and to Prometheus."""
+"""Figures as text, which a worker process sends to its supervisor and which Prometheus reads."""
 
 import json
 import zlib
@@ -17,21 +17,21 @@ _FAMILIES: Final = TypeAdapter(list[tuple[str, str, str, list[tuple[str, dict[st
 """Name, documentation and type of each family, and its samples: name, labels, value."""
 
 LONGEST_UNPACKED: Final = 8 * 2**20
-"""Bytes: more are not read."""
+"""The most bytes that are unpacked."""
 
 
 def packed(registry: CollectorRegistry) -> str:
     """Return everything that a registry holds, as one short line of ASCII."""
     families = []
     for family in registry.collect():
-        # The time at which a counter was created shows no more than a restart of its process does.
+        # The time of a counter's creation is left out: it tells only when the process started.
         samples = [sample[:3] for sample in family.samples if not sample.name.endswith("_created")]
         families.append((family.name, family.documentation, family.type, samples))
     return b64encode(zlib.compress(json.dumps(families).encode(), 1)).decode()
 
 
 def unpacked(line: str) -> list[Metric]:
-    """Return what ``packed`` was given; ValueError: that is not what this is."""
+    """Return the figures of a line that ``packed`` returned; raise ValueError for any other line."""
     unpacking = zlib.decompressobj()
     try:
         text = unpacking.decompress(b64decode(line, validate=True), LONGEST_UNPACKED)
@@ -65,7 +65,7 @@ def exposition(families: Iterable[Metric], *, as_openmetrics: bool) -> tuple[byt
     if as_openmetrics:
         shown: bytes = openmetrics.generate_latest(given)  # type: ignore[no-untyped-call]  # the library's own lack
         return shown, openmetrics.CONTENT_TYPE_LATEST
-    # prometheus-client 0.23 asks for its own registry, and calls nothing but this method of it.
+    # prometheus-client 0.23 is typed to take its own registry, but calls only this method of it.
     return generate_latest(given), CONTENT_TYPE_PLAIN_0_0_4  # type: ignore[arg-type, unused-ignore]
 
 

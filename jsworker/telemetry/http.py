@@ -15,7 +15,7 @@ import structlog
 from jsworker.core.errors import JsworkerError
 
 _SECONDS: Final = 5.0
-"""That a connection may last, however slow its client is."""
+"""The longest time that a connection may last, however slow its client is."""
 _CONNECTIONS: Final = 64
 _HEAD_BYTES: Final = 16 * 1024
 _READ_BYTES: Final = 4_096
@@ -69,10 +69,10 @@ class HttpServer:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._connections) >= _CONNECTIONS:
-            # Requests are answered within milliseconds: the oldest connection sends none.
+            # Requests are answered within milliseconds, so the oldest connection is one that sends none.
             oldest, held = next(iter(self._connections.items()))
             del self._connections[oldest]
-            held.transport.abort()  # here: a task that has not begun yet would close nothing
+            held.transport.abort()  # not left to the task: if cancelled before it begins, it closes nothing
             oldest.cancel()
         task = asyncio.create_task(self._serve(reader, writer), name="jsworker http")
         self._connections[task] = writer
@@ -96,7 +96,7 @@ class HttpServer:
         except h11.RemoteProtocolError as error:
             answer = _plain(error.error_status_hint, "not a request of HTTP/1.1")
         else:
-            if not isinstance(request, h11.Request):  # it disconnected without a request
+            if not isinstance(request, h11.Request):  # the client disconnected without a request
                 return
             answer, with_body = await self._answer(request), request.method != b"HEAD"
         headers = [

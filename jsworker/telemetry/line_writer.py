@@ -10,18 +10,19 @@ from collections.abc import Callable
 from typing import Final, TextIO
 
 MOST_LINES: Final = 10_000
-"""That wait at most; further ones are dropped."""
+"""The most lines that may wait to be written; further lines are dropped."""
 FLUSH_SECONDS: Final = 1.0
-"""That the end of the process waits for a reader."""
+"""How long the end of the process waits for a reader."""
 
 
 class LineWriter:
-    """A stream to which a thread writes; ``dropped`` lines were too many, or their reader was gone."""
+    """A stream to which a thread writes; ``dropped`` counts lines that were too many or had no reader."""
 
     def __init__(self, stream: TextIO, *, on_dropped: Callable[[int], None] | None = None) -> None:
-        """Prepare; the thread starts with the first line, and the stream must have nothing in its buffer.
+        """Take a stream with nothing in its buffer; the thread starts with the first line.
 
-        ``on_dropped`` is called by the thread, once it has caught up by half, with how many were dropped.
+        After lines were dropped, the thread calls ``on_dropped`` with their number as soon as at most half of
+        ``MOST_LINES`` wait.
         """
         self._descriptor = stream.fileno()
         self._encoding = stream.encoding or "utf-8"
@@ -32,7 +33,7 @@ class LineWriter:
         atexit.register(self.drain)
 
     def write(self, text: str) -> int:
-        """Have text written, which ends with its line; returns at once."""
+        """Queue text that ends with a newline for the thread to write; returns at once."""
         if self._waiting.qsize() >= MOST_LINES:
             self.dropped += 1
             return 0
@@ -42,10 +43,10 @@ class LineWriter:
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: lines are written as soon as they are read."""
+        """Do nothing: the thread writes lines as soon as their reader takes them."""
 
     def drain(self, seconds: float = FLUSH_SECONDS) -> bool:
-        """Wait until all that was written before has been read; False when ``seconds`` were not enough."""
+        """Wait until the lines queued so far are written; return False if ``seconds`` are not enough."""
         if self._thread is None:
             return True
         written = threading.Event()
@@ -53,7 +54,7 @@ class LineWriter:
         return written.wait(seconds)
 
     def _begin(self) -> None:
-        """Begin without lines and without a thread: of a forked process neither is its own."""
+        """Begin without lines and without a thread; a forked process must not use those of its parent."""
         self._waiting: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -65,7 +66,7 @@ class LineWriter:
                 thread = threading.Thread(target=self._work, name="jsworker log", daemon=True)
                 thread.start()
                 self._thread = thread
-                # A process that multiprocessing has forked ends without atexit.
+                # A process that multiprocessing has forked does not run atexit functions at its end.
                 if (ends := sys.modules.get("multiprocessing.util")) is not None:
                     ends.Finalize(None, self.drain, exitpriority=0)
 
@@ -77,7 +78,7 @@ class LineWriter:
                 continue
             if not self._write(text.encode(self._encoding, "backslashreplace")):
                 self.dropped += 1
-                self._reported += 1  # the reader of a report is gone as well
+                self._reported += 1  # not to be reported: the reader of the report is gone as well
             elif self.dropped > self._reported and self._waiting.qsize() <= MOST_LINES // 2:
                 dropped, self._reported = self.dropped - self._reported, self.dropped
                 if self._on_dropped is not None:

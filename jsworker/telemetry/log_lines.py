@@ -16,7 +16,7 @@ LONGEST_VALUE: Final = 2_000
 LONGEST_TRACEBACK: Final = 8_000
 
 CLEAR_LINE: Final = "\x1b[K"
-"""Clears what a line that is shown for a moment has left."""
+"""Clears the rest of the terminal's line, which a temporary line may have left."""
 
 _WORDS: Final = {
     "job.error": "attempt failed",
@@ -29,19 +29,19 @@ _WORDS: Final = {
     "job.stop_ignored": "goes on although it was told to stop",
     "supervisor.stopping": "stopping",
 }
-"""Of events that their own name does not put into words."""
+"""Words for events whose name alone does not say what happened."""
 _EVENT: Final = re.compile(r"[a-z]+\.[a-z_]+")
 _BARE: Final = re.compile(r"[\w.:/@%+,~-]+")
 _COLOURS: Final = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
 _APART: Final = frozenset({"timestamp", "level", "event", "job_id", "kind", "exception", "at"})
 _OF_JOBS: Final = frozenset({"fencing_token", "worker_id"})
-"""Left out of lines about a job, of which `jsworker job` shows more."""
+"""Fields that are left out of lines about a job; `jsworker job` shows them."""
 _MESSAGES: Final = ("error", "reason")
-"""Whole sentences: the first that is there ends the line."""
+"""Fields that hold whole sentences; the first of them that is present ends the line."""
 
 
 def json_fields(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Make every value one that JSON knows, printable and bounded; a traceback keeps its lines."""
+    """Make every value a JSON value, printable and of bounded length; a traceback keeps its lines."""
     fields = {printable(name, 200): _plain(value) for name, value in event.items()}
     if isinstance(trace := event.get("exception"), str):
         fields["exception"] = "\n".join(_traceback_lines(trace))
@@ -51,7 +51,7 @@ def json_fields(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 def console_line(_: WrappedLogger, __: str, event: EventDict, *, colours: bool, clears: bool) -> str:
     """Return a line for people: local time, the event in words, short ids, and below it the traceback if any.
 
-    With ``clears`` it first clears the one that the cursor stands in.
+    With ``clears`` it first clears the line that the cursor is in.
     """
     level = str(event["level"])
     mark = f"{level:<8}"
@@ -102,7 +102,7 @@ def _value(value: Any) -> str:
 
 
 def _traceback_lines(trace: str) -> Iterator[str]:
-    """Yield the lines of a traceback; of a long one the end, where the error itself stands."""
+    """Yield the lines of a traceback; of a long one only the end, which holds the error itself."""
     cut = trace if len(trace) <= LONGEST_TRACEBACK else f"…{trace[1 - LONGEST_TRACEBACK :]}"
     for line in cut.splitlines():
         yield printable(line, LONGEST_VALUE)

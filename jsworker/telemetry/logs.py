@@ -35,7 +35,7 @@ _LEVELS: Final = {
 }
 """All other events are logged at info."""
 _REPORTED_TOGETHER: Final = frozenset({"job.stalled", "job.cleared"})
-"""One line reports all jobs that were taken back together: a dead pod may have had hundreds."""
+"""Events of jobs; if several jobs are taken back together, one line reports all: there may be hundreds."""
 _HEAD: Final = ("timestamp", "level", "event")
 _FIRST: Final = (*_HEAD, "job_id", "kind", "fencing_token", "worker_id", "attempt")
 _TAKEN: Final = frozenset({*_HEAD, "exc_info", "stack_info", "exception", "at"})
@@ -46,13 +46,13 @@ _NO_EXTRAS: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asc
 Facts = Callable[[], Mapping[str, Any]]
 
 bound_facts: Final[ContextVar[Facts | None]] = ContextVar("jsworker_bound_facts", default=None)
-"""Returns the fields of the job that the running code works on, which all its lines show."""
+"""Returns the fields of the job that the running code works on; all log lines of that code show them."""
 
 speaking_worker: Final[ContextVar[str | None]] = ContextVar("jsworker_speaking_worker", default=None)
 """Id of the worker whose code is running."""
 
 _writers: Final[dict[int, LineWriter]] = {}
-"""By the file descriptor they write to, of which a process has one for stderr."""
+"""The writers by the file descriptor that they write to."""
 
 _QUIET_LIBRARIES: Final = (
     *("alembic", "asyncio", "concurrent", "nats", "opentelemetry", "prometheus_client"),
@@ -67,10 +67,10 @@ def configure_logs(
     level: str,
     stream: TextIO | None = None,
 ) -> None:
-    """Send every log line of this process to one stream: the events, and all that goes through ``logging``.
+    """Send every log line of this process, of events and of ``logging``, to one stream.
 
     The root logger gets the level, debug, info, warning, error or critical; the libraries that a worker
-    depends on log warnings at least. Without a stream the lines go to stderr.
+    depends on log only warnings and errors. Without a stream the lines go to stderr.
     """
     least = logging.getLevelNamesMapping()[level.upper()]
     out = stderr_lines() if stream is None else stream
@@ -115,7 +115,7 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def write_line(text: str) -> None:
-    """Write a line, or several, of another form behind the log lines; returns at once."""
+    """Write text of another format, of one line or more, after the log lines; returns at once."""
     stderr_lines().write(f"{text}\n")
 
 
@@ -130,7 +130,7 @@ def lines_dropped() -> int:
 
 
 def drain_logs(seconds: float = FLUSH_SECONDS) -> None:
-    """Wait until all lines have been read, at most for so long: for ends of a process without ``atexit``."""
+    """Wait up to ``seconds`` until all lines are written, for a process that ends without ``atexit``."""
     for writer in _writers.values():
         writer.drain(seconds)
 
@@ -138,8 +138,8 @@ def drain_logs(seconds: float = FLUSH_SECONDS) -> None:
 def log_events(events: Events, *, worker_id: str | None = None) -> None:
     """Write a line for every event from now on; call ``configure_logs`` first.
 
-    Only events that the configured level lets through are listened to, so that hot paths need not build
-    the others. ``worker_id`` stands in every line whose event names no other.
+    It listens only to events that the configured level lets through, so that hot paths need not build the
+    others. ``worker_id`` is added to every line whose event has no other one.
     """
     speaking_worker.set(worker_id)
     logger: FilteringBoundLogger = structlog.get_logger()
@@ -156,12 +156,12 @@ def log_events(events: Events, *, worker_id: str | None = None) -> None:
 
 
 def level_of(name: str) -> int:
-    """Return the level at which an event is logged: what happens to every job at debug."""
+    """Return the level at which an event is logged; events that every job has are logged at debug."""
     return _LEVELS.get(name, logging.INFO)
 
 
 def _is_reported_already(event: Event) -> bool:
-    """Return whether another line reports it: that of all jobs taken back together, or the only job's own."""
+    """Return whether another line reports the event: the one of all jobs, or of the only job, taken back."""
     if event.name == "stale.recovered":
         return event.fields.get("jobs") == 1
     return event.name in _REPORTED_TOGETHER and event.fields.get("together", 1) > 1
@@ -174,10 +174,10 @@ def _field_names(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def stderr_lines() -> "TextIO | LineWriter":
-    """Return what lines are written to that go to stderr as it is now: a file has one writer for all."""
+    """Return the writer for the present stderr, one per file descriptor; stderr itself if it is no file."""
     try:
         descriptor = sys.stderr.fileno()
-    except (OSError, AttributeError, ValueError):  # it is no file
+    except (OSError, AttributeError, ValueError):  # stderr is not a file, or is closed
         return sys.stderr
     if descriptor not in _writers:
         _writers[descriptor] = LineWriter(sys.stderr, on_dropped=_report_dropped)
@@ -190,7 +190,7 @@ def _report_dropped(lines: int) -> None:
 
 
 def _with_bound_facts(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Add what is bound; a line that names a job itself is about that one."""
+    """Add the bound fields of the running job, unless the line names a job itself."""
     facts = bound_facts.get()
     if facts is None or "job_id" in event:
         return event

@@ -1,4 +1,4 @@
-"""Figures for Prometheus: counted from a worker's events, or read from it when they are collected."""
+"""Figures for Prometheus: counted from a worker's events, or read from the worker at each collection."""
 
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,13 +28,13 @@ _SERVERS: Final = ("postgresql", "nats")
 _CAUSES: Final = ("stale", "crashed", "dead", "crashed in quarantine", "crashed in isolation")
 _OPERATOR: Final = "operator"
 ISOLATED_ENDS: Final = "jobs", "memory", "memory exceeded", "stop ignored", "silent", "not ready", "crashed"
-"""Why processes of isolated jobs end, but for the end of their worker."""
+"""Why processes of isolated jobs end, apart from the end of their worker."""
 STALLS: Final = (
     "jsworker_stalls",
     "Runs that were taken back: from owners that fell silent or had ended, or by an operator.",
     ("kind", "cause", "counted"),
 )
-"""Name, documentation and labels of the figure that workers and their supervisor share."""
+"""Name, documentation and labels of the figure that both workers and their supervisor have."""
 _OF_QUEUES: Final = (
     ("queue_oldest_seconds", "oldest_seconds", "For how long the job at the front has been queued."),
     ("queue_drift_jobs", "drift", "Jobs that expect a message in the stream minus messages there."),
@@ -48,18 +48,18 @@ _OF_LIMITS: Final = (
     ("limit_max_running_jobs", "How many jobs of that key may run."),
     ("limit_full_keys", "Keys of which as many jobs run as may."),
 )
-"""Names and documentation of the gauges of ``KindQueue.limit``: by kind, however many keys there are."""
+"""Names and documentation of the gauges of ``KindQueue.limit``: one value per kind, not per key."""
 
 
 class Metrics(Collector):
     """Figures of one worker process.
 
-    ``Metrics(registry).watch(worker)`` is all that an application needs which runs a ``Worker`` itself. Names
-    follow the conventions of Prometheus: a unit or ``total`` at the end, few values for each label.
+    An application that runs a ``Worker`` itself needs only ``Metrics(registry).watch(worker)``. Names follow
+    the conventions of Prometheus: a unit or ``total`` at the end, few values for each label.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        """Register every counter, so that it is there, at zero, before anything happens."""
+        """Register every counter, so that it exists, at zero, before anything happens."""
         counter = partial(Counter, namespace="jsworker", registry=registry)
         gauge = partial(Gauge, namespace="jsworker", registry=registry)
         seconds = partial(
@@ -100,7 +100,7 @@ class Metrics(Collector):
     def watch(self, worker: Observed) -> None:
         """Count a worker's events, and read its status whenever its registry is collected, from any thread.
 
-        Raises ValueError if another worker is watched: each wants a registry of its own.
+        Raises ValueError if a worker is watched already: each worker needs a registry of its own.
         """
         if self._worker is not None:
             raise ValueError("these metrics watch a worker already: make others, with their own registry")
@@ -117,7 +117,7 @@ class Metrics(Collector):
             yield from of_fleet(fleet)
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: what there is depends on the worker."""
+        """Return nothing: the set of figures depends on the worker."""
         return ()
 
     def listen(self, events: Events) -> None:
@@ -150,7 +150,7 @@ class Metrics(Collector):
             events.on(name, listener)
 
     def _begin(self, event: Event) -> None:
-        """Show as zero what has not happened yet: Prometheus sees no increase in what was not there."""
+        """Create the labelled counters at zero: Prometheus sees no increase of one that appears later."""
         for kind in dict.fromkeys(map(self._kinds.label, event.fields["kinds"])):
             for outcome in _OUTCOMES.values():
                 self._ended.labels(kind, outcome)
@@ -169,7 +169,7 @@ class Metrics(Collector):
 
     def _end(self, outcome: str, event: Event) -> None:
         seconds = event.fields.get("seconds")
-        if seconds is None:  # emitted by a sweep, or of an error in a hook: no run has ended here
+        if seconds is None:  # the event of a sweep, or of an error in a hook: no run has ended here
             return
         self._ended.labels(self._kind(event), outcome).inc()
         self._ran.labels(self._kind(event)).observe(seconds)
@@ -180,7 +180,7 @@ class Metrics(Collector):
 
     def _take_back(self, event: Event) -> None:
         cause = event.fields["cause"]
-        # All that are cleared by others than an operator were stalled before.
+        # Unless an operator cleared it, a cleared job had a job.stalled before, which was counted.
         if event.name == "job.stalled" or cause == _OPERATOR:
             counted = "true" if event.fields.get("counted") else "false"
             self._stalled.labels(self._kind(event), cause, counted).inc()
@@ -234,7 +234,7 @@ def _of_worker(status: WorkerStatus, kinds: KindLabels) -> Iterator[Metric]:
 
 
 def of_fleet(fleet: Fleet) -> Iterator[Metric]:
-    """Yield the gauges of the whole installation, which every pod shows alike."""
+    """Yield the gauges of the whole installation, which are the same in every pod."""
     jobs = GaugeMetricFamily("jsworker_jobs", "Live jobs in the table.", labels=["kind", "status"])
     for kind, queue in fleet.queues.items():
         for status, number in queue.jobs.items():
@@ -295,7 +295,7 @@ def gauge(name: str, documentation: str, value: float) -> GaugeMetricFamily:
 def gauge_by(
     label: str, name: str, documentation: str, values: Mapping[str, float | None]
 ) -> GaugeMetricFamily:
-    """Return a gauge of one value for each value of a label; None: it is not known."""
+    """Return a gauge with one value for each value of a label; unknown values, None, are left out."""
     family = GaugeMetricFamily(f"jsworker_{name}", documentation, labels=[label])
     for key, value in values.items():
         if value is not None:

@@ -1,4 +1,4 @@
-"""A worker's status: what it knows without asking a server, and what its last survey of the servers found."""
+"""A worker's status: the facts it has without asking a server, and the result of its last server survey."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, Protocol
 from jsworker.core.events import Events
 
 MOST_KINDS: Final = 200
-"""Kinds with figures of their own in one process: its own first, then those of other workers."""
+"""The most kinds with figures of their own in one process: its own kinds first, then those of others."""
 OTHER_KINDS: Final = "_other"
 """Stands for all other kinds; no kind can have this name."""
 
@@ -17,14 +17,14 @@ class Readiness:
     """Whether a worker can do all its work at this moment.
 
     Attributes:
-        postgresql: whether it answers and takes every statement.
-        migration: revision of the database's schema when it was last looked at; None: there is none.
-        pulling: whether it asks for messages of every kind.
+        postgresql: whether PostgreSQL answers and accepts every statement.
+        migration: revision of the database's schema when it was last read; None: there is no schema.
+        pulling: whether the worker asks for messages of every kind.
         ailing: what else does not work, in a few words.
-        misfit: why the schema does not fit this version, and what to do; None: it does.
+        misfit: why the schema does not fit this version, and what to do; None: it fits.
         publishing: whether JetStream stores messages, as far as is known.
-        drained: whether it claims nothing because an operator wants it so; all else works.
-        refusal: why PostgreSQL refuses a statement; None: it does not, or does not answer.
+        drained: whether an operator has drained the worker: it claims nothing, all else works.
+        refusal: why PostgreSQL refuses a statement; None: it refuses none, or does not answer.
     """
 
     postgresql: bool
@@ -40,7 +40,7 @@ class Readiness:
 
 
 class IsolatedProcesses(NamedTuple):
-    """A worker's child processes that run isolated jobs: with a job, and ready for one."""
+    """A worker's child processes for isolated jobs: busy ones run a job, idle ones are ready for one."""
 
     busy: int = 0
     idle: int = 0
@@ -72,11 +72,11 @@ class WorkerStatus:
 class KindQueue:
     """One kind's jobs in the table, by status, and its messages in the stream; None: unknown.
 
-    The job at the front has been queued for ``oldest_seconds``; messages of ``to_publish`` are to be sent.
+    The job at the front has been queued for ``oldest_seconds``; ``to_publish`` messages are still to be sent.
     Held jobs are counted by what they wait for, with the seconds for which the first has been held.
-    ``lanes`` tells of the queued jobs that are not of normal priority: how many, and the age of the oldest.
-    ``limit`` tells of the key that is nearest to its limit how many jobs run and how many may, and then how
-    many keys are at theirs; None: there is no limit. ``schedule_lag_seconds``: for how long the first due
+    ``lanes``: by priority other than normal, the number of queued jobs and the age of the oldest one.
+    ``limit``: how many jobs run of the key that is nearest to its limit, how many may run, and how many keys
+    are at their limit; None: there is no limit. ``schedule_lag_seconds``: for how long the first due
     schedule was not fired; None: there is no schedule.
     """
 
@@ -102,11 +102,12 @@ class KindQueue:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What a survey of both servers found: the same for every worker of an installation.
+    """The result of a survey of both servers: the same for every worker of an installation.
 
     Attributes:
-        queues: by kind; those without figures of their own together as ``OTHER_KINDS``.
-        outbox_jobs: queued jobs whose message is still to be sent; the oldest for ``outbox_oldest_seconds``.
+        queues: by kind; kinds without figures of their own are counted together as ``OTHER_KINDS``.
+        outbox_jobs: queued jobs whose message is still to be sent.
+        outbox_oldest_seconds: for how long the oldest of these jobs has been queued.
         refused_rows: jobs that are set aside because PostgreSQL refuses their row, by what was attempted.
         workflows_left_seconds: for how long the surveys have seen a batch or workflow that is not finished
             although all its jobs have ended.
@@ -121,7 +122,7 @@ class Fleet:
 
 
 class Observed(Protocol):
-    """A worker, as its figures see it."""
+    """The part of a worker that its figures need."""
 
     events: Events
 
@@ -129,17 +130,17 @@ class Observed(Protocol):
         """Return its status; None before it has started."""
 
     def fleet(self) -> Fleet | None:
-        """Return what its last survey found; None: it makes none, or had no answer lately."""
+        """Return the result of its last survey; None: it makes no surveys, or had no answer lately."""
 
 
 class KindLabels:
-    """Labels of the kinds that come first; later ones share one. Safe to use from several threads."""
+    """Labels of kinds: the first kinds have their own, all later ones share one. Thread-safe."""
 
     def __init__(self) -> None:
         self._labels: dict[str, str] = {}
 
     def label(self, kind: str) -> str:
-        """Return what a kind is called in figures: few labels, however many kinds producers invent."""
+        """Return the label of a kind; the number of labels is bounded, whatever kinds producers use."""
         if kind in self._labels or len(self._labels) < MOST_KINDS:
             return self._labels.setdefault(kind, kind)
         return OTHER_KINDS
