@@ -1,7 +1,7 @@
-"""For tests of applications: real servers, one job without any, all jobs, assertions, moved time, kills.
+"""For tests of applications: run jobs with or without servers, assert on them, move time, kill workers.
 
-The same names, blocking, are in ``jsworker.testing.sync``. Nothing here needs pytest; its fixtures are in
-``jsworker.testing.plugin``, which pytest finds by itself.
+The same functions, blocking, are in ``jsworker.testing.sync``. Nothing here needs pytest; the fixtures for
+pytest are in ``jsworker.testing.plugin``, which pytest finds by itself.
 """
 
 from importlib import import_module
@@ -57,7 +57,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for: pytest loads this package in everybody's tests."""
+    """Import a name at its first use: pytest loads this package wherever jsworker is installed."""
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

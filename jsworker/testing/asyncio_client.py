@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @pytest_asyncio.fixture(name="_jsworker_asyncio_client")
 async def _asyncio_client(jsworker_settings: "Settings") -> "AsyncIterator[JobClient]":
-    from jsworker import JobClient  # noqa: PLC0415 -- loaded with every pytest
+    from jsworker import JobClient  # noqa: PLC0415 -- every pytest loads this module
 
     async with JobClient(jsworker_settings) as client:
         yield client

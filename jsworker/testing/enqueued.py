@@ -1,4 +1,4 @@
-"""Assertions about jobs that wait."""
+"""Assertions about waiting jobs."""
 
 import difflib
 import json
@@ -23,7 +23,7 @@ _LONGEST_PAYLOAD: Final = 500
 
 
 class _Wanted(NamedTuple):
-    """What a job must be like; None: anything will do."""
+    """The properties that a job must have; None: any value."""
 
     kind: str
     payload: Any
@@ -35,7 +35,7 @@ class _Wanted(NamedTuple):
     due_within: float | None
 
     def fits(self, row: Row) -> bool:
-        """Return whether a job is like that."""
+        """Return whether a job has these properties."""
         seconds = row.seconds or 0.0
         return (
             (not self.has_payload or self._fits_payload(row.payload))
@@ -49,7 +49,7 @@ class _Wanted(NamedTuple):
         return bool(self.payload == payload) if self.is_whole else _is_part_of(self.payload, payload)
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the properties in words."""
         words = [f"of kind {self.kind}"]
         if self.has_payload:
             words.append(f"with payload {_line(self.payload)}")
@@ -78,20 +78,20 @@ async def assert_enqueued(
     due_within: Seconds | None = None,
     settings: Settings | None = None,
 ) -> None:
-    """Raise AssertionError unless jobs of this kind wait that are like this; it shows those that do wait.
+    """Raise AssertionError unless such jobs of this kind wait; the message lists the waiting jobs.
 
     A job waits until it is claimed: a running or ended one is not counted.
 
     Args:
         kind: a kind's name, or its processor.
-        payload: a dict may leave fields out, in dicts within it, too; all else must be equal. A model is
-            compared with all of its fields. Left out: any.
+        payload: a dict may leave fields out, in nested dicts too; all other values must be equal. A model is
+            compared with all of its fields. Left out: any payload.
         count: how many such jobs; None: at least one.
         priority: high, normal or low.
         unique_key: their unique key.
-        due_after: seconds, or a timedelta, from now: they are due not before that.
-        due_within: likewise: they are due by then.
-        settings: where the jobs are, and the keys of those that are encrypted; None: those of the test that
+        due_after: seconds, or a timedelta, from now: the jobs are due at that time or later.
+        due_within: seconds, or a timedelta, from now: the jobs are due by then, and not held.
+        settings: where the jobs are, and the keys of encrypted jobs; None: the settings of the test that
             runs.
 
     Raises:
@@ -117,7 +117,7 @@ async def assert_not_enqueued(
     due_within: Seconds | None = None,
     settings: Settings | None = None,
 ) -> None:
-    """Raise AssertionError if a job waits that is like this; see ``assert_enqueued``."""
+    """Raise AssertionError if such a job waits; see ``assert_enqueued``."""
     __tracebackhide__ = True
     wanted = _wanted(kind, payload, priority, unique_key, due=(due_after, due_within))
     waiting, text = await _look(wanted, settings, "assert_not_enqueued")
@@ -142,7 +142,7 @@ def _wanted(
 
 
 def _json_value(kind: Kind, payload: Any) -> Any:
-    """Return a payload as it would be stored; of a dict fields may be missing, so no processor checks it."""
+    """Return a payload as it would be stored; a dict is not checked, because it may leave fields out."""
     if isinstance(kind, str) or isinstance(payload, Mapping):
         return strict_json.loads(strict_json.dumps_model(payload, what="payload"))
     return strict_json.loads(write_payload(kind, payload))
@@ -153,7 +153,7 @@ def _seconds(given: Seconds | None) -> float | None:
 
 
 async def _look(wanted: _Wanted, settings: Settings | None, what: str) -> tuple[list[Row], str]:
-    """Return the jobs of the kind that wait, and what a failed assertion shows."""
+    """Return the waiting jobs of the kind, and the text that a failed assertion shows."""
     own = settings_in_use(settings, what)
     async with database_at(own) as database:
         rows = await for_tests.jobs_of_kind(database, wanted.kind)
@@ -200,7 +200,7 @@ def _in_words(row: Row) -> str:
 
 
 def _difference(wanted: _Wanted, waiting: Sequence[Row]) -> list[str]:
-    """Return how the payload that is the most like the wanted one differs from it."""
+    """Return the difference between the wanted payload and the most similar one."""
     expected = _pretty(wanted.payload)
 
     def asked_about(row: Row) -> str:
@@ -219,7 +219,7 @@ def _difference(wanted: _Wanted, waiting: Sequence[Row]) -> list[str]:
 
 
 def _shared(wanted: Any, actual: Any) -> Any:
-    """Return of a payload what was asked about."""
+    """Return the part of a payload that the wanted payload also has."""
     if isinstance(wanted, dict) and isinstance(actual, dict):
         return {name: _shared(value, actual[name]) for name, value in wanted.items() if name in actual}
     return actual
@@ -228,7 +228,7 @@ def _shared(wanted: Any, actual: Any) -> Any:
 def _is_part_of(wanted: Any, actual: Any) -> bool:
     if isinstance(wanted, dict) and isinstance(actual, dict):
         return all(name in actual and _is_part_of(value, actual[name]) for name, value in wanted.items())
-    # True is no 1; of numbers, 1.0 is 1: JSON does not tell them apart.
+    # True does not equal 1 here, but 1.0 does: JSON does not tell these numbers apart.
     return isinstance(wanted, bool) is isinstance(actual, bool) and bool(wanted == actual)
 
 

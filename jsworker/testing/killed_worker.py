@@ -1,6 +1,6 @@
-"""``python -m jsworker.testing.killed_worker ORDER``: a worker that kills itself, or follows one that did.
+"""``python -m jsworker.testing.killed_worker ORDER``: a worker that kills itself, or one that follows it.
 
-stdout gets its id in a line, and behind it how the job ended, if that was before the moment.
+It writes its id to stdout, in a line, and then how the job ended, if that was before the moment.
 """
 
 import asyncio
@@ -65,10 +65,10 @@ async def _work(order: dict[str, Any]) -> int:
         worker.on(name, note)
     if moment is not None:
         _arm(worker, order["job_id"], *moment)
-    print(worker.id, flush=True)  # noqa: T201 -- for who has started this process
+    print(worker.id, flush=True)  # noqa: T201 -- read by the process that has started this one
     async with worker:
         if "dead" in order:
-            # Who has killed it has waited for its end: what a supervisor knows of its child.
+            # The starting process has waited for the dead worker's end, as a supervisor does for its child.
             settled_at = boottime() + settings.statement_timeout
             worker.take_back(DeadOwner(order["dead"], "its worker was killed", settled_at))
         if moment is None:
@@ -80,7 +80,7 @@ async def _work(order: dict[str, Any]) -> int:
 
 
 async def _until_ended(job_id: UUID, settings: Settings, stopped: asyncio.Event) -> None:
-    """Wait for the end of a job: here, or before, by a transaction of the worker that was killed."""
+    """Wait for the end of a job, which the killed worker may have completed already by a transaction."""
     async with database_at(settings) as database:
         while not stopped.is_set():
             if (await for_tests.state_of(database, job_id))["status"] in _ENDED:
@@ -90,7 +90,7 @@ async def _until_ended(job_id: UUID, settings: Settings, stopped: asyncio.Event)
 
 
 def _load(origin: str, file: str | None) -> JobProcessor[Any]:
-    """Return the processor of an origin; a module that is on no path is read from its file."""
+    """Return the processor of an origin; a module that is not on the Python path is read from its file."""
     name = origin.partition(":")[0]
     try:
         return processor_at(origin)
@@ -104,7 +104,7 @@ def _load(origin: str, file: str | None) -> JobProcessor[Any]:
 
 
 def _arm(worker: Worker, job_id: str, moment: str, value: Any = None) -> None:
-    """Let this process die at the moment."""
+    """Make this process kill itself at the moment."""
 
     async def strike() -> None:
         _die()

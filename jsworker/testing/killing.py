@@ -1,4 +1,4 @@
-"""Killing a real worker process while a job runs, and letting another one finish the job."""
+"""Kills a real worker process while it runs a job, and lets another worker finish the job."""
 
 import asyncio
 import json
@@ -31,23 +31,23 @@ _SHOWN_CHARACTERS: Final = 3000
 
 
 class AtEnd(NamedTuple):
-    """Killed when ``process`` has returned, before the completion is written: all is done once more."""
+    """Killed when ``process`` has returned, before the completion is written: the whole job runs again."""
 
 
 class AtStep(NamedTuple):
-    """Killed when the function of a step has returned, and its result is not kept: it is called once more."""
+    """Killed when a step's function has returned, before its result is stored: the step is called again."""
 
     name: str
 
 
 class AtProgress(NamedTuple):
-    """Killed when a progress of at least so much has been stored, 0 to 1."""
+    """Killed when a progress of at least ``progress``, 0 to 1, has been stored."""
 
     progress: float
 
 
 class AfterSeconds(NamedTuple):
-    """Killed so many seconds after ``process`` was called."""
+    """Killed ``seconds`` after ``process`` was called."""
 
     seconds: float
 
@@ -62,11 +62,11 @@ class KilledJob:
     Attributes:
         job_id: the job.
         status: completed, failed or cancelled.
-        result: what it returned in the end, a JSON value; None if it did not complete.
+        result: the job's result, a JSON value; None if it did not complete.
         error: the text of its last error; None: it had none.
-        runs: how many runs it had: 2, the killed one among them, unless attempts failed. 1: the first run had
-            completed the job before it was killed, in its own transaction.
-        timeline: what happened, as ``JobClient.timeline`` tells it.
+        runs: how many runs it had, including the killed one: 2, unless attempts failed. 1: the first run had
+            completed the job in its own transaction before it was killed.
+        timeline: the job's events, as ``JobClient.timeline`` returns them.
     """
 
     job_id: UUID
@@ -82,26 +82,26 @@ async def kill_worker_during(
     payload: Any,
     *,
     at: Moment = AtEnd(),  # noqa: B008 -- it never changes
-    timeout: float = 60.0,  # noqa: ASYNC109 -- with words of what is wrong
+    timeout: float = 60.0,  # noqa: ASYNC109 -- its error says what is wrong
     settings: Settings | None = None,
 ) -> KilledJob:
     """Enqueue a job, kill the worker process that runs it with SIGKILL, and return what became of it.
 
-    Another worker process finishes the job. Then assert on your side effects: they must be what one run would
-    have left. Both processes import the processor by its module, with this process's environment.
+    Another worker process finishes the job. Then assert on your side effects: they must be the same as after
+    a single run. Both processes import the processor by its module, with this process's environment.
 
     Args:
         processor: a processor's class at the top level of a module, or an instance that is an attribute of
             one.
         payload: as for ``JobClient.enqueue``.
-        at: the moment.
+        at: the moment at which the worker is killed.
         timeout: seconds that each of the two processes may take.
         settings: where the job is enqueued; None: in the database of the test that runs.
 
     Raises:
         InvalidTarget: another process cannot make the processor.
-        TypeError: ``at`` is no such moment.
-        AssertionError: the job ended before the moment came, or the second worker did not finish it.
+        TypeError: ``at`` is not one of the four moments.
+        AssertionError: the worker was not killed at the moment, or the second worker did not finish the job.
     """
     if not isinstance(at, Moment):
         rule = "must be AtEnd(), AtStep(…), AtProgress(…) or AfterSeconds(…)"
@@ -113,9 +113,9 @@ async def kill_worker_during(
             f"another process cannot make the processor of kind {kind.name}: define its class at the top "
             "level of a module, without arguments, or give an instance that is an attribute of a module"
         )
-    payload_text(type(kind.processor), payload)  # refused here, before anything starts
+    payload_text(type(kind.processor), payload)  # refuses a wrong payload before anything starts
     async with JobClient(own) as client:
-        # Else it might be quarantined, or have failed with this one stall.
+        # With fewer stalls allowed, the kill alone might put the job in quarantine, or fail it.
         stalls = min(max(kind.limits.max_stalls, _LEAST_STALLS), MOST_STALLS)
         job = await client.enqueue(type(kind.processor), payload, max_stalls=stalls)
         order = {
@@ -144,7 +144,7 @@ async def kill_worker_during(
 
 
 class _Ended(NamedTuple):
-    """A worker process that has ended; ``code`` None: it had to be ended after its time."""
+    """A worker process that has ended; if ``code`` is None, it took too long and was killed."""
 
     code: int | None
     worker_id: str
@@ -181,7 +181,7 @@ def _log(ended: _Ended) -> str:
 
 
 def _run(settings: Settings, order: Mapping[str, Any], seconds: float) -> _Ended:
-    """Run a worker process to its end; it does not outlive this one."""
+    """Run a worker process to its end; it does not outlive this process."""
     values = {name: getattr(settings, name) for name in settings.model_fields_set}
     # The caller takes the job back, as a supervisor does; no worker may do it before.
     values["recover_on_start"] = False

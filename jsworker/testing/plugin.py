@@ -1,4 +1,4 @@
-"""The pytest plugin: fixtures. It is loaded with everybody's pytest, so it imports what it needs late."""
+"""The pytest plugin: fixtures. Every pytest loads it where jsworker is installed, so it imports late."""
 
 import inspect
 import sys
@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give the client a fixture of pytest-asyncio's own kind: its strict mode takes no other."""
+    """Register the client's fixture of pytest-asyncio, whose strict mode accepts only its own fixtures."""
     if config.pluginmanager.hasplugin("asyncio"):
         from jsworker.testing import asyncio_client  # noqa: PLC0415 -- pytest-asyncio may be missing
 
@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell each process of pytest-xdist where the servers' data are: they share them."""
+    """Tell each process of pytest-xdist the folder of the servers' data, because they share the servers."""
     stash = node.config.stash
     if _SHARED_FOLDER not in stash:
         from jsworker.testing.servers_folder import new_folder  # noqa: PLC0415 -- as above
@@ -82,7 +82,7 @@ def jsworker_servers(request: pytest.FixtureRequest) -> "Iterator[RunningServers
     running = running_servers(None if shared is None else Path(shared), **given)
     try:
         servers = running.__enter__()
-        servers.template_url  # noqa: B018 -- migrated here: no test is to wait for it
+        servers.template_url  # noqa: B018 -- migrates the template now, so that no test waits for it
     except JsworkerError as error:
         pytest.fail(f"jsworker_servers: {error}", pytrace=False)
     try:
@@ -93,16 +93,16 @@ def jsworker_servers(request: pytest.FixtureRequest) -> "Iterator[RunningServers
 
 @pytest.fixture(scope="session")
 def jsworker_template(jsworker_servers: "RunningServers") -> str:
-    """The URL of the database that each test gets a copy of; override it to make your own tables there."""
+    """The URL of the database of which each test gets a copy; override it to make your own tables there."""
     return jsworker_servers.template_url
 
 
 @pytest.fixture
 def jsworker_settings(
     jsworker_servers: "RunningServers",
-    jsworker_template: str,  # noqa: ARG001 -- filled before it is copied
+    jsworker_template: str,  # noqa: ARG001 -- an overriding fixture fills the template before it is copied
 ) -> "Iterator[Settings]":
-    """Settings that lead to a database and a stream of the test's own, meanwhile also the environment's."""
+    """Settings of the test's own database and stream; the environment holds them too during the test."""
     from jsworker import JsworkerError  # noqa: PLC0415
 
     making = jsworker_servers.test_settings()

@@ -1,4 +1,4 @@
-"""The servers of tests: shared by all of them, with a database and a stream for each."""
+"""The servers of tests: all tests share them, and each test has a database and a stream of its own."""
 
 import asyncio
 import atexit
@@ -22,8 +22,8 @@ from jsworker.testing.servers_folder import new_folder
 
 T = TypeVar("T")
 
-# Nothing waits for the disk, and nothing here lives long enough to be vacuumed. COMMIT keeps its meaning, and
-# a killed server still finds every commit again; only a crash of the machine would lose some.
+# Nothing waits for the disk, and no table lives long enough to need a vacuum. COMMIT keeps its meaning, and a
+# killed server still finds every commit again; only a crash of the machine would lose commits.
 _POSTGRES_SETTINGS: Final = MappingProxyType(
     {
         "fsync": "off",
@@ -33,7 +33,7 @@ _POSTGRES_SETTINGS: Final = MappingProxyType(
     }
 )
 _PACE: Final = MappingProxyType({"relay_interval": 0.1, "scan_interval": 0.5, "shutdown_timeout": 5.0})
-"""What is quicker than by default. What takes a silent owner for dead is not: machines of tests are busy."""
+"""Shorter times than the defaults. The thresholds for silent owners stay: test machines are busy."""
 
 _ANSWER_SECONDS: Final = 10.0
 
@@ -59,14 +59,14 @@ class RunningServers:
 
     @contextmanager
     def test_settings(self) -> Iterator[Settings]:
-        """Make a database and a stream for one test, and yield the settings that lead there.
+        """Make a database and a stream for one test, and yield settings that name them.
 
-        Until the end of the block they are also those of the environment, in which no other ``JSWORKER_``
-        variable is left, and those that the functions of ``jsworker.testing`` use.
+        Until the end of the block the environment holds these settings and no other ``JSWORKER_`` variable,
+        except those that name test servers, and the functions of ``jsworker.testing`` use them.
 
         Raises:
             DatabaseUnavailable, DatabaseRefused: the database cannot be made.
-            TransitionRefused: somebody is connected to the template.
+            TransitionRefused: another session is connected to the template.
         """
         name = self._databases.copy(self._template_name())
         unique = name.rpartition("_")[2]
@@ -82,12 +82,12 @@ class RunningServers:
                 yield settings
         finally:
             self._databases.drop(name)
-            if self._are_given:  # embedded ones end with all that they hold
+            if self._are_given:  # embedded servers are deleted with all their streams
                 with suppress(JsworkerError):
                     _wait_for(delete_stream(settings_at(self, own["stream"]), _ANSWER_SECONDS))
 
     def close(self) -> None:
-        """Drop the databases that were made here."""
+        """Drop the databases that this object has made."""
         self._databases.close()
 
     def _template_name(self) -> str:
@@ -103,7 +103,7 @@ def settings_at(servers: RunningServers, stream: str = "TEST") -> Settings:
 
 
 class Given(NamedTuple):
-    """Servers that somebody has named, and where."""
+    """The URLs of servers that the caller or the environment has given."""
 
     database_url: str | None
     nats_url: str | None
@@ -113,22 +113,22 @@ class Given(NamedTuple):
 def running_servers(
     folder: Path | None = None, *, database_url: str | None = None, nats_url: str | None = None
 ) -> Iterator[RunningServers]:
-    """Start embedded servers for the length of the block, or use those that are given.
+    """Start embedded servers for the length of the block, or use given servers.
 
-    Given are those of the arguments, else of ``JSWORKER_TEST_DATABASE_URL`` and ``JSWORKER_TEST_NATS_URL``.
-    On them databases named ``jsworker_test_…`` and streams named ``TEST_…`` are made, and nothing else is
-    touched.
+    Servers are given by the arguments, or by ``JSWORKER_TEST_DATABASE_URL`` and ``JSWORKER_TEST_NATS_URL``.
+    On given servers databases named ``jsworker_test_…`` and streams named ``TEST_…`` are made, and nothing
+    else is touched.
 
     Args:
-        folder: where the data of embedded servers are; processes that name the same one share the servers.
-            None: a folder of their own, in memory if there is room.
+        folder: where the data of embedded servers are; processes that name the same folder share the servers.
+            None: a new folder, in memory if there is room.
         database_url: of any database of a PostgreSQL, with a login that may create databases.
         nats_url: of a NATS server with JetStream.
 
     Raises:
         ServersUnavailable: the packages of the extra ``embedded`` are missing, or a server does not start.
-        SettingsError: only one of the two is given, or it is no URL.
-        DatabaseUnavailable, DatabaseRefused, StreamUnavailable, StreamRefused: a given one cannot be used.
+        SettingsError: only one of the two URLs is given, or one is not valid.
+        DatabaseUnavailable, DatabaseRefused, StreamUnavailable, StreamRefused: a given server cannot be used.
     """
     given = Given(
         database_url or os.environ.get(TEST_SERVERS["database_url"]),
@@ -146,7 +146,7 @@ def running_servers(
 
 
 def servers_of_process() -> RunningServers:
-    """Return servers that run already in a block of this process, else new ones that end with the process."""
+    """Return the servers of an open block of this process, else new servers that end with the process."""
     if not _running:
         opened = ExitStack()
         opened.enter_context(running_servers())
@@ -196,14 +196,14 @@ def _embedded_servers(folder: Path | None) -> Iterator[RunningServers]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-# --- What the functions of jsworker.testing work on. ---
+# --- The servers and settings that the functions of jsworker.testing use. ---
 
 _running: list[RunningServers] = []
 _used: list[Settings] = []
 
 
 def settings_in_use(settings: Settings | None, what: str) -> Settings:
-    """Return the given settings, or those of the test that runs; ``what`` needs them."""
+    """Return the given settings, or those of the running test; ``what`` names the caller in an error."""
     if settings is not None:
         return settings
     if not _used:
@@ -215,7 +215,7 @@ def settings_in_use(settings: Settings | None, what: str) -> Settings:
 
 
 def settings_without_servers() -> Settings:
-    """Return settings for what needs no server: those of the test that runs, else the defaults."""
+    """Return settings for code that needs no server: those of the running test, else the defaults."""
     if _used:
         return _used[-1]
     with _environment({"database_url": "postgresql://127.0.0.1/no_database"}):
@@ -223,7 +223,7 @@ def settings_without_servers() -> Settings:
 
 
 def database_at(settings: Settings) -> Database:
-    """Return the database of settings, which waits patiently: machines of tests are busy."""
+    """Return the database of settings, with a long statement time-out: test machines are busy."""
     return Database(settings.database_dsn(), statement_timeout=_ANSWER_SECONDS)
 
 
@@ -238,7 +238,7 @@ def _noted(noted: list[T], value: T) -> Iterator[T]:
 
 @contextmanager
 def _environment(own: Mapping[str, Any]) -> Iterator[None]:
-    """Let the environment hold these settings, and no others."""
+    """Let the environment hold only these settings within the block, apart from those of test servers."""
     before = {name: value for name, value in os.environ.items() if _is_setting(name)}
     try:
         for name in before:
@@ -252,7 +252,7 @@ def _environment(own: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _wait_for(call: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine in a thread of its own: this one's event loop belongs to the tests."""
+    """Run a coroutine in a thread of its own: the event loop of this thread belongs to the tests."""
     with ThreadPoolExecutor(max_workers=1) as thread:
         thread.submit(asyncio.run, call).result()
 

@@ -1,4 +1,4 @@
-"""Where the data of embedded servers lie while tests run."""
+"""The folder for the data of embedded servers while tests run."""
 
 import os
 import secrets
@@ -9,8 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-# Only as the parent of a folder with a random name.
-# Only as the parent of a folder with a random name.
+# Used only as the parent of a folder with a random name.
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108  # nosec B108
 _ENOUGH_MEMORY_BYTES: Final = 2 * 1024**3
 _PREFIX: Final = "jsworker-testing-"
@@ -18,9 +17,9 @@ _LEFT_FOR_SECONDS: Final = 24 * 3600.0
 
 
 def new_folder() -> Path:
-    """Return a new name of a folder for the data of embedded servers; nothing is made.
+    """Return a new path for the data of embedded servers; the folder is not made.
 
-    In memory, if there is room: a database is copied there in a tenth of the time.
+    The path is in memory, if there is room: a database is copied there in a tenth of the time.
     """
     in_memory = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ENOUGH_MEMORY_BYTES
     parent = _MEMORY if in_memory else Path(tempfile.gettempdir())
@@ -29,8 +28,8 @@ def new_folder() -> Path:
 
 
 def _delete_leftovers(parent: Path) -> None:
-    """Delete what test runs that were killed have left behind: memory is dear."""
+    """Delete folders that killed test runs have left behind and that may take up memory."""
     for folder in parent.glob(f"{_PREFIX}*"):
-        with suppress(FileNotFoundError):  # another run is faster
+        with suppress(FileNotFoundError):  # another run has deleted the folder first
             if time.time() - folder.stat().st_mtime > _LEFT_FOR_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)

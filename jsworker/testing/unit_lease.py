@@ -1,4 +1,4 @@
-"""What a job may ask of its owner, while it is run alone: everything is kept in memory."""
+"""The ownership of a job that ``run_job`` runs: everything that the job writes is kept in memory."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class AddedJob(NamedTuple):
-    """A job that another one has enqueued, or added to its batch; ``payload`` is a JSON value."""
+    """A job that the run's job has enqueued or added to its batch; ``payload`` is a JSON value."""
 
     id: UUID
     kind: str
@@ -50,18 +50,18 @@ class AddedJob(NamedTuple):
 
 @dataclass(eq=False)
 class JobRun:
-    """What one run of a job came to, and what it has said on its way, as the database would hold it.
+    """The outcome of one run of a job, and what it has reported and stored, as the database would hold it.
 
     Attributes:
         job_id: the job's id.
         result: the job's result, a JSON value; None until it has completed.
-        completed: whether it has returned, or completed in its own transaction.
-        stage, progress, message: the last ones that were reported; None: none was.
+        completed: whether ``process`` has returned, or completed the job in a transaction of its own.
+        stage, progress, message: the last reported values; None: none was reported.
         reports: each call of ``job.update_progress``.
-        checkpoint: what it has saved last, or was given.
-        steps: the results of its steps by name, of sleeps None; those that were given come first.
+        checkpoint: the last saved checkpoint, else the given one.
+        steps: the results of its steps by name, None for sleeps; the given ones come first.
         added: jobs that it has added to its batch.
-        enqueued: jobs that it has enqueued; of a run that does not complete none is.
+        enqueued: jobs that it has enqueued; empty if the run does not complete the job.
     """
 
     job_id: UUID
@@ -108,7 +108,7 @@ class UnitLease(RunLease):
         said.message = said.message if report.message is None else report.message
 
     async def save_checkpoint(self, value: Any) -> None:
-        """Keep what the next run shall start from."""
+        """Keep the checkpoint from which the next run would start."""
         text = checkpoint_text(value, self._run, self._services)
         self._write()
         self.said.checkpoint = strict_json.loads(text)
@@ -121,7 +121,7 @@ class UnitLease(RunLease):
 
     @contextlib.asynccontextmanager
     async def transaction(self, result: Any) -> AsyncIterator["AsyncSession"]:
-        """Open a savepoint in the given session; at its end the job is completed."""
+        """Open a savepoint in the given session; the job is completed at the savepoint's end."""
         with child_jobs.within_block(self._run):
             async with savepoint(self._session) as session:
                 yield session
@@ -145,7 +145,7 @@ class UnitLease(RunLease):
         yield self.sync_transaction(result)
 
     def complete_statement(self, result: Any) -> "Executable":
-        """Complete the job, and return a statement that gives the row which the worker's would give."""
+        """Complete the job, and return a statement whose row is that of the worker's own statement."""
         self.check_no_child_jobs()
         text = self._result_text(result)
         self._write()
@@ -155,13 +155,13 @@ class UnitLease(RunLease):
     async def add_to_batch(
         self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]
     ) -> list[UUID]:
-        """Note what is added."""
+        """Note the added jobs."""
         return self._add(kind, payloads, options)
 
     def add_to_batch_statement(
         self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]
     ) -> "Executable":
-        """Note what is added, and return a statement that gives the ids."""
+        """Note the added jobs, and return a statement that returns their ids."""
         return added_rows(self._add(kind, payloads, options))
 
     def _add(self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]) -> list[UUID]:
@@ -170,7 +170,7 @@ class UnitLease(RunLease):
         return [job.id for job in new]
 
     async def results_page(self, node: str, after: MemberResult | None) -> list[MemberResult]:
-        """Return what was given as the results of a node, all at once."""
+        """Return the given results of a node, all on one page."""
         if (found := self._results.get(node)) is None:
             names = ", ".join(map(shown, self._results)) or "none"
             raise ValueError(f"results_of({shown(node)}): run_job(…, results=…) has no such node: {names}")
@@ -186,14 +186,14 @@ class UnitLease(RunLease):
             self.complete(text)
 
     def complete(self, text: str | None) -> None:
-        """Note the result, as JSON text, and what is enqueued with it."""
+        """Note the result, which is JSON text, and the jobs that are enqueued with it."""
         self._run.completed = self.said.completed = True
         self.said.result = None if text is None else strict_json.loads(text)
         for kind, job in child_jobs.take(self._run):
             self.said.enqueued += _added_jobs(kind, [job])
 
     def _write(self) -> None:
-        """Note a write to the job's row, which is a sign of life; OwnershipLost: the job is another run's."""
+        """Note a write to the job's row, a sign of life; raise OwnershipLost if another run owns the job."""
         if self._writes_left == 0:
             self._run.lose()
             raise OwnershipLost(
@@ -235,5 +235,5 @@ def _text(value: Any, most_bytes: int) -> str | None:
 
 
 def _added_jobs(kind: str, new: Iterable[Any]) -> list[AddedJob]:
-    """Return what was added, with payloads as JSON values."""
+    """Return new jobs with their payloads as JSON values."""
     return [AddedJob(job.id, kind, strict_json.loads(job.payload)) for job in new]

@@ -1,4 +1,4 @@
-"""One run of one job in memory: the worker's own way from payload to result, without a server."""
+"""One run of one job in memory, by the worker's own code from payload to result, without a server."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -31,11 +31,11 @@ from jsworker.worker.pipeline.run_writes import LeaseServices
 
 _WORKER_ID: Final = "run_job"
 _RUN: Final = "_jsworker_run"
-"""The attribute by which an error knows its run."""
+"""The attribute of an error that holds its run."""
 
 
 def run_of(error: BaseException) -> JobRun:
-    """Return the run that ended in an error which ``run_job`` has raised; ValueError: it was none."""
+    """Return the run that ended in an error of ``run_job``; raise ValueError for any other error."""
     run = vars(error).get(_RUN)
     if not isinstance(run, JobRun):
         raise ValueError(f"{type(error).__name__} was raised by no run_job")  # noqa: TRY004 -- it is an error
@@ -60,37 +60,37 @@ async def run_job(
     job_id: UUID | None = None,
     settings: Settings | None = None,
 ) -> JobRun:
-    """Run a processor once, with a payload, in memory, and return what came of it.
+    """Run a processor once, with a payload, in memory, and return its run.
 
-    Payload, checkpoint and result go through the checks and the JSON of a worker, time limits hold, ``setup``
-    and ``teardown`` are called, and a plain ``process`` runs in a thread. ``on_failed`` and ``on_lost`` are
-    not called.
+    Payload, checkpoint and result are checked and converted to JSON as in a worker, time limits hold,
+    ``setup`` and ``teardown`` are called, and a plain ``process`` runs in a thread. ``on_failed`` and
+    ``on_lost`` are not called.
 
     Args:
         processor: a processor, or its class.
         payload: as for ``JobClient.enqueue``; also a model's fields as a dict.
-        attempt: what ``job.attempt`` says.
-        cleared: what ``job.cleared`` says: whether an earlier run has been taken back.
-        clear_reason: what ``job.clear_reason`` says.
-        checkpoint: what an earlier run has saved.
-        steps: results of steps by name that earlier runs have kept, and sleeps that are over, with None. To
-            continue where another run ended: ``run_of(error).steps``.
-        session: on which ``job.transaction()`` works, in a savepoint: commit or roll back yourself.
+        attempt: the value of ``job.attempt``.
+        cleared: the value of ``job.cleared``: whether an earlier run has been taken back.
+        clear_reason: the value of ``job.clear_reason``.
+        checkpoint: the checkpoint of an earlier run.
+        steps: by name, the results of steps that earlier runs have kept, and None for sleeps that are over.
+            To continue where another run ended, give ``run_of(error).steps``.
+        session: used by ``job.transaction()``, in a savepoint: commit or roll back yourself.
         draining: whether ``job.should_stop`` is True from the beginning.
         cancel_after: seconds after which the job is cancelled, as by ``JobClient.cancel``.
-        lost_after: after so many writes (of progress, a checkpoint, a step) another run owns the job: the
-            next one raises ``OwnershipLost``.
-        results: by the name of a node, what ``job.results_of`` yields.
-        scheduled_for: what ``job.scheduled_for`` says.
+        lost_after: the number of writes (of progress, a checkpoint, a step) after which another run owns the
+            job: the next write raises ``OwnershipLost``.
+        results: by the name of a node, the members' results that ``job.results_of`` yields.
+        scheduled_for: the value of ``job.scheduled_for``.
         job_id: the job's id; None: a new one.
         settings: for limits of sizes and time; None: the defaults and the environment's.
 
     Raises:
         InvalidPayload, InvalidJson: the payload, the checkpoint or the result would be refused.
-        JobCancelled: it was cancelled in the middle of its work.
+        JobCancelled: the job was cancelled while it ran.
         TimeoutError: it took longer than its time-out, or gave no sign of life for its progress time-out.
-        Exception: what the processor raises: ``Retry``, ``Fail``, ``Snooze`` (of a sleep, too), or anything
-            else. ``run_of(error)`` is the run.
+        Exception: any error of the processor, among them ``Retry``, ``Fail`` and ``Snooze``, which a sleep
+            raises too. ``run_of(error)`` is the run.
     """
     settings = settings or settings_without_servers()
     given: Any = processor
@@ -142,7 +142,7 @@ async def run_job(
 
 
 def _services(settings: Settings, kind: str) -> LeaseServices:
-    # Neither connects before it is asked for a statement, which nothing here does.
+    # Database and Sessions connect at the first statement; nothing here executes one.
     database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
     return LeaseServices(
         worker_id=_WORKER_ID,
@@ -171,7 +171,7 @@ async def _process(
     finally:
         if timer is not None:
             timer.cancel()
-        task.cancel()  # the caller was, if it has not ended
+        task.cancel()  # without effect, unless the caller was cancelled before the task has ended
     try:
         task.result()
     except asyncio.CancelledError:
@@ -183,7 +183,7 @@ async def _process(
 async def _to_the_end(run: Run, job: Job[Any], lease: UnitLease, services: LeaseServices) -> None:
     outcome = await process_job(run, job, services)
     match outcome:
-        case Failed(error):  # of what it returned, no text can be made
+        case Failed(error):  # the result cannot be written as JSON
             raise InvalidResult(error)
         case Completed(text) if not lease.said.completed:
             lease.complete(text)

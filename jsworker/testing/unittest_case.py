@@ -12,11 +12,11 @@ from jsworker.testing.servers import servers_of_process
 class JsworkerTestCase(unittest.IsolatedAsyncioTestCase):
     """Each test has a database and a stream of its own; the servers live as long as the process.
 
-    Test methods may be coroutines, which use the functions of ``jsworker.testing``, or plain ones, which use
-    those of ``jsworker.testing.sync``. With ``setUp`` or ``asyncSetUp`` of your own, call this class's first.
+    Test methods may be coroutines, which use the functions of ``jsworker.testing``, or plain methods, which
+    use those of ``jsworker.testing.sync``. In your own ``setUp`` or ``asyncSetUp`` call this class's first.
 
     Attributes:
-        settings: lead to the test's database and stream; for the time of the test the environment's, too.
+        settings: of the test's database and stream; the environment holds them too during the test.
         job_client: an open client, for coroutines.
     """
 
@@ -30,7 +30,7 @@ class JsworkerTestCase(unittest.IsolatedAsyncioTestCase):
 
     @cached_property
     def sync_job_client(self) -> SyncJobClient:
-        """An open client for plain methods, made when it is first asked for."""
+        """An open client for plain methods, made at its first use."""
         return self.enterContext(SyncJobClient(self.settings))
 
     async def asyncSetUp(self) -> None:

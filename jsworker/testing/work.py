@@ -1,4 +1,4 @@
-"""Working on all that waits, in the test's own process, and moving what waits for a later time."""
+"""Runs all waiting jobs in the test's own process, and moves the times for which jobs wait."""
 
 import asyncio
 from collections import Counter
@@ -34,7 +34,7 @@ class RunError(NamedTuple):
 
     Attributes:
         is_final: whether the job has failed for good; else another attempt follows.
-        error: the first line of what it raised, or why it failed.
+        error: the first line of the error that it raised, or why it failed.
         exception: what the processor raised; None: nothing was raised in this process.
     """
 
@@ -48,11 +48,11 @@ class RunError(NamedTuple):
 
 @dataclass(eq=False)
 class WorkDone:
-    """What ``work_until_empty`` has seen, counted by kind; a job that ran twice may be in two of them.
+    """The outcomes that ``work_until_empty`` has seen, by kind; a job that ran twice may count in two.
 
     Attributes:
-        completed, failed, cancelled: jobs that have ended so.
-        retrying: attempts that ended in an error after which the job waits for its next one.
+        completed, failed, cancelled: jobs that have ended in this way.
+        retrying: attempts that ended in an error and after which the job waits for its next attempt.
         snoozed: runs that ended in ``Snooze`` or in a sleep.
         errors: each attempt that ended in an error.
     """
@@ -65,11 +65,11 @@ class WorkDone:
     errors: list[RunError] = field(default_factory=list)
 
     def note(self, event: Event) -> None:
-        """Count what an event of a worker tells."""
+        """Count the outcome that an event of a worker reports."""
         if (outcome := _OUTCOMES.get(event.name)) is None:
             return
         facts = event.fields
-        if event.name != "job.error" or "seconds" in facts:  # else it tells of a hook, or of a completed job
+        if event.name != "job.error" or "seconds" in facts:  # else it is about a hook, or a completed job
             getattr(self, outcome)[facts["kind"]] += 1
         if outcome in ("failed", "retrying"):
             self.errors.append(
@@ -84,7 +84,7 @@ class WorkDone:
             )
 
     def raise_first(self) -> None:
-        """Raise what the first attempt that ended in an error has raised, noting which job it was."""
+        """Raise the error of the first attempt that ended in one, with notes that name the jobs."""
         if not self.errors:
             return
         first, *others = self.errors
@@ -104,26 +104,26 @@ class WorkDone:
 async def work_until_empty(
     processors: Sequence[JobProcessor[Any] | type[JobProcessor[Any]]],
     *,
-    timeout: float = 30.0,  # noqa: ASYNC109 -- with words of what is left
+    timeout: float = 30.0,  # noqa: ASYNC109 -- its error names the jobs that are left
     raise_failures: bool = True,
     settings: Settings | None = None,
 ) -> WorkDone:
-    """Run a worker of these processors in this process until none of their jobs waits; return what it did.
+    """Run a worker of these processors in this process until none of their jobs waits; return the outcomes.
 
-    Jobs that they enqueue for each other meanwhile are worked on, too. What waits for a later time stays: a
-    delay, a back-off, a sleep, a schedule, a rate, a pause; ``advance`` makes it due.
+    Jobs that they enqueue for each other meanwhile are run, too. Jobs that wait for a later time are not run:
+    those with a delay, a back-off, a sleep, a schedule, a rate or a pause; ``advance`` makes them due.
 
     Args:
         processors: as for ``Worker``.
-        timeout: seconds until it gives up, from the worker's start on, which may take as long.
-        raise_failures: whether the first error of an attempt is raised once all is done: what the processor
-            raised, ``Retry`` and ``Fail`` included, ``Snooze`` not. A test of retries says False.
+        timeout: seconds after the worker's start until it gives up; the start itself may take as long.
+        raise_failures: whether the first error of an attempt is raised once all is done: any error of the
+            processor, ``Retry`` and ``Fail`` included, but not ``Snooze``. For tests of retries give False.
         settings: where the jobs are; None: in the database of the test that runs.
 
     Raises:
-        TimeoutError: jobs are left; it names them.
-        Exception: what a processor raised; notes name the job and other errors.
-        JobFailed: an attempt ended in an error that nothing in this process has raised.
+        TimeoutError: jobs are left; the message names them.
+        Exception: the error of a processor; notes name the job and other errors.
+        JobFailed: an attempt ended in an error that was not raised in this process.
         JsworkerError: the worker could not start, or died.
     """
     own = settings_in_use(settings, "work_until_empty")
@@ -163,19 +163,19 @@ async def advance(
     seconds: float = 0.0,
     settings: Settings | None = None,
 ) -> None:
-    """Move all that jobs wait for so much nearer, as if that time had passed. No clock is touched.
+    """Move the times for which jobs wait nearer, as if a span of time had passed. No clock is changed.
 
-    What moves: due times of jobs (delays, back-offs, snoozes, debouncing), the ends of sleeps, when jobs
-    expire, when schedules are due next, when rates have tokens again, when pauses end, windows of
-    ``unique_for``. What does not: when jobs were created, began and ended, heartbeats, deadlines of running
+    These times move: due times of jobs (delays, back-offs, snoozes, debouncing), the ends of sleeps, when
+    jobs expire, when schedules are due next, when rates have tokens again, when pauses end, windows of
+    ``unique_for``. These do not: when jobs were created, began and ended, heartbeats, deadlines of running
     jobs, and retention.
 
     Args:
-        by: how much; or in days, hours, minutes and seconds.
+        by: the span of time; or give it in days, hours, minutes and seconds, which are added to it.
         settings: where the jobs are; None: in the database of the test that runs.
 
     Raises:
-        ValueError: it is not more than nothing.
+        ValueError: the span is not longer than 0.
     """
     span = (by or timedelta()) + timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
     if span <= timedelta():
@@ -185,7 +185,7 @@ async def advance(
 
 
 def _job_in_words(row: Row) -> str:
-    """Return what is known of a job that is left."""
+    """Return the state of a job that is left, in words."""
     words = [f"job {row.id} of kind {row.kind} is {row.status}"]
     if row.held_by is not None:
         words.append(f"held by {row.held_by}")
