@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 LONGEST_WAIT: Final = 10 * 366 * 86400.0
-"""The longest time in seconds by which a job may be put off: PostgreSQL cannot add any number to a date."""
+"""Seconds by which a job may be put off at most: PostgreSQL cannot add arbitrarily large numbers to dates."""
 
 DURATION_BUCKETS: Final = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),

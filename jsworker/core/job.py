@@ -276,7 +276,8 @@ class Job(_Statements, Generic[P]):
     async def save_checkpoint(self, value: Any) -> None:
         """Store a JSON value that the next run finds as ``checkpoint``, if this run does not finish.
 
-        Returns once the value is stored. While the database is down it waits, until the run is stopped.
+        Returns once the value is stored: during an outage of the database, at its end, unless the run is
+        stopped before.
 
         Raises:
             OwnershipLost: another run owns the job by now; nothing was stored.
@@ -301,7 +302,7 @@ class Job(_Statements, Generic[P]):
         AbstractAsyncContextManager["AsyncSession"]
         | AsyncIterator[AbstractAsyncContextManager["AsyncSession"]]
     ):
-        """Open a session whose last statement completes the job, so that both commit together or not at all.
+        """Open a session whose last statement completes the job, in one commit with your rows.
 
         When PostgreSQL, the connection or a slot of it is lost, or a deadlock or a serialisation failure ends
         the block, all is rolled back and the job is put back for a while; that counts as no error of the job.
@@ -333,8 +334,8 @@ class Job(_Statements, Generic[P]):
         """Call a function once for the job and return what it returned; later runs get that without a call.
 
         A step that raised, or whose run ended before its result was stored, is called again: at least once,
-        but never after its result is stored. The stored result is read as the function's return type, in the
-        first run too. A plain function runs in a thread.
+        but never after its result is stored. The call returns the stored result, read as the function's
+        return type, in the first run too. A plain function runs in a thread.
 
         Args:
             name: 1 to 255 printable characters, different for each step of the job.

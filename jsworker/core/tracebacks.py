@@ -96,7 +96,7 @@ def frames_of_task(task: asyncio.Task[Any]) -> tuple[list[FrameType], str]:
 
 
 def _behind(awaited: object) -> object:
-    """Return the task or generator that is awaited through an object with no attribute for it."""
+    """Return the coroutine or generator that is awaited through an object with no attribute for it."""
     for held in gc.get_referents(awaited):
         if issubclass(type(held), asyncio.Task):
             return held.get_coro()

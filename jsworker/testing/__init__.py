@@ -1,4 +1,4 @@
-"""For tests of applications: run jobs with or without servers, assert on them, move time, kill workers.
+"""For tests of applications: real servers, one job without any, all jobs, assertions, moved time, kills.
 
 The same functions, blocking, are in ``jsworker.testing.sync``. Nothing here needs pytest; the fixtures for
 pytest are in ``jsworker.testing.plugin``, which pytest finds by itself.
