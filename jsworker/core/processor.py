@@ -284,7 +284,7 @@ def write_payload(processor: type[JobProcessor[Any]], payload: Any) -> str:
 def read_result(processor: type[JobProcessor[Any]], value: Any) -> Any:
     """Return a job's result, a JSON value, as the type that ``process`` returns.
 
-    If the return type cannot be read, the JSON value is returned as it is. None stays None.
+    Without a return type, or if it cannot be read, the JSON value is returned as it is. None stays None.
 
     Raises InvalidJson if the stored result does not fit that type.
     """

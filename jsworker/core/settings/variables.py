@@ -65,7 +65,7 @@ def as_given(value: Any) -> str:
 
 
 def from_environment(names: Iterable[str]) -> dict[str, Any]:
-    """Return for each setting the text of its variable, or the fault that was found in reading it."""
+    """Return for each setting that is set the text of its variable, or the fault found in reading it."""
     found = {name: _given(name, variable_of(name)) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
