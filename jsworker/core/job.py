@@ -475,8 +475,8 @@ class Job(_Statements, Generic[P]):
     async def results_of(self, node: str) -> AsyncIterator[MemberResult]:
         """Yield the outcomes of the members of a node; this job's own node must come ``after`` that node.
 
-        They are read page by page. Completed members come in the order of their payloads; members that did
-        not complete come before and after them.
+        They are read page by page: first the cancelled members, then the completed ones in the order of their
+        payloads, then the failed ones.
 
         Raises:
             ValueError: this job's node does not come after one of that name.
