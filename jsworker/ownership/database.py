@@ -38,17 +38,17 @@ SELECT CAST((SELECT system_identifier FROM pg_control_system()) AS text) AS syst
 _NO_SUCH_TABLE = frozenset({"42P01", "3F000"})
 _CONFLICT_TRIES = 5
 _BYTES_A_SECOND = 1_000_000
-"""What a connection is expected to carry at least; the more often a statement was given up, the less."""
+"""The least throughput expected of a connection; halved for each earlier try of a statement."""
 _MOST_DOUBLINGS = 6
 READ_ONLY = text("""
 SELECT set_config('transaction_read_only', 'on', true), set_config('statement_timeout', :read_milliseconds, true),
   set_config('enable_sort', :read_sort, true)
 """)
-"""For the transaction that it is sent with."""
+"""Makes the transaction that it is sent with read-only and limits the time of its statements."""
 READ_ONLY_AS = text(f"{READ_ONLY.text}, set_config('role', :read_role, true)")
 """The same, with the rights of a role."""
 _LATER_SECONDS = 1.0
-"""How much longer than the server a reader waits."""
+"""A reader waits this much longer than the server's own time-out."""
 
 
 class Database:
@@ -76,11 +76,11 @@ class Database:
         self._given_up: set[asyncio.Task[object]] = set()
 
     def seconds_for(self, size: int, *, tries: int = 0) -> float:
-        """Return the seconds for a statement with so many more bytes, twice as many for them after each try."""
+        """Return the time-out of a statement of ``size`` bytes; each try doubles the time for the bytes."""
         return self._statement_timeout + size * (1 << min(tries, _MOST_DOUBLINGS)) / _BYTES_A_SECOND
 
     def pools_by_name(self) -> dict[str, Pool]:
-        """Return the pools, to be looked at."""
+        """Return the pools by name, for inspection."""
         return {"statements": self._statements, "by_key": self._by_key, "heartbeats": self._heartbeats}
 
     def for_reading(self, *, seconds: float, role: str | None = None) -> "Reads":
@@ -101,7 +101,7 @@ class Database:
         return await self._execute(partial(self._statements.execute, statement, parameters), seconds)
 
     async def run_along_index(self, statement: TextClause, parameters: Parameters) -> Sequence[Row]:
-        """Run as ``run`` what reads the first few of many rows in the order of an index."""
+        """Run, like ``run``, a statement that reads the first few of many rows in the order of an index."""
         return await self._execute(partial(self._statements.execute, statement, parameters, along_index=True))
 
     async def run_by_key(
@@ -112,7 +112,9 @@ class Database:
         seconds: float | None = None,
         first: TextClause | None = None,
     ) -> Sequence[Row]:
-        """Run as ``run`` what finds its rows by key, or inserts few, often: its plan is kept, the rows are plain tuples.
+        """Run, as ``run`` does, a frequent statement that finds rows by key or inserts few rows.
+
+        The connection keeps the statement's plan; the rows are plain tuples.
 
         ``first`` is a statement with the same parameters that comes before it in the same transaction.
         """
@@ -126,9 +128,9 @@ class Database:
     async def in_transaction(
         self, write: Callable[[Transaction], Coroutine[Any, Any, T]], *, seconds: float | None = None
     ) -> T:
-        """Return what ``write`` returns, all of whose statements commit together; with the errors of ``run``.
+        """Call ``write`` in one transaction and return its result; with the errors of ``run``.
 
-        After a deadlock it is called again.
+        ``write`` is called again after a conflict such as a deadlock.
         """
 
         async def call() -> T:
@@ -148,7 +150,7 @@ class Database:
         await self.run_heartbeat(_PING)
 
     async def call(self, call: Callable[[], Coroutine[Any, Any, T]], seconds: float | None) -> T:
-        """Return what a call of the driver returns, within a deadline; with the errors of ``run``."""
+        """Return the result of a call of the driver, within a deadline; with the errors of ``run``."""
         seconds = self._statement_timeout if seconds is None else seconds
         # A task of its own: when the deadline strikes, the driver may need seconds more to cancel on the
         # server; the caller must not wait for that.
@@ -189,7 +191,7 @@ class Database:
 
     async def close(self) -> None:
         """Close every connection, also those of statements that were given up."""
-        while self._given_up:  # each cancel ends only what the driver is waiting for just then
+        while self._given_up:  # a cancel ends only the driver's current wait; it may wait again
             for task in self._given_up:
                 task.cancel()
             await asyncio.wait(self._given_up, timeout=0.1)
@@ -217,9 +219,9 @@ class Database:
 
 
 class Reads(Database):
-    """A database whose ``run`` and ``run_along_index`` cannot write; closed with the one that it was made of.
+    """A database whose ``run`` and ``run_along_index`` cannot write; it shares the pools of another.
 
-    Each of their statements is a read-only transaction, and the server itself ends it after so many seconds.
+    Each statement of these methods is a read-only transaction, and the server ends it after ``seconds``.
     """
 
     def __init__(self, database: Database, seconds: float, role: str | None) -> None:
@@ -274,7 +276,7 @@ def check_level(found: str | None) -> str:
 
 
 def upgrade_advice(found: str | None) -> str | None:
-    """Return what to tell people of a database that this version works with and is to be upgraded, or None."""
+    """Return the advice to upgrade a database that works with this version but is older, or None."""
     if found not in REVISIONS[REVISIONS.index(OLDEST_REVISION) : -1]:
         return None
     return (

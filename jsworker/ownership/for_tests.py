@@ -1,4 +1,4 @@
-"""What ``jsworker.testing`` asks of the tables and writes into them; no worker and no client uses it."""
+"""The reads and writes of the tables by ``jsworker.testing``; no worker and no client uses them."""
 
 from collections.abc import Collection, Sequence
 from datetime import timedelta
@@ -11,7 +11,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
 from jsworker.ownership.transitions.admission import waiting_keys
 
-# Each instant that something waits for, and no other.
+# Moves only instants that a job, a schedule, a limit, a unique window or a step waits for.
 ADVANCE: Final = text("""
 WITH jobs AS (
   UPDATE jsworker.jobs SET run_at = run_at - CAST(:by AS interval), due_at = due_at - CAST(:by AS interval),
@@ -29,7 +29,7 @@ WITH jobs AS (
 UPDATE jsworker.job_steps SET sleeps_until = sleeps_until - CAST(:by AS interval) WHERE sleeps_until IS NOT NULL
 """)
 
-# Not what waits for a later time, for an operator, for a job that is itself held, or for a token of a rate.
+# Leaves out jobs that wait for a later time, an operator, a job that is itself held, or a token of a rate.
 _UNDONE: Final = """
 SELECT j.id, j.kind, j.status, j.held_by, j.attempts, j.stage, j.progress, j.last_error FROM jsworker.jobs AS j
 WHERE j.kind = ANY(CAST(:kinds AS text[])) AND (
@@ -73,13 +73,13 @@ FROM jsworker.jobs WHERE id = :id
 
 
 async def advance(database: Database, by: timedelta) -> None:
-    """Move every instant that a job, a schedule, a limit or a step waits for so far towards now."""
+    """Move every instant that a job, a schedule, a limit or a step waits for to ``by`` earlier."""
     await database.run(ADVANCE, {"by": by})
 
 
 async def undone(database: Database, kinds: Collection[str]) -> list[Row]:
     """Return jobs of these kinds that run, or that a worker would begin without waiting for a later time."""
-    # Read before the jobs: what is held by a limit meanwhile, or begins, is undone.
+    # Read the keys before the jobs, so that a job that begins or is held by a limit in between is undone.
     later = [key for key in await waiting_keys(database) if key.jobs == 0 and key.seconds is not None]
     values = {
         "kinds": list(kinds),
@@ -90,7 +90,7 @@ async def undone(database: Database, kinds: Collection[str]) -> list[Row]:
 
 
 async def due_schedules(database: Database, kinds: Collection[str]) -> Sequence[Row]:
-    """Return the schedules of these kinds that are due; asked before ``undone``, no job of one is missed."""
+    """Return the due schedules of these kinds; call it before ``undone`` to miss no job of theirs."""
     return await database.run(DUE_SCHEDULES, {"kinds": list(kinds)})
 
 
@@ -105,6 +105,6 @@ async def waiting_of_others(database: Database, kind: str) -> dict[str, int]:
 
 
 async def state_of(database: Database, job_id: UUID) -> dict[str, Any]:
-    """Return how a job stands, by column name."""
+    """Return the state of a job, by column name."""
     [row] = await database.run(END, {"id": job_id})
     return dict(row._asdict())

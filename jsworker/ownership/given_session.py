@@ -11,14 +11,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 GivenSession: TypeAlias = AsyncSession | AsyncConnection | Session | Connection
-"""What ``job.transaction()`` of one job that is run alone works on."""
+"""The session or connection that ``job.transaction()`` uses when one job is run alone."""
 
 
 @asynccontextmanager
 async def savepoint(given: object) -> AsyncIterator[AsyncSession]:
     """Yield a session in a savepoint, which an error in the block rolls back to.
 
-    Raises TypeError: it was given nothing that a coroutine can use.
+    Raises TypeError if ``given`` is neither an AsyncSession nor an AsyncConnection.
     """
     if isinstance(given, AsyncSession):
         async with given.begin_nested():
