@@ -1,7 +1,7 @@
 """Pools of connections to PostgreSQL, and one statement on one of them, straight through the driver.
 
-What PostgreSQL can store and Python cannot hold (``infinity``, a year before Christ, a number of 5,000 digits)
-is read as what PostgreSQL calls it: a listing shows it, and its neighbours.
+A value that PostgreSQL can store and Python cannot hold (``infinity``, a year before Christ, a number of
+5,000 digits) is read as PostgreSQL's text for it, so that a listing can show it and the rows beside it.
 """
 
 import asyncio
@@ -30,18 +30,18 @@ from sqlalchemy.engine import URL, make_url
 Parameters: TypeAlias = Mapping[str, Any]
 Connection: TypeAlias = psycopg.AsyncConnection[Any]
 Row: TypeAlias = Any
-"""A tuple of what a statement returns, with names unless it was asked for a plain one."""
+"""A row that a statement returns: a named tuple, or a plain one if that was asked for."""
 
 CONNECT_ARGUMENTS: Final[Parameters] = {
     "prepare_threshold": None,  # prepared statements belong to a session, which a pooler may swap
-    # For each host of the URL: the next one must have its turn in a statement time-out. The driver's least.
+    # For each host of the URL: the next is tried within a statement time-out. The driver's least.
     "connect_timeout": 2,
     "application_name": "jsworker",
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
 }
-"""What every connection of jsworker asks of the driver."""
+"""The driver's arguments for every connection of jsworker."""
 ALONG_INDEX: Final = "SET LOCAL enable_sort = off"
 """For one transaction: the planner has no statistics of the partial indexes' predicates, and would
 rather fetch and sort every row of a long queue than read the first few along the index."""
@@ -56,20 +56,20 @@ DIALECT: Final = dialect.dialect()  # type: ignore[no-untyped-call] # SQLAlchemy
 class Pool:
     """Autocommit connections, lent for one statement each; the one that was used last comes first.
 
-    SQLAlchemy's own pool would lend for three greenlets a statement, and leave to the garbage collector what
-    was just being made when its caller went away.
+    SQLAlchemy's own pool would need three greenlets for each statement, and would leave a connection that was
+    being made when its caller was cancelled to the garbage collector.
 
     Attributes:
         limit: connections that may be lent at once.
-        in_use: that are lent now.
+        in_use: connections that are lent now.
     """
 
     def __init__(self, url: URL, *, size: int, overflow: int, keeps_plans: bool = False) -> None:
         """Prepare a pool of ``size`` connections that stay open, and ``overflow`` that are closed after use.
 
-        One that ``keeps_plans`` is for statements that find their rows by key: PostgreSQL plans them once for
-        each connection and always by index, whatever it believes the size of the table to be. Behind a pooler,
-        which may run every statement on another session, it plans each one, by index all the same.
+        A pool with ``keeps_plans`` is for statements that find their rows by key: PostgreSQL plans them once
+        for each connection and always by index, whatever it believes the size of the table to be. Behind a
+        pooler, which may run every statement on another session, it plans each execution, also by index.
         """
         self.limit = size + overflow
         self.in_use = 0
@@ -91,18 +91,18 @@ class Pool:
     ) -> Sequence[Row]:
         """Run one statement as one transaction and return its rows: named tuples, ``plain`` ones without names.
 
-        With ``along_index`` its order is read from an index, whatever the planner expects to have to sort. A
-        statement that comes ``first`` is part of the transaction, and sent with it.
+        With ``along_index`` the planner reads the rows in the order of an index rather than sort them. The
+        statement ``first`` is executed before it in the same transaction, and sent together with it.
 
         Raises:
             psycopg.Error, OSError, UnicodeError: as the driver raises them.
         """
         async with self._lend() as lent:
             cursor = lent.cursor(row_factory=tuple_row if plain else namedtuple_row)
-            # Only a session of its own keeps plans; a pooler's connection has none.
+            # A pooler's connection keeps no plans (see _keep_plans): each transaction sets the option.
             by_index = BY_INDEX if self._keeps_plans and lent.prepare_threshold is None else None
             if before := [each for each in (by_index, first) if each is not None]:
-                # What is sent up to the end of a pipeline is one transaction, without BEGIN and COMMIT.
+                # The statements of a pipeline are one transaction, without BEGIN and COMMIT.
                 async with lent.pipeline():
                     for each in before:
                         await lent.execute(_sql(each), parameters or {})
@@ -135,9 +135,9 @@ class Pool:
     async def _lend(self) -> AsyncIterator[Connection]:
         """Lend a connection; one that is broken, or whose statement was given up half-way, is dropped.
 
-        So is one that comes back in the middle of something, whatever the driver made of it: the next statement
-        would be given what is left of the answer. And one to a server that has become read only: another may be
-        the primary by now.
+        A connection that is not idle when it comes back is dropped too: the next statement would get the
+        rest of the previous answer. So is a connection whose server has become read only: another server may
+        be the primary by now.
         """
         async with self._lendable:
             lent = await self._idle_or_new()
@@ -192,16 +192,16 @@ class Transaction:
 
 
 async def connect(arguments: Mapping[str, Any]) -> Connection:
-    """Open a connection; nothing is left of one that its caller gave up half-way."""
+    """Open a connection; a cancelled or failed attempt leaves nothing open."""
     try:
         return await psycopg.AsyncConnection.connect(**arguments)
     except BaseException as error:
-        clear_frames(error.__traceback__)  # a kept error would keep open what was half made
+        clear_frames(error.__traceback__)  # else a kept error would keep the half-made connection open
         raise
 
 
 def arguments_of(url: URL) -> dict[str, Any]:
-    """Return what the driver needs to connect to a URL."""
+    """Return the driver's arguments to connect to a URL."""
     _, arguments = DIALECT.create_connect_args(url)  # type: ignore[no-untyped-call] # as above
     return {**arguments, **CONNECT_ARGUMENTS}
 
@@ -212,12 +212,12 @@ def driver_url(dsn: str) -> URL:
 
 
 def uuid_array(ids: Iterable[UUID]) -> str:
-    """Return ids as PostgreSQL reads an array; the driver takes five times as long for a list."""
+    """Return ids as PostgreSQL's text of an array; the driver takes five times as long for a list."""
     return f"{{{','.join([each.hex for each in ids])}}}"
 
 
 def number_array(numbers: Iterable[int]) -> str:
-    """Return numbers as PostgreSQL reads an array, likewise."""
+    """Return numbers as PostgreSQL's text of an array, for the same reason."""
     return f"{{{','.join(map(str, numbers))}}}"
 
 
@@ -247,7 +247,7 @@ def _is_idle(connection: Connection) -> bool:
 
 
 def _has_unasked_input(connection: Connection) -> bool:
-    """Return whether the server sent anything unasked: as a rule that it ends the connection."""
+    """Return whether an idle connection is closed or has input, usually that the server ends it."""
     if connection.closed:
         return True
     poll = select.poll()
@@ -261,16 +261,16 @@ def _sql(statement: TextClause) -> str:
 
 
 class FarTime(datetime):
-    """A time beyond the years 1 to 9999: compares as the nearest within, and is written as PostgreSQL does.
+    """A time outside the years 1 to 9999: compares as the nearest one within, and is written as in PostgreSQL.
 
-    ``text`` is what PostgreSQL calls it, and reads again.
+    ``text`` is PostgreSQL's text for it, which PostgreSQL can also read.
     """
 
     text: str
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Return the time that PostgreSQL calls this."""
+        """Return the time for PostgreSQL's ``text``."""
         is_past = text.startswith("-") or text.endswith("BC")
         far = cls(MINYEAR, 1, 1, tzinfo=UTC) if is_past else cls(MAXYEAR, 12, 31, 23, 59, 59, 999_999, UTC)
         far.text = text
@@ -283,7 +283,7 @@ class FarTime(datetime):
         return type(self).read, (self.text,)
 
     def isoformat(self, *_: Any, **__: Any) -> str:
-        """Return what PostgreSQL calls it: ISO 8601 has no name for it."""
+        """Return PostgreSQL's text for it, because ISO 8601 has none."""
         return self.text
 
     def astimezone(self, _zone: tzinfo | None = None) -> Self:
@@ -294,13 +294,13 @@ class FarTime(datetime):
 def _read_anything(connection: Connection) -> None:
     for name, loader in _LOADERS.items():
         connection.adapters.register_loader(name, loader)
-    connection.adapters.register_loader("numeric", FloatLoader)  # what extract() returns
+    connection.adapters.register_loader("numeric", FloatLoader)  # extract() returns numeric
     connection.adapters.register_dumper(FarTime, _FarTimeDumper)
     set_json_loads(read_json, connection)
 
 
 def read_json(data: str | bytes) -> Any:
-    """Return a JSON value; numbers that Python cannot hold become text, as does what is nested too deeply."""
+    """Return a JSON value; numbers that Python cannot hold become text, as do values nested too deeply."""
     try:
         return json.loads(data, parse_int=_integer, parse_float=_number)
     except RecursionError:
@@ -317,7 +317,7 @@ def _number(digits: str) -> float | str:
 
 
 def _loader(name: str, read_text: Callable[[str], Any]) -> type[Loader]:
-    """Return a loader that reads as the driver's own does, and what that refuses by ``read_text``."""
+    """Return a loader that reads like the driver's own, and falls back to ``read_text`` if that fails."""
     oid_of_type = psycopg.adapters.types[name].oid
     usual = cast("type[Loader]", psycopg.adapters.get_loader(oid_of_type, Format.TEXT))
 
@@ -327,7 +327,7 @@ def _loader(name: str, read_text: Callable[[str], Any]) -> type[Loader]:
             self._load = usual(oid, context).load
 
         def load(self, data: Buffer) -> Any:
-            if bytes(data[-8:]) != b"infinity":  # which the driver takes for no time at all in an interval
+            if bytes(data[-8:]) != b"infinity":  # which the driver reads as zero in an interval
                 try:
                     return self._load(data)
                 except (psycopg.DataError, OverflowError):

@@ -21,9 +21,9 @@ _COMES_BACK = (
     *("starting up", "shutting down", "recovery mode", "accepting connections", "terminating connection"),
     *("too many", "connection slots", "no more connections"),
 )
-"""In libpq's words (the last: PgBouncer's): refusals at the door that end by themselves."""
+"""Parts of the texts of login refusals that are temporary: libpq's, the last one PgBouncer's."""
 _READ_ONLY = "25006"  # a failover left the connection on a standby
-_NOT_TEXT = "22021"  # of bytes that are no text; the driver refuses most of them before they are sent
+_NOT_TEXT = "22021"  # invalid text; the driver refuses most such bytes before they are sent
 _OF_A_ROW = frozenset({"21", "22", "23", "27", "2F", "38", "39", "44", "54", "P0"})
 """Classes of SQLSTATE for a row's content, of a constraint, or of what a trigger did."""
 _OF_THE_SERVER = frozenset({"25", "40", "53", "55", "57", "58"})
@@ -36,8 +36,8 @@ _SERVER_CLASSES = (
     "53",
     "57P",
 )  # connection lost, slots or disk used up, server shut down or not up yet
-_QUERY_CANCELED = "57014"  # by a statement_timeout of the server's own, for one
-_IN_FAILED_TRANSACTION = "25P02"  # of every statement after one that failed, until that is rolled back
+_QUERY_CANCELED = "57014"  # for example by a statement_timeout of the server
+_IN_FAILED_TRANSACTION = "25P02"  # every statement after a failed one, until a rollback
 CONFLICTS = ("40001", "40P01")  # serialisation failure, deadlock
 
 
@@ -59,14 +59,14 @@ _TRIES = 5
 
 T = TypeVar("T")
 Refused = list[tuple[T, RowRefused]]
-"""Members of a batch whose own row was refused, and why."""
+"""Members of a batch whose own row was refused, each with its refusal."""
 
 
 def server_fault(error: BaseException | None) -> str | None:
-    """Return in words the server's fault that an error of the driver stands for; None: it is the statement's own.
+    """Return in words the server's fault behind a driver's error; None if the error is the statement's own.
 
-    The same statement may succeed later: the connection, its slot or the server was lost, or others were in the way.
-    A pool that has no free connection is none: the jobs themselves hold them.
+    The same statement may succeed later: the connection, its slot or the server was lost, or others conflicted.
+    A pool without a free connection is not a server's fault: the jobs themselves hold its connections.
     """
     cause = error.orig if isinstance(error, DBAPIError) else error
     sqlstate = cause.sqlstate if isinstance(cause, psycopg.Error) else None
@@ -77,7 +77,7 @@ def server_fault(error: BaseException | None) -> str | None:
 
 
 def is_answer_of_its_own(error: BaseException) -> bool:
-    """Return whether the server refused a statement for itself, not for one before it in its transaction."""
+    """Return whether the server refused the statement itself, not because an earlier one had failed."""
     return isinstance(error, psycopg.Error) and error.sqlstate not in (None, _IN_FAILED_TRANSACTION)
 
 
@@ -87,7 +87,7 @@ def is_read_only(error: BaseException) -> bool:
 
 
 def is_behind(cause: BaseException, error: BaseException) -> bool:
-    """Return whether ``error`` is ``cause``, or was raised because of it or while it was being dealt with."""
+    """Return whether ``error`` is ``cause``, or was raised from it or while it was being handled."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -123,7 +123,7 @@ def map_error(error: Exception, place: str) -> JsworkerError:
 
 
 def _is_of_a_row(error: psycopg.Error, sqlstate: str) -> bool:
-    """Return whether another row might have been taken: no statement of ours has a context but by a trigger."""
+    """Return whether another row might be accepted; only a trigger gives our statements' errors a context."""
     if error.diag.source_function == _RAISE or sqlstate[:2] in _OF_A_ROW:
         return True
     return error.diag.context is not None and sqlstate[:2] not in _OF_THE_SERVER
@@ -142,7 +142,7 @@ def _unconnected(cause: BaseException | None, place: str) -> JsworkerError:
 
 @contextmanager
 def operators_rights(call: str, table: str = "jobs") -> Iterator[None]:
-    """Name what is missing where the login of a producer or reader wants to do what operators do."""
+    """Name the missing right when the login of a producer or reader calls an operator's function."""
     try:
         yield
     except DatabaseRefused as error:
@@ -163,9 +163,9 @@ async def in_halves(
 ) -> tuple[list[Row], Refused[T]]:
     """Write a batch; when PostgreSQL refuses it, write its halves, so that a bad row never fails its neighbours.
 
-    With a ``size`` no statement writes more than so many. Returns the rows that ``write`` returned, and the
-    refused members with the refusal of each. A batch with a job whose key another one took after the statement
-    began is written again: the next one sees it.
+    With a ``size`` no statement writes more members than that. Returns the rows that ``write`` returned, and
+    the refused members with the refusal of each. When another job takes the key of a member after the statement
+    has begun, the batch is written again: the next statement sees that job.
     """
     tries = _TRIES * len(members)
     rows: list[Row] = []

@@ -1,6 +1,6 @@
 """Sessions for ``job.transaction()``: the caller's rows and the job's completion in one commit.
 
-SQLAlchemy's sessions are imported by the first transaction: most workers never need their megabytes.
+The first transaction imports SQLAlchemy's sessions: they take megabytes that most workers never need.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ _ATTEMPT: Final = "jsworker_attempt"
 _KEY_HELD: Final = (
     "another transaction is taking the unique key of a child job, and has not ended (SQLSTATE 55P03)"
 )
-# The job's own row is locked by then, so that no heartbeat renews it: an INSERT must not wait for a key for ever.
+# The job's own row is locked by then and no heartbeat renews it: an INSERT must not wait for a key for ever.
 _WAIT_FOR_KEYS: Final = text("SELECT set_config('lock_timeout', :milliseconds, true)")
 
 
 class Attempt:
-    """What is known of one try of a job's own transaction.
+    """The state of one try of a job's own transaction.
 
     Attributes:
-        fault: the server's fault that ended it, in words; None: none did.
+        fault: the server's fault that ended it, in words; None if no such fault did.
         committing: whether its COMMIT may have been sent.
-        connection: on which it runs; None: it has not begun.
+        connection: the connection that it runs on; None if it has not begun.
     """
 
     def __init__(self) -> None:
@@ -52,9 +52,9 @@ class Attempt:
         self._is_outlived = False
 
     def note(self, error: BaseException) -> None:
-        """See an error that the driver raised in this transaction."""
+        """Record an error that the driver raised in this transaction."""
         if (words := server_fault(error)) is None:
-            # In a transaction that a fault has failed no statement gets as far as an error of its own.
+            # An error of the statement's own shows that the transaction is usable after an earlier fault.
             self._is_outlived |= is_answer_of_its_own(error)
         else:
             self._seen, self._is_outlived = (error, words), False
@@ -63,7 +63,7 @@ class Attempt:
 
     @contextmanager
     def inserting(self) -> Iterator[None]:
-        """Take for a server's fault that another transaction holds the key of a child job for too long."""
+        """Record a lock time-out as a server's fault: another transaction holds a child job's key too long."""
         try:
             yield
         except DBAPIError as error:
@@ -73,7 +73,7 @@ class Attempt:
 
     @contextmanager
     def judged(self) -> Iterator[None]:
-        """Find out whether a server's fault ends the block, even if its code hid it behind another error."""
+        """Record whether a server's fault ends the block, even if its code hid the fault by another error."""
         try:
             yield
         except Exception as error:
@@ -81,7 +81,7 @@ class Attempt:
                 self.fault = server_fault(error)
             elif self._seen is not None:
                 cause, words = self._seen
-                # Rolled back to a savepoint, a transaction has outlived a deadlock.
+                # A rollback to a savepoint makes a transaction usable again, for example after a deadlock.
                 if is_behind(cause, error) or not (self._is_outlived or _is_usable(self.connection)):
                     self.fault = words
             raise
@@ -131,9 +131,9 @@ class Sessions:
     async def transaction(
         self, completion: Callable[[], Completion], attempt: Attempt | None = None
     ) -> "AsyncIterator[AsyncSession]":
-        """Open a connected session, and complete the job at the end of the block, where ``completion`` is asked for.
+        """Open a connected session, and complete the job at the end of the block, by calling ``completion``.
 
-        Behind that statement only child jobs are inserted.
+        Only the insertion of child jobs follows the statement that completes the job.
 
         Raises:
             OwnershipLost: another run owns the job; everything is rolled back.
@@ -166,7 +166,7 @@ class Sessions:
                     attempt.committing = True
                     return
                 await session.rollback()
-            with suppress(SQLAlchemyError):  # the timeline lacks a line then; the job is lost all the same
+            with suppress(SQLAlchemyError):  # the timeline then lacks an entry, but the job is lost anyway
                 async with session.begin():
                     await session.execute(REJECTED, self._rejected(ended))
             raise _lost(ended)

@@ -1,4 +1,4 @@
-"""What statements are built of: SQLAlchemy expressions over ``jobs AS j``, each compiled once."""
+"""Parts of SQL statements: SQLAlchemy expressions over ``jobs AS j``, each compiled once."""
 
 import typing
 from collections.abc import Callable
@@ -15,23 +15,23 @@ from jsworker.ownership.schema import job_events, jobs
 T = TypeVar("T")
 
 j: Final = typing.cast("sa.Alias", jobs.alias("j"))
-"""The row that a statement is about; every predicate names it so."""
+"""The row that a statement is about; every predicate uses this alias."""
 
 NOW: Final[sa.Function[Any]] = sa.func.clock_timestamp()
 AT_START: Final[sa.Function[Any]] = sa.func.statement_timestamp()
-"""An index can be searched by it; ``clock_timestamp()`` would be compared with every row."""
+"""Can be used to search an index; ``clock_timestamp()`` would be compared with every row."""
 
 WAITS_FOR_NO_KEY: Final = sa.text("(SELECT set_config('lock_timeout', '200ms', true)) IS NOT NULL")
 """Lets a statement that skips locked rows fail where a unique key of one of them is being taken: a producer may keep its
 transaction open for as long as it likes. Tables are locked before it counts."""
 NO_OWNER: Final = {"worker_id": sa.null(), "last_activity_at": sa.null()}
-"""What is written when a job leaves ``processing``."""
+"""The values written when a job leaves ``processing``."""
 NOT_HELD: Final = dict.fromkeys(("held_by", "held_at", "due_at"), sa.null())
-"""What is written when a job is held no longer."""
+"""The values written when a job is no longer held."""
 
 
 class _Compiler(PGCompiler):
-    """Writes constants into the statement, for a parameter matches no partial index; parameters keep their names."""
+    """Writes constants as literals, as a parameter matches no partial index; parameters keep their names."""
 
     def visit_bindparam(self, bindparam: sa.BindParameter[Any], *_: Any, **kwargs: Any) -> str:
         if bindparam.required:
@@ -62,7 +62,7 @@ def condition(predicate: sa.ColumnElement[bool]) -> str:
 
 
 def filled(template: str, **parts: str) -> sa.TextClause:
-    """Return a text whose ``{name}`` stand for parts of it, for example conditions."""
+    """Return a template as a statement, each ``{name}`` in it replaced by the part of that name."""
     for name, part in parts.items():
         template = template.replace(f"{{{name}}}", part)
     return sa.text(template)
@@ -80,7 +80,7 @@ producers invent kinds as they like."""
 
 
 class _LateText(sa.TextClause):
-    """A text that is made when it is first needed, for a process uses few of all statements."""
+    """A text that is made when it is first needed, because a process uses few of all statements."""
 
     inherit_cache = True
 
@@ -88,7 +88,7 @@ class _LateText(sa.TextClause):
         self._make = make
 
     def __getattr__(self, name: str) -> Any:
-        if name not in {"text", "_bindparams"}:  # what the constructor of a text sets
+        if name not in {"text", "_bindparams"}:  # the attributes that TextClause.__init__ sets
             raise AttributeError(name)
         super().__init__(self._make())
         return getattr(self, name)
@@ -100,7 +100,7 @@ def compiled(expression: ClauseElement) -> sa.TextClause:
 
 
 def waiting(statement: sa.TextClause) -> sa.TextClause:
-    """Return a statement for many rows as it is for one alone: it waits for the lock."""
+    """Return the statement without SKIP LOCKED, for one row: it waits for the lock."""
     return _LateText(lambda: statement.text.replace(" SKIP LOCKED", ""))
 
 
@@ -115,20 +115,20 @@ def given_array(name: str, type_: type[TypeEngine[Any]] | TypeEngine[Any]) -> sa
 
 
 def given_rows(name: str, /, **columns: sa.ColumnElement[Any]) -> sa.TableValuedAlias:
-    """Return rows that a statement is given as arrays of equal length, one for each column."""
+    """Return the rows of a statement's parameters: arrays of equal length, one for each column."""
     each = [sa.column(key, array.type.item_type) for key, array in columns.items()]  # type: ignore[attr-defined] # arrays
     return sa.func.unnest(*columns.values()).table_valued(*each, name=name).render_derived(name=name)
 
 
 def given_runs(name: str, **columns: sa.ColumnElement[Any]) -> sa.TableValuedAlias:
-    """Return runs that a statement is given: job ids, fencing tokens and what else belongs to each."""
+    """Return runs from a statement's parameters: job ids, fencing tokens and further columns."""
     return given_rows(
         name, id=given_array("ids", sa.Uuid), token=given_array("tokens", sa.BigInteger), **columns
     )
 
 
 def seconds(value: sa.ColumnElement[Any]) -> sa.Function[Any]:
-    """Return an interval of so many seconds."""
+    """Return a number of seconds as an interval."""
     return sa.func.make_interval(sa.literal_column("secs").op("=>")(value))
 
 
@@ -149,7 +149,7 @@ def json_object(**fields: Any) -> sa.Function[Any]:
 
 
 def locked(rows: sa.Select[Any], name: str = "mine") -> sa.CTE:
-    """Return rows of ``j`` locked in the order of their ids, for two unordered statements deadlock; none is waited for."""
+    """Return rows of ``j`` locked in the order of ids, which avoids deadlocks; locked rows are skipped."""
     in_order = rows.order_by(j.c.id).with_for_update(key_share=True, of=j, skip_locked=True)
     return in_order.cte(name)
 
