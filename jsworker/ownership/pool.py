@@ -261,7 +261,7 @@ def _sql(statement: TextClause) -> str:
 
 
 class FarTime(datetime):
-    """A time outside the years 1 to 9999: compares as the nearest one within, and is written as in PostgreSQL.
+    """A time outside the years 1 to 9999: compares as the nearest one within, is written as in PostgreSQL.
 
     ``text`` is PostgreSQL's text for it, which PostgreSQL can also read.
     """

@@ -65,7 +65,7 @@ Refused = list[tuple[T, RowRefused]]
 def server_fault(error: BaseException | None) -> str | None:
     """Return in words the server's fault behind a driver's error; None if the error is the statement's own.
 
-    The same statement may succeed later: the connection, its slot or the server was lost, or others conflicted.
+    The same statement may succeed later: the connection, slot or server was lost, or others conflicted.
     A pool without a free connection is not a server's fault: the jobs themselves hold its connections.
     """
     cause = error.orig if isinstance(error, DBAPIError) else error
@@ -164,8 +164,8 @@ async def in_halves(
     """Write a batch; when PostgreSQL refuses it, write its halves, so that a bad row never fails its neighbours.
 
     With a ``size`` no statement writes more members than that. Returns the rows that ``write`` returned, and
-    the refused members with the refusal of each. When another job takes the key of a member after the statement
-    has begun, the batch is written again: the next statement sees that job.
+    the refused members with the refusal of each. When another job takes the key of a member after the
+    statement has begun, the batch is written again: the next statement sees that job.
     """
     tries = _TRIES * len(members)
     rows: list[Row] = []

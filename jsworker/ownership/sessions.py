@@ -63,7 +63,7 @@ class Attempt:
 
     @contextmanager
     def inserting(self) -> Iterator[None]:
-        """Record a lock time-out as a server's fault: another transaction holds a child job's key too long."""
+        """Record a lock time-out as a server's fault: another transaction holds a child job's key."""
         try:
             yield
         except DBAPIError as error:

@@ -16,7 +16,7 @@ from jsworker.ownership.refusals import map_error
 from jsworker.ownership.upgrading import current_revision, upgrade_database
 
 PREFIX: Final = "jsworker_test_"
-"""What the names of all databases begin with that are made here."""
+"""The prefix of the names of all databases made here."""
 _ONE_TEMPLATE_AT_A_TIME: Final = 0x6A737774
 # Without fsync the checkpoint that copying files needs costs nothing, and the server logs no page.
 _BY_FILES: Final[LiteralString] = "CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY"
@@ -24,7 +24,7 @@ _BY_LOG: Final[LiteralString] = "CREATE DATABASE {} TEMPLATE {}"
 
 
 class ThrowawayDatabases:
-    """Makes and drops databases on one server; used by one thread. Connects when it is first asked for one.
+    """Makes and drops databases on one server; used by one thread. Connects at the first use.
 
     Every method raises:
         DatabaseUnavailable: PostgreSQL does not answer.
@@ -38,9 +38,9 @@ class ThrowawayDatabases:
         self._names: set[str] = set()
 
     def make_template(self) -> str:
-        """Return the name of a migrated database of the caller's own: its copies have what is added to it.
+        """Return the name of a new migrated database; its copies have all that the caller adds to it.
 
-        The one that it is copied from stays on the server, for later calls of any process.
+        The template that it is copied from stays on the server, for later calls of any process.
         """
         origin = f"{PREFIX}template_{REVISIONS[-1]}"
         self._execute(SQL("SELECT pg_advisory_lock({})").format(_ONE_TEMPLATE_AT_A_TIME))
@@ -48,14 +48,14 @@ class ThrowawayDatabases:
             known = self._connected().execute("SELECT FROM pg_database WHERE datname = %s", [origin])
             if known.fetchone() is None:
                 self._execute(SQL("CREATE DATABASE {}").format(Identifier(origin)))
-            if current_revision(self.url_of(origin)) != REVISIONS[-1]:  # it may have been left half made
+            if current_revision(self.url_of(origin)) != REVISIONS[-1]:  # it may be unfinished
                 upgrade_database(self.url_of(origin))
             return self.copy(origin)
         finally:
             self._execute(SQL("SELECT pg_advisory_unlock({})").format(_ONE_TEMPLATE_AT_A_TIME))
 
     def copy(self, template: str) -> str:
-        """Copy a database and return the copy's name; TransitionRefused: somebody is connected to it."""
+        """Copy a database and return the copy's name; TransitionRefused: ``template`` is in use."""
         name = f"{PREFIX}{secrets.token_hex(6)}"
         self._connected()
         try:

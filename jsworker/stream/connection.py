@@ -18,14 +18,14 @@ from jsworker.stream.nats_client import Client, end_tasks, reason_of
 T = TypeVar("T")
 
 _CONNECT_SECONDS = 5.0
-_REPLACE_SECONDS = 15.0  # without a connection; then nats-py's client is replaced
-_PING_SECONDS = 10.0  # the third ping that is not answered ends the connection
+_REPLACE_SECONDS = 15.0  # after so long without a connection, nats-py's client is replaced
+_PING_SECONDS = 10.0  # the third unanswered ping ends the connection
 _RECONNECT_SECONDS = 0.5
 _BLOCKED_SECONDS = 5.0
 _PENDING_BYTES = 8 * 2**20
 _MOST_COMPLAINTS = 100
 _ABANDON_SECONDS: Final = 2.0
-_LEAST_ATTEMPT_SECONDS: Final = 0.2  # else the last attempt could only report that it had no time
+_LEAST_ATTEMPT_SECONDS: Final = 0.2  # else the last attempt could only fail for lack of time
 _CAUSE: Final = "connection lost"
 _NO_CONNECTION: Final = "there is no connection to NATS"
 
@@ -35,10 +35,10 @@ Callback = Callable[[], None]
 class Connection:
     """One connection to NATS that lasts until it is closed.
 
-    It emits ``worker.degraded`` and ``worker.restored`` with ``what="nats"``, then calls what is in
-    ``lost_callbacks`` or ``restored_callbacks``; what is not permitted goes to ``denied_callbacks``, in the
-    server's words in lower case; and complaints of server or client as ``worker.degraded``
-    with ``what="nats client"``, each text once.
+    It emits ``worker.degraded`` and ``worker.restored`` with ``what="nats"``, then calls the
+    ``lost_callbacks`` or ``restored_callbacks``. A permissions violation is passed to the
+    ``denied_callbacks``, as the server's text in lower case. Complaints of server or client are emitted
+    as ``worker.degraded`` with ``what="nats client"``, each text once.
     """
 
     def __init__(self, settings: Settings, *, events: Events, name: str) -> None:
@@ -90,7 +90,7 @@ class Connection:
     async def wait_connected(self, seconds: float) -> bool:
         """Wait for at most ``seconds``; returns whether there is a connection.
 
-        Raises StreamUnavailable when it was closed, or never made.
+        Raises StreamUnavailable when the connection was closed, or never made.
         """
         if self._client is None:
             raise StreamUnavailable(_NO_CONNECTION)
@@ -101,14 +101,14 @@ class Connection:
         return self.connected
 
     def answer(self, reply: bytes, verdict: bytes) -> None:
-        """Send a verdict about a message without waiting; one that gets lost costs a redelivery."""
+        """Send a verdict about a message without waiting; a lost verdict costs a redelivery."""
         if self._client is not None:
             self._client.answer(reply, verdict)
 
     async def answered(self, subject: str, asking: Coroutine[Any, Any, T]) -> T:
-        """Return what ``asking`` returns, which has to send to ``subject`` and to wait for an answer.
+        """Await ``asking``, which sends to ``subject`` and waits for an answer, and return its result.
 
-        Raises at once when none can come, besides what ``asking`` raises:
+        Besides the errors of ``asking``, raises at once when no answer can come:
             StreamRefused: publishing there is not permitted; in the server's words.
             StreamUnavailable: the connection is lost.
         """
@@ -128,7 +128,7 @@ class Connection:
             task.cancel()
 
     async def _open(self, seconds: float) -> Client:
-        """Return a connected client; what a later attempt cannot mend is raised at once."""
+        """Return a connected client; an error that a later attempt cannot cure is raised at once."""
         login = login_of(self._settings)
         clock = asyncio.get_running_loop().time
         deadline = clock() + seconds
@@ -146,7 +146,7 @@ class Connection:
             await asyncio.wait({connecting}, timeout=seconds)
             connected = connecting.done() and connecting.result()
         finally:
-            if not connected:  # nothing else closes one that was just connected when the caller was cancelled
+            if not connected:  # a cancelled caller may leave a connected client, too
                 try:
                     await end_tasks({connecting}, _ABANDON_SECONDS)
                 finally:
@@ -156,7 +156,7 @@ class Connection:
         return client
 
     async def _connect(self, client: Client, login: Login) -> bool:
-        """Try every server once; returns True, or raises what was wrong with the last one."""
+        """Try every server once; returns True, or raises the last server's fault."""
         failures = 0
         trying = True
 
@@ -199,15 +199,15 @@ class Connection:
             raise login_error(error, login.shown) from error
         finally:
             trying = False
-        if not client.is_connected:  # nats-py takes an end of file during the login for success
+        if not client.is_connected:  # nats-py mistakes an end of file during the login for success
             raise StreamUnavailable(f"NATS at {login.shown} closed the connection during the login")
         return True
 
     async def _keep_alive(self) -> None:
-        """Replace a client that cannot help itself.
+        """Replace a client that cannot reconnect by itself.
 
-        nats-py hangs for ever while it leaves a frozen server that it still owes bytes, or one whose
-        certificate is wrong; and it closes itself for good on most errors that a server reports.
+        nats-py hangs for ever when it disconnects from a frozen server with bytes still to send, or from one
+        whose certificate is wrong; and it closes itself for good on most errors that a server reports.
         """
         clock = asyncio.get_running_loop().time
         alive_at = clock()
@@ -225,7 +225,7 @@ class Connection:
                 self._restore(self._client)
             except JsworkerError as fault:
                 self._complain(str(fault))
-            except Exception as error:  # noqa: BLE001 -- the watch must outlive what it watches
+            except Exception as error:  # noqa: BLE001 -- the watch must go on after any error
                 self._complain(f"{type(error).__name__}: {error}")
 
     def _lose(self, client: Client) -> None:
@@ -252,12 +252,12 @@ class Connection:
                 callback()
 
     def _on_error(self, client: Client, error: Exception) -> None:
-        """Report what is news, which excludes that a lost connection is still lost."""
+        """Report an error, unless it only shows that a lost connection is still lost."""
         if client is not self._client:
             return
         text = reason_of(error)
         if "permissions violation" in text:
-            if self._own_inbox in text:  # whatever is asked, no answer can come
+            if self._own_inbox in text:  # no request can be answered
                 text = f"{text} (see {variable_of('nats_inbox_prefix')})"
             self._complain(text)
             for failure, quoted in self._failures.items():

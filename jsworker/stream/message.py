@@ -34,8 +34,8 @@ class MalformedMessage(JsworkerError):
 class WireMessage(NamedTuple):
     """The content of a message: a hint to look at a job, whose payload stays in the row.
 
-    ``dispatch`` counts its entries into the queue from 1. Whether it was cleared, and why, is for logs. The
-    ``priority`` chooses the subject and is not sent.
+    ``dispatch`` counts the job's entries into the queue from 1. ``cleared`` and ``clear_reason`` are for
+    logs. The ``priority`` chooses the subject and is not sent.
     """
 
     job_id: UUID
@@ -130,7 +130,7 @@ def decode(data: bytes, *, subject_kind: str) -> WireMessage:
 
 
 def _broken_rule(faults: list[ErrorDetails]) -> str:
-    """Return one rule: a wrong version first, for it explains whatever else is missing."""
+    """Return one rule: a wrong version first, because it explains all other faults."""
     fields = [str(fault["loc"][0]) for fault in faults if fault["loc"]]
     if not fields:
         return "not JSON" if faults[0]["type"] == "json_invalid" else "not a JSON object"
@@ -140,8 +140,8 @@ def _broken_rule(faults: list[ErrorDetails]) -> str:
 class _Arrival:
     """A delivered message and how to answer it.
 
-    Answers are sent without waiting: one that gets lost costs a redelivery, which the row then judges.
-    ``answered``: a final one was given, ``ack``, ``nak`` or ``term``; every further one does nothing.
+    Answers are sent without waiting: a lost one costs a redelivery, and the job's row then decides about it.
+    ``answered``: a final answer was given, ``ack``, ``nak`` or ``term``; every further answer does nothing.
     """
 
     __slots__ = ("_reply", "_send", "_stored_ns", "answered", "data", "stream_seq", "subject")
@@ -163,19 +163,19 @@ class _Arrival:
         return datetime.fromtimestamp(self._stored_ns / 1e9, UTC)
 
     def ack(self) -> None:
-        """Done: the stream forgets the message."""
+        """Acknowledge the message: the stream removes it."""
         self._finish(b"+ACK")
 
     def nak(self, delay: float = 0.0) -> None:
-        """Not now: the message is delivered again, to any puller, after ``delay`` seconds."""
+        """Hand the message back: it is delivered again, to any puller, after ``delay`` seconds."""
         self._finish(b'-NAK {"delay":%d}' % round(delay * 1e9) if delay > 0 else b"-NAK")
 
     def term(self) -> None:
-        """Never again: the stream forgets a message that cannot be used."""
+        """Reject a message that cannot be used: the stream removes it."""
         self._finish(b"+TERM")
 
     def in_progress(self) -> None:
-        """Still running: the consumer's ``ack_wait`` starts anew."""
+        """Report that the work goes on: the consumer's ``ack_wait`` starts anew."""
         if not self.answered:
             self._send(self._reply, b"+WPI")
 
@@ -186,9 +186,9 @@ class _Arrival:
 
 
 class Delivery(_Arrival):
-    """A message that names a job; ``num_delivered`` counts this time, as far as the server knows.
+    """A message that names a job; ``num_delivered`` is the server's count of its deliveries, with this one.
 
-    ``pending`` messages of its consumer were not delivered yet when it was.
+    ``pending`` messages of its consumer were still undelivered when it was delivered.
     """
 
     __slots__ = ("dispatch", "job_id", "kind", "num_delivered", "pending")
@@ -217,7 +217,7 @@ class Undecodable(_Arrival):
 def read(
     subject: str, reply: bytes, data: bytes, *, kind: str, send: SendVerdict
 ) -> Delivery | Undecodable | None:
-    """Return what a consumer of ``kind`` delivered; None when it was not JetStream that sent it."""
+    """Return the message that a consumer of ``kind`` delivered; None if JetStream did not send it."""
     # $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<stored ns>.<pending>, in newer
     # replies with <domain>.<account> before <stream> and a random token at the end.
     tokens = reply.split(b".")

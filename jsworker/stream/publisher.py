@@ -1,4 +1,4 @@
-"""Publishing: many messages under way at once, each acknowledged by the stream or tried again."""
+"""Publishing: many messages at once, each acknowledged by the stream or sent again."""
 
 import asyncio
 import random
@@ -18,11 +18,11 @@ from jsworker.stream.connection import Connection
 from jsworker.stream.message import LIMIT_BYTES, WireMessage, encode, header_block, message_id, subject_of
 from jsworker.stream.nats_client import Client
 
-_WINDOW: Final = 512  # messages of one call under way: enough that neither side waits for the other
-_SILENCE_SECONDS: Final = 2.0  # without any acknowledgement; then those missing are asked for again
+_WINDOW: Final = 512  # unacknowledged messages of one call: enough that neither side waits for the other
+_SILENCE_SECONDS: Final = 2.0  # without any acknowledgement; then unacknowledged messages are sent again
 _UNAVAILABLE: Final = 503
 _FULL: Final = frozenset({10023, 10047, 10077})
-"""JetStream's numbers for no room: on the server, in its storage, in the stream. It does not pass at once."""
+"""JetStream's error codes for no room on the server, in its storage or in the stream; these last longer."""
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 
@@ -30,7 +30,7 @@ Headers = Mapping[str, str]
 
 
 class Published(NamedTuple):
-    """The stream has the message, or had it already; ``stream_created`` is None when that was never asked."""
+    """The stream has the message, or had it already; ``stream_created`` is None if never asked for."""
 
     stream_seq: int
     stream_created: datetime | None
@@ -59,8 +59,8 @@ _validate = TypeAdapter(_PubAck).validator.validate_json
 class Publisher:
     """Publishes messages on ``<prefix>.<kind>``, to be acknowledged by the settings' stream.
 
-    Those that are not of normal priority have subjects of their own, where the stream ``has_lanes``; else
-    they go with the others, and workers learn their priority from the row.
+    If the stream ``has_lanes``, messages of another priority than normal have subjects of their own; else
+    they share the kind's subject, and workers learn their priority from the row.
     """
 
     def __init__(self, connection: Connection, settings: Settings) -> None:
@@ -94,7 +94,7 @@ class Publisher:
         return batch.outcomes(self.stream_created)
 
     async def _send_missing(self, batch: "_Batch") -> None:
-        """Send what is missing, never more than a window ahead of the acknowledgements."""
+        """Send the messages without an outcome, at most a window ahead of the acknowledgements."""
         self._forget(batch)
         if not await self._connection.wait_connected(batch.seconds_left()):
             batch.reason = "NATS is not connected"
@@ -151,13 +151,13 @@ class Publisher:
         batch.under_way.clear()
 
 
-@lru_cache(maxsize=1_000)  # relays publish jobs of any kinds that producers invent
+@lru_cache(maxsize=1_000)  # limited, because producers may invent any number of kinds
 def _checked_subject(prefix: str, kind: str, priority: int) -> str:
     return subject_of(prefix, check_kind(kind), priority)
 
 
 class _Batch:
-    """The messages of one call: which are under way, and what became of the others."""
+    """The messages of one call: those under way, and the outcomes of the others."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class _Batch:
         return self._progress_at + self._seconds - self._clock()
 
     async def wait_for(self, most: int) -> None:
-        """Wait until at most so many are under way, the connection is lost or the server has gone silent."""
+        """Wait until at most ``most`` are under way, the connection is lost or the server is silent."""
         self._most = most
         while len(self.under_way) > most and not self.interrupted:
             self._moved.clear()
@@ -213,7 +213,7 @@ class _Batch:
         index = self.under_way.pop(token)
         try:
             ack: _PubAck = _validate(data)
-        except ValidationError:  # a status without a body: there is no listener on the subject
+        except ValidationError:  # a status without a body: nothing listens on the subject
             self.reason = f"stream {self._stream} does not listen"
         else:
             self._take(index, ack)

@@ -1,4 +1,4 @@
-"""The pull loop: asks JetStream for as many messages as there is room for, and starts over when it must."""
+"""The pull loop: asks JetStream for as many messages as there is room for, and starts anew after faults."""
 
 import asyncio
 import random
@@ -20,13 +20,13 @@ _STOP_SECONDS: Final = 2.0
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 _TURN_SECONDS: Final = 0.05
-"""A lane whose turn it is not looks again so often; one that was asked for so long has nothing."""
+"""A lane waits so long for its turn; a consumer that delivers nothing for so long counts as dry."""
 _FEW: Final = 10  # messages
 MOST_REQUESTS: Final = 8  # the consumer's ``max_waiting`` is shared by the whole fleet
 
 
 class _Inbox(NamedTuple):
-    """Where messages arrive; a new one is opened when the old one's requests can no longer be trusted."""
+    """The inbox of the messages; a new one is opened when the old one's requests are no longer reliable."""
 
     client: Client
     subject: str
@@ -34,10 +34,10 @@ class _Inbox(NamedTuple):
 
 
 class Credit:
-    """Counts the messages that were asked for and have not come: the prefetch credit that the server holds.
+    """Counts the messages that were requested and have not arrived: the prefetch credit at the server.
 
     The sum is exact. A delivery does not say which request it serves, so the number of open requests is an
-    estimate (oldest first); it only bounds how many there are, and finds one that the server has forgotten.
+    estimate (oldest first); it only limits their number, and detects a request that the server has forgotten.
     """
 
     __slots__ = ("_requests", "total")
@@ -65,8 +65,8 @@ class Credit:
     def wanted(self, room: int, waiting: int = 0) -> int:
         """Return how many messages to ask for now; few large requests rather than many small ones.
 
-        While others are ``waiting`` for a slot, one more gains nothing, and its claim costs a transaction;
-        nor do a few more gain anything while many wait, and each request costs the server.
+        While messages are ``waiting`` for a slot, one more gains nothing, and its claim costs a transaction;
+        a few more gain nothing either while many wait, and each request costs the server.
         """
         missing = room - self.total
         enough = max(1, min(waiting, _FEW), waiting // 4, room // 4 if self.total else 0)
@@ -93,13 +93,13 @@ class Puller:
     """Pulls the messages of one kind; ``stream`` is connected and ensured.
 
     It never asks for more than there is ``room`` for, nor for a few while more are ``waiting`` for a slot.
-    When the room shrinks, what is on its way is delivered all the same, and requests that stay too large for
+    When the room shrinks, messages on their way are still delivered, and requests that stay too large for
     a second are cancelled. ``deliver`` and ``undecodable`` must not block. A request waits at the server for
-    ``expires`` seconds, which gives a sign of life every ``idle_heartbeat`` seconds, at most half of that.
+    ``expires`` seconds, which sends a sign of life every ``idle_heartbeat`` seconds, at most half of that.
 
-    Of a ``priority`` other than normal the consumer is made when it is missing. ``gives_way`` returns for how
-    many seconds others are to ask first, ``awaits_turn`` whether there is room that others are to have.
-    ``died`` is called with a mistake that ends the loop.
+    With a ``priority`` other than normal a missing consumer is created. ``gives_way`` returns for how many
+    seconds other lanes may ask first, ``awaits_turn`` whether there is room that is left to other lanes.
+    ``died`` is called with an unexpected error that ends the loop.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Puller:
 
     @property
     def is_pulling(self) -> bool:
-        """Whether messages are asked for as soon as there is room."""
+        """Whether messages are requested as soon as there is room."""
         return self._stream.connected and not self._degraded and self._task is not None
 
     async def start(self) -> None:
@@ -168,7 +168,7 @@ class Puller:
             self._task.add_done_callback(self._on_end)
 
     async def stop(self) -> None:
-        """Stop pulling, hand back what arrives meanwhile, and raise what ended the loop before."""
+        """Stop pulling, hand back messages that still arrive, and raise an error that ended the loop."""
         self._stopping = True
         task, self._task = self._task, None
         if task is None:
@@ -182,7 +182,7 @@ class Puller:
             task.result()
 
     async def join(self) -> None:
-        """Wait until the pull loop has ended, and raise the mistake that ended it if it was not stopped."""
+        """Wait until the pull loop has ended, and raise the error that ended it, unless it was stopped."""
         task = self._task
         if task is not None:
             await asyncio.wait({task})
@@ -190,17 +190,17 @@ class Puller:
                 task.result()
 
     def wake(self) -> None:
-        """Look again how much room there is; cheap, any number of calls make one look."""
+        """Make the loop check the room again; cheap, because several calls cause one check."""
         self._signal.set()
 
     @property
     def outstanding(self) -> int:
-        """How many messages were asked for and have not come."""
+        """How many messages were requested and have not arrived."""
         return self._credit.total
 
     @property
     def is_dry(self) -> bool:
-        """Whether messages were asked for, and none has come for so long that the consumer can have none."""
+        """Whether requests are open and nothing has arrived for so long that the consumer is empty."""
         return bool(self._credit.total) and time.monotonic() - self._moved_at > _TURN_SECONDS
 
     async def _run(self) -> None:
@@ -212,7 +212,7 @@ class Puller:
                     await self._signal.wait()
 
     async def _step(self) -> float:
-        """Do what is due; return the seconds until something may be due again."""
+        """Do the work that is due; return the seconds until the next step."""
         if not self._stream.connected:
             self._leave()
             return self._idle_heartbeat
@@ -263,7 +263,7 @@ class Puller:
         self._inbox.client.post(self._request_subject, request, f"{self._inbox.subject}{self._request}")
 
     def _leave(self) -> None:
-        """Give up the inbox with all its requests; what is still on its way is taken."""
+        """Give up the inbox with all its requests; messages still on their way are accepted."""
         inbox, self._inbox = self._inbox, None
         self._credit = Credit()
         self._short_since = None
@@ -273,7 +273,7 @@ class Puller:
             closing.add_done_callback(self._closing.discard)
 
     async def _settle(self, seconds: float) -> None:
-        """Wait until the server will send no more to inboxes given up."""
+        """Wait until the server sends nothing more to inboxes that were given up."""
         if self._closing:
             await asyncio.wait(self._closing, timeout=seconds)
 
@@ -320,9 +320,9 @@ class Puller:
             self._sign_of_life()
         if status == "100":
             return
-        if owed.isdigit():  # the request expired, or its server shuts down or is no longer the leader
+        if owed.isdigit():  # the request expired, or the server stops or lost its leadership
             self._credit.ended(int(request), int(owed))
-        elif status == "408":  # from a server that does not say what it owes
+        elif status == "408":  # from a server that does not tell the number of missing messages
             self._leave()
         else:
             text = headers.get("Description", "").partition("\n")[0]
@@ -349,7 +349,7 @@ class Puller:
         return self._paused_until - time.monotonic()
 
     def _begin_pause(self) -> None:
-        """Wait after a failure, longer after every further one; during a pause, the cause is the same."""
+        """Pause after a failure, longer after each further one; a failure during a pause is the same one."""
         if self._pause_left() <= 0:
             pause = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(self._failures, 10))
             self._paused_until = time.monotonic() + pause * random.uniform(0.8, 1.2)  # noqa: S311 -- spreads a fleet
