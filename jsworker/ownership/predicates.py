@@ -1,7 +1,7 @@
 """The guards of the ownership protocol, each written once, over the row ``j`` that a statement is about.
 
-Those that end in ``_indexed`` mean the same as those without, in the words of a partial index: only a
-search may use them, for a statement that names its rows must reach them by their ids.
+A guard whose name ends in ``_indexed`` means the same as the one without, in the words of a partial index:
+only a search may use it, because a statement that names its rows must reach them by their ids.
 """
 
 import math
@@ -49,7 +49,7 @@ def held_by(*why: str) -> Predicate:
     return sa.and_(scheduled, j.c.held_by == why[0] if len(why) == 1 else j.c.held_by.in_(why))
 
 
-# A job with a key is claimed by admission alone, also by workers that know no limit of it.
+# A job with a key is claimed only through admission, even by workers that know no limit for it.
 has_no_limit_key: Final = j.c.limit_key.is_(None)
 
 pause_holds: Final = sa.and_(
@@ -59,7 +59,7 @@ _of_its_kind_and_key: Final = sa.and_(
     limits.c.kind == j.c.kind, limits.c.key.in_(("", sa.func.coalesce(j.c.limit_key, "")))
 )
 not_paused: Final = ~sa.select(limits.c.key).where(_of_its_kind_and_key, pause_holds).exists()
-"""Neither its key nor its kind is paused. Without their locks: a pause that is being committed may come too late."""
+"""Neither its key nor its kind is paused. Takes no locks: a pause that is being committed may be missed."""
 
 # The owner's fence.
 held_by_me: Final = sa.and_(processing, j.c.worker_id == worker_id)
@@ -92,16 +92,16 @@ of_lane_indexed: Final = sa.and_(in_lane_indexed, j.c.priority == given("priorit
 
 
 def published_at_dispatch(dispatch: sa.ColumnElement[Any]) -> Predicate:
-    """Return that the message of this dispatch, no newer one, is still to be noted as published."""
+    """Return that the message of this dispatch, not of a newer one, is not yet marked as published."""
     return sa.and_(queued, j.c.needs_publish, j.c.dispatch == dispatch)
 
 
 def lost_at_dispatch(dispatch: sa.ColumnElement[Any]) -> Predicate:
-    """Return that a job still waits for the message of this dispatch, which was published and is proven gone."""
+    """Return that a job still waits for this dispatch's message, which was published and is proven lost."""
     return sa.and_(queued, ~j.c.needs_publish, j.c.dispatch == dispatch)
 
 
-# Expiry. Once claimed, a job has begun: what brings it back to the queue later is no reason to drop it.
+# Expiry. A job that was ever claimed does not expire, even if it comes back to the queue.
 never_claimed: Final = j.c.fencing_token == 0
 is_over: Final = j.c.expires_at <= NOW
 may_begin: Final = sa.or_(j.c.expires_at.is_(None), j.c.fencing_token > 0, j.c.expires_at > NOW)
@@ -120,7 +120,7 @@ none_of_its_key_runs: Final = sa.or_(j.c.waiting_key.is_(None), ~_another_runs)
 may_be_claimed: Final = sa.and_(queued, may_begin, none_of_its_key_runs)
 is_superseded: Final = sa.and_(j.c.waiting_key.is_not(None), _another_waits)
 
-# Who may reset: a row as the sweeper has seen it, and late still.
+# Guards of a reset: the row is as the sweeper has seen it, and is still late.
 may_stall_once: Final = sa.and_(j.c.stalls == 0, j.c.max_stalls >= 2, ~j.c.cancel_requested)
 is_stale: Final = j.c.last_activity_at + j.c.stale_after < NOW
 is_crashed: Final = j.c.last_activity_at + j.c.crash_after < NOW
@@ -141,11 +141,11 @@ def crashed_and_seen(seen: sa.FromClause) -> Predicate:
     return sa.and_(as_seen(seen), is_crashed)
 
 
-# Rule 2: whatever a dead owner holds.
+# Rule 2: every job that a dead owner holds.
 of_dead_owner: Final = sa.and_(processing, j.c.worker_id == sa.bindparam("owner"))
 
 progressed_at: Final = sa.func.greatest(j.c.claimed_at, j.c.progress_at)
-"""When a running job last progressed. What an earlier run of the job noted is older than the claim of this one."""
+"""When a running job last progressed. Progress of an earlier run is older than this run's claim."""
 
 
 def _is_older(instant: sa.ColumnElement[Any], parameter: str) -> Predicate:
@@ -161,12 +161,12 @@ stands_still: Final = _is_older(progressed_at, "no_progress_for")
 as_old_as_chosen: Final = sa.and_(is_silent, has_run, stands_still)
 
 _LONGEST_SECONDS: Final = 1e9
-"""No run is as old, and PostgreSQL can still subtract it from the present time."""
+"""Longer than any run, and PostgreSQL can still subtract it from the present time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunAge:
-    """Which running jobs are meant: those of which all holds that is not None, by the database's clock.
+    """Selects running jobs: those that meet every condition that is not None, by the database's clock.
 
     Attributes:
         stale_for: seconds, at least, without a heartbeat of its owner.
@@ -174,7 +174,7 @@ class RunAge:
         no_progress_for: seconds, at least, since claim, ``update_progress``, ``save_checkpoint``, ``quiet``.
 
     Raises:
-        ValueError: one of them is no number of seconds.
+        ValueError: a value is not a finite number of seconds, 0 or more.
     """
 
     stale_for: float | None = None
@@ -198,7 +198,7 @@ class RunAge:
 
 
 ANY_AGE: Final = RunAge()
-"""Every running job is meant, and every job that does not run."""
+"""Selects every job, running or not."""
 
 
 last_attempt: Final = j.c.errors + 1 >= j.c.max_attempts
@@ -206,17 +206,17 @@ last_stall: Final = j.c.stalls + 1 >= j.c.max_stalls
 
 
 def claimed_before(parameter: str) -> Predicate:
-    """Return that the job was claimed so many seconds ago, as a parameter gives them."""
+    """Return that the job was claimed more than the parameter's number of seconds ago."""
     return j.c.claimed_at < NOW - given_seconds(parameter)
 
 
 def queued_before(parameter: str) -> Predicate:
-    """Return that the job was queued so many seconds ago, as a parameter gives them."""
+    """Return that the job was queued more than the parameter's number of seconds ago."""
     return j.c.queued_at < AT_START - given_seconds(parameter)
 
 
-# Rows that PostgreSQL refused to write. A mark belongs to the row as it was refused: another claim, dispatch or
-# status is another try.
+# Rows that PostgreSQL refused to write. A mark is valid only while status, fencing token and dispatch of the
+# row are those at the refusal.
 r: Final = refused_rows.alias("r")
 as_refused: Final = sa.and_(
     r.c.status == j.c.status, r.c.fencing_token == j.c.fencing_token, r.c.dispatch == j.c.dispatch
@@ -249,17 +249,17 @@ workflow_open: Final = w.c.finished_at.is_(None)
 not_cancelled: Final = w.c.cancelled_at.is_(None)
 without_batch: Final = j.c.batch_id.is_(None)
 cancelled_for_needs: Final = sa.and_(cancelled, j.c.failure_reason == "needs")
-# What was cancelled for its needs waits again when one of these runs again, and not for itself.
+# A job cancelled for its needs is not retried itself: it waits again when one of its needs runs again.
 may_be_retried: Final = sa.or_(
     failed, sa.and_(cancelled, j.c.failure_reason.is_distinct_from(sa.literal("needs")))
 )
 
 
 def at_generation(seen: sa.ColumnElement[Any]) -> Predicate:
-    """Return that no member of a batch was added or run again since it was looked at."""
+    """Return that no member of a batch was added or run again since the batch was read."""
     return b.c.generation == seen
 
 
 def at_revision(seen: sa.ColumnElement[Any]) -> Predicate:
-    """Return that no batch of a workflow was opened again since it was looked at."""
+    """Return that no batch of a workflow was opened again since the workflow was read."""
     return w.c.revision == seen

@@ -1,4 +1,4 @@
-"""JetStream's requests about one stream, within a time limit, and what its refusals mean."""
+"""JetStream's requests about one stream, within a time limit, and its refusals as errors."""
 
 import asyncio
 from collections.abc import Coroutine, Iterator
@@ -67,7 +67,7 @@ def api_errors(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """What the stream holds; ``first_seq`` is one above ``last_seq`` when there is no message."""
+    """The stream's state; ``first_seq`` is one above ``last_seq`` when there is no message."""
 
     created: datetime
     first_seq: int
@@ -81,7 +81,7 @@ class JetStreamApi:
     Every method raises:
         NotThere: the stream, consumer or message does not exist.
         StreamUnavailable: no answer within 5 s; worth another try.
-        StreamRefused: JetStream says no, or the server does not permit the request.
+        StreamRefused: JetStream refused the request, or the server does not permit it.
     """
 
     def __init__(self, connection: Connection, settings: Settings) -> None:
@@ -126,13 +126,13 @@ class JetStreamApi:
         return await self.ask(f"CONSUMER.INFO.{self.name}.{name}", asking)
 
     async def state(self) -> StreamState:
-        """Return what the stream holds."""
+        """Return the stream's state."""
         info = await self.stream_info()
         state = info.state
         return StreamState(self.created(info), state.first_seq, state.last_seq, state.messages)
 
     def created(self, info: StreamInfo) -> datetime:
-        """Return when the stream was created, by which it differs from another of the same name."""
+        """Return when the stream was created, which tells it from another one of the same name."""
         if info.created is None:
             raise StreamRefused(f"stream {self.name}: the server does not say when it was created")
         return info.created
@@ -140,7 +140,7 @@ class JetStreamApi:
     async def unconsumed(self) -> dict[str, int]:
         """Return kinds (or any word of a publisher) whose messages no consumer takes; of very many, some.
 
-        Where they are of a priority of their own, it follows behind a dot: ``KIND.high``.
+        A priority other than normal follows behind a dot: ``KIND.high``.
         """
         info = await self.stream_info(subjects_filter=self.subject_of(">"))
         counted = {

@@ -20,7 +20,7 @@ from jsworker.stream.topology import Topology
 class Stream(JetStreamApi):
     """One connection to NATS and one stream on it; see ``Connection`` and ``Topology`` for what it emits.
 
-    ``installation_id`` is None for a mere publisher.
+    ``installation_id`` is None if the stream is only published to.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Stream(JetStreamApi):
         self._highest_seq = 0
 
     async def connect(self, timeout: float = 10.0) -> None:  # noqa: ASYNC109 -- how long to try is the caller's business
-        """Connect and check that JetStream answers; try so many seconds, but raise a refusal at once.
+        """Connect and check that JetStream answers; try for ``timeout`` seconds, but raise a refusal at once.
 
         Raises:
             SettingsError: a URL, a credentials file or a certificate cannot be used.
@@ -44,11 +44,11 @@ class Stream(JetStreamApi):
         await super().connect(timeout)
         client = self.connection.client
         try:
-            await self.stream_info()  # which a worker must be permitted anyway; it need not exist
+            await self.stream_info()  # a worker needs this permission anyway; the stream need not exist
         except NotThere:
             return
         except StreamUnavailable as silent:
-            # Offered and silent: a cluster elects its leaders, say, which ``ensure`` waits for.
+            # If JetStream is offered but silent, a cluster may be electing leaders: ``ensure`` waits for it.
             if not client.server_info.get("jetstream"):
                 await self.close()
                 servers = self.settings.redacted_nats_url()
@@ -67,26 +67,26 @@ class Stream(JetStreamApi):
         return False
 
     def on_disconnect(self, callback: Callback) -> None:
-        """Call when the connection is lost."""
+        """Add a callback that is called when the connection is lost."""
         self.connection.lost_callbacks.append(callback)
 
     def witness(
         self, worker_id: str, read_stacks: Callable[[bytes], Awaitable[bytes]] | None = None
     ) -> Witness:
-        """Return what answers for a worker on this connection, and asks about others; see ``Witness``."""
+        """Return a ``Witness``, which answers for a worker on this connection and asks about others."""
         return Witness(self.connection, worker_id=worker_id, read_stacks=read_stacks)
 
     def hint_sender(self, report: Callable[[str | None], None]) -> HintSender:
-        """Return what hints on this connection at the ends of jobs; see ``HintSender``."""
+        """Return a ``HintSender``, which sends hints about ended jobs on this connection."""
         return HintSender(self.connection, report=report)
 
     def event_sender(self, worker_id: str) -> EventSender:
-        """Return what sends events of jobs on this connection; see ``EventSender``."""
+        """Return an ``EventSender``, which sends events of jobs on this connection."""
         prefix = self.settings.subject_prefix
         return EventSender(self.connection, self.events, prefix=prefix, worker_id=worker_id)
 
     def hint_receiver(self) -> HintReceiver:
-        """Return what asks on this connection for hints, and takes them; see ``HintReceiver``."""
+        """Return a ``HintReceiver``, which asks for hints on this connection and receives them."""
         return HintReceiver(self.connection)
 
     async def ensure(
@@ -102,7 +102,7 @@ class Stream(JetStreamApi):
         self._publisher.has_lanes = self._topology.has_lanes
 
     async def keep_in_shape(self, kinds: Sequence[str]) -> None:
-        """Revert what others have changed since ``ensure``, and raise as it does.
+        """Revert changes that others have made since ``ensure``; raises as ``ensure`` does.
 
         An ack_wait that is longer than asked for is left alone: a worker with other settings may need it.
         """
@@ -120,8 +120,8 @@ class Stream(JetStreamApi):
     ) -> list[PublishOutcome]:
         """Publish messages, many at a time; outcomes come in the order of the messages.
 
-        Once more with the same dispatch is no second message. After ``timeout`` seconds without any
-        acknowledgement the rest is given up.
+        A message that is published again with the same dispatch is not stored twice. After ``timeout``
+        seconds without any acknowledgement the rest is given up.
         """
         highest = self._highest_seq
         outcomes = await self._publisher.publish(messages, headers, timeout)
@@ -131,8 +131,8 @@ class Stream(JetStreamApi):
         if min(new) > highest:
             self._highest_seq = max(self._highest_seq, *new)
             return outcomes
-        # The stream was deleted and created under this connection: with the old one's date, these messages
-        # would be taken for lost.
+        # The stream was deleted and created anew during this connection: with the old stream's date, these
+        # messages would be taken for lost.
         self._highest_seq = max(new)
         try:
             created = (await self.state()).created
@@ -150,7 +150,7 @@ class Stream(JetStreamApi):
             await self.connection.answered(subject, publishing)
 
     async def state(self) -> StreamState:
-        """Return what the stream holds."""
+        """Return the stream's state."""
         state = await super().state()
         self._publisher.stream_created = state.created
         return state

@@ -1,4 +1,4 @@
-"""Whether a worker is still reachable through NATS: it answers on a subject of its own, others ask there."""
+"""Whether a worker is still reachable through NATS: it answers questions on a subject of its own."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,7 +16,7 @@ from jsworker.stream.connection import Connection
 from jsworker.stream.nats_client import Client
 
 SUBJECT: Final = "jsworker.worker."
-"""Followed by a worker's id: where it answers with ``WELL`` or ``REFUSED``."""
+"""With a worker's id appended: the subject on which it answers with ``WELL`` or ``REFUSED``."""
 STACKS: Final = ".stack"
 """After that: where it returns all its stacks, or with a job's id as question that run's. No worker's id ends
 like this, for each has a random end."""
@@ -25,16 +25,16 @@ REFUSED: Final = b"alive, and JetStream stores no messages"
 
 
 class Answer(Enum):
-    """What came of asking a worker."""
+    """The outcome of asking a worker."""
 
     ALIVE = "alive"
-    NO_RESPONDERS = "no responders"  # the server knows of no listener there: it has no connection
-    UNKNOWN = "unknown"  # a time-out, a lost connection, a missing permission: says nothing about it
+    NO_RESPONDERS = "no responders"  # the server knows no listener: the worker is not connected
+    UNKNOWN = "unknown"  # time-out, lost connection or missing permission: proves nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came of a question; ``reason`` is why no answer could come, in the server's words."""
+    """The outcome of a question; ``reason`` tells why no answer could come, in the server's words."""
 
     answer: Answer
     content: bytes = b""
@@ -44,8 +44,8 @@ class Reply:
 class Witness:
     """Answers for one worker and asks about others.
 
-    It ``says`` words for people: any answer proves life. ``read_stacks`` returns the worker's stacks for a
-    question; without it such questions stay unanswered.
+    Its answer, ``says``, is a text for people: any answer proves life. ``read_stacks`` returns the worker's
+    stacks for a question; without it such questions stay unanswered.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Witness:
             self._answering.add(answering)
             answering.add_done_callback(self._answering.discard)
 
-        replies: dict[bytes, list[bytes]] = {}  # by question: where an answer under way is waited for
+        replies: dict[bytes, list[bytes]] = {}  # by question: the reply subjects that wait for its answer
         self._listening = client
         client.open_inbox(SUBJECT + self._worker_id, answer)
         if self._read_stacks is not None:
@@ -126,7 +126,7 @@ async def _send_stacks(
     question: bytes,
     read_stacks: Callable[[bytes], Awaitable[bytes]],
 ) -> None:
-    content = b""  # silence would look like a blocked event loop
+    content = b""  # sent after an error: silence would look like a blocked event loop
     try:
         content = await read_stacks(question)
     finally:

@@ -1,4 +1,4 @@
-"""nats-py's client with what it lacks. Only this file reaches into nats-py's private parts."""
+"""nats-py's client, extended. Only this file uses private members of nats-py."""
 
 import asyncio
 import math
@@ -21,11 +21,11 @@ _CANCEL_AGAIN_SECONDS = 0.05
 
 _LARGE_BYTES = 64 * 1024
 _ARRIVAL = re.compile(rb"(?:HMSG (\S+) (\d+) (\S+) (\d+)|MSG (\S+) (\d+)) (\d+)\r\n")
-"""The line before a message with headers and a reply subject, as JetStream delivers what has a message id, or
-before one with neither, as it acknowledges what was published."""
+"""The line before a message with headers and a reply subject, as JetStream delivers messages with an id, or
+before a message with neither, as it acknowledges published ones."""
 
 Take = Callable[[str, bytes, bytes, dict[str, str] | None], None]
-"""Takes what arrived in an inbox: subject, reply subject, content, and the headers of a status."""
+"""Receives a message of an inbox: subject, reply subject, content, and the headers of a status."""
 
 
 def reason_of(error: Exception) -> str:
@@ -50,9 +50,9 @@ async def end_tasks(tasks: Collection[asyncio.Task[Any]], seconds: float = math.
 
 
 class _InboxParser(Parser):
-    """nats-py's parser, before which inboxes get the whole messages at the begin of what was read.
+    """nats-py's parser, extended: passes whole messages at the beginning of the data straight to inboxes.
 
-    nats-py takes five times as long for each. It goes on with whatever else the server sends.
+    nats-py takes five times as long for each message. It parses everything else that the server sends.
     """
 
     def __init__(self, client: "Client") -> None:
@@ -143,16 +143,16 @@ class Client(NatsClient):
             self._send(b"UNSUB %d\r\n" % number)
 
     def lose(self) -> None:
-        """Forget what dies with a connection: inboxes, and what waits to be sent except verdicts.
+        """Forget the inboxes of a lost connection, and commands that wait to be sent, except verdicts.
 
-        A request would be served to an inbox that is gone, and its messages wait for ``ack_wait``.
+        A request would be served to an inbox that is gone, and its messages would wait for ``ack_wait``.
         """
         self.inboxes.clear()
         self._pending = [command for command in self._pending if command.startswith(_VERDICT)]
         self._pending_data_size = sum(map(len, self._pending))
 
     def post(self, subject: str, content: bytes, reply: str = "", headers: bytes = b"") -> None:
-        """Send without waiting and without a promise; what a stuck connection cannot hold is dropped.
+        """Send without waiting or a guarantee; a message is dropped when the buffer of unsent bytes is full.
 
         ``subject`` and ``reply`` hold no white space, which is not checked; ``headers`` is a whole block.
         """
@@ -165,7 +165,7 @@ class Client(NatsClient):
             self._send_or_drop(b"PUB %b %d\r\n%b\r\n" % (line, size, content))
 
     def answer(self, reply: bytes, verdict: bytes) -> None:
-        """Send a verdict about a message, likewise."""
+        """Send a verdict about a message, without waiting or a guarantee, like ``post``."""
         self._send_or_drop(b"PUB %b %d\r\n%b\r\n" % (reply, len(verdict), verdict))
 
     def _send_or_drop(self, command: bytes) -> None:
@@ -192,7 +192,7 @@ class Client(NatsClient):
         nats-py's ``close`` waits for ever for a frozen server to read, and leaves tasks when it fails.
         """
         try:
-            await end_tasks(self._attempts, seconds)  # first: one that goes on connects, and so does its loss
+            await end_tasks(self._attempts, seconds)  # first: an attempt that goes on would connect again
             if self.is_connected:
                 with suppress(TimeoutError):
                     await self.flush(seconds)
@@ -217,12 +217,12 @@ class Client(NatsClient):
         transport = self._transport
         if isinstance(transport, TcpTransport):
             # Python 3.12's own, and 3.13's until 2025, watches a lost connection's socket again: connections
-            # that get its number then fail, github.com/python/cpython/issues/136234.
+            # that get the same file descriptor then fail, github.com/python/cpython/issues/136234.
             write: Callable[[bytes], None] = transport.write
             transport.writelines = lambda commands: write(b"".join(commands))  # type: ignore[method-assign]
 
     async def _attempt_reconnect(self) -> None:
-        if (attempt := asyncio.current_task()) is not None:  # nats-py forgets one that goes on
+        if (attempt := asyncio.current_task()) is not None:  # nats-py may forget a running one
             self._attempts.add(attempt)
             attempt.add_done_callback(self._attempts.discard)
         await super()._attempt_reconnect()
@@ -239,7 +239,7 @@ class Client(NatsClient):
             await self._error_cb(error)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002 -- nats-py's signature
-        """Look at the server's greeting before the login is sent: nats-py goes on in clear text."""
+        """Require TLS of the server before the login is sent: nats-py would go on in clear text."""
         if initial_connection and self._require_tls:
             if not (info.get("tls_required") or info.get("tls_available")):
                 raise nats.errors.SecureConnWantedError
@@ -247,7 +247,7 @@ class Client(NatsClient):
         await super()._process_info(info, initial_connection)
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:  # noqa: FBT001, FBT002 -- nats-py's signature
-        """Connect again when nats-py, whose own task for it has ended, meets a dead connection here."""
+        """Connect again when sending fails, because nats-py's own task for reconnecting has ended."""
         try:
             return await super()._flush_pending(force_flush)
         except (OSError, RuntimeError, AttributeError) as error:  # the others come from uvloop

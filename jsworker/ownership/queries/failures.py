@@ -17,7 +17,7 @@ BOUND: Final = 5_000
 """Jobs that are counted in all groups together, as a rule each on a page of its own. Where counting a group ends, its
 number means at least as many."""
 _LEAST_BOUND: Final = 100
-"""Jobs that are counted in each group, however many there are."""
+"""Jobs that are counted in each group, whatever the number of groups."""
 TREND_HOURS: Final = 24
 
 _OF_GROUP: Final = f"{IS_FAILURE} AND kind = g.kind AND {FAILURE} = g.failure"

@@ -1,4 +1,4 @@
-"""What was done in the last minutes or hours, from the figures that workers keep."""
+"""The work of the last minutes or hours, from the figures that workers record."""
 
 from bisect import bisect_left
 from collections.abc import Sequence

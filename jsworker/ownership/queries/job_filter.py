@@ -25,7 +25,7 @@ IS_MEANT: Final = """(
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs are meant: those of which all holds that is not None.
+    """Selects jobs: those that meet every condition that is not None.
 
     Attributes:
         error: their last error holds this text, in capitals or not.
@@ -66,7 +66,7 @@ class JobFilter:
 
 
 ANY_JOB: Final = JobFilter()
-"""Every job is meant."""
+"""Selects every job."""
 
 
 @dataclass(frozen=True, slots=True)

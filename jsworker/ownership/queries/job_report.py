@@ -24,7 +24,7 @@ T = TypeVar("T")
 Statement: TypeAlias = TextClause
 
 BOUND: Final = 1_001
-"""Where counting ends: what is more than a thousand is many."""
+"""Counting ends here: more than a thousand is simply many."""
 MOST_QUEUES: Final = 100
 """Kinds whose queue is looked at; those that workers are for are looked at all the same."""
 MOST_HELD_KEYS: Final = 1_000
@@ -448,7 +448,7 @@ async def read(
     *,
     seconds: float | None = None,
 ) -> list[T]:
-    """Return the rows that a statement of this module finds, within so many seconds."""
+    """Return the rows of a statement of this module, within ``seconds``."""
     return [row(*each) for each in await database.run(statement, values, seconds=seconds)]
 
 

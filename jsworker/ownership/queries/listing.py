@@ -383,7 +383,7 @@ async def ending_in(database: Database, digits: str, *, seconds: float) -> list[
 
 
 async def timeline(database: Database, job_id: UUID) -> list[dict[str, Any]]:
-    """Return what happened to a job, oldest first, each as a dict by column name."""
+    """Return the entries of a job's timeline, oldest first, each as a dict by column name."""
     rows = await database.run(TIMELINE, {"id": job_id})
     return [row._asdict() for row in rows]
 
@@ -466,7 +466,7 @@ async def _windows(
 
 
 def _first_id(instant: datetime | None, seconds: float) -> UUID:
-    """Return the first id that a job could have which was enqueued so many seconds after an instant, or never."""
+    """Return the lowest id of a job enqueued ``seconds`` after an instant; for None the lowest of all."""
     milliseconds = 0 if instant is None else int((instant.timestamp() + seconds) * 1000)
     return UUID(int=min(max(milliseconds, 0), _LAST_MILLISECOND) << 80)
 

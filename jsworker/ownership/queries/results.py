@@ -1,4 +1,4 @@
-"""Reads of how jobs have ended, for those who wait for their results."""
+"""Reads the ends of jobs, for callers that wait for their results."""
 
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
@@ -12,11 +12,11 @@ from jsworker.ownership.statements import condition, filled
 MOST_ENDS: Final = 500
 """In one answer; with it the largest holds some 30 MB."""
 _SMALL_BYTES: Final = 64 * 1024
-"""As stored, perhaps compressed. A longer result is fetched alone: others need not wait for it."""
+"""As stored, perhaps compressed. A longer result is fetched alone, so that others need not wait for it."""
 
 _END = "{id} AS id, j.status, {result} AS result, pg_column_size(j.result) AS size, j.last_error, j.failure_reason, j.kind"
 
-# A job that is not there has no status.
+# A missing job has a row without a status.
 ENDS = filled(
     """
 SELECT {end}

@@ -37,7 +37,7 @@ _NEEDED_RIGHTS: Final = {
     "audit": "SELECT INSERT DELETE",
     "alembic_version": "SELECT",
 }
-"""What the statements of a worker need of each table."""
+"""The privileges on each table that the statements of a worker need."""
 _NEEDED_OF_A_COLUMN: Final = ("untold_resets", "UPDATE", "at")
 
 SERVER = text("""
@@ -151,7 +151,7 @@ async def read_server(database: Database) -> Server:
 
 
 async def read_missing_rights(database: Database) -> list[MissingRight]:
-    """Return what this role lacks of what a worker needs, on the tables that there are."""
+    """Return the privileges on existing tables that a worker needs and this role lacks."""
     of_tables = [(table, right, None) for table, rights in _NEEDED_RIGHTS.items() for right in rights.split()]
     tables, privileges, columns = zip(*of_tables, _NEEDED_OF_A_COLUMN, strict=True)
     values = {"tables": list(tables), "privileges": list(privileges), "columns": list(columns)}

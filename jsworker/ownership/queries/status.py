@@ -17,7 +17,7 @@ from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled
 from jsworker.ownership.transitions.workers import IS_ALIVE
 
 BOUND: Final = 10_000
-"""Where counting ends: such a number means at least as many."""
+"""Counting ends here: this number means at least as many."""
 RATE_SECONDS: Final = 300.0
 """Rates are those of so many seconds, or of the last ``RATE_JOBS`` jobs where there were more."""
 RATE_JOBS: Final = 2_000
@@ -35,7 +35,7 @@ _BEHIND: Final = " AND j.kind > CAST(:after AS text)"
 
 
 def _kinds(which: str) -> str:
-    """Return the SQL of the first kinds of which there are such jobs, found by leaps through an index."""
+    """Return SQL for the first kinds that have such jobs, found by leaps through an index."""
     leaps = KINDS_BY_LEAPS.replace("{queued}", which).replace("{which}", _BEHIND)
     return f"({_FIRST_KINDS.replace('{kinds}', leaps)})"
 
