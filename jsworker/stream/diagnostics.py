@@ -35,7 +35,7 @@ MOST_CONSUMERS: Final = 20 * _PAGE
 
 @dataclass(frozen=True, slots=True)
 class NatsServer:
-    """What the server that answered says of itself; ``local``: the connection does not leave this machine."""
+    """The answering server's description of itself; ``local``: the connection does not leave this machine."""
 
     place: str
     name: str | None
@@ -78,7 +78,7 @@ class Inspector(JetStreamApi):
         super().__init__(Connection(settings, events=Events(), name="jsworker doctor"), settings)
 
     async def server(self) -> NatsServer:
-        """Return what the server that answered has said of itself."""
+        """Return the answering server's description of itself."""
         client = self.connection.client
         url = client.connected_url
         host, port = (url.hostname or "", url.port or 4222) if url else ("", 4222)
@@ -94,7 +94,7 @@ class Inspector(JetStreamApi):
         )
 
     async def account(self) -> AccountInfo:
-        """Return what JetStream says of the account."""
+        """Return JetStream's information about the account."""
         return await self.ask("INFO", self.manager.account_info())
 
     async def stream(self) -> StreamReport | None:
@@ -153,7 +153,7 @@ class Inspector(JetStreamApi):
                 for offset in range(0, MOST_CONSUMERS, _PAGE):
                     listing = self.manager.consumers_info(self.name, offset)
                     page = await self.ask(f"CONSUMER.LIST.{self.name}", listing)
-                    if not page:  # a short one may miss what a server of a cluster left out
+                    if not page:  # a short page may lack consumers of one of the cluster's servers
                         break
                     found |= {info.name: info for info in page}
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""What becomes of jobs, for plain subscribers: JSON on core NATS, at most once, and never waited for.
+"""Events of jobs for plain subscribers: JSON on core NATS, at most once, without waiting.
 
 Subjects are ``<prefix>.events.<kind>.<what>``, three parts behind the prefix. The stream's have one part, or
 two, of which the last is a priority.
@@ -21,7 +21,7 @@ WORDS: Final[dict[EventName, str]] = {
 }
 """The events that are sent, with the last part of their subjects, which are none of those that jobs have."""
 _FIELDS: Final = ("job_id", "kind", "attempt", "fencing_token", "stalls", "seconds", "progress")
-"""Nothing that a job itself has written: neither errors nor stages."""
+"""The fields that are sent: nothing that a job itself has written, neither errors nor stages."""
 _MOST_PENDING_BYTES: Final = 2**20
 """Behind so much that waits to be sent events are dropped: answers to messages have eight times the room."""
 
@@ -35,7 +35,7 @@ class EventSender:
     """Sends the events of a worker's jobs.
 
     Attributes:
-        dropped: how many were not sent, because NATS was away, slow, or does not permit it.
+        dropped: events that were not sent, because NATS was away or slow, or does not permit it.
     """
 
     def __init__(self, connection: Connection, events: Events, *, prefix: str, worker_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Getting in: addresses, credentials and TLS, and connecting within a time limit, with a clear reason."""
+"""The login: addresses, credentials and TLS, tries within a time limit, and reasons of failures."""
 
 import re
 import socket
@@ -38,7 +38,7 @@ class Login:
 
 
 def login_of(settings: Settings) -> Login:
-    """Read addresses, credentials and certificates; raises SettingsError for what cannot be used."""
+    """Read addresses, credentials and certificates; raises SettingsError if one of them cannot be used."""
     urls = [urlsplit(url) for url in map(str.strip, settings.nats_url.split(",")) if url]
     options = _credentials(settings, urls) | _tls(settings)
     require_tls = "tls" in options or any(url.scheme == "tls" for url in urls)
@@ -77,7 +77,7 @@ def _credentials(settings: Settings, urls: Sequence[SplitResult]) -> dict[str, A
 
 
 def _credentials_in(urls: Sequence[SplitResult], settings: Settings) -> dict[str, Any]:
-    """nats-py takes the user info of a URL as it stands; percent signs in it mean other characters."""
+    """Return the login in the URLs, decoded: nats-py does not decode percent-encoded characters."""
     logins = {(url.username, url.password) for url in urls if url.username is not None}
     if not logins:
         return {}
@@ -125,7 +125,7 @@ def _cause(error: OSError) -> str:
 
 
 def while_unavailable(seconds: float) -> AsyncRetrying:
-    """Return attempts at what raises ``StreamUnavailable``; none begins when ``seconds`` have gone by."""
+    """Return attempts that are repeated on ``StreamUnavailable``; none begins after ``seconds``."""
     return AsyncRetrying(
         retry=retry_if_exception_type(StreamUnavailable),
         wait=wait_random_exponential(multiplier=0.1, max=1.0),
@@ -135,7 +135,7 @@ def while_unavailable(seconds: float) -> AsyncRetrying:
 
 
 def login_error(error: Exception, servers: str) -> StreamRefused | StreamUnavailable:
-    """Return why a connection could not be made: refused for good, or worth another try."""
+    """Return the error of a failed connection: StreamUnavailable if another try may succeed."""
     nats = f"NATS at {servers}"
     match error:
         case SecureConnWantedError():

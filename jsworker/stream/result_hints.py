@@ -16,9 +16,9 @@ from jsworker.stream.connection import Connection
 from jsworker.stream.nats_client import Client
 
 AWAITED: Final = "jsworker.awaited."
-"""Followed by a client's token: job ids for which it waits, each of 16 bytes."""
+"""Subject, with a client's token appended, of the job ids that the client waits for, each of 16 bytes."""
 ENDED: Final = "jsworker.ended."
-"""Followed by the same token: job ids of which a worker has written the end."""
+"""Subject, with the same token appended, of the id of a job whose end a worker has written."""
 RENEW_SECONDS: Final = 5.0
 FORGET_SECONDS: Final = 10.0
 """What a client has not said again for at least so long is forgotten; for twice as long at most."""
@@ -45,7 +45,7 @@ class HintSender:
     """
 
     def __init__(self, connection: Connection, *, report: Callable[[str | None], None]) -> None:
-        """Prepare; ``report`` is called with what was too much, and with None when that has passed."""
+        """Prepare; ``report`` is called with the reason of an overload, and with None when it is over."""
         self.somebody_waits = False
         self._connection = connection
         self._report = report
@@ -59,7 +59,7 @@ class HintSender:
         connection.restored_callbacks.append(self._on_restored)
 
     async def step(self) -> None:
-        """Forget what clients have not said again, and listen; to be called every ``FORGET_SECONDS``."""
+        """Forget announcements that were not repeated, and listen; to be called every ``FORGET_SECONDS``."""
         self._earlier, self._recent = self._recent, {}
         self.somebody_waits = bool(self._earlier)
         self._counted = 0
@@ -72,7 +72,7 @@ class HintSender:
             self._listen()
 
     def tell(self, job_id: UUID) -> None:
-        """Hint at the end of a job to those who wait for it."""
+        """Send a hint at the end of a job to the clients that wait for it."""
         name = job_id.bytes
         clients = {*self._recent.pop(name, ()), *self._earlier.pop(name, ())}
         if clients and self._connection.connected:
@@ -110,7 +110,7 @@ class HintSender:
         self.somebody_waits = bool(recent or self._earlier)
 
     def _is_too_much(self, size: int) -> bool:
-        """Count a message; behind too many in a second listen no more until the next step."""
+        """Count a message; after too many in a second, stop listening for one or more steps."""
         now = boottime()
         if now - self._counted_from >= 1:
             self._counted_from, self._counted = now, 0
@@ -128,7 +128,7 @@ class HintSender:
 
 
 class HintReceiver:
-    """A client's side: says which jobs it waits for, and takes hints.
+    """A client's side: announces the jobs that it waits for, and receives hints.
 
     Attributes:
         take: called with the id of a job that may have ended.
@@ -144,7 +144,7 @@ class HintReceiver:
         connection.denied_callbacks.append(self._on_denied)
 
     def announce(self, ids: Sequence[UUID]) -> None:
-        """Say that these jobs are waited for; without a connection nothing is said."""
+        """Announce that the client waits for these jobs; without a connection nothing is sent."""
         if not self._connection.connected:
             return
         client = self._connection.client
@@ -162,7 +162,7 @@ class HintReceiver:
         self._is_denied = False
 
     def _on_denied(self, reason: str) -> None:
-        """Say nothing more on this connection: the server would log each message."""
+        """Send no more announcements on this connection: the server would log each of them."""
         self._is_denied |= self._token in reason
 
     def _on_hint(self, _subject: str, _reply: bytes, content: bytes, _status: dict[str, str] | None) -> None:

@@ -22,7 +22,7 @@ def _places(name: str) -> str:
     return ", ".join(f"coalesce(CAST(sum({name}[{place}]) AS bigint), 0)" for place in _PLACES)
 
 
-# Each place of the arrays by itself: to unnest them would make a row of each, all of which are sorted.
+# Each element of the arrays is summed by itself: unnest would make a row of each, and all would be sorted.
 def _by(column: str) -> str:
     return f"""
 SELECT {column}, {_SUMS}, {_SECONDS}, ARRAY[{_places("waits")}] AS waits, ARRAY[{_places("runs")}] AS runs
@@ -64,7 +64,7 @@ class Figures:
 async def figures_by_minute(
     database: Database, *, minutes: int = 60, kind: str | None = None
 ) -> dict[datetime, Figures]:
-    """Return the figures of each of the last minutes in which anything was done; the present one is not over."""
+    """Return the figures of each of the last minutes in which anything was done, also the present one."""
     rows = await database.run(FIGURES_BY_MINUTE, {"minutes": minutes, "kind": kind})
     return {row[0]: Figures(*row[1:]) for row in rows}
 
