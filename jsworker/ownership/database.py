@@ -219,9 +219,10 @@ class Database:
 
 
 class Reads(Database):
-    """A database whose ``run`` and ``run_along_index`` cannot write; it shares the pools of another.
+    """A database whose ``run`` and ``run_along_index`` cannot write; the pools belong to another.
 
-    Each statement of these methods is a read-only transaction, and the server ends it after ``seconds``.
+    Closing the database that it was made from closes it. Each statement of these methods is a read-only
+    transaction, and the server ends it after ``seconds``.
     """
 
     def __init__(self, database: Database, seconds: float, role: str | None) -> None:

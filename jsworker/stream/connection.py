@@ -146,7 +146,7 @@ class Connection:
             await asyncio.wait({connecting}, timeout=seconds)
             connected = connecting.done() and connecting.result()
         finally:
-            if not connected:  # a cancelled caller may leave a connected client, too
+            if not connected:  # also closes one that connected as the caller was cancelled
                 try:
                     await end_tasks({connecting}, _ABANDON_SECONDS)
                 finally:

@@ -20,7 +20,7 @@ _STOP_SECONDS: Final = 2.0
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 _TURN_SECONDS: Final = 0.05
-"""A lane waits so long for its turn; a consumer that delivers nothing for so long counts as dry."""
+"""A lane that waits for its turn checks so often; a consumer silent for so long counts as dry."""
 _FEW: Final = 10  # messages
 MOST_REQUESTS: Final = 8  # the consumer's ``max_waiting`` is shared by the whole fleet
 
