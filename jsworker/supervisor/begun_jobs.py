@@ -1,4 +1,4 @@
-"""Which jobs a child has begun, in memory that it shares with its parent: known also after SIGKILL."""
+"""The jobs that a child has begun, in memory shared with its parent, which can read it after a SIGKILL."""
 
 import mmap
 import os
@@ -9,22 +9,22 @@ from typing import BinaryIO, Final, Self
 from uuid import UUID
 
 _ALL_NOTED: Final = 0
-"""Where a child says that it notes everything it begins."""
+"""The byte that is 1 while the child notes every job that it begins."""
 _ENDED: Final = slice(16, 24)
-"""How many runs have ended, lowest byte first."""
+"""The number of runs that have ended, little-endian."""
 _FIRST: Final = 32
 _PLACE_BYTES: Final = 16
 _FREE: Final = bytes(_PLACE_BYTES)
 BESIDES_SLOTS: Final = 7_000
-"""Runs that have ended and wait for the database. Beyond two thousand nothing more is claimed, but what was
-claimed by then, four thousand and a batch on its way, begins all the same."""
+"""Room for runs that have ended and wait for the database. From two thousand such runs on nothing is claimed,
+but jobs that are claimed by then, four thousand and a batch under way, still begin."""
 
 
 class BegunJobs:
-    """The jobs of one child from the begin of their run until their outcome is written.
+    """The jobs of one child from the beginning of their run until their outcome is written.
 
-    A job is noted before any of its own code, or its payload, can do harm: one that kills its process at once
-    is among them. What the parent does not find here had not begun.
+    A job is noted before its payload is read and before its code runs: a job that kills its process at once
+    is noted. A job that is not noted had not begun.
     """
 
     def __init__(self, memory: mmap.mmap) -> None:
@@ -36,16 +36,16 @@ class BegunJobs:
     @classmethod
     @contextmanager
     def shared(cls, concurrency: int) -> Iterator[tuple[Self, int]]:
-        """Yield memory for a child with so many job slots, and its descriptor; may raise OSError."""
+        """Yield memory for a child with ``concurrency`` job slots, and its descriptor; may raise OSError."""
         with open_memory() as file:
             file.truncate(_FIRST + (concurrency + BESIDES_SLOTS) * _PLACE_BYTES)
             yield cls(mmap.mmap(file.fileno(), 0)), file.fileno()
 
     @classmethod
     def take_over(cls, descriptor: int) -> Self:
-        """Return the memory in the child; from now on the parent relies on what is noted in it."""
+        """Return the memory, in the child; from now on the parent relies on it."""
         with os.fdopen(descriptor, "r+b", buffering=0) as file:
-            begun = cls(mmap.mmap(file.fileno(), 0))  # which duplicates the descriptor
+            begun = cls(mmap.mmap(file.fileno(), 0))  # mmap duplicates the descriptor
         begun._memory[_ALL_NOTED] = 1
         return begun
 
@@ -58,13 +58,13 @@ class BegunJobs:
         self._memory[place : place + _PLACE_BYTES] = job_id.bytes
 
     def remove(self, job_id: UUID) -> None:
-        """Note that its outcome is written, or the job lost; nothing for one that never began."""
+        """Note that a job's outcome is written, or that the job is lost; does nothing if it never began."""
         if self.forget(job_id):
             self._ended += 1
             self._memory[_ENDED] = self._ended.to_bytes(8, "little")
 
     def forget(self, job_id: UUID) -> bool:
-        """Note that a run waits until it is added again, and return whether it had been added."""
+        """Remove a run that waits again and has not executed anything; return whether it had been added."""
         place = self._places.pop(job_id, None)
         if place is None:
             return False
@@ -73,7 +73,7 @@ class BegunJobs:
         return True
 
     def read(self) -> tuple[UUID, ...] | None:
-        """Return, in the parent, the jobs that a dead child had begun; None: they are not all known."""
+        """Return, in the parent, the jobs that the child has begun and not ended; None: not all are known."""
         if not self._memory[_ALL_NOTED]:
             return None
         content = self._memory[_FIRST:]
@@ -82,7 +82,7 @@ class BegunJobs:
 
     @property
     def ended(self) -> int:
-        """How many runs have ended in the child."""
+        """The number of runs that have ended in the child."""
         return int.from_bytes(self._memory[_ENDED], "little")
 
 

@@ -1,4 +1,4 @@
-"""The child's end of the link: it ticks, reports, obeys, and ends the child when the parent has died."""
+"""The child's end of the link: sends ticks and reports, obeys the parent, ends the child after its death."""
 
 import asyncio
 import faulthandler
@@ -25,23 +25,23 @@ TICKS_PER_TIMEOUT: Final = 4
 LONGEST_TICK_SECONDS: Final = 1.0
 
 _LAST_RESORT_SECONDS: Final = 5.0
-"""For so long beyond its time-out, at least, the watchdog of a living parent gets to act first."""
+"""The child's own last resort comes at least so much later than the watchdog of a living parent."""
 _ORPHAN_SECONDS: Final = 15.0
-"""Beyond two statement time-outs: what an orphan may take to hand its jobs back."""
+"""An orphan may take so long, and two statement time-outs, to hand its jobs back."""
 _LAST_WORDS_SECONDS: Final = 1.0
 _SHOW_SECONDS: Final = 0.5
-"""For so long a reader of stderr may take for the stacks before the process is killed."""
+"""A reader of stderr may take so long to read the stacks before the process is killed."""
 
 
 class ChildLink:
-    """Connects a worker to the parent of its process. All but ``last_words`` belongs to the event loop."""
+    """Connects a worker to the parent of its process. Call all but ``last_words`` on the event loop."""
 
     def __init__(self, start: ChildStart) -> None:
         """Take over the child's end of the link and the memory for begun jobs; nothing is read yet."""
         os.set_inheritable(start.link, False)  # processes that the child starts do not get it
         self._begun = BegunJobs.take_over(start.begun)
         self._parent = start.parent
-        # Of its own, for a job may replace or close sys.stderr.
+        # A descriptor of its own, because a job may replace or close sys.stderr.
         self._stderr = _open_stderr()
         self._lines = stderr_lines()
         self._link: MessageLink[messages.FromParent] = MessageLink(
@@ -57,18 +57,18 @@ class ChildLink:
         self._orphaned = False
 
     def open(self, settings: Settings, *, obey: Callable[[messages.FromParent], None]) -> None:
-        """Listen to the parent from now on: ``obey`` is called with what it wants, or would if it lived."""
+        """Listen to the parent; ``obey`` is called with its messages, and StopWorker when it has died."""
         self._loop = asyncio.get_running_loop()
         self._watchdog_timeout = settings.watchdog_timeout
         self._orphan_seconds = 2 * settings.statement_timeout + _ORPHAN_SECONDS
         self._obey = obey
         self._link.open()
-        # Between two steps of the main thread, whatever its loop does.
+        # A Python handler runs in the main thread, even if the event loop hangs in Python code.
         signal.signal(signal.SIGTERM, lambda *_: self._note_sigterm())
         self._tick()
 
     def close(self) -> None:
-        """Neither read, send nor tick any more; SIGTERM is ignored from here on, for the child ends."""
+        """Stop reading, sending and ticking, and ignore SIGTERM: the child ends."""
         signal.signal(signal.SIGTERM, lambda *_: None)
         if self._ticking is not None:
             self._ticking.cancel()
@@ -77,21 +77,21 @@ class ChildLink:
             faulthandler.cancel_dump_traceback_later()
 
     def registered(self, worker_id: str) -> None:
-        """Report the worker's id: from here on jobs may be held, and the watchdog's time-out holds."""
+        """Report the worker's id: from now on it may hold jobs, and the watchdog's time-out applies."""
         self._link.send(messages.Registered(worker_id=worker_id))
         self._holds_jobs = True
         self._postpone_last_resort()
 
     def began(self, job_id: UUID) -> None:
-        """Note, for the parent to find, that a job's run begins."""
+        """Note in the shared memory that a job's run begins."""
         self._begun.add(job_id)
 
     def waits(self, job_id: UUID) -> None:
-        """Note that it waits, before anything of it is executed."""
+        """Note that the job waits again, before anything of it was executed."""
         self._begun.forget(job_id)
 
     def ended(self, job_id: UUID) -> None:
-        """Note that its outcome is written."""
+        """Note that the job's outcome is written."""
         self._begun.remove(job_id)
 
     def send(self, message: messages.FromChild) -> None:
@@ -99,9 +99,10 @@ class ChildLink:
         self._link.send(message)
 
     def report(self, readiness: Readiness | None, figures: str | None) -> bool:
-        """Report how the worker is, unless the parent has not read what was sent before.
+        """Report the worker's state, unless the parent has not yet read the earlier messages.
 
-        The figures are packed; None: there are no new ones. Returns whether they are short enough.
+        ``figures`` are packed; None if there are no new ones. Figures that are too long are left out; returns
+        whether they were short enough.
         """
         fits = figures is None or len(figures) <= messages.LONGEST_FIGURES
         if not self._link.unsent:
@@ -109,13 +110,13 @@ class ChildLink:
         return fits
 
     def quiet_until(self, boottime: float) -> None:
-        """Announce that the event loop may be silent until then."""
+        """Announce that the event loop may be silent until ``boottime``."""
         self._quiet_until = boottime
         self._link.send(messages.Tick(quiet_until=boottime))
         self._postpone_last_resort()
 
     def request_kill(self, culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
-        """Show where all threads are, and ask to be killed; once, however often this is called."""
+        """Write the stacks of all threads to stderr and ask to be killed; later calls do nothing."""
         if self._asked_for_kill:
             return
         self._asked_for_kill = True
@@ -125,29 +126,29 @@ class ChildLink:
         self._link.send(messages.KillRequest(culprits=named, reason=reason[: messages.LONGEST_TEXT]))
 
     def last_words(self, text: str) -> bool:
-        """Send, outside of the event loop, the error by which the process ends; False: the parent is gone."""
+        """Send, outside of the event loop, the error that ends the process; False if the parent is gone."""
         words = messages.LastWords(text=text[: messages.LONGEST_TEXT])
         return self._link.send_blocking(words, seconds=_LAST_WORDS_SECONDS)
 
     def _tick(self) -> None:
         seconds = min(LONGEST_TICK_SECONDS, self._watchdog_timeout / TICKS_PER_TIMEOUT)
         self._ticking = self._loop.call_later(seconds, self._tick)
-        if not self._link.unsent:  # a parent that does not read needs no more of them
+        if not self._link.unsent:  # else the parent does not read, and more ticks are useless
             self._link.send(messages.Tick(quiet_until=self._quiet_until))
         self._postpone_last_resort()
 
     def _postpone_last_resort(self) -> None:
-        """Have this process end if its loop hangs and no parent is there any more to kill it."""
+        """Let faulthandler end this process later, if its loop hangs and no parent is left to kill it."""
         if self._holds_jobs and not self._orphaned:
             limit = self._watchdog_timeout + max(_LAST_RESORT_SECONDS, self._watchdog_timeout)
             quiet = max(0.0, self._quiet_until - boottime())
-            # It waits in a thread that needs no GIL.
+            # faulthandler waits in a thread that does not need the GIL.
             faulthandler.dump_traceback_later(quiet + limit, file=self._stderr, exit=True)
 
     def _note_sigterm(self) -> None:
         is_orphan = os.getppid() != self._parent
         if is_orphan:
-            self._limit_orphan()  # here and now: the loop may hang
+            self._limit_orphan()  # not on the loop, which may hang
         with suppress(RuntimeError):  # the loop is closed: the child ends
             self._loop.call_soon_threadsafe(self._obey, messages.StopWorker(force=is_orphan))
 
@@ -162,7 +163,7 @@ class ChildLink:
 
 
 def _open_stderr() -> int:
-    """Return a further descriptor of stderr; without a stderr, one of where nothing is kept."""
+    """Return a new descriptor of stderr; without a stderr, one of the null device."""
     try:
         return os.dup(sys.stderr.fileno())
     except (AttributeError, OSError, ValueError):
@@ -170,7 +171,7 @@ def _open_stderr() -> int:
 
 
 def _show_stacks(lines: TextIO | LineWriter) -> None:
-    """Write where all threads are, also where it has no reader."""
+    """Write the stacks of all threads; a stderr that nobody reads does not block this."""
     with suppress(OSError), open_memory() as stacks:
         faulthandler.dump_traceback(stacks, all_threads=True)
         stacks.seek(0)

@@ -31,9 +31,9 @@ the child asked to be killed; a signal of another process; by itself."""
 
 @dataclass(frozen=True, slots=True)
 class KillReason:
-    """Why a child is killed by its parent; ``reason`` is for the next runs of its jobs.
+    """Why the parent kills a child; the next runs of the child's jobs get the ``reason``.
 
-    If there are any culprits, only these jobs' stalls count.
+    If there are ``culprits``, stalls are counted for these jobs only.
     """
 
     how: Death
@@ -46,12 +46,13 @@ class Child:
     """A running child process.
 
     Attributes:
-        number, generation: its place among the children, and how many have been there, from 1.
+        number: its place among the children, from 1.
+        generation: the number of children that this place has had, including this one.
         started_at: the boot time of its start.
-        worker_id: under which it owns jobs; None: it owns none yet.
-        readiness, reported_at: what its worker could do by its last report, and the boot time of that.
-        figures, figures_at: packed, of the last report that had any, and its boot time.
-        link: once it is closed the child learns that it must end.
+        worker_id: the id under which it owns jobs; None: it owns none yet.
+        readiness, reported_at: the state of its worker by its last report, and the boot time of that.
+        figures, figures_at: the packed figures of the last report that had any, and its boot time.
+        link: the connection to the child; when it is closed, the child ends.
     """
 
     def __init__(
@@ -67,8 +68,8 @@ class Child:
     ) -> None:
         """Start the process, in the main thread of an event loop; may raise OSError.
 
-        The argument of ``ChildStart`` is put behind the command; WORKER_ID, when it is set in the
-        environment, gets this child's number. ``on_message`` is called once a message is noted here.
+        The argument of ``ChildStart`` is appended to the command; if WORKER_ID is set, the child's number is
+        appended to it. ``on_message`` is called with each message after this object has noted it.
         """
         self.number = number
         self.generation = generation
@@ -78,7 +79,7 @@ class Child:
         self.holds_jobs = False
         self.last_words: str | None = None
         self.kill_reason: KillReason | None = None
-        # Before it holds jobs it may be silent for longer: a setup may load what is large.
+        # Before it holds jobs it may be silent for longer: a setup may load large models.
         self.silence = Silence(max(settings.watchdog_timeout, settings.startup_timeout))
         self._watchdog_timeout = settings.watchdog_timeout
         self.readiness: Readiness | None = None
@@ -94,7 +95,7 @@ class Child:
             with theirs, BegunJobs.shared(settings.concurrency) as (self.begun, begun):
                 start = ChildStart(theirs.fileno(), os.getpid(), connect_seconds, number, begun, lifeline())
                 with signals_held_back():
-                    # The streams are named, to be inherited even where they were closed and opened again.
+                    # The streams are given by number, to be inherited even if they were closed and reopened.
                     self._process = subprocess.Popen(  # noqa: S603 -- the command is the supervisor's caller's
                         [*command, start.argument()],
                         env=environment,
@@ -112,7 +113,7 @@ class Child:
             self._pidfd = os.pidfd_open(self.pid)
         except (AttributeError, OSError):  # another system, an old kernel, or one that forbids it
             self._pidfd = None
-        # Its worker id without the random end, as ``identify`` makes it.
+        # The worker id that ``identify`` makes, without its random end.
         self._name = f"{settings.hostname}-{self.pid}" if settings.worker_id is None else name
         self.link = MessageLink(
             ours,
@@ -125,21 +126,21 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended, minus the number if by a signal; None while it lives. Reaps it."""
+        """The exit code, or minus the signal's number; None while the process lives. Reaps the process."""
         return self._process.poll()
 
     def facts(self) -> dict[str, object]:
-        """Return the fields of every log line about it."""
+        """Return the fields of every log line about this child."""
         facts: dict[str, object] = {"pid": self.pid, "child": self.number, "generation": self.generation}
         return facts if self.worker_id is None else {**facts, "worker_id": self.worker_id}
 
     def ending(self) -> str:
-        """Return how it ended, in words."""
+        """Return in words how the process ended."""
         code = self._process.returncode
         return f"signal {_SIGNAL_NAMES.get(-code, -code)}" if code < 0 else f"exit code {code}"
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send it a signal, unless it is dead."""
+        """Send a signal to the process, unless it is dead."""
         if self._process.returncode is not None:
             return
         with suppress(ProcessLookupError):
@@ -149,17 +150,17 @@ class Child:
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def stop(self, *, force: bool) -> None:
-        """Ask it to stop, in both ways: its loop may hang, or it may not read its link yet."""
+        """Ask the child to stop, by message and by SIGTERM: its loop may hang, or not read the link yet."""
         self.send(messages.StopWorker(force=force))
         self.send_signal(signal.SIGTERM)
 
     def send(self, message: messages.FromParent) -> None:
-        """Send a message, unless so much is unread that it does not listen, and needs nothing of this."""
+        """Send a message, unless the child has so much unread that it does not listen."""
         if self.link.unsent < LONGEST_LINE:
             self.link.send(message)
 
     def close(self) -> None:
-        """Take its last words and close the link; it must have ended."""
+        """Read the remaining messages of a child that has ended, and close the link."""
         self.link.hear(to_the_end=True)
         self.link.close()
         if self._pidfd is not None:
@@ -171,7 +172,7 @@ class Child:
                 self.silence.note_tick()
                 self.silence.quiet_until = until
             case messages.Registered(worker_id=worker_id):
-                # Only an id of its own: the parent will take back all jobs of that owner.
+                # Accept only an id of this process: the parent will take back all jobs of that owner.
                 own = worker_id.startswith(self._name) and _RANDOM_END.fullmatch(worker_id[len(self._name) :])
                 if not own or self.worker_id is not None:
                     return
@@ -193,11 +194,11 @@ class Child:
 
 
 def reap_orphans(known: Container[int]) -> None:
-    """Reap dead children but the known ones: process 1 of a container inherits all orphans.
+    """Reap dead children except those in ``known``: process 1 of a container inherits all orphans.
 
-    A known one that is dead hides others behind it: reap those that are known first.
+    A dead child in ``known`` hides others behind it, so reap the known ones first.
     """
-    with suppress(ChildProcessError):  # there are none
+    with suppress(ChildProcessError):  # there are no children
         while True:
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if found is None or found.si_pid in known:

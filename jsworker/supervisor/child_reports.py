@@ -1,4 +1,4 @@
-"""A child's reports: once a second it sends its parent how it is and what it has counted."""
+"""A child's reports: once a second it sends its state and its figures to the parent."""
 
 import asyncio
 import threading
@@ -15,17 +15,17 @@ from jsworker.worker.worker import Worker
 
 _SECONDS: Final = 1.0
 _REST: Final = 10
-"""Times its own duration that packing rests: a tenth of a processor's time at most."""
+"""Packing rests for so many times its own duration, so that it takes at most a tenth of a core."""
 
 
 class Reporter:
     """Reports from a child whose parent serves probes and metrics.
 
-    Figures are packed in a thread: those of many kinds take longer than an event loop may be held up.
+    Figures are packed in a thread, because those of many kinds would block the event loop for too long.
     """
 
     def __init__(self, worker: Worker, link: ChildLink) -> None:
-        """Count from now on; nothing is sent before ``start``."""
+        """Begin to count; nothing is sent before ``start``."""
         self._worker = worker
         self._link = link
         self._registry = CollectorRegistry()
@@ -34,7 +34,7 @@ class Reporter:
         self._complained = False
 
     def start(self) -> None:
-        """Send a report now, and then once a second, even if the one before failed."""
+        """Send a report now and then once a second, even if one fails."""
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._pack, name="jsworker figures", daemon=True).start()
         self._report()

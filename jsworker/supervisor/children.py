@@ -1,4 +1,4 @@
-"""The places of the children: when a dead one is started again, and how all of them look from outside."""
+"""The places of the children: when a dead child is started again, and what probes and metrics see of them."""
 
 import asyncio
 import shutil
@@ -23,11 +23,13 @@ class PlaceView:
     """One place for a child.
 
     Attributes:
-        was_ready: whether any child at this place has worked; ``ready``: whether the present one does.
-        silent_seconds: since its last tick; 0 before the first, and while it has announced to be ``quiet``.
+        was_ready: whether any child at this place has worked.
+        ready: whether the present child works.
+        quiet: whether it has announced that it may be silent now.
+        silent_seconds: seconds since its last tick; 0 before the first tick and while it is ``quiet``.
         limit: seconds of silence after which the supervisor kills it; more while it starts.
-        report_seconds: since its last report; None: there is none.
-        figures, figures_seconds: packed, and the seconds since it reported them, or since its start.
+        report_seconds: seconds since its last report; None if there is none.
+        figures, figures_seconds: its figures, packed, and the seconds since it reported them or was started.
     """
 
     number: int
@@ -47,8 +49,10 @@ class FleetView:
     """The supervisor at one moment of boot time.
 
     Attributes:
-        deaths: how many children ended without a request to stop.
-        stalls: runs that the supervisor itself has taken back, by their kind's label and whether it counted.
+        deaths: the numbers of children that ended without a request to stop, by how they ended.
+        now: the moment, in seconds of boot time.
+        stalls: the numbers of runs that the supervisor itself has taken back, by the kind's label and whether
+            a stall was counted.
     """
 
     places: Sequence[PlaceView]
@@ -71,8 +75,8 @@ class Place:
     was_ready: bool = False
 
     def restart_delay(self, lived: float, *, worked: bool) -> float:
-        """Return the seconds to wait after a child that lived for so many, and has worked or has not."""
-        # A fleet with quicker heartbeats than usual restarts quicker too.
+        """Return the seconds to wait after a child that lived for ``lived`` seconds and was ready or not."""
+        # A shorter heartbeat interval than the default shortens the back-off, too.
         scale = min(1.0, self.heartbeat_interval / _DEFAULT_HEARTBEAT)
         self.deaths_in_a_row = 1 if lived >= _LONG_LIFE_SECONDS * scale else self.deaths_in_a_row + 1
         if self.deaths_in_a_row == 1 and worked:
@@ -80,7 +84,7 @@ class Place:
         return _BACKOFF.delay(self.deaths_in_a_row - 1) * scale
 
     def view(self, now: float) -> PlaceView:
-        """Return how it is at this moment of boot time."""
+        """Return its state at ``now``, in seconds of boot time."""
         child = self.child
         if child is None:
             return PlaceView(self.number, was_ready=self.was_ready)
@@ -99,9 +103,9 @@ class Place:
 
 
 async def show_work(look: Callable[[], tuple[int, int | None]]) -> None:
-    """Show in one line on the terminal, once a second until cancelled, what the children do.
+    """Show the progress of the children in one line on the terminal, once a second until cancelled.
 
-    ``look`` returns how many runs have ended, and how many jobs are begun; None: that is not known.
+    ``look`` returns the numbers of runs that have ended and of running jobs; None if that is unknown.
     """
     then, ended_then = boottime(), 0
     try:

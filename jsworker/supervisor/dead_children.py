@@ -1,4 +1,4 @@
-"""What a dead child held goes back to the others, at once, and again for what was on its way when it died."""
+"""Takes back the jobs of dead children: at once, and again once no claim of theirs can commit any more."""
 
 import asyncio
 import os
@@ -23,15 +23,16 @@ _REMIND_SECONDS: Final = 60.0
 
 
 class DeadChildren:
-    """The dead whose jobs are not all taken back yet. Nothing waits for them but the parent's end.
+    """The dead children whose jobs are not all taken back yet. Only the end of the parent waits for them.
 
     Attributes:
-        events: of the jobs that the parent itself takes back, as ``worker_id``.
-        stalls: how many these are, by their kind's label and whether they counted.
+        worker_id: the parent's own id, under which it takes jobs back.
+        events: events of the jobs that the parent itself takes back.
+        stalls: the numbers of these jobs, by the kind's label and whether a stall was counted.
     """
 
     def __init__(self, settings: Settings, *, on_requeued: Callable[[], None]) -> None:
-        """Begin with an empty list; ``on_requeued`` is called when jobs wait to be published."""
+        """Begin without any; ``on_requeued`` is called when jobs taken back wait to be published."""
         self.worker_id = f"supervisor-{settings.hostname}-{os.getpid()}"
         self.events = Events()
         self.stalls: Counter[tuple[str, bool]] = Counter()
@@ -43,7 +44,7 @@ class DeadChildren:
         self._logger = structlog.get_logger()
 
     def add(self, owner: DeadOwner, *, asked_sibling: bool) -> None:
-        """Take back what it held; if a sibling does so right now, look once no claim can commit any more."""
+        """Take back the owner's jobs; if a sibling was asked to, only once no claim can commit any more."""
         now = boottime()
         taking = self._take_back(owner, now, owner.settled_at if asked_sibling else now)
         task = asyncio.create_task(taking, name=f"reset {owner.worker_id}")
@@ -51,16 +52,16 @@ class DeadChildren:
         task.add_done_callback(self._dead.pop)
 
     def expect(self, kinds: Iterable[str]) -> None:
-        """Show as zero what has not happened yet: Prometheus sees no increase in what was not there."""
+        """Add counters of zero for these kinds: Prometheus sees no increase in a new counter."""
         for kind in kinds:
             self.stalls[self._labels.label(kind), True] += 0
 
     def waiting(self) -> list[str]:
-        """Return the dead whose jobs are not all taken back yet."""
+        """Return the worker ids of dead children whose jobs are not all taken back yet."""
         return list(self._dead.values())
 
     async def finish(self, seconds: float) -> None:
-        """Wait until all is taken back, and give up what is not done in time; others find it later."""
+        """Wait at most ``seconds`` until all jobs are taken back; other workers find the rest later."""
         if self._dead:
             await asyncio.wait(self._dead, timeout=seconds)
         for task, worker_id in self._dead.items():
@@ -74,16 +75,16 @@ class DeadChildren:
         while True:
             try:
                 return await self._reset(owner, died_at)
-            except Exception:  # a mistake of ours
+            except Exception:  # a bug
                 self._logger.exception("dead_owner.failed", dead=len(self._dead))
                 await asyncio.sleep(_REMIND_SECONDS)
 
     async def _reset(self, owner: DeadOwner, died_at: float) -> None:
-        # Loaded for the first dead child: SQLAlchemy would double the memory of every parent that needs none.
+        # Imported when the first child has died: SQLAlchemy would double the memory of every parent.
         from jsworker.ownership.database import Database  # noqa: PLC0415 -- see above
         from jsworker.worker.recovery.resets import report_resets, reset_dead_owner  # noqa: PLC0415 -- see above
 
-        jobs: Counter[str] | None = None  # by where they went
+        jobs: Counter[str] | None = None  # by their new status
         refused: set[str] = set()
 
         async def report(taken: "TakenBack") -> None:

@@ -1,4 +1,4 @@
-"""What parent and child send each other."""
+"""The messages between parent and child."""
 
 from typing import Annotated, Final, Literal, TypeAlias
 from uuid import UUID
@@ -17,28 +17,28 @@ _Text: TypeAlias = Annotated[str, Field(max_length=LONGEST_TEXT)]
 
 
 class Tick(Message):
-    """The child's event loop has come round; it may be silent until then, in seconds of boot time."""
+    """The child's event loop runs; it may be silent until ``quiet_until``, in seconds of boot time."""
 
     what: Literal["tick"] = "tick"
     quiet_until: FiniteFloat = 0.0
 
 
 class Registered(Message):
-    """A child owns jobs under this worker id from now on; the parent takes back what siblings leave."""
+    """A child may own jobs under this worker id from now on; if it dies, the parent takes them back."""
 
     what: Literal["registered"] = "registered"
     worker_id: str
 
 
 class Ready(Message):
-    """The child's worker works, on these kinds."""
+    """The child's worker has started, with these kinds."""
 
     what: Literal["ready"] = "ready"
     kinds: list[Annotated[str, Field(max_length=64)]]
 
 
 class Report(Message):
-    """How the child's worker is, if it has started, and all that it counts, packed, if that is new."""
+    """The state of the child's worker, if it has started, and its figures, packed, if they are new."""
 
     what: Literal["report"] = "report"
     readiness: Readiness | None
@@ -46,7 +46,7 @@ class Report(Message):
 
 
 class KillRequest(Message):
-    """The child asks to be killed, for runs that ignore their stop."""
+    """The child asks to be killed, because runs ignore the request to stop."""
 
     what: Literal["kill"] = "kill"
     culprits: Annotated[list[tuple[UUID, int]], Field(max_length=MOST_CULPRITS)]
@@ -54,27 +54,27 @@ class KillRequest(Message):
 
 
 class Stopped(Message):
-    """The child's worker has stopped in order; it claims nothing any more, but may still hold jobs."""
+    """The child's worker has stopped as requested; it claims nothing any more, but may still hold jobs."""
 
     what: Literal["stopped"] = "stopped"
     holds_jobs: bool
 
 
 class LastWords(Message):
-    """The error by which the child is about to end."""
+    """The error that is about to end the child."""
 
     what: Literal["last words"] = "last words"
     text: _Text
 
 
 class Wake(Message):
-    """Publish now what waits to be published."""
+    """Publish now the jobs that wait to be published."""
 
     what: Literal["wake"] = "wake"
 
 
 class TakeBack(Message):
-    """A sibling has died: take back what it held."""
+    """A sibling has died: take its jobs back."""
 
     what: Literal["take back"] = "take back"
     dead: DeadOwner

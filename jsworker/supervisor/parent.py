@@ -22,7 +22,7 @@ from jsworker.telemetry.logs import log_events
 from jsworker.worker.supervision import DeadOwner
 
 CONNECT_SECONDS: Final = 10.0
-"""For so long the first generation tries to reach its servers."""
+"""The first child of each place gives up reaching its servers after so long."""
 
 _WRONG_SETTINGS: Final = 2
 _EXIT_SECONDS: Final = 3.0
@@ -34,12 +34,12 @@ _ROUNDS_A_TIMEOUT: Final = 10
 _SHORTEST_ROUND_SECONDS: Final = 0.05
 _LONGEST_ROUND_SECONDS: Final = 0.5
 _HEARD_ROUNDS: Final = 2
-"""At most so many rounds of a pause count in which the parent itself stood still."""
+"""After a pause in which the parent itself stood still, a child's silence grows by at most so many rounds."""
 _ASLEEP_ROUNDS: Final = 10
 _OWN_ENDS: Final = frozenset(
     -number for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
 )
-"""Exit codes of a process that ended by what it did itself, even if the parent stood still meanwhile."""
+"""Exit codes of a process that crashed by its own doing, even if the parent stood still meanwhile."""
 
 
 class Supervisor:
@@ -56,8 +56,9 @@ class Supervisor:
     ) -> None:
         """Prepare a supervisor; nothing starts yet.
 
-        ``command`` and ``environment`` are those of ``Child``; for ``connect_seconds`` the first generation
-        tries to reach its servers. With ``shows_work`` a line on the terminal shows what is done.
+        ``command`` and ``environment`` are passed to ``Child``. The first child of each place gives up after
+        ``connect_seconds`` if it cannot reach its servers; later ones keep trying. With ``shows_work`` a line
+        on the terminal shows the progress.
         """
         self._settings = settings
         self._connect_seconds = connect_seconds
@@ -81,7 +82,7 @@ class Supervisor:
     async def run(self) -> tuple[int, str | None]:
         """Supervise until a signal stops it or a child cannot work at all.
 
-        Returns the exit code, and the error of the child that this ended for.
+        Returns the exit code, and the error of the child that could not work; None if a signal stopped it.
         """
         log_events(self._dead.events, worker_id=self._dead.worker_id)
         async with AsyncExitStack() as last:
@@ -91,13 +92,13 @@ class Supervisor:
             return await self._supervise()
 
     def view(self) -> FleetView:
-        """Return how everything is at this moment."""
+        """Return the present state of all children."""
         now = boottime()
         places = [place.view(now) for place in self._places]
         return FleetView(places, self._stopping, self._deaths, now, dict(self._dead.stalls))
 
     async def _serve(self, last: AsyncExitStack) -> None:
-        """Serve probes and metrics, if a port is set; else their libraries are not loaded."""
+        """Serve probes and metrics if a port is set; otherwise do not load their libraries."""
         host, port = self._settings.http_host, self._settings.http_port
         if port is None:
             return
@@ -125,9 +126,9 @@ class Supervisor:
         return self._code, self._words
 
     def _listen_to_signals(self) -> None:
-        """Install handlers before the first child starts; without one process 1 gets no signal."""
+        """Install handlers before the first child starts; process 1 gets no signal without a handler."""
         numbers = [signal.SIGTERM, signal.SIGINT]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup means it
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # started by nohup
             numbers.append(signal.SIGHUP)
         for number in numbers:
             self._loop.add_signal_handler(number, self._on_stop_signal, number)
@@ -162,11 +163,11 @@ class Supervisor:
                 number=place.number,
                 generation=place.generation,
             )
-        except OSError as error:  # no memory, no process ids: others may end meanwhile
+        except OSError as error:  # out of memory or process ids, which may pass
             self._logger.warning("child.not_started", child=place.number, reason=str(error))
             self._restart_later(place, place.restart_delay(0.0, worked=False))
             return
-        # The parent takes back what its siblings leave, even if the new child finds them dead.
+        # The parent takes back the jobs of dead siblings; the new child must not, even if it finds them dead.
         siblings = [other.worker_id for other in self._children() if other.worker_id is not None]
         for worker_id in [*siblings, *self._dead.waiting()]:
             place.child.send(messages.Registered(worker_id=worker_id))
@@ -182,7 +183,7 @@ class Supervisor:
         return [place.child for place in self._places if place.child is not None]
 
     def _work(self) -> tuple[int, int | None]:
-        """Return how many runs have ended, and how many jobs are begun; None: that is not known."""
+        """Return the numbers of runs that have ended and of running jobs; None if that is unknown."""
         children = self._children()
         begun = [child.begun.read() for child in children]
         running = None if None in begun else sum(len(jobs) for jobs in begun if jobs is not None)
@@ -194,7 +195,7 @@ class Supervisor:
                 child.send(messages.Wake())
 
     def _go_round(self) -> None:
-        """Kill children that are silent for too long; hear them first, as the parent may have stood still."""
+        """Kill children that are silent for too long; read their messages first."""
         self._round = self._loop.call_later(self._round_seconds, self._go_round)
         now = boottime()
         if self._stood_still():
@@ -211,7 +212,7 @@ class Supervisor:
         self._logger.error("child.hung", **child.facts(), silent_seconds=round(child.silence.seconds, 2))
         reason = f"its process was killed: the event loop stood still for {child.silence.timeout:g} s"
         child.kill_reason = KillReason("hung", reason, counted=not self._stopping)
-        # Not at once: the stacks go to the same stderr, and would fall into the middle of that line.
+        # Not at once: the stacks go to the same stderr and would split the log line.
         self._loop.call_later(_LINE_SECONDS, child.send_signal, DUMP_SIGNAL)
         self._loop.call_later(_LINE_SECONDS, child.send_signal, signal.SIGTERM)
         self._loop.call_later(_LINE_SECONDS + _LAST_SIGNS_SECONDS, child.send_signal, signal.SIGKILL)
@@ -231,7 +232,7 @@ class Supervisor:
 
     def _note_death(self, place: Place, child: Child, code: int) -> None:
         unfit = not child.ready and (code == _WRONG_SETTINGS or (code > 0 and child.generation == 1))
-        # Asked to stop, a process that holds nothing may be at its very end, without handlers for signals.
+        # A process that was asked to stop and holds no jobs may already have removed its signal handlers.
         well = self._stopping and (code == 0 or (code == -signal.SIGTERM and not child.holds_jobs))
         if not well and not unfit:
             self._logger.warning("child.died", **child.facts(), how=child.ending(), reason=child.last_words)
@@ -257,7 +258,7 @@ class Supervisor:
             reason = f"JSWORKER_RECOVERY={self._settings.recovery}: by other rules, or by hand"
             self._logger.warning("dead_owner.not_reset", **child.facts(), reason=reason)
             return
-        # What stood still until a moment ago probably did so together with the whole machine.
+        # If the parent stood still until a moment ago, the whole machine probably did.
         just_woke = boottime() - self._woke_at < _MARGIN_SECONDS or self._stood_still()
         innocent = self._stopping or (just_woke and child.exit_code not in _OWN_ENDS)
         reason = f"its process ended: {child.ending()}"
@@ -265,12 +266,12 @@ class Supervisor:
         in_flight = 0.0 if child.stopped else self._settings.statement_timeout
         counted, culprits = kill.counted, kill.culprits
         if counted and not culprits and (begun := child.begun.read()) is not None:
-            # No job that still waited for its slot can have ended the process.
+            # Only a job that had begun can have ended the process.
             counted, culprits = bool(begun), begun
         dead = DeadOwner(child.worker_id, kill.reason, boottime() + in_flight, counted, culprits)
         able = [each for each in self._children() if each.ready and not (each.stopped or each.kill_reason)]
         asks_sibling = bool(able) and not self._stopping and len(culprits) <= messages.MOST_CULPRITS
-        if asks_sibling:  # it is connected, and has loaded what it takes
+        if asks_sibling:  # a sibling is connected and has loaded SQLAlchemy, so it is quicker
             min(able, key=lambda each: each.silence.seconds).send(messages.TakeBack(dead=dead))
         self._dead.add(dead, asked_sibling=asks_sibling)
 

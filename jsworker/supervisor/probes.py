@@ -1,7 +1,7 @@
-"""What the supervisor answers to Kubernetes and Prometheus, from its children's reports.
+"""The supervisor's answers to Kubernetes and Prometheus, made from its children's reports.
 
-No answer touches a server or waits for a child: a child that hangs cannot fake health, and a client that asks
-too often costs nothing but the parent's own time.
+No answer asks a server or waits for a child: a child that hangs cannot appear healthy, and a client that asks
+too often takes only the parent's own time.
 """
 
 import asyncio
@@ -19,28 +19,28 @@ from jsworker.telemetry.http import Response, Route
 from jsworker.telemetry.metrics import STALLS, gauge, gauge_by, of_logs
 
 FRESH_SECONDS: Final = 5.0
-"""An older report does not count."""
+"""An older report is ignored."""
 FRESH_FIGURES_SECONDS: Final = 60.0
-"""Older figures are not shown: none are better than wrong ones."""
+"""Older figures are not shown: missing figures are better than wrong ones."""
 
 _SUPERVISOR: Final = "supervisor"
-"""Its place among the processes, in figures that all of them have."""
+"""The supervisor's value of the label ``process``, in figures that all processes have."""
 _REBUILT_AFTER_SECONDS: Final = 1.0
 
 
 def routes(look: Callable[[], FleetView]) -> dict[str, Route]:
-    """Return what is answered on each path, from what ``look`` returns."""
+    """Return the function that answers each path; ``look`` returns the present state."""
     shown: dict[bool, tuple[float, Response]] = {}
     building = asyncio.Lock()
 
     async def metrics(accept: str) -> Response:
         as_openmetrics = "application/openmetrics-text" in accept  # the header's other content is ignored
-        async with building:  # requests that come meanwhile get the same answer
+        async with building:  # concurrent requests get the same answer
             view = look()
             kept_at, kept = shown.get(as_openmetrics, (0.0, None))
             if kept is not None and 0 <= view.now - kept_at < _REBUILT_AFTER_SECONDS:
                 return kept
-            # In a thread: the figures of many kinds take longer than the event loop may be held up.
+            # In a thread: the figures of many kinds would block the event loop for too long.
             found = await asyncio.to_thread(lambda: exposition(families(view), as_openmetrics=as_openmetrics))
             shown[as_openmetrics] = view.now, Response(200, *found)
             return shown[as_openmetrics][1]
@@ -54,9 +54,9 @@ def routes(look: Callable[[], FleetView]) -> dict[str, Route]:
 
 
 def livez(view: FleetView) -> Response:
-    """Answer whether the supervisor does its work: a child that hangs is killed in time.
+    """Answer whether the supervisor works: a child that hangs is killed in time.
 
-    A child that is being restarted, or one that cannot reach its servers, is no reason to kill the pod.
+    A child that is being restarted or cannot reach its servers is no reason to kill the pod.
     """
     lines = [
         f"process {place.number}: its event loop has not come round for {place.silent_seconds:.0f} s, "
@@ -73,19 +73,19 @@ def startupz(view: FleetView) -> Response:
 
 
 def readyz(view: FleetView) -> Response:
-    """Answer whether at least one child can do everything; what the others cannot is named as well."""
+    """Answer whether at least one child can do all its work; name what the others cannot do."""
     if view.stopping:
         return _answer(["draining"])
     complaints = {place.number: list(_complaints_of(place)) for place in view.places}
     lines = [f"process {number}: {what}" for number, found in complaints.items() for what in found]
     reported = [(place.number, place.readiness) for place in view.places if place.readiness is not None]
-    # A child whose messages are not stored can do its work all the same.
+    # A child whose messages are not stored can still do its work.
     lines += [
         f"process {number}: publishing: JetStream stores no messages; jobs are claimed from the table"
         for number, readiness in reported
         if readiness.nats and not readiness.publishing
     ]
-    # Somebody wants it so: no roll-out is to wait for it.
+    # An operator wants it: no roll-out may wait for this child.
     lines += [
         f"process {number}: drained by an operator" for number, readiness in reported if readiness.drained
     ]
@@ -126,7 +126,7 @@ def families(view: FleetView) -> list[Metric]:
         if place.figures and place.figures_seconds < FRESH_FIGURES_SECONDS:
             with suppress(
                 ValueError
-            ):  # of a child whose memory is broken; the others' are shown all the same
+            ):  # a child with corrupt memory; the figures of the others are still shown
                 processes[str(place.number)] = unpacked(place.figures)
     stalls = CounterMetricFamily(STALLS[0], STALLS[1], labels=STALLS[2])
     for (kind, counted), runs in view.stalls.items():

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from contextlib import suppress
 
 EXIT_SECONDS = 3.0
-"""For so long the event loop, and then the interpreter, may take to end."""
+"""The event loop, and then the interpreter, may each take so long to end."""
 
 
 def exit_within(seconds: float, code: int) -> Callable[[], None]:
-    """End the process after ``seconds``, unless the function that this returns is called before.
+    """End the process after ``seconds``, unless the returned function is called before.
 
-    The ends of the event loop and of the interpreter wait for threads of processors, for ever if need be.
+    The event loop and the interpreter wait at their end for the processors' threads, which may never end.
     """
     timer = threading.Timer(seconds, exit_now, [code])
     timer.daemon = True
@@ -22,7 +22,7 @@ def exit_within(seconds: float, code: int) -> Callable[[], None]:
 
 
 def exit_now(code: int) -> None:
-    """End the process without the interpreter's end, at which a thread that still writes would abort it."""
+    """End the process without finalizing the interpreter, which aborts if a thread still writes."""
     from jsworker.telemetry.logs import drain_logs  # noqa: PLC0415 -- a child's first steps load nothing slow
 
     with suppress(AttributeError, OSError, ValueError):  # a job may have closed or replaced it
