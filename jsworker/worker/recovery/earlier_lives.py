@@ -1,4 +1,4 @@
-"""Who this process is, and which earlier lives of a worker have ended: evidence of death (rule 2)."""
+"""The identity of this process, and the evidence that earlier lives of a worker have ended (rule 2)."""
 
 import asyncio
 import os
@@ -20,18 +20,18 @@ from jsworker.worker.presence import Presence
 from jsworker.worker.recovery.resets import DeadOwners
 from jsworker.worker.supervision import DeadOwner
 
-FORGOTTEN_AFTER_SECONDS: Final = 86_400.0  # of a worker that holds nothing: it is deleted from the registry
+FORGOTTEN_AFTER_SECONDS: Final = 86_400.0  # a silent worker without jobs is deleted from the registry
 
 _MISSED_HEARTBEATS: Final = 4
-"""After so many of its own intervals without a sign of life a worker with a duplicate id counts as gone. One
-is left out on purpose now and then (``Heartbeat``); two may be missed beside it."""
+"""A worker with a duplicate id that is silent for more than so many of its own heartbeat intervals counts as
+gone. ``Heartbeat`` sometimes skips one on purpose; two more may be missed."""
 _LOOKS_PER_INTERVAL: Final = 4
 _PROC: Final = Path("/proc")
-_ENDED = frozenset("ZX")  # a zombie waits only for its parent to take note
+_ENDED = frozenset("ZX")  # a zombie has ended; only its parent has not reaped it
 
 
 def identify(settings: Settings, kinds: Sequence[str]) -> WorkerRow:
-    """Return this process's row of the registry: ``hostname-pid-random`` and what ``/proc`` tells of it."""
+    """Return this process's row of the registry, with the id ``hostname-pid-random``."""
     hostname, pid = settings.hostname or socket.gethostname(), os.getpid()
     return WorkerRow(
         id=f"{settings.worker_id or f'{hostname}-{pid}'}-{secrets.token_hex(4)}",
@@ -53,11 +53,11 @@ def _known(read: Callable[[], object]) -> str | None:
     try:
         return str(read()).strip()
     except OSError:
-        return None  # no /proc: no evidence of this sort; silence (rules 1 and 3) covers it
+        return None  # without /proc there is no such evidence; rules 1 and 3 find the dead by their silence
 
 
 def start_of(pid: int) -> str | None:
-    """Return a process's start in clock ticks since boot; None: it does not run in this PID namespace."""
+    """Return a process's start in clock ticks since boot; None if it does not run in this PID namespace."""
     try:
         stat = (_PROC / f"{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -67,10 +67,10 @@ def start_of(pid: int) -> str | None:
 
 
 def death_of(earlier: EarlierLife, me: WorkerRow) -> str | None:
-    """Return how an earlier life is proven to have ended, None when it may be alive.
+    """Return the proof, in words, that an earlier life has ended; None if it may be alive.
 
-    A name proves nothing. Proof is the process that is gone from this very PID namespace, or the end of the
-    container that this one has replaced in its own pod.
+    An equal name is no proof. It is proven if its process is gone from this same PID namespace, or if this
+    container has replaced the container of the earlier life in the same pod.
     """
     if me.boot_id is None or me.pid_namespace is None:
         return None
@@ -85,8 +85,8 @@ def death_of(earlier: EarlierLife, me: WorkerRow) -> str | None:
 class Reconciler:
     """Startup reconciliation: takes back the jobs of earlier lives at once, on evidence of death.
 
-    The jobs of ``siblings`` the common parent takes back, who knows which of them had begun; what it has left
-    after one statement time-out is taken back all the same. ``done`` is called when nothing is left to do.
+    The common parent takes back the jobs of ``siblings``, because it knows which of them had begun; jobs that
+    it has left after one statement time-out are taken back here. ``done`` is called when all is done.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Reconciler:
         self._done = done
 
     async def step(self) -> None:
-        """Find the dead and take back what they hold; without a database the next step tries again."""
+        """Find dead owners and take back their jobs; without a database the next step tries again."""
         me = self._context.me
         with self._context.health.noting():
             lives = await workers.earlier_lives(self._context.database, worker=me)
@@ -114,7 +114,7 @@ class Reconciler:
                 if (proof := death_of(life, me)) is not None
             ]
             jobs = await asyncio.gather(*(self._take_back(each) for each in dead))
-            with self._context.health.noting():  # else the next start forgets them
+            with self._context.health.noting():  # if this fails, the next start forgets them
                 await workers.forget_workers(self._context.database, silent_for=FORGOTTEN_AFTER_SECONDS)
             ended = sorted(each.worker_id for each in dead)
             self._context.events.emit("reconcile.completed", jobs=sum(jobs), workers=ended)
@@ -127,10 +127,10 @@ class Reconciler:
 
 
 async def refuse_live_duplicate(context: WorkerContext, *, name: str, presence: Presence) -> None:
-    """Wait until no other live worker has this name: the id that was set, without its random end.
+    """Wait until no other live worker has this name: the configured id, without the random end.
 
-    A worker of this name that crashed without evidence of its death is waited for, so that its successor does
-    not crash in a loop: names decide nothing about jobs, their ids end at random.
+    If a worker of this name has crashed and its death is not proven, this waits until it counts as gone, so
+    that its successor does not crash in a loop. Names decide nothing about jobs: ids end at random.
 
     Raises:
         SettingsError: another worker with this name is alive.
@@ -154,7 +154,7 @@ async def refuse_live_duplicate(context: WorkerContext, *, name: str, presence: 
                     f"JSWORKER_WORKER_ID={name} must be another one: worker {life.id} has it and is alive, "
                     f"pid {life.pid} on host {life.hostname}"
                 )
-        # Else the next worker of this name would take this one for gone.
+        # Without it, the next worker of this name would count this one as gone.
         await workers.seen(context.database, context.me, state="running")
         await asyncio.sleep(min(life.heartbeat_interval for life in others) / _LOOKS_PER_INTERVAL)
 
@@ -169,11 +169,11 @@ def _end_of_process(earlier: EarlierLife) -> str | None:
 
 
 def _is_hidden(pid: int) -> bool:
-    """Return whether a process may be there that ``/proc`` hides because another user owns it."""
+    """Return whether a process may exist that ``/proc`` hides because another user owns it."""
     try:
         os.kill(pid, 0)
     except PermissionError:
         return True
     except (ProcessLookupError, OverflowError):
         pass
-    return False  # one's own show: this one is a zombie, if it is there
+    return False  # processes of this user are visible: if it exists, it is a zombie

@@ -1,4 +1,4 @@
-"""Lost messages: a queued job whose message is proven to be gone is published again, and no other."""
+"""Lost messages: publishes queued jobs again whose messages are proven to be gone, and only those."""
 
 import asyncio
 import math
@@ -19,13 +19,13 @@ from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 _PAGE = 300
 _PAGES = 20  # in one scan at most
 _LOOKED_UP = 100
-"""Messages that are looked up one by one in a scan: enough to find every loss in time, few enough to cost
-the server nothing beside a deep backlog."""
+"""The most messages that a scan looks up one by one: enough to find every loss in time, few enough not to
+load the server when the backlog is deep."""
 _AT_ONCE = 20
 
 
 class LostMessages:
-    """Compares the queue in the table with the stream, a page a scan."""
+    """Compares the queued rows with the stream, one page at each scan."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -33,7 +33,7 @@ class LostMessages:
         self._after: tuple[datetime, UUID] | None = None
 
     async def step(self) -> None:
-        """Look at the next page of published jobs; go on at once while pages hold losses."""
+        """Check the next page of published jobs; continue at once while pages contain losses."""
         if not self._search.is_due:
             return
         try:
@@ -47,7 +47,7 @@ class LostMessages:
             self._context.complaints.report("repair of lost messages", str(error))
 
     async def _repair_page(self) -> bool:
-        """Repair the next page, and return whether the one after it should be looked at at once."""
+        """Repair the next page, and return whether the page after it should be checked at once."""
         page = partial(
             republish.posted,
             self._context.database,
@@ -61,7 +61,7 @@ class LostMessages:
         if not rows:
             self._after = None
             return False
-        # The stream is asked after the rows were read: what is marked in them is in it, or was.
+        # Ask the stream after the rows were read: each message that they name is in the stream, or was.
         state = await self._context.stream.state()
         lanes = {(row.kind, row.priority) for row in rows}
         ack_floors = {lane: await self._ack_floor(*lane) for lane in lanes}
@@ -76,13 +76,13 @@ class LostMessages:
         return bool(gone) and not self._search.is_slow
 
     async def _ack_floor(self, kind: str, priority: int) -> float:
-        """Return up to which number every message of a kind and priority was answered.
+        """Return the number up to which every message of a kind and priority was acknowledged.
 
-        Those of other priorities may have been published with the normal ones, by an older version, say.
+        Messages of other priorities may be among the normal ones, for example from an older version.
         """
         own = await self._answered(consumer_of(kind, priority))
         if own is None:
-            return 0  # no consumer yet, or somebody else's: the messages themselves are looked up
+            return 0  # no usable consumer: the messages themselves are looked up
         if priority == NORMAL:
             return own.ack_floor.stream_seq if own.ack_floor else 0
         return min(_answered_to(own), _answered_to(await self._answered(kind)))
@@ -119,7 +119,7 @@ class LostMessages:
 
 
 def _answered_to(consumer: ConsumerInfo | None) -> float:
-    """Return up to which number every message of a consumer was answered; it may never have had one."""
+    """Return the number up to which a consumer's messages were all acknowledged; infinity if none is left."""
     if consumer is None:
         return 0
     if not consumer.num_pending and not consumer.num_ack_pending:
@@ -128,7 +128,7 @@ def _answered_to(consumer: ConsumerInfo | None) -> float:
 
 
 def _is_gone(row: Posted, state: StreamState, ack_floor: float) -> bool:
-    """Return whether a row's message cannot be in the stream, by its numbers alone."""
+    """Return whether the numbers alone prove that a row's message is not in the stream."""
     return (
         row.stream_seq is None
         or row.stream_created != state.created

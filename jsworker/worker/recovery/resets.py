@@ -1,4 +1,4 @@
-"""RESET: taking back what a dead owner holds (rule 2), and the events of what any rule has taken back."""
+"""RESET: takes back the jobs of a dead owner (rule 2), and emits the events of any rule's resets."""
 
 import asyncio
 from collections import Counter
@@ -18,7 +18,7 @@ from jsworker.ownership.transitions.reset import Reset, Suspect, TakenBack, take
 from jsworker.ownership.transitions.workflows import batches_of
 from jsworker.worker.supervision import DeadOwner
 
-if TYPE_CHECKING:  # a parent of workers resets without NATS
+if TYPE_CHECKING:  # a parent of workers resets without importing NATS
     from jsworker.worker.context import WorkerContext
 
 BY_OPERATOR: Final = "operator"
@@ -36,12 +36,12 @@ async def reset_dead_owner(
     report: Callable[[TakenBack], Awaitable[None]],
     failed: Callable[[DatabaseUnavailable | DatabaseRefused], Awaitable[None]],
 ) -> str | None:
-    """Take back all that a dead owner holds, again and again until its last CLAIM cannot commit any more.
+    """Take back all jobs of a dead owner, repeatedly until its last CLAIM cannot commit any more.
 
     A CLAIM may be on its way to the database when its process dies, and rows that its last statement has
-    locked are skipped: the last look begins when no such statement can be left. Without a database this tries
-    again, for ever. ``report`` is awaited with what each look took back, ``failed`` with each error of the
-    database. Returns why the owner is not marked as ended in the registry; None: it is.
+    locked are skipped: the last RESET begins when no such statement can be left. If the database does not
+    answer, this tries again without end. ``report`` is awaited with the result of each RESET, ``failed`` with
+    each error of the database. Returns why the owner is not marked as stopped in the registry; None if it is.
     """
     in_line: reset.InLine = {}
     retry = 0.0
@@ -72,28 +72,28 @@ async def reset_dead_owner(
 async def _mark_ended(database: Database, worker_id: str) -> str | None:
     try:
         await workers.mark_stopped(database, worker_id=worker_id)
-    except LockTimeout:  # tried again
+    except LockTimeout:  # the caller tries again
         raise
-    except DatabaseRefused as error:  # its jobs are taken back, which is what matters
+    except DatabaseRefused as error:  # not fatal: its jobs are taken back
         return str(error)
     return None
 
 
 class DeadOwners:
-    """Takes back, in a worker, what dead owners hold."""
+    """Takes back, in a worker, the jobs of dead owners."""
 
     def __init__(self, context: "WorkerContext") -> None:
         self._context = context
         self._resetting: set[asyncio.Task[int]] = set()
 
     def begin(self, dead: DeadOwner) -> None:
-        """Take back what a dead sibling holds, without making the caller wait."""
+        """Begin to take back the jobs of a dead sibling, and return at once."""
         resetting = asyncio.create_task(self.reset(dead), name=f"reset {dead.worker_id}")
         self._resetting.add(resetting)
         resetting.add_done_callback(self._resetting.discard)
 
     async def reset(self, dead: DeadOwner) -> int:
-        """Take back all that a dead owner holds or may still claim, and return how many jobs."""
+        """Take back all jobs that a dead owner holds or may still claim, and return their number."""
         jobs = 0
 
         async def report_and_count(taken: TakenBack) -> None:
@@ -107,12 +107,12 @@ class DeadOwners:
             worker_id=self._context.worker_id,
             statement_timeout=self._context.settings.statement_timeout,
             report=report_and_count,
-            failed=self._context.unanswered,  # its row of the registry may be locked
+            failed=self._context.unanswered,  # for example: its row of the registry is locked
         )
         return jobs
 
     async def close(self) -> None:
-        """Give up what is not done: the parent, or the next worker on this host, does it."""
+        """Cancel what is not finished: the parent, or the next worker on this host, does it."""
         for resetting in self._resetting:
             resetting.cancel()
         if self._resetting:
@@ -120,7 +120,7 @@ class DeadOwners:
 
 
 async def report_taken(context: "WorkerContext", taken: TakenBack, *, cause: str) -> None:
-    """Emit the events of a RESET, have jobs published, and set refused rows aside; ``cause`` is the rule."""
+    """Emit the events of a RESET, wake the relay, and set refused rows aside; ``cause`` is the rule."""
     report_resets(taken.resets, cause=cause, events=context.events)
     if taken.resets:
         await fault_points.reach("after_reset_before_wake")
@@ -130,24 +130,24 @@ async def report_taken(context: "WorkerContext", taken: TakenBack, *, cause: str
 
 
 async def touch_batches(context: "WorkerContext", ended: Collection[UUID]) -> None:
-    """Have the batches looked after whose members have ended by a RESET."""
+    """Have the batches checked whose members a RESET has ended."""
     for batch in await batches_of(context.database, ended):
         context.batches.touch(batch)
 
 
 async def report_operators(database: Database, *, events: Events) -> None:
-    """Emit events of jobs that operators have taken back since: their command has no subscribers."""
+    """Emit the events of jobs taken back by operators, whose commands have no subscribers of events."""
     while resets := await take_unreported(database):
         report_resets(resets, cause=BY_OPERATOR, events=events)
 
 
 def report_resets(resets: Collection[Reset], *, cause: str, events: Events) -> None:
-    """Emit one event for each job and, where their owners were silent or dead, one for all together."""
+    """Emit events for each job, and one for all together if their owners were silent or dead."""
     by_operator, together = cause == BY_OPERATOR, len(resets)
     for job in resets:
         facts: dict[str, object] = {"job_id": str(job.id), "kind": job.kind}
         facts |= {"fencing_token": job.fencing_token, "owner": job.owner}
-        if by_operator:  # no stall, whatever its owner did: so each has a line of its own
+        if by_operator:  # never a stall
             events.emit("job.cleared", **facts, cause=cause, to=job.status)
         else:
             stall = {"cause": cause, "counted": job.counted, "stalls": job.stalls, "together": together}
@@ -171,7 +171,7 @@ def report_resets(resets: Collection[Reset], *, cause: str, events: Events) -> N
 
 
 def report_taken_over(claimed: Collection[ClaimedJob], seen: Collection[Suspect], *, events: Events) -> None:
-    """Emit the events of jobs that were claimed straight from owners who had been seen silent."""
+    """Emit the events of jobs that were claimed directly from silent owners."""
     owners = {row.id: row.worker_id for row in seen}
     stalled = [
         Reset(

@@ -1,4 +1,4 @@
-"""The scan for silent owners: their jobs are taken back by rules 1 and 3 of the protocol."""
+"""The scan for silent owners, whose jobs it takes back by rules 1 and 3 of the protocol."""
 
 import asyncio
 import math
@@ -17,50 +17,50 @@ from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 from jsworker.worker.recovery.resets import report_taken
 
-if TYPE_CHECKING:  # both know of runs, which are claimed with what is proven here
+if TYPE_CHECKING:  # both import runs, whose claims use what is proven here
     from jsworker.worker.heartbeat import Heartbeat
     from jsworker.worker.presence import Presence
 
-_LOOKED_AT = 5000  # late rows of one scan, the longest overdue first
+_LOOKED_AT = 5000  # the most late rows of one scan, the longest overdue first
 _ASKED_AT_ONCE = 50
-_REST = 20  # shorter than that of other searches: jobs of the dead wait for this one
-_FEWEST_OWNERS = 3  # with fewer a mass event looks like a single death
+_REST = 20  # shorter than for other searches, because jobs of dead owners wait for this one
+_FEWEST_OWNERS = 3  # with fewer owners, a mass event cannot be told from a single death
 BELIEVED_SECONDS = 86_400.0
-"""So long beyond the crash threshold an answer on NATS stands for heartbeats: a client with a worker's login
-can answer for a dead worker, or hide that there is no answer. The owner stops before."""
+"""An answer on NATS replaces heartbeats for at most so long beyond the crash threshold: a client with a
+worker's login could answer for a dead worker. A live owner stops its runs before that."""
 
 
 @dataclass(slots=True)
 class _Sighting:
-    """A late row as it was first seen. Moments are boot times; infinity: it has not happened."""
+    """A late row since it was first seen. Moments are boot times; infinity: not yet."""
 
-    state: tuple[int, datetime]  # token and last sign of life: a row in which they change is watched anew
+    state: tuple[int, datetime]  # token and last sign of life; if they change, watching starts anew
     at: float
-    hold_until: float = 0.0  # before it, the brake forbids to take the row back
-    unheard_at: float = math.inf  # its owner was first found without responders
-    unheard_again: bool = False  # that was confirmed, at least one scan later
-    crashed_at: float = math.inf  # first seen beyond the crash threshold
+    hold_until: float = 0.0  # before this moment the mass-event brake keeps the row with its owner
+    unheard_at: float = math.inf  # when NATS first reported no responders for its owner
+    unheard_again: bool = False  # the same was reported again, at least one scan interval later
+    crashed_at: float = math.inf  # when it was first seen beyond the crash threshold
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What one look has proven."""
+    """What one scan has proven."""
 
-    stale: list[Suspect]  # rule 1 gives them free
-    held: int  # that the brake has just put off
-    braked: bool  # the brake has held some of the stale ones before: a mass event
+    stale: list[Suspect]  # rows that rule 1 allows to take back
+    held: int  # the number of rows that the brake has just postponed
+    braked: bool  # the brake had postponed some of the stale rows: a mass event
 
 
 class LateRows:
-    """Rows that missed two heartbeats, until they move. Two witnesses are at least a scan interval apart."""
+    """Rows that missed two heartbeats, until they change. Two proofs are at least a scan interval apart."""
 
     def __init__(self, *, scan_interval: float) -> None:
         self._scan_interval = scan_interval
         self._seen: dict[UUID, _Sighting] = {}
-        self.proven: dict[UUID, Suspect] = {}  # stale and not taken back yet; a claim may take them
+        self.proven: dict[UUID, Suspect] = {}  # stale and not taken back yet; a claim may take them over
 
     def forget(self) -> None:
-        """Forget everything: this worker itself was deaf, so nothing that it saw proves anything."""
+        """Forget everything: this worker itself was cut off, so its observations prove nothing."""
         self._seen.clear()
         self.proven.clear()
 
@@ -68,10 +68,10 @@ class LateRows:
         """Note the late rows of this scan and return those that have been late for long enough.
 
         A row must be seen unchanged for a third of its threshold on this worker's own clock, the last time
-        beyond the threshold: a jump of the database's clock, or an outage that silenced every owner, then
-        resets no job of a live owner. When more than half of at least three owners are late when a row turns
-        stale, it gets one more threshold. Late, not stale: owners that fall silent together turn stale over a
-        whole heartbeat interval.
+        beyond the threshold: then a jump of the database's clock, or an outage that silenced every owner,
+        resets no job of a live owner. If more than half of at least three owners are late when a row turns
+        stale, the row gets one more threshold. This counts late owners, not stale ones, because owners that
+        fall silent together turn stale at different moments of a heartbeat interval.
         """
         before, self._seen = self._seen, {}
         for row in lateness.suspects:
@@ -93,7 +93,7 @@ class LateRows:
         return Proof(stale, held=len(held), braked=braked)
 
     def witnessed(self, rows: Iterable[Suspect], answers: Mapping[str, Answer], *, now: float) -> None:
-        """Note what was heard of the owners of late rows; silence says nothing, one answer clears a row."""
+        """Note the owners' answers: one answer clears a row; a request without any result proves nothing."""
         for row in rows:
             sighting = self._seen[row.id]
             answer = answers.get(row.worker_id, Answer.UNKNOWN)
@@ -104,16 +104,16 @@ class LateRows:
                 sighting.unheard_at = min(sighting.unheard_at, now)
 
     def crashed(self, rows: Iterable[Suspect]) -> list[Suspect]:
-        """Return rows beyond their crash threshold whose owner two witnesses found gone."""
+        """Return rows beyond their crash threshold whose owner twice had no responders on NATS."""
         return [row for row in rows if row.crashed and self._seen[row.id].unheard_again]
 
     def silent_for_too_long(self, rows: Iterable[Suspect], *, now: float) -> list[Suspect]:
-        """Return rows that stayed beyond their crash threshold for so long that no answer counts any more."""
+        """Return rows that are beyond their crash threshold for so long that answers no longer count."""
         since = now - BELIEVED_SECONDS
         return [row for row in rows if row.crashed and self._seen[row.id].crashed_at <= since]
 
     def taken_back(self, ids: Iterable[UUID]) -> None:
-        """Forget rows that have been decided."""
+        """Forget rows that have been taken back or decided otherwise."""
         for job_id in ids:
             self.proven.pop(job_id, None)
 
@@ -125,7 +125,7 @@ class LateRows:
 class Sweeper:
     """Watches late rows and takes back those whose owners are proven to be gone.
 
-    While its own heartbeats are not answered, no other worker's silence proves anything.
+    While this worker's own heartbeats fail, the silence of others proves nothing.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Sweeper:
         self._rules = context.settings.recovers_by()
 
     async def step(self) -> None:
-        """Look at every late row once, and take back what is proven to have no live owner."""
+        """Check every late row once, and take back those that are proven to have no live owner."""
         now = boottime()
         if self._heartbeat.heard_for() < 2 * self._heartbeat_interval:
             self._late.forget()
@@ -155,7 +155,7 @@ class Sweeper:
             if self._rules["stale"]:
                 await self._take_back_stale(proof, lateness)
             else:
-                self._late.proven.clear()  # nor is a claim to take them
+                self._late.proven.clear()  # claims must not take them over either
             if self._rules["crashed"]:
                 await self._take_back_crashed(lateness.suspects)
 
@@ -174,7 +174,7 @@ class Sweeper:
             self._context.events.emit("stale.detected", jobs=proof.held, held=True, reason=reason)
         owners = _by_owner(proof.stale)
         counted = {owner for owner, rows in owners.items() if not self._has_a_cause(proof, lateness, rows)}
-        # A claim straight from the owner counts the stall: what is no stall goes by the queue.
+        # A claim that takes a row over counts a stall, so rows without a stall go through the queue.
         self._late.taken_back(row.id for row in proof.stale if row.in_line or row.worker_id not in counted)
         for owner, rows in owners.items():
             self._context.events.emit("stale.detected", jobs=len(rows), owners=[owner])
@@ -188,7 +188,7 @@ class Sweeper:
             await self._report(taken, "stale")
 
     def _has_a_cause(self, proof: Proof, lateness: Lateness, rows: Sequence[Suspect]) -> bool:
-        """Return whether something else may have silenced the owner: then no stall is counted."""
+        """Return whether something else may have silenced the owner, so that no stall is counted."""
         threshold = max(row.stale_after or 0.0 for row in rows)
         database_was_away = lateness.database_up_for < threshold
         return proof.braked or database_was_away or self._heartbeat.had_a_gap_within(threshold)
@@ -197,7 +197,7 @@ class Sweeper:
         asked = [row for row in suspects if row.answers and row.crash_after is not None]
         if not asked:
             return
-        asked_at = boottime()  # not when the scan began: two answers must be a scan apart themselves
+        asked_at = boottime()  # not the start of the scan: the two requests must be a scan interval apart
         answers = await self._ask({row.worker_id for row in asked})
         self._late.witnessed(asked, answers, now=asked_at)
         unanswered = self._late.crashed(asked)

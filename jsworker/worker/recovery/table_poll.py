@@ -1,14 +1,13 @@
-"""The idle poll: queued jobs whose message does not come are claimed straight from the table.
+"""The idle poll: claims queued jobs directly from the table when their messages do not come.
 
-Messages that were delivered to a process which died before its claim, or to one that does not answer them,
-wait out ``ack_wait``. Without NATS no message comes at all, and while JetStream stores nothing no new one.
-The row alone says that a job is to be done.
+A message that was delivered to a process that died before its claim, or that does not acknowledge it, comes
+again only after ``ack_wait``. Without NATS no message comes, and while JetStream stores nothing no new one
+does. The row alone decides that a job is to be done.
 
-Rows that are found go before messages: as job slots fall free they take them first. Where messages of their
-kind keep coming they get half of the slots, and only rows that no message will bring are looked for: one that
-is claimed out of its turn makes its message a copy, which costs a claim that is refused. A consumer delivers
-in the order of numbers, so a row that is still queued though a later message was delivered a scan ago was
-passed over.
+Rows that are found take free job slots before messages do. While messages of their kind keep coming, the rows
+get half of the slots, and only rows that no message will bring are searched: if a row is claimed early, its
+message later costs a claim that is refused. A consumer delivers messages in the order of their numbers, so a
+row was passed over if it is still queued although a later message was delivered a scan ago.
 """
 
 import asyncio
@@ -27,34 +26,34 @@ from jsworker.worker.maintenance.throttled_scan import ScanPace, ThrottledScan, 
 from jsworker.worker.pipeline.in_flight import InFlight
 from jsworker.worker.pipeline.intake import Consumer
 
-_CHOICE: Final = 4  # candidates for each chosen row: workers should not all try the same
+_CHOICE: Final = 4  # candidates for each chosen row, so that workers try different rows
 _MOST: Final = 200
-_NEARLY: Final = 0.9  # of a time that two clocks measure
+_NEARLY: Final = 0.9  # tolerance for a time that two clocks measure
 
 
 class _Line:
-    """Rows of one kind and priority that were found and wait for room, the oldest first."""
+    """Rows of one kind and priority that were found and wait for a slot, the oldest first."""
 
     def __init__(self, consumer: Consumer, search: ThrottledScan) -> None:
         self.consumer = consumer
         self.search = search
         self.rows: deque[UUID] = deque()
-        self.in_flight: set[UUID] = set()  # rows of this line, at the last look
-        self.most = math.inf  # of them at once
-        self.is_longer = False  # the last search says that there may be more
-        self.passed = 0  # up to this number messages have been delivered, at least a scan ago
+        self.in_flight: set[UUID] = set()  # rows of this line that were in flight at the last check
+        self.most = math.inf  # rows of this line in flight at once
+        self.is_longer = False  # whether the last search may have left rows
+        self.passed = 0  # messages up to this number were delivered at least a scan ago
         self._delivered = 0
         self._room_since: float | None = None
 
     def note_deliveries(self) -> None:
-        """Note, once a scan, how far messages have been delivered."""
+        """Note, once a scan, up to which number messages have been delivered."""
         delivered = self.consumer.delivered_seq
-        self.passed = min(self._delivered, delivered)  # another stream begins with lower numbers
+        self.passed = min(self._delivered, delivered)  # a new stream begins with lower numbers
         self._delivered = delivered
         self.consumer.put_off.clear()
 
     def is_first(self, look_again: Callable[[], None]) -> bool:
-        """Return whether messages of higher priority have had time to take the room that there is."""
+        """Return whether messages of higher priority have had time to take the free slots."""
         if not (seconds := self.consumer.gives_way()):
             return True
         if self.consumer.room() <= 0:
@@ -67,7 +66,7 @@ class _Line:
         return now - self._room_since >= _NEARLY * seconds
 
     def take(self, in_flight: InFlight) -> None:
-        """Claim rows while there is room for them."""
+        """Claim rows while there is room for more."""
         self._room_since = None
         while self.rows and self.consumer.room() > 0:
             if len(self.in_flight) >= self.most:
@@ -81,14 +80,14 @@ class _Line:
 
 
 class IdlePoll:
-    """Claims queued rows that no message brings; ``on_more`` is called for ``go_on`` to be called at once."""
+    """Claims queued rows that no message brings; ``on_more`` is called when ``go_on`` should be called."""
 
     def __init__(
         self, context: WorkerContext, consumers: Sequence[Consumer], *, on_more: Callable[[], None]
     ) -> None:
         self._context = context
         self._lines: list[_Line] = []
-        self._active: dict[str, _Line] = {}  # those that have rows, or may find more at once
+        self._active: dict[str, _Line] = {}  # lines that have rows, or may find more at once
         self._scan_interval = context.settings.scan_interval
         self._on_more = on_more
         self._pace = ScanPace(longest_rest=longest_rest(context))
@@ -97,26 +96,28 @@ class IdlePoll:
             self.add(consumer)
 
     def add(self, consumer: Consumer) -> None:
-        """Look for rows of this consumer, too."""
+        """Search for rows of this consumer, too."""
         search = ThrottledScan(self._context, f"waiting jobs of {consumer.name}")
         self._lines.append(_Line(consumer, search))
-        self._lines.sort(key=lambda line: line.consumer.priority)  # what is found first is claimed first
+        self._lines.sort(
+            key=lambda line: line.consumer.priority
+        )  # a line's position decides who claims first
 
     async def step(self) -> None:
-        """Once a scan: look for old rows."""
+        """Search for old rows; called once a scan."""
         async with self._searching:
             for line in list(self._lines):
                 line.note_deliveries()
-                line.rows.clear()  # others may have taken them, and older ones may be there
+                line.rows.clear()  # others may have claimed them, and there may be older ones
                 line.consumer.has_rows = False
             if self._is_without_messages or not self._pace.is_due:
                 return
-            with self._pace.timed():  # the searches of all kinds together
+            with self._pace.timed():  # measures the searches of all kinds together
                 for line in list(self._lines):
                     await self._look(line)
 
     async def go_on(self) -> None:
-        """Look for more where all that was found is taken; without messages, for whatever is queued."""
+        """Search again for lines whose rows are all taken; without messages, for every line."""
         if not self._context.health.up:
             return
         async with self._searching:
@@ -126,8 +127,8 @@ class IdlePoll:
                     await self._look(line)
 
     def on_room(self) -> None:
-        """Give room to rows that were found; called whenever there may be more of it."""
-        if not self._active:  # as a rule
+        """Claim rows that were found; called whenever there may be more free slots."""
+        if not self._active:  # the usual case
             return
         for name, line in list(self._active.items()):
             if line.is_first(self.on_room):
@@ -135,7 +136,7 @@ class IdlePoll:
             line.consumer.has_rows = bool(line.rows)
             if not line.rows and not line.is_longer:
                 del self._active[name]
-            else:  # the next kind comes first the next time
+            else:  # another kind comes first at the next call
                 self._active[name] = self._active.pop(name)
         if any(not line.rows for line in self._active.values()):
             self._on_more()
@@ -170,7 +171,7 @@ class IdlePoll:
                 found = await line.search.make(lambda seconds: search(seconds=seconds)) or []
         chosen = sorted(random.sample(range(len(found)), min(wanted, len(found))))
         line.rows = deque(found[place] for place in chosen)
-        # While no message can come a search that finds little shows all there is, until the next tick.
+        # While no message can come, a search that finds few rows has found all, until the next tick.
         enough = len(found) > wanted if without_messages else bool(found)
         line.is_longer = enough and len(line.consumer.put_off) < _MOST
         if line.rows:
