@@ -1,7 +1,7 @@
-"""Limits in a worker: what its classes say is written, what the table says is learned, what is held is woken.
+"""Limits in a worker: writes those of its classes, reads those of the table, wakes held jobs.
 
-The worker that ends a run claims what is held of its key right away. This finds the rest: keys whose owner
-died, whose tokens have come back, whose pause has ended, whose limit was raised.
+The worker that ends a run claims a held job of the same key at once. This finds the other held jobs that may
+begin: after the death of an owner, a new token of a rate, the end of a pause, or a higher limit.
 """
 
 import asyncio
@@ -22,30 +22,31 @@ from jsworker.worker.pipeline.kinds import AdmissionState, numbers_of
 
 _SHORTEST_WAIT_SECONDS: Final = 0.01
 _SOON_SECONDS: Final = 0.02
-"""Until a look that is for no single token."""
+"""Delay of a look that is not made for one particular token."""
 _EARLY_SECONDS: Final = 0.002
-"""By which a timer may fire too early."""
+"""A timer may fire so much too early."""
 _OTHERS_SECONDS: Final = 0.05
-"""For which a token is left to the worker that took the one before."""
+"""A token is left for so long to the worker that took the previous one."""
 _REST: Final = 4.0
-"""Times the length of a look: with very many keys tokens wait for that. The first look of all is slow."""
+"""A look is followed by a rest of so many times its length, so tokens of very many keys come later. The
+shorter of the last two looks counts, because the first look of all is slow."""
 _MOST_PAGES: Final = 10
-"""Of keys, in one look; the next look goes on behind them."""
+"""The most pages of keys in one look; the next look continues behind them."""
 _BEGINNING: Final = ("", "")
 TIDY_SECONDS: Final = 600.0
-"""Between two steps at most: nothing tells of rows to tidy away."""
+"""The longest time between two steps: no event announces rows to tidy away."""
 
 
 async def write_limits(context: WorkerContext) -> None:
     """Write the limits and rates of this worker's classes into the table, at its start.
 
     Raises:
-        DatabaseUnavailable, DatabaseRefused: they were not written, or not all.
+        DatabaseUnavailable, DatabaseRefused: not all of them were written.
     """
     new = {name: numbers_of(kind) for name, kind in context.kinds.items()}
     try:
         changed = await limits.write_code(context.database, new)
-    except DatabaseRefused as error:  # rights that an older installation has not granted yet
+    except DatabaseRefused as error:  # the installation is older and has not granted the rights yet
         if any(new.values()):
             raise
         context.complaints.report("limits", str(error))
@@ -56,7 +57,7 @@ async def write_limits(context: WorkerContext) -> None:
 
 
 class Admissions:
-    """Learns of limits and pauses, and finds what is held although it may begin; ``wake`` begins a step."""
+    """Keeps limits and pauses up to date, and finds held jobs that may begin; ``wake`` begins a step."""
 
     def __init__(
         self, context: WorkerContext, consumers: Mapping[str, Consumer], *, wake: Callable[[], None]
@@ -65,13 +66,13 @@ class Admissions:
         self._consumers = consumers
         self._wake = wake
         self._timer: asyncio.TimerHandle | None = None
-        self._took = 0.0  # the last look
+        self._took = 0.0  # seconds of the last look
         self._rest = 0.0
         self._place = _BEGINNING
         self._tidied_at = boottime()
 
     async def learn(self, found: Mapping[str, KindLimits]) -> None:
-        """Learn which kinds are limited or paused; one that is not there is neither."""
+        """Take note of which kinds are limited or paused; a kind that is not in ``found`` is neither."""
         for name, consumer in self._consumers.items():
             known, state = found.get(name), consumer.state
             if known is not None and known.is_limited and not state.is_counted:
@@ -80,12 +81,12 @@ class Admissions:
             if is_paused is not state.is_paused:
                 state.is_paused = is_paused
                 self._context.events.emit("limit.paused" if is_paused else "limit.resumed", kind=name, key="")
-                self._context.room.notify()  # a kind that rests leaves its turns to others
+                self._context.room.notify()  # a paused kind leaves its slots to others
                 if not is_paused:
                     self._wake()
 
     async def _count(self, state: AdmissionState, kind: str) -> None:
-        """Let runs that were claimed without admission take slots, again until no such claim can follow."""
+        """Count runs that were claimed without admission, and repeat it until no such claim can follow."""
         state.is_limited = True
         is_last = not state.plain_claims
         with self._context.noting("limits"):
@@ -93,7 +94,7 @@ class Admissions:
             state.is_counted = is_last and counts_all
 
     async def step(self) -> None:
-        """Claim or wake what is held and may begin, and begin the next step when something else may."""
+        """Claim or wake held jobs that may begin, and begin the next step when another one may."""
         self.close()
         if not self._context.health.up:
             return
@@ -111,7 +112,7 @@ class Admissions:
                 if is_last:
                     break
             else:
-                if free:  # as after a pause, or with a higher limit: so may be those behind
+                if free:  # for example after a pause: further keys may be free, too
                     waits.append(0.0)
             took, before = boottime() - began, self._took
             self._took, self._rest = took, _REST * min(took, before)
@@ -122,25 +123,27 @@ class Admissions:
                 await limits.tidy(self._context.database)
 
     def look_soon(self) -> None:
-        """Begin a step within a moment: a job waits for an instant that the last step did not know."""
+        """Begin a step within a moment: a job waits for an instant that the last step did not know of."""
         self._wake_in(_spread(_SOON_SECONDS))
 
     def close(self) -> None:
-        """Begin no step by itself any more."""
+        """Cancel the timer of the next step."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _wait_for(self, key: WaitingKey) -> float | None:
-        """Return in how many seconds a job of a key may begin that may not yet."""
+        """Return in how many seconds another job of a key may begin; None if that needs no timer here."""
         consumer = self._consumers.get(key.kind)
         if consumer is not None and key.step is not None:
             consumer.state.is_rated = True
         if key.seconds is None or (consumer is None and key.jobs > 0):
-            return None  # those of other kinds are woken now; who claims them looks after the next ones
+            return (
+                None  # jobs of other kinds are woken now; the workers that claim them set timers for the next
+            )
         if key.step is not None and key.step < _SHORTEST_WAIT_SECONDS:
             return max(key.seconds, _spread(_SOON_SECONDS))
-        # Who takes a token looks after the next one to the moment. The others look if it does not come: else
+        # The worker that takes a token looks for the next one exactly in time, the others a little later: or
         # each token would cost a look of every worker.
         return key.seconds if key.jobs > 0 else key.seconds + _spread(_OTHERS_SECONDS)
 
@@ -168,7 +171,7 @@ class Admissions:
                 self._context.requeued.notify()
 
     def _wake_in(self, seconds: float) -> None:
-        """Begin a step in so many seconds, unless one begins sooner."""
+        """Begin a step in ``seconds``, unless one begins sooner."""
         loop = asyncio.get_running_loop()
         at = loop.time() + max(seconds + _EARLY_SECONDS, _SHORTEST_WAIT_SECONDS, self._rest)
         if self._timer is None or at < self._timer.when():

@@ -1,4 +1,4 @@
-"""Messages that no worker can use: first kept in the database for people, then terminated."""
+"""Messages that no worker can use: stored in the database for operators, then terminated."""
 
 import asyncio
 import sys
@@ -15,14 +15,14 @@ _BATCH: Final = 100
 _DATABASE_DELAY: Final = 5.0
 _REFUSED_DELAY: Final = 60.0
 _REPORT_SECONDS: Final = 1.0
-"""Between two events: a flood of messages must not become a flood of log lines."""
+"""The shortest time between two events, so that a flood of messages does not flood the log."""
 
 _Message = Delivery | Undecodable
 _Kept = tuple[str, int | None, str]
 
 
 class DeadLetters:
-    """Keeps messages in batches; one that could not be kept is delivered again."""
+    """Stores messages in batches; a message that could not be stored is delivered again."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -36,15 +36,15 @@ class DeadLetters:
         self._ending = asyncio.Event()
 
     def keep(self, message: _Message, reason: str, answered: Callable[[], None]) -> None:
-        """Keep a message with the rule it breaks, then terminate it.
+        """Store a message with the rule that it breaks, then terminate it.
 
-        ``answered`` is called once it has been terminated, or put back because it could not be kept.
+        ``answered`` is called once it has been terminated, or put back because it could not be stored.
         """
         self._unanswered.add(message)
         self._letters.post((message, reason), lambda _: answered())
 
     async def close(self, seconds: float) -> None:
-        """Wait until every message given so far is kept, for at most ``seconds``; put back the others."""
+        """Wait for at most ``seconds`` until the given messages are stored; put back the others."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._letters.flush()
@@ -60,7 +60,7 @@ class DeadLetters:
             Letter(message.subject, message.stream_seq, message.stored_at, reason, message.data): message
             for message, reason in batch
         }
-        if self._context.health.up:  # else each batch would wait out its own time-out
+        if self._context.health.up:  # otherwise each batch would wait for its time-out
             with self._context.noting("dead messages"):
                 _, refused = await keep(self._context.database, list(letters))
                 self._answer(letters, [letter for letter, _ in refused])
@@ -87,7 +87,7 @@ class DeadLetters:
         self._context.events.emit(
             "message.dead", messages=len(kept), subject=subject, stream_seq=stream_seq, reason=reason
         )
-        with suppress(TimeoutError):  # what comes meanwhile is reported together
+        with suppress(TimeoutError):  # messages that come meanwhile are reported together
             async with asyncio.timeout(_REPORT_SECONDS):
                 await self._ending.wait()
         return [None] * len(kept)

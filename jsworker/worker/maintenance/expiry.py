@@ -1,6 +1,6 @@
-"""Expiry: jobs that were not begun in time are cancelled, windows of unique keys that are over forgotten.
+"""Expiry: cancels jobs that did not begin in time, and deletes windows of unique keys that have ended.
 
-Any worker does it, and nothing depends on it: CLAIM refuses such jobs, and who enqueues takes such windows.
+Any worker does it. Nothing depends on it: CLAIM refuses such jobs, and an enqueue replaces such windows.
 """
 
 from collections import Counter
@@ -13,18 +13,18 @@ from jsworker.worker.maintenance.throttled_scan import ScanPace
 
 _BATCH: Final = 500
 WINDOWS_SECONDS: Final = 60.0
-"""Between two steps at most: nothing tells of windows that are over."""
+"""The longest time between two steps: no event announces windows that have ended."""
 
 
 class Expiry:
-    """Cancels what has expired, until a batch is short; what one round leaves, the next one finds."""
+    """Cancels expired jobs until a batch is not full; the next round finds the jobs that one leaves."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._pace = ScanPace()
 
     async def step(self) -> None:
-        """Look once, unless the database does not answer or the last look was slow."""
+        """Look once, unless the database does not answer or a slow look is followed by its rest."""
         if not self._context.health.up or not self._pace.is_due:
             return
         with self._context.noting("expiry"), self._pace.timed():

@@ -1,4 +1,4 @@
-"""What waits in the table and in the stream, asked now and then for metrics."""
+"""Counts waiting jobs in the table and waiting messages in the stream, for metrics."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -20,11 +20,11 @@ SURVEY_SECONDS: Final = 10.0
 
 _LONGEST_REST_SECONDS: Final = 45.0
 _FRESH_SECONDS: Final = 60.0
-"""What is older is not shown: no figure is better than an old one."""
+"""Older figures are not shown: a missing figure is better than an old one."""
 
 
 class FleetSurvey:
-    """Asks both servers; a question that has become slow is asked less often."""
+    """Asks both servers; a slow query is repeated less often."""
 
     def __init__(self, context: WorkerContext, open_lanes: Callable[[], Iterable[str]] = tuple) -> None:
         """Prepare; ``open_lanes`` returns this worker's consumers of other priorities than normal."""
@@ -32,18 +32,18 @@ class FleetSurvey:
         self._open_lanes = open_lanes
         self._kinds = sorted(context.kinds)
         self._pace = ScanPace(longest_rest=_LONGEST_REST_SECONDS)
-        self._lanes: dict[str, set[str]] = {}  # priorities of which each kind has had jobs
+        self._lanes: dict[str, set[str]] = {}  # the priorities of which each kind has had jobs
         self._found: Fleet | None = None
         self._found_at = 0.0
-        self._left_since: dict[UUID, float] = {}  # batches and workflows that are left undone
+        self._left_since: dict[UUID, float] = {}  # unfinished batches and workflows, and since when
 
     @property
     def latest(self) -> Fleet | None:
-        """What was found last; None: nothing within the last minute."""
+        """The last result; None if there was none within the last minute."""
         return self._found if boottime() - self._found_at < _FRESH_SECONDS else None
 
     async def step(self) -> None:
-        """Ask once, unless PostgreSQL is silent; what is not answered is asked again the next time."""
+        """Ask once, unless PostgreSQL does not answer; the next survey repeats unanswered queries."""
         if not self._context.health.up or not self._pace.is_due:
             return
         try:
@@ -54,14 +54,14 @@ class FleetSurvey:
             return
         self._note_lanes(found)
         left_seconds = self._left_seconds(left)
-        # At once, without the stream: its silence must not hide what the table says about it.
+        # Publish this at once, without the stream: a silent stream must not hide what the table says.
         self._found, self._found_at = _fleet(found, {}, left_seconds), boottime()
         self._found = _fleet(found, await self._consumer_states(found.kinds), left_seconds)
 
     def _left_seconds(self, left: Left) -> float:
-        """Return for how long the first of what is left undone has been so in all surveys.
+        """Return for how long any batch or workflow has been unfinished, as far as the surveys have seen.
 
-        No row tells when the last job of a batch has ended, and in a busy installation one has at any moment.
+        No row tells when the last job of a batch ended; in a busy installation some batch always just has.
         """
         present = boottime()
         ids = [*left.batches, *left.needs, *left.workflows, *left.cancelled]
@@ -69,7 +69,7 @@ class FleetSurvey:
         return max((present - since for since in self._left_since.values()), default=0.0)
 
     def _note_lanes(self, found: Backlog) -> None:
-        """Show as empty, not as gone, a lane that had jobs."""
+        """Show a lane that had jobs as empty instead of leaving it out."""
         for kind, priority in map(lane_of, self._open_lanes()):
             self._lanes.setdefault(kind, set()).add(PRIORITIES[priority])
         for kind, waiting in found.kinds.items():
@@ -79,7 +79,7 @@ class FleetSurvey:
 
     async def _consumer_states(self, kinds: Iterable[str]) -> dict[str, list[ConsumerInfo]]:
         states: dict[str, list[ConsumerInfo]] = {}
-        with suppress(StreamUnavailable):  # the next one would not answer either
+        with suppress(StreamUnavailable):  # the next request would not be answered either
             for kind in kinds:
                 if not self._context.stream.connected:
                     break

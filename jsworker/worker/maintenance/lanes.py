@@ -1,4 +1,4 @@
-"""Lanes: jobs that are not of normal priority are pulled for from the first one on, and not before."""
+"""Lanes: opens the consumer of another priority than normal when there is a first job of it."""
 
 from collections.abc import Callable
 
@@ -16,8 +16,8 @@ Place = tuple[str, int]
 class Lanes:
     """Calls ``open_lane`` once for each kind and priority of which there are, or were, jobs.
 
-    A consumer in the stream shows that there were some. The rows show it too, also where no message can tell:
-    a job never waits for longer than a scan because its lane is not open.
+    A consumer in the stream shows that there were some; rows of the table show it even if no message does. A
+    job waits for at most one scan because its lane is not open.
     """
 
     def __init__(self, context: WorkerContext, open_lane: Callable[[str, int], None]) -> None:
@@ -26,11 +26,11 @@ class Lanes:
         self._closed: set[Place] = {(kind, priority) for kind in context.kinds for priority in (HIGH, LOW)}
         self._looked_for_consumers = False
         for name, kind in context.kinds.items():
-            if kind.priority in (HIGH, LOW):  # the class says that there will be some
+            if kind.priority in (HIGH, LOW):  # the class declares this priority
                 self._open((name, kind.priority))
 
     async def look(self, *, has_jobs: bool) -> None:
-        """Once a scan: open lanes that have jobs, if any has; the first time also those that had some."""
+        """Open the lanes that have jobs; the first time also those that had some. Called once a scan."""
         if not self._closed:
             return
         if not self._looked_for_consumers and self._context.stream.connected:
@@ -48,7 +48,7 @@ class Lanes:
             except NotThere:
                 continue
             except (StreamUnavailable, StreamRefused):
-                return  # asked again with the next look; until then the rows show what is missed
+                return  # the next look asks again; until then the rows show lanes with jobs
             self._open(place)
         self._looked_for_consumers = True
 

@@ -1,7 +1,7 @@
-"""Looks for what there is to do: one statement a relay tick and one a scan, for all of their sweeps.
+"""Looks for work: one statement for all sweeps of a relay tick, and one for all sweeps of a scan.
 
-A sweep is woken when there is something for it, so a worker does not pay for features that are not used. A
-look that PostgreSQL refuses for want of a right, or that is slow, wakes them all: each says what it lacks.
+A sweep is woken only when there is work for it, so unused features cost nothing. If PostgreSQL refuses a look
+for lack of a right, or the look is slow, all sweeps are woken, and each reports what it lacks.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ _EVERYTHING: Final = LeftToDo(held=True, expired=True, in_lanes=True, in_workflo
 
 
 class RelayLook:
-    """Learns of limits and pauses, and wakes the relay when jobs are due, which may keep that busy long."""
+    """Reads limits and pauses, and wakes the relay when jobs are due."""
 
     def __init__(
         self, context: WorkerContext, admissions: Admissions, *, wake_relay: Callable[[], None]
@@ -28,16 +28,16 @@ class RelayLook:
         self._admissions = admissions
         self._wake_relay = wake_relay
         self._pace = ScanPace()
-        self._is_answered = True  # the last look for everything
+        self._is_answered = True  # whether the last look without a time bound was answered
 
     async def step(self) -> None:
-        """Look once; while such a look rests, only for what became due lately."""
+        """Look once; during the rest after a slow look, only for jobs that became due lately."""
         if self._context.health.up:
             with self._context.health.noting():
                 await self.look()
 
     async def look(self) -> None:
-        """Look as ``step`` does, and raise when the database does not answer."""
+        """Look as ``step`` does, but raise if the database does not answer."""
         database, kinds = self._context.database, self._context.kinds
         try:
             if self._pace.is_due:
@@ -47,9 +47,9 @@ class RelayLook:
                 self._is_answered = True
             else:
                 due = await looks.due(database, kinds, within=RECENT_SECONDS)
-                if not self._is_answered:  # the relay's own searches find what is older
+                if not self._is_answered:  # the relay's own searches find older jobs
                     self._wake_relay()
-        except DatabaseRefused as error:  # rights that an older installation has not granted yet
+        except DatabaseRefused as error:  # the installation is older and has not granted the rights yet
             if error.sqlstate is None:
                 raise
             self._context.complaints.report("limits", str(error))
@@ -61,7 +61,7 @@ class RelayLook:
 
 
 class ScanLook:
-    """Wakes the sweeps of a scan that have anything to do: ``wake`` by the names of ``LeftToDo``."""
+    """Wakes the sweeps of a scan that have work; the keys of ``wake`` are fields of ``LeftToDo``."""
 
     def __init__(
         self, context: WorkerContext, lanes: Lanes, *, wake: Mapping[str, Callable[[], None]]
@@ -87,5 +87,5 @@ class ScanLook:
         try:
             with self._pace.timed():
                 return await looks.left_to_do(self._context.database)
-        except (DatabaseUnavailable, DatabaseRefused):  # each sweep is woken, and says what it lacks
+        except (DatabaseUnavailable, DatabaseRefused):  # each sweep is woken and reports what it lacks
             return _EVERYTHING

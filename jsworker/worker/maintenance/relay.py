@@ -1,4 +1,4 @@
-"""The relay: what is due enters the queue, what is queued is published. Every worker has one."""
+"""The relay: promotes due jobs to the queue and publishes queued jobs. Every worker has one."""
 
 from collections.abc import Awaitable, Callable, Sequence, Sized
 from functools import partial
@@ -18,12 +18,12 @@ _BATCH: Final = 1000
 _MARKED_TOGETHER: Final = 500
 _LAST_SECONDS: Final = 5.0
 _TRIAL: Final = 10
-"""Messages that are published to learn whether the stream stores any again."""
+"""The number of messages published as a trial, to learn whether the stream stores any again."""
 _TRIAL_SECONDS: Final = 1.0
 
 
 class Relay:
-    """Promotes and publishes until a batch is short; while the stream refuses, it only tries now and then."""
+    """Promotes and publishes until a batch is not full; while the stream refuses, it makes rare trials."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -53,7 +53,7 @@ class Relay:
         return self._health.up and self._stream.connected
 
     async def step(self) -> None:
-        """Promote what is due, then publish what the outbox holds."""
+        """Promote due jobs, then publish the outbox."""
         if not self._health.up:
             return
         with self._health.noting():
@@ -63,12 +63,12 @@ class Relay:
                 self._judge(await self._publisher.publish())
 
     def end(self) -> None:
-        """Begin no other batch; those under way are still published."""
+        """Begin no further batch; batches under way are still published."""
         self._ending = True
         self._publisher.end()
 
     async def publish_latest(self) -> None:
-        """Publish one batch of what became due lately, jobs that were just handed back; mark everything."""
+        """Publish one batch of jobs that became due lately, such as those just handed back; mark all."""
         if self._is_connected and not self._publishing_health.refused:
             with self._health.noting():
                 latest = await self._take(within=RECENT_SECONDS, limit=_BATCH)
@@ -76,13 +76,13 @@ class Relay:
         await self._marks.flush()
 
     async def close(self) -> None:
-        """Give up marks that were not written in time: their messages are published once more."""
+        """Give up marks that were not written in time; their messages will be published once more."""
         await self._marks.close()
 
     async def try_again(self) -> None:
-        """While the stream refuses: learn now and then whether it stores messages again.
+        """While the stream refuses messages, find out now and then whether it stores them again.
 
-        To be called before jobs are claimed from the table, which leaves nothing to publish.
+        Call it before jobs are claimed from the table, because that leaves nothing to publish.
         """
         publishing = self._publishing_health
         if not (publishing.refused and publishing.is_trial_due and self._is_connected):
@@ -98,19 +98,21 @@ class Relay:
                 publishing.put_off()
 
     async def _mark(self, sent: Sequence[Sent]) -> Sequence[None]:
-        with self._health.noting():  # what has no mark is published once more; the stream knows it already
+        with (
+            self._health.noting()
+        ):  # without a mark it is published once more, and the stream drops the duplicate
             await publish.mark(self._context.database, sent, self._refused_rows)
         return [None] * len(sent)
 
     def _judge(self, tally: Tally) -> None:
         if tally.refused is None and tally.stored:
             self._publishing_health.stored()
-        elif tally.refused is not None and self._stream.connected:  # else that is why
+        elif tally.refused is not None and self._stream.connected:  # a lost connection is no refusal
             self._last_seq = None
             self._publishing_health.failed(tally.refused)
 
     async def _has_grown(self) -> bool:
-        """Return whether any messages, those of producers for example, were stored since the last look."""
+        """Return whether any messages, for example of producers, were stored since the last call."""
         before = self._last_seq
         try:
             self._last_seq = (await self._stream.state()).last_seq
@@ -125,13 +127,13 @@ class Relay:
         )
 
     async def _at_pace(self, pace: ScanPace, take: Callable[..., Awaitable[TakenT]]) -> TakenT:
-        """Take a batch of everything that is due or, while such a scan rests, of what became due lately."""
+        """Take a batch of all due jobs or, during the rest after a slow scan, of recently due ones."""
         if not pace.is_due:
             return await take(within=RECENT_SECONDS, limit=_BATCH)
         refused = self._refused_rows.noted
         with pace.timed():
             taken = await take(within=None, limit=_BATCH)
-        # Others may stand behind those that were refused.
+        # There may be others behind the refused ones.
         if len(taken) == _BATCH or self._refused_rows.noted > refused:
             pace.hurry()
         return taken

@@ -1,4 +1,4 @@
-"""Retention: ended jobs are deleted when they were kept for long enough, by the way, in small batches."""
+"""Retention: deletes ended jobs after the retention time, in small batches between other work."""
 
 from datetime import datetime
 from typing import Final
@@ -13,17 +13,17 @@ from jsworker.worker.recovery.earlier_lives import FORGOTTEN_AFTER_SECONDS
 TICK_SECONDS: Final = 0.25
 
 _SHARE: Final = 0.1
-"""Of the time in which all workers together have a batch in the database."""
+"""The share of the time in which all workers together run a batch in the database."""
 _PASS_SECONDS: Final = 60.0
-"""From the end of a pass to the beginning of the next."""
+"""The time from the end of a pass to the beginning of the next."""
 _REPORT_SECONDS: Final = 60.0
 
 
 class Retention:
-    """Goes through the jobs that ended before the cutoff, the oldest first; then rests for a minute.
+    """Deletes the jobs that ended before the cutoff, the oldest first; then rests for a minute.
 
-    Every worker does, with a share of the time that shrinks as there are more of them. Nothing depends on
-    it: what a round leaves undone, for whatever reason, the next one finds.
+    Every worker does so; the more workers there are, the smaller the share of time that each uses. Nothing
+    depends on it: the next round finds the jobs that one leaves.
     """
 
     def __init__(self, context: WorkerContext) -> None:
@@ -36,14 +36,14 @@ class Retention:
         self._reported_at = 0.0
 
     async def step(self) -> None:
-        """Delete for its share of a tick, unless it is resting or the database does not answer."""
+        """Delete for this worker's share of a tick, unless it rests or the database does not answer."""
         retention = self._context.settings.retention
         if retention is None or not self._context.health.up or boottime() < self._rests_until:
             return
         try:
             await self._work(retention)
         except (DatabaseUnavailable, DatabaseRefused) as error:
-            # One that was too large says nothing about the database's health.
+            # A batch that was too large is no sign that the database is unhealthy.
             self._limit = max(self._limit // 4, 1)
             self._end_pass()
             self._context.events.emit("prune.failed", reason=str(error))
@@ -60,7 +60,7 @@ class Retention:
             fellows = max(batch.workers, 1)
             if boottime() - began >= _SHARE * TICK_SECONDS:
                 break
-        if self._ended is not None:  # else the pass is over
+        if self._ended is not None:  # the pass is not over
             self._rests_until = began + (boottime() - began) * fellows / _SHARE
 
     async def _prune(self, ended: Ended) -> Batch:

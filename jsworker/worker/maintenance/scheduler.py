@@ -1,4 +1,4 @@
-"""Schedules: any worker fires what is due, also for kinds that others run; each instant at most once."""
+"""Schedules: any worker fires those that are due, even of kinds that it does not run; each instant once."""
 
 import asyncio
 import json
@@ -18,11 +18,11 @@ from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.kinds import Kind
 
 _SPREAD_SECONDS: Final = 0.2
-"""By which workers look after an instant has come: the first one fires it, the others find it done."""
+"""Workers look within so long after an instant: the first one fires it, the others find it done."""
 _MOST_AT_ONCE: Final = 50
-"""Instants of one schedule in a step: those of a long outage hold up no other schedule."""
+"""The most instants of one schedule in a step, so that those of a long outage delay no other schedule."""
 _ASIDE_SECONDS: Final = 60.0
-"""For so long a schedule that cannot be fired is left alone."""
+"""A schedule that cannot be fired is tried again after so long."""
 
 
 async def write_schedules(context: WorkerContext) -> None:
@@ -50,7 +50,7 @@ async def write_schedules(context: WorkerContext) -> None:
         taken = await schedules.write_code(
             context.database, kinds=list(context.kinds), new=list(new.values())
         )
-    except DatabaseRefused as error:  # rights that an older installation has not granted yet
+    except DatabaseRefused as error:  # the installation is older and has not granted the rights yet
         if new:
             raise
         context.complaints.report("schedules", str(error))
@@ -80,7 +80,7 @@ def _schedules_of(
         key = limit_key_of(processor, text)
         payload = stored_payload(text, kind.name, OF_SCHEDULE, contents, context.settings.max_payload_bytes)
         if (before := stored.get(name)) is not None and _is_same(before, payload, text, kind.name, contents):
-            payload = json.dumps(before)  # encoded anew it would look like another one
+            payload = json.dumps(before)  # encoded again, an equal payload would look changed
         return NewSchedule(name, kind.name, payload, each, each.after(now), kind.priority, key)
 
     found = named_schedules(kind.name, kind.processor.schedule)
@@ -88,7 +88,7 @@ def _schedules_of(
 
 
 def _is_same(before: Any, payload: str, text: str, kind: str, contents: Contents) -> bool:
-    """Return whether a stored payload holds this text, encoded with the key with which it is now."""
+    """Return whether a stored payload holds this text, encoded with the present key."""
     if key_of_content(before) != key_of_content(json.loads(payload)):
         return False
     try:
@@ -98,7 +98,7 @@ def _is_same(before: Any, payload: str, text: str, kind: str, contents: Contents
 
 
 class Scheduler:
-    """Fires what is due. What one worker misses another one finds, or the next look."""
+    """Fires schedules that are due. Another worker, or the next look, finds those that one misses."""
 
     def __init__(self, context: WorkerContext, *, wake: Callable[[], None]) -> None:
         """Prepare; ``wake`` begins a step."""
@@ -108,7 +108,7 @@ class Scheduler:
         self._aside: dict[str, float] = {}
 
     async def step(self) -> None:
-        """Fire what is due, and see that the next step begins when something else is."""
+        """Fire the schedules that are due, and begin the next step when the next one is due."""
         if not self._context.health.up:
             return
         self._aside = {name: until for name, until in self._aside.items() if boottime() < until}
@@ -129,7 +129,7 @@ class Scheduler:
             self._wake_in((min(nexts) - now).total_seconds() - (boottime() - read_at))
 
     def close(self) -> None:
-        """Begin no step by itself any more."""
+        """Cancel the timer of the next step."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -142,7 +142,7 @@ class Scheduler:
         """Fire a schedule's instants, and return when it is due next, if that is known."""
         try:
             found = due(schedule.read(), schedule.next_at, schedule.now)
-        except ValueError as error:  # of a newer version, or of a time zone that this system does not know
+        except ValueError as error:  # from a newer version, or in a time zone that this system does not know
             return self._set_aside(schedule, str(error))
         seen = schedule.next_at
         instants: list[datetime | None] = [*found.run] or [None]
@@ -153,7 +153,7 @@ class Scheduler:
                     self._context.database, schedule, seen=seen, instant=instant, then=then
                 )
             except DatabaseRefused as error:
-                if error.sqlstate is None:  # the login
+                if error.sqlstate is None:  # the login was refused
                     raise
                 return self._set_aside(schedule, str(error))
             if fired is None:  # another worker was faster

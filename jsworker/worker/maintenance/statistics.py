@@ -1,4 +1,4 @@
-"""What this worker has counted is added to the table of figures a few times a minute."""
+"""Adds the counts of this worker to the table of figures a few times a minute."""
 
 from typing import Final
 
@@ -11,14 +11,14 @@ _WRITES_A_TIDYING: Final = 180
 
 
 class StatisticsWriter:
-    """Writes what was counted, and deletes what is two days old; what a write loses is not written again."""
+    """Writes the counts, and deletes those of two days ago; counts of a failed write are lost."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._writes = 0
 
     async def step(self) -> None:
-        """Write, unless there is nothing or the database does not answer."""
+        """Write the counts, unless there are none or the database does not answer."""
         context = self._context
         if not context.health.up:
             return
@@ -29,7 +29,7 @@ class StatisticsWriter:
                 if self._writes % _WRITES_A_TIDYING == 0:
                     await forget_statistics(context.database)
             except (DatabaseUnavailable, LockTimeout) as error:
-                await context.unanswered(error)  # somebody may hold a lock on the table, by rebuilding it
+                await context.unanswered(error)  # for example: the table is locked by a rebuild
                 return
             self._writes += 1
             context.complaints.end("statistics")

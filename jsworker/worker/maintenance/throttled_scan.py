@@ -37,12 +37,12 @@ class ScanPace:
 
     @property
     def is_due(self) -> bool:
-        """Whether everything may be scanned now."""
+        """Whether a scan of everything may start now."""
         return boottime() >= self._rested_at
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Time a scan of everything; one that fails rests, whatever the one before took."""
+        """Time a scan of everything; a failed scan rests even if the one before was quick."""
         began = boottime()
         took_before = math.inf
         try:
@@ -56,12 +56,12 @@ class ScanPace:
             self._rested_at = max(self._rested_at, ended + rest)
 
     def hurry(self) -> None:
-        """Let the next scan follow at once: the last one found as much as it could take."""
+        """Let the next scan follow at once, because the last one found a full batch."""
         self._rested_at = -math.inf
 
 
 def longest_rest(context: WorkerContext) -> float:
-    """Return the seconds that a search may rest: what it finds later may have been taken for stale."""
+    """Return the longest rest of a search: with a longer one, rows that it should find could turn stale."""
     thresholds = [kind.limits.stale_after for kind in context.kinds.values()]
     stale_after = [context.settings.stale_threshold, *(each for each in thresholds if each)]
     return min(_LONGEST_REST_SECONDS, min(stale_after) / 4)
@@ -86,11 +86,11 @@ class ThrottledScan(ScanPace):
 
     @property
     def must_rest(self) -> bool:
-        """Whether it is slow and has not rested enough."""
+        """Whether it was slow and has not rested for long enough."""
         return self.is_slow and not self.is_due
 
     async def make(self, ask: Callable[[float], Awaitable[T]]) -> T | None:
-        """Have ``ask`` scan within so many seconds; None: that takes too long, while others are answered."""
+        """Call ``ask`` with a time limit in seconds; None if it took too long while the database answers."""
         began = boottime()
         try:
             with self.timed():

@@ -18,9 +18,9 @@ LOOK_SECONDS: Final = 600.0
 
 _REMOVAL: Final = "removal of messages that no consumer takes"
 _LEFT_SECONDS: Final = 3600.0
-"""From the first sight of a subject without a consumer to its removal: its worker may be on its way."""
+"""A subject without a consumer is purged after so long: its worker may just be starting."""
 _WILDCARDS: Final = frozenset({"*", ">"})
-"""A program published to such a subject; to remove its messages would be to remove those of every kind."""
+"""Tokens of a literal subject that act as wildcards in a purge, which would hit messages of every kind."""
 
 
 class DatabaseWatch:
@@ -38,7 +38,7 @@ class DatabaseWatch:
 
     @property
     def misfit(self) -> str | None:
-        """Why this version cannot work with the schema, and what to do; None: it can."""
+        """Why this version cannot work with the schema, and what to do; None if it can."""
         try:
             check_level(self._context.database.revision)
         except MigrationMissing as missing:
@@ -46,12 +46,12 @@ class DatabaseWatch:
         return None
 
     async def step(self) -> None:
-        """Look once; what the database does not answer leaves what is known."""
+        """Look once; if the database does not answer, what is known stays."""
         if self._context.health.up:
             with self._context.noting("watch over the database's history"):
                 self._compare(await read_history(self._context.database))
         # Also while the database counts as silent: so does one that refuses statements for want of tables.
-        with suppress(DatabaseUnavailable, DatabaseRefused):  # a heartbeat meets the same, and reports it
+        with suppress(DatabaseUnavailable, DatabaseRefused):  # heartbeats fail likewise, and report it
             advice = upgrade_advice(await self._context.database.migrated_to())
             self._context.complaints.note("schema", self.misfit or advice)
 
@@ -61,7 +61,7 @@ class DatabaseWatch:
             return
         if found.system_identifier != last.system_identifier:
             self._report_failover("system identifier", last.system_identifier, found.system_identifier)
-        elif found.timeline is None:  # a standby, which takes no writes
+        elif found.timeline is None:  # a standby, which accepts no writes
             self._last = replace(found, timeline=last.timeline)
         elif last.timeline not in (None, found.timeline):
             self._report_failover("timeline", last.timeline, found.timeline)
@@ -72,7 +72,7 @@ class DatabaseWatch:
 
 
 async def keep_in_shape(context: WorkerContext, lanes: Callable[[], Sequence[str]]) -> None:
-    """Compare stream and consumers once with what the settings ask for, and put them right.
+    """Compare stream and consumers once with the settings, and correct them.
 
     Those of ``lanes``, the consumers of other priorities, come last, and by themselves.
     """
@@ -87,7 +87,7 @@ async def keep_in_shape(context: WorkerContext, lanes: Callable[[], Sequence[str
 
 
 class Unconsumed:
-    """Removes messages that no consumer will ever take; the stream would keep them for ever.
+    """Removes messages that no consumer will ever take and that the stream would keep for ever.
 
     What is removed was stored before the subject was first seen without a consumer, at least an hour ago,
     while no job of its kind is queued. So no job waits for it: each entry into the queue has a message of its
@@ -97,10 +97,10 @@ class Unconsumed:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._seen: dict[str, tuple[float, StreamState]] = {}
-        """When a subject was first seen without a consumer, and the stream as it was then."""
+        """When a subject was first seen without a consumer, and the state of the stream then."""
 
     async def step(self) -> None:
-        """Look once, and remove what was seen for long enough."""
+        """Look once, and remove messages of subjects that had no consumer for long enough."""
         if self._context.health.up and self._context.stream.connected:
             with self._context.health.noting(), self._context.complaints.of_stream(_REMOVAL):
                 await self._look()
@@ -120,7 +120,9 @@ class Unconsumed:
         waiting = await republish.queued_kinds(self._context.database, kinds=names) if names else set()
         removed: list[str] = []
         for kind in [each for each in due if kind_of[each] not in waiting]:
-            with self._context.complaints.of_stream(_REMOVAL):  # others may be removed all the same
+            with self._context.complaints.of_stream(
+                _REMOVAL
+            ):  # messages of other subjects can still be removed
                 await stream.remove(kind, up_to=due[kind])
                 del self._seen[kind]
                 removed.append(kind)

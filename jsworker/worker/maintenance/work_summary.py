@@ -1,4 +1,4 @@
-"""One event a minute that tells what a worker does: the progress of ``jsworker run`` in its log."""
+"""One event a minute about the work of a worker: the progress of ``jsworker run`` in its log."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -13,17 +13,17 @@ _NAMES: Final = {Settled.COMPLETED: "completed", Settled.FAILED: "failed", Settl
 
 
 class WorkSummary:
-    """Emits ``worker.status`` while there is something to report, and once when all of it is done."""
+    """Emits ``worker.status`` while there is work to report, and once more when all of it is done."""
 
     def __init__(self, context: WorkerContext, ended: Mapping[Settled, int]) -> None:
-        """Prepare; ``ended`` counts the runs of this worker that have ended, by what became of their jobs."""
+        """Prepare; ``ended`` counts the ended runs of this worker by the outcome of their jobs."""
         self._context = context
         self._ended = ended
         self._reported: Counter[Settled] = Counter()
         self._reported_at = boottime()
 
     async def step(self) -> None:
-        """Report what has been done since the last time, and what is in flight."""
+        """Report the runs that have ended since the last call, and the jobs in flight."""
         now, runs = boottime(), list(self._context.in_flight.runs.values())
         done = Counter(self._ended) - self._reported
         seconds, self._reported_at = now - self._reported_at, now

@@ -1,4 +1,4 @@
-"""Workflows: batches are finished as their last members end, and what needs them is woken or cancelled."""
+"""Workflows: finishes batches whose last member has ended, and wakes or cancels the nodes that need them."""
 
 import asyncio
 from typing import Final
@@ -10,13 +10,13 @@ from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 
 _REST: Final = 10.0
-"""Times the length of a look that finished nothing: members of a large batch may run on many workers."""
+"""After a look that finished nothing, a rest of so many times its length: many workers may share a batch."""
 _LONGEST_REST_SECONDS: Final = 0.1
 _REFUSED: Final = "rows of workflows and batches"
 
 
 class WorkflowSweep:
-    """Looks after the batches of this worker's own jobs at once, and once a scan after what others left."""
+    """Finishes the batches of this worker's own jobs at once, and once a scan those that others left."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -24,11 +24,11 @@ class WorkflowSweep:
         self._is_to_sweep = True
 
     def sweep_soon(self) -> None:
-        """Have the next step look for whatever has ended anywhere."""
+        """Let the next step look for all batches that have ended, of any worker."""
         self._is_to_sweep = True
 
     async def step(self) -> None:
-        """Finish what has ended here since the last step; after ``sweep_soon``, what has ended anywhere."""
+        """Finish batches that have ended here since the last step; after ``sweep_soon``, of any worker."""
         context = self._context
         if not context.health.up:
             return
@@ -71,7 +71,7 @@ class WorkflowSweep:
         self._report(advanced)
         if not advanced.refused:
             context.complaints.end(_REFUSED)
-        for workflow in left.cancelled:  # its cancellation was cut short, or members were added
+        for workflow in left.cancelled:  # its cancellation was interrupted, or members were added
             await workflow_control.cancel_left(context.database, workflow)
 
     def _report(self, advanced: Advanced) -> None:
@@ -82,7 +82,7 @@ class WorkflowSweep:
         for workflow in advanced.workflows:
             facts = {"workflow": str(workflow.id), "name": workflow.name, "outcome": workflow.outcome}
             events.emit("workflow.finished", **facts, batches=workflow.batches, seconds=workflow.seconds)
-        if advanced.refused:  # the first stands for all, or a fleet of them would be remembered for ever
+        if advanced.refused:  # only the first is reported: otherwise all of them would be remembered for ever
             refused, error = advanced.refused[0]
             self._context.complaints.report(_REFUSED, f"among others {refused}: {error}")
         if advanced.woken:
