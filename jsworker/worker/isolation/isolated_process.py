@@ -1,4 +1,4 @@
-"""The owner's side of one isolated process: it is watched from its start to its end, and ended in time."""
+"""The owner's side of one isolated process: starts it, watches it, and ends it in time."""
 
 import asyncio
 import os
@@ -29,20 +29,20 @@ T = TypeVar("T")
 Cause: TypeAlias = Literal[
     "jobs", "memory", "memory exceeded", "stop ignored", "silent", "not ready", "crashed", "not needed"
 ]
-"""Why a process ended. Of these ``jobs`` and ``memory`` are in order: it has run its number of jobs, or has
-grown; ``memory exceeded`` is twice the limit, in the middle of a job."""
+"""Why a process ended. ``jobs`` and ``memory`` are normal: it has run its number of jobs, or has grown beyond
+its limit. ``memory exceeded``: it took more than twice the limit during a job."""
 
 _LINE_MARGIN_BYTES: Final = 2**20
 _BYTES_A_BYTE: Final = 7
-"""Bytes that one byte of a result, or of a payload, takes at most as JSON text within JSON."""
+"""One byte of a result or payload takes at most so many bytes as JSON text within JSON."""
 _LINE_BYTES_A_CHILD_JOB: Final = 4096
-"""What is sent of a child job beside its payload, at most: its keys and the states of traces are bounded."""
+"""The most bytes sent of a child job beside its payload; its keys and trace states are bounded."""
 _GRACE_HEARTBEATS: Final = 2
-"""Heartbeat intervals that a job may go on after it was asked to stop."""
+"""A job may go on for so many heartbeat intervals after it was asked to stop."""
 _STACKS_SECONDS: Final = 2.0
-"""What a process may take to answer: less than the caller waits."""
+"""The time in which a process must answer; shorter than the caller waits."""
 _LINK_SECONDS: Final = 5.0
-"""Between the end of a process and the end of what it has sent, whichever comes first."""
+"""The longest wait between the end of a process and the end of its messages, in either order."""
 
 
 class NotReady(JsworkerError):
@@ -54,8 +54,9 @@ class IsolatedProcess:
 
     Attributes:
         prepared: kinds whose processors are set up in it.
-        jobs: how many it has begun.
-        memory_bytes: resident, when it was last looked at; 0: it was not.
+        jobs: the number of jobs that it has begun.
+        memory_bytes: its resident memory when it was last measured; 0 if it was not.
+        ended_because: why it ended or is being ended; None while it is in use.
         over: done when it has ended.
     """
 
@@ -103,7 +104,7 @@ class IsolatedProcess:
 
     @classmethod
     async def start(cls, context: WorkerContext) -> "IsolatedProcess":
-        """Start a process from a clean interpreter; OSError: the system starts none."""
+        """Start a process with a new interpreter; raises OSError if the system cannot start it."""
         ours, theirs = socket.socketpair()
         numbers = [os.getpid(), lifeline(), theirs.fileno()]
         flags = [f"-W{option}" for option in sys.warnoptions] + (["-P"] if sys.flags.safe_path else [])
@@ -128,7 +129,7 @@ class IsolatedProcess:
         return self._process.pid
 
     async def prepare(self, kind: Kind) -> None:
-        """Have the processor of a kind made and set up; raises NotReady."""
+        """Let the process create and set up the processor of a kind; raises NotReady."""
         if kind.name in self.prepared:
             return
         self._silence.cancel()
@@ -147,9 +148,9 @@ class IsolatedProcess:
         self._watch()
 
     async def run(self, run: Run, claimed: ClaimedJob) -> Outcome:
-        """Run a job of a prepared kind and return what it ended in; raises NotReady: it did not begin.
+        """Run a job of a prepared kind and return its outcome; raises NotReady if it did not begin.
 
-        ``claimed`` is what the process gets to know of it.
+        ``claimed`` is sent to the process.
         """
         self.jobs += 1
         self._run, self._run_began = run, False
@@ -171,7 +172,7 @@ class IsolatedProcess:
             self._run, self._quiet_until = None, 0.0
 
     async def ask_stacks(self) -> list[Stack] | None:
-        """Ask the process where its job is; None: it does not answer in time."""
+        """Return the stacks of the job in the process; None if it does not answer in time."""
         if self._stacks is None or self._stacks.done():
             self._stacks = self._loop.create_future()
             self._link.send(wire.Request(what="ask stacks"))
@@ -179,7 +180,7 @@ class IsolatedProcess:
         return self._stacks.result() if self._stacks.done() else None
 
     async def end(self, cause: Cause) -> None:
-        """Let its processors be torn down, and leave nothing of it."""
+        """Let the process tear its processors down and end; kill it if it does not end in time."""
         self.ended_because = self.ended_because or cause
         self._silence.cancel()
         self._link.send(wire.Request(what="end"))
@@ -189,7 +190,7 @@ class IsolatedProcess:
         await asyncio.wait({self.over})
 
     def kill(self, cause: Cause, why: str | None = None) -> None:
-        """End it at once; ``why`` is for the job that it runs."""
+        """Kill the process; ``why`` becomes part of the error of the job that it runs."""
         if self._process.returncode is None:
             self.ended_because = self.ended_because or cause
             self._killed_why = self._killed_why or why
@@ -199,7 +200,7 @@ class IsolatedProcess:
         exited = asyncio.create_task(self._process.wait())
         either: set[asyncio.Future[Any]] = {exited, self._link_ended}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        # A program that a job has started may keep the link; a process that has closed it is of no more use.
+        # A program that a job has started may keep the link open. A process that has closed it is useless.
         await asyncio.wait({exited}, timeout=_LINK_SECONDS)
         self.kill("crashed", "it has closed its connection to the worker")
         code = await exited
@@ -227,7 +228,9 @@ class IsolatedProcess:
             case wire.RunState(sign_at=sign_at, quiet_seconds=quiet_seconds, quiet_until=quiet_until) if run:
                 self._run_began = True
                 run.sign_at = max(run.sign_at, sign_at)
-                if quiet_until != self._quiet_until:  # else the heartbeat may have ended that phase
+                if (
+                    quiet_until != self._quiet_until
+                ):  # an equal value may be of a quiet phase that the heartbeat has ended
                     self._quiet_until = run.quiet_until = quiet_until
                     run.quiet_seconds = quiet_seconds
             case wire.RunStacks(stacks=stacks) if self._stacks is not None:
@@ -240,7 +243,7 @@ class IsolatedProcess:
                 _resolve(self._run_ended, message)
             case wire.TeardownFailed(kind=kind, reason=reason):
                 self._context.events.emit("worker.degraded", what=f"teardown of kind {kind}", reason=reason)
-        if self._prepared.done():  # else its event loop may stand still, for the time that a start may take
+        if self._prepared.done():  # during a start the event loop may block
             self._watch()
 
     def _watch(self) -> None:
@@ -280,7 +283,7 @@ class IsolatedProcess:
     def _request_stop(self, reason: StopReason) -> asyncio.TimerHandle:
         self._link.send(wire.Request(what="stop", reason=reason))
         grace = _GRACE_HEARTBEATS * self._settings.heartbeat_interval
-        if reason is StopReason.SHUTDOWN:  # the owner itself has no more time than this
+        if reason is StopReason.SHUTDOWN:  # the owner itself has only this time left
             grace = self._settings.statement_timeout
         why = f"it went on although it was told to stop: {reason.value}"
         return self._loop.call_later(grace, self.kill, "stop ignored", why)
@@ -308,7 +311,7 @@ def _longest_line(settings: Settings) -> int:
 def _end_in_words(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
-    with suppress(ValueError):  # one of the real-time signals, which have no names
+    with suppress(ValueError):  # real-time signals have no names
         return f"was killed by {signal.Signals(-code).name}"
     return f"was killed by signal {-code}"
 

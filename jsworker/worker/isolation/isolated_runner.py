@@ -1,4 +1,4 @@
-"""Runs jobs in processes of their own: in the worker's pool of warm ones, or alone in quarantine."""
+"""Runs jobs in processes of their own: in the worker's pool of warm processes, or alone in quarantine."""
 
 import asyncio
 from collections.abc import Collection, Coroutine
@@ -15,26 +15,26 @@ from jsworker.worker.pipeline.outcomes import Interrupted, Outcome, failed
 from jsworker.worker.stacks import Stack
 
 MEMORY_LOOK_SECONDS: Final = 0.25
-"""Between two looks at what isolated processes take."""
+"""The time between two measurements of the memory of isolated processes."""
 _SHARED_STALLS: Final = 2
-"""After so many stalls a job runs alone, however many it is allowed."""
+"""After so many stalls a job runs alone, even if it may stall more often."""
 _WHAT: Final = "isolated processes"
-"""What is reported as degraded while they cannot be made ready."""
+"""What is reported as degraded while processes cannot be made ready."""
 
 
 class IsolatedRunner:
-    """Runs jobs in isolated processes, with the settings and in the name of their owner."""
+    """Runs jobs in isolated processes, with the settings and the worker id of their owner."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._most = context.settings.isolated_processes
         self._kinds = [kind for kind in context.kinds.values() if kind.is_isolated]
         self.limits_memory = any(kind.max_memory_bytes is not None for kind in self._kinds)
-        """Whether there is a kind whose jobs may take so much memory and no more."""
-        self._in_pool = 0  # starting, idle, busy and ending ones
-        self._idle: list[IsolatedProcess] = []  # the one that was used last stands last
-        self._busy: dict[Run, IsolatedProcess] = {}  # of quarantine, too
-        # For quarantine: who waits for a process, whose turn it is, and what is made for it or is left over.
+        """Whether any kind limits the memory of its jobs."""
+        self._in_pool = 0  # the number of starting, idle, busy and ending processes
+        self._idle: list[IsolatedProcess] = []  # the most recently used one is last
+        self._busy: dict[Run, IsolatedProcess] = {}  # those of quarantine, too
+        # For quarantine: the waiting runs, the lock of the turn, the process being made, and one left over.
         self._line: set[asyncio.Future[IsolatedProcess]] = set()
         self._turn = asyncio.Lock()
         self._preparing: IsolatedProcess | None = None
@@ -44,7 +44,7 @@ class IsolatedRunner:
         self._closed = False
 
     def takes(self, claimed: ClaimedJob, kind: Kind) -> bool:
-        """Return whether a job is to run in quarantine: one more stall would be its last, or its third."""
+        """Return whether a job runs in quarantine: one more stall would be its last or its third."""
         if claimed.stalls < _SHARED_STALLS and claimed.stalls < claimed.max_stalls - 1:
             return False
         why = ""
@@ -58,12 +58,12 @@ class IsolatedRunner:
         return not why
 
     async def begin(self) -> None:
-        """Set up each isolated kind in a process of the pool, so that faults show now; raises NotReady."""
+        """Set up each isolated kind in a process of the pool, to find faults now; raises NotReady."""
         for kind in self._kinds:
             self._idle.append(await self._prepared(kind))
 
     async def run(self, run: Run) -> Outcome:
-        """Run a job in an isolated process and return what it ended in; a crash is a counted stall."""
+        """Run a job in an isolated process and return its outcome; a crash is a counted stall."""
         claimed = run.claimed
         if run.spans is not None:
             claimed = claimed._replace(**run.spans.context()._asdict())
@@ -90,12 +90,12 @@ class IsolatedRunner:
         return outcome
 
     async def ask_stacks(self, run: Run) -> list[Stack] | None:
-        """Return where a run is in its process; None: the process does not answer within two seconds."""
+        """Return the stacks of a run in its process; None if that does not answer within two seconds."""
         process = self._busy.get(run)
         return None if process is None else await process.ask_stacks()
 
     async def look_at_memory(self) -> None:
-        """Kill each process that has taken twice the memory that a job of its kind may take."""
+        """Kill each process that has taken more than twice the memory that a job of its kind may take."""
         limited = {run: process for run, process in self._busy.items() if run.kind.max_memory_bytes}
         _measure(limited.values())
         for run, process in limited.items():
@@ -105,11 +105,11 @@ class IsolatedRunner:
                 process.kill("memory exceeded", why)
 
     def status(self) -> IsolatedProcesses:
-        """Return how many processes there are."""
+        """Return the numbers of busy and idle processes."""
         return IsolatedProcesses(busy=len(self._busy), idle=len(self._idle))
 
     async def close(self) -> None:
-        """End all processes; those that run no job tear their processors down."""
+        """End all processes; idle ones tear their processors down."""
         self._closed = True
         for process in self._idle:
             self._start(process.end("not needed"))
@@ -119,7 +119,7 @@ class IsolatedRunner:
             await asyncio.wait(self._tasks)
 
     async def _alone(self, run: Run) -> IsolatedProcess:
-        """Return a process that has run no job, with the processor set up in it; raises NotReady."""
+        """Return a process that has run no job and has the processor set up; raises NotReady."""
         wanted: asyncio.Future[IsolatedProcess] = asyncio.get_running_loop().create_future()
         self._start(self._make_alone(run, wanted))
         try:
@@ -134,10 +134,10 @@ class IsolatedRunner:
     async def _make_alone(self, run: Run, wanted: "asyncio.Future[IsolatedProcess]") -> None:
         """Make one process at a time: many that start at once would starve the worker's own heartbeats.
 
-        If a run is stopped before its process is ready, the next in line has it: else a worker whose
-        heartbeats fail because processes start would go on starting them. The death of the worker counts as
-        a stall of the run whose turn it is, for the start itself may be what killed it, and not of those
-        that wait.
+        If a run is stopped before its process is ready, the next run in line gets the process. Otherwise a
+        worker whose heartbeats fail because processes start would keep starting them. If the worker dies, a
+        stall is counted for the run whose turn it is, because the start itself may have killed the worker,
+        and none for the runs that wait.
         """
         supervision = self._context.supervision if self._line else None
         self._line.add(wanted)
@@ -176,7 +176,7 @@ class IsolatedRunner:
         return process
 
     async def _prepared(self, kind: Kind, *, in_pool: bool = True) -> IsolatedProcess:
-        """Return a process that no other run has, with a kind's processor set up in it; raises NotReady."""
+        """Return a process for one run alone that has a kind's processor set up; raises NotReady."""
         while True:
             process = await (self._from_pool(kind) if in_pool else self._unused_or_started())
             is_new = not process.prepared
@@ -190,7 +190,7 @@ class IsolatedRunner:
                 raise
             if (cause := _unfit(process, kind)) is None:
                 return process
-            # What was set up in it for other kinds takes memory, too.
+            # The processors of other kinds take memory, too.
             self._start(process.end(cause))
             if is_new:
                 taken, most = process.memory_bytes / 1e6, (kind.max_memory_bytes or 0) / 1e6
@@ -236,7 +236,7 @@ class IsolatedRunner:
             self._context.events.emit("isolated.ended", **facts, memory_bytes=process.memory_bytes or None)
 
     def _put_back(self, process: IsolatedProcess, run: Run) -> None:
-        """Keep a process for the next job, unless it is of no more use."""
+        """Keep a process for the next job, or end it if it may run no other."""
         if process.ended_because is not None:
             return
         if self.limits_memory:
@@ -262,7 +262,7 @@ def _measure(processes: Collection[IsolatedProcess]) -> None:
 
 
 def _unfit(process: IsolatedProcess, kind: Kind) -> Cause | None:
-    """Return why a process may run no other job of a kind; None: it may."""
+    """Return why a process may not run another job of a kind; None if it may."""
     if kind.max_jobs_per_process is not None and process.jobs >= kind.max_jobs_per_process:
         return "jobs"
     if kind.max_memory_bytes is not None and process.memory_bytes > kind.max_memory_bytes:
