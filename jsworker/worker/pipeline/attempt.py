@@ -1,4 +1,4 @@
-"""One attempt at a job: from its row to the outcome; the processor runs on the loop or in a thread."""
+"""One attempt at a job, from its row to its outcome; the processor runs on the loop or in a thread."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -22,7 +22,7 @@ from jsworker.worker.pipeline.threads import start_thread
 
 
 def open_job(run: Run, services: LeaseServices) -> Job[Any]:
-    """Return what the processor gets.
+    """Return the job that the processor gets.
 
     Raises:
         InvalidPayload, InvalidJson: the row cannot be read.
@@ -56,7 +56,7 @@ def open_job(run: Run, services: LeaseServices) -> Job[Any]:
 def judge(
     run: Run, raised: BaseException, *, loop_ends: Callable[[], bool] = lambda: False
 ) -> Outcome | None:
-    """Return the outcome of a run that ended in an error; None: it must not be settled.
+    """Return the outcome of a run that ended in an error; None if it must not be settled.
 
     ``loop_ends`` returns whether all tasks of the event loop have been cancelled.
     """
@@ -66,14 +66,14 @@ def judge(
         return None
     if run.stop is None and loop_ends():
         run.stop = StopReason.SHUTDOWN
-    # Handing it back although no stop was asked for would run it again and again, and count nothing.
+    # If a job that cancels itself were handed back, it would run again and again without a count.
     was_stopped = run.stop is not None or run.is_handed_back
     return outcomes.stopped(run) if was_stopped else outcomes.cancelled_itself(run, raised)
 
 
 async def process_job(run: Run, job: Job[Any], services: LeaseServices) -> Outcome:
-    """Have the processor do the job, within its time limits; raises what the processor raised."""
-    # In the context of the run's own task, which threads get a copy of.
+    """Let the processor do the job within its time limits; raises the error that the processor raises."""
+    # Set in the context of the run's own task; threads get a copy of it.
     bound = bound_facts.set(run.facts)
     try:
         if run.kind.needs_timers:
@@ -81,7 +81,7 @@ async def process_job(run: Run, job: Job[Any], services: LeaseServices) -> Outco
                 value = await _call(run, job)
         else:
             value = await _call(run, job)
-        if run.unfinished is not None:  # it left the loop over its tries by break or return
+        if run.unfinished is not None:  # it left the loop over the tries by break or return
             raise run.unfinished
         if run.never_awaited is not None:
             run.refuse_never_awaited()

@@ -1,4 +1,4 @@
-"""What a worker has in flight: runs, each one execution of a job from the claim to the answer, and claims."""
+"""The runs and claims that a worker has in flight; a run is one execution of a job, from claim to answer."""
 
 import asyncio
 import math
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Phase(Enum):
-    """How far a run is: it waits for a job slot, is in the processor's hands, or its outcome is written."""
+    """The progress of a run: it waits for a job slot, its processor runs, or its outcome is written."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -46,7 +46,7 @@ class StopReason(Enum):
 class Run:
     """One execution of a job. Moments are boot times."""
 
-    # Defaults of the class: most runs never change them, and one is made for every job.
+    # Defaults on the class make the creation of a run cheaper: most runs never change them.
     phase: Phase = Phase.WAITING
     task: asyncio.Task[None] | None = None
     began_at: float = math.inf
@@ -56,28 +56,32 @@ class Run:
     first_cancelled_at: float | None = None
     cancelled_at: float = 0.0
     cancellations: int = 0
-    is_urgent: bool = False  # others may soon run its job, which is still its own
+    is_urgent: bool = False  # others may soon run its job, although this run still owns it
     ignores_stop: bool = False
-    left_task: asyncio.Task[None] | None = None  # in which it goes on although it was given up
-    should_stop: bool = False  # shown to the processor; also True while the worker drains
+    left_task: asyncio.Task[None] | None = None  # the task in which it goes on although it was given up
+    should_stop: bool = False  # visible to the processor; also True while the worker drains
     cancelled: bool = False
-    completed: bool = False  # by the job's own transaction
+    completed: bool = False  # whether the job's own transaction has completed it
     child_jobs: "ChildJobs | None" = None  # to be written with its completion
     takes_child_jobs: bool = True
-    interrupted: tuple[BaseException, str] | None = None  # what ended that, and which fault of a server
-    unfinished: BaseException | None = None  # that error, while another try is due; or a sleep
-    never_awaited: str | None = None  # a call of its job that was dropped, and so has done nothing
+    interrupted: tuple[BaseException, str] | None = (
+        None  # the error that ended that transaction, and the server's fault
+    )
+    unfinished: BaseException | None = None  # the error, while another try is due; or a job's sleep
+    never_awaited: str | None = (
+        None  # the name of a call of its job that was not awaited and has done nothing
+    )
     job: Job[Any] | None = None  # None until the payload has been read
-    isolated: bool = False  # it runs in another process, which is ended without ours
-    quarantined: bool = False  # in one that runs no other job
-    steps: "Steps | None" = None  # those that it has asked for
-    steps_in_threads: int = 0  # of a coroutine; their ends are waited for
+    isolated: bool = False  # it runs in another process, which can be killed alone
+    quarantined: bool = False  # it runs in a process that runs no other job
+    steps: "Steps | None" = None  # the steps of its job
+    steps_in_threads: int = 0  # steps of a coroutine that run in threads; a stop waits for their ends
     on_drain: Callable[[], None] | None = None
-    abandoned: bool = False  # its end is not waited for any more
+    abandoned: bool = False  # nothing waits for its end any more
     spans: "RunSpans | None" = None
-    noting: asyncio.Future[None] | None = None  # done when its row names the span, or cannot
-    refusal: str | None = None  # why its outcome could not be written as it was
-    quiet_seconds: float = 0.0  # more than usual that its row allows, for a quiet phase of a run here
+    noting: asyncio.Future[None] | None = None  # done when the row names its span, or that has failed
+    refusal: str | None = None  # why its original outcome could not be written
+    quiet_seconds: float = 0.0  # additional silence that its row allows, for a quiet phase of any run here
     quiet_until: float = 0.0  # the end of its own quiet phase
 
     def __init__(
@@ -87,33 +91,35 @@ class Run:
         self.claimed = claimed
         self.kind = kind
         self.delivery = delivery  # None when the row was found without a message
-        self.beaten_at = beaten_at  # when the last successful sign of life was sent; at first, the claim
-        self.sign_at = now  # of the job itself: progress, checkpoint
+        self.beaten_at = (
+            beaten_at  # when the last successful heartbeat was sent; at first, when the claim was
+        )
+        self.sign_at = now  # the last sign of life of the job itself: progress or a checkpoint
         self.in_progress_at = now
         self.claimed_at = now
 
     @property
     def held(self) -> tuple[UUID, int]:
-        """Job id and fencing token: what every write of this run is guarded by."""
+        """Job id and fencing token, which guard every write of this run."""
         return self.id, self.claimed.fencing_token
 
     @cached_property
     def thresholds_lock(self) -> asyncio.Lock:
-        """Held while the limits of silence in the run's row are changed."""
+        """Held while the thresholds of silence in the run's row are changed."""
         return asyncio.Lock()
 
     @property
     def stop_in_words(self) -> str:
-        """Why it was stopped; empty: it was not."""
+        """Why the run was stopped; empty if it was not."""
         return "" if self.stop is None else self.stop.value
 
     @property
     def is_handed_back(self) -> bool:
-        """Whether an end without an outcome gives the job to another worker: this one drains or is fenced."""
+        """Whether a run that ends by a stop is handed back: this worker drains or is fenced."""
         return self.should_stop and self.stop in {None, StopReason.FENCED, StopReason.SHUTDOWN}
 
     def is_overdue(self, now: float) -> bool:
-        """Return whether its time-out has passed; False for a run that is limited by a timer."""
+        """Return whether the time-out has passed; False if a timer limits the run."""
         timeout = self.kind.limits.timeout
         if timeout is None or now - self.began_at <= timeout or self.phase is not Phase.RUNNING:
             return False
@@ -129,7 +135,7 @@ class Run:
             )
 
     def thresholds(self, quiet_seconds: float) -> dict[str, float | None]:
-        """Return the limits of silence while the run is quiet for so long."""
+        """Return the thresholds of silence while the run is quiet for ``quiet_seconds``."""
         limits = self.kind.limits_when_quiet(quiet_seconds)
         return {"stale_after": limits.stale_after, "crash_after": limits.crash_after}
 
@@ -143,19 +149,19 @@ class Run:
         }
 
     def drain(self) -> None:
-        """Let the processor know that the worker is about to end; it may ignore that."""
+        """Let the processor know that the worker is about to end; the processor may ignore it."""
         self.should_stop = True
         if self.on_drain is not None:
             self.on_drain()
 
     def leave_thread(self) -> None:
-        """Note that a step in a thread is over; a coroutine that is to stop has time for it from now on."""
+        """Note that a step in a thread has ended; the grace period of a stopped coroutine starts again."""
         self.steps_in_threads -= 1
         if self.first_cancelled_at is not None:
             self.cancelled_at = boottime()
 
     def lose(self) -> None:
-        """Note that a statement of the run itself found the job lost; nothing is cancelled."""
+        """Note that a statement of the run itself found the job lost; the run is not cancelled."""
         self.stop, self.should_stop = StopReason.LOST, True
 
     def signal(self, reason: StopReason) -> None:
@@ -165,7 +171,7 @@ class Run:
         self.should_stop = True
         self.cancelled |= reason is StopReason.CANCELLED
         self.is_urgent |= reason is StopReason.FENCED
-        # Else the same reason cancels once: a slow clean-up is not interrupted by every heartbeat again.
+        # Other reasons cancel once, so that not every heartbeat interrupts a slow clean-up again.
         escalates = reason in {StopReason.LOST, StopReason.SHUTDOWN} and self.cancelled_for is not reason
         if self.phase is Phase.RUNNING and (self.cancelled_for is None or escalates):
             self.cancelled_for = reason
@@ -173,7 +179,7 @@ class Run:
             self._cancel(self.task)
 
     def cancel_again(self) -> None:
-        """Cancel a coroutine that goes on although it was cancelled; it may have swallowed that."""
+        """Cancel again a coroutine that goes on; it may have swallowed the first cancellation."""
         if self.phase is Phase.RUNNING and self.kind.is_async and not self.isolated:
             self._cancel(self.task)
         elif self.left_task is not None:
@@ -188,9 +194,9 @@ class Run:
 
 @dataclass(slots=True)
 class Claiming:
-    """A claim on its way, and the messages that wait for it: none when the row was found in the table."""
+    """A claim under way, and the messages that wait for it; none if the row was found in the table."""
 
-    consumer: "Consumer"  # it may be granted to another one of the same kind
+    consumer: "Consumer"  # another consumer of the same kind may get the job
     deliveries: list[Delivery]
     times_locked: int = 0
 
@@ -198,16 +204,16 @@ class Claiming:
 class InFlight:
     """Everything that this process has in flight. An id is in at most one claim, read-back or run at a time.
 
-    Otherwise two job slots could adopt one fencing token and run it twice, which no fence can distinguish.
+    Otherwise two job slots could run the job with one fencing token, which no guard can tell apart.
     """
 
     def __init__(self) -> None:
         self.claiming: dict[UUID, Claiming] = {}
-        self.runs: dict[UUID, Run] = {}  # changed by ``add`` and ``remove`` alone
-        # How many runs are of a batch, by its ``UUID.int``: a UUID's own hash takes longer.
+        self.runs: dict[UUID, Run] = {}  # changed only by ``add`` and ``remove``
+        # The number of runs of each batch, by its ``UUID.int``, because hashing a UUID takes longer.
         self._members: Counter[int] = Counter()
-        self.given_up: set[Run] = set()  # they go on although they are settled; each keeps its job slot
-        # No read-back may adopt these: orphaned claims, and runs that ended while their rows stayed owned.
+        self.given_up: set[Run] = set()  # runs that go on although they are settled; each keeps its job slot
+        # No read-back may adopt these: orphaned claims, and ended runs whose rows are still owned.
         self.releasing: set[tuple[UUID, int]] = set()
         self.unsettled: set[tuple[UUID, int]] = set()
 
@@ -215,13 +221,13 @@ class InFlight:
         return job_id in self.runs or job_id in self.claiming
 
     def add(self, run: Run) -> None:
-        """Note that a job was claimed."""
+        """Add the run of a claimed job."""
         self.runs[run.id] = run
         if (batch := run.claimed.batch_id) is not None:
             self._members[batch.int] += 1
 
     def remove(self, run: Run) -> None:
-        """Note that a run is over and settled, or that nothing can be done about it here any more."""
+        """Remove a run that is settled, or that this worker can no longer settle."""
         if self.runs.pop(run.id, None) is not None and (batch := run.claimed.batch_id) is not None:
             left = self._members[batch.int] - 1
             if left:

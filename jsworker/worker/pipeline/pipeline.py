@@ -37,14 +37,14 @@ from jsworker.worker.recovery.sweeper import LateRows
 if TYPE_CHECKING:
     from jsworker.core.spans import RunSpans
 
-_ABANDON_SECONDS: Final = 1.0  # for a run that swallows its last cancellation too
+_ABANDON_SECONDS: Final = 1.0  # then a run that ignores its last cancellation, too, is given up
 _WAKES: Final = 500
 
 
 class Pipeline:
-    """Runs the jobs that messages and the table bring, with one puller and one consumer for every kind.
+    """Runs the jobs that come by messages and from the table, with one puller and one consumer for each kind.
 
-    There are others for each priority besides normal, from when its lane is opened on.
+    Once its lane is opened, each priority other than normal has a puller and a consumer of its own.
     ``loop_ends`` returns whether all tasks of the event loop have been cancelled.
     """
 
@@ -71,12 +71,12 @@ class Pipeline:
             on_added=context.requeued.notify,
         )
         self._tasks: set[asyncio.Task[None]] = set()
-        # Tasks begin with a copy of one of these, not with the context in which another run has ended.
+        # Tasks start with a copy of one of these contexts, not with the context in which another run ended.
         self._application = copy_context()
         self._in_a_slot = copy_context()
         self._in_a_slot.run(kinds_of_slot.set, self._services.kinds)
         self.ended: Counter[Settled] = Counter()
-        """How many runs have ended, by what became of their jobs."""
+        """The number of ended runs, by what became of their jobs."""
         self.slots = Slots(
             context.settings.concurrency,
             len(context.kinds),
@@ -107,7 +107,7 @@ class Pipeline:
     # --- Pull: messages of a kind arrive at its consumer, which gathers them into batches. ---
 
     def add_lane(self, kind: Kind, priority: int) -> tuple[Consumer, Puller]:
-        """Make what pulls and claims the jobs of a kind and priority; the puller is to be started."""
+        """Create the consumer and the puller of a kind and priority; the caller starts the puller."""
         consumer = self._consumer(kind, priority=priority, state=self.states[kind.name])
         puller = Puller(
             self._context.stream,
@@ -133,11 +133,11 @@ class Pipeline:
     async def _claim(self, consumer: Consumer, ids: Sequence[UUID]) -> None:
         runs = await consumer.claim(ids)
         self._wait_for_slots(runs)
-        # Whatever came: admission may have claimed others in their place, which were held before them.
+        # Also after a full batch: admission may have claimed jobs in their place that were held before them.
         if refused := consumer.undecided(ids):
             self._wait_for_slots(await consumer.claim_from_stale_owners(refused))
             await consumer.answer_refused(refused)
-        self._context.room.notify()  # what was refused makes room, and no run of it ends
+        self._context.room.notify()  # refused messages make room, without the end of a run
 
     async def _admit(self, consumer: Consumer, keys: Collection[str]) -> None:
         self._wait_for_slots(await consumer.claim_freed(keys))
@@ -166,7 +166,7 @@ class Pipeline:
     async def _execute(self, run: Run) -> None:
         if self._supervision is not None:
             self._supervision.began(run.id)
-        # Only from here on may a signal cancel the task: one that never began would settle nothing.
+        # Only now may a signal cancel the task: a task that is cancelled before its start settles nothing.
         run.phase = Phase.RUNNING
         if fault_points.armed():
             await fault_points.reach("after_claim_before_run")
@@ -175,7 +175,7 @@ class Pipeline:
         processing = self._process(run) if run.spans is None else self._process_in_span(run, run.spans)
         try:
             outcome, error = await processing
-        except GeneratorExit as raised:  # where a future brings it, it closes whoever awaits one
+        except GeneratorExit as raised:  # raised by the job, or by Python because it closes this coroutine
             if _is_closed(run):
                 raise
             outcome, error = outcomes.raised(run, raised), raised
@@ -184,25 +184,25 @@ class Pipeline:
         task = run.left_task or run.task
         if task is not None and task.cancelling():
             forget_cancellation(task)
-        if run.abandoned:  # the worker has gone; the stale rule has the job
+        if run.abandoned:  # the worker has stopped; the stale rule takes the job back
             return
-        if run.left_task is not None:  # it was given up, and has ended after all
+        if run.left_task is not None:  # it was given up and has now ended
             self._in_flight.given_up.discard(run)
             self._events.emit("worker.restored", what=f"job {run.id}")
             self._leave_slot(run, boottime() - started)
             return
         run.phase = Phase.SETTLING
-        if run.quiet_until:  # a phase ends with its run
+        if run.quiet_until:  # a quiet phase ends with its run
             self._quiet.announce()
         self._leave_slot(run, boottime() - started)
         if type(outcome) is Completed and not run.completed and not fault_points.armed():
-            # Without a task that waits: most runs end like this, and most of the time.
+            # Most runs end here: no task waits for the write, which would cost time.
             self.settler.complete(run, outcome.result, partial(self._completed, run, outcome))
         elif self._loop_ends():
-            await self._settle(run, outcome, error)  # no new task would be waited for
+            await self._settle(run, outcome, error)  # nothing would wait for a new task
         else:
-            # In a task of its own: what the processor has left behind may still cancel this one. In the same
-            # context: hooks see what the job has set.
+            # In a task of its own, because timers that the processor has left may still cancel this one. In
+            # the same context, so that hooks see the context variables that the job has set.
             self._start(run, self._settle(run, outcome, error), copy_context())
 
     async def _process_in_span(self, run: Run, spans: "RunSpans") -> tuple[Outcome, BaseException | None]:
@@ -210,7 +210,7 @@ class Pipeline:
             return await self._process(run)
 
     async def _process(self, run: Run) -> tuple[Outcome, BaseException | None]:
-        """Return the outcome of a run and the error behind it; CancelledError: it must not be settled."""
+        """Return the outcome of a run and its error; raises CancelledError if it must not be settled."""
         try:
             if run.claimed.payload is None and run.stop is None:
                 await self._fetch_content(run)
@@ -228,7 +228,7 @@ class Pipeline:
             return await process_job(run, run.job, self._services), None
         except GeneratorExit:
             raise
-        except BaseException as raised:  # sys.exit() in a job must not end the worker either
+        except BaseException as raised:  # even sys.exit() in a job must not end the worker
             if (outcome := judge(run, raised, loop_ends=self._loop_ends)) is None:
                 raise
             return outcome, raised
@@ -245,14 +245,14 @@ class Pipeline:
     def _completed(self, run: Run, outcome: Completed, settled: Settled | None) -> None:
         if settled is Settled.COMPLETED:
             self._answer(run, outcome, settled)
-            run.job = None  # a circle: the garbage collector would take a third of the worker's time for it
-        elif not run.abandoned:  # else the worker has gone, and no task would be waited for
+            run.job = None  # breaks a cycle, whose collection would take a third of the worker's time
+        elif not run.abandoned:  # if the worker has stopped, nothing would wait for the task
             self._start(run, self._settle(run, outcome, None, settled), self._application.copy())
 
     async def _settle(
         self, run: Run, outcome: Outcome, error: BaseException | None, settled: Settled | None = None
     ) -> None:
-        kinds_of_slot.set(frozenset())  # it has left its slot: hooks may wait for other jobs
+        kinds_of_slot.set(frozenset())  # the run has left its slot, so hooks may wait for other jobs
         await fault_points.reach("after_process_before_settle")
         if isinstance(outcome, Completed):
             await fault_points.reach(fault_points.after_process(run.id))
@@ -260,7 +260,7 @@ class Pipeline:
             if run.completed:
                 settled = Settled.COMPLETED
             elif settled is not Settled.LOST:
-                # Another run may follow; settled first, this one would leave it the link to an earlier one.
+                # Another run may follow: the row must name this run's span before this run is settled.
                 if run.noting is not None and not isinstance(outcome, Completed | Lost):
                     await asyncio.wait({run.noting})
                 settled = await self.settler.settle(run, outcome)
@@ -285,14 +285,14 @@ class Pipeline:
         self._let_go(run, owned=settled is Settled.REFUSED)
         self.ended[settled] += 1
         self._context.counts.ended(run.kind.name, settled, boottime() - run.claimed_at)
-        if self._supervision is not None:  # not before: a job whose settling ends the process has begun
+        if self._supervision is not None:  # only now: a job whose settling kills the process counts as begun
             self._supervision.ended(run.id)
         if run.delivery is not None:
             run.delivery.ack()
         if self.hints.somebody_waits and settled in ENDED:
             self.hints.tell(run.id)
         batch = run.claimed.batch_id
-        # A member that runs here ends here, and its batch is looked at then.
+        # If other members run here, the batch is checked when the last of them ends.
         if batch is not None and settled in ENDED and not self._in_flight.has_member_of(batch):
             self._context.batches.touch(batch)
         run_reports.emit_end(self._events, run, outcome, settled, error)
@@ -302,11 +302,11 @@ class Pipeline:
             self._context.requeued.notify()
         elif run.claimed.waiting_key is not None and settled in ENDED:
             self._wakes.post(run.id)
-        if run.claimed.limit_key is not None:  # committed: what waits for its slot sees it free
+        if run.claimed.limit_key is not None:  # the outcome is committed, so its slot is free for held jobs
             self.of_kind[run.kind.name].free(run.claimed.limit_key)
 
     async def _wake(self, ended: Sequence[UUID]) -> Sequence[None]:
-        """Queue what waits behind jobs that have ended, now; lost, PROMOTE does it some seconds later."""
+        """Queue now the jobs that wait behind ended ones; if this fails, PROMOTE does it seconds later."""
         with self._context.noting("waiting keys"):
             if self._context.health.up and await waiting_keys.wake(self._context.database, ended):
                 self._context.requeued.notify()

@@ -30,16 +30,20 @@ from jsworker.worker.pipeline.outcomes import (
 )
 
 _BATCH = 500
-_LARGE_CHARACTERS = 64 * 1024  # a longer result is written alone: others need not wait for it
+_LARGE_CHARACTERS = 64 * 1024  # a longer result is written alone, so that others need not wait for it
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
 _LONGEST_WITHOUT_KEY_SECONDS = 600.0
-_MOST_SERVER_FAULTS = 16  # in a row; the pauses between them make eleven minutes
-_ALONE_AT_ONCE = 3  # outcomes that wait for locks, and large ones, each on a connection that claims need too
-_REFUSED_KEPT = 200  # refused failures; of more only marks show that their jobs have run
+_MOST_SERVER_FAULTS = 16  # in a row; the pauses between them add up to eleven minutes
+_ALONE_AT_ONCE = (
+    3  # outcomes that wait for locks, and large ones; each takes a connection that claims need, too
+)
+_REFUSED_KEPT = 200  # the most refused failures kept here; for others a mark shows that the job has run
 _FIRST_WAIT_SECONDS = 0.05
-_LONGEST_WAIT_SECONDS = 2.0  # between tries alone: some errors come at once while all others are answered
-_LOCKED_PAUSES = (0.01, 0.02, 0.04, 0.08, 0.15, 0.3)  # then a locked row is waited for
+_LONGEST_WAIT_SECONDS = (
+    2.0  # between single tries: some errors come at once while other statements are answered
+)
+_LOCKED_PAUSES = (0.01, 0.02, 0.04, 0.08, 0.15, 0.3)  # after these pauses the write waits for the lock
 
 Ended: TypeAlias = Completion | Failure | Return | Snoozing
 Statement: TypeAlias = Callable[..., Awaitable[Sequence[Settled]]]
@@ -53,7 +57,7 @@ _STATEMENTS: dict[Statement, str] = {
 
 
 class Settler:
-    """Writes outcomes; a finished outcome outlives an outage of the database."""
+    """Writes outcomes; finished outcomes are kept through an outage of the database."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -69,7 +73,7 @@ class Settler:
         self.completions = self._batchers[settle.complete]
 
     async def settle(self, run: Run, outcome: Outcome) -> Settled:
-        """Write a run's outcome and return what became of the job. May take as long as an outage lasts."""
+        """Write a run's outcome and return what became of the job; this may take as long as an outage."""
         match outcome:
             case Completed(result):
                 return await self._completed(run, result)
@@ -90,17 +94,17 @@ class Settler:
                 return Settled.LOST
 
     def complete(self, run: Run, result: str | None, then: Callable[[Settled | None], None]) -> None:
-        """Complete a job with the next batch; ``then`` is called with what became of it, None for unclear."""
-        if child_jobs.take(run) or _is_large(result):  # no part of a batch: settled as any other outcome
+        """Complete a job in the next batch; ``then`` is called with the result, None if it is unclear."""
+        if child_jobs.take(run) or _is_large(result):  # not in a batch: settled like other outcomes
             then(None)
         else:
             self.completions.post(Completion(*run.held, result), then)
 
     def let_go(self, held: Held, reason: str, orphan: Orphan) -> asyncio.Future[Settled | None]:
-        """End an orphaned claim; None: not answered.
+        """End an orphaned claim; the future's result is None if the database does not answer.
 
-        If it has run, but its failure was refused, that is written now, if it can be. Else it is released,
-        and ``reason`` stands in the timeline.
+        If the job has run but the write of its failure was refused, this tries to write the failure again.
+        Otherwise the job is released, with ``reason`` in its timeline.
         """
         failure = self._refused.get(held)
         if failure is None and orphan.ended:
@@ -116,7 +120,7 @@ class Settler:
         return task
 
     async def close(self) -> None:
-        """Give up outcomes that are not written; their jobs go back by the stale rule."""
+        """Give up unwritten outcomes; the stale rule takes their jobs back."""
         for task in self._letting_go:
             task.cancel()
         for batcher in self._batchers.values():
@@ -158,9 +162,10 @@ class Settler:
         return settled
 
     async def _written(self, statement: Statement, ended: Ended, *, alone: bool = False) -> Settled:
-        """Write an outcome without waiting for locks; unanswered, or behind a lock that stays, alone.
+        """Write an outcome in a batch, without waiting for locks.
 
-        So is what a producer's open transaction may hold up, for its key is being taken.
+        If there is no answer, or the row stays locked, it is written alone, which waits. With ``alone`` it is
+        so from the start: a producer's open transaction may be taking the job's key.
         """
         if alone:
             return await self._persist(statement, ended)
@@ -177,9 +182,9 @@ class Settler:
         return await self._persist(statement, ended)
 
     async def _interrupted(self, run: Run, outcome: Interrupted) -> Settled:
-        """Release a job with a growing pause; after ten minutes of faults in a row they are an error.
+        """Release a job with a growing pause; after ten minutes of faults in a row, fail the attempt.
 
-        For a missing key it waits however long that takes: another worker may have the key, or will.
+        A job whose decryption key is missing is released without that limit: another worker may have it.
         """
         longest = _LONGEST_PAUSE_SECONDS
         if outcome.missing_key is not None:
@@ -193,12 +198,12 @@ class Settler:
         delay = _jittered(min(longest, _FIRST_PAUSE_SECONDS * 2 ** min(times, _MOST_SERVER_FAULTS)))
         returned = Return(*run.held, outcome.reason, delay)
         settled = await self._written(settle.release, returned, alone=_has_key(run))
-        return Settled.QUEUED if settled is Settled.SCHEDULED else settled  # released, as no error
+        return Settled.QUEUED if settled is Settled.SCHEDULED else settled  # a release, not a retry
 
     async def _pause_key(self, run: Run, outcome: Failed) -> None:
-        """Pause the job's key before its slot falls free; what the database refuses is reported.
+        """Pause the job's limit key before its slot becomes free; a refusal of the database is reported.
 
-        Until it is answered, as the failure itself.
+        Like the write of the failure itself, this is repeated until the database answers.
         """
         key = run.claimed.limit_key or ""
         job_id, token = run.held
@@ -231,7 +236,7 @@ class Settler:
         self._context.events.emit("limit.paused", **facts, job_id=str(run.id))
 
     async def _note_fence(self, run: Run) -> None:
-        """Note in the timeline, as soon as the database answers, that the fence stopped the run."""
+        """Write to the timeline, as soon as the database answers, that the fence stopped the run."""
         job_id, token = run.held
         silent = round(boottime() - run.beaten_at, 3)
 
@@ -244,21 +249,21 @@ class Settler:
                     token=token,
                     seconds_without_heartbeat=silent,
                 )
-            except RowRefused as error:  # reported; the run ends all the same
+            except RowRefused as error:  # only reported: the run ends anyway
                 self._context.health.failed(error)
 
         await self._context.health.until_answered(note)
 
     async def _persist(self, statement: Statement, ended: Ended, *, wait: bool = True) -> Settled:
-        """Write one outcome alone until it is answered: a row behind a lock must not hold up the others."""
+        """Write one outcome alone, repeatedly until it is answered: a locked row must not delay others."""
         for tries in count():
-            # Those that wait for a lock may keep their places for long.
+            # Outcomes that wait for a lock may hold their places for long.
             async with self._waiting if wait else self._large:
                 await self._context.health.wait_until_up()
                 try:
                     [settled] = await self._ask(statement, [ended], tries=tries, wait=wait)
                 except (DatabaseUnavailable, DatabaseRefused) as error:
-                    # Is the database silent? One row that stays locked looks the same, and is not.
+                    # Find out whether the database is silent: a row that stays locked looks the same.
                     await self._context.unanswered(error)
                 else:
                     return settled
@@ -272,7 +277,7 @@ class Settler:
         return settled
 
     async def _write(self, statement: Statement, runs: Sequence[Ended]) -> Sequence[Settled | None]:
-        """Write outcomes once, as soon as the database is up; None for each when that was not answered."""
+        """Write outcomes once, as soon as the database is up; None for each if it does not answer."""
         await self._context.health.wait_until_up()
         try:
             return await self._ask(statement, runs, wait=False)
@@ -281,7 +286,7 @@ class Settler:
             return [None] * len(runs)
 
     async def _ask(self, statement: Statement, runs: Sequence[Ended], **how: int) -> Sequence[Settled]:
-        """Write outcomes and set refused rows aside; a refused completion or snooze then fails."""
+        """Write outcomes and set refused rows aside; refused completions and snoozes become failures."""
         refusals: Refusals = {}
         settled = await statement(
             self._context.database, worker_id=self._context.worker_id, runs=runs, refusals=refusals, **how
@@ -292,7 +297,9 @@ class Settler:
         elif refusals:
             attempted = "fail" if statement is settle.fail else "release"
             refused = [(job_id, error) for (job_id, _), error in refusals.items()]
-            with self._context.health.noting():  # what is not set aside is found again as orphaned claims
+            with (
+                self._context.health.noting()
+            ):  # rows that are not set aside are found again as orphaned claims
                 await self._context.refused_rows.note(attempted, refused)
         return settled
 

@@ -11,38 +11,40 @@ from jsworker.core.priorities import HIGH, LOW, NORMAL, WEIGHTS, Turns
 from jsworker.worker.pipeline.in_flight import InFlight, Run
 from jsworker.worker.pipeline.kinds import Kind
 
-_PREFETCH_SECONDS = 0.2  # only what should start so soon is prefetched; the rest is left to other workers
-_PREFETCH_JOBS = 200  # never more than this, unless as many have just ended within that time
+_PREFETCH_SECONDS = (
+    0.2  # only jobs that should start so soon are prefetched; others are left to other workers
+)
+_PREFETCH_JOBS = 200  # the most that are prefetched, unless more have just ended within that time
 MOST_PREFETCH_JOBS = 4000
-SETTLING_JOBS = 2000  # with so many outcomes on their way nothing is claimed: the database is behind
-_WEIGHT = 0.05  # of one run in the moving average of a kind's run time
+SETTLING_JOBS = 2000  # with so many unwritten outcomes nothing is claimed: the database is behind
+_WEIGHT = 0.05  # the weight of one run in the moving average of a kind's run time
 _SHORTEST_SECONDS = 1e-6
 
 
 _LANES = (HIGH, NORMAL, LOW)
-_GRACE_SECONDS = 0.01  # for which each lane of higher priority is asked alone
+_GRACE_SECONDS = 0.01  # only lanes of higher priority are asked for so long, for each such lane
 
 
 class Lane(Protocol):
-    """Where jobs of one kind and priority come from."""
+    """The source of jobs of one kind and priority."""
 
     kind: Kind
     priority: int
 
     @property
     def claiming(self) -> int:
-        """How many jobs are being claimed."""
+        """The number of jobs that are being claimed."""
 
     @property
     def has_more(self) -> bool:
-        """Whether there are more jobs to be had, as far as is known."""
+        """Whether there are more jobs, as far as is known."""
 
 
 class Slots:
     """The job slots of a process. A slot is held while ``process`` runs, not while its outcome is settled.
 
-    While jobs of several priorities wait, they begin in turns of 8 : 3 : 1. As long as there is no ``Lane``
-    of another priority than normal, none of that costs anything.
+    While jobs of several priorities wait, they start in turns of 8 : 3 : 1. Without a ``Lane`` of another
+    priority than normal, priorities cost no time.
     """
 
     def __init__(
@@ -50,29 +52,29 @@ class Slots:
     ) -> None:
         self._capacity = capacity
         self._isolated_processes = isolated_processes
-        self._isolated = 0  # runs of isolated kinds: they share these processes
+        self._isolated = 0  # the number of runs of isolated kinds, which share the processes
         self._isolated_kinds: set[str] = set()
         self._kinds = kinds
         self._all = in_flight
-        # By priority and kind; the kind that was served last stands last.
+        # By priority and kind; the kind that was served last is last.
         self._waiting: tuple[dict[str, deque[Run]], ...] = ({}, {}, {})
-        self._in_line = [0, 0, 0]  # runs that wait, by priority
+        self._in_line = [0, 0, 0]  # the number of waiting runs, by priority
         self._turns = Turns()
         self._lanes: dict[str, list[Lane]] = {}  # by kind
         self._has_priorities = False
         self._running: Counter[str] = Counter()
         self._taken = 0
-        self._unsettled = 0  # runs that wait or run
+        self._unsettled = 0  # the number of runs that wait or run
         self._mean_seconds: dict[str, float] = {}
         self._closed = False
         self.is_drained = False
-        """Whether an operator wants nothing more to be claimed."""
+        """Whether an operator has drained this worker, so that it claims nothing more."""
         self._most_ahead = _PREFETCH_JOBS
         self._ended = 0
         self._counted_from = boottime()
 
     def open_lane(self, lane: Lane) -> None:
-        """Note where jobs come from."""
+        """Add a source of jobs."""
         self._lanes.setdefault(lane.kind.name, []).append(lane)
         self._has_priorities |= lane.priority != NORMAL
         if lane.kind.is_isolated:
@@ -89,10 +91,10 @@ class Slots:
         return self._closed
 
     def room(self, kind: Kind, *, claiming: int, priority: int = NORMAL) -> int:
-        """Return how many more jobs of a kind and priority may be claimed, ``claiming`` being on their way.
+        """Return how many more jobs of a kind and priority may be claimed; ``claiming`` are being claimed.
 
-        While other lanes have work this is its part of the room. Where jobs are prefetched, some are in any
-        case, however many of others wait: for they begin in their own turn.
+        While other lanes have work, this is the lane's part of the room. Where jobs are prefetched, each lane
+        may prefetch some even if many jobs of others wait, because they start in their own turn.
         """
         if not self._has_priorities:
             return self._room(kind, claiming)
@@ -100,20 +102,20 @@ class Slots:
         return max(part, self._own_place(kind, priority) - claiming)
 
     def takes_one(self, kind: Kind, *, claiming: int, priority: int) -> bool:
-        """Return whether one that has come after all may be claimed, even if it was another lane's turn."""
+        """Return whether a job whose message has already come may be claimed, even in another lane's turn."""
         if not self._has_priorities:
             return self._room(kind, claiming) > 0
         return self._room_of_all(kind) > 0 or self._own_place(kind, priority) > claiming
 
     def awaits_turn(self, kind: Kind, priority: int) -> bool:
-        """Return whether there is room for a kind, and the next turn is not that of this priority."""
+        """Return whether there is room for the kind, but the next turn is another priority's."""
         return self._has_priorities and self._room_of_all(kind) > 0 and self._part(1, priority) == 0
 
     def gives_way(self, kind: Kind, priority: int) -> float:
-        """Return for how many seconds jobs of higher priority are to be asked for alone.
+        """Return for how many seconds only jobs of higher priority should be asked for.
 
-        Whether there are any shows in milliseconds, which matter only where jobs are that short, and there
-        they are prefetched.
+        A few milliseconds show whether there are any. That delay matters only for jobs as short as that, and
+        those are prefetched.
         """
         if not self._has_priorities or self._prefetch(kind):
             return 0.0
@@ -123,23 +125,23 @@ class Slots:
         return chain.from_iterable(self._lanes.values())
 
     def _own_place(self, kind: Kind, priority: int) -> int:
-        """Return how many of a kind and priority may be prefetched or claimed whatever else waits."""
+        """Return how many jobs of a kind and priority may be prefetched even if others wait."""
         if self._closed or self._settling() >= SETTLING_JOBS or not (prefetch := self._prefetch(kind)):
             return 0
         own = max(1, self._share(kind, prefetch) * WEIGHTS[priority] // sum(WEIGHTS))
         return own - len(self._waiting[priority].get(kind.name, ()))
 
     def _room_of_all(self, kind: Kind) -> int:
-        """Return how many more jobs of a kind may be claimed, of whatever priority."""
+        """Return how many more jobs of a kind may be claimed, of any priority."""
         return self._room(kind, sum(lane.claiming for lane in self._lanes.get(kind.name, ())))
 
     def _part(self, room: int, priority: int) -> int:
-        """Return how many of a room are for jobs of this priority: all, where no others can be had."""
+        """Return how much of the room is for jobs of this priority: all of it if there are no others."""
         ahead = list(self._in_line)
         with_work: set[int] = set()
         for lane in self._all_lanes():
             ahead[lane.priority] += lane.claiming
-            # A kind that has all it may have leaves the slots to others.
+            # A kind that has reached its limit leaves the slots to others.
             if lane.priority not in with_work and lane.has_more and self._room_of_all(lane.kind) > 0:
                 with_work.add(lane.priority)
         return self._turns.part(priority, room, among=with_work, ahead=ahead)
@@ -155,18 +157,18 @@ class Slots:
         free = self._capacity + prefetch - len(self._all.claiming) - self._unsettled
         if kind.is_isolated:
             free = min(free, self._isolated_processes + prefetch - self._isolated_in_hand(kind, claiming))
-        if prefetch:  # slots fall free quickly: each kind gets some, however many jobs of others wait
+        if prefetch:  # slots become free quickly: each kind gets some, even if many jobs of others wait
             free = max(free, self._share(kind, prefetch) - in_line)
         return min(free, self._most_of(kind, prefetch) - in_line - self._running[kind.name])
 
     def _isolated_in_hand(self, kind: Kind, claiming: int) -> int:
-        """Return how many jobs of isolated kinds are being claimed (this one: ``claiming``), wait or run."""
+        """Return how many jobs of isolated kinds are being claimed (``claiming`` of this one), wait or run."""
         others = [lane for name in self._isolated_kinds - {kind.name} for lane in self._lanes[name]]
         waiting = sum(len(kinds.get(name, ())) for kinds in self._waiting for name in self._isolated_kinds)
         return claiming + sum(lane.claiming for lane in others) + waiting + self._isolated
 
     def most(self, kind: Kind) -> int:
-        """Return how many jobs of a kind may be in flight if no others are, prefetched ones included."""
+        """Return how many jobs of a kind may be in flight without others, prefetched ones included."""
         prefetch = self._prefetch(kind)
         return min(self._capacity + prefetch, self._most_of(kind, prefetch))
 
@@ -175,16 +177,16 @@ class Slots:
         return len(self._waiting[priority].get(kind.name, ()))
 
     def add(self, run: Run) -> None:
-        """Let a run wait for a slot; ``next_run`` returns it in its turn."""
-        priority = run.claimed.priority  # a message may have come another way
+        """Queue a run for a slot; ``next_run`` returns it in its turn."""
+        priority = run.claimed.priority  # of the row: its message may have come by another lane
         self._waiting[priority].setdefault(run.kind.name, deque()).append(run)
         self._in_line[priority] += 1
         self._unsettled += 1
 
     def next_run(self) -> Run | None:
-        """Give a slot to the next run; None: no slot, or no run.
+        """Give a slot to the next run and return it; None if there is no slot or no run.
 
-        The priorities take turns, and in each of them kind after kind, so that none starves.
+        The priorities take turns, and within each priority the kinds take turns, so that none starves.
         """
         if self._closed or self._taken >= self._capacity:
             return None
@@ -215,7 +217,7 @@ class Slots:
         return self._running[kind.name] < kind.concurrency
 
     def leave(self, run: Run, seconds: float) -> None:
-        """Take the slot of a run whose processor has ended after ``seconds``; the run goes on to settle."""
+        """Free the slot of a run whose processor has ended after ``seconds``; the run then settles."""
         name = run.kind.name
         self._running[name] -= 1
         self._taken -= 1
@@ -226,16 +228,16 @@ class Slots:
         self._mean_seconds[name] = max(mean + _WEIGHT * (seconds - mean), _SHORTEST_SECONDS)
 
     def close(self) -> None:
-        """Give slots to no more runs; those that wait are taken out by ``take_waiting``."""
+        """Give no more slots; ``take_waiting`` takes out the runs that wait."""
         self._closed = True
 
     @property
     def has_room_again(self) -> bool:
-        """Whether the outcome that was settled just now makes room."""
+        """Whether the outcome that has just been settled makes room."""
         return self._settling() == SETTLING_JOBS - 1
 
     def take_waiting(self, *, older_than: float = 0.0) -> list[Run]:
-        """Take runs out that have waited for a slot for at least ``older_than`` seconds."""
+        """Take out the runs that have waited for a slot for at least ``older_than`` seconds."""
         now = boottime()
         taken: list[Run] = []
         for priority, name, queue in [
@@ -245,7 +247,7 @@ class Slots:
                 taken.append(queue.popleft())
                 self._in_line[priority] -= 1
                 self._unsettled -= 1
-                # Runs take longer than the mean says: until one has ended, nothing more is prefetched.
+                # Runs take longer than the mean: until one has ended, nothing more is prefetched.
                 self._mean_seconds.pop(name, None)
         return taken
 
@@ -253,9 +255,9 @@ class Slots:
         return len(self._all.runs) - self._unsettled
 
     def _prefetch(self, kind: Kind) -> int:
-        """Return how many job slots fall free soon, if those that are free now are given to this kind.
+        """Return how many job slots become free soon, if this kind gets those that are free now.
 
-        For an isolated kind: how many isolated processes.
+        For an isolated kind, count isolated processes instead.
         """
         per_second, free = 0.0, self._isolated_processes if kind.is_isolated else self._capacity
         for name, running in self._running.items():
@@ -266,19 +268,19 @@ class Slots:
         return self._soon(per_second + free / self._mean_seconds.get(kind.name, math.inf))
 
     def _most_of(self, kind: Kind, prefetch: int) -> int:
-        """Return how many jobs of a kind its own concurrency allows, prefetched ones included."""
+        """Return how many jobs the kind's own concurrency allows, prefetched ones included."""
         own_prefetch = self._soon(kind.concurrency / self._mean_seconds.get(kind.name, math.inf))
         return kind.concurrency + min(prefetch, own_prefetch)
 
     def _share(self, kind: Kind, prefetch: int) -> int:
-        known = kind.name in self._mean_seconds  # else one run shows how long they take
+        known = kind.name in self._mean_seconds  # if not, one run shows how long they take
         return max(1, prefetch // self._kinds) if known else 1
 
     def _soon(self, per_second: float) -> int:
         return int(min(self._most_ahead, per_second * _PREFETCH_SECONDS))
 
     def _count_ended(self) -> None:
-        """Let more be prefetched where as many have ended; a starved process does less than runs could."""
+        """Allow more prefetching when more runs have ended: run times alone overrate a busy process."""
         now = boottime()
         if (passed := now - self._counted_from) >= _PREFETCH_SECONDS:
             ended = int(self._ended / passed * _PREFETCH_SECONDS)
