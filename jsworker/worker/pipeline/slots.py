@@ -162,7 +162,7 @@ class Slots:
         return min(free, self._most_of(kind, prefetch) - in_line - self._running[kind.name])
 
     def _isolated_in_hand(self, kind: Kind, claiming: int) -> int:
-        """Return how many jobs of isolated kinds are being claimed (``claiming`` of this one), wait or run."""
+        """Return how many jobs of isolated kinds are being claimed (this one: ``claiming``), wait or run."""
         others = [lane for name in self._isolated_kinds - {kind.name} for lane in self._lanes[name]]
         waiting = sum(len(kinds.get(name, ())) for kinds in self._waiting for name in self._isolated_kinds)
         return claiming + sum(lane.claiming for lane in others) + waiting + self._isolated
