@@ -1,4 +1,4 @@
-"""CLAIM: queued becomes processing, with a new fencing token. The worker that gets the row owns the job."""
+"""CLAIM: queued becomes processing, with a new fencing token; the worker that gets the row owns the job."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -20,21 +20,21 @@ from jsworker.ownership.transitions.reset import Suspect, as_seen
 from jsworker.ownership.transitions.timeline import logged
 
 INLINE_BYTES: Final = 16 * 1024
-"""Payload and checkpoint come with the claim up to so many bytes together. Larger ones are fetched, each with
-a deadline of its own: beside them an answer for many jobs might never arrive in time."""
+"""A claim returns payload and checkpoint up to so many bytes together. Larger ones are fetched later, each with
+a deadline of its own: with them, the answer for many jobs might never arrive in time."""
 
 
 class ClaimedJob(NamedTuple):
-    """A row that this worker owns from now on, until it settles it or loses it.
+    """A row that this worker owns until it settles the job or loses it.
 
     Attributes:
-        payload, checkpoint: JSON text. Payload None: both did not come with the claim and are to be fetched.
-        dispatch: at which it was claimed: copies of messages up to it are spent.
-        waited: seconds since it was last put into the queue.
-        stored_bytes: of payload and checkpoint as PostgreSQL stores them; their text may be longer.
+        payload, checkpoint: JSON text. If the payload is None, both are too large and must be fetched.
+        dispatch: the dispatch at which it was claimed; messages up to it are used up.
+        waited: seconds between its last entry into the queue and the claim.
+        stored_bytes: size of payload and checkpoint as PostgreSQL stores them; their text may be longer.
         scheduled_for: the instant for which a schedule has enqueued it.
-        limit_key: under which limits count it; None: no limit does.
-        waiting_key: of which one other job may wait.
+        limit_key: the key under which limits count it; None if no limit does.
+        waiting_key: the unique key of which one other job may wait.
         batch_id: the batch of a workflow to which it belongs.
     """
 
@@ -67,7 +67,7 @@ def _inline(value: sa.ColumnElement[Any], size: sa.ColumnElement[Any]) -> sa.Col
     return sa.case((size <= INLINE_BYTES, value))
 
 
-# Found without reading the values themselves.
+# The sizes are found without reading the values themselves.
 _stored_size = sa.func.pg_column_size
 _stored_bytes = _stored_size(j.c.payload) + sa.func.coalesce(_stored_size(j.c.checkpoint), 0)
 
@@ -80,17 +80,17 @@ def _columns(**computed: sa.ColumnElement[Any]) -> list[sa.ColumnElement[Any]]:
 
 
 PICKED: Final = (j.c.id, j.c.worker_id.label("owner"), _stored_bytes.label("stored_bytes"))
-"""What a claim needs of the rows that it has locked."""
+"""The columns that a claim needs of the rows that it has locked."""
 
 
 def _claim(
     rows: sa.Select[Any], guard: sa.ColumnElement[bool], *, from_stale_owner: bool = False
 ) -> sa.TextClause:
-    """Return the statement that claims rows which it locks, as long as the guard holds.
+    """Return the statement that locks rows and claims those that meet the guard.
 
-    It skips locked rows: the holder of one row's lock must not keep the rest of a batch waiting. So a job that
-    is not in the answer is not refused before a look without a lock has found that it is not queued: the message
-    may be its only one, and the lock a MARK's.
+    It skips rows that others have locked, so that one locked row does not delay the rest of a batch. Therefore
+    a job that is missing in the answer is refused only once a read without a lock finds that it is not queued:
+    the lock may be that of a MARK, and the message the job's only one.
     """
     picked = statements.locked(rows.add_columns(*PICKED), "picked")
     return compiled(claimed_of(picked, guard, from_stale_owner=from_stale_owner))
@@ -103,7 +103,7 @@ def claimed_of(
     from_stale_owner: bool = False,
     also: Mapping[str, Any] = MappingProxyType({}),
 ) -> sa.Select[Any]:
-    """Return what claims rows that are locked, ``PICKED`` of each, and writes ``also`` besides."""
+    """Return the statement that claims the locked rows ``picked`` (columns ``PICKED``) and also writes ``also``."""
     size = picked.c.stored_bytes
     texts = {name: _inline(sa.cast(j.c[name], sa.Text), size) for name in ("payload", "checkpoint")}
     reason = sa.literal("worker ").concat(picked.c.owner).concat(" stopped responding")
@@ -138,7 +138,7 @@ def claimed_of(
         detail |= {"cause": "stale", "owner": job.owner, "counted": sa.true(), "stalls": job.stalls}
     again, what = job.fencing_token > 1, statements.json_object(**detail)
     entered = entry(claimed, "claimed", when=again, worker_id=worker_id, detail=what)
-    # What is stored compressed is measured again as text.
+    # Values may be stored compressed, so the size is checked again as text.
     length = sa.func.octet_length
     together = length(job.payload) + sa.func.coalesce(length(job.checkpoint), 0)
     text_of = {
@@ -154,9 +154,9 @@ _ids = given_array("ids", sa.Uuid)
 _free = sa.and_(predicates.may_be_claimed, predicates.has_no_limit_key)
 CLAIM = _claim(sa.select().where(j.c.id == sa.any_(_ids), _free, of_kind), _free)
 
-# The stale owner's job, from a list of rows that rule 1 has proven stale: reset and claim in one. Only a
-# first stall, for a later one waits out its back-off; only when a further run is due at all; and only when it may
-# begin at once, for what is paused is held once it was reset.
+# Takes jobs directly from stale owners, from rows that rule 1 has proven stale: a reset and a claim in one. Only
+# for a first stall, because later ones wait for a back-off; only if the job may run again; and only if it may
+# begin at once, because a RESET holds jobs of a paused kind or key.
 _seen = statements.given_runs("seen", activity=given_array("activities", sa.DateTime(timezone=True)))
 CLAIM_STALE = _claim(
     sa.select()
@@ -166,13 +166,13 @@ CLAIM_STALE = _claim(
     from_stale_owner=True,
 )
 
-# A CLAIM may commit and its answer be lost: what is mine now was claimed by it. Without payloads, for they may
-# be the reason why the answer did not come.
+# A CLAIM may commit although its answer is lost: the rows that this worker owns now were claimed by it. Read
+# without payloads, because those may be the reason why the answer did not come.
 _no_text = sa.cast(sa.null(), sa.Text)
 _without_texts = _columns(payload=_no_text, checkpoint=_no_text, stored_bytes=_stored_bytes)
 READ_BACK = compiled(sa.select(*_without_texts).where(predicates.held_by_me, j.c.id == sa.any_(_ids)))
 
-# The same where admission may have claimed jobs that were not asked for: rows that no run of this worker has.
+# The same after an admission, which chooses the jobs itself: rows that no run of this worker has.
 _besides = j.c.id != sa.all_(given_array("besides", sa.Uuid))
 _admitted = sa.and_(predicates.held_by_me_indexed, of_kind, ~predicates.has_no_limit_key, _besides)
 READ_BACK_ADMITTED = compiled(sa.select(*_without_texts).where(_admitted))
@@ -182,9 +182,9 @@ _mine = predicates.mine(sa.bindparam("token"))
 CONTENT = compiled(sa.select(*_texts).where(j.c.id == sa.bindparam("id"), _mine))
 
 
-# Why jobs were not in a claim's answer, read without a lock. What is queued was skipped because its row is
-# locked, or was queued again since, and is claimed again; what is not was refused. A skip of a job that another
-# worker runs is logged once for each worker that skipped it, however often its message comes back.
+# Why jobs were not in a claim's answer, read without a lock. A job that is queued was skipped because its row is
+# locked, or was queued again since then: it is claimed again. Any other job was refused. If another worker runs
+# the job, each worker that skips it logs that once, no matter how often the message comes back.
 _me = statements.given("worker_id", sa.Text)
 _status = sa.case(
     (~predicates.queued, j.c.status),
@@ -214,13 +214,13 @@ REFUSED = compiled(sa.select(*_row.c[_looked_at]).add_cte(_skipped))
 
 
 class RunLimits(NamedTuple):
-    """What a claim writes into the row, so that sweepers of any settings agree on who is late.
+    """The limits that a claim writes into the row, so that all sweepers agree on which rows are late.
 
     Attributes:
-        stale_after: seconds of silence until anybody may take the job back; None: only by evidence.
-        crash_after: seconds of silence until two witnesses may; None: never.
+        stale_after: seconds of silence until any worker may take the job back; None: only with proof of death.
+        crash_after: seconds of silence until the owner's missing answers on NATS suffice; None: never.
         timeout: seconds that the run may take; None: no limit.
-        max_attempts, max_stalls: where the producer left them open.
+        max_attempts, max_stalls: used if the producer has not set them.
     """
 
     stale_after: float | None
@@ -231,17 +231,18 @@ class RunLimits(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The answer to a CLAIM: what this worker owns now, and the jobs whose row was refused."""
+    """The answer to a CLAIM: the jobs that this worker owns now, and those whose row PostgreSQL refused."""
 
     claimed: list[ClaimedJob]
     refused_rows: Mapping[UUID, RowRefused]
 
 
 class RefusedJob(NamedTuple):
-    """A job that was not claimed, as it was right after; ``queued``: its row was locked, claim it again.
+    """The state of a job right after it was not claimed.
 
-    Or it has a ``limit_key``: then only admission claims it. ``held_by`` tells what a held job waits for.
-    Queued are also jobs that are ``expired``, which a sweep ends, and ``behind`` another of their key that runs.
+    Status ``queued``: its row was locked, so claim it again, or, if it has a ``limit_key``, by admission.
+    ``expired``: queued, but expired; a sweep ends it. ``behind``: queued, but another job of its unique key
+    runs. ``held_by`` names what a held job waits for.
     """
 
     status: str
@@ -254,9 +255,9 @@ class RefusedJob(NamedTuple):
 async def claim(
     database: Database, *, worker_id: str, kind: str, ids: Sequence[UUID], limits: RunLimits
 ) -> Taken:
-    """Take what may be taken of ``ids``; a job that is not in the answer was refused, or its row is locked.
+    """Claim jobs; a job that is not in the answer was refused, or its row is locked.
 
-    After DatabaseUnavailable some may be claimed: read back before anything else.
+    After DatabaseUnavailable some may be claimed: call ``read_back`` first.
     """
     values = {"worker_id": worker_id, "kind": kind, **limits._asdict()}
     rows, refused = await in_halves(
@@ -268,14 +269,14 @@ async def claim(
 async def claim_stale(
     database: Database, *, worker_id: str, kind: str, seen: Sequence[Suspect], limits: RunLimits
 ) -> Taken:
-    """Take jobs of ``kind`` from their stale owners, each as rule 1 has last seen it; else as ``claim``."""
+    """Claim jobs of ``kind`` from stale owners, if rows are still as rule 1 saw them; else like ``claim``."""
     values = {"worker_id": worker_id, "kind": kind, **limits._asdict()}
     rows, refused = await in_halves(seen, lambda batch: database.run(CLAIM_STALE, values | as_seen(batch)))
     return Taken([ClaimedJob._make(row) for row in rows], {row.id: error for row, error in refused})
 
 
 async def read_back(database: Database, *, worker_id: str, ids: Iterable[UUID]) -> list[ClaimedJob]:
-    """Return which of ``ids`` this worker owns, without payloads, after a claim whose answer was lost."""
+    """Return the jobs of ``ids`` that this worker owns, without payloads, after a claim without an answer."""
     rows = await database.run(READ_BACK, {"worker_id": worker_id, "ids": list(ids)})
     return [ClaimedJob._make(row) for row in rows]
 
@@ -283,7 +284,7 @@ async def read_back(database: Database, *, worker_id: str, ids: Iterable[UUID]) 
 async def read_back_admitted(
     database: Database, *, worker_id: str, kind: str, besides: Iterable[UUID]
 ) -> list[ClaimedJob]:
-    """Return what this worker owns of a kind by admission, but for ``besides``, as ``read_back``."""
+    """Return the jobs of a kind that this worker owns by admission, without ``besides``, like ``read_back``."""
     values = {"worker_id": worker_id, "kind": kind, "besides": list(besides)}
     return [ClaimedJob._make(row) for row in await database.run(READ_BACK_ADMITTED, values)]
 
@@ -291,7 +292,10 @@ async def read_back_admitted(
 async def fetch_content(
     database: Database, *, worker_id: str, claimed: ClaimedJob, tries: int = 0
 ) -> ClaimedJob:
-    """Return a claimed job with payload and checkpoint, unless OwnershipLost; slower after ``tries``."""
+    """Return a claimed job with payload and checkpoint; it may take longer after each of ``tries``.
+
+    Raises OwnershipLost.
+    """
     values = {"worker_id": worker_id, "id": claimed.id, "token": claimed.fencing_token}
     seconds = database.seconds_for(claimed.stored_bytes, tries=tries)
     rows = await database.run(CONTENT, values, seconds=seconds)
@@ -303,10 +307,13 @@ async def fetch_content(
 async def look_at_refused(
     database: Database, *, kind: str, ids: Iterable[UUID], worker_id: str | None = None
 ) -> dict[UUID, RefusedJob]:
-    """Return why jobs were not claimed, and note what ``worker_id`` skipped; others have no row of this kind."""
+    """Return the states of jobs that were not claimed, and log the skips of ``worker_id``.
+
+    Jobs that are missing in the answer have no row of this kind.
+    """
     values = {"kind": kind, "ids": list(ids), "worker_id": worker_id}
     try:
         rows = await database.run(REFUSED, values)
-    except RowRefused:  # the entry in the timeline: without it, then
+    except RowRefused:  # the entry of the timeline was refused; read without writing it
         rows = await database.run(REFUSED, values | {"worker_id": None})
     return {job_id: RefusedJob(*row) for job_id, *row in rows}

@@ -22,8 +22,8 @@ Held = tuple[UUID, int]
 _MOST_ORPHANS: Final = 500
 _run = statements.given_runs("run")
 
-# One statement for all runs in flight. Locked rows are skipped: some are just being settled, and one row
-# that user code has locked must not silence the others.
+# One statement for all runs in flight. Locked rows are skipped: some are being settled just now, and one row
+# that user code has locked must not delay the heartbeats of the others.
 _locked = locked_of_mine(_run)
 HEARTBEAT = compiled(
     sa.update(j)
@@ -31,11 +31,11 @@ HEARTBEAT = compiled(
     .where(j.c.id == _locked.c.id, held_by_me)
     .returning(*j.c["id", "fencing_token", "cancel_requested"])
 )
-# A skipped row's heartbeat alone: waits for the lock, so that only this row pays for it.
+# The heartbeat of one skipped row, which waits for the lock without delaying others.
 HEARTBEAT_ALONE = statements.waiting(HEARTBEAT)
 
-# What the heartbeat skipped, read without a lock: still mine means alive; completed under my token means
-# that the job's own transaction has completed it.
+# Reads the skipped rows without a lock. A row that this worker still owns is alive; a row that is completed
+# under the same token was completed by the job's own transaction.
 STILL_MINE = compiled(
     sa.select(*j.c["id", "fencing_token", "cancel_requested", "status"])
     .join(_run, _run.c.id == j.c.id)
@@ -44,9 +44,9 @@ STILL_MINE = compiled(
 
 
 def _write(**values: Any) -> sa.TextClause:
-    """Return the statement by which an owner changes one of its rows, a sign of life like any other.
+    """Return the statement by which an owner changes one of its rows, which is also a sign of life.
 
-    A write that comes too late is logged once for each run and kind of write.
+    A write by a former owner is logged once for each run and kind of write.
     """
     written = (
         sa.update(j)
@@ -67,15 +67,16 @@ PROGRESS = _write(
     message=sa.func.coalesce(given("message", sa.Text), j.c.message),
 )
 CHECKPOINT = _write(progress_at=NOW, checkpoint=given("checkpoint", JSONB))
-# Absolute values, so that a second try after a lost answer does no harm. A phase that the job itself announces
-# shows that it has come so far.
+# Absolute values, so that a second try after a lost answer does no harm. A quiet phase that the job itself
+# announces counts as progress.
 QUIET = _write(
     progress_at=sa.case((given("announced", sa.Boolean), NOW), else_=j.c.progress_at),
     stale_after=given_seconds("stale_after"),
     crash_after=given_seconds("crash_after"),
 )
 
-# The same for many runs: those beside a quiet one, whose owner keeps silent for them too. No write of theirs.
+# The same for the other runs of an owner with a quiet run, because the owner is silent for them, too. This is
+# no write of theirs, so it counts as no progress.
 _LIMITS: Final = ("stale_after", "crash_after")
 _beside = statements.given_runs("run", **{name: given_array(name, sa.Double) for name in _LIMITS})
 _locked_beside = locked_of_mine(_beside, *_beside.c[_LIMITS])
@@ -89,14 +90,14 @@ QUIET_BESIDE = compiled(
 
 
 def _orphaned(ended: Predicate, *besides: Predicate) -> sa.TextClause:
-    """Return the search for rows claimed under my id by a statement whose answer never came."""
+    """Return the search for rows that a CLAIM of this worker took although its answer never came."""
     return compiled(
         sa.select(
             j.c.id, j.c.fencing_token, ended.label("ended"), j.c.waiting_key.is_not(None).label("has_key")
         )
         .where(
             predicates.held_by_me_indexed,
-            predicates.claimed_before("older_than"),  # younger ones may still be on their way in
+            predicates.claimed_before("older_than"),  # the answers of younger claims may still come
             j.c.id != sa.all_(given_array("claiming", sa.Uuid)),
             ~sa.select(_run.c.id).where(_run.c.id == j.c.id, _run.c.token == j.c.fencing_token).exists(),
             *besides,
@@ -107,7 +108,7 @@ def _orphaned(ended: Predicate, *besides: Predicate) -> sa.TextClause:
 
 
 ORPHANED = _orphaned(sa.false())
-# A row whose FAIL was refused has run: handed back, it would run again for ever, and uncounted.
+# A job whose FAIL was refused has run: if it were released, it would run again for ever without a count.
 ORPHANED_BESIDES = _orphaned(predicates.refused("fail"), ~predicates.set_aside("fail", "release"))
 
 
@@ -115,8 +116,8 @@ class Orphan(NamedTuple):
     """A claim of this worker that none of its runs has.
 
     Attributes:
-        ended: it has run: its FAIL was refused, and is to be tried again.
-        has_key: to come back to the queue it may have to wait for its key.
+        ended: the job has run, but its FAIL was refused and must be tried again.
+        has_key: the job has a waiting key, for which its return to the queue may have to wait.
     """
 
     ended: bool
@@ -127,9 +128,11 @@ class Beat(NamedTuple):
     """The answer to a heartbeat.
 
     Attributes:
-        cancelled: runs alive whose cancellation was requested.
-        locked: alive, but not renewed: another transaction holds a lock on the row.
-        completed: completed under their token, by the job's own transaction.
+        alive: runs that this worker still owns.
+        cancelled: those of them whose cancellation was requested.
+        lost: runs that this worker no longer owns.
+        locked: alive, but not renewed, because another transaction holds a lock on the row.
+        completed: runs that the job's own transaction has completed.
     """
 
     alive: frozenset[Held]
@@ -150,8 +153,8 @@ async def heartbeat(
     """Renew the runs in flight and return which are cancelled and which are lost.
 
     Args:
-        besides: runs in flight that are only looked at: their row was refused before.
-        refusals: takes why rows were refused; those runs are returned as locked ones.
+        besides: runs in flight that are only read, because their row was refused before.
+        refusals: gets the refusals of rows; those runs are returned as locked.
     """
     renewed, refused = await in_halves(
         [held for held in in_flight if held not in besides],
@@ -173,7 +176,7 @@ async def heartbeat(
 
 
 async def heartbeat_alone(database: Database, *, worker_id: str, held: Held) -> bool:
-    """Renew one run whose row was locked; False when it is no longer owned."""
+    """Renew one run whose row was locked; return False if this worker no longer owns it."""
     return bool(await database.run(HEARTBEAT_ALONE, _held_by(worker_id, [held])))
 
 
@@ -186,7 +189,7 @@ async def update_progress(
     progress: float | None,
     message: str | None,
 ) -> None:
-    """Store how far a run is; None keeps what is there. OwnershipLost: nothing was stored, here and below."""
+    """Store the progress of a run; None keeps a value. Raises OwnershipLost, as do the functions below."""
     values = {"stage": stage, "progress": progress, "message": message}
     await _write_owned(database, PROGRESS, _by_owner(worker_id, held, "progress") | values)
 
@@ -194,7 +197,7 @@ async def update_progress(
 async def save_checkpoint(
     database: Database, *, worker_id: str, held: Held, checkpoint: str, tries: int = 0
 ) -> None:
-    """Store a checkpoint, given as JSON text; after ``tries`` without an answer it may take longer each time."""
+    """Store a checkpoint, given as JSON text; it may take longer after each of ``tries``."""
     values = _by_owner(worker_id, held, "checkpoint") | {"checkpoint": checkpoint}
     await _write_owned(database, CHECKPOINT, values, database.seconds_for(len(checkpoint), tries=tries))
 
@@ -208,7 +211,7 @@ async def set_thresholds(
     crash_after: float | None,
     announced: bool = True,
 ) -> None:
-    """Set the seconds of silence until anybody, and until two witnesses, may take a run back; None: never.
+    """Set the thresholds of silence, in seconds, as in ``RunLimits``.
 
     ``announced``: the job itself asks for it, which counts as progress.
     """
@@ -219,7 +222,7 @@ async def set_thresholds(
 async def set_thresholds_beside(
     database: Database, *, worker_id: str, thresholds: Mapping[Held, Mapping[str, float | None]]
 ) -> frozenset[Held]:
-    """Set limits as ``set_thresholds`` and return the runs that have them; locked and refused ones have not."""
+    """Set thresholds for many runs and return those that got them; locked and refused ones did not."""
 
     def write(held: Sequence[Held]) -> Awaitable[Sequence[Row]]:
         limits = {name: [thresholds[each][name] for each in held] for name in _LIMITS}
@@ -238,12 +241,12 @@ async def orphaned_claims(
     older_than: float,
     past_refused: bool = False,
 ) -> dict[Held, Orphan]:
-    """Return processing rows of this worker that are not in flight: claimed by a statement whose answer was lost.
+    """Return rows that this worker owns without a run: claimed by a statement whose answer was lost.
 
     Args:
-        in_flight: settling runs included.
+        in_flight: all runs of this worker, including settling ones.
         claiming: ids of claims whose answer is still awaited.
-        older_than: seconds since the claim; two statement time-outs.
+        older_than: the least seconds since the claim: two statement time-outs.
         past_refused: leave out rows that are set aside because their FAIL or RELEASE was refused.
     """
     parameters = _held_by(worker_id, in_flight) | {"claiming": list(claiming), "older_than": older_than}

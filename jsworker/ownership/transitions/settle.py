@@ -1,7 +1,8 @@
-"""The owner's last word: COMPLETE, FAIL, RELEASE (and SNOOZE, beside). Each is fenced; zero rows means the job is lost.
+"""The owner's final writes: COMPLETE, FAIL, RELEASE (and SNOOZE, in ``snooze``). Each is fenced.
 
-Batches skip locked rows and then read without a lock what they skipped: a row that is still mine is
-returned as locked, to be settled by a call of its own, whose wait for the lock holds up no other job.
+Zero rows mean that the job is lost. Batches skip locked rows, and then read the skipped rows without a lock: a
+row that this worker still owns is returned as locked. It is settled by a call of its own, which waits for the
+lock without delaying other jobs.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -43,7 +44,7 @@ def _complete() -> sa.TextClause:
 
 
 def _fail() -> sa.TextClause:
-    """Return FAIL. A run of a job that is cancelled, on request or as superseded, is no error and no attempt."""
+    """Return FAIL. If the job is cancelled, on request or as superseded, no error and no attempt is counted."""
     run = given_runs(
         "run",
         error=given_array("errors", sa.Text),
@@ -150,7 +151,7 @@ COMPLETE = _complete()
 FAIL = _fail()
 RELEASE = _release()
 
-# Releases for a server's fault since the last error that counted, or the last run that ended without one.
+# Counts releases for a server's fault since the last counted error, retry or snooze.
 SERVER_FAULTS = sa.text("""
 SELECT count(*) AS releases FROM jsworker.job_events AS e
 WHERE e.job_id = :id AND e.event = 'released' AND (e.detail -> 'server_fault') IS NOT NULL
@@ -158,11 +159,11 @@ WHERE e.job_id = :id AND e.event = 'released' AND (e.detail -> 'server_fault') I
     WHERE other.job_id = :id AND other.event IN ('error', 'retried', 'snoozed')), 0)
 """)
 
-# Waits for the lock that a COMMIT without an answer may still hold: what it reads is final.
+# FOR SHARE waits for the lock that a COMMIT without an answer may still hold, so that the answer is final.
 COMMITTED = sa.text("SELECT status FROM jsworker.jobs WHERE id = :id AND fencing_token = :token FOR SHARE")
 
-# What a zero-row write means: still mine behind a lock, already written by me (the commit's answer was
-# lost, or the job's own transaction completed it), or lost.
+# What a write of zero rows means: this worker owns the row, which is locked; or the outcome is already written
+# (the commit's answer was lost, or the job's own transaction completed it); or the job is lost.
 _token: sa.ColumnElement[Any] = sa.literal_column("run.token")
 VERDICT = statements.filled(
     """
@@ -185,30 +186,30 @@ JOIN unnest(CAST(:ids AS uuid[]), CAST(:tokens AS bigint[])) AS run(id, token) O
 
 
 class Settled(Enum):
-    """What became of a job when its run wanted to settle it."""
+    """What became of a job when its run was settled."""
 
     COMPLETED = "completed"
     SCHEDULED = "scheduled"
     QUEUED = "queued"
     SNOOZED = "snoozed"
-    """Scheduled again, with nothing counted but the snooze."""
+    """Scheduled again; only the snooze is counted."""
     FAILED = "failed"
     CANCELLED = "cancelled"
     LOST = "lost"
     REFUSED = "refused"
-    """PostgreSQL refused the content of this row; the job is still owned."""
+    """PostgreSQL refused the content of this row; the worker still owns the job."""
     LOCKED = "locked"
-    """Another transaction holds a lock on the row: nothing was written, the job is still owned."""
+    """Another transaction holds a lock on the row: nothing was written; the worker still owns the job."""
 
-    __hash__ = object.__hash__  # Enum's own is a call in Python, and each job's end is counted
+    __hash__ = object.__hash__  # faster than Enum's own in Python: it is used for every job
 
 
 ENDED = frozenset({Settled.COMPLETED, Settled.FAILED, Settled.CANCELLED})
-"""After these the job changes no more, unless an operator retries it."""
+"""After these the job does not change any more, unless an operator retries it."""
 
 
 class Completion(NamedTuple):
-    """A run that returned. ``result`` is JSON text; ``child_jobs`` are written by those that complete one job."""
+    """A run that returned. ``result`` is JSON text; only ``complete_with_child_jobs`` writes ``child_jobs``."""
 
     id: UUID
     token: int
@@ -220,9 +221,9 @@ class Failure(NamedTuple):
     """A run that ended in an error.
 
     Attributes:
-        permanent: why no further attempt may follow (``permanent``, ``payload``), or None.
-        delay: seconds until the next attempt, if there is one; after a stall that is RESET's back-off instead.
-        stalled: the run's process died in quarantine: a stall, not an error of the job.
+        permanent: why no further attempt may follow, for example ``permanent`` or ``payload``; or None.
+        delay: seconds until the next attempt; after a stall RESET's back-off applies instead.
+        stalled: the run's process died: a stall is counted instead of an error.
     """
 
     id: UUID
@@ -234,7 +235,7 @@ class Failure(NamedTuple):
 
 
 class Return(NamedTuple):
-    """A run that ended without an outcome; ``delay``: seconds to wait after a server's fault; None: none."""
+    """A run that ended without an outcome; ``delay``: seconds until the next one after a server's fault."""
 
     id: UUID
     token: int
@@ -246,10 +247,10 @@ class Snoozing(NamedTuple):
     """A run that ended because its job wants to run again later.
 
     Attributes:
-        reason: for the timeline.
+        reason: written to the timeline.
         delay: seconds until the next run.
-        most: how many snoozes are allowed; None: this one is not counted.
-        error: the job's error when it has used them up.
+        most: the number of snoozes that are allowed; None: this one is not counted.
+        error: the job's error if it has used all of them.
     """
 
     id: UUID
@@ -262,16 +263,16 @@ class Snoozing(NamedTuple):
 
 _Held = tuple[UUID, int]
 Refusals = dict[_Held, RowRefused]
-"""Why the rows of runs were refused, by job id and fencing token."""
+"""The refusals of the rows of runs, by job id and fencing token."""
 EndedT = TypeVar("EndedT", Completion, Failure, Return, Snoozing)
 _SETTLED = {each.value: each for each in Settled}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settlement(Generic[EndedT]):
-    """COMPLETE, FAIL, RELEASE or SNOOZE: a statement for many runs, and for one alone.
+    """COMPLETE, FAIL, RELEASE or SNOOZE, as a statement for many runs and as one for a single run.
 
-    ``columns``: which parameter takes which field of the runs, the one that may be long first.
+    ``columns`` names the field of the runs for each parameter; the first one may be long.
     """
 
     name: str
@@ -291,12 +292,12 @@ class Settlement(Generic[EndedT]):
     ) -> list[Settled]:
         """Settle jobs and return what became of each, in order.
 
-        After DatabaseUnavailable ask again: what was written under the same token counts as success.
+        After DatabaseUnavailable call it again: an outcome written under the same token counts as success.
 
         Args:
-            refusals: takes why rows were refused.
-            tries: that went unanswered; after each of them it may take longer.
-            wait: for the locks of others on their rows, so for few runs; else such a row is ``LOCKED``.
+            refusals: gets the refusals of rows.
+            tries: the number of unanswered calls before; after each of them it may take longer.
+            wait: whether to wait for locks on the rows, for few runs only; else such a row is ``LOCKED``.
         """
         text = attrgetter(next(iter(self.columns.values())))
         seconds = database.seconds_for(sum([len(text(run) or "") for run in runs]), tries=tries)
@@ -325,7 +326,7 @@ class Settlement(Generic[EndedT]):
             runs,
             lambda half: write_beside_expired(database, (run.id for run in half), partial(write, half)),
         )
-        if self.name == "complete" and len(rows) == len(runs):  # as a rule
+        if self.name == "complete" and len(rows) == len(runs):  # the usual case
             return [Settled.COMPLETED] * len(runs)
         settled = {(job_id, token): _SETTLED[status] for job_id, status, token in rows}
         settled |= {run[:2]: Settled.REFUSED for run, _ in refused}
@@ -337,7 +338,7 @@ class Settlement(Generic[EndedT]):
                 if not (wait and row.became == "locked"):
                     settled[row.id, row.fencing_token] = _SETTLED[row.became]
         if lost := [run for run in missing if settled[run[:2]] is Settled.LOST]:
-            with suppress(RowRefused):  # the entry in the timeline; the answer is the same without it
+            with suppress(RowRefused):  # only the entry of the timeline is missing then
                 await database.run(REJECTED, {"worker_id": worker_id, "write": self.name, **_held(lost)})
         return [settled[run[:2]] for run in runs]
 
@@ -359,7 +360,7 @@ release: Settlement[Return] = Settlement("release", RELEASE, waiting(RELEASE), _
 
 
 async def server_faults(database: Database, *, job_id: UUID) -> int:
-    """Return how often in a row a job was released because of a server's fault."""
+    """Return how many times in a row a job was released because of a server's fault."""
     [row] = await database.run(SERVER_FAULTS, {"id": job_id})
     return int(row.releases)
 
