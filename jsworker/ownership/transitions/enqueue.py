@@ -1,4 +1,4 @@
-"""ENQUEUE: a job is a row first; its message follows the commit."""
+"""ENQUEUE: inserts jobs; a job's message is published after the commit."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -28,9 +28,9 @@ _DUE = """
     CASE WHEN {delay} <= 0 THEN clock_timestamp() + make_interval(secs => CAST(:publish_after AS double precision)) END,
     CASE WHEN {delay} <= 0 THEN clock_timestamp() END"""
 
-# Text, for an INSERT of computed rows reads worse as an expression. DO NOTHING, never DO UPDATE: that would
-# block the live job's owner until the producer commits.
-# No row at all means: a twin with the same key is being committed right now; run it again.
+# Text, because an INSERT of computed rows is harder to read as an expression. DO NOTHING, never DO UPDATE, which
+# would block the live job's owner until the producer commits. If there is no row in the answer, a job with the
+# same key is being committed right now; execute it again.
 ENQUEUE = filled(
     """
 WITH created AS (
@@ -52,8 +52,8 @@ WHERE j.kind = :kind AND j.unique_key = :unique_key AND {live} AND NOT EXISTS (S
     live=condition(live),
 )
 
-# Of keys given twice in one call the first wins. Keys are inserted in one order by all producers: each waits for twins
-# that are not committed yet.
+# If one call has a key twice, the first wins. All producers insert keys in the same order, which avoids deadlocks:
+# each waits for equal keys that are not committed yet.
 INPUT: Final = """WITH input AS (
   SELECT * FROM unnest(
     CAST(:ids AS uuid[]), CAST(:payloads AS text[]), CAST(:unique_keys AS text[]), CAST(:delays AS double precision[]),
@@ -90,15 +90,15 @@ _ARRAYS = (
     "limit_keys",
     "priorities",
 )
-"""Its parameters for the fields of ``NewJob``, in their order."""
+"""The parameters of ENQUEUE_MANY for the fields of ``NewJob``, in their order."""
 
 _ISO_8601: Final = 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'
-# COPY takes values, not expressions: a later time is asked for before, in a form that no setting of the login changes.
+# COPY takes no expressions, so a later time is computed first, as text that no setting of the login changes.
 TIME_LATER = compiled(
     select(func.to_char(func.timezone("UTC", NOW + given_seconds("seconds")), _ISO_8601).label("time"))
 )
 
-# Without keys nothing can be in conflict: five times cheaper for many. ``now`` is the time of the statement.
+# For jobs without keys, which cannot conflict: five times cheaper for many. ``now`` is the statement's time.
 COPY_MANY = text("""
 COPY jsworker.jobs (
   id, kind, payload, max_attempts, max_stalls, priority, traceparent, tracestate,
@@ -111,20 +111,20 @@ LIVE_BY_KEY = compiled(_live_by_key)
 LIVE_BY_KEY_TERMS = compiled(_live_by_key.where(may_begin))
 
 _LEAST_COPIED: Final = 30
-"""Jobs; fewer are inserted sooner by a statement whose plan is kept than by COPY, which goes back and forth."""
+"""The least number of jobs for COPY; a statement with a kept plan inserts fewer in less time."""
 
 TRIES: Final = 3
 NO_MORE: Final[Mapping[str, Any]] = {}
 
 
 class JobTerms(NamedTuple):
-    """What few jobs have besides; they are enqueued by the statements of ``enqueue_terms``.
+    """Rarely used terms of a job; such jobs are enqueued by the statements of ``enqueue_terms``.
 
     Attributes:
         run_at: when the job is due, instead of a delay.
         expires_in: seconds from its insert until it is cancelled, unless it has begun.
-        scope: among which jobs its key is unique: ``live`` ones, those that are ``waiting``, all of a ``window``;
-            ``debounce``: as ``waiting``, and the one that waits takes the payload and is moved back.
+        scope: the jobs among which its key is unique: ``live`` ones, ``waiting`` ones, or all of a ``window``.
+            ``debounce`` is like ``waiting``, and the waiting job takes the new payload and a later time.
         unique_for: the window, in seconds from the insert of its job.
         debounce: seconds from the last insert until the job is due.
         debounce_max: seconds from the first insert until the job is due at the latest.
@@ -141,7 +141,7 @@ class JobTerms(NamedTuple):
 class NewJob(NamedTuple):
     """A job to enqueue: ``payload`` is JSON text, ``delay`` seconds until it is due.
 
-    ``limit_key``: under which limits count it. ``priority``: its number.
+    ``limit_key`` is the key under which limits count it, ``priority`` a number.
     """
 
     id: UUID
@@ -158,21 +158,21 @@ class NewJob(NamedTuple):
 
 
 class ChildJob(NamedTuple):
-    """A job that a run enqueues with the completion of its own."""
+    """A job that a run enqueues together with the completion of its own job."""
 
     kind: str
     job: NewJob
 
 
 class Enqueued(NamedTuple):
-    """What an enqueue did; not ``created``: ``id`` is that of the live job which holds the unique key."""
+    """The result of an enqueue; if not ``created``, ``id`` is of the live job that holds the unique key."""
 
     id: UUID
     created: bool
 
 
 def new_job_id() -> UUID:
-    """Return a fresh id. UUIDv7: ids rise with time, so new rows share warm index pages."""
+    """Return a new UUIDv7: such ids rise with time, so that new rows share cached index pages."""
     return uuid_utils.compat.uuid7()
 
 
@@ -187,7 +187,7 @@ async def enqueue(
 ) -> Enqueued:
     """Insert a job in a transaction of its own, unless a live one holds its unique key.
 
-    ``statement`` and ``more`` of its parameters are those of ``enqueue_terms``.
+    ``enqueue_terms`` passes a ``statement`` of its own, and ``more`` parameters for it.
 
     Raises:
         TransitionRefused: the key was taken and freed again three times in a row.
@@ -212,9 +212,9 @@ async def enqueue_many(
     statement: TextClause | None = None,
     more: Mapping[str, Any] = NO_MORE,
 ) -> list[Enqueued]:
-    """Insert jobs in one statement, as ``enqueue``, and tell, in order, which were created and which existed.
+    """Insert jobs in one statement, like ``enqueue``, and return the results in order.
 
-    Many jobs without unique keys that are due at once take the fast way.
+    Many jobs without unique keys that are due at once are inserted by COPY.
     """
     if not new:
         return []
@@ -251,7 +251,7 @@ async def enqueue_many(
 
 
 def too_fast(kind: str, job: NewJob) -> TransitionRefused:
-    """Return the error of an enqueue that gave no answer so often."""
+    """Return the error of an enqueue that had no row in its answer for too many times."""
     return TransitionRefused(
         f"unique key {job.unique_key!r} of kind {kind} is taken and freed too fast; try again"
     )
@@ -268,7 +268,7 @@ async def _insert(
     database: Database, statement: TextClause, new: Sequence[NewJob], values: Mapping[str, Any]
 ) -> list[UUID]:
     seconds = database.seconds_for(sum(len(job.payload) for job in new))
-    # Many may wait for their keys, and hold up what finds its rows by key.
+    # Statements with many keys may wait for long, so they do not use the pool of statements by key.
     run = database.run_by_key if len(new) < _LEAST_COPIED else database.run
     rows = await run(statement, {**values, **arrays_of(new)}, seconds=seconds)
     return [row[0] for row in rows]
@@ -283,7 +283,7 @@ def arrays_of(new: Sequence[NewJob]) -> dict[str, Any]:
 
 
 def _lines(kind: str, new: Sequence[NewJob], publish_after: str = "now") -> str:
-    """Return a line of COPY's text format for each job; those of one call come from one span."""
+    """Return a line of COPY's text format for each job; all jobs of a call have the same span."""
     span = f"{field_of_copy(new[0].traceparent)}\t{field_of_copy(new[0].tracestate)}"
     tail = f"{span}\tqueued\tnow\t1\tt\t{publish_after}\tnow\n"
     return "".join(
@@ -296,8 +296,8 @@ def _lines(kind: str, new: Sequence[NewJob], publish_after: str = "now") -> str:
 
 
 def field_of_copy(value: str | int | None) -> str:
-    """Return a value without what COPY's text format gives a meaning to."""
+    """Return a value escaped for COPY's text format."""
     if value is None:
         return r"\N"
-    text = str(value).replace("\\", r"\\")  # a backslash too many would make another payload
+    text = str(value).replace("\\", r"\\")  # first, so that later escapes are not escaped again
     return text.replace("\t", r"\t").replace("\n", r"\n").replace("\r", r"\r")

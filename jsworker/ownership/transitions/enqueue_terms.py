@@ -1,4 +1,4 @@
-"""ENQUEUE for jobs with terms of their own: due at an instant, expiring. All others take those of ``enqueue``."""
+"""ENQUEUE for jobs with terms, for example a due time or an expiry; other jobs use ``enqueue``."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -11,7 +11,7 @@ from jsworker.ownership.statements import condition, filled, j
 from jsworker.ownership.transitions import enqueue
 from jsworker.ownership.transitions.enqueue import COLUMNS, INPUT, Enqueued, JobTerms, NewJob, values_of
 
-# The present is read once for each row: a job that is due is queued in every column of it.
+# The present time is read once for each row, so that all columns agree on whether the job is due.
 _PRESENT: Final = "(SELECT clock_timestamp() AS now) AS n"
 _DUE: Final = """
     CASE WHEN d.run_at <= n.now THEN 'queued' ELSE 'scheduled' END, d.run_at,
@@ -30,7 +30,7 @@ _parts: Final = {"columns": f"{COLUMNS}, expires_at", "due": _DUE, "present": _P
 _KEY: Final = "CAST(:unique_key AS text)"
 _one: Final = _parts | {"instant": _INSTANT.format(delay="CAST(:delay AS double precision)")}
 
-# One that has expired before it began holds no key, although the table still thinks so: no row.
+# A job that expired before it began no longer holds its key, although the index still has it: then no row.
 _holds_its_key: Final = and_(live, may_begin)
 ENQUEUE_TERMS = filled(
     """
@@ -51,7 +51,7 @@ WHERE j.kind = :kind AND j.unique_key = :unique_key AND {live} AND NOT EXISTS (S
     **_one,
 )
 
-# The key of which one job may wait beside one that runs.
+# For a key of which one job may wait while another one runs.
 ENQUEUE_WAITING = filled(
     """
 WITH created AS (
@@ -71,8 +71,9 @@ WHERE j.kind = :kind AND j.waiting_key = :unique_key AND {waiting} AND NOT EXIST
     **_one,
 )
 
-# One in a window, ended ones included, and as long as its job lives. Who takes the window inserts the job; twins wait
-# for the window's row, and find it taken. Of one that was taken meanwhile they see the old row, and give no answer.
+# One job in a window, also after it has ended, and for as long as it lives. The statement that takes the window
+# inserts the job; concurrent ones wait for the window's row and find it taken. Their snapshot still has the old row
+# of a window taken meanwhile, so they have no row in their answer.
 _IN_THE_WINDOW: Final = (
     f"EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.id = w.job_id AND {condition(_holds_its_key)})"
 )
@@ -116,11 +117,11 @@ RETURNING w.job_id
     job_lives=_IN_THE_WINDOW,
 )
 
-# The one of its key that waits takes the payload; not ``excluded.payload``, which takes the right to read it. DO
-# UPDATE locks the row until the producer commits: it has no owner, and who claims or promotes skips what is locked.
-# What is due already, was claimed before, or waits behind another keeps its place. What is held is found by its key.
-# Steps of the payload before go with it, and are those of the snapshot: of a run that it has not seen end there may be
-# more. Then there is no answer.
+# The waiting job of the key takes the new payload; not ``excluded.payload``, which needs the right to read it. DO
+# UPDATE locks the row until the producer commits: the row has no owner, and claims and promotions skip locked rows.
+# A job that is due, was claimed before, or waits behind another one keeps its time. Held jobs are found by their key.
+# The steps of the old payload are deleted with it, as the snapshot has them: if a run has ended since then, there
+# may be more steps, so then there is no row in the answer.
 DEBOUNCE = filled(
     """
 WITH debounced AS (
@@ -173,7 +174,7 @@ RETURNING id
 
 
 def values_of_terms(terms: JobTerms) -> dict[str, Any]:
-    """Return the parameters of these statements that those of ``enqueue`` do not have."""
+    """Return the parameters that only these statements have."""
     more: dict[str, Any] = {"run_at": terms.run_at, "expires_in": terms.expires_in}
     if terms.unique_for is not None:
         more["unique_for"] = terms.unique_for
@@ -183,9 +184,9 @@ def values_of_terms(terms: JobTerms) -> dict[str, Any]:
 
 
 def statement_for(kind: str, job: NewJob, *, publish_after: float) -> TextClause:
-    """Return the statement that enqueues a job, for anybody's transaction; no row: execute it again.
+    """Return the statement that enqueues a job in any transaction; if it returns no row, execute it again.
 
-    A key that an expired job still holds gives no row until a worker has cancelled that.
+    For a key that an expired job still holds, it returns no row until a worker has cancelled that job.
     """
     statement, values = unbound_statement_for(kind, job, publish_after=publish_after)
     return statement.bindparams(**values)
@@ -194,7 +195,7 @@ def statement_for(kind: str, job: NewJob, *, publish_after: float) -> TextClause
 def unbound_statement_for(
     kind: str, job: NewJob, *, publish_after: float
 ) -> tuple[TextClause, dict[str, Any]]:
-    """Return the same statement without its parameters, and these."""
+    """Return that statement without bound parameters, and the parameters."""
     values = values_of(kind, job, publish_after)
     if job.terms is None:
         return enqueue.ENQUEUE, values
@@ -202,7 +203,7 @@ def unbound_statement_for(
 
 
 async def enqueue_one(database: Database, kind: str, job: NewJob, *, publish_after: float) -> Enqueued:
-    """Insert a job as ``enqueue.enqueue``, by its terms."""
+    """Insert a job like ``enqueue.enqueue``, with the statement for its terms."""
     if job.terms is None:
         return await enqueue.enqueue(database, kind, job, publish_after=publish_after)
     statement = _ENQUEUE[job.terms.scope]
@@ -214,9 +215,9 @@ async def enqueue_one(database: Database, kind: str, job: NewJob, *, publish_aft
 async def enqueue_many(
     database: Database, kind: str, new: Sequence[NewJob], *, publish_after: float = 0.0
 ) -> list[Enqueued]:
-    """Insert jobs as ``enqueue.enqueue_many``, by their terms; those with another scope than ``live`` one by one.
+    """Insert jobs like ``enqueue.enqueue_many``; those with another scope than ``live`` one by one.
 
-    Messages of what has terms are due at once, whatever ``publish_after`` is.
+    Messages of jobs with terms are due at once, independent of ``publish_after``.
     """
     if not new or all(job.terms is None for job in new):
         return await enqueue.enqueue_many(database, kind, new, publish_after=publish_after)
@@ -229,5 +230,5 @@ async def enqueue_many(
 
 
 async def forget_windows(database: Database, *, limit: int) -> int:
-    """Delete up to ``limit`` windows that are over, and return how many."""
+    """Delete up to ``limit`` windows that have ended, and return how many."""
     return len(await database.run(FORGET_WINDOWS, {"limit": limit}))

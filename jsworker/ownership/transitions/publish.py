@@ -1,4 +1,4 @@
-"""The outbox: PUBLISH, MARK, PROMOTE. A queued row says itself whether its message is still to be sent."""
+"""The outbox: PUBLISH, MARK, PROMOTE. A queued row itself says whether its message must still be sent."""
 
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -28,9 +28,9 @@ QUEUED_AGAIN: Final = {
     "publish_after": NOW,
     "queued_at": NOW,
 }
-"""What is written when a job that has no message enters the queue."""
+"""The values written when a job without a message enters the queue."""
 AT_ITS_PLACE: Final = {"queued_at": sa.func.coalesce(j.c.queued_at, NOW)}
-"""And when it was in the queue before, and only made room."""
+"""The value written if it was in the queue before and only made way for another job of its key."""
 _was_deferred: Final = j.c.behind.is_not(None)
 
 
@@ -43,9 +43,9 @@ def _sweep(
     values: Mapping[str, Any],
     answer: Iterable[sa.ColumnElement[Any]],
 ) -> Sweep:
-    """Return a sweep over rows that have been due for the longest time, but no longer than asked for.
+    """Return a sweep over due rows, the longest due first, but none due for longer than asked for.
 
-    Its name is its own mark; ``indexed`` are the words in which it searches.
+    ``attempted`` names the sweep and its marks of refused rows; the search uses the predicates ``indexed``.
     """
 
     def write(mine: sa.CTE) -> sa.TextClause:
@@ -56,15 +56,15 @@ def _sweep(
     is_wanted = sa.and_(since <= now, since > now - statements.given_seconds("within"))
     limit = sa.bindparam("limit", type_=sa.Integer)
     search = sa.select(j.c.id).where(*indexed, is_wanted).order_by(since).limit(limit)
-    # Locked as they are found: each relay has jobs of its own, and what never waits needs no lock order.
+    # Locked in the order of the search: each relay gets other rows, and statements that never wait cannot deadlock.
     taken = search.with_for_update(key_share=True, of=j, skip_locked=True).cte("mine")
     named = sa.select(j.c.id).where(j.c.id == sa.any_(_ids), *guard, since <= NOW)
     find = compiled(search.where(~predicates.set_aside(attempted, *aside)))
     return Sweep(attempted, (attempted, *aside), write(taken), find, write(statements.locked(named)))
 
 
-# ``publish_after`` moves on before anything is sent: a relay that dies leaves the row to the next.
-# One whose MARK is refused would be published again every five seconds.
+# ``publish_after`` is moved before anything is sent: if a relay dies, another one takes the row later. A row
+# whose MARK is refused is left out, or it would be published again every five seconds.
 _PUBLISHING = _sweep(
     "publish",
     "mark",
@@ -86,7 +86,7 @@ _PROMOTION = _sweep(
 )
 PROMOTE = _PROMOTION.at_once
 
-# Skips what is locked: a row that is being claimed needs no mark, and COMPLETE must not find it locked by us.
+# Skips locked rows: a row that is being claimed needs no mark, and a MARK that waits would lock rows longer.
 _sent = statements.given_rows(
     "sent",
     id=_ids,
@@ -106,7 +106,7 @@ _marked = (
 )
 MARK = compiled(sa.select(sa.func.count().label("count")).select_from(_marked))
 
-# Who has INSERT alone publishes what it enqueues, and leaves it to the relays to note that.
+# A login with INSERT only publishes its own jobs, and leaves the marks to the relays.
 MAY_MARK = sa.text("""
 SELECT bool_and(has_column_privilege('jsworker.jobs', c.name, 'UPDATE')) AS granted
 FROM unnest(ARRAY['needs_publish', 'publish_after', 'published_at', 'stream_seq', 'stream_created']) AS c(name)
@@ -114,7 +114,7 @@ FROM unnest(ARRAY['needs_publish', 'publish_after', 'published_at', 'stream_seq'
 
 
 class Outgoing(NamedTuple):
-    """A queued job whose message is to be sent, at this dispatch."""
+    """A queued job whose message must be sent, at this dispatch."""
 
     id: UUID
     kind: str
@@ -127,7 +127,7 @@ class Outgoing(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A message that JetStream acknowledged; ``stream_created`` tells streams apart, whose sequences start again."""
+    """A message that JetStream acknowledged; ``stream_created`` identifies the stream of ``stream_seq``."""
 
     id: UUID
     dispatch: int
@@ -136,7 +136,7 @@ class Sent(NamedTuple):
 
 
 async def may_mark(database: Database) -> bool:
-    """Tell whether this login may take jobs from the outbox and note what was published."""
+    """Return whether this login may take jobs from the outbox and mark them as published."""
     [(granted,)] = await database.run_by_key(MAY_MARK, {})
     return bool(granted)
 
@@ -146,7 +146,7 @@ async def take_outgoing(
 ) -> list[Outgoing]:
     """Take up to ``limit`` jobs whose message is due; no other caller takes them for five seconds.
 
-    Only those due ``within`` so many seconds (None: all), past rows that are refused (``run_sweep``).
+    Only those that became due in the last ``within`` seconds (None: all); see ``run_sweep`` on refused rows.
     """
     values = {"limit": limit, "within": _EVER if within is None else within}
     swept = await run_sweep(database, _PUBLISHING, values, refused_rows)
@@ -154,9 +154,9 @@ async def take_outgoing(
 
 
 async def mark(database: Database, sent: Sequence[Sent], refused_rows: RefusedRows | None = None) -> int:
-    """Note what JetStream has acknowledged and return how many rows were marked.
+    """Mark rows whose messages JetStream has acknowledged, and return how many were marked.
 
-    What has been claimed or moved on since needs no mark; rows that are refused are set aside.
+    Rows that were claimed or dispatched again since then need no mark; refused rows are set aside.
     """
 
     def write(batch: Sequence[Sent]) -> Awaitable[Sequence[Row]]:
@@ -165,7 +165,9 @@ async def mark(database: Database, sent: Sequence[Sent], refused_rows: RefusedRo
         return database.run_by_key(MARK, {**values, "created": created})
 
     marked = 0
-    for _, of_stream in groupby(sent, key=attrgetter("stream_created")):  # one, but for a stream made anew
+    for _, of_stream in groupby(
+        sent, key=attrgetter("stream_created")
+    ):  # one group, unless the stream was made anew
         counts, refused = await in_halves(list(of_stream), write)
         marked += sum(count for (count,) in counts)
         if refused_rows is not None:
@@ -176,7 +178,7 @@ async def mark(database: Database, sent: Sequence[Sent], refused_rows: RefusedRo
 async def promote(
     database: Database, *, limit: int, within: float | None = None, refused_rows: RefusedRows | None = None
 ) -> int:
-    """Put up to ``limit`` scheduled jobs that are due into the queue, as ``take_outgoing``, and return how many."""
+    """Queue up to ``limit`` scheduled jobs that are due, as ``take_outgoing`` does, and return how many."""
     values = {"limit": limit, "within": _EVER if within is None else within}
     swept = await run_sweep(database, _PROMOTION, values, refused_rows)
     return len(swept.rows)

@@ -1,6 +1,6 @@
-"""RESET (clear_and_reenqueue): processing goes back, by one of the four rules of the protocol.
+"""RESET (clear_and_reenqueue): takes processing jobs back, by one of the four rules of the protocol.
 
-Each statement repeats what its caller has seen before, so that an owner that was faster keeps its job.
+Each statement checks again what its caller has seen, so that an owner that was faster keeps its job.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -24,7 +24,7 @@ from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 from jsworker.ownership.transitions.expire import write_beside_expired
 
 InLine = dict[tuple[UUID, int], bool]
-"""Whether a job of a dead owner had not begun, by id and fencing token, as it was first seen."""
+"""Whether a job of a dead owner had not begun, by id and fencing token, when it was first seen."""
 
 _BATCH: Final = 500
 _LOCK_NOT_AVAILABLE: Final = "55P03"
@@ -35,7 +35,8 @@ def _reset(
 ) -> sa.TextClause:
     """Return the statement that takes back the rows of one rule, each ``counted`` as a stall or not.
 
-    What is not ``is_reported`` by the caller, an operator's process without events, is left to a worker.
+    Without ``is_reported`` a worker reports the resets later: the caller is an operator's process, which has
+    no subscribers of events.
     """
     found = (j.c.id, j.c.worker_id.label("owner"), *j.c["cancel_requested", "stalls", "max_stalls"])
     found += (predicates.is_superseded.label("superseded"),)
@@ -97,10 +98,10 @@ _suspect = statements.given_runs(
 _suspects = sa.select().select_from(j.join(_suspect, _suspect.c.id == j.c.id))
 _is_counted = sa.and_(_counted, ~_suspect.c.in_line)
 
-# Rule 1. The row as it was seen, and stale still.
+# Rule 1. The row is as it was seen, and is still stale.
 RESET_STALE = _reset("stale", _suspects.where(predicates.stale_and_seen(_suspect)), counted=_is_counted)
 
-# Rule 2. The owner's id never lives again, so whatever it owns has no owner left, at every token.
+# Rule 2. No worker gets the owner's id again, so all its jobs are without an owner, at any token.
 _owned, _culprits = given_array("ids", sa.Uuid), given_array("culprits", sa.Uuid)
 RESET_DEAD = _reset(
     "dead",
@@ -111,10 +112,10 @@ RESET_DEAD = _reset(
     ),
 )
 
-# Rule 3. The row as it was seen, and silent beyond the crash threshold still.
+# Rule 3. The row is as it was seen, and is still silent beyond the crash threshold.
 RESET_CRASHED = _reset("crashed", _suspects.where(predicates.crashed_and_seen(_suspect)), counted=_is_counted)
 
-# Rule 4. The row as it was seen, and still as old as it was chosen for. Uncounted: the job did nothing wrong.
+# Rule 4. The row is as it was seen, and still meets the chosen age. No stall: the job did nothing wrong.
 _chosen = statements.given_runs("seen")
 _as_chosen = (predicates.processing, j.c.fencing_token == _chosen.c.token, predicates.as_old_as_chosen)
 RESET_BY_OPERATOR = _reset(
@@ -124,14 +125,15 @@ RESET_BY_OPERATOR = _reset(
     is_reported=False,
 )
 
-# One worker deletes each, and reports it: one that dies right then leaves it unreported, none reports it twice.
+# One worker deletes each row and then reports it: if that worker dies in between, the reset stays unreported,
+# but none is reported twice.
 TAKE_UNREPORTED = sa.text("""
 DELETE FROM jsworker.untold_resets WHERE id = ANY(ARRAY(
   SELECT u.id FROM jsworker.untold_resets AS u ORDER BY u.id LIMIT :limit FOR UPDATE SKIP LOCKED))
 RETURNING job_id AS id, kind, status, fencing_token, dispatch, owner, false AS counted, stalls
 """)
 
-# What is owned, and since when its owner was last heard of.
+# The owned rows, and for each owner its number of jobs and its last sign of life.
 _OWNED = """owned AS MATERIALIZED (
   SELECT id, kind, worker_id, fencing_token, claimed_at, cleared, last_activity_at, stale_after, crash_after
   FROM jsworker.jobs WHERE status || '' = 'processing'{of}
@@ -140,18 +142,18 @@ _OWNED = """owned AS MATERIALIZED (
   FROM owned GROUP BY worker_id
 )"""
 
-# Claimed, but not begun when its owner died, as far as a row can tell: the owner held more jobs than it has
-# job slots, and this one was claimed right before its last sign of life (jobs are claimed ahead for a fifth of
-# a second of work: for a second, as a rule, none waits). A job that kills its process at once may look the
-# same, so a job is believed once: one that was taken or handed back before (cleared) is counted, until an
-# error of its own, which counts too, lets it begin anew.
+# True for a job that was claimed but had not begun when its owner died, as far as a row can show: the owner held
+# more jobs than it has job slots, and this job was claimed right before the owner's last sign of life. (Jobs are
+# claimed ahead for a fifth of a second of work, so they rarely wait for a second.) A job that kills its process at
+# once may look the same, so this is assumed only once: for a job that was taken or handed back before (cleared), a
+# stall is counted, until an error of its own, which counts as well, ends that state.
 _IN_LINE = """coalesce(
     hands.jobs > w.concurrency AND NOT job.cleared AND job.claimed_at > hands.heard_at - interval '1 s', false
   ) AS in_line"""
 
-# Late by two missed heartbeats already: watching begins before the threshold, so that the last of two
-# sightings can fall right behind it. The longest overdue first: rows that are never stale stand behind.
-# statement_timestamp(): the rows are of that moment, and by the end of a long search all would look late.
+# Rows are late from two missed heartbeats on: watching begins before the threshold, so that the second of two
+# sightings can come right after it. The longest overdue come first; rows that never turn stale are last.
+# statement_timestamp(): the rows are of that moment; with a later time, a long search would find all of them late.
 _LATE = f"""
 WITH {_OWNED.format(of="")}, fleet AS (
   SELECT count(DISTINCT worker_id) AS owners,
@@ -177,7 +179,7 @@ LEFT JOIN jsworker.workers AS w ON w.id = job.worker_id
 ORDER BY job.last_activity_at + job.stale_after, job.last_activity_at + job.crash_after
 """  # noqa: S608 -- constants of this file
 LATE = statements.filled(_LATE, besides="")
-# Past rows whose RESET is refused: they are late for ever, and stand first.
+# Leaves out rows whose RESET is refused: they stay late for ever and would always come first.
 _NOT_REFUSED = """
     AND NOT EXISTS (
       SELECT FROM jsworker.refused_rows AS r
@@ -197,10 +199,11 @@ class Suspect:
     """A row whose owner is late.
 
     Attributes:
-        stale_after, stale: seconds of silence until anybody may take it back (None: never); if that is over.
-        crash_after, crashed: the same until two witnesses may.
-        answers: whether the owner's NATS subject was ever proven to answer; only then its silence there counts.
-        in_line: whether it had not begun, as far as can be known: no stall of its own.
+        stale_after: seconds of silence until any worker may take it back; None: never.
+        stale: whether it is silent for longer than that.
+        crash_after, crashed: the same for the threshold of rule 3.
+        answers: whether the owner was ever proven to answer on NATS; only then its silence there counts.
+        in_line: whether it had not begun, as far as is known, so that no stall is counted.
     """
 
     id: UUID
@@ -217,7 +220,7 @@ class Suspect:
 
 
 class Lateness(NamedTuple):
-    """Who is late, the longest overdue first; how many own jobs; the seconds PostgreSQL has been up."""
+    """The late rows, the longest overdue first; the number of owners; the seconds PostgreSQL has been up."""
 
     suspects: list[Suspect]
     owners: int
@@ -229,10 +232,10 @@ class Reset:
     """A job that was taken back.
 
     Attributes:
-        status: where it went: queued, scheduled, failed or cancelled.
-        owner: the worker that had it.
-        counted: whether it counted as a stall.
-        stalls: how many the job has now.
+        status: its new status: queued, scheduled, failed or cancelled.
+        owner: the worker that owned it.
+        counted: whether a stall was counted.
+        stalls: the number of its stalls now.
     """
 
     id: UUID
@@ -246,14 +249,14 @@ class Reset:
 
 
 class TakenBack(NamedTuple):
-    """Which jobs were taken back, and whose row was refused; others had moved, or were locked."""
+    """The jobs that were taken back, and the refused rows; other rows had changed or were locked."""
 
     resets: list[Reset]
     refused: Mapping[UUID, RowRefused]
 
 
 def as_seen(rows: Collection[Suspect]) -> dict[str, list[Any]]:
-    """Return rows as they were last seen, as statements take them."""
+    """Return the parameters of a statement for rows as they were last seen."""
     fields = {"ids": "id", "tokens": "fencing_token", "activities": "last_activity_at", "in_line": "in_line"}
     return {name: [getattr(row, field) for row in rows] for name, field in fields.items()}
 
@@ -268,7 +271,7 @@ async def look_for_late(
 ) -> Lateness:
     """Return the running jobs that missed two heartbeats or are beyond a threshold of their own.
 
-    With ``past_refused`` rows are left out that are set aside because their RESET was refused.
+    ``past_refused`` leaves out rows that are set aside because their RESET was refused.
     """
     values = {"heartbeat_interval": heartbeat_interval, "limit": limit}
     rows = await database.run(LATE_BESIDES if past_refused else LATE, values, seconds=seconds)
@@ -279,9 +282,9 @@ async def look_for_late(
 async def reset_stale(
     database: Database, *, worker_id: str, stale: Collection[Suspect], reason: str, counted: bool
 ) -> TakenBack:
-    """Take back jobs that rule 1 has proven stale; after DatabaseUnavailable some of them may be.
+    """Take back jobs that rule 1 has proven stale; after DatabaseUnavailable some may have been taken back.
 
-    ``reason`` is given to the next run and in the message, ``worker_id`` (who takes them back) in the timeline.
+    The next run and its message get ``reason``; the timeline names ``worker_id``, which takes them back.
     """
     values = {"worker_id": worker_id, "reason": reason, "counted": counted}
     return await _take_back(database, RESET_STALE, values, as_seen(stale))
@@ -290,7 +293,7 @@ async def reset_stale(
 async def reset_crashed(
     database: Database, *, worker_id: str, crashed: Collection[Suspect], reason: str, counted: bool = True
 ) -> TakenBack:
-    """Take back jobs whose owners two witnesses have proven dead (rule 3); else as ``reset_stale``."""
+    """Take back jobs of owners that are proven dead by their silence on NATS (rule 3), like ``reset_stale``."""
     values = {"worker_id": worker_id, "reason": reason, "counted": counted}
     return await _take_back(database, RESET_CRASHED, values, as_seen(crashed))
 
@@ -305,15 +308,15 @@ async def reset_dead(
     culprits: Collection[UUID] = (),
     in_line: InLine | None = None,
 ) -> TakenBack:
-    """Take back everything that a worker proven dead still owns (rule 2).
+    """Take back all jobs that a worker proven dead still owns (rule 2).
 
-    A row that a statement of the dead worker has still locked is skipped, and a CLAIM of its own may still
-    commit: ask again until one statement time-out after the death.
+    A row that a statement of the dead worker still locks is skipped, and a CLAIM of its own may still commit:
+    call this again until one statement time-out after the death.
 
     Args:
-        counted: whether the stalls count; those of jobs that had not begun, as far as their rows tell, never do.
-        culprits: jobs that may have caused the death: when there are any, they alone are counted.
-        in_line: keeps from one call to the next which jobs had not begun: with those that were taken back, the
+        counted: whether stalls are counted; never for jobs that had not begun, as far as their rows show.
+        culprits: jobs that may have caused the death; if there are any, stalls are counted for these only.
+        in_line: keeps, from one call to the next, which jobs had not begun: once some are taken back, the
             owner's rows no longer show that all its job slots were taken.
     """
     judged: InLine = {} if in_line is None else in_line
@@ -332,7 +335,7 @@ async def reset_by_operator(
     age: RunAge = ANY_AGE,
     entry: AuditEntry | None = None,
 ) -> TakenBack:
-    """Take back jobs on an operator's word, each at the token at which it was seen, if still so old."""
+    """Take back jobs for an operator, each at the token that was seen, if it still meets ``age``."""
     values = {"worker_id": None, "reason": reason, **age.values()}
     rows: dict[str, list[Any]] = {
         "ids": [job_id for job_id, _ in seen],
@@ -342,7 +345,7 @@ async def reset_by_operator(
 
 
 async def take_unreported(database: Database) -> list[Reset]:
-    """Return some of what operators have taken back and no worker has reported yet: the caller reports it."""
+    """Return some resets by operators that no worker has reported yet; the caller must report them."""
     return [Reset(*row) for row in await database.run(TAKE_UNREPORTED, {"limit": _BATCH})]
 
 
@@ -353,7 +356,7 @@ async def _take_back(
     rows: Mapping[str, Sequence[Any]],
     entry: AuditEntry | None = None,
 ) -> TakenBack:
-    """Take back ``rows``, given column by column; one whose key is being taken is refused until that has ended."""
+    """Take back ``rows``, given as columns; a row is refused while a transaction is taking its unique key."""
 
     async def write(places: Sequence[int]) -> Sequence[Row]:
         some = {name: [column[place] for place in places] for name, column in rows.items()}
