@@ -1,4 +1,4 @@
-"""Publishing what a client has enqueued: at once, or in the background; workers publish what it cannot."""
+"""Publishes the jobs of a client, at once or in the background; workers publish those that it cannot."""
 
 import asyncio
 import math

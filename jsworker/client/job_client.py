@@ -62,7 +62,7 @@ from jsworker.ownership.transitions.steps import steps_of
 from jsworker.stream.message import subject_of
 
 _PUBLISH_EVERY_SECONDS = 1.0
-"""Publishing competes with a long ``enqueue_many`` for this process."""
+"""The interval at which a long ``enqueue_many`` lets publishing begin; both compete for this process."""
 _MOST_LISTED = 2**31 - 1
 _NOT_OPEN = "not open: use `async with`, or call open()"
 
@@ -70,21 +70,25 @@ _NOT_OPEN = "not open: use `async with`, or call open()"
 class JobClient:
     """Enqueues jobs and acts on them. Open one per process: ``async with JobClient.from_env() as client``.
 
-    A job is accepted once it is committed. NATS may be away: workers publish what the client could not, which
-    connects in the background. Without JSWORKER_NATS_URL it uses no NATS at all. Its ``events`` are
-    ``worker.degraded`` and ``worker.restored``, with ``what="publishing"`` for a stream that it cannot
-    publish to; ``database`` are its connections.
+    A job is accepted once it is committed. NATS may be away: the client connects in the background, and
+    workers publish what the client could not. Without JSWORKER_NATS_URL the client uses no NATS at all.
+
+    Attributes:
+        events: emits ``worker.degraded`` and ``worker.restored``, with ``what="publishing"`` for a stream to
+            which the client cannot publish.
+        database: the connections of the client.
     """
 
     def __init__(self, settings: Settings, *, codec: Codec | None = None) -> None:
         """Prepare; nothing connects yet.
 
         Args:
-            settings: those of the workers.
-            codec: encodes what jobs hold, instead of what the settings say.
+            settings: the same settings as those of the workers.
+            codec: encodes the contents of jobs, instead of the codec of the settings.
 
         Raises:
-            SettingsError: the codec of the settings cannot be made.
+            SettingsError: the codec of the settings cannot be created.
+            TypeError: ``settings`` are no Settings.
         """
         if not isinstance(settings, Settings):
             hint = "JobClient.from_env() makes them, JobClient.from_env(database_url=…) with changes"
@@ -102,30 +106,30 @@ class JobClient:
 
     @classmethod
     def from_env(cls, **overrides: Any) -> Self:
-        """Return a client with the settings of the environment; ``overrides`` go before, in lower case.
+        """Return a client with the environment's settings; ``overrides``, in lower case, replace some of them.
 
-        Raises SettingsError for one that is wrong or missing.
+        Raises SettingsError if a setting is wrong or missing.
         """
         return cls(load_settings(**overrides))
 
     @property
     def schedules(self) -> Schedules:
-        """What enqueues jobs by the clock: list, add, pause, resume, run now, remove."""
+        """Schedules, which enqueue jobs by the clock: list, add, pause, resume, run now, remove."""
         return Schedules(self._opened(), self._settings, self._publisher, self._result, self._contents)
 
     @property
     def settings(self) -> Settings:
-        """What it was made with."""
+        """The settings of this client."""
         return self._settings
 
     @property
     def codec(self) -> Codec | None:
-        """What encodes contents, for ``enqueue_statement``; None: they are stored as they are."""
+        """The codec of contents, to be given to ``enqueue_statement``; None: they are stored unchanged."""
         return self._contents.codec
 
     @property
     def limits(self) -> Limits:
-        """How many jobs of a kind or a key may run at once, and begin in a span of time: list, set, reset."""
+        """Limits of the jobs of a kind or a key that run at once or begin in a period: list, set, reset."""
         return Limits(self._opened(), self._settings)
 
     async def pause(
@@ -137,20 +141,20 @@ class JobClient:
         reason: str | None = None,
         actor: str | None = None,
     ) -> datetime | None:
-        """Let no job of a kind, or of one of its limit keys, begin; running ones go on.
+        """Start no more jobs of a kind, or of one of its limit keys; running jobs continue.
 
-        A key rests from this moment on, a kind within half a second (``JSWORKER_RELAY_INTERVAL``). Pausing
-        again replaces ``until`` and ``reason``.
+        The pause of a key takes effect at once, that of a kind within half a second
+        (``JSWORKER_RELAY_INTERVAL``). Pausing again replaces ``until`` and ``reason``.
 
         Args:
             kind: the kind, or its processor.
             key: a limit key; None: the whole kind.
-            until: when it goes on by itself, with a time zone; None: when it is resumed.
-            reason: for people.
+            until: the end of the pause, with a time zone; None: until ``resume`` is called.
+            reason: shown to operators.
             actor: who does it, for ``audit``; left out: the user of this process.
 
         Returns:
-            Until when, by the database's clock.
+            The end of the pause, by the database's clock; None if it has none.
 
         Raises:
             InvalidName: the kind or the key is not allowed.
@@ -159,37 +163,37 @@ class JobClient:
         return await self.limits.pause(kind, key, until=until, reason=reason, actor=actor)
 
     async def resume(self, kind: Kind, key: str | None = None, *, actor: str | None = None) -> None:
-        """Let a kind or a key go on; TransitionRefused: it is not paused."""
+        """End the pause of a kind or a key. Raises TransitionRefused if it is not paused."""
         await self.limits.resume(kind, key, actor=actor)
         self._publisher.publish_in_background()
 
     async def drain_worker(self, worker_id: str, *, actor: str | None = None) -> None:
-        """Let a worker claim nothing more, until ``undrain_worker`` or the start of its process.
+        """Let a worker claim no more jobs, until ``undrain_worker`` or the next start of its process.
 
-        It learns of it with its next heartbeat, hands back at once what it has claimed ahead, and goes on
-        with what it runs; its state is then ``drained``. ``actor`` is who does it, for ``audit``; left out:
-        the user of this process.
+        The worker learns of it with its next heartbeat. It then hands back at once the jobs that it has
+        claimed ahead, and its running jobs continue; its state is ``drained``. ``actor`` is who does it, for
+        ``audit``; left out: the user of this process.
 
-        Raises TransitionRefused: it has stopped, or there is no such worker.
+        Raises TransitionRefused if the worker has stopped or does not exist.
         """
         entry = AuditEntry("drain", {"worker": worker_id}, actor=os_user() if actor is None else actor)
         with operators_rights("drain_worker", "workers"):
             await workers.drain(self._opened(), worker_id, entry=entry)
 
     async def undrain_worker(self, worker_id: str, *, actor: str | None = None) -> None:
-        """Let a drained worker claim jobs again; TransitionRefused: it is not to be drained."""
+        """Let a drained worker claim jobs again. Raises TransitionRefused if it was not drained."""
         entry = AuditEntry("undrain", {"worker": worker_id}, actor=os_user() if actor is None else actor)
         with operators_rights("undrain_worker", "workers"):
             await workers.undrain(self._opened(), worker_id, entry=entry)
 
     @property
     def workflows(self) -> Workflows:
-        """What was enqueued by ``workflow``: list, get, cancel, retry."""
+        """Workflows that were enqueued by ``workflow``: list, get, cancel, retry."""
         return Workflows(self._opened(), self._publisher)
 
     @property
     def unpublished_because(self) -> str | None:
-        """Why messages were left to workers; None: none was, or ``publish_pending`` published them all."""
+        """Why messages were left to workers; None if none was, or ``publish_pending`` has published all."""
         return self._publisher.unpublished_because
 
     async def __aenter__(self) -> Self:
@@ -202,7 +206,7 @@ class JobClient:
         await self.close()
 
     async def open(self) -> None:
-        """Connect. NATS that does not answer is noted in ``unpublished_because`` and otherwise no obstacle.
+        """Connect. If NATS does not answer, this succeeds and ``unpublished_because`` says so.
 
         Raises:
             DatabaseUnavailable, DatabaseRefused, MigrationMissing: PostgreSQL cannot be used.
@@ -220,7 +224,7 @@ class JobClient:
         self._unusable_because = None
 
     async def close(self) -> None:
-        """Finish publishing what was enqueued, within seconds, and disconnect."""
+        """Finish publishing the enqueued jobs, within seconds, and disconnect."""
         self._unusable_because = "closed"
         try:
             await self._results.close()
@@ -272,13 +276,14 @@ class JobClient:
     ) -> JobHandle:
         """Enqueue a job in a transaction of its own and publish it; see ``EnqueueOptions`` for ``options``.
 
-        Returns the job's id, and whether it was created or a live one holds the unique key; ``result`` of it
-        waits for the job's end, and returns what ``process`` of the processor returned, or the JSON value of
-        that for a kind's name.
+        Returns a handle with the job's id, and whether the job was created or a live one holds the unique
+        key. ``result`` of the handle waits for the job's end. It returns the value that ``process`` returned
+        if the job was enqueued by its processor, else the JSON value of it.
 
         Raises:
-            DatabaseUnavailable: unclear whether the job was stored; a ``unique_key`` makes a second try safe.
-            RuntimeError: the client is not open, or closed; as every other call does.
+            DatabaseUnavailable: it is unclear whether the job was stored; with a ``unique_key`` a second try
+                is safe.
+            RuntimeError: the client is not open, or closed; every other call raises this, too.
         """
         said = JobOptions.of(self._settings.max_payload_bytes, options, self._contents)
         [job] = new_jobs(kind, [payload], [unique_key], said)
@@ -333,8 +338,9 @@ class JobClient:
     ) -> list[JobHandle]:
         """Enqueue a job for each payload, in statements of up to 5,000, and publish them in the background.
 
-        ``unique_keys`` holds a key or None for each; see ``enqueue`` for the rest. Answers come in order. An
-        error leaves the jobs of earlier statements stored; TypeError: what must be a list is none.
+        ``unique_keys`` has a key or None for each payload; see ``enqueue`` for the rest. The handles are in
+        the order of the payloads. After an error the jobs of earlier statements stay stored. Raises TypeError
+        if ``payloads`` or ``unique_keys`` cannot be used as a list.
         """
         given = one_for_each("payloads", payloads)
         keys = keys_of(given, unique_keys)
@@ -357,7 +363,7 @@ class JobClient:
                         self._publisher.keep(name, batch, since=began)
                         if clock() >= began + _PUBLISH_EVERY_SECONDS:
                             self._publisher.start_publishing()
-            except BaseException:  # what it has stored is unclear
+            except BaseException:  # some jobs may have been stored
                 self._publisher.publish_in_background(since=began)
                 raise
             self._publisher.start_publishing()
@@ -366,27 +372,27 @@ class JobClient:
     async def result(self, job_id: UUID | str, timeout: float | timedelta | None = None) -> Any:  # noqa: ASYNC109 -- as asyncio.wait_for
         """Return the result of a job, a JSON value, once it has completed.
 
-        A job that is tried again is waited for until its last attempt. Cancelling the call ends the waiting,
-        not the job. PostgreSQL may be away meanwhile; without NATS an end is found up to two seconds later.
+        If attempts fail, this waits for the last one. Cancelling the call ends the waiting, not the job.
+        PostgreSQL may be away meanwhile; without NATS the end is found up to two seconds later.
 
         Args:
             job_id: the job's id; its enqueue must be committed.
-            timeout: seconds, or a timedelta, until the waiting ends; None: it does not.
+            timeout: seconds, or a timedelta, until the waiting ends; None: it does not end.
 
         Raises:
-            JobFailed: it has failed for good; ``error`` is the text of its last error, ``reason`` why no
-                attempt followed. An operator may retry it: call again to wait for that.
-            JobCancelled: it was cancelled.
+            JobFailed: the job has failed for good; ``error`` is the text of its last error, ``reason`` why no
+                attempt followed. An operator may retry it: call this again to wait for that.
+            JobCancelled: the job was cancelled.
             JobGone: there is no such job: it was pruned after its end, or never committed.
-            TimeoutError: it has not ended in time; it goes on.
-            UsageError: called inside a job, for one of a kind that the same worker serves: those that wait
+            TimeoutError: the job has not ended in time; it goes on.
+            UsageError: called inside a job, for a job of a kind that the same worker serves: waiting jobs
                 could take all of its slots.
             DatabaseRefused: the login may not read jobs (role jsworker_reader).
         """
         return await self._result(job_uuid(job_id), timeout)
 
     def workflow(self, name: str) -> Flow:
-        """Return a workflow to fill in an ``async with`` block, which enqueues all of it at its end."""
+        """Return a workflow to be filled in an ``async with`` block, at whose end all of it is enqueued."""
         return Flow(
             name,
             database=self._opened(),
@@ -396,22 +402,23 @@ class JobClient:
         )
 
     async def publish_pending(self) -> int:
-        """Publish what the outbox holds, for example after your own transaction, and return how much.
+        """Publish the outbox, for example after your own transaction, and return the number of messages.
 
-        Nothing is raised for what workers publish later; ``unpublished_because`` holds why they have to. Once
-        NATS has failed to answer, this returns 0 without waiting until it answers again. Where the login may
-        INSERT alone (see ``deploy/postgres/roles.sql``) workers publish all of it, within RELAY_INTERVAL.
+        Raises nothing for messages that workers publish later; ``unpublished_because`` says why. Once NATS
+        has failed to answer, this returns 0 without waiting, until NATS answers again. If the login may only
+        INSERT (see ``deploy/postgres/roles.sql``), workers publish everything, within RELAY_INTERVAL.
         """
         self._opened()
         return await self._publisher.publish_pending()
 
     async def get(self, job_id: UUID | str) -> JobDetails:
-        """Return a job, payload, checkpoint and result included.
+        """Return a job with its payload, checkpoint and result.
+
+        Without a codec, encoded contents are returned as they are stored.
 
         Raises:
             JobNotFound: no job has this id.
-            KeyMissing, ContentRefused: what it holds cannot be decoded. Without a codec it is returned as it
-                is stored.
+            KeyMissing, ContentRefused: its contents cannot be decoded.
         """
         row = await listing.get_job(self._opened(), job_uuid(job_id))
         if row is None:
@@ -419,7 +426,7 @@ class JobClient:
         return JobDetails.of_row(self._contents.decode_row(row))
 
     async def timeline(self, job_id: UUID | str) -> list[JobEvent]:
-        """Return what happened to a job, oldest first: claims after the first, errors, resets, refusals."""
+        """Return the timeline of a job, oldest first: errors, resets, refusals, later claims."""
         return list(map(JobEvent.of_row, await listing.timeline(self._opened(), job_uuid(job_id))))
 
     async def steps(self, job_id: UUID | str) -> list[StepInfo]:
@@ -441,29 +448,29 @@ class JobClient:
     ) -> list[JobInfo]:
         """Return jobs, without payload and result.
 
-        The newest come first; of scheduled jobs the next one due, of queued ones the last queued. There is no
-        index of completed jobs by their kind: a rare one is searched for from the newest job on, for as
-        long as that takes. Running jobs that are chosen by their age come the oldest first: by the time of
-        their last progress, of their claim or of their last heartbeat.
+        The newest jobs come first; scheduled jobs are in the order of their due times, queued ones begin with
+        the last queued. There is no index of completed jobs by kind: those of a rare kind are searched from
+        the newest job on, which may take long. Running jobs that are chosen by their age begin with the
+        oldest, by their last progress, claim or heartbeat.
 
         Args:
             status: scheduled, queued, processing, completed, failed or cancelled.
             kind: a kind's name or its processor.
-            limit: how many at most.
-            after: begin behind this job, the last one of the list before.
-            stale_for: only running jobs whose worker gave no heartbeat for so many seconds.
-            running_for: only running jobs whose run began so many seconds ago, or earlier.
-            no_progress_for: only running jobs whose run reported no progress, saved no checkpoint and
+            limit: the most jobs to return.
+            after: begin behind this job, the last one of the previous list.
+            stale_for: only running jobs without a heartbeat of their worker for so many seconds.
+            running_for: only running jobs whose run began at least so many seconds ago.
+            no_progress_for: only running jobs whose run has reported no progress, saved no checkpoint and
                 announced no quiet phase for so many seconds.
-            priority: only high, normal or low jobs.
-            where: what else they have in common, for which all others are searched: see ``JobConditions``.
+            priority: only jobs of this priority: high, normal or low.
+            where: further conditions, which are checked for all other jobs: see ``JobConditions``.
 
         Raises:
-            JobNotFound: where that job has stood is not known any more.
-            InvalidName: ``kind`` can be no kind's name.
-            ValueError: ``limit`` is less than 1, there is no such ``status`` or ``priority``, or an age is no
-                number of seconds or goes with another status than processing.
-            TypeError: ``limit`` is no whole number.
+            JobNotFound: the place of the job ``after`` is no longer known.
+            InvalidName: ``kind`` cannot be a kind's name.
+            ValueError: ``limit`` is less than 1, ``status`` or ``priority`` does not exist, or an age is not
+                a number of seconds, or is given with another status than processing.
+            TypeError: ``limit`` is not a whole number.
         """
         check_count("limit", limit, _MOST_LISTED)
         age = RunAge(stale_for, running_for, no_progress_for)
@@ -491,12 +498,12 @@ class JobClient:
         priority: Priority | None = None,
         **where: Unpack[JobConditions],
     ) -> SelectedJobs:
-        """Return all jobs that match, to be counted, retried, cancelled, cleared, reordered or rescheduled.
+        """Return a selection of jobs, to count, retry, cancel, clear, reorder or reschedule them.
 
-        Takes what ``list`` takes; completed jobs, to which nothing can be done, are refused.
+        Takes the conditions of ``list``, but refuses completed jobs, to which nothing can be done.
 
         Raises:
-            InvalidName, ValueError: as ``list`` does.
+            InvalidName, ValueError: as for ``list``.
         """
         age = RunAge(stale_for, running_for, no_progress_for)
         _check_status(status, age)
@@ -508,28 +515,29 @@ class JobClient:
         return SelectedJobs(self._opened(), self._publisher, selection)
 
     async def audit(self, *, limit: int = 50, after: UUID | str | None = None) -> Sequence[Action]:
-        """Return who did what to jobs, kinds and schedules, the last action first; kept for 400 days.
+        """Return the actions on jobs, kinds and schedules, with their actors, the last action first.
 
-        ``after``: begin behind this action. Of single jobs only calls that say an ``actor`` are listed.
+        Actions are kept for 400 days; those on single jobs only if the call named an ``actor``. With
+        ``after`` the list begins behind that action.
         """
         check_count("limit", limit, _MOST_LISTED)
         behind = None if after is None else job_uuid(after)
         return await list_actions(self._opened(), limit=limit, after=behind)
 
     async def cancel(self, *job_ids: UUID | str, actor: str | None = None) -> Cancelled:
-        """Cancel waiting jobs at once; running ones are asked to stop within one heartbeat.
+        """Cancel waiting jobs at once; running jobs are asked to stop within one heartbeat.
 
-        With an ``actor``, who does it, the action is listed by ``audit``; so it is by the calls below.
+        If ``actor`` names who does it, ``audit`` lists the action; the same applies to the calls below.
         """
         ids = [job_uuid(job_id) for job_id in job_ids]
         with operators_rights("cancel"):
             return await control.cancel(self._opened(), ids, entry=_entry("cancel", ids, actor))
 
     async def retry(self, job_id: UUID | str, *, actor: str | None = None) -> None:
-        """Put a failed or cancelled job back into the queue; its counters are zero, its steps stay done.
+        """Put a failed or cancelled job back into the queue, with its counters at zero; its steps stay done.
 
-        Raises TransitionRefused: it is neither, it was cancelled because of what it needs or with its
-        workflow, or a live job holds its unique key.
+        Raises TransitionRefused if the job is neither failed nor cancelled, was cancelled with its workflow
+        or because a job that it needs failed, or if a live job holds its unique key.
         """
         with operators_rights("retry"):
             wanted = job_uuid(job_id)
@@ -537,11 +545,11 @@ class JobClient:
         self._publisher.publish_in_background()
 
     async def set_priority(self, job_id: UUID | str, priority: Priority, *, actor: str | None = None) -> None:
-        """Give a waiting job another priority: a queued one gets a message in its new lane.
+        """Give a waiting job another priority; a queued job gets a message in its new lane.
 
         Raises:
-            TransitionRefused: it does not wait, or there is no such job.
-            ValueError: there is no such priority.
+            TransitionRefused: the job does not wait, or does not exist.
+            ValueError: the priority does not exist.
         """
         number, wanted = priority_number(priority), job_uuid(job_id)
         entry = _entry("set_priority", [wanted], actor, to=priority)
@@ -550,13 +558,14 @@ class JobClient:
         self._publisher.publish_in_background()
 
     async def reschedule(self, job_id: UUID | str, run_at: datetime, *, actor: str | None = None) -> None:
-        """Let a job that waits for a time, a delay or its next attempt, wait for this one.
+        """Change the due time of a job that waits for a time, for example for its next attempt.
 
-        A time that has passed lets it begin at once. One that lies behind ``expires_at`` lets it expire.
+        With a time in the past it begins at once. With a time after its ``expires_at`` it expires.
 
         Raises:
-            TransitionRefused: it does not wait for a time, or there is no such job.
-            ValueError, TypeError: ``run_at`` has no time zone, or lies before 2000 or ten years ahead.
+            TransitionRefused: the job does not wait for a time, or does not exist.
+            ValueError, TypeError: ``run_at`` has no time zone, or is before 2000 or more than ten years
+                ahead.
         """
         when, wanted = instant_of("run_at", run_at), job_uuid(job_id)
         entry = _entry("reschedule", [wanted], actor, to=when.isoformat())
@@ -566,14 +575,14 @@ class JobClient:
     async def clear_and_reenqueue(
         self, job_id: UUID | str, reason: str, *, actor: str | None = None
     ) -> Reset:
-        """Take a running job from its owner and put it back into the queue, uncounted; its steps stay done.
+        """Take a running job from its owner and queue it again, counting no stall; its steps stay done.
 
-        Its next run finds ``reason`` as ``job.clear_reason``, in one line of at most 1,000 characters. One of
-        the workers emits it as the event ``job.cleared``, with the cause ``operator``.
+        Its next run finds ``reason`` in ``job.clear_reason``, as one line of at most 1,000 characters. One of
+        the workers emits the event ``job.cleared`` with the cause ``operator``.
 
         Raises:
             JobNotFound: no job has this id.
-            TransitionRefused: it is not running, or its owner has just settled it.
+            TransitionRefused: the job is not running, or its owner has just settled it.
         """
         if not isinstance(reason, str):
             raise TypeError(f"reason={shown(reason)} must be text, not {type(reason).__name__}")
