@@ -106,7 +106,7 @@ class JobClient:
 
     @classmethod
     def from_env(cls, **overrides: Any) -> Self:
-        """Return a client with the environment's settings; ``overrides``, in lower case, replace some of them.
+        """Return a client with the environment's settings; ``overrides``, in lower case, replace some.
 
         Raises SettingsError if a setting is wrong or missing.
         """

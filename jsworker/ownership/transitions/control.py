@@ -1,4 +1,4 @@
-"""What operators and clients may do to a job: CANCEL and RETRY."""
+"""CANCEL and RETRY: what operators and clients do to jobs."""
 
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -39,7 +39,7 @@ _is_meant = sa.and_(j.c.status == sa.any_(given_array("statuses", sa.Text)), as_
 
 
 def _cancel(*, skip_locked: bool = False) -> sa.TextClause:
-    """Return CANCEL: one UPDATE with CASE on the status, for as two statements it can miss both sides of a FAIL."""
+    """Return CANCEL, one UPDATE with a CASE on the status: two could both miss a job that fails in between."""
     meant = sa.select(j.c.id).where(j.c.id == sa.any_(_ids), live, _is_meant)
     locked = meant.order_by(j.c.id).with_for_update(key_share=True, skip_locked=skip_locked).cte("live")
     asked = (
@@ -64,9 +64,9 @@ def _cancel(*, skip_locked: bool = False) -> sa.TextClause:
 
 
 def _retry() -> sa.TextClause:
-    """Return RETRY. The fencing token is kept: it never goes back. Members of a batch are retried with it.
+    """Return RETRY. It keeps the fencing token, which never decreases; members of a batch have their own RETRY.
 
-    It is wanted now, whatever it waited for when it was cancelled: a time, an event, or others of its key.
+    The job is queued at once, even if it waited for a time, an event or its key when it was cancelled.
     """
     found = sa.select(*j.c["id", "status", "failure_reason"])
     dead = found.where(j.c.id == sa.any_(_ids), may_be_retried, without_batch)
@@ -104,15 +104,15 @@ MISSED = compiled(sa.select(j.c.id, j.c.status, _is_meant.label("meant")).where(
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """What a cancel did.
+    """The result of a cancel.
 
     Attributes:
         cancelled: jobs that are cancelled now.
-        requested: running jobs whose owners learn of it with their next heartbeat.
-        final: jobs that had ended before, with their status.
+        requested: running jobs, whose owners learn of it with their next heartbeat.
+        final: jobs that had already ended, with their status.
         unknown: ids without a job.
-        refused: jobs whose row PostgreSQL refused to update, and why.
-        other: live jobs that are not, or no longer, among those that were meant, with their status.
+        refused: jobs whose row PostgreSQL refused to update, each with the reason.
+        other: live jobs that do not, or no longer, meet the conditions, with their status.
     """
 
     cancelled: list[UUID]
@@ -131,9 +131,9 @@ async def cancel(
     age: RunAge = ANY_AGE,
     entry: AuditEntry | None = None,
 ) -> Cancelled:
-    """Cancel waiting jobs at once, ask the owners of running ones to stop, and look after the batches of both.
+    """Cancel waiting jobs at once, ask the owners of running jobs to stop, and update the batches of both.
 
-    Only those that are of one of these statuses (None: any live one) and, if they run, so old at that moment.
+    This acts only on jobs of these ``statuses`` (None: every live one) that, if they run, meet ``age``.
     """
 
     async def write(some: Sequence[UUID]) -> Sequence[Row]:
@@ -146,7 +146,7 @@ async def cancel(
     seen: dict[UUID, str] = {}
     refused: dict[UUID, str] = {}
     missed = list(ids)
-    while missed:  # once more for a job that was retried between the two statements
+    while missed:  # again for jobs that were retried between the two statements
         rows, bad = await in_halves(missed, write)
         asked |= {row.id: row.status for row in rows}
         batches |= _ended_in(rows)
@@ -169,36 +169,36 @@ async def cancel(
 
 
 async def cancel_unlocked(database: Database, ids: Sequence[UUID]) -> None:
-    """Cancel live jobs as ``cancel`` does, but for those whose rows are locked: for sweeps, which come again."""
+    """Cancel live jobs like ``cancel``, but skip locked rows: for sweeps, which come again."""
     wanted = {"statuses": list(LIVE), **ANY_AGE.values()}
     rows, _ = await in_halves(ids, lambda some: database.run(CANCEL_UNLOCKED, {"ids": list(some), **wanted}))
     await _look_after(database, _ended_in(rows))
 
 
 def _ended_in(rows: Sequence[Row]) -> set[UUID]:
-    """Return the batches of what CANCEL has ended at once."""
+    """Return the batches of the jobs that CANCEL has ended at once."""
     return {row.batch_id for row in rows if row.batch_id is not None and row.status == "cancelled"}
 
 
 async def _look_after(database: Database, batches: Collection[UUID]) -> None:
-    with suppress(DatabaseUnavailable, DatabaseRefused):  # the workers' scans do it then
+    with suppress(DatabaseUnavailable, DatabaseRefused):  # the scans of workers do it later
         await workflows.advance(database, batches)
 
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """What a retry did: jobs that wait again, and others, each with the reason why it was refused."""
+    """The result of a retry: the jobs that wait again, and the refused ones, each with the reason."""
 
     retried: list[UUID]
     refused: dict[UUID, str]
 
 
 async def retry_all(database: Database, ids: Sequence[UUID], *, entry: AuditEntry | None = None) -> Retried:
-    """Put failed or cancelled jobs back into the queue, their counters at zero.
+    """Put failed or cancelled jobs back into the queue, with their counters at zero.
 
-    Members of a batch open that again, and wait if what the batch needs is not finished or has failed. Refused is what
-    is of another status, was cancelled because of what it needs or with its workflow, or whose unique key a live job
-    holds.
+    A member of a batch opens its batch again, and waits if a need of the batch is unfinished or has failed. A job is
+    refused if it has another status, was cancelled with its workflow or because of a failed need, or if a live job
+    holds its unique key.
     """
 
     async def write(some: Sequence[UUID]) -> Sequence[Row]:
@@ -228,7 +228,7 @@ async def retry_all(database: Database, ids: Sequence[UUID], *, entry: AuditEntr
 
 
 async def retry(database: Database, job_id: UUID, *, entry: AuditEntry | None = None) -> None:
-    """Put one job back into the queue as ``retry_all`` does; TransitionRefused says why it is refused."""
+    """Put one job back into the queue like ``retry_all``; raises TransitionRefused with the reason."""
     done = await retry_all(database, [job_id], entry=entry)
     if job_id in done.refused:
         raise TransitionRefused(done.refused[job_id])
@@ -242,7 +242,7 @@ async def _statuses(database: Database, ids: Sequence[UUID]) -> dict[UUID, Row]:
 async def _retry_members(
     database: Database, batch: UUID, ids: Sequence[UUID], refused: dict[UUID, str], entry: AuditEntry | None
 ) -> set[UUID]:
-    """Retry members of a batch together, or one by one where one of them is refused."""
+    """Retry members of a batch together, or one by one if one of them is refused."""
     done: set[UUID] = set()
     waiting = [list(ids)]
     while waiting:

@@ -1,4 +1,4 @@
-"""What the sweeps read of the queue, and REPUBLISH for a message that is proven gone."""
+"""The reads of the queue by sweeps, and REPUBLISH for jobs whose message is proven lost."""
 
 from collections.abc import Awaitable, Collection, Sequence
 from datetime import datetime
@@ -16,16 +16,16 @@ from jsworker.ownership.statements import NOW, compiled, condition, given_array,
 from jsworker.ownership.transitions.refused_rows import RefusedRows
 
 _PASSED_OVER = 500
-"""Rows of a kind, the oldest ones, among which a search looks for those whose message went to somebody. Behind so
-many others a row is not late: the jobs in front of it are older."""
+"""The number of oldest rows of a kind among which a search looks for rows that no message brings. Rows behind
+these need no search yet: older jobs are in front of them."""
 _BATCH = 500
 
-# What walks along an index stays text: nested recursive CTEs read worse as expressions.
+# Statements that walk along an index stay text: nested recursive CTEs are harder to read as expressions.
 _QUEUED: Final = condition(predicates.queued_indexed)
 _WAITS: Final = condition(predicates.queued_before("older_than"))
 
-# From instant to instant, and of each the rows: thousands that were enqueued together share theirs, and
-# walking from row to row each of them would pass all others.
+# Walks from one instant to the next and reads the rows of each: thousands of jobs that were enqueued together have
+# the same instant, and a walk from row to row would pass all of them for each row.
 _WAITING = """
 WITH RECURSIVE instants AS (
   SELECT CAST('-infinity' AS timestamptz) AS queued_at, 0 AS place
@@ -72,15 +72,15 @@ def _waiting(of_lane: predicates.Predicate, besides: str = "") -> sa.TextClause:
 _NOT_REFUSED: Final = f" AND {condition(~predicates.set_aside('claim'))}"
 WAITING = _waiting(predicates.normal)
 WAITING_IN_LANE = _waiting(predicates.of_lane_indexed)
-# Past rows whose CLAIM is refused: they wait for ever, and stand first.
+# Leaves out rows whose CLAIM is refused: they wait for ever and would always come first.
 WAITING_BESIDES = _waiting(predicates.normal, _NOT_REFUSED)
 WAITING_IN_LANE_BESIDES = _waiting(predicates.of_lane_indexed, _NOT_REFUSED)
 
-# Of each kind its queued rows in the order of (queued_at, id), each found from the one before by the index. As
-# one ordered read the planner would rather fetch and sort the whole backlog: it expects a few rows.
-# statement_timestamp() because an index is not searched by a value that may change while it is read.
-# A thousand kinds at most, and those that workers are for all the same. Of each kind a page looks at four
-# times its length at most: behind so many rows that still wait for their relay it ends before it is full.
+# Reads the queued rows of each kind in the order of (queued_at, id), each found from the previous one by the index.
+# For one ordered read the planner would fetch and sort the whole backlog, because it expects few rows.
+# statement_timestamp(), because an index cannot be searched by a value that may change during the read.
+# At most a thousand kinds, and in any case those that workers serve. A page reads at most four times its length of
+# rows of a kind: if so many rows still wait for a relay, the page ends before it is full.
 POSTED = statements.filled(
     """
 WITH RECURSIVE {kinds}, several AS (
@@ -144,7 +144,7 @@ _BEGINNING = "-infinity", UUID(int=0)
 
 
 class Posted(NamedTuple):
-    """A queued job whose message was published: where, in which stream, if known; and since when it waits."""
+    """A queued job whose message was published: its place in the stream, if known, and its queueing time."""
 
     id: UUID
     kind: str
@@ -170,10 +170,10 @@ async def waiting(
     """Return queued jobs of a kind and priority to claim without their message, the oldest first. CLAIM decides.
 
     Args:
-        older_than: seconds that they have been queued.
-        besides: ids that this process has in hand or is claiming.
-        delivered: only jobs that no first delivery of a message will bring: it is not published, or its
-            number is at most this one, up to which all messages have been delivered; None: all.
+        older_than: the least seconds for which they have been queued.
+        besides: ids that this process has in flight.
+        delivered: the number up to which all messages have been delivered. Only jobs whose message is not
+            published or has no higher number are returned; None: all jobs.
         past_refused: leave out rows that are set aside because their CLAIM was refused.
     """
     values = {
