@@ -1,8 +1,8 @@
 """Admission: CLAIM for jobs with limits, rates or pauses, HOLD for those that do not fit, and WAKE.
 
-Each is one transaction of two statements. The first locks the rows of the keys; the second, whose snapshot is newer
-than the locks, counts. Counted in the statement that locks, two claimers would both see the slot free. There is no
-counter: a slot is the owned row itself, so whatever ends processing frees it.
+Each is one transaction of two statements. The first locks the rows of the keys; the second counts, because its
+snapshot is newer than the locks. If one statement locked and counted, two claimers could both see the slot free.
+There is no counter: an owned row itself is the slot, so every end of processing frees it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -22,13 +22,13 @@ from jsworker.ownership.transitions.claim import PICKED, ClaimedJob, RunLimits, 
 from jsworker.ownership.transitions.refused_rows import RefusedRows
 
 MOST_KEYS: Final = 200
-"""Keys that one look returns."""
+"""The most keys that one look returns."""
 _MOST_WOKEN: Final = 1_000
 
 waits_for_admission: Final = predicates.held_by("limit", "rate", "paused")
 _may_begin: Final = sa.and_(predicates.may_begin, predicates.none_of_its_key_runs)
 admissible: Final = sa.and_(sa.or_(predicates.queued, waits_for_admission), _may_begin)
-"""What admission may claim: what a message brings, and what waits for a slot, a token or the end of a pause."""
+"""Jobs that admission may claim: queued ones, and those that wait for a slot, a token or the end of a pause."""
 
 waits_for_admission_indexed: Final = sa.and_(
     predicates.scheduled_indexed, j.c.held_by.in_(("limit", "rate", "paused"))
@@ -36,8 +36,8 @@ waits_for_admission_indexed: Final = sa.and_(
 HELD: Final = condition(waits_for_admission_indexed)
 _NOT_ASIDE: Final = condition(~predicates.set_aside("wake"))
 
-# Locks the row of each key, in their order, and makes those that are missing. Also where it writes nothing: the
-# conflict locks. That it writes now and then keeps keys that are in use from being tidied away.
+# Locks the row of each key, in the order of the keys, and makes missing ones. The conflict locks the row even if
+# nothing is written. The occasional write keeps used keys from being tidied away.
 _LOCK = """
 INSERT INTO jsworker.limits AS l (kind, key)
 SELECT DISTINCT CAST(:kind AS text), k.key FROM (
@@ -57,9 +57,9 @@ LOCK = filled(
 )
 LOCK_KEYS = filled(_LOCK, keys=_GIVEN_KEYS)
 
-# How many jobs of each key may begin now. A bucket (GCRA) is the instant at which it is full again: it moves on by
-# ``step`` for each job, up to ``per`` ahead. If it is further ahead, the clock has gone back. Of a pause epochs are
-# subtracted: older servers cannot subtract the infinite times that somebody may have written by hand.
+# How many jobs of each key may begin now. The bucket of a rate (GCRA) is stored as the instant at which it is full
+# again: each job moves it by ``step``, at most ``per`` ahead. If it is further ahead, the clock was set back. Pauses
+# subtract epochs, because older servers cannot subtract infinite times, which may have been written by hand.
 STATE: Final = """
 SELECT {row}.kind, {row}.key, x.paused, x.max_running, x.rate, x.per, x.running, r.step, r.full_at, r.tokens,
   CASE WHEN x.paused THEN 0 ELSE greatest(0, least(x.max_running - x.running, r.tokens, 1000000)) END AS jobs,
@@ -103,15 +103,15 @@ def _is_paused(alias: str) -> str:
     )
 
 
-# A key whose row this very transaction has made or locked. Any other, of a job that came between the two statements,
-# has no state: its jobs are neither claimed nor held.
+# A key whose row this same transaction has made or locked. A key of a job that came between the two statements is
+# not: it has no state, and its jobs are neither claimed nor held.
 _LOCKED: Final = " AND CAST(pg_current_xact_id() AS xid) IN (l.xmin, l.xmax)"
 
 
 def state(keys: str, *, locked: bool = True) -> str:
-    """Return the SQL of ``STATE`` for keys that SQL gives as pairs of kind and key.
+    """Return the SQL of ``STATE`` for keys, given as SQL that returns pairs of kind and key.
 
-    Unlocked, also for those without a row: what is said of their kind holds for them.
+    If not ``locked``, keys without a row are included, with the numbers of their kind.
     """
     found = STATE.replace("{locked}", _LOCKED if locked else "").replace("{row}", "l" if locked else "k")
     found = found.replace("{is_paused_l}", _is_paused("l")).replace("{is_paused_d}", _is_paused("d"))
@@ -119,7 +119,7 @@ def state(keys: str, *, locked: bool = True) -> str:
 
 
 def _assigned(values: Mapping[str, Any]) -> str:
-    """Return what an UPDATE of ``jsworker.jobs AS j`` sets, as SQL."""
+    """Return the assignments of an UPDATE of ``jsworker.jobs AS j`` as SQL."""
     update = sql(sa.update(j).values(**values))
     return update.partition(" SET ")[2]
 
@@ -130,8 +130,8 @@ _CLAIMED = sql(
     claimed_of(_PICKED, admissible, also={"limit_key": sa.func.coalesce(j.c.limit_key, ""), **NOT_HELD})
 ).removeprefix("WITH ")
 
-# What a key holds comes before what a message brings, if it was queued before: a held job keeps its turn. Locked rows are
-# skipped: queued ones are asked for again, held ones are found by the next search.
+# A held job keeps its turn: it comes before the job of a message if it was queued earlier. Locked rows are skipped:
+# queued ones are claimed again, held ones are found by the next search.
 ADMIT = filled(
     """
 WITH asked AS MATERIALIZED (
@@ -183,7 +183,7 @@ WITH asked AS MATERIALIZED (
     claimed=_CLAIMED,
 )
 
-# As many as are free, in their order. One that is woken in vain is held again.
+# Wakes as many jobs as there are free slots and tokens, in their order; one that is woken too many is held again.
 WAKE = filled(
     """
 WITH state AS MATERIALIZED ({state}
@@ -215,8 +215,8 @@ SELECT id FROM woken
     most=str(_MOST_WOKEN),
 )
 
-# Keys of which jobs are held, by leaps through the index, from a place on. A held row without a key, which no statement
-# makes, has no row to be locked.
+# Keys with held jobs, found by leaps through the index, from a place on. Held rows without a key, which no statement
+# makes, are left out: they have no row of a key to be locked.
 _LEAP: Final = """leap AS (
   (SELECT j.kind, j.limit_key, 1 AS place FROM jsworker.jobs AS j
    WHERE {held} AND (j.kind, j.limit_key) > (CAST(:after_kind AS text), CAST(:after_key AS text))
@@ -232,11 +232,11 @@ _LEAP: Final = """leap AS (
 
 
 def held_keys(most: int) -> str:
-    """Return the SQL of ``leap``: up to so many keys behind :after_kind and :after_key of which jobs are held."""
+    """Return the SQL of ``leap``: up to ``most`` keys with held jobs, behind :after_kind and :after_key."""
     return _LEAP.replace("{held}", f"{HELD} AND j.limit_key IS NOT NULL").replace("{most}", str(most))
 
 
-# How they stand.
+# The state of these keys.
 WAITING_KEYS = filled(
     """
 WITH RECURSIVE {leap}
@@ -265,9 +265,10 @@ SELECT row.id FROM unnest(CAST(:keys AS text[])) AS k(key) CROSS JOIN LATERAL (
 
 
 class WaitingKey(NamedTuple):
-    """A key of which jobs are held: how many may begin now, and in how many seconds one more may.
+    """A key with held jobs: how many may begin now, and in how many ``seconds`` one more may.
 
-    None: when a slot falls free, or an operator resumes it. ``step``: seconds between two tokens of its rate.
+    ``seconds`` None: only when a slot becomes free or an operator resumes the key. ``step``: seconds between
+    two tokens of its rate.
     """
 
     kind: str
@@ -288,24 +289,24 @@ async def admit(
     most: int | None = None,
     besides: Collection[UUID] = (),
 ) -> Taken:
-    """Take what fits of ``ids``, which messages brought, and of what is held of their keys and of ``keys``.
+    """Claim jobs within their limits: of ``ids``, and of the held jobs of their keys and of ``keys``.
 
-    What does not fit is held. Else as ``claim``; also what the answer names may not be among ``ids``.
+    Jobs of ``ids`` that do not fit are held. The answer may have other jobs than ``ids``; else see ``claim``.
 
     Args:
-        database: where.
+        database: the database.
         worker_id, kind, limits: as for ``claim``.
-        ids: queued jobs.
-        keys: of which a slot or a token may be free.
-        most: jobs to take; None: as many as ``ids`` are.
-        besides: jobs that this process has in hand.
+        ids: queued jobs, whose messages have come.
+        keys: further keys of which a slot or a token may be free.
+        most: the most jobs to claim; None: as many as there are ``ids``.
+        besides: jobs that this process has in flight.
     """
     values = {"worker_id": worker_id, "kind": kind, **limits._asdict(), "besides": uuid_array(besides)}
 
     async def ask(most_held: int, batch: Sequence[UUID]) -> Sequence[Row]:
         given = {"ids": uuid_array(batch), "keys": list(keys)}
         wanted = len(batch) if most is None else most
-        # No more held rows are locked and sorted than can be taken, however many a key holds.
+        # Lock and sort no more held rows than can be claimed, even if a key has very many.
         room = {"most": wanted, "most_held": min(most_held, wanted)}
         return await database.run_by_key(ADMIT, values | given | room, first=LOCK)
 
@@ -315,7 +316,7 @@ async def admit(
     except RowRefused:
         if not ids:
             raise
-        # Perhaps a held row's: without those, the one that is refused is among these.
+        # The refused row may be a held one. Without those, it must be among these.
         found, bad = await in_halves(ids, partial(ask, 0))
         rows, refused = found, dict(bad)
     return Taken([ClaimedJob._make(row) for row in rows], refused)
@@ -329,9 +330,9 @@ async def wake(
     keys: Collection[str],
     refused_rows: RefusedRows | None = None,
 ) -> int:
-    """Put as many held jobs of keys into the queue as may begin now, and return how many there were.
+    """Queue as many held jobs of the keys as may begin now, and return their number.
 
-    Rows that are refused are set aside, in ``refused_rows``; without those one of them refuses all.
+    Refused rows are set aside in ``refused_rows``; without it, one refused row refuses all.
     """
     values = {"worker_id": worker_id, "kind": kind, "keys": list(keys)}
 
@@ -351,6 +352,6 @@ async def wake(
 
 
 async def waiting_keys(database: Database, *, after: tuple[str, str] = ("", "")) -> list[WaitingKey]:
-    """Return keys of which jobs are held, in their order from behind ``after`` on, at most ``MOST_KEYS``."""
+    """Return at most ``MOST_KEYS`` keys with held jobs, in their order, behind ``after``."""
     values = {"after_kind": after[0], "after_key": after[1]}
     return [WaitingKey._make(row) for row in await database.run_along_index(WAITING_KEYS, values)]

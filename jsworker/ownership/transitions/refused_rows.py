@@ -1,7 +1,7 @@
-"""Rows that PostgreSQL refuses to write: named once for the whole fleet, set aside, tried again ever later.
+"""Rows that PostgreSQL refuses to write: reported once for the whole fleet, set aside, tried again ever later.
 
-A sweep goes on with its one statement until a row of it is refused. As long as any row of it is set aside, its
-rows are found first, without those, and written in halves: a refused row costs nothing until its next turn.
+A sweep is one statement until a row of it is refused. While any of its rows is set aside, the sweep first finds
+its rows, without those, and then writes them in halves: a refused row costs nothing until it is tried again.
 """
 
 from collections import defaultdict
@@ -20,10 +20,10 @@ from jsworker.ownership.refusals import Refused, RowRefused, in_halves
 from jsworker.ownership.statements import condition
 
 _REPORTED_ALONE: Final = 5
-"""Rows refused together for one reason that are reported one by one; more of them are one line with their number."""
+"""Up to so many rows that are refused together for one reason are reported one by one; more as one line."""
 _AS_REFUSED: Final = condition(as_refused)
 
-# The second and every later refusal of the same row is silent and doubles the pause, up to a day.
+# The second and every later refusal of the same row is not reported and doubles the pause, up to a day.
 NOTE = text("""
 WITH input AS (
   SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:sqlstates AS text[]), CAST(:constraints AS text[]))
@@ -57,7 +57,7 @@ DELETE FROM jsworker.refused_rows AS r USING written
 WHERE r.job_id = written.job_id AND r.attempted = written.attempted
 """)
 
-# Ended jobs that a foreign key keeps may be very many: each is looked at when it is due again, and no sooner.
+# A foreign key may keep very many ended jobs: each is checked only when it is due again.
 TIDY = text(f"""
 WITH over AS (
   SELECT r.job_id, r.attempted FROM jsworker.refused_rows AS r
@@ -94,7 +94,7 @@ WHERE r.job_id = m.job_id AND r.attempted = m.attempted RETURNING r.job_id
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
-    """A row that was refused for the first time, or the first of ``jobs`` that were refused together."""
+    """A row that was refused for the first time, or the first of ``jobs`` rows that were refused together."""
 
     job_id: UUID
     kind: str
@@ -108,29 +108,29 @@ Tell = Callable[[RefusedRow], None]
 
 
 class RefusedRows:
-    """What this process knows of refused rows, and how many it has ``noted``; the table knows it for all."""
+    """Refused rows as this process knows them, and how many it has ``noted``; the table has those of all."""
 
     def __init__(self, database: Database, *, worker_id: str | None, tell: Tell = lambda _: None) -> None:
-        """Begin without any; ``tell`` is called with each row that was never refused before."""
+        """Begin without any; ``tell`` is called with each row that is refused for the first time."""
         self._database = database
         self._worker_id = worker_id
         self._tell = tell
         self._attempts: set[str] = set()
         self._expected: set[str] = set()
-        """Since the last look began."""
+        """The transitions expected since the last look began."""
         self.noted = 0
 
     def any_of(self, *attempted: str) -> bool:
-        """Return whether rows are known to be set aside for any of these transitions."""
+        """Return whether rows may be set aside for any of these transitions."""
         return not self._attempts.isdisjoint(attempted)
 
     def expect(self, attempted: str) -> None:
-        """Take it that rows are set aside for this transition, until a look shows that there are none."""
+        """Assume that rows are set aside for this transition, until a look finds none."""
         self._attempts.add(attempted)
         self._expected.add(attempted)
 
     async def note(self, attempted: str, refused: Iterable[tuple[UUID, RowRefused]]) -> None:
-        """Set rows aside, and report those that are new."""
+        """Set rows aside, and report those that are refused for the first time."""
         if not (found := dict(refused)):
             return
         self.expect(attempted)
@@ -143,21 +143,21 @@ class RefusedRows:
             "constraints": [error.constraint for error in found.values()],
         }
         noted = await self._database.run(NOTE, values)
-        self.expect(attempted)  # a look that began before may have ended meanwhile, without having seen it
+        self.expect(attempted)  # again: a look that began earlier may have ended meanwhile without finding it
         self._tell_new(attempted, noted)
 
     async def among(self, attempted: str, ids: Iterable[UUID] | None = None) -> set[UUID]:
-        """Return the jobs that are set aside now, of these or of all; asks only if there can be any."""
+        """Return the jobs that are set aside now, of these or of all; asks the database only if needed."""
         if not self.any_of(attempted):
             return set()
         values = {"attempted": attempted, "ids": None if ids is None else uuid_array(ids)}
         return {row.job_id for row in await self._database.run(AMONG, values)}
 
     async def look(self) -> None:
-        """Take away the marks of rows that are gone or have moved on, and learn what is still set aside."""
+        """Delete the marks of rows that are gone or have changed, and note what is still set aside."""
         self._expected.clear()
         found = {row.attempted for row in await self._database.run(TIDY)}
-        self._attempts = found | self._expected  # what was refused meanwhile it may not have seen
+        self._attempts = found | self._expected  # the look may not have found what was refused meanwhile
 
     def _tell_new(self, attempted: str, noted: Sequence[Row]) -> None:
         by_reason: defaultdict[tuple[str, str | None], list[Row]] = defaultdict(list)
@@ -173,9 +173,9 @@ class RefusedRows:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A statement that finds the rows it writes, and the same as two: one that finds them, one that writes.
+    """A statement that finds and writes rows, and the same as two statements: ``find`` and ``write``.
 
-    ``attempted`` is its own mark, ``aside`` are those for which it leaves a row alone.
+    ``attempted`` is the name of its own marks, ``aside`` are the names of all marks for which it skips a row.
     """
 
     attempted: str
@@ -186,7 +186,7 @@ class Sweep:
 
 
 class Swept(NamedTuple):
-    """What a sweep wrote, what it had found (None: it was one statement) and what of that was refused."""
+    """The rows that a sweep wrote and found (None if it was one statement), and the refused ones."""
 
     rows: Sequence[Row]
     found: Sequence[Row] | None
@@ -196,14 +196,14 @@ class Swept(NamedTuple):
 async def run_sweep(
     database: Database, sweep: Sweep, values: Mapping[str, Any], refused_rows: RefusedRows | None
 ) -> Swept:
-    """Write what a sweep finds, past refused rows; without ``refused_rows`` one of them refuses all."""
+    """Write the rows that a sweep finds, without refused ones; without ``refused_rows`` one refuses all."""
     if refused_rows is None:
         return Swept(await database.run(sweep.at_once, values), None, [])
     if not refused_rows.any_of(*sweep.aside):
         try:
             return Swept(await database.run(sweep.at_once, values), None, [])
         except RowRefused:
-            refused_rows.expect(sweep.attempted)  # some row of it: found below, or set aside by others
+            refused_rows.expect(sweep.attempted)  # the refused row is found below, or set aside by others
     found = await database.run(sweep.find, values)
     ids = [row.id for row in found]
     rows, refused = await in_halves(
@@ -217,7 +217,7 @@ async def run_sweep(
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A refused row as people are shown it."""
+    """A refused row as operators see it."""
 
     job_id: UUID
     attempted: str
@@ -231,7 +231,7 @@ class Mark:
 
 
 async def marks_of(database: Database, ids: Iterable[UUID]) -> dict[UUID, list[Mark]]:
-    """Return what is set aside of these jobs; a job without marks is missing."""
+    """Return the marks of these jobs; a job without marks is missing."""
     marks: defaultdict[UUID, list[Mark]] = defaultdict(list)
     for row in await database.run(OF_JOBS, {"ids": uuid_array(ids)}):
         marks[row.job_id].append(Mark(*row))
@@ -239,5 +239,5 @@ async def marks_of(database: Database, ids: Iterable[UUID]) -> dict[UUID, list[M
 
 
 async def try_again(database: Database) -> int:
-    """Take every mark away, so that each row is tried with the next sweep; return how many there were."""
+    """Delete all marks, so that each row is tried with the next sweep; return how many there were."""
     return len(await database.run(TRY_AGAIN))

@@ -18,7 +18,7 @@ from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 _LONGEST_ID = 200
 _NO_SUCH_COLUMN = "42703"
 
-# A row that was deleted under a live worker comes back with the next heartbeat, and a drained one stays drained.
+# If the row of a live worker is deleted, its next heartbeat makes it again; a drained worker stays drained.
 _SEEN = """
 INSERT INTO jsworker.workers (
   id, hostname, pod_uid, container, boot_id, pid_namespace, pid, process_started, kinds, concurrency, version,
@@ -57,13 +57,13 @@ FROM jsworker.workers AS w
 WHERE w.id <> :id
 """
 
-# Equality, never LIKE: worker-1 is not worker-10, and an underscore is no wildcard.
+# Equality, not LIKE: worker-1 is not worker-10, and an underscore is not a wildcard.
 EARLIER_LIVES = text(f"""
 WITH life AS ({_LIFE} AND (w.hostname = :hostname OR w.pod_uid = CAST(:pod_uid AS text)))
 SELECT * FROM life WHERE state <> 'stopped' OR holds > 0 ORDER BY last_seen_at DESC
 """)  # noqa: S608 -- a constant of this file
 
-# An id is a name and its random end: eight characters that no two lives share.
+# An id is a name and a random end of eight characters, which no two lives share.
 DUPLICATES = text(f"""{_LIFE}
   AND w.id = CAST(:name AS text) || '-' || right(w.id, 8) AND w.state <> 'stopped' ORDER BY w.last_seen_at DESC
 """)
@@ -78,7 +78,7 @@ UPDATE jsworker.workers SET drained_at = NULL WHERE id = :id AND state <> 'stopp
 
 MARK_STOPPED = text("UPDATE jsworker.workers SET state = 'stopped' WHERE id = :id")
 
-# What holds a running job stays: its row is the evidence by which it is recovered.
+# The row of a worker with a running job stays: it is the evidence by which the job is recovered.
 _SILENT = """SELECT w.id FROM jsworker.workers AS w
   WHERE w.last_seen_at < clock_timestamp() - make_interval(secs => CAST(:silent_for AS double precision))
     AND NOT EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.worker_id = w.id AND j.status || '' = 'processing')"""
@@ -93,7 +93,7 @@ DELETE FROM jsworker.workers AS w USING silent WHERE w.id = silent.id RETURNING 
 """)  # noqa: S608 -- a constant of this file
 
 INSTALLATION = text("SELECT id FROM jsworker.installation")
-# A statement of its own: the right to INSERT is for those who may come first alone.
+# A statement of its own: only logins that may be the first need the right to INSERT.
 MAKE_INSTALLATION = text("""
 INSERT INTO jsworker.installation (id) VALUES (:id) ON CONFLICT DO NOTHING RETURNING id
 """)
