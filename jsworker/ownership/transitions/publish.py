@@ -165,9 +165,7 @@ async def mark(database: Database, sent: Sequence[Sent], refused_rows: RefusedRo
         return database.run_by_key(MARK, {**values, "created": created})
 
     marked = 0
-    for _, of_stream in groupby(
-        sent, key=attrgetter("stream_created")
-    ):  # one group, unless the stream was made anew
+    for _, of_stream in groupby(sent, key=attrgetter("stream_created")):  # one, unless it was made anew
         counts, refused = await in_halves(list(of_stream), write)
         marked += sum(count for (count,) in counts)
         if refused_rows is not None:

@@ -228,9 +228,7 @@ class IsolatedProcess:
             case wire.RunState(sign_at=sign_at, quiet_seconds=quiet_seconds, quiet_until=quiet_until) if run:
                 self._run_began = True
                 run.sign_at = max(run.sign_at, sign_at)
-                if (
-                    quiet_until != self._quiet_until
-                ):  # an equal value may be of a quiet phase that the heartbeat has ended
+                if quiet_until != self._quiet_until:  # an equal one may have been ended by the heartbeat
                     self._quiet_until = run.quiet_until = quiet_until
                     run.quiet_seconds = quiet_seconds
             case wire.RunStacks(stacks=stacks) if self._stacks is not None:

@@ -138,9 +138,7 @@ class Admissions:
         if consumer is not None and key.step is not None:
             consumer.state.is_rated = True
         if key.seconds is None or (consumer is None and key.jobs > 0):
-            return (
-                None  # jobs of other kinds are woken now; the workers that claim them set timers for the next
-            )
+            return None  # jobs of other kinds are woken now; workers that claim them set their own timers
         if key.step is not None and key.step < _SHORTEST_WAIT_SECONDS:
             return max(key.seconds, _spread(_SOON_SECONDS))
         # The worker that takes a token looks for the next one exactly in time, the others a little later: or

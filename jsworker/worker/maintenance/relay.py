@@ -98,9 +98,7 @@ class Relay:
                 publishing.put_off()
 
     async def _mark(self, sent: Sequence[Sent]) -> Sequence[None]:
-        with (
-            self._health.noting()
-        ):  # without a mark it is published once more, and the stream drops the duplicate
+        with self._health.noting():  # without a mark it is published again; the stream drops duplicates
             await publish.mark(self._context.database, sent, self._refused_rows)
         return [None] * len(sent)
 

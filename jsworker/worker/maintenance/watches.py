@@ -120,9 +120,7 @@ class Unconsumed:
         waiting = await republish.queued_kinds(self._context.database, kinds=names) if names else set()
         removed: list[str] = []
         for kind in [each for each in due if kind_of[each] not in waiting]:
-            with self._context.complaints.of_stream(
-                _REMOVAL
-            ):  # messages of other subjects can still be removed
+            with self._context.complaints.of_stream(_REMOVAL):  # others can still be removed
                 await stream.remove(kind, up_to=due[kind])
                 del self._seen[kind]
                 removed.append(kind)

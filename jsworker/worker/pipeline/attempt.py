@@ -119,7 +119,7 @@ async def _process_in_thread(run: Run, call: Callable[[], Any]) -> Any:
         except asyncio.CancelledError:
             if ended.done():
                 return ended.result()
-            if run.stop is None:  # the event loop ends; the thread runs on, so the run must not be settled
+            if run.stop is None:  # the event loop ends, but the thread goes on: the run must not be settled
                 run.abandoned = True
             if run.abandoned:
                 raise
@@ -127,15 +127,15 @@ async def _process_in_thread(run: Run, call: Callable[[], Any]) -> Any:
 
 
 def forget_cancellation(task: "asyncio.Task[Any] | None" = None) -> None:
-    """Note that cancellations of a task have been dealt with, so that its later time-outs count from zero."""
-    task = task or asyncio.current_task()  # asking costs a system call
+    """Reset the count of a task's cancellations, so that its later time-outs work as in a new task."""
+    task = task or asyncio.current_task()  # called only if needed: it costs a system call
     while task is not None and task.cancelling():
         task.uncancel()
 
 
 @contextmanager
 def time_limits(run: Run) -> Iterator[None]:
-    """Signal the run when its time-out has passed, or its job gave no sign of life for too long."""
+    """Signal the run when its time-out has passed, or its job has given no sign of life for too long."""
     timers: list[asyncio.TimerHandle] = []
     loop = asyncio.get_running_loop()
 

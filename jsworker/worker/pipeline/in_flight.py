@@ -64,13 +64,9 @@ class Run:
     completed: bool = False  # whether the job's own transaction has completed it
     child_jobs: "ChildJobs | None" = None  # to be written with its completion
     takes_child_jobs: bool = True
-    interrupted: tuple[BaseException, str] | None = (
-        None  # the error that ended that transaction, and the server's fault
-    )
+    interrupted: tuple[BaseException, str] | None = None  # the error and server's fault that ended that
     unfinished: BaseException | None = None  # the error, while another try is due; or a job's sleep
-    never_awaited: str | None = (
-        None  # the name of a call of its job that was not awaited and has done nothing
-    )
+    never_awaited: str | None = None  # the name of a call of its job that was not awaited
     job: Job[Any] | None = None  # None until the payload has been read
     isolated: bool = False  # it runs in another process, which can be killed alone
     quarantined: bool = False  # it runs in a process that runs no other job
@@ -91,9 +87,7 @@ class Run:
         self.claimed = claimed
         self.kind = kind
         self.delivery = delivery  # None when the row was found without a message
-        self.beaten_at = (
-            beaten_at  # when the last successful heartbeat was sent; at first, when the claim was
-        )
+        self.beaten_at = beaten_at  # when the last successful heartbeat, or at first the claim, was sent
         self.sign_at = now  # the last sign of life of the job itself: progress or a checkpoint
         self.in_progress_at = now
         self.claimed_at = now

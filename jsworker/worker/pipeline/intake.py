@@ -1,4 +1,4 @@
-"""The way in: deliveries of one kind become claims, in natural batches, and claims become runs."""
+"""Intake: deliveries of one kind become claims, in natural batches, and claims become runs."""
 
 import asyncio
 import random
@@ -31,19 +31,19 @@ from jsworker.worker.recovery.sweeper import LateRows
 
 MOST_AT_ONCE = 500
 _ANOTHER_COPY_DELAY = 1.0
-_MOST_COPIES = 10  # deliveries that wait for one claim; others come again, for they take no room
-_MOST_UNUSABLE = 100  # not kept by the database yet; with so many nothing more is asked for
+_MOST_COPIES = 10  # deliveries that wait for one claim; more are put back, because they take no room
+_MOST_UNUSABLE = 100  # messages that are not stored yet as dead letters; with so many no more are pulled
 _DATABASE_DELAY = 2.0
 _REFUSED_DELAY = 60.0
 _LOCKED_PAUSE = 0.005
-_LOCKED_TRIES = 40  # of a locked row, soon; a relay that marks it holds the lock for milliseconds
+_LOCKED_TRIES = 40  # early tries for a locked row; the MARK of a relay holds the lock for milliseconds
 _LOCKED_LONGEST_DELAY = 60.0
 _NO_ROW_DELAY = 5.0
-_NO_ROW_SECONDS = 60.0  # a message may overtake its row's commit by this much, not by more
+_NO_ROW_SECONDS = 60.0  # a message may come so much earlier than the commit of its row, but not more
 
 
 class Consumer:
-    """Deliveries of one kind and priority on their way to a slot; ``claim`` is called with each batch."""
+    """Takes the deliveries of one kind and priority; ``claim`` is called with each batch of jobs."""
 
     def __init__(
         self,
@@ -63,17 +63,17 @@ class Consumer:
         self.priority = priority
         self.name = consumer_of(kind.name, priority)
         self.state = state
-        self.has_rows = False  # found in the table, and not taken yet
-        self.is_dry: Callable[[], bool] = lambda: False  # messages are asked for, and none comes
-        self.is_pulling: Callable[[], bool] = lambda: True  # else nothing is known of messages
-        self._had_more = False  # messages, when the last one came
+        self.has_rows = False  # whether rows were found in the table that are not claimed yet
+        self.is_dry: Callable[[], bool] = lambda: False  # whether messages are requested, and none comes
+        self.is_pulling: Callable[[], bool] = lambda: True  # if False, nothing is known of messages
+        self._had_more = False  # whether the stream had more messages when the last one came
         self._admit = admit
         self._freed: Batcher[str, None] = Batcher(
             f"freed keys of {self.name}", self._take_freed, limit=MOST_AT_ONCE, died=context.died
         )
-        self.delivered_at = boottime()  # of the last message
-        self.delivered_seq = 0  # of the last first delivery: messages before it have been delivered, too
-        self.put_off: set[UUID] = set()  # found in the table, claim refused by the server or not answered
+        self.delivered_at = boottime()  # when the last message came
+        self.delivered_seq = 0  # number of the last first delivery; earlier messages were delivered, too
+        self.put_off: set[UUID] = set()  # jobs found in the table whose claim was refused or not answered
         self._context = context
         self._in_flight = context.in_flight
         self._slots = slots
@@ -82,10 +82,10 @@ class Consumer:
         self._quiet = quiet
         self._claim = claim
         self.claiming = 0
-        """How many jobs are being claimed."""
+        """The number of jobs that are being claimed."""
         self._unusable = 0
         self._waiting_for_locks = 0
-        self._room = 0  # for more deliveries at the last look; looked at again with every batch
+        self._room = 0  # for more deliveries, at the last check; checked again with every batch
         self._batches: Batcher[UUID, None] = Batcher(
             f"claims of {self.name}", self._claim_batch, limit=MOST_AT_ONCE, died=context.died
         )
@@ -98,9 +98,9 @@ class Consumer:
         return self._slots.room(self.kind, **self._place) if self._is_open else 0
 
     def waiting(self) -> int:
-        """Return how many runs wait for a slot that messages may wait for, too.
+        """Return the number of runs that wait for a slot, behind which messages may wait, too.
 
-        None of a limited kind: whenever a slot falls free, what is held takes the room that is left.
+        For a limited kind this is 0: when a slot becomes free, held jobs take the room that is left.
         """
         return 0 if self.state.is_limited else self._slots.waiting(self.kind, self.priority)
 
@@ -114,18 +114,18 @@ class Consumer:
         return {"claiming": self.claiming, "priority": self.priority}
 
     def gives_way(self) -> float:
-        """Return for how many seconds jobs of higher priority are to be asked for alone."""
+        """Return for how many seconds only jobs of higher priority should be asked for."""
         return self._slots.gives_way(self.kind, self.priority)
 
     @property
     def has_more(self) -> bool:
-        """Whether there are more jobs to be had, as far as is known, and may be claimed."""
+        """Whether there are more jobs, as far as is known, and they may be claimed."""
         if self._had_more and (self.is_dry() or not self.is_pulling()):
             self._had_more = False
         return self._is_open and (self._had_more or self.has_rows)
 
     def most(self) -> int:
-        """Return how many jobs of this kind may be in flight now, if no other kind has any."""
+        """Return how many jobs of this kind may be in flight if no other kind has any."""
         return self._slots.most(self.kind)
 
     def deliver(self, delivery: Delivery) -> None:
@@ -154,25 +154,25 @@ class Consumer:
             self._begin(job_id, [])
 
     def free(self, key: str) -> None:
-        """Note that a key may have a free slot or token: what it holds is claimed, or woken for others."""
+        """Note that a key may have a free slot or token: its held jobs are claimed, or woken for others."""
         self._freed.post(key)
 
     def keep_unusable(self, message: Delivery | Undecodable, reason: str) -> None:
-        """Keep a message as a dead letter, then terminate it."""
+        """Store a message as a dead letter, then terminate it."""
         self._unusable += 1
         self._dead_letters.keep(message, reason, self._note_kept)
 
     async def flush(self) -> None:
-        """Wait until every claim on its way is decided."""
+        """Wait until all claims under way are decided."""
         await self._batches.flush()
         await self._locked.flush()
         await self._freed.flush()
-        # Claims that died undecided: their messages would wait out ack_wait.
+        # Put back messages of claims that stay undecided: they would come again only after ack_wait.
         claims = self._in_flight.claiming.items()
         self._put_off([job_id for job_id, claim in claims if claim.consumer is self])
 
     async def close(self) -> None:
-        """Give up claims on their way."""
+        """Give up claims under way."""
         await self._batches.close()
         await self._locked.close()
         await self._freed.close()
@@ -180,7 +180,7 @@ class Consumer:
     def _look_for_room(self) -> bool:
         if self._slots.serves_one:
             self._room = self.room()
-        else:  # others take from the same room: each message is a look of its own
+        else:  # other consumers use the same room, so check it for each message
             self._room = int(self._is_open and self._slots.takes_one(self.kind, **self._place))
         return self._room > 0
 
@@ -199,19 +199,19 @@ class Consumer:
         return [None] * len(keys)
 
     async def _claim_locked(self, ids: Sequence[UUID]) -> Sequence[None]:
-        """Claim jobs whose rows were locked; no statement waits for a lock, so none holds up other jobs."""
+        """Claim jobs whose rows were locked; no statement waits for a lock, so other jobs are not delayed."""
         await asyncio.sleep(_LOCKED_PAUSE)
         self._waiting_for_locks -= len(ids)
         return await self._claim_batch(ids)
 
     async def claim(self, ids: Sequence[UUID]) -> list[Run]:
-        """Claim what may be claimed and return its runs.
+        """Claim jobs and return the runs of those that were claimed.
 
-        Half as many are asked for at once after each unclear answer, so that in the end a single one gets
-        through, and twice as many after each clear one.
+        After each unclear answer, half as many jobs are claimed at once, down to a single one; after each
+        clear answer, twice as many.
         """
         self._room = 0
-        if self._slots.is_drained:  # since the messages came, or while their rows were locked
+        if self._slots.is_drained:  # the worker was drained after the messages came
             self._put_off(ids, 0.0)
             return []
         try:
@@ -221,7 +221,7 @@ class Consumer:
             self._put_off(ids)
             return []
         self._put_off(aside, _REFUSED_DELAY)
-        if not (ids := self.undecided(ids)):  # set aside, or given to another lane's admission meanwhile
+        if not (ids := self.undecided(ids)):  # set aside, or claimed by another lane's admission meanwhile
             return []
         if self._goes_by_admission:
             return await self._admitted(ids)
@@ -232,35 +232,35 @@ class Consumer:
             self.state.plain_claims -= 1
 
     async def claim_freed(self, keys: Collection[str]) -> list[Run]:
-        """Claim what is held of keys as far as there is room, wake the rest for others; return the runs."""
+        """Claim held jobs of keys while there is room, wake the rest for other workers; return the runs."""
         runs: list[Run] = []
-        if not self._context.health.up:  # the sweep comes back to them
+        if not self._context.health.up:  # the sweep finds them later
             return runs
         if (room := self.room()) > 0:
-            # A job that is being claimed is passed over, and may be held this very moment.
+            # A job that is being claimed now is not found, but may be held a moment later.
             self.state.freed_meanwhile.update(keys)
             try:
                 runs = await self._admitted(keys=keys, most=room)
-            except RowRefused:  # woken, it is claimed alone, and set aside
+            except RowRefused:  # wake the jobs: the refused one is then claimed alone and set aside
                 room = 0
         if not any(each.consumer.kind is self.kind for each in self._in_flight.claiming.values()):
             self.state.freed_meanwhile.clear()
         if len(runs) >= room:
             await self._wake(keys)
-        elif self.state.is_rated:  # what is left waits for a token, no more for a slot
+        elif self.state.is_rated:  # the remaining jobs wait for a token, not for a slot
             self._context.held.notify()
         return runs
 
     async def _admitted(self, ids: Sequence[UUID] = (), **what: Any) -> list[Run]:
-        """Return the runs of what admission gives this worker, one admission after the other.
+        """Claim jobs by admission, one call after the other, and return the runs.
 
-        It may claim jobs that were not asked for: beside another one a read-back could not tell them apart.
+        An admission may claim jobs that were not asked for, so a read-back could not tell two of them apart.
         """
         async with self.state.admitting:
             if ids:
-                if not (ids := self.undecided(ids)):  # one before has claimed them
+                if not (ids := self.undecided(ids)):  # an earlier admission has claimed them
                     return []
-                # Jobs that were held before may have been claimed in place of these, and have their room.
+                # Jobs that were held before may have been claimed in place of these and use their room.
                 room = len(ids) + self._slots.room(self.kind, **self._place)
                 if room <= 0:
                     self._put_off(ids, 0.0)
@@ -272,7 +272,7 @@ class Consumer:
 
     @property
     def _goes_by_admission(self) -> bool:
-        """Whether a claim is to wait for its turn: keys are counted, or at least one has just been freed."""
+        """Whether claims go by admission: keys are counted, or one was just freed."""
         return self.state.is_limited or self.state.admitting.locked()
 
     async def _wake(self, keys: Collection[str]) -> None:
@@ -290,14 +290,14 @@ class Consumer:
                 context.requeued.notify()
 
     def _in_hand(self) -> set[UUID]:
-        """Return the jobs of this kind that the process runs or is claiming."""
+        """Return the jobs of this kind that this process runs or is claiming."""
         running = {job_id for job_id, run in self._in_flight.runs.items() if run.kind is self.kind}
         return running | {
             job_id for job_id, each in self._in_flight.claiming.items() if each.consumer.kind is self.kind
         }
 
     async def claim_from_stale_owners(self, ids: Sequence[UUID]) -> list[Run]:
-        """Claim jobs straight from owners that this worker has proven stale, and return their runs."""
+        """Claim jobs directly from owners that this worker has proven stale, and return the runs."""
         proven = self._late.proven
         if proven.keys().isdisjoint(ids):
             return []
@@ -309,14 +309,14 @@ class Consumer:
             return await self._adopt(ask, [row.id for row in seen], seen)
 
     def undecided(self, ids: Iterable[UUID]) -> list[UUID]:
-        """Return those of the jobs whose claim is neither granted nor given up."""
+        """Return the jobs whose claim is neither granted nor given up yet."""
         return [job_id for job_id in ids if job_id in self._in_flight.claiming]
 
     async def answer_refused(self, ids: Sequence[UUID]) -> None:
-        """Acknowledge messages of jobs that others own or that have ended: the sweeps of the row cover them.
+        """Acknowledge messages of jobs that other workers own or that have ended: sweeps cover their rows.
 
-        Jobs that are queued all the same are claimed again: their rows are locked, or were queued just now.
-        Those of whose key another one runs leave the queue.
+        Jobs that are still queued are claimed again: their rows are locked, or were queued just now. Jobs
+        that wait behind a running job of their unique key leave the queue.
         """
         if not (ids := self.undecided(ids)):
             return
@@ -324,7 +324,7 @@ class Consumer:
         delivered = set(ids).difference(found)
         look = partial(claims.look_at_refused, self._context.database, kind=self.kind.name)
         try:
-            # Only the timelines of those that a message brought note the skip.
+            # A skip is logged only for jobs that came by a message.
             rows = await look(ids=delivered, worker_id=self._context.worker_id) if delivered else {}
             rows |= await look(ids=found) if found else {}
             behind = {job_id for job_id, row in rows.items() if row.status == "behind"}
@@ -354,19 +354,19 @@ class Consumer:
         seen: Sequence[Suspect] = (),
         besides: Collection[UUID] | None = None,
     ) -> list[Run]:
-        """Return the runs of what a claim gives this worker; after a lost answer, find out what it was.
+        """Claim by ``ask`` and return the runs; after a lost answer, read back which jobs were claimed.
 
-        ``besides``: of an admission, what was in hand before.
+        ``besides``: for an admission, the jobs that were in flight before.
         """
         started, quiet = boottime(), self._quiet.seconds_left
         limits = self.kind.limits_when_quiet(quiet)
         try:
             taken = await ask(worker_id=self._context.worker_id, kind=self.kind.name, limits=limits)
         except (DatabaseUnavailable, DatabaseRefused) as error:
-            if isinstance(error, RowRefused) and not ids:  # of what admission has found by itself
+            if isinstance(error, RowRefused) and not ids:  # the row is one that admission has found by itself
                 raise
             if besides is not None and isinstance(error, DatabaseUnavailable | LockTimeout):
-                await self._context.unanswered(error)  # somebody may hold the lock of a key's row
+                await self._context.unanswered(error)  # another transaction may lock a key's row
             else:
                 self._context.health.failed(error)
             if ids and not seen:
@@ -377,20 +377,20 @@ class Consumer:
             self._context.health.answered()
             self._batches.limit = min(MOST_AT_ONCE, 2 * self._batches.limit)
         if taken.refused_rows:
-            with self._context.health.noting():  # else refused and noted the next time
+            with self._context.health.noting():  # if this fails, the next refusal is noted
                 await self._context.refused_rows.note("claim", taken.refused_rows.items())
             self._put_off(taken.refused_rows, _REFUSED_DELAY)
         if seen:
             report_taken_over(taken.claimed, seen, events=self._context.events)
             self._late.taken_back(job.id for job in taken.claimed)
-        # A row's last sign of life is as old as the claim, at most.
+        # The last sign of life in the row is at least as late as the start of the claim.
         now = boottime()
-        # Admission finds jobs by itself. One whose earlier run has not ended here is released as an orphan.
+        # Admission may find a job whose earlier run has not ended here; that claim is released as an orphan.
         fresh = [row for row in taken.claimed if row.id not in self._in_flight.runs]
         return [self._adopt_row(row, started, now, quiet) for row in fresh]
 
     def _claim_again(self, job_id: UUID) -> None:
-        """Claim a job again whose row is locked, soon or ever later; many of them leave room to others."""
+        """Claim a job with a locked row again, soon or with growing pauses; many leave room to others."""
         claiming = self._in_flight.claiming[job_id]
         claiming.times_locked += 1
         if claiming.times_locked <= _LOCKED_TRIES and self._waiting_for_locks < max(1, self.most() // 4):
@@ -453,7 +453,7 @@ class Consumer:
 
 
 def _answer_copy(copy: Delivery, claimed_at_dispatch: int) -> None:
-    """Ack a copy that the run in flight has used up; a newer one may be the job's only message."""
+    """Ack a copy up to the dispatch of the run; a copy of a later dispatch may be the job's only message."""
     if copy.dispatch <= claimed_at_dispatch:
         copy.ack()
     else:

@@ -1,4 +1,4 @@
-"""The kinds a worker works on: processors, with the limits that their classes leave to the settings."""
+"""The kinds of a worker: its processors, with the limits of their classes and of the settings."""
 
 import asyncio
 import importlib
@@ -34,7 +34,7 @@ _MOST = 1_000_000
 _BACKOFF = ("first", "factor", "longest")
 _LONGEST_CAUSE = 500
 _WITHOUT_SCHEMA = re.compile(r"Unable to generate pydantic-core schema for (.+?)\. Set `", re.DOTALL)
-_LONG_SECONDS = 600.0  # from here on no timer: one for each run costs short jobs a tenth of their speed
+_LONG_SECONDS = 600.0  # longer time-outs have no timer for each run, which would slow short jobs by a tenth
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +76,16 @@ class Kind:
 
 
 class AdmissionState:
-    """What the table says of a kind: whether keys are counted, have rates, and rest. Its lanes share it."""
+    """The state of a kind by the table, shared by its lanes: are keys counted, rated, is the kind paused."""
 
     def __init__(self, kind: Kind) -> None:
         self.is_limited = kind.processor.limit is not None or kind.processor.rate is not None
-        self.is_counted = False  # runs that were claimed without admission take slots, too
-        self.plain_claims = 0  # on their way, without admission
+        self.is_counted = False  # whether runs that were claimed without admission are counted, too
+        self.plain_claims = 0  # the number of claims under way without admission
         self.is_rated = kind.processor.rate is not None
         self.is_paused = False
         self.admitting = asyncio.Lock()
-        self.freed_meanwhile: set[str] = set()  # keys that fell free while claims were undecided
+        self.freed_meanwhile: set[str] = set()  # keys that became free while claims were undecided
 
 
 def resolve_kinds(
@@ -95,9 +95,9 @@ def resolve_kinds(
     *,
     conceals: bool = False,
 ) -> dict[str, Kind]:
-    """Return the kinds by name, all of them within ``middleware``.
+    """Return the kinds by name, with ``middleware`` around all of them.
 
-    ``conceals``: errors of their runs are shown without their words.
+    ``conceals``: the messages of their errors are neither stored nor shown.
 
     Raises:
         InvalidTarget: there is no processor, or one that cannot be used, or middleware is no such.
@@ -137,7 +137,7 @@ def resolve_kinds(
 
 
 def without_timeout(kinds: dict[str, Kind]) -> list[str]:
-    """Return the kinds whose runs are limited by nothing but JSWORKER_JOB_TIMEOUT, or by nothing at all."""
+    """Return the kinds without a time limit of their own, which have at most JSWORKER_JOB_TIMEOUT."""
     return sorted(name for name, kind in kinds.items() if not kind.has_own_timeout)
 
 
@@ -151,7 +151,7 @@ def numbers_of(kind: Kind) -> Numbers | None:
 
 
 def declared_limits(kinds: dict[str, Kind]) -> dict[str, dict[str, Any]]:
-    """Return by kind what its class says of limits, by which workers are compared; not those without."""
+    """Return the limits of classes by kind, for a comparison of workers; without kinds that have none."""
     declared: dict[str, dict[str, Any]] = {}
     for name, kind in kinds.items():
         if numbers := numbers_of(kind):
@@ -161,7 +161,7 @@ def declared_limits(kinds: dict[str, Kind]) -> dict[str, dict[str, Any]]:
 
 
 def shown_settings(kinds: dict[str, Kind]) -> dict[str, dict[str, Any]]:
-    """Return by kind how its runs are limited and repeated, for people to see; times in seconds."""
+    """Return the settings of runs by kind, as operators see them; times in seconds."""
     return {
         name: {
             "max_attempts": kind.limits.max_attempts,
@@ -181,7 +181,7 @@ def shown_settings(kinds: dict[str, Kind]) -> dict[str, dict[str, Any]]:
 
 
 def check_isolated(kinds: Iterable[Kind], *, codec_is_given: bool) -> None:
-    """Raise InvalidTarget for a kind whose jobs are to run in processes that cannot make what it needs."""
+    """Raise InvalidTarget for an isolated kind whose processor or codec another process cannot create."""
     for kind in kinds:
         if not kind.is_isolated:
             continue
@@ -196,14 +196,14 @@ def check_isolated(kinds: Iterable[Kind], *, codec_is_given: bool) -> None:
 
 
 def processor_at(origin: str) -> JobProcessor[Any]:
-    """Make the processor of an origin in this process."""
+    """Create the processor of an origin in this process."""
     found = named_at(origin.removesuffix("()"))
     processor: JobProcessor[Any] = found() if isinstance(found, type) or origin.endswith("()") else found
     return processor
 
 
 def named_at(origin: str) -> Any:
-    """Return what has this name in its module."""
+    """Return the object with this name in its module."""
     module, _, name = origin.partition(":")
     return attrgetter(name)(importlib.import_module(module))
 
@@ -224,10 +224,10 @@ def _origin_of_middleware(given: Middleware) -> str | None:
 
 
 def _origin_of(given: JobProcessor[Any] | type[JobProcessor[Any]]) -> str | None:
-    """Return ``MODULE:NAME`` of what makes this processor again, None when nothing surely does.
+    """Return ``MODULE:NAME`` by which another process can create this processor; None if that is not certain.
 
-    An instance must be an attribute of its class's module, or of a class that takes no arguments: with others
-    it might differ from what its class makes by default.
+    An instance must be an attribute of its class's module, or its class must take no arguments: with
+    arguments a new instance might differ from this one.
     """
     if isinstance(given, JobProcessor) and (factory := factory_of(given)) is not None:
         return factory
@@ -313,7 +313,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _check_class(processor: JobProcessor[Any]) -> None:
-    """Refuse at the start what would fail each job."""
+    """Raise an error now for attributes that would make each job fail."""
     name = type(processor).__qualname__
     for attribute, (fits, rule) in _RULES.items():
         if not fits(value := getattr(processor, attribute)):
@@ -322,7 +322,7 @@ def _check_class(processor: JobProcessor[Any]) -> None:
     try:
         common_key(processor.limit, processor.rate)
         Terms().of(type(processor), keyed=True).check(0.0)
-    except ValueError as error:  # of two that contradict each other
+    except ValueError as error:  # two attributes contradict each other
         raise SettingsError(f"kind {processor.kind} ({name}): {error}") from None
     for attribute in ("max_jobs_per_process", "max_memory_mb"):
         if processor.isolation is None and (value := getattr(processor, attribute)) is not None:
@@ -331,7 +331,7 @@ def _check_class(processor: JobProcessor[Any]) -> None:
     _check_process(processor.process, name)
     try:
         what = "payload type"
-        payload_type(type(processor)).rebuild(raise_errors=True)  # names that are not defined would wait
+        payload_type(type(processor)).rebuild(raise_errors=True)  # finds undefined names now
         what = "return type"
         result_type(processor.process).rebuild(raise_errors=True)
     except Exception as error:
@@ -339,7 +339,7 @@ def _check_class(processor: JobProcessor[Any]) -> None:
 
 
 def _unusable(error: Exception) -> str:
-    """Say what is wrong with a type: pydantic's own texts are long, and advise what does not help here."""
+    """Return what is wrong with a type; pydantic's own texts are long, and their advice does not help."""
     if isinstance(error, PydanticSchemaGenerationError) and (found := _WITHOUT_SCHEMA.match(error.message)):
         rule = "must be a pydantic model, a dataclass, a TypedDict or a type that pydantic knows"
         return f"{printable(found[1], _LONGEST_CAUSE)} {rule}"
@@ -357,7 +357,7 @@ def _check_process(process: Callable[..., Any], name: str) -> None:
     except TypeError as error:
         rule = "must take the job alone, as process(self, job)"
         raise InvalidTarget(f"{name}.process {rule}: {error}") from None
-    except ValueError:  # written in C: it cannot be asked
+    except ValueError:  # written in C, without a signature
         return
 
 

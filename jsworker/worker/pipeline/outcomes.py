@@ -1,4 +1,4 @@
-"""What a run ended in, as a value, and how an exception becomes one."""
+"""The outcomes of runs as values, and how an exception becomes one."""
 
 import math
 from collections.abc import Iterator
@@ -28,61 +28,61 @@ _ERROR_CHARACTERS = 8000
 _HEADLINE_CHARACTERS = 500
 
 _ROW_BEGINS = ("DETAIL:", "CONTEXT:", "QUERY:", "LINE ", "[SQL:", "[parameters:")
-"""Lines of a database error that repeat whole rows, and with them payloads. A value may hold line breaks."""
+"""Beginnings of lines of a database error that repeat rows, and so payloads; values may have line breaks."""
 _ROW_ENDS = ("HINT:", "(Background on", "The above exception", "During handling of", "Traceback (", "+-")
 _GROUP_MARGIN = " |"
 
 
 class InvalidResult(InvalidJson):
-    """A result cannot be stored; another attempt would give the same."""
+    """A result cannot be stored; another attempt would fail likewise."""
 
 
 class Asleep(Snooze):
-    """A run ends because its job sleeps; that is not counted among the job's snoozes."""
+    """A run ends because its job sleeps; this is not counted as a snooze."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """It returned a result, as JSON text."""
+    """The processor returned a result, as JSON text."""
 
     result: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It ended in an error."""
+    """The run ended in an error."""
 
     error: str
-    permanent: str | None  # why no attempt may follow: permanent, payload or result
-    delay: float  # seconds until the next attempt, if there is one and this was no stall
-    stalled: bool = False  # it counts as a stall, not as an error: the run took its own process down
-    pauses_key: bool = False  # for ``delay`` no other job of its key is to begin
+    permanent: str | None  # why no further attempt may follow: permanent, payload or result
+    delay: float  # seconds until the next attempt; not used after a stall
+    stalled: bool = False  # the run's process died: a stall is counted instead of an error
+    pauses_key: bool = False  # no other job of its limit key may begin for ``delay`` seconds
 
 
 @dataclass(frozen=True, slots=True)
 class HandedBack:
-    """It was stopped before it had an outcome."""
+    """The run was stopped before it had an outcome."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """A server's fault ended the job's own transaction: an error only when that goes on for long."""
+    """A server's fault ended the job's own transaction; an error only if that continues for long."""
 
     error: str
     reason: str  # for the timeline and the next run
-    delay: float  # as in Failed, should it count as an error
-    missing_key: str | None = None  # without which it cannot go on: it never counts, and waits for that key
+    delay: float  # as in Failed, if it is counted as an error
+    missing_key: str | None = None  # a decryption key: the job waits for it, and it is never an error
 
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """Its job wants to run again later."""
+    """The job wants to run again later."""
 
     reason: str  # for the timeline
     after: float  # seconds until the next run
-    counted: bool  # among the job's snoozes
+    counted: bool  # whether it counts as a snooze
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def returned(run: Run, value: Any, max_bytes: int, contents: Contents) -> Outcom
 
 
 def result_text(run: Run, value: Any, max_bytes: int, contents: Contents) -> str | None:
-    """Return a result of a run as JSON text, as it is stored; None: there is none. Raises InvalidResult."""
+    """Return a result as JSON text, as it is stored; None if there is none. Raises InvalidResult."""
     if value is None:
         return None
     try:
@@ -157,7 +157,7 @@ def _of_error(run: Run, error: BaseException) -> Outcome:
             why, pauses = _after_limit(run, _words(run, error)), error.pause is not None
             return Failed(why, None, _delay(run, error.after), pauses_key=pauses)
         case _ if run.stop in {StopReason.FENCED, StopReason.SHUTDOWN}:
-            return _handed_back(run)  # it was cancelled and came out as another error: not the job's fault
+            return _handed_back(run)  # its cancellation became another error, which is not the job's fault
         case _ if run.stop is None and run.interrupted is not None and is_behind(run.interrupted[0], error):
             reason = f"PostgreSQL failed in the job's own transaction: {run.interrupted[1]}"
             return Interrupted(_described(run, error), reason, _delay(run))
@@ -176,7 +176,7 @@ def stopped(run: Run) -> Outcome:
         case StopReason.LOST:
             return Lost()
         case StopReason.CANCELLED:
-            return HandedBack("cancelled on request")  # a job that was asked to end has not erred
+            return HandedBack("cancelled on request")  # a job that was asked to stop has not failed
         case StopReason.TIMEOUT | StopReason.NO_PROGRESS:
             return failed(run, passed_limit(run))
         case StopReason.FENCED | StopReason.SHUTDOWN | None:
@@ -193,7 +193,7 @@ def ignored_its_stop(run: Run) -> Outcome:
 
 
 def cancelled_itself(run: Run, error: BaseException) -> Outcome:
-    """Return the outcome of a run that was cancelled, though neither by the worker nor on request."""
+    """Return the outcome of a run that was cancelled, but neither by the worker nor on request."""
     why = "cancelled, but not by jsworker: by the processor itself or by something that it uses"
     if run.kind.conceals:
         return failed(run, clean(f"{why}\n{concealed(error)}"))
@@ -201,7 +201,7 @@ def cancelled_itself(run: Run, error: BaseException) -> Outcome:
 
 
 def _final(run: Run, error: BaseException) -> str:
-    """Return why no further attempt may follow; empty: one may."""
+    """Return why no further attempt may follow; empty if one may."""
     match error:
         case Fail():
             return "permanent"
@@ -216,14 +216,14 @@ def _final(run: Run, error: BaseException) -> str:
 
 
 def passed_limit(run: Run) -> str:
-    """Return which time limit of a run has passed, in words; empty: none has."""
+    """Return in words which time limit of a run has passed; empty if none has."""
     if run.stop is StopReason.TIMEOUT:
         return f"timed out after {run.kind.limits.timeout:g} s"
     return f"no progress for {run.kind.progress_timeout:g} s" if run.stop is StopReason.NO_PROGRESS else ""
 
 
 def _after_limit(run: Run, error: str) -> str:
-    """Say first that a time limit had passed: what the processor made of its cancellation may hide that."""
+    """Put a passed time limit before the error, which may only be a consequence of the cancellation."""
     limit = passed_limit(run)
     return f"{limit}; {error}" if limit else error
 
@@ -235,7 +235,7 @@ def _handed_back(run: Run) -> HandedBack:
 
 
 def _delay(run: Run, wanted: Any = None) -> float:
-    """Return the seconds until the next attempt: those wanted or the back-off, the first that is a number."""
+    """Return the seconds until the next attempt: the wanted ones or the back-off, the first valid number."""
     attempt = run.claimed.attempt
     for choose in (
         lambda: wanted,
@@ -282,7 +282,7 @@ def describe(error: BaseException) -> str:
 
 
 def clean(text: str) -> str:
-    """Return text without rows of a database error, NUL and lone surrogates, cut in its middle."""
+    """Return text without the rows of a database error, NUL and lone surrogates; cut a long one."""
     kept = storable("\n".join(_without_rows(text)))
     if len(kept) <= _ERROR_CHARACTERS:
         return kept

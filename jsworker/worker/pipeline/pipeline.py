@@ -320,7 +320,7 @@ class Pipeline:
             self._context.room.notify()
 
     async def forget_unsettled(self) -> None:
-        """Forget runs that ended unsettled once this worker owns their jobs under their tokens no more."""
+        """Forget unsettled runs whose jobs this worker no longer owns under their tokens."""
         if unsettled := set(self._in_flight.unsettled):
             ids = [job_id for job_id, _ in unsettled]
             rows = await claims.read_back(self._context.database, worker_id=self._context.worker_id, ids=ids)
@@ -329,7 +329,7 @@ class Pipeline:
     # --- Other ends: runs without a slot, runs that ignore their stop, the worker's own end. ---
 
     def hand_back_waiting(self, reason: str, *, older_than: float = 0.0) -> None:
-        """Release the runs that have waited for a slot for at least so many seconds."""
+        """Release the runs that have waited for a slot for at least ``older_than`` seconds."""
         for run in self.slots.take_waiting(older_than=older_than):
             run.phase = Phase.SETTLING
             self._start(run, self._settle(run, HandedBack(reason), None), self._application.copy())
@@ -337,9 +337,10 @@ class Pipeline:
     def note_ignored(self, run: Run) -> None:
         """Report that a run ignores its stop.
 
-        Without supervision, which would end the process, the attempt of a coroutine fails here and now,
-        although it goes on: what it still wants to write is refused by its fencing token. It keeps its job
-        slot. A thread keeps its job, and so does a coroutine while a step of it works in one.
+        With supervision, the supervisor kills the process. Without it, the attempt of a coroutine fails now,
+        although the coroutine goes on: its fencing token makes PostgreSQL refuse its later writes, and it
+        keeps its job slot. A job in a thread stays owned, and so does a coroutine while a step runs in a
+        thread.
         """
         if not run.ignores_stop:
             run.ignores_stop = True
@@ -357,7 +358,7 @@ class Pipeline:
         self._start(run, self._settle(run, outcome, error), self._application.copy())
 
     async def wait(self, seconds: float | None = None) -> bool:
-        """Wait until every run has ended and is settled; False when ``seconds`` were not enough."""
+        """Wait until every run has ended and is settled; return False if ``seconds`` were not enough."""
         try:
             async with asyncio.timeout(seconds):
                 while self._tasks or self.settler.completions.is_busy:
@@ -370,7 +371,7 @@ class Pipeline:
         return True
 
     async def abandon(self) -> int:
-        """Leave runs that do not end to the stale rule, and return how many there are."""
+        """Leave runs that do not end to the stale rule, and return their number."""
         await self._wakes.close()
         left = len(self._in_flight.runs)
         for run in self._in_flight.runs.values():
@@ -399,7 +400,7 @@ class Pipeline:
 
 
 def _is_closed(run: Run) -> bool:
-    """Return whether a run's coroutine is closed because the event loop is gone, not executed by its task."""
+    """Return whether a run's coroutine is being closed, not executed by its task: the event loop is gone."""
     try:
         return asyncio.current_task() not in {run.task, run.left_task}
     except RuntimeError:  # no event loop

@@ -35,14 +35,10 @@ _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
 _LONGEST_WITHOUT_KEY_SECONDS = 600.0
 _MOST_SERVER_FAULTS = 16  # in a row; the pauses between them add up to eleven minutes
-_ALONE_AT_ONCE = (
-    3  # outcomes that wait for locks, and large ones; each takes a connection that claims need, too
-)
+_ALONE_AT_ONCE = 3  # outcomes that wait for locks, and large ones; claims need their connections, too
 _REFUSED_KEPT = 200  # the most refused failures kept here; for others a mark shows that the job has run
 _FIRST_WAIT_SECONDS = 0.05
-_LONGEST_WAIT_SECONDS = (
-    2.0  # between single tries: some errors come at once while other statements are answered
-)
+_LONGEST_WAIT_SECONDS = 2.0  # between single tries: some errors come at once while others are answered
 _LOCKED_PAUSES = (0.01, 0.02, 0.04, 0.08, 0.15, 0.3)  # after these pauses the write waits for the lock
 
 Ended: TypeAlias = Completion | Failure | Return | Snoozing
@@ -297,9 +293,7 @@ class Settler:
         elif refusals:
             attempted = "fail" if statement is settle.fail else "release"
             refused = [(job_id, error) for (job_id, _), error in refusals.items()]
-            with (
-                self._context.health.noting()
-            ):  # rows that are not set aside are found again as orphaned claims
+            with self._context.health.noting():  # else the rows are found again as orphaned claims
                 await self._context.refused_rows.note(attempted, refused)
         return settled
 

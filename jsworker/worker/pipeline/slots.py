@@ -11,9 +11,7 @@ from jsworker.core.priorities import HIGH, LOW, NORMAL, WEIGHTS, Turns
 from jsworker.worker.pipeline.in_flight import InFlight, Run
 from jsworker.worker.pipeline.kinds import Kind
 
-_PREFETCH_SECONDS = (
-    0.2  # only jobs that should start so soon are prefetched; others are left to other workers
-)
+_PREFETCH_SECONDS = 0.2  # only jobs that should start so soon are prefetched; the rest is for others
 _PREFETCH_JOBS = 200  # the most that are prefetched, unless more have just ended within that time
 MOST_PREFETCH_JOBS = 4000
 SETTLING_JOBS = 2000  # with so many unwritten outcomes nothing is claimed: the database is behind

@@ -99,9 +99,7 @@ class IdlePoll:
         """Search for rows of this consumer, too."""
         search = ThrottledScan(self._context, f"waiting jobs of {consumer.name}")
         self._lines.append(_Line(consumer, search))
-        self._lines.sort(
-            key=lambda line: line.consumer.priority
-        )  # a line's position decides who claims first
+        self._lines.sort(key=lambda line: line.consumer.priority)  # the first line claims first
 
     async def step(self) -> None:
         """Search for old rows; called once a scan."""
