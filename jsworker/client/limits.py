@@ -19,7 +19,7 @@ _REASON_CHARACTERS = 300
 
 
 class Limits:
-    """The limits of an installation, as operators set them; those of classes are written by workers."""
+    """Sets and lists the limits of an installation; workers write those of their classes."""
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
@@ -68,13 +68,13 @@ class Limits:
             await self._wake(kind, key)
 
     async def numbers(self, kind: Kind, *, key: str | None = None) -> Numbers:
-        """Return the numbers that hold for a kind, or for one of its keys: its own, else its kind's."""
+        """Return the numbers that apply to a kind, or to one of its keys: its own, else those of the kind."""
         return await limits.numbers_of(self._database, kind_name(kind), _key(key))
 
     async def reset(self, kind: Kind, *, key: str | None = None, actor: str | None = None) -> None:
-        """Take away what an operator has set; a class's numbers come back with the next worker that starts.
+        """Remove the numbers set by operators; those of a class return with the next worker that starts.
 
-        Raises TransitionRefused: no operator has set any.
+        Raises TransitionRefused if no operator has set any.
         """
         with operators_rights("limits", "limits"):
             entry = _entry("limits.reset", kind, key, actor)
@@ -120,10 +120,10 @@ class Limits:
             await self._wake(kind, key)
 
     async def _wake(self, kind: Kind, key: str | None) -> None:
-        """Wake what may begin now; of a kind with many keys workers wake the rest with their next scan."""
+        """Wake held jobs that may begin now; for a kind with many keys, workers wake the rest later."""
         if key is None:
             return
-        with suppress(RowRefused):  # workers wake what can be woken, and set the rest aside
+        with suppress(RowRefused):  # workers wake the other jobs and set the refused rows aside
             await admission.wake(self._database, worker_id=None, kind=kind_name(kind), keys=[_key(key)])
 
 

@@ -1,4 +1,4 @@
-"""Schedules for those without code: add, list, pause, resume, run now, remove."""
+"""Schedules without a processor's class: add, list, pause, resume, run now, remove."""
 
 from datetime import datetime
 from typing import Any
@@ -30,7 +30,7 @@ from jsworker.ownership.transitions.schedules import NewSchedule
 class Schedules:
     """The schedules of an installation; any worker fires them.
 
-    Calls with a name that there is not raise TransitionRefused.
+    Calls with the name of no schedule raise TransitionRefused.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Schedules:
         limit_key: str | None = None,
         actor: str | None = None,
     ) -> datetime:
-        """Add a schedule, and return when it is due first.
+        """Add a schedule, and return its first due time.
 
         Args:
             name: what it is called, 1 to 100 printable characters.
@@ -78,10 +78,10 @@ class Schedules:
             actor: who does it, for ``JobClient.audit``; left out: the user of this process.
 
         Raises:
-            TransitionRefused: there is one of that name.
+            TransitionRefused: a schedule of that name exists.
             InvalidName, InvalidPayload, InvalidJson: the kind or the payload cannot be used.
-            ValueError: the name cannot be used, or there is no such priority.
-            TypeError: ``schedule`` is none.
+            ValueError: the name cannot be used, or the priority does not exist.
+            TypeError: ``schedule`` is not a schedule.
         """
         if not isinstance(schedule, Cron | Every):
             raise TypeError(f"schedule={shown(schedule)} must be a Cron or an Every")
@@ -96,19 +96,19 @@ class Schedules:
         return first
 
     async def pause(self, name: str, *, actor: str | None = None) -> None:
-        """Let a schedule rest until it is resumed; also through restarts and new versions of its class."""
+        """Pause a schedule until it is resumed, even if workers restart or its class changes."""
         with operators_rights("schedules", "schedules"):
             await schedules.pause(self._database, _known(name), entry=_entry("schedules.pause", name, actor))
 
     async def resume(self, name: str, *, actor: str | None = None) -> datetime:
-        """Let a schedule go on, and return when it is due next; instants of the pause are left out."""
+        """Resume a schedule, and return its next due time; due times during the pause are skipped."""
         with operators_rights("schedules", "schedules"):
             return await schedules.resume(
                 self._database, _known(name), entry=_entry("schedules.resume", name, actor)
             )
 
     async def run_now(self, name: str, *, actor: str | None = None) -> JobHandle:
-        """Enqueue a job of a schedule besides its instants."""
+        """Enqueue a job of a schedule now, in addition to its due times."""
         with operators_rights("schedules", "schedules"):
             job_id = await schedules.run_now(
                 self._database, _known(name), entry=_entry("schedules.run_now", name, actor)
@@ -129,7 +129,7 @@ class Schedules:
 
 
 def _known(name: str) -> str:
-    """Return a name that PostgreSQL can be asked for; no schedule has any other."""
+    """Return the name if PostgreSQL can store it; no schedule can have another one."""
     if not isinstance(name, str) or storable(name) != name:
         raise TransitionRefused(f"there is no schedule {shown(name)}")
     return name

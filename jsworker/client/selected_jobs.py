@@ -1,4 +1,4 @@
-"""All jobs that match: counted first, then changed, batch by batch, with an entry in the list of actions."""
+"""All jobs that match conditions: counted, or changed batch by batch, with an entry in the audit log."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ Found = Sequence[tuple[UUID, int]]
 
 
 class JobConditions(TypedDict, total=False):
-    """What jobs have in common, of which all that is given and not None must hold.
+    """Conditions of jobs; all that are given and not None must hold.
 
     error: a text that their last error holds, in capitals or not.
     key: their limit key.
@@ -51,7 +51,7 @@ class JobConditions(TypedDict, total=False):
 
 
 class JobCount(NamedTuple):
-    """How many jobs match; ``is_all`` False: at least so many, for counting was ended."""
+    """The number of matching jobs; ``is_all`` False: there may be more, because counting was ended."""
 
     jobs: int
     is_all: bool
@@ -59,13 +59,13 @@ class JobCount(NamedTuple):
 
 @dataclass(slots=True)
 class BulkOutcome:
-    """What was done to all jobs that match.
+    """The result of an action on all jobs that match.
 
     Attributes:
-        action_id: the entry in the list of actions.
-        matched: jobs that matched.
-        changed: those that were changed.
-        refused: why others were not, by their ids: of the first hundred.
+        action_id: the id of its entry in the audit log.
+        matched: the number of jobs that matched.
+        changed: the number of jobs that were changed.
+        refused: the reasons why jobs were not changed, by job id, for the first hundred.
     """
 
     action_id: UUID
@@ -74,7 +74,7 @@ class BulkOutcome:
     refused: dict[UUID, str] = field(default_factory=dict)
 
     def add(self, changed: int, refused: Mapping[UUID, str]) -> None:
-        """Add what was done to a batch."""
+        """Add the results of a batch."""
         self.changed += changed
         for job_id, why in refused.items():
             if len(self.refused) < _MOST_NAMED:
@@ -82,11 +82,12 @@ class BulkOutcome:
 
 
 class SelectedJobs:
-    """Jobs that match what ``JobClient.select`` was given, at the moment of each call.
+    """The jobs that match the conditions of ``JobClient.select`` at the moment of each call.
 
-    Each action passes over what has another status, or has run on, by then. It works in batches, each of
-    which is a transaction with its part of the entry in ``JobClient.audit``; cut off, it leaves the rest of
-    the jobs as they are. ``actor`` is who does it, for that list; left out: the login of the database.
+    An action skips jobs that have another status by then, or whose run is another one. It works in batches,
+    each of which is a transaction that also updates the entry in ``JobClient.audit``; if it is interrupted,
+    the remaining jobs stay unchanged. ``actor`` is who does it, for the audit log; left out: the database's
+    login.
     """
 
     def __init__(self, database: Database, publisher: ClientPublisher, selection: Selection) -> None:
@@ -95,7 +96,7 @@ class SelectedJobs:
         self._publisher = publisher
 
     async def count(self, *, most: int = MOST_COUNTED, seconds: float = COUNT_SECONDS) -> JobCount:
-        """Return how many jobs match; counting ends at ``most``, and after so many seconds."""
+        """Return the number of matching jobs; counting ends at ``most`` or after ``seconds``."""
         return await count_jobs(self._database, self.selection, most=most, seconds=seconds)
 
     async def retry(self, *, actor: str | None = None) -> BulkOutcome:
@@ -144,7 +145,7 @@ class SelectedJobs:
         return await self._act("set_priority", {"queued", "scheduled"}, act, actor, to=priority)
 
     async def reschedule(self, run_at: datetime, *, actor: str | None = None) -> BulkOutcome:
-        """Let jobs that wait for a time wait for this one; see ``JobClient.reschedule``."""
+        """Change the due time of jobs that wait for a time; see ``JobClient.reschedule``."""
         when = instant_of("run_at", run_at)
 
         async def act(found: Found, entry: AuditEntry, outcome: BulkOutcome) -> None:

@@ -1,4 +1,4 @@
-"""The client for code that waits, as Django, Flask and scripts do: what JobClient does, without ``await``."""
+"""The client for code without ``await``, such as Django, Flask and scripts; it can do what JobClient can."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -32,7 +32,7 @@ from jsworker.ownership.transitions.reset import Reset
 
 
 class SyncJobClient:
-    """Enqueues jobs and acts on them as ``JobClient``, for code that waits; one is enough for all threads.
+    """Enqueues jobs and acts on them like ``JobClient``, without ``await``; one is enough for all threads.
 
     It connects with the first call, or in ``open``; every call may raise what ``JobClient.open`` does then.
     Its connections live in a thread of its own, which ends with ``close``, with a ``with`` block, or with the
@@ -82,7 +82,7 @@ class SyncJobClient:
 
     @property
     def unpublished_because(self) -> str | None:
-        """See ``JobClient.unpublished_because``; None, too, where the client is not open."""
+        """See ``JobClient.unpublished_because``; also None if the client is not open."""
         client = self._thread.client
         return None if client is None else client.unpublished_because
 
@@ -100,9 +100,9 @@ class SyncJobClient:
         self._thread.open()
 
     def close(self) -> None:
-        """Finish publishing what was enqueued, within seconds, and disconnect.
+        """Finish publishing the enqueued jobs, within seconds, and disconnect.
 
-        Calls that other threads still wait for raise RuntimeError; so does every later one.
+        Calls in other threads that are still waiting raise RuntimeError; so does every later call.
         """
         self._thread.close()
 
@@ -207,7 +207,7 @@ class SyncJobClient:
         **options: Unpack[EnqueueOptions],
     ) -> list[SyncJobHandle]:
         """See ``JobClient.enqueue_many``."""
-        given = one_for_each("payloads", payloads)  # here: a queryset reads by the connection of this thread
+        given = one_for_each("payloads", payloads)  # in this thread, to which a queryset's connection belongs
         jobs = self._thread.call(
             lambda client: client.enqueue_many(kind, given, unique_keys=unique_keys, **options)
         )
@@ -218,7 +218,7 @@ class SyncJobClient:
         return self._thread.call(lambda client: client.result(job_id, timeout))
 
     def workflow(self, name: str) -> SyncFlow:
-        """Return a workflow to fill in a ``with`` block, which enqueues all of it at its end."""
+        """Return a workflow to be filled in a ``with`` block, at whose end all of it is enqueued."""
         return SyncFlow(name, self._thread)
 
     def publish_pending(self) -> int:

@@ -64,7 +64,7 @@ class Run:
     completed: bool = False  # whether the job's own transaction has completed it
     child_jobs: "ChildJobs | None" = None  # to be written with its completion
     takes_child_jobs: bool = True
-    interrupted: tuple[BaseException, str] | None = None  # the error and server's fault that ended that
+    interrupted: tuple[BaseException, str] | None = None  # error and server's fault of its transaction
     unfinished: BaseException | None = None  # the error, while another try is due; or a job's sleep
     never_awaited: str | None = None  # the name of a call of its job that was not awaited
     job: Job[Any] | None = None  # None until the payload has been read
