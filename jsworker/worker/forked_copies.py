@@ -1,4 +1,4 @@
-"""A copy of a worker's process that a job has made by ``os.fork`` never works as the worker."""
+"""Ends copies of a worker's process that a job has made by ``os.fork`` and that would work as the worker."""
 
 import asyncio
 import os
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 _loops: list[asyncio.AbstractEventLoop] = []
-"""Event loops that speak for workers, over connections that a copy would share with them."""
+"""The event loops of workers, whose connections a copy of the process would share."""
 
 
 @contextmanager
@@ -35,9 +35,9 @@ def _forked() -> None:
             _end()
         run(handle)
 
-    # Before the callbacks that were ready when the job forked: they would be called twice.
+    # This also stops callbacks that were ready when the job forked: the original process calls them.
     asyncio.Handle._run = run_elsewhere  # type: ignore[assignment, method-assign]  # noqa: SLF001 -- see above
-    for loop in loops:  # of uvloop, which calls those first
+    for loop in loops:  # for uvloop, which calls the ready callbacks before this one
         if not loop.is_closed():
             loop.call_soon(_end)
 
