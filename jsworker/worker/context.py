@@ -1,4 +1,4 @@
-"""The worker context: what all components share, and among it what is known of PostgreSQL and JetStream."""
+"""The worker context: what all components share, for example the health of PostgreSQL and JetStream."""
 
 import asyncio
 import math
@@ -39,13 +39,14 @@ _FIRST_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 _CALM_SECONDS: Final = 60.0
 _REFUSES_SECONDS: Final = 30.0
-"""Longer than a refused statement waits for its next try; other statements are answered meanwhile."""
+"""After a refusal the worker stays degraded for so long: longer than any refused statement waits for its next
+try, because other statements are answered meanwhile."""
 _OF_THE_STATEMENT: Final = "42"
-"""The class of SQLSTATE of a missing right, table or column."""
+"""The SQLSTATE class of missing rights, tables and columns."""
 
 
 class Notifier(list[Callable[[], None]]):
-    """What is called, in this order, when something has happened; each returns at once."""
+    """Functions that are called, in this order, when something has happened; each returns at once."""
 
     def notify(self) -> None:
         """Call all of them."""
@@ -54,33 +55,33 @@ class Notifier(list[Callable[[], None]]):
 
 
 class TouchedBatches:
-    """Batches of which a member has ended here; ``changed`` is notified of each that was not known to be."""
+    """Batches of which a member has ended here; ``changed`` is notified when a batch is added."""
 
     def __init__(self) -> None:
         self._touched: set[UUID] = set()
         self.changed = Notifier()
 
     def touch(self, batch: UUID) -> None:
-        """Have a batch looked after."""
+        """Add a batch, to be checked for its end."""
         if batch not in self._touched:
             self._touched.add(batch)
             self.changed.notify()
 
     def take(self) -> set[UUID]:
-        """Return those that were touched since the last call."""
+        """Return the batches that were touched since the last call."""
         taken, self._touched = self._touched, set()
         return taken
 
     def put_back(self, batches: set[UUID]) -> None:
-        """Keep batches for the next call, without notifying: what has failed would fail again at once."""
+        """Keep batches for the next call, without notifying: what has failed would fail at once again."""
         self._touched |= batches
 
 
 class DatabaseHealth:
-    """Whether the database answers, as its users report it; ``changed`` is notified of both.
+    """Whether the database answers, as its users report it; ``changed`` is notified when that changes.
 
-    A refused statement is tried again like one that was not answered. Until it has not been refused for a
-    while the worker is reported as degraded, although other statements are answered.
+    A refused statement is tried again like an unanswered one. The worker is reported as degraded until no
+    statement was refused for a while, even if other statements are answered.
     """
 
     def __init__(self, events: Events) -> None:
@@ -93,7 +94,7 @@ class DatabaseHealth:
         self._refusals: set[str] = set()
         self._reported: set[str] = set()
         self.refusal: str | None = None
-        """PostgreSQL's reason for refusing a statement lately; None: it did not, or has been silent since."""
+        """PostgreSQL's reason for a recent refusal of a statement; None if there was none or it is silent."""
 
     @property
     def up(self) -> bool:
@@ -106,11 +107,11 @@ class DatabaseHealth:
         return bool(self._reported)
 
     def failed_within(self, seconds: float) -> bool:
-        """Return whether a statement went unanswered lately."""
+        """Return whether a statement was unanswered within the last ``seconds``."""
         return boottime() - self._failed_at < seconds
 
     def failed(self, error: JsworkerError) -> None:
-        """Note that a statement was not answered; a refused row is an answer, and reported once a reason."""
+        """Note an unanswered statement. A refused row is an answer, and is reported once for each reason."""
         if isinstance(error, RowRefused):
             if str(error) not in self._refusals:
                 self._refusals.add(str(error))
@@ -146,14 +147,14 @@ class DatabaseHealth:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Note an error of the database inside and go on behind the block: the next round tries again."""
+        """Note a database error raised in the block and suppress it: the next round tries again."""
         try:
             yield
         except (DatabaseUnavailable, DatabaseRefused) as error:
             self.failed(error)
 
     async def until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask until the database answers; may take as long as an outage lasts."""
+        """Call ``ask`` until the database answers; this may take as long as an outage."""
         while True:
             await self.wait_until_up()
             with self.noting():
@@ -164,7 +165,7 @@ class DatabaseHealth:
         await self._up.wait()
 
     async def probe(self, ask: Callable[[], Awaitable[object]]) -> None:
-        """Ask the database for anything, if it was last known to be silent."""
+        """Call ``ask`` if the database did not answer the last statement."""
         if not self.up:
             try:
                 await ask()
@@ -174,7 +175,7 @@ class DatabaseHealth:
 
 
 class Complaints:
-    """Troubles beside those that have a health of their own: reported once, and again for another reason."""
+    """Problems other than of the two servers; each is reported once, and again for another reason."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -192,7 +193,7 @@ class Complaints:
             self._events.emit("worker.restored", what=what)
 
     def note(self, what: str, reason: str | None) -> None:
-        """Report why something does not work, or with None that it does."""
+        """Report why something does not work; with None, that it works."""
         if reason is None:
             self.end(what)
         else:
@@ -200,7 +201,7 @@ class Complaints:
 
     @contextmanager
     def of_stream(self, what: str) -> Iterator[None]:
-        """Report what JetStream refuses inside; pullers and publishers report when it does not answer."""
+        """Report a refusal of JetStream in the block; pullers and publishers report its silence."""
         try:
             yield
         except StreamRefused as error:
@@ -210,10 +211,10 @@ class Complaints:
 
 
 class PublishingHealth:
-    """Whether JetStream stores what is published, or answers and refuses; ``changed`` is notified of both.
+    """Whether JetStream stores or refuses published messages; ``changed`` is notified when that changes.
 
-    A stream that is full stores a message now and then, as others are acknowledged: trials of it become rarer
-    the sooner it refuses again.
+    A full stream stores a message now and then, when others are acknowledged: if it refuses again soon, the
+    next trials come later.
     """
 
     def __init__(self, events: Events) -> None:
@@ -226,7 +227,7 @@ class PublishingHealth:
 
     @property
     def is_trial_due(self) -> bool:
-        """Whether it should be tried whether messages are stored again."""
+        """Whether it is time for a trial message."""
         return boottime() >= self._try_at
 
     def failed(self, reason: str) -> None:
@@ -241,7 +242,7 @@ class PublishingHealth:
             self.changed.notify()
 
     def put_off(self) -> None:
-        """Note that there was nothing to try with."""
+        """Note that there was no message for a trial."""
         self._try_at = boottime() + _FIRST_PAUSE_SECONDS
 
     def stored(self) -> None:
@@ -255,16 +256,16 @@ class PublishingHealth:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
-    """What every component may use.
+    """The objects that every component may use.
 
     Attributes:
         me: this worker's row of the registry.
         died: called with the name and the error of a component that ended in an error; the worker stops.
-        requeued: notified when a job went back to the queue and waits to be published.
+        requeued: notified when a job was queued again and waits to be published.
         room: notified when more jobs may be claimed.
-        held: notified when a job was held that time alone makes due again.
-        batches: those of which a member has ended.
-        counts: what was done since it was last written down.
+        held: notified when a job was held until a time, for example for a token of a rate.
+        batches: batches of which a member has ended.
+        counts: counts of finished work that are not written to the database yet.
     """
 
     settings: Settings
@@ -290,12 +291,12 @@ class WorkerContext:
 
     @property
     def worker_id(self) -> str:
-        """The owner of everything that is in flight."""
+        """The id under which this worker owns jobs."""
         return self.me.id
 
     @contextmanager
     def noting(self, what: str) -> Iterator[None]:
-        """Note an error of the database inside, as one of ``what`` alone where it refuses a statement."""
+        """Note a database error in the block; a refused statement is a problem of ``what`` only."""
         with self.health.noting():
             try:
                 yield
@@ -305,10 +306,10 @@ class WorkerContext:
                 self.complaints.report(what, str(error))
 
     async def unanswered(self, error: DatabaseUnavailable | DatabaseRefused) -> None:
-        """Note that a statement that may wait for a lock was not answered, unless the database answers.
+        """Note that a statement was not answered, unless a ping shows that it only waited for a lock.
 
-        Noted without asking: busy, for the heartbeats' connection is open already and would answer; and what
-        was refused for another reason than a lock.
+        Two cases are noted without a ping: no free connection, because the heartbeats' open connection would
+        answer the ping; and a refusal for another reason than a lock.
         """
         with self.health.noting():
             if isinstance(error, DatabaseBusy) or not isinstance(error, DatabaseUnavailable | LockTimeout):

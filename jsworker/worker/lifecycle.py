@@ -1,4 +1,4 @@
-"""The one lifecycle of every loop: start, wake, stop. The only place that sleeps."""
+"""The lifecycle of all loops: start, wake, stop. Loops sleep only here."""
 
 import asyncio
 import random
@@ -9,10 +9,11 @@ from contextlib import suppress
 class Loop:
     """Calls a step again and again: after its interval, or at once when woken.
 
-    Start is idempotent, stop too and allowed before start. ``died`` is called with the name and the error of
-    a step that raises, which ends the loop: a worker that goes on without it would look alive and lose jobs.
-    ``interval`` counts from the start of one round to the start of the next; ``jitter`` is the share of it
-    by which it is lengthened at most. ``at_once``: begin with a round, and not with waiting for one.
+    ``start`` and ``stop`` may be called repeatedly, and ``stop`` before ``start``. If a step raises, the loop
+    ends and ``died`` is called with the name and the error: a worker that goes on without the loop would look
+    alive and lose jobs. ``interval`` is from the start of one round to the start of the next; it is
+    lengthened
+    by a random share of at most ``jitter``. ``at_once``: begin with a round instead of waiting for the first.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Loop:
         return self._task is not None and (self._task.cancelling() > 0 or self._task.cancelled())
 
     def start(self) -> None:
-        """Begin with the first round, or with waiting for it."""
+        """Start the loop."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"jsworker {self._name}")
 
@@ -50,13 +51,13 @@ class Loop:
         self._woken.set()
 
     def end(self) -> None:
-        """Begin no other round after the present one; may be called by the step itself."""
+        """Begin no round after the present one; the step itself may call this."""
         self._ending = True
         self._woken.set()
 
     async def stop(self, *, within: float = 0.0) -> None:
-        """Let the present round end within so many seconds, then cancel it; begin no other."""
-        self.end()  # should the round lose the cancellation, it is the last one all the same
+        """Let the present round end for ``within`` seconds, then cancel it; begin no other."""
+        self.end()  # even if the round swallows the cancellation, it is the last one
         if self._task is None:
             return
         if within > 0:

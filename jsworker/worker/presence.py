@@ -1,4 +1,4 @@
-"""This worker's presence on NATS, proven by asking itself: other workers must not take it for gone."""
+"""This worker's presence on NATS, proven by requests to itself: other workers must not think it has gone."""
 
 from collections.abc import Awaitable, Callable
 
@@ -8,10 +8,10 @@ from jsworker.worker.context import WorkerContext
 
 
 class Presence:
-    """Answers for this worker, knows whether that works, and asks whether others are alive."""
+    """Answers requests to this worker, checks that this works, and asks whether other workers are alive."""
 
     def __init__(self, context: WorkerContext, stacks: Callable[[bytes], Awaitable[bytes]]) -> None:
-        """Prepare; ``stacks`` answers questions for stacks."""
+        """Prepare; ``stacks`` answers requests for stacks."""
         self._stream = context.stream
         self._publishing = context.publishing
         self._witness = context.stream.witness(context.worker_id, stacks)
@@ -20,13 +20,13 @@ class Presence:
         self._connected_since: float | None = None
         self._proven_at: float | None = None
         self.answers = False
-        """Whether a question to this worker was ever answered; only then its silence means anything."""
+        """Whether a request to this worker was ever answered; only then its silence is evidence."""
         self._stream.on_disconnect(self._lose)
 
     def reachable(self) -> bool:
-        """Return whether others who ask reach this worker, as far as it knows itself.
+        """Return whether requests of other workers reach this one, as far as it knows.
 
-        One that never answered counts as reachable: nothing is concluded from its silence.
+        A worker that never answered counts as reachable, because nothing is concluded from its silence.
         """
         if not self.answers:
             return True
@@ -35,7 +35,7 @@ class Presence:
         return boottime() - self._proven_at <= self._interval + 2 * self._timeout
 
     async def step(self) -> None:
-        """Prove that this worker's subject is answered; the answer says whether JetStream stores messages."""
+        """Check that requests to this worker are answered; they say whether JetStream stores messages."""
         self._witness.says = REFUSED if self._publishing.refused else WELL
         if not self._stream.connected:
             self._connected_since = None
@@ -47,14 +47,14 @@ class Presence:
             self.answers = True
 
     async def ask(self, worker_id: str) -> Answer:
-        """Ask whether another worker is alive; unknown while this one is too newly connected to judge."""
+        """Ask whether another worker is alive; UNKNOWN while this worker has been connected for too short."""
         is_new = self._connected_since is None or boottime() - self._connected_since < 2 * self._interval
-        if is_new or self._proven_at is None or not self.reachable():  # else it would not even find itself
+        if is_new or self._proven_at is None or not self.reachable():  # it does not even reach itself
             return Answer.UNKNOWN
         return await self.answered_by(worker_id)
 
     async def answered_by(self, worker_id: str) -> Answer:
-        """Ask whether another worker is alive, where the lack of an answer proves nothing."""
+        """Ask whether another worker is alive, for a use in which a missing answer proves nothing."""
         return await self._witness.ask(worker_id, self._timeout)
 
     def _lose(self) -> None:

@@ -1,4 +1,4 @@
-"""Quiet phases: a job that keeps the event loop silences its whole process, so all its runs need time."""
+"""Quiet phases: a job that blocks the event loop silences its process, so all its runs need longer limits."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,26 +13,26 @@ from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.in_flight import Phase, Run
 
 _PAUSE_SECONDS: Final = 0.02
-"""Before rows are tried again that a heartbeat, say, had locked, and between looks at claims on their way."""
+"""The pause before locked rows are tried again, and between checks of claims under way."""
 _LONGEST_PAUSE_SECONDS: Final = 0.5
 
 
 class QuietPhases:
-    """Keeps the limits of silence in the rows of a process as long as its announced quiet phases need."""
+    """Keeps the thresholds in the rows of a process as long as its announced quiet phases need."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._give_up_seconds = 4 * context.settings.statement_timeout
         self.until = 0.0
-        """Boot time at which the last phase of this process ends; 0: there is none."""
+        """The boot time at which the last quiet phase of this process ends; 0 if there is none."""
 
     @property
     def seconds_left(self) -> float:
-        """For how long the process may be silent from now on; what it claims now must allow as much."""
+        """The seconds for which the process may be silent from now on; new claims must allow as much."""
         return max(0.0, self.until - boottime())
 
     def announce(self) -> None:
-        """Note that a phase has begun or ended, and report it to the supervisor."""
+        """Note that a quiet phase has begun or ended, and report it to the supervisor."""
         self._look()
         if self._context.supervision is not None:
             self._context.supervision.quiet_until(self.until)
@@ -40,8 +40,8 @@ class QuietPhases:
     async def cover_others(self) -> None:
         """Let the other runs of this process be silent for as long as the phase that was just announced.
 
-        Those too that are being claimed: their claim may have been sent before the phase was known. After an
-        error of the database not all of them have it.
+        This includes jobs that are being claimed, whose claim may have been sent before the phase was known.
+        After a database error some runs may lack it.
         """
         in_flight = self._context.in_flight
         claims = set(in_flight.claiming)
@@ -54,7 +54,7 @@ class QuietPhases:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def follow(self) -> None:
-        """Restore thresholds whose phase is over and lengthen those that still lack it; once a heartbeat."""
+        """Restore thresholds after a phase, and lengthen those that lack one; called once a heartbeat."""
         self._look()
         over = [run for run in self._context.in_flight.runs.values() if self._is_over(run)]
         with suppress(DatabaseUnavailable, DatabaseRefused):  # the next heartbeat tries again
@@ -62,16 +62,16 @@ class QuietPhases:
             await self._lengthen()
 
     def _look(self) -> None:
-        """Find the end of the last phase: an isolated run is quiet in a process of its own."""
+        """Find the end of the last phase, without isolated runs, which are quiet in another process."""
         runs = self._context.in_flight.runs.values()
         here = (run for run in runs if run.phase is Phase.RUNNING and not run.isolated)
         self.until = max((run.quiet_until for run in here), default=0.0)
 
     async def _lengthen(self) -> bool:
-        """Write what runs lack, and return whether some still do: their rows are locked."""
+        """Lengthen thresholds that are too short; return whether some still are, because of locked rows."""
         if not (seconds := self.seconds_left):
             return False
-        # What is being changed at this moment may be the end of an earlier phase.
+        # A change that is under way may be the end of an earlier phase.
         lacking = [
             run
             for run in self._context.in_flight.runs.values()
@@ -83,12 +83,12 @@ class QuietPhases:
         free: dict[Held, Run] = {}
         try:
             for run in runs:
-                with suppress(TimeoutError):  # the job is just announcing another phase
+                with suppress(TimeoutError):  # the job is announcing another phase right now
                     async with asyncio.timeout(0):
                         await run.thresholds_lock.acquire()
                         free[run.held] = run
             started = boottime()
-            # What was over may be needed again: another phase may have begun since.
+            # Another phase may have begun since the thresholds were found to be over.
             meant = {held: run for held, run in free.items() if seconds or self._is_over(run)}
             thresholds = {held: run.thresholds(seconds) for held, run in meant.items()}
             written = await heartbeat.set_thresholds_beside(
@@ -103,7 +103,7 @@ class QuietPhases:
         return len(written) == len(runs)
 
     def _is_over(self, run: Run) -> bool:
-        """Return whether the thresholds in a run's row are longer than any phase needs."""
+        """Return whether the thresholds in a run's row are longer than any present phase needs."""
         return (
             bool(run.quiet_seconds)
             and run.phase is not Phase.SETTLING

@@ -1,4 +1,4 @@
-"""What a worker and the supervisor of its process report to each other, and how long one has been silent."""
+"""The interface between a worker and its supervisor, and the measurement of a worker's silence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ class DeadOwner:
     """A worker that is proven to have ended.
 
     Attributes:
-        reason: given to the next runs of its jobs.
-        settled_at: boot time from which on no CLAIM of its own can commit any more.
-        counted: whether the stalls count.
-        culprits: if there are any, only these jobs' stalls count.
+        reason: the reason that the next runs of its jobs get.
+        settled_at: the boot time from which on no CLAIM of this worker can commit any more.
+        counted: whether stalls are counted.
+        culprits: if there are any, stalls are counted for these jobs only.
     """
 
     worker_id: str
@@ -25,55 +25,56 @@ class DeadOwner:
 
 
 class Supervision(Protocol):
-    """What a worker reports to its supervisor; every call returns at once and raises nothing."""
+    """A worker's reports to its supervisor; every call returns at once and raises nothing."""
 
     def registered(self, worker_id: str) -> None:
-        """Report under which id the worker owns jobs, before it claims the first one."""
+        """Report the worker's id, before it claims the first job."""
 
     def began(self, job_id: UUID) -> None:
-        """Note that a job's run begins, before anything of the job can do harm: it is counted for a death."""
+        """Note that a job's run begins, before any of its code runs: the job may be the cause of a death."""
 
     def waits(self, job_id: UUID) -> None:
-        """Note that a run waits, before anything of its job is executed, until it begins again."""
+        """Note that a run waits again before any of its job's code has run."""
 
     def ended(self, job_id: UUID) -> None:
-        """Note that a run is over and its outcome written; nothing for one that never began."""
+        """Note that a run has ended and its outcome is written; does nothing if it never began."""
 
     def quiet_until(self, boottime: float) -> None:
-        """Announce until which boot time, at the latest, the event loop may be silent."""
+        """Announce that the event loop may be silent until this boot time."""
 
     def request_kill(self, culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
-        """Ask to be killed with the whole process: these runs ignore their stop.
+        """Ask the supervisor to kill the process, because these runs ignore the request to stop.
 
-        Their stalls are counted, all others' are not; ``reason`` is given to the next runs and logged.
+        Stalls are counted for these runs only; ``reason`` is logged and passed to the next runs.
         """
 
 
 class Silence:
-    """Counts the seconds for which a child has not ticked, as far as its parent could hear it.
+    """Counts the seconds without a tick of a child, as far as its parent could receive one.
 
-    Only time in which the parent itself came round counts: after it was stopped or suspended, a child gets
-    fresh time. Before the first tick nothing counts: a process that imports has no event loop yet.
+    Only time in which the parent itself ran counts: after the parent was stopped or suspended, a child gets
+    its full time again. Nothing counts before the first tick, because a process that imports has no event
+    loop.
     """
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
         self.quiet_until = 0.0
-        """Boot time until which nothing counts."""
+        """The boot time until which silence is not counted."""
         self._heard = False
         self.seconds = 0.0
 
     def note_tick(self) -> None:
-        """Begin to count from zero."""
+        """Note a tick, and count from zero again."""
         self._heard = True
         self.seconds = 0.0
 
     def is_quiet(self, now: float) -> bool:
-        """Return whether an announced quiet phase lasts, by boot time."""
+        """Return whether an announced quiet phase lasts at the boot time ``now``."""
         return now < self.quiet_until
 
     def pass_by(self, seconds: float, *, now: float) -> bool:
-        """Let seconds pass in which the parent heard nothing, and return whether they are too many now."""
+        """Add seconds without a tick, and return whether the silence exceeds the time-out now."""
         if self.is_quiet(now):
             self.seconds = 0.0
         elif self._heard:

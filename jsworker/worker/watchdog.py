@@ -1,4 +1,4 @@
-"""What takes too long, as another thread sees it: a step of the start, the event loop; and by how much."""
+"""Watches from another thread for what takes too long: a step of the start, or the event loop."""
 
 import asyncio
 import math
@@ -17,7 +17,7 @@ _SLOW_SECONDS: Final = 10.0
 _ROUNDS_A_TIMEOUT: Final = 4
 _LONGEST_ROUND_SECONDS: Final = 1.0
 _HEARD_ROUNDS: Final = 2
-"""What counts at most of a pause in which the whole process stood still."""
+"""After a pause of the whole process, at most so many rounds of it count."""
 _MOST_FRAMES: Final = 30
 LAG_SECONDS: Final = 0.25
 _LAG_WINDOW_SECONDS: Final = 15.0
@@ -25,12 +25,12 @@ _LAG_WINDOW_SECONDS: Final = 15.0
 
 @contextmanager
 def reported_while_slow(report: Callable[..., None], **facts: object) -> Iterator[None]:
-    """Report that the code inside has taken 10 seconds, and again whenever that time has doubled.
+    """Report that the block has taken 10 seconds, and again whenever that time has doubled.
 
-    ``report`` is called from another thread with the facts, the seconds, and the place that was reached.
+    ``report`` is called from another thread with the facts, the seconds, and the place in the code.
     """
     thread, task, loop = threading.get_ident(), None, None
-    with suppress(RuntimeError):  # no event loop yet: all of it happens in this thread
+    with suppress(RuntimeError):  # no event loop yet: the block runs in this thread
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
     began, over = boottime(), threading.Event()
 
@@ -50,10 +50,10 @@ def reported_while_slow(report: Callable[..., None], **facts: object) -> Iterato
 
 
 class Watchdog:
-    """Knows how late the event loop is, and reports when it stands still; ``start`` where no supervisor does.
+    """Measures how late the event loop is; after ``start``, without a supervisor, reports a blocked loop.
 
     Attributes:
-        blocked_seconds: for how long the loop has stood still; 0 unless that is too long.
+        blocked_seconds: the seconds for which the loop has been blocked; 0 unless that is too long.
     """
 
     def __init__(self, context: WorkerContext, quiet: QuietPhases) -> None:
@@ -70,11 +70,11 @@ class Watchdog:
 
     @property
     def lag(self) -> float:
-        """The longest delay in this window of 15 seconds and the one before; grows while the loop is late."""
+        """The longest delay in the present and the previous window of 15 s; grows while the loop is late."""
         return max(0.0, self._longest_before, self._longest, boottime() - self._due_at)
 
     async def step(self) -> None:
-        """Note how late this round of the loop is; the next one is due after ``LAG_SECONDS``."""
+        """Measure how late this round of the loop is; the next one is due after ``LAG_SECONDS``."""
         now = boottime()
         self._rounds += 1
         self._longest = max(self._longest, now - self._due_at)
@@ -89,7 +89,7 @@ class Watchdog:
         threading.Thread(target=self._watch, args=watching, name="jsworker watchdog", daemon=True).start()
 
     async def stop(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._over.set()
 
     def _watch(self, thread: int) -> None:

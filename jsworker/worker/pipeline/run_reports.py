@@ -1,4 +1,4 @@
-"""What is reported of a run: events, hooks, and spans; the note in the row lets a later run find this one."""
+"""The reports of a run: events, hooks and spans, and the note by which a later run links to this one."""
 
 import asyncio
 import time
@@ -37,7 +37,7 @@ _NOTES_AT_ONCE: Final = 500
 def emit_end(
     events: Events, run: Run, outcome: Outcome, settled: Settled, raised: BaseException | None
 ) -> None:
-    """Emit what became of the job of a run, in events and its spans; ``raised`` is behind its outcome."""
+    """Report what became of a run's job, in events and spans; ``raised`` is the error of the outcome."""
     if run.spans is not None:
         tracing.attempt(partial(run.spans.settled, settled.value))
     error = None if type(outcome) is Completed and run.refusal is None else _error_in(run, outcome, settled)
@@ -88,7 +88,7 @@ def end_process_span(run: Run, outcome: Outcome, error: BaseException | None) ->
 
 
 def emit_ignored_stop(events: Events, run: Run) -> None:
-    """Emit that a run goes on although it was stopped."""
+    """Emit the event of a run that goes on although it was stopped."""
     events.emit(
         "job.stop_ignored",
         **run.facts(),
@@ -101,14 +101,14 @@ def emit_ignored_stop(events: Events, run: Run) -> None:
 async def call_hooks(
     events: Events, run: Run, outcome: Outcome, settled: Settled, error: BaseException | None
 ) -> None:
-    """Call the hook of the processor that the end of a run asks for; its error is reported, no more."""
+    """Call the processor's hook for the end of a run, if there is one; its error is only reported."""
     if run.job is None:
         return
     try:
         if settled is Settled.FAILED:
             if error is None and isinstance(outcome, Failed):
                 error = outcomes.InvalidResult(outcome.error)
-            elif isinstance(outcome, Snoozed):  # what it raised was no error
+            elif isinstance(outcome, Snoozed):  # a snooze is no error
                 error = None
             error = error or RuntimeError(run.refusal or "its outcome could not be stored")
             await run.kind.processor.on_failed(run.job, error)
@@ -121,14 +121,14 @@ async def call_hooks(
 
 
 def emit_hook_error(events: Events, run: Run, raised: BaseException) -> None:
-    """Emit that a hook raised, which changes nothing."""
+    """Emit the error of a hook, which changes nothing else."""
     events.emit(
         "job.error", raised, **run.facts(), error=f"in a hook: {outcomes.shown_headline(run, raised)}"
     )
 
 
 class RunTracing:
-    """Traces runs, if the application has set up OpenTelemetry; else it does nothing."""
+    """Traces runs if the application has set up OpenTelemetry."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -137,7 +137,7 @@ class RunTracing:
         )
 
     def begin(self, run: Run) -> None:
-        """Begin the span of a run that has got its slot."""
+        """Begin the span of a run that has a slot now."""
         spans = tracing.active()
         if spans is not None:
             run.spans = tracing.attempt(partial(self._begin, run, spans))
@@ -164,7 +164,7 @@ class RunTracing:
         return begun
 
     async def close(self) -> None:
-        """Give up notes that are not written."""
+        """Give up unwritten notes."""
         await self._notes.close()
 
     async def _write(self, runs: Sequence[RunContext]) -> Sequence[None]:
@@ -173,7 +173,7 @@ class RunTracing:
                 await note_runs(self._context.database, worker_id=self._context.worker_id, runs=runs)
             except DatabaseUnavailable as error:
                 self._context.health.failed(error)
-            except DatabaseRefused:  # a later run lacks its link, no more
+            except DatabaseRefused:  # only the link of a later run is missing
                 pass
         return [None] * len(runs)
 

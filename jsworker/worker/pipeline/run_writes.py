@@ -1,4 +1,4 @@
-"""A run's own writes: each names its fencing token, and is asked again until the database answers."""
+"""The writes of a run: each is guarded by its fencing token and repeated until the database answers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -19,12 +19,12 @@ from jsworker.worker.pipeline.in_flight import Run
 T = TypeVar("T")
 
 PAUSES = tenacity.wait_random_exponential(multiplier=0.1, max=2.0)
-_FETCHED_AT_ONCE = 3  # each takes its part of the line, and a connection that other statements need too
+_FETCHED_AT_ONCE = 3  # each uses bandwidth and a connection that other statements need, too
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseServices:
-    """What all leases of a worker share."""
+    """The objects that all leases of a worker share."""
 
     worker_id: str
     settings: Settings
@@ -33,18 +33,18 @@ class LeaseServices:
     sessions: Sessions
     events: Events
     loop: asyncio.AbstractEventLoop
-    on_quiet: Callable[[], None] = lambda: None  # called when a quiet phase was announced or ended
-    cover_others: Callable[[], Awaitable[None]] | None = None  # lets the process's other runs be silent, too
+    on_quiet: Callable[[], None] = lambda: None  # called when a quiet phase is announced or ended
+    cover_others: Callable[[], Awaitable[None]] | None = None  # extends a quiet phase to other runs here
     on_sign: Callable[[], None] = lambda: None  # called when the job has given a sign of life
     on_added: Callable[[], None] = lambda: None  # called when jobs were enqueued that wait to be published
     fetching: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_FETCHED_AT_ONCE))
-    kinds: frozenset[str] = frozenset()  # whose jobs need the slots of this process
+    kinds: frozenset[str] = frozenset()  # the kinds whose jobs need the slots of this process
 
 
 async def write_owned(
     run: Run, services: LeaseServices, statement: Callable[..., Awaitable[T]], **values: Any
 ) -> T:
-    """Write to the row of the run, which is a sign of life."""
+    """Write to the row of the run, which also counts as a sign of life."""
     started = boottime()
     try:
         written = await statement(services.database, worker_id=services.worker_id, held=run.held, **values)
@@ -58,7 +58,7 @@ async def write_owned(
 
 
 async def until_answered(run: Run, ask: Callable[[], Awaitable[T]]) -> T:
-    """Ask until the database answers; a run that is stopped meanwhile is cancelled in here."""
+    """Call ``ask`` until the database answers or the run is stopped."""
     async for attempt in tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception(may_answer_later),
         wait=PAUSES,
