@@ -1,4 +1,4 @@
-"""The components of a worker, how they are wired, and how they end: the one place that knows all of them."""
+"""The components of a worker, how they are connected, and how they end. Only this file knows all of them."""
 
 import asyncio
 from collections import Counter
@@ -39,7 +39,7 @@ from jsworker.worker.recovery.table_poll import IdlePoll
 from jsworker.worker.watchdog import LAG_SECONDS, Watchdog
 
 HEARTBEAT: Final = "heartbeat"
-"""Name of the loop without which a worker must not go on, not even to drain."""
+"""The name of the loop without which a worker must not go on, not even to drain."""
 
 _PROBE_SECONDS: Final = 0.5
 _SCAN_JITTER: Final = 0.2
@@ -48,14 +48,14 @@ _HEARTBEATS_A_FAILOVER_LOOK: Final = 6
 _SCANS_A_SHAPE_LOOK: Final = 6
 _RECONCILE_ROUNDS_A_TIMEOUT: Final = 4
 _SELDOM_SECONDS: Final = 600.0
-"""Between two rounds of a loop that is woken when there is something to do."""
+"""The longest time between two rounds of a loop that is woken when there is work."""
 _NAMED: Final = 5
-"""Kinds or jobs that a status names; there may be hundreds."""
+"""The most kinds or jobs that a status names; there may be hundreds."""
 _LEAST_FLUSH_SECONDS: Final = 0.5
 
 
 class Components:
-    """Everything that works in a worker, wired and not started yet; ``siblings`` as ``Worker`` says."""
+    """The components of a worker, connected but not started; ``siblings`` as in ``Worker``."""
 
     _pulls = False
 
@@ -63,10 +63,10 @@ class Components:
         settings = context.settings
         self._context = context
         self.before_pulling: list[Loop] = []
-        """Loops that run before messages are asked for, heartbeat first: what is claimed is renewed."""
+        """Loops that start before messages are pulled, the heartbeat first, to renew claimed jobs."""
         self._scan = partial(self._loop, jitter=_SCAN_JITTER)
 
-        # The main way, and the signs of life.
+        # The way of the jobs, and the heartbeat.
         self.quiet = QuietPhases(context)
         self.late = LateRows(scan_interval=settings.scan_interval)
         self.pipeline = Pipeline(
@@ -124,7 +124,7 @@ class Components:
             "scan", sweeper.step, settings.scan_interval, runs=rules["crashed"] or rules["stale"]
         )
         self._lost_messages = LostMessages(context)
-        # By itself: the jobs of the dead wait for no search that has become slow.
+        # A loop of its own, so that the jobs of dead owners do not wait for a slow search.
         self.repairs = self._scan("repair", self._look_after_the_queue, settings.scan_interval)
         self.table = self._loop("table", self._take_from_the_table, settings.relay_interval)
         self.poll = IdlePoll(context, self.pipeline.consumers, on_more=self.table.wake)
@@ -132,7 +132,7 @@ class Components:
         interval = settings.statement_timeout / _RECONCILE_ROUNDS_A_TIMEOUT
         self.reconciliation = self._loop("reconciliation", reconciler.step, interval, runs=rules["start"])
 
-        # Rows that were found in the table come first: messages are asked for in as far as they leave room.
+        # Rows found in the table come first: messages are pulled for the slots that they leave.
         context.room.extend([self.poll.on_room, *(puller.wake for puller in self.pipeline.pullers)])
         context.requeued.append(self.relay.wake)
         context.health.changed.extend([context.room.notify, self.failover_watch.wake])
@@ -142,7 +142,7 @@ class Components:
         self._look_for_work()
 
     def _wakers(self) -> tuple[Loop, Scheduler, Loop, Admissions]:
-        """Return what begins its next round when an instant has come: of a schedule, a token, a pause."""
+        """Return the loops that are woken at an instant: of a schedule, a token, or the end of a pause."""
         context, settings = self._context, self._context.settings
         schedules = self._scan("schedules", self._fire_schedules, settings.scan_interval)
         held = self._scan("held jobs", self._find_held, TIDY_SECONDS, at_once=False)
@@ -182,13 +182,13 @@ class Components:
         return [each.name for each in self.pipeline.consumers if each.priority != NORMAL]
 
     def _open_lane(self, kind: str, priority: int) -> None:
-        """Pull and poll for the jobs of a kind and priority from now on."""
+        """Begin to pull and poll for the jobs of a kind and priority."""
         pipeline, room = self.pipeline, self._context.room
         if pipeline.slots.is_closed:
             return
         consumer, puller = pipeline.add_lane(self._context.kinds[kind], priority)
         self.poll.add(consumer)
-        room.insert(1 if priority == HIGH else len(room), puller.wake)  # high jobs are asked for first
+        room.insert(1 if priority == HIGH else len(room), puller.wake)  # high jobs are pulled first
         if self._pulls:
             puller.begin()
 
@@ -230,15 +230,15 @@ class Components:
             self.before_pulling.append(loop)
         return loop
 
-    # --- How the worker is. ---
+    # --- The status of the worker. ---
 
     def status(self, *, draining: bool) -> WorkerStatus:
-        """Return how the worker is, from what is known at this moment; nothing is asked."""
+        """Return the status of the worker from what is known now, without asking a server."""
         context = self._context
         not_pulled = [puller.name for puller in self.pipeline.pullers if not puller.is_pulling]
-        # Of other priorities the table brings jobs too: who invents one makes no worker unready.
+        # Only of normal priority: jobs of others come from the table, too, and any producer may use them.
         is_pulling = all(each.is_pulling for each in self.pipeline.pullers if each.priority == NORMAL)
-        # A list at once: figures may be collected in another thread.
+        # Copied at once, because figures may be collected in another thread.
         running = Counter(run.kind.name for run in list(context.in_flight.runs.values()))
         readiness = Readiness(
             postgresql=not context.health.degraded,
@@ -272,7 +272,7 @@ class Components:
             ailing.append(f"its event loop has not come round for {seconds:.0f} s")
         return ailing
 
-    # --- The end. A component that fails keeps none of the others from ending. ---
+    # --- The end. If a component fails, the others end all the same. ---
 
     async def end(self, *, forced: asyncio.Event) -> int:
         """Drain, hand back, publish, and only then end the heartbeat.
@@ -288,24 +288,24 @@ class Components:
         return left
 
     def start_pullers(self) -> None:
-        """Ask for messages from now on."""
+        """Begin to pull messages."""
         self._pulls = True
         for puller in self.pipeline.pullers:
             puller.begin()
 
     async def join_pullers(self) -> None:
-        """Wait until the pull loops have ended; raises what ended one."""
+        """Wait until the pull loops have ended; raises the error that ended one."""
         await asyncio.gather(*(puller.join() for puller in self.pipeline.pullers))
 
     async def stop_pullers(self) -> None:
-        """Stop them all at once: each waits for seconds when NATS has frozen."""
+        """Stop all pullers at the same time, because each waits for seconds when NATS is frozen."""
         stops = (puller.stop() for puller in self.pipeline.pullers)
         for error in await asyncio.gather(*stops, return_exceptions=True):
-            if isinstance(error, Exception):  # what killed its loop; the rest is stopped all the same
+            if isinstance(error, Exception):  # the error that ended its loop; the others are stopped
                 self._context.died("pull loop", error)
 
     async def _stop_pulling(self) -> None:
-        """What was delivered and not claimed goes back at once; claims on their way are still decided."""
+        """Stop pulling: messages that are not claimed go back at once; claims under way are still decided."""
         self.pipeline.slots.close()
         await self.retention.stop()
         await self.stop_pullers()
@@ -317,7 +317,7 @@ class Components:
         self.pipeline.hand_back_waiting("the worker was stopped before the job began")
 
     async def _drain(self, forced: asyncio.Event) -> int:
-        """Let runs end; then cancel what still runs, and leave the rest to the stale rule."""
+        """Let runs end; then cancel the others, and leave those that do not end to the stale rule."""
         in_flight, seconds = self._context.in_flight, self._context.settings.statement_timeout
         for run in in_flight.runs.values():
             run.drain()
@@ -329,7 +329,7 @@ class Components:
         await asyncio.gather(is_forced, drained, return_exceptions=True)
         for run in in_flight.runs.values():
             run.signal(StopReason.SHUTDOWN)
-        # Twice the statement time-out: what the rule about GRACE_PERIOD leaves for it.
+        # Together two statement time-outs, which the rule about GRACE_PERIOD reserves for this.
         if not await self.pipeline.wait(seconds):
             for run in in_flight.runs.values():
                 run.cancel_again()
@@ -337,34 +337,34 @@ class Components:
         return await self.pipeline.abandon()
 
     async def _publish_the_rest(self) -> None:
-        """Send released jobs to the others now, not with their next relay tick.
+        """Publish released jobs now instead of leaving them to the next relay tick of other workers.
 
-        Not the whole outbox: a process that takes too long to end is killed, and other relays publish it too.
+        Other relays publish the rest of the outbox, because a process that ends too slowly is killed.
         """
         for loop in (self.reconciliation, self.scans, self.repairs, self.workflows):
             await loop.stop()
         await self.dead_owners.close()
-        # Cut short, a batch would keep what it has taken from the others for five seconds.
+        # A batch that is interrupted would keep its jobs from other relays for five seconds.
         self.publisher.end()
-        # One time-out for all of them: a forced end has left little of the time that the parent allows.
+        # One time-out for all of this: after a forced end little is left of the time that the parent allows.
         clock = asyncio.get_running_loop().time
         ends_at = clock() + self._context.settings.statement_timeout
         await self.relay.stop(within=ends_at - clock())
         try:
             async with asyncio.timeout_at(ends_at):
-                for consumer in self.pipeline.consumers:  # what the last runs have freed is woken for others
+                for consumer in self.pipeline.consumers:  # wakes jobs of keys that the last runs have freed
                     await consumer.flush()
-                await self.workflow_sweep.step()  # of the batches whose last members ended here
+                await self.workflow_sweep.step()  # finishes batches whose last members ended here
                 await self.publisher.publish_latest()
         except TimeoutError:
-            pass  # what was taken is due again in five seconds
+            pass  # jobs that were taken are due again in five seconds
         except Exception as error:  # noqa: BLE001 -- what killed its loop, perhaps; other workers publish too
             self._context.died("relay", error)
         await self.pipeline.dead_letters.close(ends_at - clock())
         await self._context.stream.flush(timeout=max(ends_at - clock(), _LEAST_FLUSH_SECONDS))
 
     async def _end_loops(self) -> None:
-        """Heartbeat last: a long drain must not look like a death."""
+        """End the loops, the heartbeat last: a long drain must not look like a death."""
         for consumer in self.pipeline.consumers:
             await consumer.close()
         await self.pipeline.tracing.close()

@@ -1,6 +1,6 @@
-"""The owner's signs of life, and the fence: it stops its runs before another worker may start them.
+"""The owner's heartbeats, and the fence, which stops its runs before another worker may start them.
 
-Heartbeats run on the event loop, so they attest that it ticks. First to start, last to stop: a drain must not
+Heartbeats run on the event loop, so they prove that it runs. They start first and stop last: a drain must not
 look like a death.
 """
 
@@ -31,16 +31,16 @@ _UNHEARD: Final = (DatabaseUnavailable, DatabaseRefused)
 _REGISTRY: Final = "this worker's row of jsworker.workers"
 _LOOK_EVERY_HEARTBEATS: Final = 12
 _ALONE_AT_ONCE: Final = 3
-"""Heartbeats that wait for a lock, each on a connection that claims and outcomes need too."""
+"""The most heartbeats that wait for a lock; each uses a connection that claims and outcomes need, too."""
 
 _GRACE_HEARTBEATS: Final = 2
-"""Intervals that a run may go on after its stop; the fence leaves as much time."""
+"""A run may go on for so many intervals after its stop; the fence stops runs that much earlier."""
 _CANCELLATIONS: Final = 2
-"""A coroutine is cancelled so often before it counts as one that ignores its stop."""
+"""A coroutine that was cancelled so often and goes on counts as ignoring its stop."""
 
 
 class Heartbeat:
-    """Renews what is in flight and acts on the answer: cancelled, lost, orphaned claims; fences the rest."""
+    """Renews the runs in flight, stops cancelled and lost ones, releases orphaned claims, fences the rest."""
 
     def __init__(
         self,
@@ -55,18 +55,18 @@ class Heartbeat:
         self._in_flight = context.in_flight
         self._interval = context.settings.heartbeat_interval
         self._refused: set[Held] = set()
-        """Runs whose row was refused: renewed one by one, so that the others go on with one statement."""
+        """Runs whose row was refused: renewed one by one, so that one statement can renew the others."""
         self._pipeline = pipeline
         self._presence = presence
         self._quiet = quiet
         self._watchdog = watchdog
-        # No more time: heartbeats wait for it.
+        # It gets no more than one time-out, because heartbeats wait for it.
         self._search = ThrottledScan(context, "orphaned claims", most_timeouts=1)
         self.state = "running"
-        """Of this worker: running, draining or stopped."""
+        """The state of this worker: running, draining or stopped."""
         self._heard_since: float | None = None
         self.heard_at = boottime()
-        """When the last heartbeat that was answered began."""
+        """The beginning of the last heartbeat that was answered."""
         self._gap_at = -math.inf
         self._heard_before = False
         self._is_registered = True
@@ -75,20 +75,20 @@ class Heartbeat:
         self._wants_orphaned_claims = False
 
     def heard_for(self) -> float:
-        """Return for how many seconds heartbeats have been answered without a gap; to be frozen is one."""
+        """Return the seconds for which heartbeats have been answered without a gap, such as a freeze."""
         now = boottime()
         return 0.0 if self._heard_since is None or self._is_gap(now) else now - self._heard_since
 
     def had_a_gap_within(self, seconds: float) -> bool:
-        """Return whether heartbeats were interrupted lately: that may have silenced others, too."""
+        """Return whether heartbeats had a gap within ``seconds``: its cause may have silenced others, too."""
         return boottime() - self._gap_at < seconds
 
     def look_for_orphaned_claims(self) -> None:
-        """Look with the next heartbeats: what this process has ended may be running again in its name."""
+        """Search with the next heartbeats: after a failover, jobs that ended here may be owned again."""
         self._doubted_at = boottime()
 
     async def seen(self, state: str | None = None) -> None:
-        """Register this worker, or note that it is still there; learn whether it is to be drained."""
+        """Write this worker's row of the registry, and learn whether an operator has drained it."""
         context, slots = self._context, self._pipeline.slots
         shown = "drained" if self.state == "running" and slots.is_drained else self.state
         is_to_drain = await workers.seen(
@@ -107,14 +107,14 @@ class Heartbeat:
             context.room.notify()
 
     async def register(self) -> None:
-        """Register as ``seen``; raises that the database is silent, not that its row is refused or locked."""
+        """Call ``seen``; raises only if the database does not answer, not if the row is refused or locked."""
         context = self._context
         try:
             await self.seen()
         except RowRefused as error:
             context.health.failed(error)
         except (DatabaseTimeout, LockTimeout) as error:
-            await context.database.ping()  # answered: others hold a lock, which says nothing about jobs
+            await context.database.ping()  # it answers, so the row is locked, which does not concern jobs
             context.complaints.report(_REGISTRY, str(error))
             self._is_registered = False
         else:
@@ -129,7 +129,7 @@ class Heartbeat:
         self._refused &= runs.keys()
         refusals: dict[Held, RowRefused] = {}
         try:
-            # The runs first: a fault of the worker's own row must not silence them.
+            # The runs come first: a fault of the worker's own row must not stop their heartbeats.
             beat = await heartbeat.heartbeat(
                 self._context.database,
                 worker_id=self._context.worker_id,
@@ -149,7 +149,7 @@ class Heartbeat:
             return
         self._hear(started)
         if not self._is_registered:
-            # A worker that cannot show its own signs of life does not judge others by theirs.
+            # A worker without a heartbeat of its own does not judge others by theirs.
             self._heard_since = None
         self._context.health.answered()
         if refusals:
@@ -161,7 +161,7 @@ class Heartbeat:
         await self._quiet.follow()
 
     def _hand_back_waiting(self) -> None:
-        """Hand back what was prefetched and got no slot after all: others may run it."""
+        """Hand back prefetched jobs that got no slot in time, so that other workers may run them."""
         if self._pipeline.slots.is_drained:
             self._pipeline.hand_back_waiting("an operator drains this worker")
         else:
@@ -191,25 +191,25 @@ class Heartbeat:
             if not runs[held].cancelled:
                 runs[held].signal(StopReason.CANCELLED)
         for held in beat.lost:
-            # A run that is settling may just have ended processing itself; its own statement finds out.
+            # A settling run may just have written its outcome; its own statement finds out.
             if runs[held].phase is not Phase.SETTLING:
                 runs[held].signal(StopReason.LOST)
         for held in beat.completed:
             runs[held].completed = True
 
     async def _retry_alone(self, locked: list[Run]) -> None:
-        """Wait for the locks on a few rows, those first that were not renewed for the longest time."""
+        """Wait for the locks of a few rows, beginning with those not renewed for the longest time."""
         locked.sort(key=lambda run: run.beaten_at)
         tried = [run for run in locked if run.held not in self._refused][:_ALONE_AT_ONCE]
         if refused := [run for run in locked if run.held in self._refused]:
-            # Any of them: it may be refused for ever, and answers at once.
+            # One at random, because each may be refused for ever; the answer comes at once.
             tried.append(random.choice(refused))  # noqa: S311 -- gives each its turn, hides nothing
         await asyncio.gather(*(self._beat_alone(run) for run in tried))
 
     async def _beat_alone(self, run: Run) -> None:
         database, worker_id, started = self._context.database, self._context.worker_id, boottime()
-        with suppress(*_UNHEARD):  # still locked; asked again with the next heartbeat
-            # Else the next heartbeat finds out whether it is lost, or was just completed.
+        with suppress(*_UNHEARD):  # still locked; the next heartbeat tries again
+            # If no row was renewed, the next heartbeat finds out whether the job is lost or completed.
             if await heartbeat.heartbeat_alone(database, worker_id=worker_id, held=run.held):
                 run.beaten_at = max(run.beaten_at, started)
                 self._refused.discard(run.held)
@@ -217,10 +217,10 @@ class Heartbeat:
     # --- Orphaned claims: processing rows of this worker that are not in flight. ---
 
     async def _look_around(self) -> None:
-        """Note that this worker is still there, and release its orphaned claims where a look is due.
+        """Write this worker's row of the registry, and search for orphaned claims if a search is due.
 
-        A look without a reason, now and then, takes the place of the note: with the heartbeat two statements
-        an interval are enough.
+        A periodic search without a reason replaces the write of the row, so that there are no more than two
+        statements in an interval.
         """
         doubtful = self._is_doubtful()
         self._wants_orphaned_claims |= doubtful or boottime() >= self._look_at
@@ -236,7 +236,7 @@ class Heartbeat:
         return self._context.health.failed_within(doubtful) or boottime() - self._doubted_at < doubtful
 
     async def _release_orphaned_claims(self, _: float) -> bool:
-        """Release them without waiting for it: heartbeats must go on even if one row cannot be written."""
+        """Begin to release orphaned claims; not awaited: heartbeats must go on if a row is refused."""
         found = await heartbeat.orphaned_claims(
             self._context.database,
             worker_id=self._context.worker_id,
@@ -259,7 +259,7 @@ class Heartbeat:
             return
         settled = release.result()
         if settled is None or settled is Settled.LOCKED:
-            self._wants_orphaned_claims = True  # it is still orphaned
+            self._wants_orphaned_claims = True  # the claim is still orphaned
         elif settled is Settled.QUEUED:
             facts = {"job_id": str(held[0]), "fencing_token": held[1], "reason": "orphaned claim"}
             self._context.events.emit("job.released", **facts)
@@ -268,14 +268,14 @@ class Heartbeat:
     # --- The fence. A run whose long time-out has passed is stopped here, too. ---
 
     async def look_at_fence(self) -> None:
-        """Look at how old each run's last sign of life is, also while a heartbeat waits for its answer."""
+        """Check the age of each run's last heartbeat, also while a heartbeat waits for its answer."""
         now, gone = boottime(), not self._presence.reachable()
         ignoring: list[Run] = []
         for run in self._in_flight.runs.values():
             if run.is_overdue(now):
                 run.signal(StopReason.TIMEOUT)
-            # Heartbeats have no answer, or its row is locked. A run whose own transaction has completed the
-            # job gets none any more and rightly goes on; one that has lost the job was stopped.
+            # Heartbeats are unanswered, or the run's row is locked. A run whose own transaction has completed
+            # the job has no heartbeats any more and may go on; a run that has lost its job was stopped.
             has_job = not run.completed and run.stop is not StopReason.LOST
             if has_job and now - min(run.beaten_at, self.heard_at) > 1.5 * self._interval:
                 self._check(run, gone=gone)
@@ -288,9 +288,9 @@ class Heartbeat:
                 run.cancel_again()
 
     def _check(self, run: Run, *, gone: bool = False) -> None:
-        """Stop a run whose last sign of life is so old that others may soon take its job.
+        """Stop a run whose last heartbeat is so old that other workers may soon take its job.
 
-        ``gone``: two witnesses would get no answer, so that rule 3 may act long before rule 1.
+        ``gone``: this worker does not answer on NATS, so that rule 3 may act long before rule 1.
         """
         limits, silent = run.kind.limits, boottime() - run.beaten_at - run.quiet_seconds
         margin = 2 * self._interval + self._context.settings.statement_timeout
@@ -305,10 +305,10 @@ class Heartbeat:
         run.signal(StopReason.FENCED)
 
     def _ignores_its_stop(self, run: Run, now: float) -> bool:
-        """Return whether a run goes on for too long; before, a coroutine is cancelled once more."""
+        """Return whether a run ignores its stop; a coroutine is cancelled a second time before it does."""
         if run.first_cancelled_at is None or run.phase is not Phase.RUNNING:
             return False
-        # Isolated, its own process is ended, not this one; at shutdown this one ends anyway.
+        # The process of an isolated run is killed, not this one; at shutdown this one ends anyway.
         if run.isolated or run.stop is StopReason.SHUTDOWN:
             return False
         asked_at = run.cancelled_at if run.kind.is_async else run.first_cancelled_at
@@ -320,12 +320,12 @@ class Heartbeat:
         return is_over
 
     def _grace_of(self, run: Run) -> float:
-        """Return the seconds that a run may go on after each cancellation, or a thread after its stop."""
+        """Return for how many seconds a run may go on after a cancellation, or a thread after its stop."""
         grace = _GRACE_HEARTBEATS * self._interval
         return grace / _CANCELLATIONS if run.kind.is_async and run.is_urgent else grace
 
     def _request_kill(self, runs: list[Run]) -> None:
-        """Have this process killed: nothing else ends these runs, and no job may run twice at a time."""
+        """Ask the supervisor to kill this process: nothing else ends these runs, and no job may run twice."""
         for run in runs:
             self._pipeline.note_ignored(run)
         if self._context.supervision is not None:
