@@ -156,7 +156,7 @@ CLAIM = _claim(sa.select().where(j.c.id == sa.any_(_ids), _free, of_kind), _free
 
 # Takes jobs directly from stale owners, from rows that rule 1 has proven stale: a reset and a claim in one. Only
 # for a first stall, because later ones wait for a back-off; only if the job may run again; and only if it may
-# begin at once, because a RESET holds jobs of a paused kind or key.
+# begin at once: a job of a paused kind or key has to be held, after a RESET.
 _seen = statements.given_runs("seen", activity=given_array("activities", sa.DateTime(timezone=True)))
 CLAIM_STALE = _claim(
     sa.select()

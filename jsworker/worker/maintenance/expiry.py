@@ -24,7 +24,7 @@ class Expiry:
         self._pace = ScanPace()
 
     async def step(self) -> None:
-        """Look once, unless the database does not answer or a slow look is followed by its rest."""
+        """Look once, unless the database does not answer or the rest after a slow look lasts."""
         if not self._context.health.up or not self._pace.is_due:
             return
         with self._context.noting("expiry"), self._pace.timed():

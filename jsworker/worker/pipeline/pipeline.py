@@ -201,8 +201,8 @@ class Pipeline:
         elif self._loop_ends():
             await self._settle(run, outcome, error)  # nothing would wait for a new task
         else:
-            # In a task of its own, because timers that the processor has left may still cancel this one. In
-            # the same context, so that hooks see the context variables that the job has set.
+            # In a task of its own, because what the processor has left, such as a timer, may cancel this one.
+            # In the same context, so that hooks see the context variables that the job has set.
             self._start(run, self._settle(run, outcome, error), copy_context())
 
     async def _process_in_span(self, run: Run, spans: "RunSpans") -> tuple[Outcome, BaseException | None]:

@@ -123,7 +123,7 @@ class Slots:
         return chain.from_iterable(self._lanes.values())
 
     def _own_place(self, kind: Kind, priority: int) -> int:
-        """Return how many jobs of a kind and priority may be prefetched even if others wait."""
+        """Return how many jobs of a kind and priority may be prefetched or claimed even if others wait."""
         if self._closed or self._settling() >= SETTLING_JOBS or not (prefetch := self._prefetch(kind)):
             return 0
         own = max(1, self._share(kind, prefetch) * WEIGHTS[priority] // sum(WEIGHTS))
