@@ -1,21 +1,26 @@
 """Ends copies of a worker's process that a job has made by ``os.fork`` and that would work as the worker."""
 
 import asyncio
+import inspect
 import os
+import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import NoReturn
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, NoReturn
 
 _loops: list[asyncio.AbstractEventLoop] = []
 """The event loops of workers, whose connections a copy of the process would share."""
+_forking = threading.local()
 
 
 @contextmanager
 def ended_in_copies(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     """End, with exit code 1, each copy of this process that comes back to this event loop meanwhile.
 
-    A copy that ends within the job, replaces itself by another program, or runs a loop of its own, as those
-    of ``multiprocessing`` do, is left alone.
+    A copy that ends within the job, replaces itself by another program, or is a process of
+    ``multiprocessing`` is left alone.
     """
     _loops.append(loop)
     try:
@@ -24,22 +29,37 @@ def ended_in_copies(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         _loops.remove(loop)
 
 
+def _note_loop() -> None:
+    _forking.loop = None
+    with suppress(RuntimeError):
+        _forking.loop = asyncio.get_running_loop()  # the copy has none
+
+
 def _forked() -> None:
-    loops = frozenset(_loops)
-    if not loops:
+    if _forking.loop not in _loops:
         return
-    run = asyncio.Handle._run  # noqa: SLF001 -- what every callback of asyncio's own loops goes through
+    coroutine, frame = None, inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "multiprocessing.popen_fork":
+            return
+        if frame.f_code.co_flags & inspect.CO_COROUTINE:
+            coroutine = frame
+        frame = frame.f_back
+    if coroutine is not None:
+        # Its task is in the middle of a step, at whose end the event loop would call what was ready before the
+        # fork, and read from the connections. A trace function sees that end before the loop does.
+        coroutine.f_trace, coroutine.f_trace_lines = _trace_coroutine, False
+        sys.settrace(_trace_no_other)
 
-    def run_elsewhere(handle: asyncio.Handle) -> None:
-        if handle._loop in loops:  # type: ignore[attr-defined]  # noqa: SLF001 -- no public name
-            _end()
-        run(handle)
 
-    # This also stops callbacks that were ready when the job forked: the original process calls them.
-    asyncio.Handle._run = run_elsewhere  # type: ignore[assignment, method-assign]  # noqa: SLF001 -- see above
-    for loop in loops:  # for uvloop, which calls the ready callbacks before this one
-        if not loop.is_closed():
-            loop.call_soon(_end)
+def _trace_coroutine(_frame: FrameType, event: str, _value: Any) -> Any:
+    if event == "return":  # or it awaits
+        _end()
+    return _trace_coroutine
+
+
+def _trace_no_other(*_: Any) -> None:
+    """Trace functions are called only while there is one for new frames, too."""
 
 
 def _end() -> NoReturn:
@@ -53,4 +73,4 @@ def _end() -> NoReturn:
         os._exit(1)
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(before=_note_loop, after_in_child=_forked)

@@ -21,6 +21,18 @@ async def test_a_copy_that_goes_on_as_the_worker_ends(
     assert parent.log.count("a job has forked its worker's process, and the copy") == 3
 
 
+@pytest.mark.parametrize("event_loop", ["asyncio", "uvloop"])
+async def test_a_copy_runs_no_other_job_that_was_ready(
+    event_loop: str, supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise("Copies", event_loop=event_loop, concurrency=6)
+    await parent.ready()
+    jobs = await client.enqueue_many("copies", [{"then": "return"}] * 30)
+    for job in jobs:
+        assert counters(await ends_completed(sql, job.id)) == (1, 0, 0)
+    assert parent.log.count("a job has forked its worker's process, and the copy") == len(jobs)
+
+
 async def test_a_copy_of_an_isolated_process_ends(supervise: Supervise, client: JobClient, sql: Sql) -> None:
     supervise("CopiesApart", isolated_processes=1)
     for then in ("return", "raise", "wait"):
