@@ -62,7 +62,7 @@ from jsworker.ownership.transitions.steps import steps_of
 from jsworker.stream.message import subject_of
 
 _PUBLISH_EVERY_SECONDS = 1.0
-"""The interval at which a long ``enqueue_many`` lets publishing begin; both compete for this process."""
+"""The seconds after which a long ``enqueue_many`` lets publishing begin; both compete for this process."""
 _MOST_LISTED = 2**31 - 1
 _NOT_OPEN = "not open: use `async with`, or call open()"
 
@@ -171,8 +171,8 @@ class JobClient:
         """Let a worker claim no more jobs, until ``undrain_worker`` or the next start of its process.
 
         The worker learns of it with its next heartbeat. It then hands back at once the jobs that it has
-        claimed ahead, and its running jobs continue; its state is ``drained``. ``actor`` is who does it, for
-        ``audit``; left out: the user of this process.
+        claimed ahead, and its running jobs continue; its state is then ``drained``. ``actor`` is who does it,
+        for ``audit``; left out: the user of this process.
 
         Raises TransitionRefused if the worker has stopped or does not exist.
         """
@@ -426,7 +426,7 @@ class JobClient:
         return JobDetails.of_row(self._contents.decode_row(row))
 
     async def timeline(self, job_id: UUID | str) -> list[JobEvent]:
-        """Return the timeline of a job, oldest first: errors, resets, refusals, later claims."""
+        """Return the timeline of a job, oldest first: claims after the first, errors, resets, refusals."""
         return list(map(JobEvent.of_row, await listing.timeline(self._opened(), job_uuid(job_id))))
 
     async def steps(self, job_id: UUID | str) -> list[StepInfo]:
@@ -463,7 +463,8 @@ class JobClient:
             no_progress_for: only running jobs whose run has reported no progress, saved no checkpoint and
                 announced no quiet phase for so many seconds.
             priority: only jobs of this priority: high, normal or low.
-            where: further conditions, which are checked for all other jobs: see ``JobConditions``.
+            where: further conditions, for which all jobs that meet the others are searched: see
+                ``JobConditions``.
 
         Raises:
             JobNotFound: the place of the job ``after`` is no longer known.
@@ -537,7 +538,7 @@ class JobClient:
         """Put a failed or cancelled job back into the queue, with its counters at zero; its steps stay done.
 
         Raises TransitionRefused if the job is neither failed nor cancelled, was cancelled with its workflow
-        or because a job that it needs failed, or if a live job holds its unique key.
+        or because a need of it failed or was cancelled, or if a live job holds its unique key.
         """
         with operators_rights("retry"):
             wanted = job_uuid(job_id)
@@ -575,10 +576,10 @@ class JobClient:
     async def clear_and_reenqueue(
         self, job_id: UUID | str, reason: str, *, actor: str | None = None
     ) -> Reset:
-        """Take a running job from its owner and queue it again, counting no stall; its steps stay done.
+        """Take a running job from its owner and queue it again, counting no attempt and no stall.
 
-        Its next run finds ``reason`` in ``job.clear_reason``, as one line of at most 1,000 characters. One of
-        the workers emits the event ``job.cleared`` with the cause ``operator``.
+        Its steps stay done. Its next run finds ``reason`` in ``job.clear_reason``, as one line of at most
+        1,000 characters. One of the workers emits the event ``job.cleared`` with the cause ``operator``.
 
         Raises:
             JobNotFound: no job has this id.

@@ -120,7 +120,7 @@ class Limits:
             await self._wake(kind, key)
 
     async def _wake(self, kind: Kind, key: str | None) -> None:
-        """Wake held jobs that may begin now; for a kind with many keys, workers wake the rest later."""
+        """Wake held jobs of a key that may begin now; if ``key`` is None, leave this to the workers."""
         if key is None:
             return
         with suppress(RowRefused):  # workers wake the other jobs and set the refused rows aside

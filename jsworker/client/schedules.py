@@ -1,4 +1,4 @@
-"""Schedules without a processor's class: add, list, pause, resume, run now, remove."""
+"""Schedules for people without code: add, list, pause, resume, run now, remove; also those of classes."""
 
 from datetime import datetime
 from typing import Any

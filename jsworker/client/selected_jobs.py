@@ -84,7 +84,8 @@ class BulkOutcome:
 class SelectedJobs:
     """The jobs that match the conditions of ``JobClient.select`` at the moment of each call.
 
-    An action skips jobs that have another status by then, or whose run is another one. It works in batches,
+    An action skips jobs that by then have another status, or are running but no longer meet the ages given
+    to ``select``; ``clear`` also skips jobs that are in another run. It works in batches,
     each of which is a transaction that also updates the entry in ``JobClient.audit``; if it is interrupted,
     the remaining jobs stay unchanged. ``actor`` is who does it, for the audit log; left out: the database's
     login.

@@ -1,4 +1,7 @@
-"""Named points of a job's run at which tests inject faults. In production no fault is installed."""
+"""Named points on a job's way, from enqueueing to its end, at which tests inject faults.
+
+In production no fault is installed.
+"""
 
 from collections.abc import Awaitable, Callable
 from uuid import UUID

@@ -76,7 +76,7 @@ class Database:
         self._given_up: set[asyncio.Task[object]] = set()
 
     def seconds_for(self, size: int, *, tries: int = 0) -> float:
-        """Return the time-out of a statement of ``size`` bytes; each try doubles the time for the bytes."""
+        """Return the seconds for a statement that sends or reads ``size`` bytes; each try doubles their part."""
         return self._statement_timeout + size * (1 << min(tries, _MOST_DOUBLINGS)) / _BYTES_A_SECOND
 
     def pools_by_name(self) -> dict[str, Pool]:

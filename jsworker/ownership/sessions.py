@@ -131,7 +131,7 @@ class Sessions:
     async def transaction(
         self, completion: Callable[[], Completion], attempt: Attempt | None = None
     ) -> "AsyncIterator[AsyncSession]":
-        """Open a connected session, and complete the job at the end of the block, by calling ``completion``.
+        """Open a connected session; at the end of the block, call ``completion`` and write what it returns.
 
         Only the insertion of child jobs follows the statement that completes the job.
 

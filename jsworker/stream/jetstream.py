@@ -120,8 +120,8 @@ class Stream(JetStreamApi):
     ) -> list[PublishOutcome]:
         """Publish messages, many at a time; outcomes come in the order of the messages.
 
-        A message that is published again with the same dispatch is not stored twice. After ``timeout``
-        seconds without any acknowledgement the rest is given up.
+        A message published again with the same dispatch within the duplicate window is not stored twice.
+        After ``timeout`` seconds without any acknowledgement the rest is given up.
         """
         highest = self._highest_seq
         outcomes = await self._publisher.publish(messages, headers, timeout)

@@ -57,7 +57,7 @@ class ChildLink:
         self._orphaned = False
 
     def open(self, settings: Settings, *, obey: Callable[[messages.FromParent], None]) -> None:
-        """Listen to the parent; ``obey`` is called with its messages, and StopWorker when it has died."""
+        """Listen to the parent: ``obey`` gets its messages, and StopWorker on SIGTERM or when it has died."""
         self._loop = asyncio.get_running_loop()
         self._watchdog_timeout = settings.watchdog_timeout
         self._orphan_seconds = 2 * settings.statement_timeout + _ORPHAN_SECONDS

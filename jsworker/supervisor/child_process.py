@@ -69,7 +69,7 @@ class Child:
         """Start the process, in the main thread of an event loop; may raise OSError.
 
         The argument of ``ChildStart`` is appended to the command; if WORKER_ID is set, the child's number is
-        appended to it. ``on_message`` is called with each message after this object has noted it.
+        appended to it. ``on_message`` is called with each message that this object has accepted and noted.
         """
         self.number = number
         self.generation = generation

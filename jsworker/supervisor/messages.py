@@ -54,7 +54,7 @@ class KillRequest(Message):
 
 
 class Stopped(Message):
-    """The child's worker has stopped as requested; it claims nothing any more, but may still hold jobs."""
+    """The child's worker has ended in order, requested or not; it claims nothing, but may still hold jobs."""
 
     what: Literal["stopped"] = "stopped"
     holds_jobs: bool

@@ -195,7 +195,7 @@ class Supervisor:
                 child.send(messages.Wake())
 
     def _go_round(self) -> None:
-        """Kill children that are silent for too long; read their messages first."""
+        """Kill children that are silent for too long; read first, because the parent may have stood still."""
         self._round = self._loop.call_later(self._round_seconds, self._go_round)
         now = boottime()
         if self._stood_still():

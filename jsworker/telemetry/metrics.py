@@ -180,7 +180,7 @@ class Metrics(Collector):
 
     def _take_back(self, event: Event) -> None:
         cause = event.fields["cause"]
-        # Unless an operator cleared it, a cleared job had a job.stalled before, which was counted.
+        # Unless an operator cleared it, a cleared job had a job.stalled before: this figure includes it.
         if event.name == "job.stalled" or cause == _OPERATOR:
             counted = "true" if event.fields.get("counted") else "false"
             self._stalled.labels(self._kind(event), cause, counted).inc()

@@ -115,7 +115,7 @@ def running_servers(
 ) -> Iterator[RunningServers]:
     """Start embedded servers for the length of the block, or use given servers.
 
-    Servers are given by the arguments, or by ``JSWORKER_TEST_DATABASE_URL`` and ``JSWORKER_TEST_NATS_URL``.
+    Servers are given by the arguments, else by ``JSWORKER_TEST_DATABASE_URL`` and ``JSWORKER_TEST_NATS_URL``.
     On given servers databases named ``jsworker_test_…`` and streams named ``TEST_…`` are made, and nothing
     else is touched.
 

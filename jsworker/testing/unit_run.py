@@ -183,7 +183,7 @@ async def _process(
 async def _to_the_end(run: Run, job: Job[Any], lease: UnitLease, services: LeaseServices) -> None:
     outcome = await process_job(run, job, services)
     match outcome:
-        case Failed(error):  # the result cannot be written as JSON
+        case Failed(error):  # the result has no JSON form, or is too large
             raise InvalidResult(error)
         case Completed(text) if not lease.said.completed:
             lease.complete(text)

@@ -94,7 +94,7 @@ class DatabaseHealth:
         self._refusals: set[str] = set()
         self._reported: set[str] = set()
         self.refusal: str | None = None
-        """PostgreSQL's reason for a recent refusal of a statement; None if there was none or it is silent."""
+        """PostgreSQL's reason for a recent refusal; None if there was none, or it has been silent since."""
 
     @property
     def up(self) -> bool:

@@ -46,7 +46,7 @@ def _forked() -> None:
             coroutine = frame
         frame = frame.f_back
     if coroutine is not None:
-        # Its task is in the middle of a step, at whose end the event loop would call what was ready before the
+        # Its task is in the middle of a step, at whose end the event loop would call what was ready at the
         # fork, and read from the connections. A trace function sees that end before the loop does.
         coroutine.f_trace, coroutine.f_trace_lines = _trace_coroutine, False
         sys.settrace(_trace_no_other)

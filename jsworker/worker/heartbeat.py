@@ -236,7 +236,7 @@ class Heartbeat:
         return self._context.health.failed_within(doubtful) or boottime() - self._doubted_at < doubtful
 
     async def _release_orphaned_claims(self, _: float) -> bool:
-        """Begin to release orphaned claims; not awaited: heartbeats must go on if a row is refused."""
+        """Begin to release orphaned claims; not awaited: heartbeats must go on if a row cannot be written."""
         found = await heartbeat.orphaned_claims(
             self._context.database,
             worker_id=self._context.worker_id,

@@ -35,7 +35,7 @@ class Presence:
         return boottime() - self._proven_at <= self._interval + 2 * self._timeout
 
     async def step(self) -> None:
-        """Check that requests to this worker are answered; they say whether JetStream stores messages."""
+        """Check that this worker answers requests; the answers say whether JetStream stores messages."""
         self._witness.says = REFUSED if self._publishing.refused else WELL
         if not self._stream.connected:
             self._connected_since = None

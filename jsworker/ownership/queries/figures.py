@@ -64,7 +64,7 @@ class Figures:
 async def figures_by_minute(
     database: Database, *, minutes: int = 60, kind: str | None = None
 ) -> dict[datetime, Figures]:
-    """Return the figures of each of the last minutes in which anything was done, also the present one."""
+    """Return the figures of each of the last minutes with any work; those of the present one are partial."""
     rows = await database.run(FIGURES_BY_MINUTE, {"minutes": minutes, "kind": kind})
     return {row[0]: Figures(*row[1:]) for row in rows}
 

@@ -299,7 +299,7 @@ async def admit(
         ids: queued jobs, whose messages have come.
         keys: further keys of which a slot or a token may be free.
         most: the most jobs to claim; None: as many as there are ``ids``.
-        besides: jobs that this process has in flight.
+        besides: jobs that this process runs or is claiming.
     """
     values = {"worker_id": worker_id, "kind": kind, **limits._asdict(), "besides": uuid_array(besides)}
 

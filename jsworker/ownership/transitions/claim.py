@@ -28,7 +28,8 @@ class ClaimedJob(NamedTuple):
     """A row that this worker owns until it settles the job or loses it.
 
     Attributes:
-        payload, checkpoint: JSON text. If the payload is None, both are too large and must be fetched.
+        payload, checkpoint: JSON text. Payload None: neither came with the answer (together too large, or read
+            back after a lost answer), and both must be fetched.
         dispatch: the dispatch at which it was claimed; messages up to it are used up.
         waited: seconds between its last entry into the queue and the claim.
         stored_bytes: size of payload and checkpoint as PostgreSQL stores them; their text may be longer.
@@ -218,7 +219,8 @@ class RunLimits(NamedTuple):
 
     Attributes:
         stale_after: seconds of silence until any worker may take the job back; None: only with proof of death.
-        crash_after: seconds of silence until the owner's missing answers on NATS suffice; None: never.
+        crash_after: seconds of silence after which it may be taken back once NATS twice reports no listener
+            for its owner (rule 3); None: never.
         timeout: seconds that the run may take; None: no limit.
         max_attempts, max_stalls: used if the producer has not set them.
     """

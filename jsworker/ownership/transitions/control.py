@@ -131,7 +131,7 @@ async def cancel(
     age: RunAge = ANY_AGE,
     entry: AuditEntry | None = None,
 ) -> Cancelled:
-    """Cancel waiting jobs at once, ask the owners of running jobs to stop, and update the batches of both.
+    """Cancel waiting jobs at once and advance their batches; ask the owners of running jobs to stop.
 
     This acts only on jobs of these ``statuses`` (None: every live one) that, if they run, meet ``age``.
     """
@@ -197,8 +197,8 @@ async def retry_all(database: Database, ids: Sequence[UUID], *, entry: AuditEntr
     """Put failed or cancelled jobs back into the queue, with their counters at zero.
 
     A member of a batch opens its batch again, and waits if a need of the batch is unfinished or has failed. A job is
-    refused if it has another status, was cancelled with its workflow or because of a failed need, or if a live job
-    holds its unique key.
+    refused if it has another status, was cancelled with its workflow or because a need failed or was cancelled, or if
+    a live job holds its unique key.
     """
 
     async def write(some: Sequence[UUID]) -> Sequence[Row]:

@@ -189,7 +189,10 @@ async def update_progress(
     progress: float | None,
     message: str | None,
 ) -> None:
-    """Store the progress of a run; None keeps a value. Raises OwnershipLost, as do the functions below."""
+    """Store the progress of a run; None keeps a value.
+
+    Raises OwnershipLost if nothing was stored, as do ``save_checkpoint`` and ``set_thresholds``.
+    """
     values = {"stage": stage, "progress": progress, "message": message}
     await _write_owned(database, PROGRESS, _by_owner(worker_id, held, "progress") | values)
 

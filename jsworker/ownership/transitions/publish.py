@@ -86,7 +86,8 @@ _PROMOTION = _sweep(
 )
 PROMOTE = _PROMOTION.at_once
 
-# Skips locked rows: a row that is being claimed needs no mark, and a MARK that waits would lock rows longer.
+# Skips locked rows: a row that is being claimed needs no mark, and a MARK that waits would hold locks that
+# COMPLETE must not find.
 _sent = statements.given_rows(
     "sent",
     id=_ids,

@@ -144,7 +144,7 @@ _BEGINNING = "-infinity", UUID(int=0)
 
 
 class Posted(NamedTuple):
-    """A queued job whose message was published: its place in the stream, if known, and its queueing time."""
+    """A queued job whose message was published: stream and place in it, if known, and when it was queued."""
 
     id: UUID
     kind: str
@@ -171,7 +171,7 @@ async def waiting(
 
     Args:
         older_than: the least seconds for which they have been queued.
-        besides: ids that this process has in flight.
+        besides: ids that this process runs, is claiming or has put off.
         delivered: the number up to which all messages have been delivered. Only jobs whose message is not
             published or has no higher number are returned; None: all jobs.
         past_refused: leave out rows that are set aside because their CLAIM was refused.

@@ -293,7 +293,10 @@ async def reset_stale(
 async def reset_crashed(
     database: Database, *, worker_id: str, crashed: Collection[Suspect], reason: str, counted: bool = True
 ) -> TakenBack:
-    """Take back jobs of owners that are proven dead by their silence on NATS (rule 3), like ``reset_stale``."""
+    """Take back jobs still silent beyond their crash threshold (rule 3); else like ``reset_stale``.
+
+    Their owners have no listener on NATS, or the silence has lasted so long that answers do not count.
+    """
     values = {"worker_id": worker_id, "reason": reason, "counted": counted}
     return await _take_back(database, RESET_CRASHED, values, as_seen(crashed))
 

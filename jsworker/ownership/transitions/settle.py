@@ -209,7 +209,10 @@ ENDED = frozenset({Settled.COMPLETED, Settled.FAILED, Settled.CANCELLED})
 
 
 class Completion(NamedTuple):
-    """A run that returned. ``result`` is JSON text; only ``complete_with_child_jobs`` writes ``child_jobs``."""
+    """A run that returned. ``result`` is JSON text.
+
+    ``child_jobs`` are written by ``complete_with_child_jobs`` and by ``Sessions``, not by ``complete``.
+    """
 
     id: UUID
     token: int
@@ -223,7 +226,7 @@ class Failure(NamedTuple):
     Attributes:
         permanent: why no further attempt may follow, for example ``permanent`` or ``payload``; or None.
         delay: seconds until the next attempt; after a stall RESET's back-off applies instead.
-        stalled: the run's process died: a stall is counted instead of an error.
+        stalled: a stall is counted, not an error: the run's process died, not at a limit out of quarantine.
     """
 
     id: UUID
@@ -235,7 +238,7 @@ class Failure(NamedTuple):
 
 
 class Return(NamedTuple):
-    """A run that ended without an outcome; ``delay``: seconds until the next one after a server's fault."""
+    """A run without an outcome; ``delay``: seconds to wait after a server's fault; None: queued at once."""
 
     id: UUID
     token: int

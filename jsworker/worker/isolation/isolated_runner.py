@@ -176,7 +176,7 @@ class IsolatedRunner:
         return process
 
     async def _prepared(self, kind: Kind, *, in_pool: bool = True) -> IsolatedProcess:
-        """Return a process for one run alone that has a kind's processor set up; raises NotReady."""
+        """Return a process that no other run uses now, with a kind's processor set up; raises NotReady."""
         while True:
             process = await (self._from_pool(kind) if in_pool else self._unused_or_started())
             is_new = not process.prepared

@@ -35,7 +35,7 @@ class FleetSurvey:
         self._lanes: dict[str, set[str]] = {}  # the priorities of which each kind has had jobs
         self._found: Fleet | None = None
         self._found_at = 0.0
-        self._left_since: dict[UUID, float] = {}  # unfinished batches and workflows, and since when
+        self._left_since: dict[UUID, float] = {}  # batches and workflows left undone, and since when
 
     @property
     def latest(self) -> Fleet | None:
@@ -59,7 +59,7 @@ class FleetSurvey:
         self._found = _fleet(found, await self._consumer_states(found.kinds), left_seconds)
 
     def _left_seconds(self, left: Left) -> float:
-        """Return for how long any batch or workflow has been unfinished, as far as the surveys have seen.
+        """Return for how long the oldest work on workflows has been left undone, by the surveys so far.
 
         No row tells when the last job of a batch ended; in a busy installation some batch always just has.
         """

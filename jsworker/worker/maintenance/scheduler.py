@@ -1,4 +1,4 @@
-"""Schedules: any worker fires those that are due, even of kinds that it does not run; each instant once."""
+"""Schedules: any worker fires those that are due, also of kinds of others; each instant at most once."""
 
 import asyncio
 import json

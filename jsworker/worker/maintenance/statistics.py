@@ -11,7 +11,7 @@ _WRITES_A_TIDYING: Final = 180
 
 
 class StatisticsWriter:
-    """Writes the counts, and deletes those of two days ago; counts of a failed write are lost."""
+    """Writes the counts, and deletes figures older than two days; counts of a failed write are lost."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context

@@ -24,11 +24,11 @@ class WorkflowSweep:
         self._is_to_sweep = True
 
     def sweep_soon(self) -> None:
-        """Let the next step look for all batches that have ended, of any worker."""
+        """Let the next step look for all batches and workflows left undone, by any worker."""
         self._is_to_sweep = True
 
     async def step(self) -> None:
-        """Finish batches that have ended here since the last step; after ``sweep_soon``, of any worker."""
+        """Finish batches that ended here since the last step; after ``sweep_soon``, all left undone."""
         context = self._context
         if not context.health.up:
             return

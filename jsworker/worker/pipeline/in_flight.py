@@ -109,7 +109,7 @@ class Run:
 
     @property
     def is_handed_back(self) -> bool:
-        """Whether a run that ends by a stop is handed back: this worker drains or is fenced."""
+        """Whether a run that ends without an outcome is handed back: this worker drains or is fenced."""
         return self.should_stop and self.stop in {None, StopReason.FENCED, StopReason.SHUTDOWN}
 
     def is_overdue(self, now: float) -> bool:
@@ -165,7 +165,8 @@ class Run:
         self.should_stop = True
         self.cancelled |= reason is StopReason.CANCELLED
         self.is_urgent |= reason is StopReason.FENCED
-        # Other reasons cancel once, so that not every heartbeat interrupts a slow clean-up again.
+        # A repeated reason does not cancel again: not every heartbeat may interrupt a slow clean-up.
+        # After another reason only LOST and SHUTDOWN cancel once more.
         escalates = reason in {StopReason.LOST, StopReason.SHUTDOWN} and self.cancelled_for is not reason
         if self.phase is Phase.RUNNING and (self.cancelled_for is None or escalates):
             self.cancelled_for = reason

@@ -324,7 +324,7 @@ class Consumer:
         delivered = set(ids).difference(found)
         look = partial(claims.look_at_refused, self._context.database, kind=self.kind.name)
         try:
-            # A skip is logged only for jobs that came by a message.
+            # A skip is noted in the timelines only of jobs that came by a message.
             rows = await look(ids=delivered, worker_id=self._context.worker_id) if delivered else {}
             rows |= await look(ids=found) if found else {}
             behind = {job_id for job_id, row in rows.items() if row.status == "behind"}

@@ -34,7 +34,7 @@ _MOST = 1_000_000
 _BACKOFF = ("first", "factor", "longest")
 _LONGEST_CAUSE = 500
 _WITHOUT_SCHEMA = re.compile(r"Unable to generate pydantic-core schema for (.+?)\. Set `", re.DOTALL)
-_LONG_SECONDS = 600.0  # longer time-outs have no timer for each run, which would slow short jobs by a tenth
+_LONG_SECONDS = 600.0  # from here on time-outs get no timer, which would slow short jobs by a tenth
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,7 @@ class Settler:
         return settled
 
     async def _written(self, statement: Statement, ended: Ended, *, alone: bool = False) -> Settled:
-        """Write an outcome in a batch, without waiting for locks.
+        """Write an outcome without waiting for locks: in a batch, or by itself if large or with child jobs.
 
         If there is no answer, or the row stays locked, it is written alone, which waits. With ``alone`` it is
         so from the start: a producer's open transaction may be taking the job's key.

@@ -31,7 +31,10 @@ _ENDED = frozenset("ZX")  # a zombie has ended; only its parent has not reaped i
 
 
 def identify(settings: Settings, kinds: Sequence[str]) -> WorkerRow:
-    """Return this process's row of the registry, with the id ``hostname-pid-random``."""
+    """Return this process's row of the registry, with what ``/proc`` tells of it.
+
+    Its id is the configured id, or else ``hostname-pid``, with a random end.
+    """
     hostname, pid = settings.hostname or socket.gethostname(), os.getpid()
     return WorkerRow(
         id=f"{settings.worker_id or f'{hostname}-{pid}'}-{secrets.token_hex(4)}",

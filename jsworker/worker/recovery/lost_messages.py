@@ -76,7 +76,7 @@ class LostMessages:
         return bool(gone) and not self._search.is_slow
 
     async def _ack_floor(self, kind: str, priority: int) -> float:
-        """Return the number up to which every message of a kind and priority was acknowledged.
+        """Return the number up to which each message of a kind and priority was acknowledged or terminated.
 
         Messages of other priorities may be among the normal ones, for example from an older version.
         """
@@ -119,7 +119,7 @@ class LostMessages:
 
 
 def _answered_to(consumer: ConsumerInfo | None) -> float:
-    """Return the number up to which a consumer's messages were all acknowledged; infinity if none is left."""
+    """Return up to which number a consumer's messages were all answered; infinity if none is left."""
     if consumer is None:
         return 0
     if not consumer.num_pending and not consumer.num_ack_pending:

@@ -27,7 +27,7 @@ _REST = 20  # shorter than for other searches, because jobs of dead owners wait 
 _FEWEST_OWNERS = 3  # with fewer owners, a mass event cannot be told from a single death
 BELIEVED_SECONDS = 86_400.0
 """An answer on NATS replaces heartbeats for at most so long beyond the crash threshold: a client with a
-worker's login could answer for a dead worker. A live owner stops its runs before that."""
+worker's login could answer for a dead worker, or hide that nobody answers. A live owner stops before."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,10 @@ class Proof:
 
 
 class LateRows:
-    """Rows that missed two heartbeats, until they change. Two proofs are at least a scan interval apart."""
+    """Rows that missed two heartbeats, until they change.
+
+    Two reports of no responders for an owner count only if they are at least a scan interval apart.
+    """
 
     def __init__(self, *, scan_interval: float) -> None:
         self._scan_interval = scan_interval

@@ -28,7 +28,7 @@ from jsworker.worker.pipeline.intake import Consumer
 
 _CHOICE: Final = 4  # candidates for each chosen row, so that workers try different rows
 _MOST: Final = 200
-_NEARLY: Final = 0.9  # tolerance for a time that two clocks measure
+_NEARLY: Final = 0.9  # this share of a time is enough, because two clocks measure it
 
 
 class _Line:
@@ -39,7 +39,7 @@ class _Line:
         self.search = search
         self.rows: deque[UUID] = deque()
         self.in_flight: set[UUID] = set()  # rows of this line that were in flight at the last check
-        self.most = math.inf  # rows of this line in flight at once
+        self.most = math.inf  # the most rows of this line in flight at once
         self.is_longer = False  # whether the last search may have left rows
         self.passed = 0  # messages up to this number were delivered at least a scan ago
         self._delivered = 0
@@ -115,7 +115,7 @@ class IdlePoll:
                     await self._look(line)
 
     async def go_on(self) -> None:
-        """Search again for lines whose rows are all taken; without messages, for every line."""
+        """Search again for lines without rows: if there may be more, or, without messages, in any case."""
         if not self._context.health.up:
             return
         async with self._searching:
