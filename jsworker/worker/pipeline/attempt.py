@@ -27,6 +27,7 @@ def open_job(run: Run, services: LeaseServices) -> Job[Any]:
     Raises:
         InvalidPayload, InvalidJson: the row cannot be read.
         KeyMissing, ContentRefused: it cannot be decoded.
+        ValueError: the payload has not been fetched.
     """
     claimed, contents = run.claimed, services.contents
     payload, checkpoint = claimed.payload, claimed.checkpoint

@@ -33,7 +33,7 @@ def add(run: Run, child_jobs: list[ChildJob], *, max_payload_bytes: int) -> None
 
     Raises:
         UsageError: the run has ended, or what completes its job does not take them any more.
-        ValueError: there would be too many.
+        ValueError: there would be too many, or their payloads together too large.
     """
     most = MOST_PAYLOADS * max_payload_bytes
     with _changing:

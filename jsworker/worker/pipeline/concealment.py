@@ -16,11 +16,11 @@ from jsworker.core.errors import (
 
 LEFT_OUT: Final = "its words are left out, for what jobs hold is encrypted"
 _HOLD_NO_CONTENT: Final = (ContentRefused, DatabaseRefused, DatabaseUnavailable, KeyMissing, OwnershipLost)
-"""Errors of jsworker alone, whose words name jobs, keys and rules."""
+"""Errors of jsworker whose messages name only jobs, keys and rules."""
 
 
 def concealed_words(error: BaseException) -> str:
-    """Return the type of an error, and its words only where they surely quote nothing."""
+    """Return an error's message if it surely quotes no content, else its type without the message."""
     name = type(error).__name__
     if type(error) in _HOLD_NO_CONTENT:
         return str(error)
@@ -30,12 +30,12 @@ def concealed_words(error: BaseException) -> str:
 
 
 def concealed(error: BaseException) -> str:
-    """Return types and tracebacks of an error and of those behind it: files, lines and source, no values."""
+    """Return an error without content, and the tracebacks of it and its causes: no values of variables."""
     return "\n".join([concealed_words(error), *_tracebacks(error)])
 
 
 def _tracebacks(error: BaseException) -> Iterator[str]:
-    """Yield those of an error and of all behind it, the first that came up first; they may be thousands."""
+    """Yield the tracebacks of an error, its causes and the members of groups; there may be thousands."""
     seen: set[int] = set()
     groups = [error]
     while groups:
