@@ -113,7 +113,7 @@ class Run:
         return self.should_stop and self.stop in {None, StopReason.FENCED, StopReason.SHUTDOWN}
 
     def is_overdue(self, now: float) -> bool:
-        """Return whether the time-out has passed for a running run that is neither isolated nor has timers."""
+        """Return whether the time-out of a running run has passed that has no timer and is not isolated."""
         timeout = self.kind.limits.timeout
         if timeout is None or now - self.began_at <= timeout or self.phase is not Phase.RUNNING:
             return False
