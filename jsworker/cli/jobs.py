@@ -1,7 +1,7 @@
 """``jsworker jobs`` lists jobs; ``jsworker job ID`` shows everything about one, its timeline in words."""
 
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -43,11 +43,15 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.job_filter import JobFilter
 from jsworker.ownership.queries.listing import Page
-from jsworker.ownership.queries.status import Service, service_of
+from jsworker.ownership.queries.status import Service, service_of, services_of
 from jsworker.ownership.queries.workflow_listing import place_of
 from jsworker.ownership.schema import STATUSES
 from jsworker.ownership.transitions.refused_rows import Mark, marks_of
 from jsworker.ownership.transitions.steps import steps_of
+
+_Services = Mapping[str, Service]
+"""Whether the jobs of a kind can begin, by the kinds of queued jobs."""
+_Ask = Callable[[Database], Awaitable[tuple[Page, _Services]]]
 
 _SEARCH_SECONDS: Final = 2.0
 _LONGEST_VALUE: Final = 100_000
@@ -137,11 +141,11 @@ def jobs(
     if watch:
         show_again(partial(_picture, ask=ask), interval=interval, as_json=as_json)
         return
-    page = ask_database(ask)
+    page, services = ask_database(ask)
     if as_json:
         print_json(page.jobs)
     else:
-        console().print(_table(page))
+        console().print(_table(page, services))
     is_full = as_json and len(page.jobs) == limit  # then the caller goes on behind the last one
     if page.after is not None and not is_full:
         remark_next_page(page.after)
@@ -152,17 +156,18 @@ def jobs(
         )
 
 
-def _table(page: Page) -> RenderableType:
+def _table(page: Page, services: _Services) -> RenderableType:
+    rows = (_row(job, services) for job in page.jobs)
     if console().width < _WIDE:
-        return Group(*(line for each in page.jobs for line in _two_lines(each)))
+        return Group(*(line for row in rows for line in _two_lines(row)))
     ids, kinds = Column("ID", no_wrap=True, min_width=36), Column("KIND", no_wrap=True, max_width=20)
     statuses, details = Column("STATUS", no_wrap=True, min_width=10), folded("DETAIL", at_least=12)
-    return new_table([ids, kinds, statuses, "TRY", right("AGE"), details], map(_row, page.jobs))
+    return new_table([ids, kinds, statuses, "TRY", right("AGE"), details], rows)
 
 
-def _two_lines(job: Mapping[str, Any]) -> Iterator[Text]:
+def _two_lines(row: Iterable[Text | str]) -> Iterator[Text]:
     """Yield a job for a terminal on which its details have no room beside the rest."""
-    job_id, kind, status, tries, age, detail = map(_text, _row(job))
+    job_id, kind, status, tries, age, detail = map(_text, row)
     yield Text("  ").join([job_id, kind, status, Text(f"try {tries}, {age} ago")])
     if detail:
         yield Text.assemble("    ", detail)
@@ -172,14 +177,16 @@ def _text(value: Text | str) -> Text:
     return value if isinstance(value, Text) else Text(value)
 
 
-async def _picture(database: Database, *, ask: Callable[[Database], Awaitable[Page]]) -> RenderableType:
-    return _table(await ask(database))
+async def _picture(database: Database, *, ask: _Ask) -> RenderableType:
+    return _table(*await ask(database))
 
 
-async def _page(database: Database, **filters: Any) -> Page:
+async def _page(database: Database, **filters: Any) -> tuple[Page, _Services]:
     page = await listing.list_jobs(database, seconds=_SEARCH_SECONDS, **filters)
     marks = await marks_of(database, [job["id"] for job in page.jobs])
-    return replace(page, jobs=[_in_terms(job) | {"refused": marks.get(job["id"], [])} for job in page.jobs])
+    services = await services_of(database, {job["kind"] for job in page.jobs if job["status"] == "queued"})
+    jobs = [_in_terms(job) | {"refused": marks.get(job["id"], [])} for job in page.jobs]
+    return replace(page, jobs=jobs), services
 
 
 def _in_terms(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,15 +194,16 @@ def _in_terms(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, "priority": PRIORITIES[row["priority"]]}
 
 
-def _row(job: Mapping[str, Any]) -> list[Text | str]:
+def _row(job: Mapping[str, Any], services: _Services) -> list[Text | str]:
     most = job["max_attempts"]
+    details = [*map(_refusal, job["refused"]), _lane(job), *_detail(job, services)]
     return [
         str(job["id"]),
         cell(job["kind"]),
         Text(job["status"], _COLOURS[job["status"]]),
         f"{job['attempts']}/{'-' if most is None else most}",
         since(job["created_at"]),
-        Text(", ".join(filter(None, [*map(_refusal, job["refused"]), _lane(job), *_detail(job)]))),
+        Text(", ".join(filter(None, details))),
     ]
 
 
@@ -210,7 +218,7 @@ def _refusal(mark: Mark) -> str:
     return f"PostgreSQL refuses to {mark.attempted}: SQLSTATE {mark.sqlstate}{constraint}"
 
 
-def _detail(job: Mapping[str, Any]) -> Iterator[str]:
+def _detail(job: Mapping[str, Any], services: _Services) -> Iterator[str]:
     match job["status"]:
         case "scheduled" if job["held_by"] is not None:
             yield f"{_held(job)} for {since(job['held_at'])}"
@@ -224,10 +232,9 @@ def _detail(job: Mapping[str, Any]) -> Iterator[str]:
             )
             yield _returned(job) or headline(job["last_error"])
             yield _expiry(job)
-        case "queued" if job["cleared"]:
-            yield _returned(job)
         case "queued":
-            yield _expiry(job)
+            yield _hindered(services[job["kind"]])
+            yield _returned(job) or _expiry(job)
         case "cancelled":
             yield cell(job["failure_reason"])
         case "processing":
@@ -404,7 +411,7 @@ def _standing(found: Mapping[str, Any], service: Service | None) -> str:
         case "scheduled":
             return _when(found)
         case "queued":
-            hindered = "" if service is None else _hindered(found["kind"], service)
+            hindered = "" if service is None else _hindered(service, found["kind"])
             waits = "waits" if hindered else "waits for a free worker"
             waits = "its message waits to be published" if found["needs_publish"] else waits
             waits = f"{waits} since {since(found['queued_at'])}"
@@ -423,10 +430,16 @@ def _standing(found: Mapping[str, Any], service: Service | None) -> str:
             return f"{CANCELLATIONS.get(why, 'on request')}{again}"
 
 
-def _hindered(kind: str, service: Service) -> str:
-    """Return why no worker takes jobs of a kind, however many are free; empty: one may."""
+def _hindered(service: Service, kind: str | None = None) -> str:
+    """Return why no worker takes jobs of a kind, however many are free; empty: a worker takes them.
+
+    Args:
+        service: of the kind.
+        kind: named in the cure, which the short form for a listing leaves out.
+    """
     if service.paused_at is not None:
-        return f"its kind is paused since {moment(service.paused_at)}: `jsworker resume {cell(kind)}`"
+        cure = "" if kind is None else f" since {moment(service.paused_at)}: `jsworker resume {cell(kind)}`"
+        return f"its kind is paused{cure}"
     return "" if service.is_served else "no live worker serves its kind"
 
 

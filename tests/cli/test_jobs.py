@@ -62,7 +62,8 @@ class TestJobs:
             f"{ids['failed']} count-lines failed 1/- 0s attempts: ValueError: no",
             f"{ids['completed']} count-lines completed 1/- 0s took 2m",
             f"{ids['processing']} count-lines processing 1/3 0s {running}",
-            f"{ids['queued']} count-lines queued 0/3 0s returned: node drained",
+            f"{ids['queued']} count-lines queued 0/3 0s no live worker serves its kind,"
+            " returned: node drained",
             f"{ids['scheduled']} count-lines scheduled 0/- 0s due in 2h, OSError: full",
         ]
 
@@ -438,15 +439,22 @@ class TestJob:
         def status() -> str:
             return as_if_at_once(" ".join(cli("job", job_id).ok().lines[1].split()))
 
+        def listed() -> str:
+            line = as_if_at_once(" ".join(cli("jobs", "--status", "queued").ok().lines[1].split()))
+            return line.removeprefix(f"{job_id} count-lines queued 0/- 0s").strip()
+
         job_id = insert_job(sql, "queued")
         insert_worker(sql, "alpha-1-aaaa", kinds="{count-lines}", state="drained")
         insert_worker(sql, "alpha-2-aaaa", kinds="{count}")
         assert status() == "status queued: waits since 0s; no live worker serves its kind"
+        assert listed() == "no live worker serves its kind"
         insert_worker(sql, "alpha-3-aaaa", kinds="{count,count-lines}")
         assert status() == "status queued: waits for a free worker since 0s"
+        assert listed() == ""
         sql.execute("INSERT INTO jsworker.limits (kind, key, paused_at) VALUES ('count-lines', '', now())")
         paused = r"waits since 0s; its kind is paused since 20[-\d]+ [:\d]+: `jsworker resume count-lines`"
         assert re.fullmatch(f"status queued: {paused}", status())
+        assert listed() == "its kind is paused"
         sql.execute("UPDATE jsworker.limits SET paused_until = now() - interval '1 s'")
         assert status() == "status queued: waits for a free worker since 0s"
         sql.execute("UPDATE jsworker.jobs SET needs_publish = true, publish_after = now()")
