@@ -53,6 +53,7 @@ class TestJobs:
             "cancelled": {},
         }
         ids = {state: insert_job(sql, state, **columns) for state, columns in rows.items()}
+        unserved = "no live worker serves its kind"
         running = "alpha-1-aaaa, running for 0s, heartbeat 0s ago, clone 25%, half\\nway, asked to stop"
         found = cli("jobs").ok()
         assert found.lines[0].split() == ["ID", "KIND", "STATUS", "TRY", "AGE", "DETAIL"]
@@ -62,8 +63,7 @@ class TestJobs:
             f"{ids['failed']} count-lines failed 1/- 0s attempts: ValueError: no",
             f"{ids['completed']} count-lines completed 1/- 0s took 2m",
             f"{ids['processing']} count-lines processing 1/3 0s {running}",
-            f"{ids['queued']} count-lines queued 0/3 0s no live worker serves its kind,"
-            " returned: node drained",
+            f"{ids['queued']} count-lines queued 0/3 0s {unserved}, returned: node drained",
             f"{ids['scheduled']} count-lines scheduled 0/- 0s due in 2h, OSError: full",
         ]
 
