@@ -23,22 +23,16 @@ def _places(name: str) -> str:
 
 
 # Each element of the arrays is summed by itself: unnest would make a row of each, and all would be sorted.
-def _by(column: str) -> str:
-    return f"""
-SELECT {column}, {_SUMS}, {_SECONDS}, ARRAY[{_places("waits")}] AS waits, ARRAY[{_places("runs")}] AS runs
+FIGURES_BY_MINUTE = text(f"""
+SELECT minute, {_SUMS}, {_SECONDS}, ARRAY[{_places("waits")}] AS waits, ARRAY[{_places("runs")}] AS runs
 FROM jsworker.statistics
 WHERE minute >= date_trunc('minute', statement_timestamp()) - make_interval(mins => CAST(:minutes AS integer))
-  AND (CAST(:kind AS text) IS NULL OR kind = :kind)
-GROUP BY {column} ORDER BY {column}"""  # noqa: S608 -- constants
-
-
-FIGURES_BY_MINUTE = text(_by("minute"))
-FIGURES_BY_KIND = text(_by("kind"))
+GROUP BY minute ORDER BY minute""")  # noqa: S608 -- constants
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What all workers have done in a span of time, or of a kind.
+    """What all workers have done in a minute.
 
     Attributes:
         started: runs that began.
@@ -61,17 +55,9 @@ class Figures:
     runs: Sequence[int]
 
 
-async def figures_by_minute(
-    database: Database, *, minutes: int = 60, kind: str | None = None
-) -> dict[datetime, Figures]:
+async def figures_by_minute(database: Database, *, minutes: int = 60) -> dict[datetime, Figures]:
     """Return the figures of each of the last minutes with any work; those of the present one are partial."""
-    rows = await database.run(FIGURES_BY_MINUTE, {"minutes": minutes, "kind": kind})
-    return {row[0]: Figures(*row[1:]) for row in rows}
-
-
-async def figures_by_kind(database: Database, *, minutes: int = 60) -> dict[str, Figures]:
-    """Return the figures of each kind of which anything was done in the last minutes."""
-    rows = await database.run(FIGURES_BY_KIND, {"minutes": minutes, "kind": None})
+    rows = await database.run(FIGURES_BY_MINUTE, {"minutes": minutes})
     return {row[0]: Figures(*row[1:]) for row in rows}
 
 
