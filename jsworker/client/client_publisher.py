@@ -36,12 +36,12 @@ _OWN_SECONDS: Final = 5.0  # for so long relays leave a new job's message to the
 _PUBLISH_SECONDS: Final = 2.0
 _CONNECT_SECONDS: Final = 3.0
 _BATCH: Final = 1000
-_MOST_KEPT: Final = 50_000  # jobs that are published from memory; those beyond are taken from the outbox
-# That is decided before a statement is sent: the statements of calls at once may bring more. Relays take what
-# is beyond this, but only seconds later; no single call brings as many.
+_MOST_KEPT: Final = 50_000  # jobs published from memory; further ones are taken from the outbox
+# ``_MOST_KEPT`` is checked before a statement is sent, so concurrent calls may together keep more. What is
+# beyond this number is left to relays, which take it only seconds later; no single call brings as many.
 _MOST_OF_CALLS_AT_ONCE: Final = 2 * _MOST_KEPT
-_LEAST_A_SECOND: Final = 10_000  # messages that are expected to be published: relays wait for more the longer
-_LEAST_SECONDS: Final = 2.5  # so long before relays take it a message must be sent, to be marked in time
+_LEAST_A_SECOND: Final = 10_000  # the expected rate of publishing: relays wait the longer, the more is kept
+_LEAST_SECONDS: Final = 2.5  # a message must be sent so long before relays take it, to be marked in time
 _AT_ONCE_BESIDE_ENQUEUES: Final = 2
 _MAY_NOT_MARK: Final = (
     "the login may not note what was published (role jsworker_publisher): workers publish it"
@@ -54,13 +54,13 @@ _AGAIN_SECONDS: Final = 10.0
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 _END_SECONDS: Final = 2.0
 _LAST_CLAIMS_SECONDS: Final = 0.05
-"""For the claims of what was published just now, whose rows a mark would lock."""
-# What has no mark then is published once more, and the stream knows it already.
+"""The wait for the claims of jobs that were published just now, because a mark would lock their rows."""
+# Messages without a mark by then are published once more; the stream knows them already.
 _MARK_AT_END_SECONDS: Final = 5.0
 
 
 class _Kept(NamedTuple):
-    """Stored jobs whose messages relays leave to this client, until then by the event loop's clock."""
+    """Stored jobs; relays leave their messages to this client until ``own_until`` by the loop's clock."""
 
     own_until: float
     kind: str
@@ -70,11 +70,11 @@ class _Kept(NamedTuple):
 
 
 class ClientPublisher:
-    """Publishes the jobs of one client over its own connection to NATS, which it keeps usable.
+    """Publishes the jobs of one client over its own connection to NATS, which it restores after a loss.
 
-    After every loss of the connection the stream is checked anew: one that was made meanwhile might be
-    another installation's. ``unpublished_because`` is why messages were left to workers; None: none was, or
-    the last ``publish_pending`` has published everything. ``silent_because`` is why the last message was not
+    After every loss the stream is checked anew: if it was made meanwhile, it may belong to another
+    installation. ``unpublished_because`` is why messages were left to workers; None: none were, or the last
+    ``publish_pending`` has published everything. ``silent_because`` is why the last message was not
     acknowledged; None: it was, or the stream has been checked since.
     """
 
@@ -106,7 +106,7 @@ class ClientPublisher:
         self._wanted_since: float | None = None
 
     async def open(self) -> None:
-        """Connect, or go on trying in the background; see ``JobClient.open``."""
+        """Connect; if that fails, go on trying in the background; see ``JobClient.open``."""
         if not self._settings.nats_is_set:
             self.unpublished_because = _NOT_SET
             return
@@ -128,7 +128,7 @@ class ClientPublisher:
         self._reachable_stream()
 
     async def end_publishing(self) -> None:
-        """Finish publishing in the background, within seconds."""
+        """Let the publishing in the background finish within seconds, then cancel it."""
         if (publishing := self._publishing) is not None and not publishing.done():
             await asyncio.wait({publishing}, timeout=self.own_seconds())
             publishing.cancel()
@@ -156,17 +156,17 @@ class ClientPublisher:
         return _OWN_SECONDS if self._answering_stream() else 0.0
 
     def own_seconds_of(self, jobs: int) -> float:
-        """Return the same, more for many, for jobs that are stored now, and handed to ``keep`` then."""
+        """Return the same for jobs that ``keep`` gets once they are stored; more seconds for many jobs."""
         kept = self._jobs_kept + jobs
         if not self._may_mark or kept > _MOST_KEPT or not (seconds := self.own_seconds()):
             return 0.0
         return seconds + kept / _LEAST_A_SECOND
 
     def keep(self, kind: str, stored: Inserted, *, since: float) -> None:
-        """Keep the messages of jobs that relays leave to this client until it publishes them.
+        """Keep the messages of stored jobs until this client publishes them.
 
-        Those that they do not leave to it are taken from the outbox: what was stored after ``since``, by the
-        event loop's clock.
+        If relays do not leave them to this client, they are taken from the outbox, with all that was stored
+        after ``since``, by the event loop's clock.
         """
         if not stored.own_until:
             self._want(since)
@@ -183,7 +183,7 @@ class ClientPublisher:
             self._kept.append(_Kept(stored.own_until, kind, first.priority, context, some))
 
     async def publish(self, job: Outgoing) -> None:
-        """Publish a job's message; while the stream acknowledges nothing, in the background."""
+        """Publish a job's message; in the background if the stream is away or silent."""
         stream = self._answering_stream()
         if stream is None:
             self.publish_in_background()
@@ -196,12 +196,12 @@ class ClientPublisher:
             self._marks.post(Sent(job.id, job.dispatch, published.stream_seq, published.stream_created))
 
     def publish_in_background(self, *, since: float | None = None) -> None:
-        """Publish what is kept, and what was queued since, or just now; what is older is left to workers."""
+        """Publish what is kept or queued since ``since`` (None: now); older messages are left to workers."""
         self._want(asyncio.get_running_loop().time() if since is None else since)
         self.start_publishing()
 
     def start_publishing(self) -> None:
-        """Publish what is kept, and what is wanted of the outbox, in the background."""
+        """Publish what is kept, and what is wanted from the outbox, in the background."""
         if self._publishing is not None and not self._publishing.done():
             return
         if self._reachable_stream() is None or not (self._may_mark or self._answering_stream() is None):
@@ -210,7 +210,7 @@ class ClientPublisher:
             self._publishing = asyncio.create_task(self._publish_in_turn(), name="jsworker publish")
 
     async def publish_pending(self) -> int:
-        """Publish what the outbox holds and return how much; see ``JobClient.publish_pending``."""
+        """Publish the outbox and return how many messages; see ``JobClient.publish_pending``."""
         if not self._may_mark:
             self.unpublished_because = _MAY_NOT_MARK
             return 0
@@ -226,7 +226,7 @@ class ClientPublisher:
             await self._publish_kept(stream, kept)
             outbox = OutboxPublisher(self._database, stream, limit=_BATCH, mark_later=self._marks.post)
             await self._publish_all(outbox, tally)
-        self._reachable_stream()  # when the connection was lost meanwhile, not all was published
+        self._reachable_stream()  # notes a loss of the connection meanwhile: not all was published
         return kept.published + tally.published
 
     def _want(self, since: float) -> None:
@@ -240,7 +240,7 @@ class ClientPublisher:
         while True:
             if self._ready:
                 await self._lost.wait()
-            # Whatever it is may end: a login is mended, a stream deleted, a file written.
+            # Any error may end: a login is corrected, a stream deleted, a file written.
             async for attempt in AsyncRetrying(
                 retry=retry_if_exception_type(Exception),
                 wait=wait_random_exponential(multiplier=0.5, max=_LONGEST_PAUSE_SECONDS),
@@ -278,14 +278,14 @@ class ClientPublisher:
             self._events.emit("worker.degraded", what="publishing", reason=reason)
 
     def _reachable_stream(self) -> Stream | None:
-        """Return the stream when it can be reached; else note why nothing is published."""
+        """Return the stream if it can be reached; else note why nothing is published."""
         if self.stream is None or (self._ready and self.stream.connected):
             return self.stream
         self.unpublished_because = self._unready_because or _NOT_CONNECTED
         return None
 
     def _answering_stream(self) -> Stream | None:
-        """Return the stream when it is worth waiting for: it can be reached and stored the last message."""
+        """Return the stream if it is worth waiting for: it can be reached and stored the last message."""
         if self.silent_because is None:
             return self._reachable_stream()
         self.unpublished_because = self.silent_because
@@ -297,14 +297,14 @@ class ClientPublisher:
             with fewer_collections():
                 await self._publish_queued()
         finally:
-            collecting.cancel()  # not awaited: a request that came meanwhile would find this task still there
+            collecting.cancel()  # not awaited: a request made meanwhile would find this task not done
 
     async def _publish_queued(self) -> None:
-        """Publish until no call has asked for it since the last time, or nothing is acknowledged."""
+        """Publish until no call has asked for more, or the stream acknowledges nothing."""
         while self._is_wanted and (stream := self._reachable_stream()) is not None:
             if self._kept:
                 await self._publish_kept(stream, Tally(), _AT_ONCE_BESIDE_ENQUEUES)
-                if self._answering_stream() is None:  # to be tried out by what is stored next
+                if self._answering_stream() is None:  # the next stored job tries it out
                     self._wanted_since = None
             if self._kept or self._wanted_since is None:
                 continue
@@ -325,7 +325,7 @@ class ClientPublisher:
             await self._publish_all(own, Tally())
 
     async def _publish_kept(self, stream: Stream, tally: Tally, at_once: int = AT_ONCE) -> None:
-        """Publish what is kept; once nothing is acknowledged the rest is left to relays."""
+        """Publish what is kept; if the stream takes nothing, leave the rest to relays."""
         if self._kept and self._answering_stream() is not None:
             take = self._take_kept
             later = self._marks.post
@@ -338,7 +338,7 @@ class ClientPublisher:
             self._jobs_kept = 0
 
     async def _take_kept(self) -> list[Outgoing]:
-        """Take what is kept, of several calls together, but for what relays are about to take."""
+        """Take what is kept, of several calls together, and drop what relays are about to take."""
         now = asyncio.get_running_loop().time()
         outgoing: list[Outgoing] = []
         while self._kept and len(outgoing) + len(self._kept[0].ids) <= _BATCH:
@@ -352,13 +352,13 @@ class ClientPublisher:
         return outgoing
 
     async def _take_since(self, began: float, limit: int) -> list[Outgoing]:
-        """Take what has been queued since then, by the event loop's clock, or a little before."""
+        """Take what became due since ``began``, by the event loop's clock, or up to five seconds before."""
         elapsed = asyncio.get_running_loop().time() - began
         within = elapsed + _OWN_SECONDS if math.isfinite(elapsed) else None
         return await publish.take_outgoing(self._database, limit=limit, within=within)
 
     async def _publish_all(self, outbox_publisher: OutboxPublisher, tally: Tally) -> None:
-        """Publish and note why anything was not; workers publish the rest."""
+        """Publish, and note why messages were not published; workers publish those."""
         try:
             await outbox_publisher.publish(tally)
         except (DatabaseUnavailable, DatabaseRefused) as error:
@@ -371,7 +371,7 @@ class ClientPublisher:
             self.silent_because = None if tally.published else tally.failed
 
     async def _stores_again(self, stream: Stream, take: Callable[[int], Awaitable[list[Outgoing]]]) -> bool:
-        """Return whether the stream stores messages again; keeps no more than one of them from workers."""
+        """Return whether the stream stores messages again; take at most one from the outbox to try."""
         if self._may_mark:
             tally = Tally()
             one = OutboxPublisher(self._database, stream, limit=2, take=partial(take, 1))

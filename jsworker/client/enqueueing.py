@@ -1,4 +1,4 @@
-"""Enqueueing: kinds, payloads, keys and delays are checked, then rows inserted, many in few statements."""
+"""Enqueueing: checks kinds, payloads, keys and delays, then inserts the rows, many in few statements."""
 
 import asyncio
 from collections import deque
@@ -41,21 +41,21 @@ if TYPE_CHECKING:
     from sqlalchemy import TextClause
 
 Kind = str | type[JobProcessor[Any]]
-"""A kind's name, or its processor, whose payload type then checks the payload."""
+"""A kind's name, or its processor; the processor's payload type then checks the payload."""
 
 MAX_PAYLOAD_BYTES: Final = 1_048_576
 MOST_ATTEMPTS: Final = 1_000_000
-MOST_STALLS: Final = 100  # the table's constraint refuses more from a producer, too
+MOST_STALLS: Final = 100  # the table, too, refuses more for a job that was never claimed
 _NO_SPAN: Final = TraceContext()
 _BATCH: Final = 5000
-_BATCH_BYTES: Final = 8_000_000  # of payloads in one statement, but for a single one that is larger
+_BATCH_BYTES: Final = 8_000_000  # of payloads in one statement; a larger payload has its own
 _AT_ONCE: Final = 2
 _SHARED_BATCH: Final = 500
 _Answer = Enqueued | JsworkerError
 
 
 class JobOptions(NamedTuple):
-    """What is given once for all jobs of a call."""
+    """The options that are given once for all jobs of a call."""
 
     max_payload_bytes: int
     delay: Seconds = 0.0
@@ -68,7 +68,7 @@ class JobOptions(NamedTuple):
 
     @classmethod
     def of(cls, max_payload_bytes: int, options: EnqueueOptions, contents: Contents = PLAIN) -> Self:
-        """Return what a call says; TypeError: it says what there is not."""
+        """Return the options of a call, or raise TypeError for an unknown argument."""
         said: dict[str, Any] = {**options}
         for name, value in said.items():
             if name not in EnqueueOptions.__annotations__:
@@ -77,9 +77,9 @@ class JobOptions(NamedTuple):
         return cls(max_payload_bytes, terms=Terms(**terms), contents=contents, **said)
 
     def check(self, kind: Kind, keys: Sequence[str | None]) -> tuple[float, JobTerms]:
-        """Return the delay, and the terms of jobs with a key.
+        """Return the delay, and the terms of the jobs that have a key.
 
-        Raises ``TypeError`` or ``ValueError`` for what cannot be enqueued.
+        Raises ``TypeError`` or ``ValueError`` if an option, or a combination of options, is not allowed.
         """
         if self.max_attempts is not None:
             check_count("max_attempts", self.max_attempts, MOST_ATTEMPTS)
@@ -94,7 +94,7 @@ class JobOptions(NamedTuple):
 
 
 def check_count(name: str, value: int, most: int) -> None:
-    """Raise ``TypeError`` or ``ValueError`` for what is no whole number from 1 to ``most``."""
+    """Raise ``TypeError`` or ``ValueError`` unless ``value`` is a whole number from 1 to ``most``."""
     if not isinstance(value, Integral):
         raise TypeError(f"{name}={shown(value)} must be a whole number, not {type(value).__name__}")
     if not 1 <= value <= most:
@@ -134,25 +134,25 @@ def enqueue_statement(
     codec: Codec | None = None,
     **options: Unpack[EnqueueOptions],
 ) -> "TextClause":
-    """Return a statement that enqueues a job in your own transaction, sync or async session alike.
+    """Return a statement that enqueues a job in your own transaction, in a sync or an async session.
 
-    Execute it and read its one row ``(id, created, dispatch)``. ``created`` is False when a live job holds
-    the unique key already; no row at all means that a twin is being committed this very moment: execute it
-    again. The relay of any worker publishes the job after your commit; ``JobClient.publish_pending`` does
-    so at once.
+    Execute it and read its one row ``(id, created, dispatch)``. ``created`` is False if a live job already
+    holds the unique key. If there is no row, another transaction is just committing a job with the same key:
+    execute the statement again. After your commit, the relay of any worker publishes the job;
+    ``JobClient.publish_pending`` publishes it at once.
 
     Args:
         kind: the kind, or its processor, which checks the payload.
         payload: what the processor gets.
         unique_key: at most one live job of the kind has it; 1 to 255 printable characters.
-        max_payload_bytes: most bytes of the payload's JSON text, as it is stored.
+        max_payload_bytes: the most bytes of the payload's JSON text as it is stored.
         codec: encodes the payload; None: it is stored as it is.
         options: see ``EnqueueOptions``.
 
     Raises:
         InvalidName: the kind, the unique key or the limit key is not allowed.
-        InvalidPayload, InvalidJson: the payload does not fit the processor, is too large, or no JSON.
-        ValueError, TypeError: another argument is out of range, of the wrong type, or contradicts one.
+        InvalidPayload, InvalidJson: the payload does not fit the processor, is too large, or is not JSON.
+        ValueError, TypeError: an argument is unknown, of a wrong type or value, or contradicts another.
     """
     said = JobOptions.of(max_payload_bytes, options, Contents(codec))
     [job] = new_jobs(kind, [payload], [unique_key], said, tracing.current())
@@ -169,14 +169,14 @@ def kind_name(kind: Kind) -> str:
 
 
 def priority_of(kind: Kind, priority: Priority | None) -> int:
-    """Return the number of the given priority, or the processor's; ValueError: there is none such."""
+    """Return the number of the given priority, else the processor's; raise ValueError for an unknown one."""
     if priority is not None:
         return priority_number(priority)
     return NORMAL if isinstance(kind, str) else priority_number(kind.priority)
 
 
 def one_for_each(name: str, given: Any) -> list[Any]:
-    """Return what is given for many jobs as a list; TypeError: it is one value, or has no order."""
+    """Return the values for many jobs as a list; raise TypeError for one value or values without order."""
     if isinstance(given, str | bytes | Mapping | BaseModel | set | frozenset) or not isinstance(
         given, Iterable
     ):
@@ -185,7 +185,7 @@ def one_for_each(name: str, given: Any) -> list[Any]:
 
 
 def keys_of(payloads: Sequence[Any], unique_keys: Sequence[str | None] | None) -> Sequence[str | None]:
-    """Return a unique key or None for each payload; ValueError: there are more or fewer."""
+    """Return a unique key or None for each payload; raise ValueError if there are more or fewer keys."""
     keys = [None] * len(payloads) if unique_keys is None else one_for_each("unique_keys", unique_keys)
     if len(keys) != len(payloads):
         raise ValueError(f"{len(keys)} unique_keys for {len(payloads)} payloads: one for each is needed")
@@ -229,12 +229,12 @@ def new_jobs(
 
 
 def limit_key_of(kind: Kind, text: str, given: str | None = None) -> str | None:
-    """Return the limit key of a payload's JSON text: the one that is given, or its class's; None: no key."""
+    """Return the limit key for a payload's JSON text: the given one, else that of the class, if any."""
     return _limit_key(kind, given)(text)
 
 
 def _limit_key(kind: Kind, given: str | None) -> Callable[[str], str | None]:
-    """Return what gives a payload's JSON text its limit key: the one that is given, or that of its class."""
+    """Return the function that gives a payload's JSON text its limit key; see ``limit_key_of``."""
     key = None if isinstance(kind, str) else common_key(kind.limit, kind.rate)
     if given is not None:
         if not isinstance(kind, str) and key is None and (kind.limit or kind.rate) is not None:
@@ -254,7 +254,7 @@ def payload_text(kind: Kind, payload: Any) -> str:
 
 
 def stored_payload(text: str, kind: str, owner: UUID | str, contents: Contents, most: int) -> str:
-    """Return a payload's JSON text as it is stored, in at most ``most`` bytes."""
+    """Return a payload's JSON text as it is stored; raise InvalidPayload if that has over ``most`` bytes."""
     text = contents.encode(text, "payload", kind, owner)
     size = len(text) if text.isascii() else len(text.encode())
     if size > most:
@@ -263,7 +263,7 @@ def stored_payload(text: str, kind: str, owner: UUID | str, contents: Contents, 
 
 
 class Inserted(NamedTuple):
-    """Jobs of one statement and what it did with them.
+    """The jobs of one statement, and its answers.
 
     Until ``own_until``, by the event loop's clock, relays leave the messages to this client; 0: they do not.
     """
@@ -281,11 +281,11 @@ async def insert(
     keyed: bool,
     own_seconds: Callable[[int], float],
 ) -> AsyncGenerator[Inserted]:
-    """Insert jobs of a kind and yield the answers, in order, as they come.
+    """Insert jobs of a kind and yield the answers of the statements, in order, as they come.
 
-    Without keys, two statements are under way at once; of two jobs with one key the first wins, so then batch
-    goes after batch. After an error those that were answered are stored; of those under way it is unclear.
-    ``own_seconds`` is called with the number of jobs of each statement.
+    Two statements are under way at once, but only one if jobs are ``keyed``: of two jobs with the same key
+    the first must win. After an error the answered jobs are stored; for those under way it is unclear.
+    ``own_seconds`` is called with the number of jobs of a statement whose jobs are due at once.
     """
     under_way: deque[asyncio.Task[Inserted]] = deque()
     at_once = 1 if keyed else _AT_ONCE
@@ -300,7 +300,7 @@ async def insert(
     try:
         for batch in _batches(jobs):
             under_way.append(asyncio.create_task(write(batch)))
-            await asyncio.sleep(0)  # send it before the answers of an earlier one keep the processor busy
+            await asyncio.sleep(0)  # send it before the answers of an earlier one keep the CPU busy
             if len(under_way) == at_once:
                 yield await under_way.popleft()
         while under_way:
@@ -325,10 +325,10 @@ def _batches(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
 
 
 class SharedInserts:
-    """Inserts single jobs of a client: a lone one at once, a flood in natural batches, kind by kind.
+    """Inserts single jobs of a client: a lone job at once, concurrent jobs of a kind in natural batches.
 
-    A job with a unique key always goes alone: it may have to wait for a twin that is not committed yet. So
-    does one with terms, whose statement is another.
+    A job with a unique key is always inserted alone, because it may have to wait for a job with the same key
+    that is not committed yet; so is a job with terms, because it needs another statement.
     ``publish_after`` returns the seconds for which relays leave messages to this client now.
     """
 
@@ -351,7 +351,7 @@ class SharedInserts:
         if job.unique_key is None and job.terms is None and self._under_way:
             if kind not in self._kinds:
                 name, write = f"inserts of {kind}", partial(self._write, kind)
-                # In no request's context: that of the first one would be kept for good.
+                # Not in the context of the first request, which would be kept for good.
                 self._kinds[kind] = self._context.run(
                     Batcher, name, write, limit=_SHARED_BATCH, died=self._died
                 )
@@ -366,7 +366,7 @@ class SharedInserts:
             self._under_way -= 1
 
     async def flush(self) -> None:
-        """Wait until everything that was called for has been answered."""
+        """Wait until all inserts in batches have been answered."""
         for batches in self._kinds.values():
             await batches.flush()
 
@@ -384,7 +384,7 @@ class SharedInserts:
             except JsworkerError as error:
                 return [error] * len(jobs)
             answers = {answer.id: answer for answer in inserted}
-            alone = [job for job, _ in refused]  # once more, for its own error
+            alone = [job for job, _ in refused]  # inserted once more, each for its own error
         for job in alone:
             try:
                 answers[job.id] = await self._alone(kind, job)

@@ -1,4 +1,4 @@
-"""What a client returns of jobs: frozen records, of which ``to_dict`` makes what any JSON encoder takes."""
+"""The frozen records of jobs that a client returns; ``to_dict`` makes values for any JSON encoder."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ JobEventName: TypeAlias = Literal[
     "step",
     "woken",
 ]
-"""What the timeline of a job tells; a newer jsworker may tell of more."""
+"""The events in the timeline of a job; a newer jsworker may write others, too."""
 
 
 class _Record:
@@ -47,38 +47,38 @@ class _Record:
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Self:
-        """Return the record of a row by column name; what a newer jsworker has besides is left out."""
+        """Return the record of a row by column name; columns that only a newer jsworker has are left out."""
         return cls(**{name: row[name] for name in cls.__match_args__})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it by name: ids as text, times in ISO 8601 in UTC, durations in seconds."""
+        """Return the fields by name: ids as text, times in ISO 8601 in UTC, durations in seconds."""
         return {name: plain(getattr(self, name)) for name in self.__match_args__}
 
 
 @dataclass(frozen=True, slots=True)
 class JobInfo(_Record):
-    """A job as it was when it was read, without what it works on; times are the database's.
+    """A job as it was when read, without payload, checkpoint and result; times are by the database's clock.
 
     Attributes:
         id: the job's id.
         kind: the kind, which names the processor.
         status: scheduled, queued, processing, completed, failed or cancelled.
-        worker_id: the worker that runs it; None: none does.
+        worker_id: the worker that runs it; None: it is not running.
         fencing_token: how often it was claimed.
-        attempts: runs that count as attempts: ``attempt`` of the present or last one.
+        attempts: runs that count as attempts; equals ``attempt`` of the present or last run.
         errors: attempts that ended in an error.
         stalls: runs that were taken back and counted.
-        max_attempts: its own; None until a worker has claimed it, whose processor then says it.
+        max_attempts: its limit; if the producer gave none, None until a claim sets the processor's.
         max_stalls: likewise.
-        stage, progress, message: what ``update_progress`` said last.
-        unique_key: under which at most one job is live; None: none, or it is a ``waiting_key``.
+        stage, progress, message: the last values of ``update_progress``.
+        unique_key: the key under which at most one job is live; None: no key, or a ``waiting_key``.
         run_at: when a scheduled job is due.
-        queued_at: when it came to the queue, which says whose turn it is.
+        queued_at: when it entered the queue, which decides the order of jobs.
         claimed_at: when its present or last run began.
         last_activity_at: the last sign of life of its run; None: it is not running.
         deadline_at: when its run times out.
         cleared: whether its next or present run follows one that was taken back or handed back.
-        clear_reason: why.
+        clear_reason: why that run was taken back or handed back.
         cancel_requested: whether its run is asked to stop.
         last_error: text of the last error, with its traceback.
         failure_reason: why no attempt followed the last one, or why it was cancelled.
@@ -87,14 +87,14 @@ class JobInfo(_Record):
         finished_at: when it completed, failed or was cancelled.
         progress_at: when it reported progress last, saved a checkpoint or announced a quiet phase.
         held_by: what a scheduled job waits for instead of a time: limit, rate, paused or needs.
-        held_at: since when.
-        due_at: before which it does not begin, even if it is not held any more.
-        limit_key: under which limits, rates and pauses count it.
+        held_at: since when it is held.
+        due_at: the time before which it does not begin, even if it is not held any more.
+        limit_key: the key under which limits, rates and pauses count it.
         priority: high, normal or low.
         expires_at: when it is cancelled, unless it has begun.
         waiting_key: the unique key of a job of ``unique="waiting"`` or ``debounce``.
         behind: the running job of its key for which it waits.
-        debounce_until: beyond which repetitions do not move it.
+        debounce_until: the time beyond which further calls do not postpone it.
         batch_id: the batch of a workflow that it belongs to.
     """
 
@@ -146,24 +146,24 @@ class JobInfo(_Record):
 
 @dataclass(frozen=True, slots=True)
 class JobDetails(JobInfo):
-    """Everything about a job: what ``JobInfo`` has, what it works on, and what jsworker keeps for itself.
+    """Everything about a job: also payload, checkpoint and result, and jsworker's internal fields.
 
     Attributes:
         payload: the JSON value that was enqueued.
-        checkpoint: what ``save_checkpoint`` stored last.
+        checkpoint: the value that ``save_checkpoint`` stored last.
         result: the JSON value of what ``process`` returned.
         completed_by: the worker that completed it.
         schedule: the schedule that has enqueued it.
-        scheduled_for: the instant for which it did.
+        scheduled_for: the schedule's due time for which it was enqueued.
         snoozes: runs that ended in ``Snooze``.
-        stale_after: silence after which any worker may take its run back; None: no time alone is enough.
-        crash_after: silence after which one may that finds the owner's process gone.
+        stale_after: silence after which any worker may take its run back; None: silence alone never suffices.
+        crash_after: silence after which a worker may do so if it finds the owner's process gone.
         traceparent, tracestate: the span that enqueued it, as W3C Trace Context.
-        dispatch: how often it was put into the queue; a message of an earlier time is skipped.
+        dispatch: how often it was put into the queue; a message of an earlier dispatch is skipped.
         needs_publish: whether its message waits to be published.
-        publish_after: before which relays leave that to the client.
+        publish_after: the time before which relays leave that to the client.
         published_at: when the message was stored.
-        stream_seq, stream_created: where: its number in the stream, and when that stream was made.
+        stream_seq, stream_created: the message's number in the stream, and when that stream was made.
     """
 
     payload: Any
@@ -187,15 +187,15 @@ class JobDetails(JobInfo):
 
 @dataclass(frozen=True, slots=True)
 class JobEvent(_Record):
-    """What happened to a job.
+    """An entry of a job's timeline.
 
     Attributes:
-        at: when, by the database's clock.
-        event: what: claimed, error, reset, released, cancelled ...
+        at: when it happened, by the database's clock.
+        event: what happened: claimed, error, reset, released, cancelled ...
         worker_id: the worker that wrote it; None: a client or an operator did.
         fencing_token: the run that it is about.
         error: the error's text.
-        detail: what belongs to it, by name.
+        detail: further fields of the event, by name.
     """
 
     at: datetime
@@ -211,12 +211,12 @@ class StepInfo(_Record):
     """A step of a job, or a sleep.
 
     Attributes:
-        name: what it is called.
-        result: the JSON value of what it returned; None also where that takes more than 16 KiB.
-        stored_bytes: what the result takes in the database.
+        name: the step's name.
+        result: the JSON value that it returned; also None if that takes more than 16 KiB.
+        stored_bytes: the size of the result in the database.
         fencing_token: the run that made it.
         at: when it was done; of a sleep, when it began.
-        sleeps_until: of a sleep, when it is over; None: it is no sleep.
+        sleeps_until: of a sleep, when it is over; None: it is a step.
     """
 
     name: str
@@ -228,7 +228,7 @@ class StepInfo(_Record):
 
 
 def job_uuid(job_id: UUID | str) -> UUID:
-    """Return a job id as a UUID; JobNotFound: a text that is none, so that no job can have it."""
+    """Return a job id as a UUID; raise JobNotFound for text that no job can have as its id."""
     if isinstance(job_id, UUID):
         return job_id
     if not isinstance(job_id, str):

@@ -22,11 +22,11 @@ _CAUSES: Final = {
     "operator": "an operator said so",
 }
 ENDS: Final = frozenset({"reset", "error", "failed", "cancelled", "released", "snoozed"})
-"""Entries that end a run; a job that does not run can be cancelled too."""
+"""Events that end a run; ``cancelled`` may also be of a job that is not running."""
 _BY_OWNER: Final = frozenset(
     {"child_jobs", "claimed", "error", "failed", "released", "snoozed", "step", "sleep", "fenced", "rejected"}
 )
-"""Entries that the owner of a run wrote; others name it in their details."""
+"""Events that the owner of a run writes; other events may name the owner in their details."""
 _ENTRIES: Final = {
     "released": "handed back: {reason}",
     "snoozed": "put off: {reason}",
@@ -47,17 +47,17 @@ _ENTRIES: Final = {
     "rescheduled": "it was put off to {run_at}, from {was}",
     "priority_set": "its priority was set to {priority}, from {was}",
 }
-"""Names in braces are those of the details; who wrote it, and the error's first line."""
+"""The words for each event. A name in braces is of the details, or is added by ``_filled``."""
 _NOTES: Final = {
     "rejected": "its late {write} was refused",
     "fenced": "it stopped itself, because its heartbeats were not answered",
     "skipped": "{who} skipped a message about it",
 }
-"""What is added to the line of a run."""
+"""Notes that are added to the line of a run, by event."""
 
 
 def readable(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an entry whose details are text or numbers, as workers write them; a row may hold any JSON."""
+    """Return an entry with text or numbers as details, as workers write them: a row may hold any JSON."""
     detail = event["detail"]
     if not isinstance(detail, dict):
         return {**event, "detail": None}
@@ -74,16 +74,16 @@ def _text(value: Any) -> str | float | None:
 
 
 def entry_lines(timeline: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what happened, in words, a line for each entry."""
+    """Yield a line in words for each entry."""
     released = {event["fencing_token"] or 0 for event in timeline if event["event"] == "released"}
     for event in timeline:
         yield entry_line(event, handed_back=(event["fencing_token"] or 0) - 1 in released)
 
 
 def entry_line(event: Mapping[str, Any], *, handed_back: bool = False) -> str:
-    """Return what happened, in words.
+    """Return the line in words for an entry.
 
-    ``handed_back``: whether the run before was; the entry of a claim does not tell it from one taken back.
+    ``handed_back``: whether the run before was handed back and not taken back, which a claim does not tell.
     """
     detail, name = event["detail"] or {}, event["event"]
     if name in ENDS:
@@ -125,12 +125,12 @@ def _again(run_at: Any) -> str:
 def _time(stored: Any) -> str:
     try:
         return _moment(datetime.fromisoformat(str(stored)))
-    except ValueError:  # infinity, say
+    except ValueError:  # for example infinity
         return _cell(stored)
 
 
 def run_line(token: int, found: Mapping[str, Any], timeline: Sequence[Mapping[str, Any]]) -> str:
-    """Return who ran a job at a token, and how that ended."""
+    """Return a line about the run with a fencing token: its owner, its end, and notes."""
     events = [event for event in timeline if event["fencing_token"] == token]
     owner = run_owner(token, found, timeline)
     end = next((_end(event) for event in events if event["event"] in ENDS), None)
@@ -145,7 +145,7 @@ def run_line(token: int, found: Mapping[str, Any], timeline: Sequence[Mapping[st
 
 
 def run_owner(token: int, found: Mapping[str, Any], timeline: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the worker that had a job at a token; None: nothing tells."""
+    """Return the worker that owned a job at a fencing token; None if it is unknown."""
     events = (event for event in timeline if event["fencing_token"] == token)
     owner = next(filter(None, map(_owner, events)), None)
     if owner is None and (claim := taken_over(token, timeline)) is not None:
@@ -156,7 +156,7 @@ def run_owner(token: int, found: Mapping[str, Any], timeline: Sequence[Mapping[s
 
 
 def taken_over(token: int, timeline: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the claim that took a job from a silent owner, who had it at a token; None: none did."""
+    """Return the claim that took the job from the silent owner of the run with a token; None if none did."""
     for event in timeline:
         if event["fencing_token"] == token + 1 and event["event"] == "claimed":
             return event if (event["detail"] or {}).get("owner") else None

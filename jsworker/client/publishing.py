@@ -1,4 +1,4 @@
-"""From the outbox to the stream: take what is due, publish it, mark what was acknowledged."""
+"""Publishes the outbox: takes due jobs, sends their messages to the stream, marks acknowledged ones."""
 
 import asyncio
 import time
@@ -18,38 +18,38 @@ from jsworker.stream.message import WireMessage
 from jsworker.stream.publisher import Published
 
 AT_ONCE: Final = 4
-"""Batches under way: while one is taken, others are on their way to the stream, stored there and marked."""
+"""The batches under way: while one is taken from the outbox, others are sent, stored and marked."""
 
 MARK_SECONDS: Final = 0.5
-"""So much later few messages are marked, or up to twice that: by then most of their jobs are claimed, and
-need no mark. One that came at once would lock rows as their messages arrive, and no claim waits for a lock.
-Far less than the five seconds after which a message without a mark is published again."""
+"""A small batch is marked this much later, or up to twice that: by then most of its jobs are claimed and need
+no mark. An immediate mark would lock rows while their messages arrive, and a claim does not wait for a lock.
+The delay is far less than the five seconds after which a message without a mark is published again."""
 _FEW: Final = 500
-"""Of more messages most jobs will wait: they are marked at once, which keeps what is unmarked short."""
+"""If a batch is larger, most of its jobs will wait: it is marked at once, so that few rows are unmarked."""
 
 Take = Callable[[], Awaitable[list[Outgoing]]]
-"""Takes a batch from the outbox; a short one was all."""
+"""Takes a batch from the outbox; if it is shorter than the limit, it is the last one."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What came of publishing an outbox."""
+    """The result of publishing an outbox."""
 
     published: int = 0  # messages that the stream acknowledged
-    stored: int = 0  # those among them that the stream did not have already
-    failed: str | None = None  # why one of the others was not
+    stored: int = 0  # acknowledged messages that the stream did not have already
+    failed: str | None = None  # why a message was not acknowledged
     refused: str | None = None  # why the stream takes no messages now, as far as is known
-    ended: bool = False  # a batch was short, not taken, or not acknowledged at all: begin no other
+    ended: bool = False  # a batch was short, not taken, refused or not acknowledged: begin no other
 
 
 class OutboxPublisher:
-    """Publishes the outbox batch by batch; while it is full, some are taken as others are sent and marked.
+    """Publishes the outbox batch by batch; while more is due, some batches are taken as others are sent.
 
-    A batch holds up to ``limit`` jobs: all that is due, or what ``take`` takes. ``at_once`` of them are
-    under way while the outbox is full; fewer leave more of the process to others. ``refused_rows`` sets rows
-    aside whose mark is refused. ``mark_later`` is given what was sent of a small batch, to be marked within
-    seconds; None: all is marked at once. Every method raises ``DatabaseUnavailable`` without an answer of
-    PostgreSQL.
+    ``take`` takes a batch, by default up to ``limit`` due jobs; a batch of fewer than ``limit`` is the last.
+    Up to ``at_once`` batches are under way; a smaller number leaves more CPU time to the rest of the process.
+    ``refused_rows`` sets aside rows whose mark is refused. ``mark_later`` is called with each sent message of
+    a small batch, to be marked within seconds; None: all are marked at once. Every method raises
+    ``DatabaseUnavailable`` if PostgreSQL does not answer.
     """
 
     def __init__(
@@ -74,17 +74,17 @@ class OutboxPublisher:
         self._ending = False
 
     def end(self) -> None:
-        """Begin no other batch; those under way are still sent, and marked at once or later."""
+        """Begin no other batch; the batches under way are still sent, and marked at once or later."""
         self._ending = True
 
     async def publish(self, tally: Tally | None = None) -> Tally:
-        """Publish until a batch is short or NATS is gone.
+        """Publish until a batch is short, NATS is not connected, or the stream takes no messages.
 
-        What is not acknowledged stays in the outbox and is due again in five seconds. ``tally`` also
-        counts what was published before an error.
+        A message that is not acknowledged stays in the outbox and is due again in five seconds. If an error
+        is raised, ``tally`` counts what was published before it.
         """
         tally = Tally() if tally is None else tally
-        await self._publish_batch(tally)  # alone, for as a rule that was all
+        await self._publish_batch(tally)  # alone, because usually it is the only one
         lanes = [self._publish_on(tally) for _ in range(self._at_once)]
         for ended in await asyncio.gather(*lanes, return_exceptions=True):
             if isinstance(ended, BaseException):
@@ -105,7 +105,8 @@ class OutboxPublisher:
             tally.ended = True
 
     async def _publish_batch(self, tally: Tally) -> None:
-        # One after the other: PUBLISH locks rows that a twin has just taken, and their MARK would skip them.
+        # One take at a time: a second PUBLISH would lock rows that the first has just taken, and MARK skips
+        # locked rows.
         async with self._taking:
             wanted = self._stream.connected and not tally.ended and not self._ending
             outgoing = await self._take() if wanted else []
@@ -127,22 +128,22 @@ class OutboxPublisher:
         tally.stored += stored
         if failed:
             tally.failed = str(failed[0])
-        # Beside messages that were stored a refusal is one message's own: a limit of its subject, perhaps.
+        # If others were stored, a refusal concerns one message alone: for example a limit of its subject.
         if not stored:
-            # The stream said so, or acknowledged nothing at all. One message without an answer among others
-            # says nothing about them: its subject may not be permitted.
+            # The stream takes no messages if it says so, or acknowledges none. A single message without an
+            # answer tells nothing about the others: its subject may not be permitted.
             refused: list[PublishFailed] = [each for each in failed if isinstance(each, PublishRefused)]
             if not refused and not sent:
                 refused = [each for each in failed if not isinstance(each, MessageUnfit)]
             if refused:
                 tally.refused = tally.refused or str(refused[0])
-        # Without a leader, say: what failed is due again before the last batch has failed, too.
+        # Without a leader, for example, failed messages are due again before the last batch has failed.
         if tally.refused is not None or not sent:
             tally.ended = True
         if not sent:
             return
         await fault_points.reach("after_publish_before_mark")
-        # Of a batch with one that failed, after a wait, the others are about to be due again.
+        # After a failure, which took a wait, the other messages of the batch are about to be due again.
         if self._mark_later is None or failed or len(sent) > _FEW:
             await mark(self._database, sent, self._refused_rows)
         else:
@@ -156,7 +157,7 @@ async def publish_traced(
     *,
     timeout: float = 5.0,  # noqa: ASYNC109 -- passed on
 ) -> Sequence[Published | PublishFailed]:
-    """Publish messages with the contexts of their jobs, in spans where they are made."""
+    """Publish messages with the trace contexts of their jobs, in spans if tracing is active."""
     messages = [
         WireMessage(job.id, job.kind, job.dispatch, job.cleared, job.clear_reason, job.priority)
         for job in outgoing

@@ -1,4 +1,4 @@
-"""Waiting for jobs to end: one reader for all waiters of a client; NATS hints when to look, rows decide."""
+"""Waits for jobs to end: one reader for all waiters of a client reads rows, sooner after a hint by NATS."""
 
 import asyncio
 import heapq
@@ -38,7 +38,7 @@ from jsworker.stream.result_hints import RENEW_SECONDS, HintReceiver
 T = TypeVar("T")
 R = TypeVar("R", default=Any)
 ResultReader: TypeAlias = Callable[[UUID, float | timedelta | None], Awaitable[Any]]
-"""Waits for the result of a job, for so long."""
+"""Waits for the result of a job, for at most the given time; None: without a limit."""
 
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _LONGEST_PAUSE_SECONDS: Final = 2.0
@@ -46,14 +46,14 @@ PAUSE_OF_OUTAGE_SECONDS: Final = 0.5
 _READ_AT_ONCE: Final = 5000
 _LARGE_AT_ONCE: Final = 3
 _MOST_HINTS: Final = 10
-"""For one job; a worker sends one. Behind forged ones it is looked at by the clock alone."""
+"""The most hints that count for one job; a worker sends one. If forged ones use them up, time decides."""
 _CLOSED: Final = "the client was closed"
 _LINE_CHARACTERS: Final = 300
 _INSUFFICIENT_PRIVILEGE: Final = "42501"
 
 
 class _Awaited:
-    """A job that is waited for, and when its row is read next: infinite while it is being read."""
+    """A job that is waited for; ``read_at``, when its row is read next, is infinite during a read."""
 
     __slots__ = ("hints", "pause", "read_at", "waiters")
 
@@ -65,11 +65,11 @@ class _Awaited:
 
 
 _Taken = dict[UUID, list[asyncio.Future[JobEnd]]]
-"""Jobs that are being read, and who waited before the read began: who comes later gets no answer from it."""
+"""Jobs that are being read, each with the waiters that the read answers: not those that came later."""
 
 
 class Results:
-    """Waits for the results of jobs; reads the rows of all that are waited for together."""
+    """Waits for the results of jobs; the rows of all awaited jobs are read together."""
 
     def __init__(self, database: Database, contents: Contents) -> None:
         self._database = database
@@ -110,7 +110,7 @@ class Results:
         return _result_of(end, self._contents)
 
     async def close(self) -> None:
-        """Let all waiters go with an error."""
+        """End every wait with an error."""
         self._is_closed = True
         if self._reading is not None:
             self._reading.cancel()
@@ -185,7 +185,7 @@ class Results:
         self._unannounced.clear()
 
     def _announce(self, now: float) -> None:
-        """Tell workers what is waited for, before it is read: what ends from here on is hinted at."""
+        """Tell workers which jobs are awaited, before their rows are read: later ends are then hinted at."""
         if now >= self._renew_at:
             self._renew_at = now + RENEW_SECONDS
             ids = list(self._awaited)
@@ -200,7 +200,7 @@ class Results:
         while self._due and self._due[0][0] <= now and len(taken) < _READ_AT_ONCE:
             read_at, job_id = heapq.heappop(self._due)
             awaited = self._awaited.get(job_id)
-            if awaited is not None and awaited.read_at == read_at:  # else another entry is newer
+            if awaited is not None and awaited.read_at == read_at:  # else a newer entry replaces this one
                 awaited.read_at = math.inf
                 taken[job_id] = list(awaited.waiters)
         return taken
@@ -219,12 +219,12 @@ class Results:
                 self._trouble, least = error, PAUSE_OF_OUTAGE_SECONDS
             else:
                 self._fail(ids, _with_role(error))
-        except Exception as error:  # noqa: BLE001 -- else all would wait for ever
+        except Exception as error:  # noqa: BLE001 -- else all waiters would wait for ever
             self._fail(ids, error)
         for end in ends:
             waiters = taken[end.id]
             for place, waiter in enumerate(waiters):
-                if not waiter.done():  # each with a value of its own, which it may change
+                if not waiter.done():  # each gets a value of its own, which it may change
                     waiter.set_result(end._replace(result=deepcopy(end.result)) if place else end)
             if (awaited := self._awaited.get(end.id)) is not None:
                 awaited.waiters.difference_update(waiters)
@@ -236,13 +236,13 @@ class Results:
         now = asyncio.get_running_loop().time()
         for job_id in ids:
             awaited = self._awaited.get(job_id)
-            if awaited is None or awaited.read_at != math.inf:  # ended, or to be read again already
+            if awaited is None or awaited.read_at != math.inf:  # ended, or its next read is planned already
                 continue
             if again_at_once:
                 awaited.read_at = now
             else:
                 awaited.pause = pause = min(max(2 * awaited.pause, least), _LONGEST_PAUSE_SECONDS)
-                # At multiples of the pause, so that many are read together; other clients have other ones.
+                # At multiples of the pause, so that many are read together; each client has its own offset.
                 awaited.read_at = ((now + self._offset) // pause + 1) * pause - self._offset
             heapq.heappush(self._due, (awaited.read_at, job_id))
 
@@ -269,9 +269,9 @@ class Results:
 
 
 class JobHandle(Enqueued, Generic[R]):
-    """What an enqueue did, the tuple ``(id, created)``, and the way to the job's result.
+    """The result of an enqueue, the tuple ``(id, created)``, from which the job's result can be awaited.
 
-    Not ``created``: ``id`` is that of the live job which holds the unique key, and so is the result.
+    If not ``created``, ``id`` and the result are those of the live job that holds the unique key.
     """
 
     _read: ResultReader | None = None
@@ -290,10 +290,10 @@ class JobHandle(Enqueued, Generic[R]):
     async def result(self, timeout: float | timedelta | None = None) -> R:  # noqa: ASYNC109 -- as asyncio.wait_for
         """Return the job's result once it has completed; see ``JobClient.result``.
 
-        Of a job that was enqueued by its processor it is the type that ``process`` returns, made from the
-        JSON value; of one enqueued by a kind's name, that JSON value.
+        If the job was enqueued by its processor, the JSON value is converted to the type that ``process``
+        returns; if by a kind's name, the JSON value is returned.
 
-        Raises InvalidJson beside what ``JobClient.result`` raises: the stored result is none of that type.
+        Raises the errors of ``JobClient.result``, and InvalidJson if the result does not fit that type.
         """
         if self._read is None:
             raise RuntimeError(f"this handle belongs to no client: use client.result({str(self.id)!r})")
@@ -307,7 +307,7 @@ class JobHandle(Enqueued, Generic[R]):
 def as_returned(kind: str | type[JobProcessor[Any]], job_id: UUID, result: Any) -> Any:
     """Return a job's result, a JSON value, as the type that its processor returns.
 
-    Raises InvalidJson: it is none of that type.
+    Raises InvalidJson if it does not fit that type.
     """
     if isinstance(kind, str):
         return result
@@ -332,7 +332,7 @@ def seconds_to_wait(timeout: float | timedelta | None) -> float | None:
 
     Raises:
         TypeError: it is neither a number nor a timedelta.
-        ValueError: it is not more than 0, or longer than any wait may be.
+        ValueError: it is not more than 0, or is longer than ``LONGEST_SECONDS``.
     """
     if timeout is None:
         return None

@@ -1,4 +1,4 @@
-"""When a job is due and until when it may begin: as producers give it, checked, in seconds and UTC."""
+"""Checks when a job is due, until when it may begin, and how its key is unique, as producers give it."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -11,12 +11,12 @@ from jsworker.ownership.transitions.enqueue import JobTerms, NewJob
 LONGEST_DELAY: Final = 10 * 366 * 86400.0  # seconds; a later date is a mistake
 Scope: TypeAlias = Literal["live", "waiting", "window", "debounce"]
 WAITING_SCOPES: Final = frozenset({"waiting", "debounce"})
-"""Of jobs of which one waits beside one that runs; what waits may get the payload of a later call."""
-_FIRST: Final = datetime(2000, 1, 1, tzinfo=UTC)  # what the table takes
+"""Scopes in which a job of a key may wait while another runs; a later call may replace its payload."""
+_FIRST: Final = datetime(2000, 1, 1, tzinfo=UTC)  # the earliest time that the table accepts
 
 
 class Terms(NamedTuple):
-    """What a call says beyond kind, payload, key and limits."""
+    """The options of a call beyond kind, payload, key and limits."""
 
     run_at: datetime | None = None
     expires_in: Seconds | None = None
@@ -26,19 +26,19 @@ class Terms(NamedTuple):
     debounce_max: Seconds | None = None
 
     def of(self, processor: type[JobProcessor[Any]], *, keyed: bool) -> Self:
-        """Return these terms with what a class says where the call says nothing; of keys if there are any."""
+        """Return these terms, with the class's where the call gives none; those of keys only if ``keyed``."""
         terms = self
         if processor.expires_in is not None and self.expires_in is None:
             terms = self._replace(expires_in=processor.expires_in)
         if not keyed or any(getattr(self, name) is not None for name in _OF_KEYS):
             return terms
         of_class = {name: getattr(processor, name) for name in _OF_KEYS}
-        if of_class["unique"] == "live":  # what there is without a word
+        if of_class["unique"] == "live":  # the default
             of_class["unique"] = None
         return terms._replace(**of_class)
 
     def check_keys(self, keys: Iterable[str | None]) -> None:
-        """Raise ValueError where what is said of keys, by the call and not by its class, has none."""
+        """Raise ValueError if the call itself, not the class, gives terms of keys and a job has no key."""
         said = [name for name in _OF_KEYS if getattr(self, name) is not None]
         if said and any(key is None for key in keys):
             raise ValueError(f"{self._shown(said[0])} needs a unique_key for each job")
@@ -47,7 +47,7 @@ class Terms(NamedTuple):
         """Return the delay in seconds and the terms of a job that has a key.
 
         Raises:
-            TypeError, ValueError: what cannot be, or cannot be together.
+            TypeError, ValueError: a term has a wrong type or value, or contradicts another.
         """
         if self == _NONE:
             return seconds_of("delay", delay), _PLAIN
@@ -96,7 +96,7 @@ class Terms(NamedTuple):
     def _check_expiry(
         self, expires_in: float, delay: Seconds, seconds: float, run_at: datetime | None
     ) -> None:
-        # By this machine's clock, for a mistake; the database's decides.
+        # This finds mistakes, by this machine's clock; the database's clock decides.
         due = seconds if run_at is None else (run_at - datetime.now(UTC)).total_seconds()
         if expires_in <= due:
             what = "delay" if self.debounce is None else "debounce"
@@ -110,7 +110,7 @@ _PLAIN: Final = JobTerms()
 
 
 def of_job(terms: JobTerms, key: str | None) -> JobTerms | None:
-    """Return the terms of a job with or without a key; None: the plain statements enqueue it."""
+    """Return the terms of a job with or without a key; None if the plain statements can enqueue it."""
     if key is None:
         terms = JobTerms(terms.run_at, terms.expires_in)
     return None if terms == _PLAIN else terms
@@ -151,8 +151,8 @@ def instant_of(name: str, value: datetime) -> datetime:
     """Return an instant in UTC.
 
     Raises:
-        TypeError: it is no datetime.
-        ValueError: it has no time zone, is before 2000, or ten years ahead by this machine's clock.
+        TypeError: it is not a datetime.
+        ValueError: it has no time zone, is before 2000, or over ten years ahead by this machine's clock.
     """
     if not isinstance(value, datetime):
         raise TypeError(

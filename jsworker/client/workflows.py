@@ -1,4 +1,4 @@
-"""Workflows: graphs of batches, enqueued in one transaction; and what operators do with them."""
+"""Workflows: graphs of batches, enqueued in one transaction; and the actions of operators on them."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -47,7 +47,7 @@ _LONGEST_LOOK_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """A batch of a workflow that is being made: ``after=`` of others takes it, or its name."""
+    """A batch of a workflow that is being made; ``after=`` of other nodes takes this object or its name."""
 
     id: UUID
     name: str
@@ -59,7 +59,7 @@ class Node:
 
 
 class Nodes(ABC):
-    """What takes the nodes of a workflow, with or without ``await`` at its end."""
+    """Takes the nodes of a workflow; subclasses enqueue it with or without ``await``."""
 
     @overload
     def job(
@@ -127,18 +127,18 @@ class Nodes(ABC):
             kind: a kind's name, or its processor, which checks the payloads.
             payloads: one for each job.
             after: the nodes, or their names, that must have finished before these jobs begin.
-            on_failure: what becomes of these jobs when a member of ``after`` fails or is cancelled: they are
-                cancelled too, or they run all the same.
-            name: what the node is called within the workflow; the kind, unless given.
+            on_failure: what happens to these jobs if a job of ``after`` fails or is cancelled: ``cancel``
+                cancels them too, ``run`` runs them all the same.
+            name: the node's name within the workflow; left out: the kind, with a number if that is taken.
             max_attempts: overrides the processor's.
             max_stalls: overrides the processor's.
 
-        Limits, rates and the priority of a processor hold for its members; they have no unique keys and do
+        Limits, rates and the priority of the processor apply to the jobs; they have no unique keys and do
         not expire.
 
         Raises:
             InvalidName, InvalidPayload, InvalidJson: as ``JobClient.enqueue``.
-            ValueError: no payload, too many, a name that is taken, or an ``on_failure`` that there is not.
+            ValueError: no payload, too many payloads or nodes, a taken name, or an unknown ``on_failure``.
             RuntimeError: outside of the ``async with`` block.
         """
         return self._add(
@@ -169,7 +169,7 @@ class Nodes(ABC):
 
 
 class Flow(Nodes):
-    """A workflow: what is added in the ``async with`` block is enqueued at its end, all of it or nothing."""
+    """A workflow: the nodes added in the ``async with`` block are enqueued at its end, all or none."""
 
     def __init__(
         self,
@@ -247,14 +247,15 @@ class Flow(Nodes):
         return node
 
     async def result(self, timeout: float | timedelta | None = None) -> Any:  # noqa: ASYNC109 -- as wait_for's
-        """Wait until the node that was added last has finished, and return what its job returned.
+        """Wait until the node that was added last has finished, and return the result of its job.
 
-        Of a batch, a list in the order of its payloads.
+        For a batch, return a list of results in the order of its payloads.
 
         Raises:
-            WorkflowFailed: a job of it failed, was cancelled or was pruned.
-            TimeoutError: it has not finished within so many seconds; it goes on.
-            UsageError: inside a job whose worker serves a kind of that node, or of one that it comes after.
+            WorkflowFailed: a job of the node failed, was cancelled or was pruned.
+            TimeoutError: the node has not finished within ``timeout``; its jobs go on.
+            UsageError: the node has not finished, and this is called inside a job whose worker serves the
+                kind of the node, or of a node that it comes after.
             RuntimeError: the workflow was not enqueued.
         """
         limit = seconds_to_wait(timeout)
@@ -284,7 +285,7 @@ class Flow(Nodes):
             ) from None
 
     def _up_to(self, last: Node) -> list[Node]:
-        """Return a node and all that it comes after."""
+        """Return a node and all nodes that it comes after, also indirectly."""
         found = {last.name: last}
         ways = [last]
         while ways:
@@ -339,7 +340,7 @@ class Flow(Nodes):
 async def _result_of(database: Database, contents: Contents, node: Node, served: Sequence[str]) -> Any:
     """Read a node again and again until it has finished, and return its result.
 
-    Unless ``served``, kinds of the worker of the job that waits, could have to wait for that.
+    If ``served`` has kinds, which the waiting job's own worker serves, raise UsageError instead of waiting.
     """
     what = f"node {shown(node.name)} has no result"
     for looks in count():
@@ -380,7 +381,7 @@ class Workflows:
         self._publisher = publisher
 
     async def list(self, *, limit: int = 50, after: UUID | str | None = None) -> list[dict[str, Any]]:
-        """Return workflows by column name, the newest first, or those behind one of them.
+        """Return workflows by column name, the newest first; with ``after``, those that follow that workflow.
 
         ``status`` is running, cancelling, completed, failed or cancelled.
         """
@@ -391,8 +392,8 @@ class Workflows:
     async def get(self, workflow: UUID | str) -> dict[str, Any]:
         """Return a workflow by column name, with its ``nodes``, and ``errors`` of the first failed jobs.
 
-        Each node has ``needs``, the names of the nodes that it comes after, and ``jobs``, how many it has by
-        status; ``held`` are those that wait for its needs.
+        Each node has ``needs``, the names of the nodes that it comes after, and ``jobs``, the number of its
+        jobs by status; ``held`` counts those that wait for its needs.
 
         Raises WorkflowNotFound: no workflow has this id.
         """
@@ -402,11 +403,11 @@ class Workflows:
         return found
 
     async def cancel(self, workflow: UUID | str, *, actor: str | None = None) -> CancelledWorkflow:
-        """Cancel what is live of a workflow; running jobs are asked to stop within one heartbeat.
+        """Cancel the live jobs of a workflow; running jobs are asked to stop within one heartbeat.
 
-        ``actor`` is who does it, for ``JobClient.audit``; left out: it is not listed there.
+        ``actor`` is named in the entry of ``JobClient.audit``; left out: there is no entry.
 
-        Raises TransitionRefused: there is no such workflow, or it has ended.
+        Raises TransitionRefused: there is no such workflow, or it has ended. WorkflowNotFound: it is no UUID.
         """
         with operators_rights("workflows", "workflows"):
             wanted = workflow_uuid(workflow)
@@ -416,9 +417,10 @@ class Workflows:
     async def retry(self, workflow: UUID | str, *, actor: str | None = None) -> int:
         """Put all failed jobs of a workflow back into the queue, and return how many; ``actor`` as above.
 
-        What was cancelled because they had failed waits for them again.
+        Jobs that were cancelled because of these failures wait for the retried jobs again.
 
         Raises TransitionRefused: there is no such workflow, it was cancelled, or none of its jobs has failed.
+        WorkflowNotFound: it is no UUID.
         """
         with operators_rights("workflows", "workflows"):
             wanted = workflow_uuid(workflow)
@@ -429,7 +431,7 @@ class Workflows:
 
 
 def workflow_uuid(workflow: UUID | str) -> UUID:
-    """Return the id of a workflow as a UUID; WorkflowNotFound: a text that is none."""
+    """Return the id of a workflow as a UUID; raise WorkflowNotFound if it is not one."""
     if isinstance(workflow, UUID):
         return workflow
     try:
@@ -447,7 +449,7 @@ def _checked_name(what: str, name: str) -> str:
 
 
 def _refuse_cycles(workflow: str, needs: dict[str, list[str]]) -> None:
-    """Raise ValueError that names a circle of nodes, each of which comes after the next one."""
+    """Raise ValueError if nodes form a circle: it names them, each of which comes after the next one."""
     done: set[str] = set()
     for start in needs:
         way: list[str] = []

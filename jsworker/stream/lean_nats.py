@@ -1,7 +1,7 @@
-"""Imports nats-py without aiohttp, which only its websockets need.
+"""Imports nats-py without aiohttp, which it needs only for websockets.
 
-It takes ten megabytes of a worker and a sixth of its start. jsworker connects over none; a job that does so
-with nats-py finds aiohttp all the same.
+aiohttp would take ten megabytes of memory and a sixth of a worker's start. jsworker uses no websockets; a job
+that uses them with nats-py still gets aiohttp, which is then imported.
 """
 
 import importlib
@@ -15,13 +15,13 @@ _ONLY_FOR_WEBSOCKETS = {"aiohttp", "multidict"}
 
 
 class _Later:
-    """A module that is imported when something of it is used."""
+    """A module that is imported when one of its attributes is first read."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("_"):  # asked for by those who look at any object
+        if attribute.startswith("_"):  # read by code that inspects any object
             raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)
 

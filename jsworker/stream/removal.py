@@ -1,4 +1,4 @@
-"""Deleting a whole stream, which no worker does: ``jsworker.testing`` makes one for each test."""
+"""Deletes a whole stream, for ``jsworker.testing``, which makes one for each test; no worker does so."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -20,7 +20,7 @@ async def _connected(settings: Settings, seconds: float) -> AsyncIterator[JetStr
 
 
 async def check_answers(settings: Settings, seconds: float) -> None:
-    """Return if NATS lets these settings in within so many seconds; raises as ``Stream.connect`` does."""
+    """Return once NATS accepts a connection, within ``seconds``; raises as ``Stream.connect`` does."""
     async with _connected(settings, seconds):
         return
 

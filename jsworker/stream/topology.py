@@ -1,4 +1,4 @@
-"""Stream and consumers: created when missing, compared with what the protocol needs, changed or refused."""
+"""Creates the stream and its consumers; changes or refuses those that do not fit the protocol."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -37,8 +37,9 @@ _UNLIMITED: Final = -1
 _MAX_WAITING: Final = 4096
 _LEAST_WAITING: Final = 512
 
-# A stream that refuses what does not fit, keeps a message until it is acknowledged, and deletes none by age,
-# number or size. Differences that the server cannot change are refused, others are changed.
+# The stream refuses messages that are too large or for which it has no room, keeps each message until it is
+# acknowledged, and deletes none by age, number or size. Differences that the server cannot change are
+# refused, others are changed.
 _STREAM_FIXED: Final[dict[str, Any]] = {
     "retention": RetentionPolicy.WORK_QUEUE,
     "storage": StorageType.FILE,
@@ -67,8 +68,8 @@ _CONSUMER_FIXED: Final[dict[str, Any]] = {
 }
 _CONSUMER_CHANGEABLE: Final[dict[str, Any]] = {
     "filter_subjects": None,
-    "backoff": None,  # it would override ack_wait
-    "max_deliver": _UNLIMITED,  # a limit strands messages for ever
+    "backoff": None,  # a back-off would override ack_wait
+    "max_deliver": _UNLIMITED,  # a message that reached a limit would never be delivered again
     "max_ack_pending": _UNLIMITED,
     "headers_only": None,
     "inactive_threshold": None,
@@ -92,7 +93,7 @@ class Difference:
 
 
 def shown(value: Any) -> str:
-    """Return a setting of JetStream as its own tools show it."""
+    """Return a setting as JetStream's own tools show it."""
     if isinstance(value, list):
         return f"[{', '.join(map(shown, value))}]"
     if isinstance(value, Enum):
@@ -101,12 +102,12 @@ def shown(value: Any) -> str:
 
 
 def lane_subjects(settings: Settings) -> list[str]:
-    """Return the subjects of jobs that are not of normal priority, of all kinds."""
+    """Return the subjects of high and low priority, for all kinds."""
     return [subject_of(settings.subject_prefix, "*", priority) for priority in (HIGH, LOW)]
 
 
 def stream_config(settings: Settings, installation_id: UUID | None) -> StreamConfig:
-    """Return the stream that these settings ask for."""
+    """Return the configuration of the stream that these settings ask for."""
     return StreamConfig(
         name=settings.stream,
         subjects=[subject_of(settings.subject_prefix, "*"), *lane_subjects(settings)],
@@ -118,7 +119,7 @@ def stream_config(settings: Settings, installation_id: UUID | None) -> StreamCon
 
 
 def consumer_config(settings: Settings, name: str, ack_wait: float) -> ConsumerConfig:
-    """Return the consumer of this name, of a kind or of one priority of it; ``ack_wait`` in seconds."""
+    """Return the configuration of a consumer of a kind, or of one priority of it; ``ack_wait`` in seconds."""
     return ConsumerConfig(
         name=name,
         durable_name=name,
@@ -131,7 +132,7 @@ def consumer_config(settings: Settings, name: str, ack_wait: float) -> ConsumerC
 
 
 def stream_differences(actual: StreamConfig, wanted: StreamConfig) -> list[Difference]:
-    """Compare a stream. More replicas or subjects than asked for do no harm and are left alone."""
+    """Return the differences of a stream; more replicas or subjects than asked for are no difference."""
     found = _differences(actual, wanted, _STREAM_FIXED, _STREAM_CHANGEABLE)
     had, needed = actual.subjects or [], wanted.subjects or []
     if missing := [subject for subject in needed if subject not in had]:
@@ -142,7 +143,7 @@ def stream_differences(actual: StreamConfig, wanted: StreamConfig) -> list[Diffe
 
 
 def consumer_differences(actual: ConsumerConfig, wanted: ConsumerConfig) -> list[Difference]:
-    """Compare a consumer."""
+    """Return the differences of a consumer."""
     changeable = ("filter_subject", "ack_wait", *_CONSUMER_CHANGEABLE)
     found = _differences(actual, wanted, _CONSUMER_FIXED, changeable)
     if (actual.max_waiting or _LEAST_WAITING) < _LEAST_WAITING:
@@ -163,15 +164,15 @@ def _differences(
 def _same(has: Any, wants: Any) -> bool:
     if isinstance(has, float) and isinstance(wants, float):
         return math.isclose(has, wants, abs_tol=1e-6)  # nats-py cuts nanoseconds off
-    return bool((has or None) == (wants or None))  # the server leaves out what is zero, false or empty
+    return bool((has or None) == (wants or None))  # the server omits zero, false and empty settings
 
 
 class Topology:
-    """Ensures that stream and consumers exist and are as they must be; any number of workers do so at once.
+    """Ensures that the stream and the consumers exist and fit; any number of workers may do so at once.
 
     Without an ``installation_id`` the stream's owner is neither claimed nor checked. Every change is emitted
-    as ``stream.changed``. The stream of an older version gets the subjects of the priorities; where it may
-    not have them, because this login may not change it or another stream has them, ``has_lanes`` is False.
+    as ``stream.changed``. The stream of an older version gets the subjects of the priorities; ``has_lanes``
+    is False if it cannot: this login may not change it, or another stream has these subjects.
     """
 
     def __init__(self, api: JetStreamApi, *, installation_id: UUID | None, events: Events) -> None:
@@ -187,13 +188,13 @@ class Topology:
     async def ensure(
         self, kinds: Iterable[str], ack_waits: Mapping[str, float], seconds: float, *, shortens: bool = True
     ) -> datetime:
-        """Create, compare and change; returns when the stream was created.
+        """Create or change the stream and the consumers, and return when the stream was created.
 
         Args:
-            kinds: those that need a consumer; the names of consumers of one priority go with them.
-            ack_waits: seconds by kind; the settings' own for others.
-            seconds: how long to try without an answer, as from a cluster that elects its leaders.
-            shortens: whether a longer ack_wait than asked for, which does no harm, is made shorter.
+            kinds: the names of the consumers: kinds, or names of one priority of a kind, by ``consumer_of``.
+            ack_waits: seconds by name; for other names, the ``ack_wait`` of the settings.
+            seconds: how long to try without an answer, for example while a cluster elects its leaders.
+            shortens: whether to shorten an ack_wait that is longer than asked for, which does no harm.
 
         Raises StreamUnavailable, or StreamRefused: the message names what cannot be changed.
         """
@@ -219,13 +220,13 @@ class Topology:
             info = await self._update_stream(info.config, wanted, differences)
         except ApiRefused as refused:
             if self._may_have_lanes and self._lacks_lanes_alone(info.config):
-                self._may_have_lanes = False  # not asked for again in this life
+                self._may_have_lanes = False  # this object does not ask for them again
                 return await self._ensure_stream()
             asked = f"cannot be changed: {_list(differences)}"
             raise await self._stream_refusal(wanted, refused, asked) from refused
         left = self._check_stream(info.config, wanted)
         was_unmarked = any(each.setting == "metadata" for each in differences)
-        if was_unmarked and self._lacks_lanes_alone(info.config):  # it is this installation's only now
+        if was_unmarked and self._lacks_lanes_alone(info.config):  # no subjects are added before it is marked
             self._emit_changes(self._stream, differences)
             return await self._ensure_stream()
         if left:
@@ -261,7 +262,7 @@ class Topology:
         return info
 
     def _check_stream(self, actual: StreamConfig, wanted: StreamConfig) -> list[Difference]:
-        """Return what must be changed; refuse another's stream, and what cannot be changed."""
+        """Return the differences to change; refuse another installation's stream, and what cannot change."""
         owner = (actual.metadata or {}).get(INSTALLATION)
         own = str(self._installation_id) if self._installation_id else owner
         if owner is not None and owner != own:
@@ -282,14 +283,14 @@ class Topology:
         return differences
 
     async def _stream_refusal(self, wanted: StreamConfig, refused: ApiRefused, asked: str) -> StreamRefused:
-        """Return an error with the server's reason, and the stream whose subjects overlap."""
+        """Return an error with the server's reason, or with the name of the stream whose subjects overlap."""
         if refused.code != _SUBJECTS_OVERLAP:
             return StreamRefused(f"{self._stream} {asked}; the server says: {refused.reason}")
         subjects = wanted.subjects or []
         try:
             looking_up = self._api.manager.find_stream_name_by_subject(subjects[0])
             other = f"stream {await self._api.ask('STREAM.NAMES', looking_up)}"
-        except (StreamRefused, StreamUnavailable):  # not permitted to ask
+        except (StreamRefused, StreamUnavailable):  # not permitted to ask, or no answer
             other = "another stream"
         return StreamRefused(
             f"{self._stream} cannot have subjects={shown(subjects)}: {other} overlaps; {_SEPARATE}"
