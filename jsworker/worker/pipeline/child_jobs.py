@@ -10,12 +10,12 @@ from jsworker.ownership.transitions.enqueue import ChildJob
 from jsworker.worker.pipeline.in_flight import Phase, Run
 
 MOST: Final = 5000
-"""Child jobs of one run: the row of its own job is locked while they are inserted."""
+"""The most child jobs of one run, because the row of its own job is locked while they are inserted."""
 MOST_PAYLOADS: Final = 8
-"""So many payloads of the largest size are all that those of one run may take together."""
+"""The payloads of a run's child jobs may together be as large as this number of largest payloads."""
 
 _changing = threading.Lock()
-"""Of all runs, for it is held for moments: several threads of a job may enqueue at once."""
+"""Several threads of a job may enqueue at once. One lock for all runs: it is held only for moments."""
 
 
 class ChildJobs:
@@ -32,8 +32,8 @@ def add(run: Run, child_jobs: list[ChildJob], *, max_payload_bytes: int) -> None
     """Keep child jobs for the completion of their run.
 
     Raises:
-        UsageError: the run has ended, or what completes its job does not take them any more.
-        ValueError: there would be too many, or their payloads together too large.
+        UsageError: the run has ended, or the completion of its job was already made.
+        ValueError: there would be too many jobs, or their payloads together would be too large.
     """
     most = MOST_PAYLOADS * max_payload_bytes
     with _changing:
@@ -55,7 +55,7 @@ def add(run: Run, child_jobs: list[ChildJob], *, max_payload_bytes: int) -> None
 
 
 def take(run: Run) -> tuple[ChildJob, ...]:
-    """Return what the completion of a run has to write; from here on nothing can be added."""
+    """Return the child jobs that a run's completion must write; from here on no more can be added."""
     with _changing:
         run.takes_child_jobs = False
         return () if run.child_jobs is None else tuple(run.child_jobs.jobs)
@@ -63,7 +63,7 @@ def take(run: Run) -> tuple[ChildJob, ...]:
 
 @contextmanager
 def within_block(run: Run) -> Iterator[None]:
-    """Forget what is enqueued in a block that ends in an error, as its transaction does."""
+    """Forget the jobs enqueued in the block if it raises, because its transaction is rolled back."""
     before, took = 0 if run.child_jobs is None else len(run.child_jobs.jobs), run.takes_child_jobs
     try:
         yield

@@ -1,4 +1,4 @@
-"""Errors of jobs that are encrypted, without their words: those may quote a payload or a result."""
+"""Errors of encrypted jobs, without their messages: a message may quote a payload or a result."""
 
 import traceback
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def concealed_words(error: BaseException) -> str:
 
 
 def concealed(error: BaseException) -> str:
-    """Return an error without content, and the tracebacks of it and its causes: no values of variables."""
+    """Return the concealed message and the tracebacks of an error and its causes, no values of variables."""
     return "\n".join([concealed_words(error), *_tracebacks(error)])
 
 

@@ -18,7 +18,7 @@ _NOT_ONE_YIELD: Final = {
     "generator didn't stop after throw()",
     "generator didn't stop after athrow()",
 }
-"""What contextlib says of a generator that does not yield once; it names neither function nor file."""
+"""Messages of contextlib for a generator that does not yield once; they name no function and no file."""
 
 
 class MiddlewareFault(JsworkerError):
@@ -26,25 +26,25 @@ class MiddlewareFault(JsworkerError):
 
 
 class Opened(NamedTuple):
-    """The context manager that a middleware gave for a job."""
+    """The context manager that a middleware returned for a job."""
 
     name: str
     context: Any
 
     @property
     def enters_threads(self) -> bool:
-        """Whether around a plain function it is entered in its thread."""
+        """Whether it is entered in a plain function's thread: if it is a plain context manager, too."""
         return isinstance(self.context, AbstractContextManager)
 
 
 def name_of(middleware: Any) -> str:
-    """Return ``MODULE:NAME`` of a function or a class, of other objects that of their class."""
+    """Return ``MODULE:NAME`` of a function or a class; for other objects, that of their class."""
     named = middleware if hasattr(middleware, "__qualname__") else type(middleware)
     return f"{named.__module__}:{named.__qualname__}"
 
 
 def checked(given: Any, whose: str) -> tuple[Middleware, ...]:
-    """Return middleware as a tuple; InvalidTarget: something can be none."""
+    """Return middleware as a tuple; raise InvalidTarget if an item cannot be middleware."""
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise InvalidTarget(f"middleware of {whose} must be a list, not {shown(given)}")
     for each in given:
@@ -59,13 +59,13 @@ def checked(given: Any, whose: str) -> tuple[Middleware, ...]:
 
 
 def of_settings(settings: Settings) -> Iterator[Middleware]:
-    """Import what JSWORKER_MIDDLEWARE names; InvalidTarget: it cannot be imported or used."""
+    """Import the middleware of JSWORKER_MIDDLEWARE; raise InvalidTarget if it cannot be imported or used."""
     for target in filter(None, map(str.strip, settings.middleware.split(","))):
         yield from checked([load_named(target, "NAME", "my_jobs:log_jobs")], "JSWORKER_MIDDLEWARE")
 
 
 def opened(middleware: Sequence[Middleware], job: Job[Any], processor: JobProcessor[Any]) -> list[Opened]:
-    """Call each middleware for a job; MiddlewareFault: one gives no async context manager."""
+    """Call each middleware for a job; raise MiddlewareFault if one returns no async context manager."""
     found = [Opened(name_of(each), each(job, processor)) for each in middleware]
     for each in found:
         if not isinstance(each.context, AbstractAsyncContextManager):
@@ -75,7 +75,7 @@ def opened(middleware: Sequence[Middleware], job: Job[Any], processor: JobProces
 
 
 async def call_within(around: Sequence[Opened], call: Callable[[], Awaitable[Any]]) -> Any:
-    """Return what a call returns within all contexts; MiddlewareFault: one has broken a rule."""
+    """Return the result of a call within all contexts; raise MiddlewareFault if one breaks a rule."""
     if not around:
         return await call()
     watch = _Watch(around[0].name)
@@ -97,7 +97,7 @@ def call_within_in_thread(around: Sequence[Opened], call: Callable[[], Any]) -> 
 
 
 class _Watch:
-    """Sees what goes into one context and what comes out of it."""
+    """Watches which errors enter one context and which leave it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -105,7 +105,7 @@ class _Watch:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Note an error that goes into the context."""
+        """Note an error that enters the context."""
         try:
             yield
         except BaseException as error:
@@ -114,7 +114,7 @@ class _Watch:
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """Name the function whose generator does not yield once."""
+        """Raise MiddlewareFault, which names the middleware, if its generator does not yield once."""
         try:
             yield
         except RuntimeError as error:
@@ -123,7 +123,7 @@ class _Watch:
             raise
 
     def swallowed(self) -> MiddlewareFault:
-        """Return the fault of a context that an error went into and none came out of."""
+        """Return the error for a context that an error entered and none left."""
         error = self._raised
         what = f"middleware {self._name} swallowed {type(error).__name__}"
         fault = MiddlewareFault(f"{what}: it must let errors pass, or raise others")

@@ -1,4 +1,4 @@
-"""What a job may ask of its owner, bound to one run: every write names the run's fencing token."""
+"""The services of the owner to its job, bound to one run: every write names the run's fencing token."""
 
 import asyncio
 import contextlib
@@ -53,8 +53,8 @@ _MEMBERS_AT_ONCE = 5000
 
 
 async def fetch_content(run: Run, services: LeaseServices) -> None:
-    """Fetch payload and checkpoint that were too large for the claim, while heartbeats keep the job."""
-    # With more time in each try: handed back, the job would go from worker to worker for ever.
+    """Fetch a payload and checkpoint that were too large for the claim; heartbeats keep the job meanwhile."""
+    # Each try gets more time: if the job were handed back, it would go from worker to worker for ever.
     tries = count()
 
     async def fetch() -> ClaimedJob:
@@ -70,7 +70,7 @@ async def fetch_content(run: Run, services: LeaseServices) -> None:
 
 
 class Progress(NamedTuple):
-    """What a run has said of how far it is, as it is stored; None: nothing new."""
+    """A progress report of a run, as it is stored; None: the value is not changed."""
 
     stage: str | None
     progress: float | None
@@ -78,14 +78,14 @@ class Progress(NamedTuple):
 
 
 def checked_progress(stage: str | None, progress: float | None, message: str | None) -> Progress:
-    """Return what may be stored of a report; ValueError: ``progress`` is not between 0 and 1."""
+    """Return a progress report as it is stored; raise ValueError if ``progress`` is not from 0 to 1."""
     if progress is not None and not 0 <= progress <= 1:
         raise ValueError(f"progress={progress!r} must be between 0 and 1")
     return Progress(_text(stage, _STAGE_CHARACTERS), progress, _text(message, _MESSAGE_CHARACTERS))
 
 
 def checkpoint_text(value: Any, run: Run, services: LeaseServices) -> str:
-    """Return a checkpoint as it is stored; InvalidJson: it cannot be, or is too large."""
+    """Return a checkpoint as it is stored; raise InvalidJson if it has no JSON form or is too large."""
     text = strict_json.dumps(value, what="checkpoint")
     text = services.contents.encode(text, "checkpoint", run.kind.name, run.id)
     check_size(text, "checkpoint", services.settings.max_checkpoint_bytes)
@@ -93,13 +93,13 @@ def checkpoint_text(value: Any, run: Run, services: LeaseServices) -> str:
 
 
 def check_quiet(seconds: float) -> None:
-    """Raise ValueError for what cannot be the length of a quiet phase."""
+    """Raise ValueError if ``seconds`` cannot be the length of a quiet phase."""
     if not 0 <= seconds <= LONGEST_SECONDS:
         raise ValueError(f"quiet for {seconds!r} seconds: must be from 0 to {LONGEST_SECONDS}")
 
 
 class RunLease:
-    """The ownership of one run, as ``jsworker.core.job`` asks for it."""
+    """The ownership of one run, which ``jsworker.core.job`` calls."""
 
     __slots__ = ("_needs", "_run", "_services")
 
@@ -120,7 +120,7 @@ class RunLease:
 
     @property
     def conceals(self) -> bool:
-        """Whether errors of the run are shown without their words."""
+        """Whether errors of the run are shown without their messages."""
         return self._run.kind.conceals
 
     async def update_progress(self, stage: str | None, progress: float | None, message: str | None) -> None:
@@ -131,12 +131,12 @@ class RunLease:
         except (DatabaseUnavailable, DatabaseRefused) as error:
             if not may_answer_later(error):
                 raise
-            return  # the next one is newer; an outage is no fault of the job
+            return  # the next report replaces this one; an outage is no fault of the job
         if self._services.events.wants("job.progress"):
             self._services.events.emit("job.progress", **self._run.facts(), stage=stage, progress=progress)
 
     async def save_checkpoint(self, value: Any) -> None:
-        """Store what the next run shall start from."""
+        """Store the checkpoint from which the next run starts."""
         text = checkpoint_text(value, self._run, self._services)
         tries = count()
 
@@ -154,7 +154,7 @@ class RunLease:
         write = partial(
             write_owned, self._run, self._services, heartbeat.set_thresholds, **thresholds, announced=True
         )
-        # The heartbeat may just be restoring the thresholds after the phase before.
+        # At this moment the heartbeat may be restoring the thresholds after the previous phase.
         async with self._run.thresholds_lock:
             await until_answered(self._run, write)
             self._run.quiet_seconds = seconds
@@ -194,7 +194,7 @@ class RunLease:
         """Return the guarded statement that completes the job."""
         self.check_no_child_jobs()
         completion = self._completion(result)
-        self.check_no_child_jobs()  # what gives the result may have enqueued some
+        self.check_no_child_jobs()  # a function as ``result`` may have enqueued some
         return complete_statement(self._services.worker_id, completion)
 
     def enqueue(
@@ -208,7 +208,7 @@ class RunLease:
         given = one_for_each("payloads", payloads)
         most, claimed = self._services.settings.max_payload_bytes, self._run.claimed
         context = tracing.current()
-        if context.traceparent is None:  # no spans are made here
+        if context.traceparent is None:  # no span is active: use the one that enqueued this job
             context = TraceContext(claimed.traceparent, claimed.tracestate)
         said = JobOptions.of(most, options, self._services.contents)
         new = new_jobs(kind, given, keys_of(given, unique_keys), said, context)
@@ -217,7 +217,7 @@ class RunLease:
         return [job.id for job in new]
 
     def check_no_child_jobs(self) -> None:
-        """Raise UsageError where ``complete_statement`` would leave out what the run has enqueued."""
+        """Raise UsageError if the run has enqueued jobs: ``complete_statement`` does not insert them."""
         if self._run.child_jobs is not None:
             raise UsageError(
                 f"job {self._run.id}: complete_statement() does not insert what job.enqueue() was given:"
@@ -227,7 +227,7 @@ class RunLease:
     async def add_to_batch(
         self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]
     ) -> list[UUID]:
-        """Add members to the batch of the job, some thousand at a time."""
+        """Add members to the batch of the job, up to 5,000 in one statement."""
         new = self._members(kind, payloads, options)
         (job_id, token), services = self._run.held, self._services
         for start in range(0, len(new), _MEMBERS_AT_ONCE):
@@ -259,7 +259,7 @@ class RunLease:
         return workflow_control.add_members_statement(worker_id, *self._run.held, kind_name(kind), new)
 
     async def results_page(self, node: str, after: MemberResult | None) -> list[MemberResult]:
-        """Return what members of a need of the job's batch came to, those behind one of them."""
+        """Return a page of outcomes, behind ``after``, of a node that the job's own node comes after."""
         if self._needs is None:
             read = partial(workflow_listing.needs_of, self._services.database, self._run.id)
             self._needs = await until_answered(self._run, read)
@@ -283,7 +283,7 @@ class RunLease:
         return wait_for_loop(self._services.loop, call)
 
     def note_never_awaited(self, call: str) -> None:
-        """Note a call of the job that was dropped before it began."""
+        """Note the name of a call of the job that was dropped without being awaited."""
         self._run.never_awaited = call
 
     @property
@@ -365,7 +365,7 @@ class RunLease:
             self._run.interrupted = error, attempt.fault
 
     async def _was_committed(self) -> bool:
-        """Wait until the database shows what became of a COMMIT that it has not answered."""
+        """Return whether an unanswered COMMIT took effect, once the database answers."""
         job_id, token = self._run.held
         ask = partial(was_committed, self._services.database, job_id=job_id, token=token)
         return await until_answered(self._run, ask)

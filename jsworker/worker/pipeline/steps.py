@@ -1,4 +1,4 @@
-"""The steps of a run: each runs once for its job, and what it returned is found by later runs."""
+"""The steps of a run: each runs once for its job, and later runs get its stored result."""
 
 import asyncio
 import inspect
@@ -22,11 +22,11 @@ from jsworker.worker.pipeline.run_writes import LeaseServices, until_answered, w
 from jsworker.worker.pipeline.threads import start_thread, wait_for_loop
 
 _MOST: Final = 1000
-"""Steps of one job: what makes a name of its own for each turn of a loop without an end is stopped."""
+"""The most steps of one job, to stop an endless loop that makes a new step name in each turn."""
 
 
 class Steps:
-    """Runs the steps of one run, and keeps what they return."""
+    """Runs the steps of one run, and stores their results."""
 
     def __init__(self, run: Run, services: LeaseServices) -> None:
         self._run = run
@@ -36,7 +36,7 @@ class Steps:
     async def step(
         self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Return what the function returned in this run or an earlier one."""
+        """Return the result of the function, which it returned in this run or an earlier one."""
         with self._step(name, function) as step:
             if (found := await self._find(step)).is_done:
                 return self._read(step, found)
@@ -62,7 +62,7 @@ class Steps:
             )
 
     async def sleep(self, after: Any, name: str) -> None:
-        """Return if the sleep is over, else end the run until it is."""
+        """Return if the sleep is over, else end the run, to continue the job when it is."""
         seconds = wait_in_seconds(after, f"sleep {shown(name)} for")
         with self._step(name, None) as step:
             found = await self._find(step)
@@ -70,13 +70,13 @@ class Steps:
                 found = await self._keep(step, None, sleeps=seconds)
             left = found.sleeps or 0.0
             if left > 0:
-                # Should the processor swallow it, the run ends asleep all the same when it returns.
+                # If the processor swallows this error, the run still ends asleep when the processor returns.
                 self._run.unfinished = Asleep(left, f"sleeps: {name}")
                 raise self._run.unfinished
 
     @contextmanager
     def _step(self, name: str, function: Callable[..., Any] | None) -> Iterator["NamedStep"]:
-        """Take a name of this run; one that comes to nothing may be taken again."""
+        """Reserve a step name in this run; if the block raises, the name may be used again."""
         check_step_name(name)
         step = NamedStep(name, function)
         if name in self._used:
@@ -92,7 +92,7 @@ class Steps:
         tries = count()
 
         async def find() -> FoundStep:
-            # The size of the result is not known: each try may take as long as for one more of the largest.
+            # The size of the result is unknown: each try allows time for one more result of the largest size.
             seconds = self._services.database.seconds_for(next(tries) * self._most_bytes)
             services = self._services
             return await steps.find_step(
@@ -118,7 +118,7 @@ class Steps:
         return found
 
     async def _in_thread(self, step: "NamedStep", call: Callable[[], Any], started: float) -> Any:
-        """Run a plain function in a thread and wait for its end, also if cancelled: else it may run twice."""
+        """Run a plain function in a thread and wait for its end even if cancelled, or it might run twice."""
         run = self._run
         thread_name = f"jsworker {run.kind.name} {run.id} step {shown(step.name)}"
         _, ended = start_thread(thread_name, call, f"step {shown(step.name)}")
@@ -141,12 +141,12 @@ class Steps:
                 run.leave_thread()
         if cancelled is not None:
             raise cancelled
-        if inspect.isawaitable(value):  # of a lambda that calls a coroutine function
+        if inspect.isawaitable(value):  # from a lambda that calls a coroutine function
             kept = await self._kept(step, await value, started)
         return kept
 
     async def _kept(self, step: "NamedStep", value: Any, started: float) -> Any:
-        """Keep what a step has returned, also if the run is cancelled, and return it as it is kept."""
+        """Store a step's result, even if the run is cancelled, and return it as later runs will read it."""
         text, kept = self._written(step, value)
         if fault_points.armed():
             await fault_points.reach("after_step_before_keep")
@@ -209,28 +209,28 @@ class Steps:
 
 
 def _retrieve(keeping: "asyncio.Future[FoundStep]") -> None:
-    """Retrieve an error that no one waits for any more, or asyncio would report it."""
+    """Retrieve an error that nothing waits for any more; otherwise asyncio would report it."""
     if not keeping.cancelled():
         keeping.exception()
 
 
 class NamedStep:
-    """A step by its name and function; None: it is a sleep."""
+    """A step and its function; a sleep has none."""
 
     def __init__(self, name: str, function: Callable[..., Any] | None) -> None:
         self.name = name
-        self.column = f"step {name}"  # of what it stores
+        self.column = f"step {name}"  # the name under which ``Contents`` encodes its result
         self.is_sleep = function is None
         if not (self.is_sleep or callable(function)):
             if isinstance(function, Coroutine):
-                function.close()  # else it warns that it was never awaited
+                function.close()  # else Python warns that it was never awaited
             raise TypeError(
                 f"step {shown(name)} takes a function and its arguments: job.step(name, call, order)"
             )
         self._type = strict_json.ANYTHING if function is None else self._result_type(function)
 
     def write(self, value: Any) -> tuple[str | None, Any]:
-        """Return a result as JSON text, and as it will be read; InvalidResult: it would be the same again."""
+        """Return a result as JSON text, and as it will be read; raise InvalidResult if there is none."""
         if value is None:
             return None, None
         try:
@@ -243,14 +243,14 @@ class NamedStep:
             raise self.refused(error) from None
 
     def refused(self, error: InvalidJson) -> InvalidResult:
-        """Return the error of a result that cannot be stored: another run would give the same."""
+        """Return InvalidResult for a result that cannot be stored: another run would fail likewise."""
         named = "" if str(error).startswith("step ") else f"step {shown(self.name)}: "
         result = InvalidResult(f"{named}{error}")
         result.without_content = error.without_content
         return result
 
     def read(self, text: str | None) -> Any:
-        """Return a stored result as the function's return type; InvalidJson: it does not fit it."""
+        """Return a stored result as the function's return type; raise InvalidJson if it does not fit."""
         if text is None:
             return None
         if self._type is strict_json.ANYTHING:

@@ -1,4 +1,4 @@
-"""Claims whose answer was lost: what they have claimed is read from the rows."""
+"""Reads from the rows which jobs were claimed by a claim whose answer was lost."""
 
 import asyncio
 from collections.abc import Collection, Sequence
@@ -15,11 +15,11 @@ from jsworker.worker.context import WorkerContext
 async def read_back(
     context: WorkerContext, kind: str, ids: Sequence[UUID], besides: Collection[UUID] | None = None
 ) -> list[ClaimedJob]:
-    """Find out what an unclear claim has claimed; nothing if the database is silent for long.
+    """Return the jobs that an unclear claim has claimed; none if the database is silent for long.
 
-    Until then the ids stay in flight, so that no other message starts a second claim of them. What did
-    commit after all is an orphaned claim, which the heartbeat finds and releases, perhaps just now.
-    ``besides``: of an admission, which also claims jobs that it finds by itself, what was in hand before.
+    Meanwhile the ids stay in flight, so that no other message starts a second claim of them. A claim that
+    commits later is an orphaned claim: the heartbeat finds and releases it, perhaps just now. ``besides`` is
+    given for an admission, which also claims jobs that it finds by itself: the jobs in hand before it.
     """
     found, over = list[ClaimedJob](), set[Held]()
     worker_id, in_flight = context.worker_id, context.in_flight
@@ -29,7 +29,7 @@ async def read_back(
         read = partial(of_kind, context.database, worker_id=worker_id)
 
     async def ask() -> list[ClaimedJob]:
-        # The answer may be older than the end of a release.
+        # The answer may show a row whose release has ended meanwhile.
         over.update(in_flight.releasing, in_flight.unsettled)
         return await read()
 
