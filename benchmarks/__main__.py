@@ -28,7 +28,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is asked for and return the exit code: 0 done, 1 something failed, 2 wrong usage."""
+    """Run the chosen measures and return the exit code: 0 done, 1 something failed, 2 wrong usage."""
     options = _options(arguments)
     console = Console()
     known = facts.gather()
@@ -54,14 +54,14 @@ def _measured(letter: str, rounds: int, show: Callable[[str], None]) -> tuple[st
         measure = measures.measure_of(letter)
         title = measure.TITLE
         return title, measure.measure(rounds, lambda words: show(f"({letter}) {words}"))
-    except Exception as error:  # noqa: BLE001 -- one measure's failure is told, the others still run
+    except Exception as error:  # noqa: BLE001 -- one measure's failure is reported, the others still run
         reason = " ".join(str(error).split()) or type(error).__name__
         return title, [Figure(letter, "", f"measure {letter}", "", (), note=f"failed: {reason}")]
 
 
 @contextmanager
 def _progress(console: Console, total: int) -> Iterator[tuple[Callable[[str], None], Callable[[], None]]]:
-    """Yield what shows a line and what counts a measure as done; a bar on a terminal, else plain lines."""
+    """Yield two functions: one shows a line, one counts a measure as done. On a terminal there is a bar."""
     if not console.is_terminal:
         yield lambda words: console.print(words, markup=False, highlight=False), lambda: None
         return

@@ -38,9 +38,9 @@ class Bar:
 
     Attributes:
         system: its name.
-        length: of the solid bar.
-        far: where the pale rest of it ends; the same as ``length`` when there is none.
-        words: at its end.
+        length: the length of the solid bar.
+        far: where the pale bar behind it ends; the same as ``length`` if there is none.
+        words: the text at its end.
         owned: False for systems in which nobody owns a job.
     """
 
@@ -61,19 +61,19 @@ class Panel:
 
 
 def draw(held: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Draw what the JSON file holds of (a), (c) and (d).
+    """Draw the figures of (a), (c) and (d) in the JSON file.
 
     Args:
         held: the file's content.
-        folder: where ``benchmarks.svg`` and ``benchmarks.png`` are written; made when it is not there.
+        folder: where ``benchmarks.svg`` and ``benchmarks.png`` are written; made if it does not exist.
 
     Returns:
-        Their paths; nothing when there is nothing to draw.
+        Their paths; none if there is nothing to draw.
     """
     shown = panels(held)
     if not shown:
         return []
-    # Nobody needs to hear that fonts are looked up when matplotlib is used for the first time.
+    # At its first use matplotlib logs that it looks up fonts, which is of no use here.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     import matplotlib as mpl  # noqa: PLC0415 -- only a chart should cost the import
 

@@ -25,7 +25,7 @@ _LONGEST_SECONDS = 600.0
 
 
 def compare(before: Path, after: Path, *, rounds: int, jobs: int) -> list[tuple[float, float]]:
-    """Return jobs per second of both checkouts, a pair a round; every second round the latter comes first."""
+    """Return jobs per second of both, one pair for each round; in every second round ``after`` runs first."""
     pairs: list[tuple[float, float]] = []
     for turn in range(rounds):
         order = (before, after) if turn % 2 == 0 else (after, before)
@@ -49,7 +49,7 @@ def _rate(folder: Path, jobs: int) -> float:
 
 
 def main() -> None:
-    """Compare, and print the ratio of each pair: its median and its quartiles."""
+    """Compare, and print the median and the quartiles of the pairs' ratios."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description="No-op jobs in turns.")
     parser.add_argument("before", type=Path, help="folder of a checkout")
     parser.add_argument("after", type=Path, help="folder of the other one")

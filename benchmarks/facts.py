@@ -1,4 +1,4 @@
-"""What figures stand beside: the machine, the versions, and what the servers say of their durability."""
+"""The facts that are stored with figures: the machine, versions, and PostgreSQL's durability settings."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ _PACKAGES = (
 
 
 def gather() -> dict[str, Any]:
-    """Return machine, Python, versions and durability; both servers are started for it."""
+    """Return machine, Python, versions and durability; both servers are started to ask them."""
     with running_servers() as servers:
         with psycopg.connect(servers.postgres.url) as connection:
             postgres = _setting(connection, "server_version")

@@ -1,4 +1,4 @@
-"""Measured figures: one value a round, compared within the round in which they were taken."""
+"""Measured figures: one value for each round, compared with others of the same round."""
 
 import statistics
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ RAW = "raw loop"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What one system did in one measure.
+    """The values of one system in one measure.
 
     Attributes:
         measure: its letter, for example ``a``.
         name: what was measured, for example ``no-op jobs, one worker process``.
-        system: who did it.
+        system: the system that was measured.
         unit: of the values: ``jobs/s``, ``ms``, ``MB``, ``%``, …
-        values: one a round, in the order of the rounds.
+        values: one for each round, in the order of the rounds.
         more_is_better: False for times, sizes and costs.
-        note: what a reader must know beside it, for example ``no ownership``.
+        note: what a reader must know about it, for example ``no ownership``.
     """
 
     measure: str
@@ -31,10 +31,10 @@ class Figure:
 
     @property
     def median(self) -> float:
-        """Of the rounds."""
+        """The median of the rounds."""
         return statistics.median(self.values)
 
 
 def ratio(figure: Figure, to: Figure) -> float:
-    """Return the median of a figure's ratios to another one's, round by round."""
+    """Return the median of the ratios of a figure to another one, taken round by round."""
     return statistics.median(ours / theirs for ours, theirs in zip(figure.values, to.values, strict=True))

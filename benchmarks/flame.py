@@ -1,6 +1,6 @@
 """Draws a flame graph: ``python -m benchmarks.flame SAMPLES TITLE > FILE.svg``.
 
-SAMPLES is what py-spy writes of a running worker, while jobs that do nothing flood it:
+SAMPLES is the file that py-spy writes of a running worker, while jobs that do nothing flood it:
 ``py-spy record --pid PID --gil --rate 400 --duration 7 --format raw --output SAMPLES``.
 """
 
@@ -29,14 +29,14 @@ _COLOURS: Final = {
 
 @dataclass
 class Frame:
-    """A function where it was called: samples of it and what it called, and those functions."""
+    """A function within a call stack: its samples, with those of the functions it called, and these."""
 
     samples: int = 0
     calls: dict[str, "Frame"] = field(default_factory=dict)
 
 
 def read_samples(text: str) -> Frame:
-    """Return the root of all stacks; the lines within a function count as one."""
+    """Return the root of all stacks; samples in different lines of a function are added up."""
     root = Frame()
     for line in text.splitlines():
         stack, _, count = line.rpartition(" ")
@@ -49,9 +49,9 @@ def read_samples(text: str) -> Frame:
 
 
 def below_event_loop(root: Frame) -> Frame:
-    """Return what asyncio's ``Runner.run`` calls, without the steps before it and without other threads.
+    """Return the frame of asyncio's ``Runner.run``, without its callers and without other threads.
 
-    Raises ValueError: there is none.
+    Raises ValueError: no stack has it.
     """
     pending = [root]
     while pending:
@@ -63,7 +63,7 @@ def below_event_loop(root: Frame) -> Frame:
 
 
 def draw(root: Frame, title: str) -> str:
-    """Return the flame graph as SVG: a row a depth, as wide as the function's share of all samples."""
+    """Return the flame graph as SVG: a row for each depth, boxes as wide as their shares of all samples."""
     boxes = list(_boxes(root, 0.0, 0))
     height = _TOP + (1 + max((depth for depth, *_ in boxes), default=0)) * _ROW + _MARGIN
     legend = "".join(

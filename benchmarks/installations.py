@@ -70,7 +70,7 @@ class Installations:
 
 @dataclass(frozen=True)
 class Running:
-    """What runs: servers and the variables that lead to a database and a stream, by installation."""
+    """The running servers, and the variables with the addresses of database and stream, by installation."""
 
     servers: Mapping[str, Servers]
     variables: Mapping[str, dict[str, str]]
@@ -81,7 +81,7 @@ class Running:
         return JobClient(load_settings(**values))
 
     def jobs(self, name: str) -> Counter[str]:
-        """Return how many jobs of an installation there are, by status."""
+        """Return the number of an installation's jobs by status."""
         with psycopg.connect(self.variables[name]["JSWORKER_DATABASE_URL"]) as connection:
             return Counter(dict(connection.execute(_JOBS).fetchall()))
 
@@ -102,7 +102,7 @@ class Running:
 
 @contextmanager
 def three_installations() -> Iterator[Running]:
-    """Run servers and one worker process for each."""
+    """Run servers and one worker process for each installation."""
     with ExitStack() as stack:
         servers = {name: stack.enter_context(running_servers()) for name in NAMES}
         variables = {name: each.new_jsworker() for name, each in servers.items()}
@@ -127,7 +127,7 @@ async def burst(running: Running, names: Sequence[str], jobs: int) -> tuple[floa
 
 
 async def outage(running: Running, *, rate: float, seconds: float) -> dict[str, Any]:
-    """Enqueue at a rate, half of the jobs with a key, while one installation has no database for long."""
+    """Enqueue at a rate, half of the jobs with a key; for ``seconds`` one installation has no database."""
     clock = asyncio.get_running_loop().time
     accepted: Counter[str] = Counter()
     elsewhere: Counter[str] = Counter()

@@ -15,7 +15,7 @@ from benchmarks.servers import environment_with
 from jsworker.embedded import start_with_parent
 
 ROOT = Path(__file__).parents[1]
-"""Where ``benchmarks`` can be imported from."""
+"""The folder from which ``benchmarks`` can be imported."""
 
 _STOP_SECONDS = 20.0
 _SHOWN_CHARACTERS = 300
@@ -33,7 +33,7 @@ class Process:
 
         Args:
             command: program and arguments.
-            variables: added to this process's own, without those of jsworker.
+            variables: added to this process's environment without the variables of jsworker.
         """
         self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by stop()
         self._process = start_with_parent(
@@ -47,14 +47,14 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Of the process itself, not of what it started."""
+        """The id of the process itself, not of one that it started."""
         return self._process.pid
 
     def check(self) -> None:
         """Do nothing while it runs.
 
         Raises:
-            SystemFailed: it has ended; with the last of its words.
+            SystemFailed: it has ended; the message has its last line on stderr.
         """
         code = self._process.poll()
         if code is not None:
@@ -76,7 +76,7 @@ class Process:
 
 
 def last_words(stderr: bytes) -> str:
-    """Return the last line that says something; a traceback of many errors ends with a ruler."""
+    """Return the last line with text; the traceback of an exception group ends with a ruler."""
     lines = [line.strip(" |+-") for line in stderr.decode(errors="replace").splitlines()]
     spoken = [line for line in lines if line]
     return spoken[-1][:_SHOWN_CHARACTERS] if spoken else "no word on stderr"
@@ -130,17 +130,17 @@ async def wait_until(
     seconds: float,
     every: float = 0.05,
 ) -> None:
-    """Ask until it is so.
+    """Wait until ``done`` returns true.
 
     Args:
-        done: the question.
-        processes: which must live meanwhile.
-        what: is waited for; told in the error.
-        seconds: how long.
-        every: seconds between two questions.
+        done: called again and again.
+        processes: those that must not end meanwhile.
+        what: the event that is waited for, for the error.
+        seconds: how long to wait.
+        every: seconds between two calls.
 
     Raises:
-        SystemFailed: it was not so in time, or a process has ended.
+        SystemFailed: ``done`` did not return true in time, or a process has ended.
     """
     deadline = time.monotonic() + seconds
     while not await done():

@@ -2,7 +2,7 @@
 
 Prints one JSON value on stdout. Ways: ``load`` fills a backlog, ``single`` awaits one job at a time,
 ``many`` enqueues in calls of ARGUMENT jobs, ``paced`` enqueues ARGUMENT jobs a second by the clock.
-Two systems know more: ``transaction`` commits a row of the caller's with each job, ``published`` and
+Two systems have more ways: ``transaction`` commits a row of the caller's with each job, ``published`` and
 ``relayed`` measure how fast messages follow.
 """
 
@@ -16,17 +16,17 @@ from typing import Any
 from benchmarks.systems import Producer, PublishingProducer, SeparatePublisher, TransactionalProducer, load
 
 FIRST = "BENCHMARK_FIRST"
-"""The variable with the number of the first paced job."""
+"""The environment variable with the number of the first paced job."""
 
 _LOAD_CALL = 5000
 _WARM_UP = 20
 
 Paced = list[tuple[int, float, str]]
-"""Number of the job, when its enqueue was called by the monotonic clock, its id."""
+"""For each job: its number, when its enqueue was called by the monotonic clock, and its id."""
 
 
 def main() -> None:
-    """Do as the arguments say."""
+    """Run the producer and the way that the arguments name."""
     system, way, count, *rest = sys.argv[1:]
     sys.stdout.write(json.dumps(asyncio.run(_produce(system, way, int(count), *rest))) + "\n")
     sys.stdout.flush()
@@ -52,7 +52,7 @@ async def _produce(system: str, way: str, count: int, argument: str = "0") -> An
 
 
 async def load_backlog(producer: Producer, count: int) -> int:
-    """Enqueue jobs that nobody works on yet."""
+    """Enqueue jobs while no worker runs."""
     for start in range(0, count, _LOAD_CALL):
         numbers = range(start, min(start + _LOAD_CALL, count))
         await producer.enqueue_many(numbers)
@@ -83,7 +83,7 @@ async def many(producer: Producer, count: int, size: int) -> float:
 
 
 async def in_own_transaction(producer: Producer, count: int) -> float:
-    """Return commits per second, each of them a row of the caller's and a job."""
+    """Return commits per second; each commits a row of the caller's and a job."""
     if not isinstance(producer, TransactionalProducer):
         raise SystemExit("this system's producer has no transaction measured")
     async with producer.own_transactions() as commit_with_job:
@@ -96,7 +96,7 @@ async def in_own_transaction(producer: Producer, count: int) -> float:
 
 
 async def publishing(producer: Producer, way: str, count: int) -> float:
-    """Return messages per second, published by the client meanwhile or all afterwards."""
+    """Return messages per second, published while jobs are enqueued or all afterwards."""
     if not isinstance(producer, PublishingProducer):
         raise SystemExit("this system's producer has no outbox")
     if way == "published":
@@ -111,7 +111,7 @@ async def publishing(producer: Producer, way: str, count: int) -> float:
 
 
 async def paced(producer: Producer, count: int, rate: float, first: int) -> Paced:
-    """Enqueue jobs when they are due, whether or not the one before is done."""
+    """Enqueue jobs when they are due, whether or not the previous call has returned."""
     calls: Paced = []
 
     async def call(number: int) -> None:

@@ -15,7 +15,7 @@ from benchmarks.figures import JSWORKER, RAW, Figure, ratio
 
 
 def tables(letter: str, title: str, figures: Sequence[Figure]) -> Group:
-    """Return a table for each thing measured, fit for 80 columns, and below it what each system ran with."""
+    """Return a table for each name of a figure, for 80 columns, and the notes on the systems below it."""
     shown: list[RenderableType] = [Text(f"({letter}) {title}", style="bold")]
     measured = [figure for figure in figures if figure.values]
     told: set[tuple[str, str]] = set()
@@ -57,7 +57,7 @@ def failures(figures: Sequence[Figure]) -> list[str]:
 
 
 def ratio_text(figure: Figure, figures: Sequence[Figure]) -> str:
-    """Return the ratio to the raw loop, taken round by round; nothing where there is none."""
+    """Return the ratio to the raw loop, taken round by round; empty if that was not measured."""
     for other in figures:
         if (
             other.system == RAW
@@ -70,17 +70,17 @@ def ratio_text(figure: Figure, figures: Sequence[Figure]) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with as many digits as a reader wants."""
+    """Return a number with no more decimals than a reader needs."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:,.1f}" if abs(value) >= 10 else f"{value:,.2f}"
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return what the file holds; nothing when it is not there.
+    """Return the content of the file; empty if it does not exist.
 
     Raises:
-        ValueError: it holds something else.
+        ValueError: it is not a file of benchmarks.
     """
     if not path.exists():
         return {}

@@ -26,7 +26,7 @@ class Sleep(JobProcessor[dict[str, float]]):
 
 
 async def added(client: JobClient, *, jobs: int, rate: float, seconds: float) -> list[float]:
-    """Enqueue jobs at a rate, wait for each, and return in seconds what waiting has added."""
+    """Enqueue jobs at a rate, wait for each, and return the seconds that waiting has added to each."""
     clock = asyncio.get_running_loop().time
     returned: dict[JobHandle, float] = {}
 

@@ -16,7 +16,7 @@ from benchmarks.systems.database import tidy
 from benchmarks.systems.stamps import Stamps, new_stamps
 
 SKIPPED_SHARE = 0.05
-"""Of the jobs that count for no rate: a process has started when so many are done."""
+"""The share of the first jobs that no rate counts: when they are done, the process has started."""
 
 _SAMPLE_SECONDS = 0.02
 _LOAD_SECONDS = 120.0
@@ -24,7 +24,7 @@ _WARM_UP_JOBS = 20
 
 
 class Rounds:
-    """The values of interleaved rounds; a system that fails once is not asked again, and is not hidden."""
+    """The values of interleaved rounds; a system that fails once is not run again, and is still listed."""
 
     def __init__(
         self, measure: str, systems: Sequence[str], rounds: int, show: Callable[[str], None]
@@ -33,9 +33,9 @@ class Rounds:
 
         Args:
             measure: its letter.
-            systems: who takes part.
-            rounds: how many.
-            show: told which run is going on.
+            systems: the systems to measure.
+            rounds: the number of rounds.
+            show: called with the run that is going on.
         """
         self._measure = measure
         self._systems = tuple(systems)
@@ -46,7 +46,7 @@ class Rounds:
         self._failures: dict[str, str] = {}
 
     def systems(self, what: str) -> Iterator[str]:
-        """Yield whose turn it is: every round all systems, each round in another order."""
+        """Yield the system to run next: in each round all systems, each time in another order."""
         for turn in range(self._rounds):
             for system in order(self._systems, turn):
                 if system not in self._failures:
@@ -58,20 +58,20 @@ class Rounds:
         """Note a failure of the system instead of ending the measure."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 -- whatever a peer raises is its failure, told in the table
+        except Exception as error:  # noqa: BLE001 -- what a peer raises is its failure, shown in the table
             reason = " ".join(str(error).split()) or type(error).__name__
             self._failures[system] = f"failed: {reason}"
 
     def add(
         self, name: str, system: str, unit: str, value: float, *, more_is_better: bool = True, note: str = ""
     ) -> None:
-        """Keep the value of a round; a note stays unless a later one says something new."""
+        """Keep the value of a round; a later note replaces the present one, unless that contains it."""
         self._values.setdefault((name, system), []).append(value)
         _, _, before = self._about.get((name, system), (unit, more_is_better, ""))
         self._about[name, system] = (unit, more_is_better, before if note in before else note)
 
     def figures(self) -> list[Figure]:
-        """Return a figure for what was measured in every round; one without values for what failed."""
+        """Return the figures that were measured in every round, and one without values for each failure."""
         figures = [
             Figure(self._measure, name, system, unit, tuple(values), more_is_better, note)
             for (name, system), values in self._values.items()
@@ -85,8 +85,9 @@ class Rounds:
 
 
 def order(systems: Sequence[str], turn: int) -> list[str]:
-    """Return the systems, every second time backwards, so that each comes first and last about as often."""
-    # An even number turned by one and read backwards begins with every second only: of two with the same one.
+    """Return the systems in another order each time, so that each comes first and last about as often."""
+    # Every second order is reversed. Then an even number moves by one only every second time, or only every
+    # second system would come first: of two always the same one.
     start = (turn if len(systems) % 2 else turn // 2) % len(systems) if systems else 0
     turned = [*systems[start:], *systems[:start]]
     return turned[::-1] if turn % 2 else turned
@@ -128,10 +129,10 @@ def rate(times: Sequence[float], *, skipped: float = SKIPPED_SHARE) -> float:
 
     Args:
         times: when jobs were done, in seconds, ascending.
-        skipped: another share than 5 %.
+        skipped: the share to leave out, if not 5 %.
 
     Raises:
-        SystemFailed: the times do not lie apart.
+        SystemFailed: the times are too few, or do not differ.
     """
     first = math.floor(len(times) * skipped)
     if len(times) < 2 or times[-1] <= times[first]:
@@ -190,7 +191,7 @@ async def _sampled(
 
 @dataclass(slots=True)
 class Latencies:
-    """Of jobs that came at a rate, in seconds from the call of enqueue.
+    """The latencies of jobs that came at a rate, in seconds from the call of enqueue.
 
     Attributes:
         start: until the job started.
@@ -216,7 +217,7 @@ class IdleWorker:
         """Enqueue jobs at a rate from a process of its own, and return how long they took.
 
         Raises:
-            SystemFailed: they were not done ``seconds`` after the last was due.
+            SystemFailed: the jobs were not done ``seconds`` after the last was due.
         """
         first, self._next = self._next, self._next + jobs
         command = module("benchmarks.producing", self.name, "paced", str(jobs), str(rate))
@@ -242,9 +243,9 @@ class IdleWorker:
 
 @contextmanager
 def idle_worker(servers: Servers, name: str, jobs: int) -> Iterator[IdleWorker]:
-    """Run a worker that has done a few jobs and waits; jobs from number 20 on are yours.
+    """Run a worker that has done a few jobs and waits; the caller may use numbers of jobs from 20 on.
 
-    Yields the run.
+    Yields the worker.
     """
     system = load(name)
     variables = system.prepare(servers)

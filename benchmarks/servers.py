@@ -1,4 +1,4 @@
-"""The servers of a benchmark: PostgreSQL 18 and nats-server on free ports, durable as they are shipped."""
+"""The servers of a benchmark: PostgreSQL 18 and nats-server on free ports, with default durability."""
 
 import os
 import secrets
@@ -20,7 +20,7 @@ class Servers:
     """Both servers, running.
 
     Attributes:
-        folder: their data, gone afterwards.
+        folder: their data, deleted afterwards.
     """
 
     postgres: EmbeddedPostgres
@@ -35,7 +35,7 @@ class Servers:
         return self.postgres.database_url(name)
 
     def new_jsworker(self) -> dict[str, str]:
-        """Return the variables that lead to a migrated database and a stream of its own."""
+        """Return jsworker's variables for a new, migrated database and a new stream."""
         url = self.new_database()
         upgrade_database(url)
         name = f"bench-{secrets.token_hex(4)}"
@@ -49,7 +49,7 @@ class Servers:
 
 @contextmanager
 def running_servers() -> Iterator[Servers]:
-    """Run both in a folder that is deleted afterwards. fsync is on, and nothing else is set for speed."""
+    """Run both in a folder that is deleted afterwards. fsync is on, and no setting is changed for speed."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o711)  # PostgreSQL started by root runs as another user
         with (
@@ -62,6 +62,6 @@ def running_servers() -> Iterator[Servers]:
 
 
 def environment_with(variables: dict[str, str]) -> dict[str, str]:
-    """Return this process's variables without those of jsworker, and these."""
+    """Return this process's environment without the variables of jsworker, with ``variables`` added."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("JSWORKER_")}
     return inherited | variables

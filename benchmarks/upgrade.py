@@ -25,9 +25,9 @@ from jsworker.ownership.upgrading import upgrade_database
 
 _PAUSE_SECONDS: Final = 0.02
 _BEFORE_SECONDS: Final = 30.0
-"""For which the same statements are watched without an upgrade."""
+"""How long the same statements are first measured without an upgrade."""
 
-# What workers and producers write, as far as every migration knows the columns.
+# What workers and producers write, with only the columns that every migration has.
 _INSERT: Final = """
 INSERT INTO jsworker.jobs (id, kind, payload, status, dispatch, needs_publish, publish_after, queued_at)
 VALUES (uuidv7(), 'noop', '{}', 'queued', 1, true, clock_timestamp(), clock_timestamp()) RETURNING id
@@ -73,7 +73,7 @@ class Traffic:
             each.result()
 
     def longest(self, since: float) -> tuple[float, float]:
-        """Return how many milliseconds the longest INSERT and UPDATE lasted that were under way since."""
+        """Return the milliseconds of the longest INSERT and UPDATE that ended after ``since``."""
         inserts, updates = (
             max((lasted for began, lasted in list(timed) if began + lasted > since), default=0.0) * 1000
             for timed in (self.inserts, self.updates)
@@ -111,7 +111,7 @@ def measure(
 ) -> Iterator[tuple[str, float, float, float]]:
     """Yield each migration, its seconds, and the longest INSERT and UPDATE meanwhile in milliseconds.
 
-    The first line is of a while without an upgrade.
+    The first item is of a time without an upgrade.
     """
     with running_servers() as servers:
         url = servers.new_database()
@@ -130,7 +130,7 @@ def measure(
                 else:
                     upgrade_database(url, revision)
                 took = time.monotonic() - began
-                time.sleep(2 * _PAUSE_SECONDS)  # who waited until the end is noted by then
+                time.sleep(2 * _PAUSE_SECONDS)  # statements that waited until its end are noted by then
                 yield revision, took, *traffic.longest(began)
         show(f"{len(traffic.inserts):,} jobs were inserted and completed meanwhile")
 

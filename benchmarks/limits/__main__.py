@@ -44,7 +44,7 @@ class Fleet:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run them."""
+        """Run the workers while the block runs; kill them at its end."""
         self._workers = [self._start() for _ in range(WORKERS)]
         try:
             yield
@@ -55,7 +55,7 @@ class Fleet:
 
     def kill_one(self) -> None:
         """Kill one at random, and start another in its place."""
-        place = random.randrange(WORKERS)  # noqa: S311 -- who dies
+        place = random.randrange(WORKERS)  # noqa: S311 -- which worker dies
         killed = self._workers[place]
         os.killpg(killed.pid, signal.SIGKILL)
         killed.wait()
@@ -76,7 +76,7 @@ class Fleet:
 
 
 def measure(system: System, *, seconds: float, every: float, progress: Progress) -> tuple[Verdict, int]:
-    """Run a system under kills and for a while without, and return what its journal says, and the kills."""
+    """Run a system under kills and a while longer, and return the verdict and the number of kills."""
     whole = seconds + _SETTLE_SECONDS + _WATCH_SECONDS
     bar = progress.add_task(system.name, total=whole)
     with running_servers() as servers, tempfile.TemporaryDirectory() as folder:

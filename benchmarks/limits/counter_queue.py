@@ -1,7 +1,7 @@
 """A queue that counts free slots in a row of its own, as Solid Queue does.
 
-Who takes a slot lowers the count, who ends a run raises it, and a row that nobody has touched for a while is
-deleted. A worker that dies raises nothing; its jobs are put back when its heartbeat is old.
+A worker lowers the count to take a slot, and raises it when a run ends; a row that nobody has changed for a
+while is deleted. A worker that dies does not raise it; its jobs are put back when its heartbeat is old.
 """
 
 import asyncio

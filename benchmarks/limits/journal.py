@@ -1,4 +1,4 @@
-"""What workers write down of each run, and what it says about a limit."""
+"""The journal in which workers note their runs, and what it shows about a limit."""
 
 import os
 import time
@@ -24,23 +24,23 @@ def running(job: str) -> Iterator[None]:
 
 
 def _write(journal: int, what: str, job: str) -> None:
-    # Short lines of several processes do not mix: each is one append.
+    # Lines of several processes do not mix, because each is appended by one short write.
     os.write(journal, f"{time.monotonic_ns()} {what} {os.getpgrp()} {job}\n".encode())
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a journal says.
+    """What a journal shows about a limit.
 
     Attributes:
-        runs: how many began.
+        runs: how many runs began.
         ended: how many jobs have ended.
         twice: how many of these ended more than once.
         exceeded: runs that began while as many as the limit allows were under way.
-        most: runs at once, at most.
+        most: the most runs at once.
         standstill: seconds, the longest time without any run.
-        busy: share of the time under kills for which a slot was taken, of all slots.
-        most_afterwards: runs at once at most, a while after the last kill.
+        busy: the share of all slots that were taken, on average until the kills ended.
+        most_afterwards: the most runs at once, from a while after the last kill on.
     """
 
     runs: int
@@ -60,10 +60,10 @@ def judge(
 
     Args:
         journal: the file.
-        kills: when each process group was killed; what it ran has ended then.
+        kills: when each process group was killed; its runs have ended then.
         limit: how many runs may be under way at once.
         kills_ended: when the last kill was over.
-        settled: from when on a queue has had time to notice every death.
+        settled: the time by which a queue has been able to notice every death.
         until: when the watch ended.
     """
     changes = [(at, "killed", group, "") for group, at in kills.items()]

@@ -21,9 +21,9 @@ from jsworker import Job, JobClient, JobProcessor, Limit
 from jsworker.core.settings import Settings
 
 LIMIT = 4
-"""Runs of the key at once."""
+"""The most runs of the key at once."""
 SLOTS = 4
-"""Of each worker."""
+"""The job slots of each worker."""
 SILENCE_SECONDS = 3.0
 """After so long without a heartbeat a worker counts as dead."""
 RUN_SECONDS = (0.02, 0.08)
@@ -37,8 +37,8 @@ class System:
     """A queue.
 
     Attributes:
-        name: as the table calls it.
-        prepare: makes tables and so many jobs, and returns the variables that workers need.
+        name: its name in the table.
+        prepare: makes tables and the given number of jobs, and returns the variables that workers need.
         command: starts a worker.
     """
 

@@ -26,10 +26,10 @@ MODULES = MappingProxyType(
         "o": "dashboard",
     }
 )
-"""Letter and module; a module tells its title itself."""
+"""The modules by their letters; each has its own title."""
 
 DEFAULT = ("a", "c", "d")
-"""What runs when nothing else is asked for: under 15 minutes."""
+"""The measures that run by default, in less than 15 minutes."""
 
 
 class Measure(Protocol):
@@ -37,7 +37,7 @@ class Measure(Protocol):
 
     @property
     def LETTER(self) -> str:  # noqa: N802 -- a constant of a module
-        """By which it is asked for."""
+        """The letter by which the measure is chosen."""
 
     @property
     def TITLE(self) -> str:  # noqa: N802 -- a constant of a module
@@ -48,7 +48,7 @@ class Measure(Protocol):
 
         Args:
             rounds: how often every system is measured.
-            show: told what is going on, in one short line.
+            show: called with one short line on what is going on.
         """
 
 

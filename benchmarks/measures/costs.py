@@ -27,7 +27,7 @@ TITLE: Final = "cost of a job"
 
 _PER_SECOND = 200.0
 _STATISTICS_SECONDS = 1.5
-"""After so long an idle backend of PostgreSQL has told its counters."""
+"""After this time an idle backend of PostgreSQL has reported its counters."""
 
 
 def measure(
@@ -38,14 +38,14 @@ def measure(
     paced_seconds: float = 30.0,
     logged_jobs: int = 2_000,
 ) -> list[Figure]:
-    """Count what a backlog costs a running system, and jobs that come one by one at 200/s.
+    """Measure what each job costs, in a backlog and when jobs come one by one at 200/s.
 
     Args:
-        rounds: of each.
-        show: told what is going on.
+        rounds: the number of rounds of each.
+        show: called with what is going on.
         jobs: of the backlog; enqueueing them is not counted.
-        paced_seconds: how long jobs come at a steady pace; what the producer uses is counted, but its CPU.
-        logged_jobs: of a backlog of its own whose statements are told by name, in the notes.
+        paced_seconds: how long jobs come at a steady pace; the producer's use is counted, except its CPU.
+        logged_jobs: jobs of another backlog, whose statements the notes list by name.
     """
     with _monitored_servers() as (servers, monitor):
         floods, paces = [], []
@@ -65,11 +65,11 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class _Used:
-    """Of the servers and of jsworker's processes, since they began or between two readings.
+    """What the servers and jsworker's processes have used since their start.
 
     Attributes:
-        statements: transactions, of which each statement is one.
-        received, sent: messages that NATS got from and gave to its clients.
+        statements: transactions; each statement is one.
+        received, sent: messages that NATS has received from its clients and sent to them.
         postgres, nats, worker, supervisor: CPU seconds.
     """
 
@@ -83,13 +83,13 @@ class _Used:
     supervisor: float
 
     def since(self, before: "_Used", jobs: int) -> dict[str, float]:
-        """Return what a job has cost."""
+        """Return what each of ``jobs`` has cost since an earlier reading."""
         return {name: (getattr(self, name) - getattr(before, name)) / jobs for name in self.__slots__}
 
 
 @contextmanager
 def _monitored_servers() -> Iterator[tuple[Servers, str]]:
-    """Run both servers as they are shipped, with NATS's monitoring besides; yield them and its address."""
+    """Run both servers with their defaults and NATS's monitoring; yield them and the monitoring address."""
     port = free_port()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o711)  # PostgreSQL started by root runs as another user
@@ -105,7 +105,7 @@ def _monitored_servers() -> Iterator[tuple[Servers, str]]:
 def _flood(servers: Servers, monitor: str, jobs: int) -> dict[str, float]:
     variables = servers.new_jsworker()
     first = asyncio.run(preload(variables, jobs))
-    # From the start of the processes on: they pull as soon as they are there.
+    # Read before the processes start, because they pull as soon as they are ready.
     before = _used(servers, monitor, variables, None)
     with workers(1, [NOOP], variables) as running:
         asyncio.run(wait_until_finished(variables["JSWORKER_DATABASE_URL"], first))

@@ -23,7 +23,7 @@ def _times(process: psutil.Process) -> Sequence[float]:
     try:
         times: Sequence[float] = process.cpu_times()
     except psutil.NoSuchProcess:
-        return ()  # ended just now: its parent has its time, from the next look on
+        return ()  # ended just now: from the next reading on, its parent has its time
     return times
 
 

@@ -33,7 +33,7 @@ TITLE: Final = "the dashboard"
 _KINDS: Final = [f"kind-{number:02}" for number in range(20)]
 _HELD: Final = 50_000
 _KEEP: Final = {"JSWORKER_RETENTION": "none"}
-"""Else workers prune what was filled in."""
+"""Otherwise workers would prune the rows that were filled in."""
 _START_SECONDS: Final = 60.0
 _REQUEST_SECONDS: Final = 30.0
 
@@ -63,12 +63,12 @@ def measure(
     """Ask for pages, look at live ones, and let a worker do no-op jobs beside them, in interleaved rounds.
 
     Args:
-        rounds: in each of them every page, every number of viewers, and the worker with and without viewers.
-        show: told what is going on.
+        rounds: each has every page, every number of viewers, and the worker with and without viewers.
+        show: called with what is going on.
         rows: jobs in the table, of 20 kinds.
         failed: how many of them have failed, in 40 groups.
-        requests: of each page in a round.
-        viewers: of live pages.
+        requests: requests for each page in a round.
+        viewers: the number of viewers of live pages.
         seconds: for how long they look while PostgreSQL's work is counted.
         jobs: of the preloaded backlog that measures the rate.
     """
@@ -80,7 +80,7 @@ def measure(
             found = Rounds(LETTER, [JSWORKER], rounds, show)
             for turn in range(rounds):
                 words = f"round {turn + 1} of {rounds}"
-                tidy(url)  # what a flood has left in the indexes is a figure of its own
+                tidy(url)  # ``work`` measures pages beside a flood's dead index entries
                 show(f"{words}: pages")
                 site.ask_pages(found, requests)
                 show(f"{words}: viewers")
@@ -112,7 +112,7 @@ class _Site:
     port: int
 
     def ask_pages(self, found: Rounds, requests: int) -> None:
-        """Ask for each page so often, one after another."""
+        """Request each page ``requests`` times, one after another."""
         what = f"page beside {self.rows:,} jobs"
         for name, path in self._pages().items():
             p50, p99 = p50_and_p99([self._milliseconds(path) for _ in range(requests)])
@@ -191,7 +191,7 @@ class _Site:
 
     @contextmanager
     def _viewers(self, count: int, paths: tuple[str, ...]) -> Iterator[None]:
-        """Have viewers look, each of whom has seen something live."""
+        """Run viewers during the block, each of which has received a live event."""
         if not count:
             yield
             return

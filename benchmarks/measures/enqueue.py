@@ -18,7 +18,7 @@ ACCEPTED_AND_PUBLISHED: Final = "enqueue_many in one call, until all is publishe
 
 _SECONDS = 180.0
 _SLOW = {"procrastinate": 0.2, "taskiq-nats": 0.2, "FastStream": 0.2}
-"""Shares of the many jobs, so that a round ends soon."""
+"""The shares of the many jobs that slow systems get, so that a round ends soon."""
 
 _WAYS = {
     JSWORKER: "INSERT commit, then publish",

@@ -1,4 +1,4 @@
-"""Tables that are full already: rows as jsworker's own statements would have left them, by SQL."""
+"""Fills tables by SQL, with rows as jsworker's own statements would have left them."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -8,11 +8,11 @@ import psycopg
 from jsworker.core.clock import DURATION_BUCKETS
 
 _CHUNK = 250_000
-"""Rows of one transaction."""
+"""The rows of one transaction."""
 _AT_ONCE = 2
 
-# A week's worth of jobs that were enqueued, published, claimed, and completed at the first attempt; one of so
-# many failed at its last: of each kind with two sorts of errors.
+# A week's worth of jobs that were enqueued, published, claimed, and completed at the first attempt; one in
+# ``each`` failed at its last attempt, with one of two sorts of errors in each kind.
 _FINISHED = """
 INSERT INTO jsworker.jobs (
   id, kind, payload, status, fencing_token, claimed_at, stale_after, crash_after, attempts, errors,
@@ -37,7 +37,7 @@ FROM (
 ) AS ended
 """
 
-# What workers have written of the last two days, all of whose minutes were busy.
+# The statistics that workers write in two days in which every minute is busy.
 _STATISTICS = """
 INSERT INTO jsworker.statistics (
   minute, kind, started, completed, errors, failed, wait_seconds, run_seconds, waits, runs)
@@ -46,7 +46,7 @@ SELECT date_trunc('minute', now()) - make_interval(mins => ago), kind, 50, 49, 1
 FROM generate_series(1, 2880) AS ago CROSS JOIN unnest(%(kinds)s::text[]) AS kind
 """
 
-# What enqueue_many leaves, its messages still to be published.
+# The rows that enqueue_many leaves before their messages are published.
 _QUEUED = """
 INSERT INTO jsworker.jobs (id, kind, payload, status, dispatch, needs_publish, publish_after, queued_at)
 SELECT uuidv7(), %(kind)s,
@@ -56,7 +56,7 @@ SELECT uuidv7(), %(kind)s,
 FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n
 """
 
-# What admission leaves of jobs whose key rests.
+# The rows that admission leaves of jobs whose key is paused.
 _HELD_BY_KEY = """
 INSERT INTO jsworker.jobs (id, kind, payload, status, dispatch, queued_at, limit_key, held_by, held_at)
 SELECT uuidv7(), %(kind)s, jsonb_build_object('tenant', 'acme', 'n', n),
@@ -95,9 +95,9 @@ JOIN jsworker.batches AS b ON b.kind = %(kind)s AND b.place = 1 + (n - 1) * 10 /
 def fill_finished(
     url: str, rows: int, *, kinds: Sequence[str], failed: int = 0, show: Callable[[str], None]
 ) -> None:
-    """Put finished jobs into the table, by turns of these kinds, and leave it as autovacuum would.
+    """Put finished jobs into the table, of these kinds in turn, and vacuum it as autovacuum would.
 
-    ``failed`` of them have failed: of each kind in two groups.
+    ``failed`` of them have failed, in two groups for each kind.
     """
     _fill(url, _FINISHED, rows, kinds, show, each=rows // failed if failed else rows + 1)
 
@@ -126,7 +126,7 @@ def fill_held_by_needs(url: str, rows: int, *, kind: str, show: Callable[[str], 
 
 
 def vacuum(url: str) -> None:
-    """Do what autovacuum would, now."""
+    """Vacuum and analyze the table of jobs now, as autovacuum would later."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("VACUUM (ANALYZE) jsworker.jobs")
 

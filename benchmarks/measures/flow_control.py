@@ -1,4 +1,4 @@
-"""(k) What a batch, a limit and a rate cost: their no-op jobs beside plain ones, one worker process."""
+"""(k) The cost of a batch, a limit and a rate: no-op jobs with and without them, one worker process."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -46,7 +46,7 @@ def _payloads(jobs: int) -> list[dict[str, object]]:
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """Jobs of one sort; ``share``: of the plain ones' number."""
+    """Jobs of one sort; their number is ``share`` times that of the plain jobs."""
 
     processor: type[JobProcessor]
     enqueue: Callable[[JobClient, type[JobProcessor], int], Awaitable[None]] = _enqueue
@@ -66,9 +66,9 @@ def measure(rounds: int, show: Callable[[str], None], *, jobs: int = 100_000) ->
     """Measure the rate from 5 % done to all done, of a preloaded backlog, each on a database of its own.
 
     Args:
-        rounds: in each of them every load once, each time in another order.
-        show: told what is going on.
-        jobs: of each load, at most 100,000; a tenth of them with the limit of 1.
+        rounds: the number of rounds; each has every load once, in another order.
+        show: called with what is going on.
+        jobs: the jobs of each load, at most 100,000; a tenth of them for the limit of 1.
     """
     rates: dict[str, list[float]] = {name: [] for name in _LOADS}
     with running_servers() as servers:

@@ -25,7 +25,7 @@ TITLE: Final = "growth of the table"
 
 _EMPTY = "empty table"
 _KEEP: Final = {"JSWORKER_RETENTION": "none"}
-"""Else workers prune what was filled in."""
+"""Otherwise workers would prune the rows that were filled in."""
 
 _LATENCY_PER_SECOND = 200.0
 
@@ -45,15 +45,15 @@ def measure(
     """Compare full tables with an empty one on the same server, in interleaved rounds.
 
     Args:
-        rounds: of the finished rows and the backlog; the pinned horizon takes one.
-        show: told what is going on.
+        rounds: rounds with finished rows and with the backlog; the pinned horizon has one round.
+        show: called with what is going on.
         finished: finished rows in the table, one database each.
         backlog: queued jobs whose messages are in the stream; 0: not measured.
         backlog_seconds: for how long a worker drains them.
         jobs: of the preloaded backlog that measures the rate everywhere else.
         latency_seconds: how long the latency is measured at 200 jobs/s.
         pinned_seconds: for how long a transaction is left idle; 0: not measured.
-        pinned_per_second: jobs meanwhile.
+        pinned_per_second: jobs a second meanwhile.
     """
     figures: list[Figure] = []
     with running_servers() as servers:
@@ -69,7 +69,7 @@ def measure(
 
 @dataclass(slots=True)
 class _Measured:
-    """Values of one table, one a round."""
+    """Values of one table, one for each round."""
 
     rates: list[float]
     medians: list[float]
@@ -113,7 +113,7 @@ def _with_finished_rows(
 
 
 def _with_backlog(servers: Servers, rounds: int, backlog: int, seconds: float, speed: _Speed) -> list[Figure]:
-    """Measure in front of a long queue: its rows and its messages, published by jsworker's own outbox."""
+    """Measure with a long queue of rows and messages, which jsworker's own outbox has published."""
     full = f"{backlog:,} queued jobs"
     tables = {"short queue": servers.new_jsworker(), full: servers.new_jsworker()}
     url = tables[full]["JSWORKER_DATABASE_URL"]
@@ -132,7 +132,7 @@ def _with_backlog(servers: Servers, rounds: int, backlog: int, seconds: float, s
     measured = {table: _Measured([], [], []) for table in tables}
     for _ in range(rounds):
         for table, variables in tables.items():
-            # Jobs of another kind, else each would wait for a million others.
+            # Jobs of another kind: otherwise each would wait for a million others.
             p50, p99 = speed.latency(variables, table)
             measured[table].medians.append(p50)
             measured[table].p99s.append(p99)
@@ -143,7 +143,7 @@ def _with_backlog(servers: Servers, rounds: int, backlog: int, seconds: float, s
 
 
 def _rate_of_the_front(variables: Mapping[str, str], seconds: float) -> float:
-    """Return the rate at which a worker takes jobs from the front of a queue for so long."""
+    """Return the rate at which a worker takes jobs from the front of a queue for ``seconds``."""
     since = time.time()
     with workers(1, [NOOP], variables):
         time.sleep(seconds)
@@ -151,7 +151,7 @@ def _rate_of_the_front(variables: Mapping[str, str], seconds: float) -> float:
 
 
 def _compared(measured: Mapping[str, _Measured]) -> list[Figure]:
-    """Return every table's figures, and how they stand to those of the first one."""
+    """Return every table's figures, and their ratios to those of the first table."""
     figures: list[Figure] = []
     reference: list[Figure] = []
     for table, values in measured.items():

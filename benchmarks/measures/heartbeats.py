@@ -27,16 +27,16 @@ LETTER: Final = "e"
 TITLE: Final = "heartbeats of running jobs"
 
 _BEATS = "HEARTBEAT", "STILL_MINE", "HEARTBEAT_ALONE", "SEEN", "ORPHANED"
-"""What the heartbeat loop sends."""
+"""The statements of the heartbeat loop."""
 _INTERVAL: Final[float] = Settings.model_fields["heartbeat_interval"].default
 _COUNTED_AFTER_SECONDS: Final = 11.0
-"""An idle connection tells the statistics what it wrote after ten seconds: claims, no HOT updates, too."""
+"""An idle connection reports its writes after ten seconds: also the claims, which are no HOT updates."""
 _HELD = "SELECT count(*) FROM jsworker.jobs WHERE status || '' = 'processing'"
 
 
 @dataclass(frozen=True, slots=True)
 class _Quiet:
-    """What was used while nothing but signs of life happened."""
+    """What was used while nothing but heartbeats happened."""
 
     seconds: float
     worker_cpu_seconds: float
@@ -47,7 +47,7 @@ class _Quiet:
 
 
 def measure(
-    rounds: int,  # noqa: ARG001 -- one round of five minutes says it all
+    rounds: int,  # noqa: ARG001 -- one round of five minutes is enough
     show: Callable[[str], None],
     *,
     jobs: int = 10_000,
@@ -59,17 +59,17 @@ def measure(
 
     Args:
         rounds: not used.
-        show: told what is going on.
+        show: called with what is going on.
         jobs: how many are in flight, at most 10,000.
         seconds: for how long they are watched.
         settle_seconds: between the last claim and the watch.
-        logged_intervals: heartbeat intervals, behind that, in which statements are counted by name.
+        logged_intervals: heartbeat intervals after that, in which statements are counted by name.
     """
     with running_servers() as servers:
         variables = servers.new_jsworker() | {"JSWORKER_CONCURRENCY": str(jobs)}
         show(f"starting {jobs:,} jobs")
         asyncio.run(_enqueue(variables, jobs))
-        # Ended by force: 25 seconds of drain would only wait for jobs that never end.
+        # Ended by force: a drain of 25 seconds would only wait for jobs that never end.
         with workers(1, [HOLD], variables | {"JSWORKER_SHUTDOWN_TIMEOUT": "0.1"}) as running:
             asyncio.run(_wait_until_held(variables["JSWORKER_DATABASE_URL"], jobs))
             time.sleep(settle_seconds)

@@ -1,4 +1,4 @@
-"""(l) What plain jobs notice of many held ones: of a key that rests, of batches with open needs."""
+"""(l) How plain jobs are affected by many held ones: of a paused key, or of batches with open needs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ _PER_SECOND: Final = 200.0
 
 @dataclass(slots=True)
 class _Measured:
-    """Values of one table, one a round."""
+    """Values of one table, one for each round."""
 
     rates: list[float] = field(default_factory=list)
     medians: list[float] = field(default_factory=list)
@@ -38,11 +38,11 @@ def measure(
     """Compare tables with held rows with one that has none, on the same server, in interleaved rounds.
 
     Args:
-        rounds: in each of them every table once, each time in another order.
-        show: told what is going on.
-        rows: held ones, of a kind that the worker does not serve.
+        rounds: the number of rounds; each has every table once, in another order.
+        show: called with what is going on.
+        rows: held jobs, of a kind that the worker does not serve.
         jobs: of the preloaded backlog that measures the rate.
-        latency_seconds: how long the latency is measured at 200 jobs/s; several scans.
+        latency_seconds: how long the latency is measured at 200 jobs/s; it spans several scans.
     """
     by_key, by_needs = f"{rows:,} rows held by a key", f"{rows:,} rows held by needs"
     measured = {table: _Measured() for table in (_NONE, by_key, by_needs)}

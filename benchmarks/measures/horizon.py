@@ -1,4 +1,4 @@
-"""Jobs at a steady pace while an idle transaction keeps every dead row: part of measure f."""
+"""Jobs at a steady pace while an idle transaction keeps dead rows from removal: part of measure f."""
 
 import asyncio
 import time
@@ -33,7 +33,7 @@ class _Window:
     Attributes:
         completed: jobs/s.
         p50, p99: start latency in milliseconds.
-        log: statements.
+        log: the statements in it.
     """
 
     completed: float
@@ -53,9 +53,9 @@ class PinnedHorizon:
         Args:
             servers: to use.
             seconds: for how long the transaction is idle.
-            per_second: jobs meanwhile.
+            per_second: jobs a second meanwhile.
             jobs: of the preloaded backlog that measures the rate before and at the end.
-            show: told what is going on.
+            show: called with what is going on.
         """
         self._servers = servers
         self._seconds = seconds
@@ -67,7 +67,7 @@ class PinnedHorizon:
         self._url = self._variables["JSWORKER_DATABASE_URL"]
 
     def measure(self) -> list[Figure]:
-        """Return speed and the time of the sweeps before, in the first minute and in the last."""
+        """Return speed and sweep times before the transaction, and in its first and last minute."""
         self._show("before the horizon is pinned: no-op rate")
         free_rate = backlog_rate(self._variables, self._jobs)
         with ExitStack() as held:
@@ -77,7 +77,7 @@ class PinnedHorizon:
         return self._figures(free_rate, pinned_rate, windows)
 
     def _at_pace(self, held: ExitStack) -> dict[str, _Window]:
-        """Run a worker at a steady pace, first free, then pinned by what ``held`` closes in the end."""
+        """Run a worker at a steady pace, first without and then with a transaction that ``held`` ends."""
         producer = _Producer(self._variables, self._per_second)
         with workers(1, [STAMP], self._variables), ThreadPoolExecutor(1) as thread:
             running = thread.submit(producer.run)
@@ -100,7 +100,7 @@ class PinnedHorizon:
             time.sleep(min(left, 5.0))
 
     def _watch(self, running: Future[None], what: str) -> _Window:
-        """Measure speed first, statements afterwards: their log would slow it down."""
+        """Measure the speed first, then the statements, because their log slows the server down."""
         self._show(what)
         logged = min(_LOGGED_SECONDS, self._window_seconds / 2)
         began, first = time.time(), new_job_id()
@@ -140,7 +140,7 @@ class PinnedHorizon:
 
 
 def _ticks(label: str, log: StatementLog) -> Iterator[Figure]:
-    """Return how long the statements take that look for work, and all of them together."""
+    """Yield the mean time of each statement that looks for work, and the time of all together."""
     found = {name: log.by_name[name] for name in _TICKS if name in log.by_name}
     for name, executed in found.items():
         yield _milliseconds(f"{label}: {name}, mean", executed.mean_milliseconds)
@@ -181,7 +181,7 @@ class _Producer:
         self._stopped = True
 
     def run(self) -> None:
-        """Enqueue until stopped; who falls behind catches up."""
+        """Enqueue until stopped; if it falls behind, it catches up."""
         asyncio.run(self._run())
 
     async def _run(self) -> None:
@@ -194,7 +194,7 @@ class _Producer:
 
 
 def _check(running: Future[None]) -> None:
-    """Raise what the producer ended in, if it has ended."""
+    """Raise the error with which the producer has ended, if it has."""
     if running.done():
         running.result()
 

@@ -1,4 +1,4 @@
-"""(n) Jobs that compute, in isolated processes: beside a bare process pool, and how late their worker is."""
+"""(n) Jobs that compute in isolated processes: compared with a bare process pool; how late the worker is."""
 
 import asyncio
 import multiprocessing
@@ -27,14 +27,14 @@ _PROCESSES: Final[int] = Settings.model_fields["isolated_processes"].get_default
 _POOL: Final = "ProcessPoolExecutor"
 _BEAT_SECONDS: Final = 1.0
 _SETTINGS: Final = {
-    # More heartbeats than by default, so that there are some to look at.
+    # More heartbeats than by default, so that there are enough to measure.
     "JSWORKER_HEARTBEAT_INTERVAL": f"{_BEAT_SECONDS:g}",
     "JSWORKER_STATEMENT_TIMEOUT": "0.9",
 }
 _LOOK_SECONDS: Final = 0.1
 _WARM_SECONDS: Final = 60.0
 _WATCHED_SHARE: Final = 0.8
-"""Of the time that the pool needs: so long the event loop is watched, all of it under load."""
+"""The event loop is watched for this share of the pool's time, so that it is under load throughout."""
 _BEATEN_AT = """
 SELECT status, extract(epoch FROM last_activity_at)::double precision FROM jsworker.jobs WHERE id = %s
 """
@@ -57,9 +57,9 @@ class Computed:
     """One round of a worker.
 
     Attributes:
-        per_second: jobs.
-        loop_milliseconds: by which timers of the worker's event loop were late.
-        beat_milliseconds: by which heartbeats were later than their interval, by the database's clock.
+        per_second: jobs a second.
+        loop_milliseconds: by how much timers of the worker's event loop were late.
+        beat_milliseconds: by how much heartbeats were later than their interval, by the database's clock.
     """
 
     per_second: float
@@ -70,13 +70,13 @@ class Computed:
 def measure(
     rounds: int, show: Callable[[str], None], *, jobs: int = 400, processes: int = _PROCESSES
 ) -> list[Figure]:
-    """Have the same function called as often by a pool and by a worker's jobs, in turns.
+    """Call the same function equally often in a pool and in a worker's jobs, in turns.
 
     Args:
-        rounds: of both; all processes are warm before, and idle in the other's turn.
-        show: told what is going on.
-        jobs: of each round; the pool's are half before and half after the worker's.
-        processes: of the pool, and isolated ones of the worker.
+        rounds: rounds of both; all processes are warm before, and idle in the other's turn.
+        show: called with what is going on.
+        jobs: calls in each round; the pool's are half before and half after the worker's.
+        processes: the number of the pool's processes, and of the worker's isolated ones.
     """
     pooled, found, means = [], [], []
     clean = multiprocessing.get_context("spawn")

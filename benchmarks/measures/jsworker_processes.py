@@ -43,9 +43,9 @@ def workers(count: int, targets: Sequence[str], variables: Mapping[str, str]) ->
     Yields when all are registered and pull: a pull waits at every consumer, or messages were delivered.
 
     Args:
-        count: of worker processes.
+        count: the number of worker processes.
         targets: processors, ``module:Class``; importable from the project's folder.
-        variables: that lead to the servers, and settings.
+        variables: the addresses of the servers, and settings.
 
     Raises:
         SystemFailed: they ended, or were not ready within a minute.

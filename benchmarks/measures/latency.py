@@ -13,11 +13,11 @@ from benchmarks.systems import ALL, load
 LETTER: Final = "d"
 TITLE: Final = "Latency from the call of enqueue, one worker process"
 JOBS: Final[Mapping[int, int]] = MappingProxyType({20: 200, 200: 600, 2000: 2000})
-"""Jobs by their rate, jobs per second."""
+"""The number of jobs by their rate in jobs per second."""
 
 _LATE_SECONDS = 1.0
 _SLOW = ("procrastinate",)
-"""Who gets a quarter of the jobs at the highest rate, which it cannot follow, so that a round ends soon."""
+"""Systems that cannot follow the highest rate: they get a quarter of its jobs, so that a round ends soon."""
 
 
 def figure_name(event: str, rate: int, percentile: str) -> str:
@@ -38,10 +38,10 @@ def measure(
     jobs: Mapping[int, int] = JOBS,
     systems: Sequence[str] = ALL,
 ) -> list[Figure]:
-    """Measure all rates on one worker, one after the other; jobs come by the clock.
+    """Measure all rates on one worker, one after the other; jobs are enqueued at fixed times.
 
-    Starts are taken inside the job, on the clock that all processes of a machine share; completions are those
-    that the system's database wrote down, within the statement that stored the final state.
+    Starts are read inside the job, on the clock that all processes of a machine share; completions are the
+    times that the system's database stored, by the statement that stored the final state.
     """
     measured = Rounds(LETTER, systems, rounds, show)
     with running_servers() as servers:

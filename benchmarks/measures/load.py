@@ -1,4 +1,4 @@
-"""Load on jsworker: a backlog that is drained, jobs at a steady pace, and what the database says of both."""
+"""Load on jsworker: a backlog that is drained, jobs at a steady pace, and figures of both by the database."""
 
 import asyncio
 import secrets
@@ -50,7 +50,7 @@ async def preload(variables: Mapping[str, str], jobs: int) -> UUID:
 
 
 async def publish_all(variables: Mapping[str, str]) -> None:
-    """Publish until the outbox is empty; what a closed client had taken is due again after five seconds."""
+    """Publish until the outbox is empty; jobs that a closed client had taken are due after five seconds."""
     waiting = "SELECT EXISTS (SELECT FROM jsworker.jobs WHERE CAST(needs_publish AS integer) = 1)"
     async with new_client(variables) as client:
 
@@ -88,7 +88,7 @@ def backlog_rate(variables: Mapping[str, str], jobs: int, *, listed_at: str | No
     Args:
         variables: of jsworker.
         jobs: how many.
-        listed_at: URL of the database itself, when ``variables`` name a pooler.
+        listed_at: URL of the database itself, if ``variables`` name a pooler.
     """
     url = listed_at or variables["JSWORKER_DATABASE_URL"]
     first = asyncio.run(preload(variables, jobs))
@@ -109,7 +109,7 @@ def paced_latencies(
 
 @contextmanager
 def _worker(variables: Mapping[str, str], target: str, listed_at: str | None) -> Iterator[None]:
-    """Run one worker; when it connects through a pooler, it is looked for at ``listed_at``."""
+    """Run one worker; if it uses a pooler, wait until it is registered in the database at ``listed_at``."""
     if listed_at in (None, variables["JSWORKER_DATABASE_URL"]):
         with workers(1, [target], variables):
             yield
@@ -128,7 +128,7 @@ def _worker(variables: Mapping[str, str], target: str, listed_at: str | None) ->
 
 async def _paced(variables: Mapping[str, str], url: str, per_second: float, seconds: float) -> list[float]:
     async with new_client(variables) as client:
-        await enqueue_at_pace(client, per_second=per_second, seconds=min(1.0, seconds))  # connections open
+        await enqueue_at_pace(client, per_second=per_second, seconds=min(1.0, seconds))  # opens connections
         first = new_job_id()
         await enqueue_at_pace(client, per_second=per_second, seconds=seconds)
     await wait_until_finished(url, first)
@@ -136,7 +136,7 @@ async def _paced(variables: Mapping[str, str], url: str, per_second: float, seco
 
 
 async def enqueue_at_pace(client: JobClient, *, per_second: float, seconds: float) -> None:
-    """Enqueue one by one at fixed times, whether those before have been answered or not."""
+    """Enqueue one by one at fixed times, whether or not the previous calls have returned."""
     started = time.monotonic()
     async with asyncio.TaskGroup() as calls:
         for n in range(max(1, round(per_second * seconds))):
@@ -162,10 +162,10 @@ def p50_and_p99(milliseconds: list[float]) -> tuple[float, float]:
 
 
 async def until(is_so: Callable[[], Awaitable[bool]], *, seconds: float = 600.0) -> None:
-    """Ask again and again.
+    """Wait until ``is_so`` returns true.
 
     Raises:
-        TimeoutError: it did not become so.
+        TimeoutError: it did not within ``seconds``.
     """
     async with asyncio.timeout(seconds):
         while not await is_so():  # noqa: ASYNC110 -- the state of another process

@@ -25,7 +25,7 @@ TITLE: Final = "memory and import time"
 
 _MEGABYTE = 1024 * 1024
 _SETTLE_SECONDS = 6.0
-"""A heartbeat and a scan later everything that an idle worker needs is loaded."""
+"""After this time, with a heartbeat and a scan, an idle worker has loaded all that it needs."""
 _HELD = "SELECT count(*) FROM jsworker.jobs WHERE status || '' = 'processing'"
 _BEGINNINGS = {
     "an empty Python program": ["-c", "pass"],
@@ -42,14 +42,14 @@ def measure(
     starts: int = 5,
     settle_seconds: float = _SETTLE_SECONDS,
 ) -> list[Figure]:
-    """Weigh jsworker's processes and time their beginning.
+    """Measure the memory of jsworker's processes and the time of their start.
 
     Args:
-        rounds: of everything.
-        show: told what is going on.
-        running_jobs: at once in one worker.
-        starts: of each fresh interpreter in a round, of which the median counts.
-        settle_seconds: between the start of a worker and its weighing.
+        rounds: the number of rounds of everything.
+        show: called with what is going on.
+        running_jobs: jobs that run at once in one worker.
+        starts: starts of each fresh interpreter in a round; their median counts.
+        settle_seconds: between the start of a worker and the reading of its memory.
     """
     compileall.compile_dir(Path(jsworker.__file__).parent, quiet=2)
     sizes: list[dict[str, float]] = []
@@ -93,14 +93,14 @@ async def _hold(variables: Mapping[str, str], jobs: int) -> None:
 
 
 def _weigh(who: str, pid: int) -> dict[str, float]:
-    """Return resident memory, and what is this process's own share of it, in megabytes."""
+    """Return resident memory, and this process's own shares of it, in megabytes."""
     memory = psutil.Process(pid).memory_full_info()
     shares = {"RSS": memory.rss, "PSS": memory.pss, "USS": memory.uss}
     return {f"{who}: {share}": size / _MEGABYTE for share, size in shares.items()}
 
 
 def _start(arguments: list[str], starts: int) -> tuple[float, float]:
-    """Return CPU and wall seconds of a fresh interpreter, the median of several and one to warm the disk."""
+    """Return median CPU and wall seconds of starts; one more warms the disk, and the slowest is dropped."""
     runs = sorted(_start_once(arguments) for _ in range(starts + 1))[: max(starts, 1)]
     cpu, wall = zip(*runs, strict=True)
     return sorted(cpu)[len(cpu) // 2], sorted(wall)[len(wall) // 2]
@@ -114,7 +114,7 @@ def _start_once(arguments: list[str]) -> tuple[float, float]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     )
-    _, status, usage = os.wait4(process.pid, 0)  # psutil knows nothing of a process that has ended
+    _, status, usage = os.wait4(process.pid, 0)  # psutil cannot read a process that has ended
     process.returncode = os.waitstatus_to_exitcode(status)
     wall = time.perf_counter() - started
     if process.returncode != 0:

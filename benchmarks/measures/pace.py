@@ -22,12 +22,12 @@ TITLE: Final = "evenness of a rate"
 _RATE: Final = FiftyASecond.rate
 _TARGET: Final = f"{FiftyASecond.__module__}:{FiftyASecond.__name__}"
 _MORE_SECONDS: Final = 2.0
-"""For which there are more jobs than are looked at: the last second is as full as the others."""
+"""Jobs are enqueued for so much longer than is counted, so that the last second is full, too."""
 _ADMITTED = """
 SELECT extract(epoch FROM claimed_at)::double precision FROM jsworker.jobs
 WHERE claimed_at IS NOT NULL ORDER BY claimed_at
 """
-# A bucket that was never full again: each job has moved that instant on by a step.
+# The bucket was never full again, so each job has moved this time on by one step.
 _FULL_AT = "SELECT extract(epoch FROM full_at)::double precision FROM jsworker.limits"
 
 
@@ -36,8 +36,8 @@ class Admitted:
     """When jobs were admitted, by the database's clock.
 
     Attributes:
-        by_second: how many in each whole second since the first one.
-        late_milliseconds: how long after its token had come back, of each job after the burst.
+        by_second: the number of jobs in each whole second since the first job.
+        late_milliseconds: for each job after the burst, the time from the return of its token.
     """
 
     by_second: list[int]
@@ -47,13 +47,13 @@ class Admitted:
 def measure(
     rounds: int, show: Callable[[str], None], *, seconds: int = 61, processes: int = 6
 ) -> list[Figure]:
-    """Enqueue more jobs than a rate admits while workers wait, and count by seconds when they were admitted.
+    """Enqueue more jobs than a rate admits while workers wait, and count how many each second admits.
 
     Args:
         rounds: each on a database of its own.
-        show: told what is going on.
-        seconds: that are counted; the first one has the burst.
-        processes: of workers.
+        show: called with what is going on.
+        seconds: the seconds to count; the first one has the burst.
+        processes: the number of worker processes.
     """
     found: list[Admitted] = []
     with running_servers() as servers:

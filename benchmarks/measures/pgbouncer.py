@@ -47,12 +47,12 @@ def measure(
 
     Args:
         rounds: of both, one after the other.
-        show: told what is going on.
+        show: called with what is going on.
         jobs: of the backlog that measures the rate.
         latency_seconds: how long the latency is measured at 200 jobs/s.
 
     Returns:
-        The figures; one without values when PgBouncer is not there, with how to get it.
+        The figures; if PgBouncer is not installed, one without values says how to install it.
     """
     taken = Rounds(LETTER, [JSWORKER, POOLED], rounds, show)
     with running_servers() as servers, ExitStack() as stack:
@@ -94,7 +94,7 @@ class _Way:
 
 
 def find_pgbouncer() -> str:
-    """Return the program.
+    """Return the path of the program.
 
     Raises:
         SystemFailed: it is not installed; says how to install it.

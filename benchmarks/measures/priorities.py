@@ -100,7 +100,7 @@ async def _measure(variables: dict[str, str], high: int, per_second: float) -> M
         async def enqueue() -> None:
             await client.enqueue(InTurn, {"at": time.monotonic(), "seconds": 0.0}, priority="high")
 
-        for _ in range(3):  # connections and the lane open
+        for _ in range(3):  # opens the connections and the lane
             await enqueue()
         await until(lambda: _ended_some(url), seconds=60.0)
         first, [[began]] = new_job_id(), await _ask(url, _NOW)

@@ -1,4 +1,4 @@
-"""(j) Ended jobs are deleted while others run: how fast, and what the others notice of it."""
+"""(j) Ended jobs are deleted while others run: how fast, and how this affects the others."""
 
 import asyncio
 import time
@@ -30,9 +30,9 @@ LETTER: Final = "j"
 TITLE: Final = "retention"
 
 _RETENTION: Final = 2 * Settings.model_fields["ack_wait"].default + 1
-"""The shortest that is allowed, in seconds; the filled table holds a week."""
+"""The shortest retention that is allowed, in seconds; the filled table has jobs of a week."""
 _MARGIN_SECONDS: Final = 60.0
-"""The few that turn old while a worker has begun its pass are left to the next one, a minute later."""
+"""The few jobs that become too old after a pass has begun are left to the next pass, a minute later."""
 _KEEP: Final = {"JSWORKER_RETENTION": "none"}
 _KIND: Final = "ended-long-ago"
 _WARM_UP_SECONDS: Final = 2.0
@@ -56,12 +56,12 @@ WHERE kind = 'stamp' AND finished_at >= %s AND finished_at < clock_timestamp()
 
 Sql = psycopg.AsyncConnection[Any]
 During = Callable[[Sql, datetime], Awaitable[None]]
-"""What lasts as long as the phase; it gets the instant before which jobs are old."""
+"""An action for whose length a phase lasts; it gets the time before which jobs are old."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """What was seen while jobs ran, and others were deleted or not."""
+    """The figures of a phase in which jobs ran, and ended ones were deleted or not."""
 
     pruned_per_second: float
     completed_per_second: float
@@ -80,8 +80,8 @@ def measure(
     """Run jobs at a pace in one worker process: beside nothing, beside its own pruning, beside the command.
 
     Args:
-        rounds: how often all three follow each other, each round on a database of its own.
-        show: told what is going on.
+        rounds: the number of rounds of all three, each round on a database of its own.
+        show: called with what is going on.
         rows: ended jobs in the table at the beginning of each pruning.
         rate: jobs enqueued a second, in a call of ``enqueue_many`` every ten milliseconds.
         seconds: how long jobs run while nothing is pruned.
@@ -145,9 +145,9 @@ async def _watch(variables: Mapping[str, str], rate: float, during: During) -> _
 
 
 async def _enqueue_meanwhile(client: JobClient, rate: float, during: Awaitable[None]) -> None:
-    """Enqueue jobs, those that are due in one call, until something has ended.
+    """Enqueue jobs until ``during`` has ended, each time all that are due in one call.
 
-    Call by call: a producer that has to wait for the database enqueues larger batches, not more calls.
+    Calls follow each other: a producer that has to wait for the database makes larger calls, not more.
     """
     waiting = asyncio.ensure_future(during)
     started, called = time.monotonic(), 0
@@ -159,7 +159,7 @@ async def _enqueue_meanwhile(client: JobClient, rate: float, during: Awaitable[N
             await client.enqueue_many(Stamp, [{"at": now}] * due)
             called += due
     finally:
-        waiting.cancel()  # of no effect when it has ended
+        waiting.cancel()  # of no effect if it has ended
         await asyncio.gather(waiting, return_exceptions=True)
     await waiting
 

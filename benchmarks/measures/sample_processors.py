@@ -90,7 +90,7 @@ class Compute(JobProcessor[int]):
     isolation = "process"
 
     def process(self, job: Job[int]) -> float:
-        """Do what a process pool is given to do, too."""
+        """Call the same function as the process pool."""
         return compute(job.payload)
 
 

@@ -1,4 +1,4 @@
-"""(b) The same with 1, 2 and 4 worker processes."""
+"""(b) No-op jobs as in (a), with 1, 2 and 4 worker processes."""
 
 from collections.abc import Callable, Sequence
 from typing import Final

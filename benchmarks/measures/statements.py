@@ -1,8 +1,8 @@
-"""What PostgreSQL did: its own counters, and its log with every statement by the name that jsworker gives it.
+"""Reads PostgreSQL's counters and its log, in which statements are counted by their names in jsworker.
 
 The wheel's PostgreSQL has no ``pg_stat_statements``. Every statement of jsworker is a transaction by itself,
-so ``xact_commit`` counts them; which they were, and how long they took, is read in the server's log, for as
-long as ``logged_statements`` lets it be written.
+so ``xact_commit`` counts them. Which statements they were, and how long they took, is read in the server's
+log, into which ``logged_statements`` has them written.
 """
 
 import importlib
@@ -41,8 +41,8 @@ class ServerReading:
     """A database's counters since its beginning.
 
     Attributes:
-        commits: transactions, of which each statement of jsworker is one.
-        wal_bytes: written by the whole server.
+        commits: transactions; each statement of jsworker is one.
+        wal_bytes: WAL that the whole server has written.
     """
 
     commits: int
@@ -68,7 +68,7 @@ class JobsTable:
 
     @property
     def table_megabytes(self) -> float:
-        """Size of the heap."""
+        """Size of the table without its indexes."""
         return self.table_bytes / _MEGABYTE
 
     @property
@@ -107,7 +107,7 @@ class Executed:
 
     @property
     def mean_milliseconds(self) -> float:
-        """Of one execution."""
+        """The mean time of one execution."""
         return self.milliseconds / self.times if self.times else 0.0
 
 
@@ -136,7 +136,7 @@ class StatementLog:
 
 @contextmanager
 def logged_statements(postgres: EmbeddedPostgres) -> Iterator[StatementLog]:
-    """Log every statement while the block runs. It costs the server something: measure nothing else then."""
+    """Log every statement while the block runs. This slows the server down: measure nothing else then."""
     log = StatementLog()
     _set(postgres, log_min_duration_statement="0", log_parameter_max_length="0")
     began, started = postgres.log.stat().st_size, time.monotonic()
@@ -154,7 +154,7 @@ def _set(postgres: EmbeddedPostgres, **settings: str | None) -> None:
             change = f"ALTER SYSTEM RESET {name}" if value is None else f"ALTER SYSTEM SET {name} = {value}"
             connection.execute(change.encode())
         connection.execute("SELECT pg_reload_conf()")
-    time.sleep(0.2)  # backends notice before their next statement; nothing tells when all have
+    time.sleep(0.2)  # backends notice it before their next statement; nothing shows when all have
 
 
 _ENTRY = re.compile(
@@ -204,5 +204,5 @@ _PLACEHOLDER = re.compile(
 
 
 def _signature(sql: str) -> str:
-    """Return a statement without its placeholders and white space: the same as text and on the server."""
+    """Return a statement without its placeholders and white space: equal in the text and in the log."""
     return re.sub(r"\s+|\\", "", _PLACEHOLDER.sub("", sql))

@@ -14,7 +14,7 @@ TITLE: Final = "No-op jobs, one worker process, preloaded backlog"
 NAME: Final = "no-op jobs, one worker process"
 
 _SHARES = MappingProxyType({"procrastinate": 0.1, "awa": 0.5})
-"""Of the jobs that slow systems get, so that a round ends soon."""
+"""The share of the jobs that slow systems get, so that a round ends soon."""
 
 
 def measure(

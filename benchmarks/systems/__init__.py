@@ -20,7 +20,7 @@ MODULES = MappingProxyType(
         "FastStream": "faststream_run",
     }
 )
-"""Systems by the names that figures carry."""
+"""The modules of the systems, by the names in the figures."""
 
 ALL = tuple(MODULES)
 
@@ -29,7 +29,7 @@ NO_OWNERSHIP = "no ownership"
 
 
 class Producer(Protocol):
-    """Who enqueues, in a process of its own. A job's payload is a number."""
+    """Enqueues jobs, in a process of its own. A job's payload is a number."""
 
     async def enqueue(self, number: int) -> str:
         """Enqueue one job, durably when this returns, and return its id."""
@@ -51,7 +51,7 @@ class TransactionalProducer(Protocol):
     """A producer that can enqueue in a transaction of the caller's."""
 
     def own_transactions(self) -> AbstractAsyncContextManager[Callable[[int], Awaitable[None]]]:
-        """Yield what commits a row of the caller's together with a job."""
+        """Yield a function that commits a row of the caller's together with a job."""
 
 
 @runtime_checkable
@@ -59,7 +59,7 @@ class PublishingProducer(Protocol):
     """A producer with an outbox."""
 
     async def enqueue_without_nats(self, numbers: Sequence[int]) -> None:
-        """Enqueue while NATS is away."""
+        """Enqueue while NATS cannot be reached."""
 
     async def all_published(self) -> None:
         """Publish until nothing is left."""
@@ -70,16 +70,16 @@ class System(Protocol):
 
     @property
     def NOTE(self) -> str:  # noqa: N802 -- a constant of a module
-        """What a reader must know of its settings."""
+        """What a reader must know about its settings."""
 
     def prepare(self, servers: Servers) -> dict[str, str]:
-        """Create a database or stream of its own and return the variables that lead there."""
+        """Create a database or stream for it, and return the environment variables that name these."""
 
     def workers(self, processes: int) -> list[list[str]]:
         """Return the commands that run so many worker processes."""
 
     def producer(self) -> AbstractAsyncContextManager[Producer]:
-        """Connect a producer to where the variables of this process lead."""
+        """Connect a producer to the servers that this process's environment variables name."""
 
     async def finished(self, variables: Mapping[str, str]) -> int:
         """Return how many jobs are in their final state."""

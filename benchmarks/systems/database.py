@@ -1,4 +1,4 @@
-"""What is asked of a database from outside, while nothing is measured that a question could slow down."""
+"""Queries to a database from outside, made only when they cannot slow down what is measured."""
 
 from typing import LiteralString
 
@@ -22,7 +22,7 @@ async def times(url: str, question: LiteralString) -> dict[str, float]:
 
 
 def tidy(url: str) -> None:
-    """Do at once what autovacuum and the checkpointer would do in the next minute, in the middle of a run."""
+    """Vacuum and checkpoint now: PostgreSQL itself would do so within a minute, in the middle of a run."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("VACUUM (ANALYZE)")
         connection.execute("CHECKPOINT")

@@ -1,4 +1,4 @@
-"""For systems that only acknowledge messages: how far their consumer has come, asked of the NATS server."""
+"""Asks the NATS server how far a consumer has come, for systems that only acknowledge messages."""
 
 from collections.abc import Mapping
 from typing import Self
@@ -26,7 +26,7 @@ class Watch:
         """Return how many messages were delivered and acknowledged."""
         try:
             info = await self._connection.jetstream().consumer_info(self._stream, DURABLE)
-        except nats.js.errors.NotFoundError:  # the worker, which makes it, has not come that far
+        except nats.js.errors.NotFoundError:  # the worker has not made it yet
             return 0
         delivered = info.delivered.stream_seq if info.delivered else 0
         return delivered - (info.num_ack_pending or 0)

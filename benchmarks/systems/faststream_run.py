@@ -21,7 +21,7 @@ _IN_FLIGHT = 500
 
 
 def prepare(servers: Servers) -> dict[str, str]:
-    """Create the stream as its broker would; that one makes it when a subscriber starts."""
+    """Create the stream as its broker would, which does so only when a subscriber starts."""
     name = f"faststream-{secrets.token_hex(4)}"
     asyncio.run(_create_stream(servers.nats.url, name))
     return {delivered.SERVER: servers.nats.url, delivered.STREAM: name}
@@ -70,7 +70,7 @@ async def finish_times(variables: Mapping[str, str]) -> None:
 
 
 def main() -> None:
-    """Run until SIGTERM, on the event loop that its own command takes."""
+    """Run until SIGTERM, on the event loop that its own command uses."""
     name = os.environ[delivered.STREAM]
     places = stamps.places()
     broker = NatsBroker(os.environ[delivered.SERVER], logger=None)

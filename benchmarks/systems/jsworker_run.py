@@ -33,7 +33,7 @@ class Noop(JobProcessor[dict[str, Any]]):
 
 
 def prepare(servers: Servers) -> dict[str, str]:
-    """Create a migrated database; the stream is made by whoever comes first."""
+    """Create a migrated database; the first worker or client makes the stream."""
     return servers.new_jsworker()
 
 
@@ -54,7 +54,7 @@ class _Producer:
 
     @asynccontextmanager
     async def own_transactions(self) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
-        """Yield what commits a row and ``enqueue_statement`` in an AsyncSession of the caller's."""
+        """Yield a function that commits a row and ``enqueue_statement`` in the caller's AsyncSession."""
         url = os.environ["JSWORKER_DATABASE_URL"].replace("postgresql://", "postgresql+psycopg://")
         engine = create_async_engine(url)
         async with engine.begin() as connection:
@@ -69,12 +69,12 @@ class _Producer:
         await engine.dispose()
 
     async def enqueue_without_nats(self, numbers: Sequence[int]) -> None:
-        """Enqueue through a client that finds no NATS: the messages stay in the outbox."""
+        """Enqueue through a client that cannot reach NATS: the messages stay in the outbox."""
         async with JobClient.from_env(nats_url=_NOBODY) as client:
             await client.enqueue_many(Noop, [{"n": number} for number in numbers])
 
     async def all_published(self) -> None:
-        """Publish until no row waits for it."""
+        """Publish until no row waits to be published."""
         url = os.environ["JSWORKER_DATABASE_URL"]
         while await database.count(url, _UNPUBLISHED):
             await self._client.publish_pending()

@@ -1,4 +1,4 @@
-"""pgqueuer over asyncpg, durable tables, with what its documentation says on throughput."""
+"""pgqueuer over asyncpg, durable tables, with the settings that its documentation advises for throughput."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from benchmarks.systems import database, stamps
 NOTE = "asyncpg, batch_size 500, uvloop, its autovacuum settings, durable tables"
 
 _ENTRYPOINT = "noop"
-# Its documentation advises to raise it from 10 when jobs are short.
+# Its documentation advises to raise this from 10 if jobs are short.
 _BATCH = 500
 
 
@@ -82,7 +82,7 @@ async def finish_times(variables: Mapping[str, str]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run until SIGTERM, on the event loop that its own command takes."""
+    """Run until SIGTERM, on the event loop that its own command uses."""
     uvloop.run(_run())
 
 

@@ -82,7 +82,7 @@ async def finish_times(variables: Mapping[str, str]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run until SIGTERM, which procrastinate looks after itself."""
+    """Run until SIGTERM, which procrastinate handles itself."""
     asyncio.run(_run())
 
 

@@ -1,8 +1,8 @@
 """The raw loop: pull, one claim statement, one completion statement, ack, and nothing else.
 
-No heartbeat, no fencing, no retry, no recovery: the measure for what ownership costs on top. It is as fast as
-we can write it: up to 500 jobs a batch, two batches in flight on two connections, messages asked for ahead,
-ids as the drivers carry them quickest.
+No heartbeat, no fencing, no retry, no recovery: a comparison with it shows what ownership costs. It is as
+fast as we can write it: up to 500 jobs a batch, two batches in flight on two connections, messages requested
+ahead, ids in the form that is fastest for the drivers.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ WHERE id = ANY(%s::uuid[]) AND status = 'processing'
 
 _BATCH = 500
 _IN_FLIGHT = 2
-"""Batches, each on a connection of its own."""
+"""Batches that are in flight, each on a connection of its own."""
 _DURABLE = "worker"
 _PULL_SECONDS = 5
 _PRODUCER_CONNECTIONS = 4
@@ -107,7 +107,7 @@ class _Producer:
 
     @asynccontextmanager
     async def own_transactions(self) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
-        """Yield what commits two bare INSERTs."""
+        """Yield a function that commits two bare INSERTs."""
         async with await _connect() as connection:
             await connection.execute(_OWN_TABLE)
 
@@ -178,7 +178,7 @@ def main() -> None:
 
 
 class _Pull:
-    """Messages of the consumer, asked for ahead; they wait here until a batch is taken."""
+    """Messages of the consumer, requested ahead; they wait here until a batch is taken."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
@@ -193,7 +193,7 @@ class _Pull:
         self._ask()
 
     async def batch(self) -> list[tuple[bytes, bytes]]:
-        """Wait for messages and return those that have come: where each is answered, and its job's id."""
+        """Wait for messages and return up to 500: the reply subject of each, and its job's id."""
         while not self._come:
             self._arrived.clear()
             await self._arrived.wait()
@@ -250,7 +250,7 @@ async def _work_off(client: Client, pull: _Pull, places: stamps.Places) -> None:
 
 
 def _array(ids: Iterable[bytes]) -> str:
-    """Return ids as PostgreSQL reads an array; the driver takes five times as long for a list."""
+    """Return ids as the text of an array; if given a list, the driver takes five times as long."""
     return f"{{{','.join([job_id.hex() for job_id in ids])}}}"
 
 

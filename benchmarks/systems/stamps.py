@@ -1,7 +1,7 @@
-"""When jobs start, in memory that a run's processes share: a mark costs a job a tenth of a microsecond.
+"""The start times of jobs, in memory that a run's processes share: a mark costs a tenth of a microsecond.
 
-A worker writes the machine's monotonic clock into the place of the job's number; nothing has to be handed
-over at the end, and whoever watches loads no server.
+A worker writes the machine's monotonic clock into the place of the job's number. So nothing has to be handed
+over at the end, and watching the jobs puts no load on a server.
 """
 
 import mmap
@@ -23,13 +23,13 @@ Places: TypeAlias = "memoryview[float]"
 
 
 def places() -> Places:
-    """Return the shared memory of this run, which the variable names."""
+    """Return the shared memory of this run, whose file an environment variable names."""
     path = os.environ[VARIABLE]
     return _mapped(Path(path))
 
 
 class Stamps:
-    """The starts of one run's jobs, seen from outside."""
+    """The start times of one run's jobs, for the process that watches them."""
 
     def __init__(self, path: Path, count: int) -> None:
         """Open the memory of ``count`` jobs."""
@@ -52,7 +52,7 @@ class Stamps:
 
 @contextmanager
 def new_stamps(folder: Path, count: int) -> Iterator[Stamps]:
-    """Create memory for so many jobs."""
+    """Create memory for ``count`` jobs."""
     path = folder / f"stamps-{time.monotonic_ns()}"
     path.write_bytes(bytes(_BYTES * count))
     try:

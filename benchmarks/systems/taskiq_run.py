@@ -87,7 +87,7 @@ async def finish_times(variables: Mapping[str, str]) -> None:
 
 
 def main() -> None:
-    """Run until SIGTERM, on the event loop that its own command takes."""
+    """Run until SIGTERM, on the event loop that its own command uses."""
     uvloop.run(_run())
 
 
