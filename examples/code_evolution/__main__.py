@@ -28,7 +28,7 @@ from jsworker.embedded import EmbeddedServers
 _DONE, _FAILED, _WRONG_USAGE, _SIGNALLED = 0, 1, 2, 128
 _WORKERS = 3
 _CLIENT_STATEMENT_SECONDS = 4.0
-"""For the demo's own statements: a look that comes late harms no job."""
+"""The time-out of the demo's own statements: if it reads the jobs late, no job is harmed."""
 
 
 class CannotRun(Exception):
@@ -38,8 +38,8 @@ class CannotRun(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo and return its exit code.
 
-    0: every job is completed and all figures agree, 1: not so, 2: no repository or an empty one; 128 and its
-    number after a signal.
+    0: every job is completed and all figures agree; 1: otherwise; 2: no repository, or an empty one; 128 plus
+    the signal's number after a signal.
     """
     options = _options(arguments)
     data = (options.data or EmbeddedServers().data.with_name("demo")).expanduser().resolve()
@@ -81,7 +81,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _run(repositories: Sequence[Repository], *, kill: bool, data: Path, console: Console) -> Outcome:
-    # Settings meant for other servers, their logins above all, are kept away from the demo's own.
+    # Settings for other servers, above all their logins, must not reach the demo's own servers.
     for name in [name for name in os.environ if name.startswith("JSWORKER_")]:
         del os.environ[name]
     with EmbeddedServers(data) as servers:
@@ -141,7 +141,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 --
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder before the work begins that needs it at its end."""
+    """Make a folder before the work begins, which needs the folder only at its end."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -152,7 +152,7 @@ def _make_folder(folder: Path) -> None:
 
 @contextmanager
 def _only_demo_in(data: Path) -> Iterator[None]:
-    """Hold the data folder: no other demo counts, kills and cancels among this one's jobs."""
+    """Lock the data folder, so that no other demo counts, kills or cancels this one's jobs."""
     _make_folder(data / "logs")
     with (data / "demo.lock").open("ab") as lock:
         try:
@@ -165,6 +165,6 @@ def _only_demo_in(data: Path) -> Iterator[None]:
 
 if __name__ == "__main__":
     for each in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(each) is not signal.SIG_IGN:  # nohup means it
+        if signal.getsignal(each) is not signal.SIG_IGN:  # nohup ignores SIGHUP on purpose
             signal.signal(each, _interrupt)
     sys.exit(main())

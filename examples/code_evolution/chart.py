@@ -36,7 +36,7 @@ _LEFT, _RIGHT, _BOTTOM, _TOP = 0.085, 0.765, 0.08, 0.85
 _NUMBERS_END = (0.975 - _LEFT) / (_RIGHT - _LEFT)
 _LABEL_GAP = 0.05
 _TITLE_CHARACTERS = 36
-# By what the axis is divided into: years, months, days, hours, minutes, seconds.
+# Formats of the ticks if the axis is divided into years, months, days, hours, minutes, seconds.
 _TICKS = ["%Y", "%b %Y", "%d %b", "%H:%M", "%H:%M", "%H:%M:%S"]
 _ROUND_TICKS = ["%Y", "%b %Y", "%d %b", "%d %b", "%H:%M", "%H:%M"]
 
@@ -51,7 +51,7 @@ def draw_charts(repositories: Sequence[RepositoryLines], folder: Path) -> list[t
     Raises:
         ChartNotWritten: the folder or a file cannot be written.
     """
-    # It would be news to no reader that fonts are looked up when matplotlib is used for the first time.
+    # At its first use matplotlib logs that it looks up fonts, which is of no use to readers.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     written: list[tuple[Path, Path]] = []
     for stem, repository in zip(file_stems([each.name for each in repositories]), repositories, strict=True):
@@ -70,7 +70,7 @@ def draw_charts(repositories: Sequence[RepositoryLines], folder: Path) -> list[t
 
 
 def file_stems(names: Sequence[str]) -> list[str]:
-    """Return plain, short and different names of files, also where capital letters make no difference."""
+    """Return plain, short file names, which differ even if upper and lower case are not distinguished."""
     stems: list[str] = []
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "repository"
@@ -82,7 +82,7 @@ def file_stems(names: Sequence[str]) -> list[str]:
 
 def draw(repository: RepositoryLines) -> Figure:
     """Return the chart of one repository."""
-    # Clocks of committers may run backwards along a history; time on the axis does not.
+    # Dates of commits may go back along a history; on the axis they must not.
     samples = sorted(repository.samples, key=lambda sample: sample.date)
     first, last = samples[0], samples[-1]
     languages = repository.languages()[:NAMED_LANGUAGES]

@@ -1,4 +1,4 @@
-"""The dashboard of jsworker, served beside the demo by a thread, where its extra is installed."""
+"""Serves jsworker's dashboard in a thread during the demo, if its extra is installed."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""The git command as the example runs it: it only reads, only locally, and repositories of any owner."""
+"""Runs the git command: it only reads, fetches nothing, and works on repositories of any owner."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-_OBJECT_ID = re.compile(r"(?<![\w-])(?:[0-9a-f]{64}|[0-9a-f]{40})(?!\w)")  # no pack-<id>.pack
+_OBJECT_ID = re.compile(r"(?<![\w-])(?:[0-9a-f]{64}|[0-9a-f]{40})(?!\w)")  # not the id in pack-<id>.pack
 _KEPT_VARIABLES = ("GIT_EXEC_PATH", "GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM")
 _BUFFER_BYTES = 256 * 1024
 
@@ -56,7 +56,7 @@ async def open_git(
         GitError: git cannot be started, or failed; the message names the object that git named.
         GitKilled: a signal ended git.
     """
-    # git complains into a file: a pipe that is not read meanwhile would fill up.
+    # git writes its errors into a file: a pipe that is not read meanwhile would fill up.
     with tempfile.TemporaryFile() as complaints:
         try:
             process = await asyncio.create_subprocess_exec(
@@ -128,8 +128,8 @@ def environment() -> dict[str, str]:
 
 
 def _command(arguments: Sequence[str | Path]) -> list[str]:
-    # People analyse repositories of other owners (a mounted volume, a container that runs as root). What
-    # ownership guards against is configuration that starts programs; the plumbing used here starts none.
+    # People analyse repositories of other owners (a mounted volume, a container that runs as root). git
+    # checks owners because configuration may start programs; the plumbing used here starts none.
     trust = ["-c", "safe.directory=*", "-c", "safe.bareRepository=all"]
     return ["git", "--no-pager", *trust, *map(str, arguments)]
 

@@ -109,11 +109,11 @@ def _first_parent_history(where: Path, git_dir: Path) -> list[Commit]:
     commits = []
     for line in listing.stdout.decode("ascii").splitlines():
         seconds, commit_id = line.split()
-        # A committer's clock may be wrong by any amount; a date that no calendar holds stops at its end.
+        # A committer's clock may be wrong by any amount; a date after the year 9999 becomes its last day.
         commits.append(Commit(commit_id, datetime.fromtimestamp(min(int(seconds), _LATEST), UTC)))
     return commits
 
 
 def _text(output: bytes) -> str:
-    # Only git's own line end goes: a path may end in white space of its own.
+    # Only git's own line end is removed, because a path may itself end in white space.
     return os.fsdecode(output.removesuffix(b"\n"))

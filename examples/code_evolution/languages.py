@@ -1,4 +1,4 @@
-"""Which language a file is written in, judged by its name; none for what people did not write by hand."""
+"""Tells the language of a file by its name; none for files that people did not write by hand."""
 
 from pathlib import PurePosixPath
 

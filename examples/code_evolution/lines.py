@@ -60,7 +60,7 @@ async def _source_files(git_dir: str, commit: str) -> list[tuple[str, bytes]]:
         language = language_of(os.fsdecode(path)) if mode in _REGULAR_FILES else None
         if language is None:
             continue
-        if not size.isdigit():  # git says BAD
+        if not size.isdigit():  # BAD: the object is missing or damaged
             raise git.broken(git_dir, asked_for=blob.decode())
         if int(size) <= LARGEST_BLOB_BYTES:
             files.append((language, blob))
@@ -88,6 +88,6 @@ async def _count_blobs(
 
 async def _read_object(answers: asyncio.StreamReader, git_dir: str, blob: bytes) -> bytes:
     header = (await answers.readuntil(b"\n")).split()
-    if len(header) != len(("id", "type", "size")):  # git says why it has no object
+    if len(header) != len(("id", "type", "size")):  # git prints why it has no object
         raise git.broken(git_dir, asked_for=blob.decode())
     return (await answers.readexactly(int(header[2]) + 1))[:-1]

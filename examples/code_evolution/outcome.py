@@ -1,4 +1,4 @@
-"""What a run came to: the figures, and whether they agree with each other and with the rows of the jobs."""
+"""The outcome of a run: figures, and whether they agree with each other and with the rows of the jobs."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,14 +57,14 @@ class RepositoryLines:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run came to.
+    """The outcome of a run.
 
     Attributes:
         lost: jobs without any outcome.
         recovered: jobs of the killed worker that ran again, ``recovered_job`` among them.
         recovery_seconds: from the kill until the last of them ran again; None when nothing was killed.
-        complaints: what is not as it must be, one line each; none when all is well.
-        remarks: what is worth knowing and no fault, one line each.
+        complaints: the faults, one line each; none if all is well.
+        remarks: facts worth knowing that are no faults, one line each.
     """
 
     jobs: int
@@ -102,7 +102,7 @@ def conclude(
     """Return the outcome of a run whose jobs have ended, or are stuck.
 
     Args:
-        watch: what was seen, up to the last look.
+        watch: the jobs as they were seen, up to the last look.
         rows: the rows of the jobs, read once more.
         resets: the runs that were taken back from their workers.
         kill_wanted: whether a worker was to be killed.

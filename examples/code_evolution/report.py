@@ -25,7 +25,7 @@ _DATE_AND_COMMIT = 10 + _PADDING + 8 + _PADDING
 
 def complain(text: str) -> None:
     """Print on standard error what is wrong."""
-    # A console whose print was interrupted may never write again: each complaint gets one of its own.
+    # A console whose print was interrupted may never write again: each complaint gets a new one.
     Console(stderr=True).print(Text(text, style="red"), soft_wrap=True)
 
 
@@ -51,7 +51,7 @@ def print_end(console: Console, outcome: Outcome, *, charts: Path, data: Path, a
 
     Args:
         console: for people; standard error, when standard output belongs to the JSON object.
-        outcome: what the run came to.
+        outcome: the outcome of the run.
         charts: the folder to draw the charts into.
         data: the data folder, for the command that shows the jobs afterwards.
         as_json: whether to print one JSON object instead of tables.

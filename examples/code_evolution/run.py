@@ -19,10 +19,10 @@ _COMPLETED_BEFORE_KILL = 3
 
 _KILL_SECONDS = 20.0
 _KILL_STEP_SECONDS = 0.002
-"""Shorter than any job: a worker goes on for so long, or as long as it was frozen, between two attempts."""
+"""Between two attempts workers go on for so long, or as long as the attempt took; shorter than any job."""
 
 _SETTLE_SECONDS = 0.05
-"""What a frozen worker sent just before it froze is committed by then."""
+"""After this time, statements that a worker sent just before it was frozen are committed."""
 
 _LOOKS = 3
 _SHORT_QUEUE = 4
@@ -45,7 +45,7 @@ def tasks_of(repositories: Sequence[Repository]) -> list[Task]:
 
 
 async def cancel_leftovers(client: JobClient) -> None:
-    """Cancel the jobs that an earlier run left behind when it was killed: no worker spends time on them."""
+    """Cancel jobs that an earlier run left when it was killed, so that no worker spends time on them."""
     for status in ("scheduled", "queued", "processing"):
         while leftovers := await client.list(status=status, kind=CountLines, limit=_MOST_LISTED):
             await client.cancel(*(row.id for row in leftovers))
@@ -75,7 +75,7 @@ class Run:
     async def begin_and_kill(self) -> None:
         """Enqueue some jobs, kill a worker that holds some of them, and wait until these run again.
 
-        Meanwhile the queue is kept short: jobs that are taken back join its end.
+        Meanwhile the queue is kept short, because jobs that are taken back join its end.
         """
         watch, jobs = self.watch, len(self._reserve)
         await self._enqueue(max(0, min(_FIRST_JOBS, jobs * 3 // 4, jobs - _FEWEST_RESERVED)))
@@ -99,7 +99,7 @@ class Run:
         self.show()
 
     def show(self) -> None:
-        """Show how things stand now."""
+        """Show the present state."""
         self._shown_at = time.monotonic()
         self._show(self.watch, self._workers)
 
@@ -120,7 +120,7 @@ class Run:
             if time.monotonic() > look_at:
                 await self._look()
                 look_at = time.monotonic() + _WATCH_SECONDS
-            if not self.watch.open:  # over too soon: the other jobs are the next occasion
+            if not self.watch.open:  # all ended too soon: try with the other jobs
                 if not self._reserve:
                     return
                 await self._enqueue(len(self._reserve))

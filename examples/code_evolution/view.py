@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: progress bars on a terminal, else one line for each key moment."""
+"""Shows the demo while it runs: one line for each key moment, and progress bars on a terminal."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What the public client says about the jobs of one run, look by look."""
+"""Follows the jobs of one run, look by look, with the public client."""
 
 import time
 from collections import Counter
@@ -14,7 +14,7 @@ from code_evolution.workers import WorkerProcess
 from jsworker import JobClient, JobDetails, JobEvent, JobInfo
 
 STUCK_SECONDS = 60.0
-"""Without any move of any job for so long the run is given up."""
+"""The run is given up if no job has moved for so long."""
 
 _MOVES = ("status", "fencing_token", "stage", "progress")
 """The columns that change when a job moves; those of its heartbeats are not among them."""
@@ -43,7 +43,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """A job of the killed worker: how long after the kill it ran again; without a worker it still waits."""
+    """A job of the killed worker: seconds from the kill until it ran again, or so far if it still waits."""
 
     label: str
     seconds: float
@@ -54,11 +54,11 @@ class Watch:
     """Follows the jobs of one run.
 
     Attributes:
-        repositories: what is counted.
+        repositories: the repositories to count.
         tasks: what each enqueued job does, by job id.
         live: jobs that have not ended, as they were at the last look.
-        ended: jobs that have ended, as they were when this was seen first, results included.
-        kill: the kill, once there was one.
+        ended: jobs that have ended, as they were when their end was first seen, with their results.
+        kill: the kill; None until a worker was killed.
         takeovers: the next claim of each job of the killed worker that runs again.
     """
 
@@ -79,7 +79,7 @@ class Watch:
 
     @property
     def moving(self) -> bool:
-        """Whether there are open jobs, and one of them has moved lately."""
+        """Whether there are open jobs, and one of them has moved within ``STUCK_SECONDS``."""
         return self.open > 0 and time.monotonic() - self._moved_at <= STUCK_SECONDS
 
     @property
@@ -119,12 +119,12 @@ class Watch:
         self.tasks |= tasks
 
     async def rows(self) -> dict[UUID, JobInfo]:
-        """Return the rows of these jobs: the newest, for no other program enqueues here."""
+        """Return the rows of these jobs: the newest rows, because no other program enqueues here."""
         rows = await self._client.list(kind=CountLines, limit=max(1, len(self.tasks)))
         return {row.id: row for row in rows if row.id in self.tasks}
 
     async def look(self) -> None:
-        """See how far things are."""
+        """Read the jobs, and note which have ended, moved or been claimed again since the kill."""
         live: dict[UUID, JobInfo] = {}
         for job_id, row in (await self.rows()).items():
             if row.finished_at is None:

@@ -23,7 +23,7 @@ async def work() -> None:
         loop.remove_reader(sys.stdin)
         worker.stop(force=True)
 
-    # Nothing is ever written there; the other end is closed by the demo's death, on every system.
+    # Nothing is ever written to stdin; its other end is closed when the demo ends, on every system.
     loop.add_reader(sys.stdin, demo_is_gone)
     await worker.run()
 

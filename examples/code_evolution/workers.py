@@ -24,7 +24,7 @@ SHORT: Mapping[str, float] = {
     "ack_wait": 6.0,
     "shutdown_timeout": 2.0,
 }
-"""Seconds by the setting's name: so short that a recovery takes seconds to watch and not minutes."""
+"""Seconds by the setting's name, so short that a recovery takes seconds and not minutes."""
 
 _EXAMPLES = Path(__file__).parents[1]
 _START_SECONDS = 60.0
@@ -64,7 +64,7 @@ class WorkerProcess:
         return "running" if self.id else "starting"
 
     async def wait_until_started(self) -> None:
-        """Wait until it works; raise ``WorkerEnded`` when it has ended, or needs more than a minute."""
+        """Wait until it has started; raise ``WorkerEnded`` if it ends before, or needs more than a minute."""
         if self.process.stdout is None:
             raise RuntimeError("a worker was started without pipes")
         try:
@@ -78,7 +78,7 @@ class WorkerProcess:
         self.id = line.decode().strip()
 
     def check(self) -> None:
-        """Raise ``WorkerEnded``, with the end of its log, when it has ended by itself."""
+        """Raise ``WorkerEnded``, with the end of its log, if it has ended by itself."""
         if self.state == "stopped":
             raise self._ended(f"ended by itself with exit code {self.process.returncode}")
 
@@ -100,12 +100,12 @@ class WorkerProcess:
 async def start_workers(
     count: int, environment: Mapping[str, str], logs: Path
 ) -> AsyncIterator[Sequence[WorkerProcess]]:
-    """Start worker processes for the length of a block; its end stops them, and kills those that stay.
+    """Start worker processes for a block, at whose end they are stopped, and killed if they do not end.
 
     Args:
         count: how many.
         environment: the whole environment of the processes, with the settings ``JSWORKER_…``.
-        logs: the folder of their logs, which are begun anew.
+        logs: the folder of their logs, which are overwritten.
     """
     run = f"demo-{secrets.token_hex(3)}"
     workers: list[WorkerProcess] = []
@@ -123,14 +123,15 @@ async def _start(name: str, environment: Mapping[str, str], log: Path) -> Worker
     modules = os.pathsep.join(filter(None, [str(_EXAMPLES), environment.get("PYTHONPATH")]))
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
-            # -P: a file of the folder that the demo is run in must not pass for a module.
+            # -P: a file in the current folder must not be imported as a module.
             *[sys.executable, "-P", "-m", "code_evolution.worker"],
             env={**environment, "PYTHONPATH": modules},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=file,
-            # Ctrl-C in a terminal reaches the demo alone, which stops its workers in order. A group in the
-            # same session: when the demo is killed while a worker is frozen, the kernel hangs the worker up.
+            # Because of this group, Ctrl-C in a terminal reaches the demo alone, which stops its workers in
+            # order. The group is in the same session: if the demo is killed while a worker is frozen, the
+            # kernel sends the worker SIGHUP.
             process_group=0,
         )
     return WorkerProcess(name, log, process)

@@ -1,4 +1,4 @@
-"""Django's settings, as short as they can be; `jsworker dev` says where the database is."""
+"""Django's settings, as short as they can be; `jsworker dev` sets the address of the database."""
 
 import os
 from importlib.util import find_spec

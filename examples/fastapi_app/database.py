@@ -23,6 +23,6 @@ class Order(Base):
 
 
 def open_sessions(database_url: str) -> async_sessionmaker[AsyncSession]:
-    """Return what makes sessions on a database, ``postgresql://…``."""
+    """Return a factory of sessions on a database, ``postgresql://…``."""
     engine = create_async_engine(database_url.replace("postgresql://", "postgresql+psycopg://", 1))
     return async_sessionmaker(engine, expire_on_commit=False)

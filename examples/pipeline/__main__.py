@@ -23,7 +23,7 @@ class NightFailed(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one night and print what came of it; the exit code is 0 when the report is written."""
+    """Run one night and print its report; the exit code is 0 if the report is written."""
     parser = argparse.ArgumentParser(prog="python -m pipeline", description="Run one night of the pipeline.")
     parser.add_argument("--lines", type=int, default=20_000, help="of each sample log; default: 20,000")
     parser.add_argument("--data", type=Path, help="the servers' data folder; default: one in your cache")

@@ -16,7 +16,7 @@ FOLDER = Path(os.environ.get("PIPELINE_FOLDER", "pipeline-data")).absolute()
 """Holds ``logs/DISK/NAME.log`` and ``subscribers.txt``; reports and letters are written there."""
 
 CHUNK_BYTES = 64 * 1024
-"""After each chunk of a log the count is saved: a run that follows another one goes on behind it."""
+"""The count is saved after each chunk of a log: a later run of the job goes on behind that chunk."""
 
 
 class LogFile(BaseModel):
@@ -53,7 +53,7 @@ class Letter(ReportOf):
 class NightlyReport(JobProcessor):
     """Starts the workflow of a night, once; its result is the workflow's id.
 
-    Schedule: any worker fires it, each instant once. ``overlap="skip"``: not while last night's still runs.
+    Schedule: any worker fires it, once for each due time. ``overlap="skip"``: not while the last one runs.
     """
 
     kind = "nightly-report"
@@ -69,7 +69,7 @@ class NightlyReport(JobProcessor):
         await self._client.close()
 
     async def process(self, job: Job[dict[str, Any]]) -> str:
-        """Start the workflow, in a step: a run that follows another one returns what that has stored."""
+        """Start the workflow in a step: a later run of the job returns the stored result of the step."""
         day = (job.scheduled_for or datetime.now(UTC)).date()
         return await job.step("start", self._start, Path(job.payload["folder"]), day)
 
@@ -94,7 +94,7 @@ def _look_into(folder: Path) -> tuple[list[Path], list[str]]:
 
 
 class CountLog(JobProcessor[LogFile]):
-    """Counts one log, which keeps a processor busy: in a process of its own, it holds up no other job.
+    """Counts one log, which keeps a CPU busy: in a process of its own, it holds up no other job.
 
     Limit: at most two of each disk run at once, on all workers together.
     """
@@ -105,7 +105,7 @@ class CountLog(JobProcessor[LogFile]):
     isolation = "process"
 
     def process(self, job: Job[LogFile]) -> dict[str, Any]:
-        """Return what the log adds up to, and where this run began to read."""
+        """Return the counts of the log, and the offset at which this run began to read."""
         saved = Saved.model_validate(job.checkpoint or {})
         begun_at, path = saved.offset, Path(job.payload.path)
         size = path.stat().st_size
@@ -125,7 +125,7 @@ class WriteReport(JobProcessor[ReportOf]):
     kind = "write-report"
 
     async def process(self, job: Job[ReportOf]) -> dict[str, Any]:
-        """Return the report; written again, it is the same."""
+        """Write and return the report; if a later run writes it again, it is the same."""
         total = Counts()
         async for part in job.results_of("logs"):
             total.add(Counts.model_validate(part.result))
@@ -147,7 +147,7 @@ class SendLetter(JobProcessor[Letter]):
     rate = Rate(20, per=1)
 
     async def process(self, job: Job[Letter]) -> str:
-        """Send it in a step: a run that follows another one does not send it again."""
+        """Send it in a step: a later run of the job does not send it again."""
         return await job.step("send", self._send, job.payload)
 
     async def _send(self, letter: Letter) -> str:

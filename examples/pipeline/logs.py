@@ -20,7 +20,7 @@ class Counts(BaseModel):
     unreadable: int = 0
 
     def add(self, other: "Counts") -> None:
-        """Add what other lines add up to."""
+        """Add the counts of other lines."""
         self.requests += other.requests
         self.sent_bytes += other.sent_bytes
         self.unreadable += other.unreadable
@@ -29,7 +29,7 @@ class Counts(BaseModel):
 
 
 def count(lines: Iterable[bytes]) -> Counts:
-    """Return what these lines add up to."""
+    """Return the counts of these lines."""
     found = Counts()
     for line in lines:
         match = _LINE.match(line.rstrip())
@@ -44,7 +44,7 @@ def count(lines: Iterable[bytes]) -> Counts:
 
 
 def write_sample(file: Path, *, lines: int, seed: int) -> None:
-    """Write a log with so many lines; the same ones for the same seed."""
+    """Write a log of so many lines, the same lines for the same seed."""
     dice = random.Random(seed)  # noqa: S311  # nosec B311  # sample data
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as log:
