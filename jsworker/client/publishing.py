@@ -105,8 +105,8 @@ class OutboxPublisher:
             tally.ended = True
 
     async def _publish_batch(self, tally: Tally) -> None:
-        # One take at a time: a second PUBLISH would lock rows that the first has just taken, and MARK skips
-        # locked rows.
+        # One take at a time: a second PUBLISH would lock rows that the first has just taken, and their MARK
+        # would skip them.
         async with self._taking:
             wanted = self._stream.connected and not tally.ended and not self._ending
             outgoing = await self._take() if wanted else []

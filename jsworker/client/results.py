@@ -46,7 +46,7 @@ PAUSE_OF_OUTAGE_SECONDS: Final = 0.5
 _READ_AT_ONCE: Final = 5000
 _LARGE_AT_ONCE: Final = 3
 _MOST_HINTS: Final = 10
-"""The most hints that count for one job; a worker sends one. If forged ones use them up, time decides."""
+"""The most hints used for one job; a worker sends one. After forged ones, its row is read by the clock."""
 _CLOSED: Final = "the client was closed"
 _LINE_CHARACTERS: Final = 300
 _INSUFFICIENT_PRIVILEGE: Final = "42501"

@@ -1,4 +1,4 @@
-"""The services of the owner to its job, bound to one run: every write names the run's fencing token."""
+"""What a job's methods call, bound to one run: every write names the run's fencing token."""
 
 import asyncio
 import contextlib
@@ -54,7 +54,7 @@ _MEMBERS_AT_ONCE = 5000
 
 async def fetch_content(run: Run, services: LeaseServices) -> None:
     """Fetch a payload and checkpoint that were too large for the claim; heartbeats keep the job meanwhile."""
-    # Each try gets more time: if the job were handed back, it would go from worker to worker for ever.
+    # Each try gets more time: if handed back instead, the job would go from worker to worker for ever.
     tries = count()
 
     async def fetch() -> ClaimedJob:
@@ -99,7 +99,7 @@ def check_quiet(seconds: float) -> None:
 
 
 class RunLease:
-    """The ownership of one run, which ``jsworker.core.job`` calls."""
+    """The ownership of one run; the methods of ``jsworker.core.job`` call it."""
 
     __slots__ = ("_needs", "_run", "_services")
 
@@ -165,7 +165,7 @@ class RunLease:
 
     @contextlib.asynccontextmanager
     async def transaction(self, result: Any) -> AsyncIterator["AsyncSession"]:
-        """Open a session whose last statement completes the job."""
+        """Open a session in whose transaction the job is completed at the end of the block."""
         attempt, completion = Attempt(), partial(self._completion, result)
         with child_jobs.within_block(self._run):
             try:
@@ -294,7 +294,7 @@ class RunLease:
         return self._run.steps
 
     def sync_transaction(self, result: Any) -> contextlib.AbstractContextManager["Session"]:
-        """Open a plain session whose last statement completes the job; refused at once on an event loop."""
+        """Open a plain session that completes the job at its end; refused at once on an event loop."""
         refuse_on_a_loop()
         return self._sync_transaction(result)
 

@@ -36,7 +36,7 @@ class Steps:
     async def step(
         self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Return the result of the function, which it returned in this run or an earlier one."""
+        """Return what the function returned in this run or an earlier one."""
         with self._step(name, function) as step:
             if (found := await self._find(step)).is_done:
                 return self._read(step, found)
@@ -62,7 +62,7 @@ class Steps:
             )
 
     async def sleep(self, after: Any, name: str) -> None:
-        """Return if the sleep is over, else end the run, to continue the job when it is."""
+        """Return if the sleep is over, else end the run until it is."""
         seconds = wait_in_seconds(after, f"sleep {shown(name)} for")
         with self._step(name, None) as step:
             found = await self._find(step)
