@@ -48,7 +48,7 @@ MOST_ATTEMPTS: Final = 1_000_000
 MOST_STALLS: Final = 100  # the table, too, refuses more for a job that was never claimed
 _NO_SPAN: Final = TraceContext()
 _BATCH: Final = 5000
-_BATCH_BYTES: Final = 8_000_000  # of payloads in one statement; a larger payload has its own
+_BATCH_CHARACTERS: Final = 8_000_000  # of payloads in one statement; a larger payload has its own
 _AT_ONCE: Final = 2
 _SHARED_BATCH: Final = 500
 _Answer = Enqueued | JsworkerError
@@ -315,7 +315,7 @@ def _batches(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
     batch: list[NewJob] = []
     size = 0
     for job in jobs:
-        if batch and (len(batch) == _BATCH or size + len(job.payload) > _BATCH_BYTES):
+        if batch and (len(batch) == _BATCH or size + len(job.payload) > _BATCH_CHARACTERS):
             yield batch
             batch, size = [], 0
         batch.append(job)

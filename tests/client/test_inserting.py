@@ -45,7 +45,7 @@ async def test_a_statement_takes_so_many_jobs(
 async def test_and_so_many_bytes_but_at_least_one_job(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(enqueueing, "_BATCH_BYTES", 10)
+    monkeypatch.setattr(enqueueing, "_BATCH_CHARACTERS", 10)
     small, large = '{"a":1}', '{"a":"0123456789"}'
     assert await answered(database, jobs(small, small, large, large, "1", "2", "3", small)) == [1, 1, 1, 1, 4]
 
