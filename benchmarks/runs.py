@@ -85,7 +85,7 @@ class Rounds:
 
 
 def order(systems: Sequence[str], turn: int) -> list[str]:
-    """Return the systems in another order each time, so that each comes first and last about as often."""
+    """Return the systems rotated, every second time reversed: each comes first and last about as often."""
     # Every second order is reversed. Then an even number moves by one only every second time, or only every
     # second system would come first: of two always the same one.
     start = (turn if len(systems) % 2 else turn // 2) % len(systems) if systems else 0

@@ -80,7 +80,7 @@ def measure(
             found = Rounds(LETTER, [JSWORKER], rounds, show)
             for turn in range(rounds):
                 words = f"round {turn + 1} of {rounds}"
-                tidy(url)  # ``work`` measures pages beside a flood's dead index entries
+                tidy(url)  # ``work`` measures the page "/" with the dead index entries of a flood
                 show(f"{words}: pages")
                 site.ask_pages(found, requests)
                 show(f"{words}: viewers")

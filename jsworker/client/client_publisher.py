@@ -38,9 +38,11 @@ _CONNECT_SECONDS: Final = 3.0
 _BATCH: Final = 1000
 _MOST_KEPT: Final = 50_000  # jobs published from memory; further ones are taken from the outbox
 # ``_MOST_KEPT`` is checked before a statement is sent, so concurrent calls may together keep more. What is
-# beyond this number is left to relays, which take it only seconds later; no single call brings as many.
+# beyond ``_MOST_OF_CALLS_AT_ONCE`` is left to relays, which take it only seconds later; no single call
+# brings as many.
 _MOST_OF_CALLS_AT_ONCE: Final = 2 * _MOST_KEPT
-_LEAST_A_SECOND: Final = 10_000  # the expected rate of publishing: relays wait the longer, the more is kept
+_LEAST_A_SECOND: Final = 10_000
+"""The least rate of publishing expected, in messages: relays wait the longer, the more is kept."""
 _LEAST_SECONDS: Final = 2.5  # a message must be sent so long before relays take it, to be marked in time
 _AT_ONCE_BESIDE_ENQUEUES: Final = 2
 _MAY_NOT_MARK: Final = (
@@ -183,7 +185,7 @@ class ClientPublisher:
             self._kept.append(_Kept(stored.own_until, kind, first.priority, context, some))
 
     async def publish(self, job: Outgoing) -> None:
-        """Publish a job's message; in the background if the stream is away or silent."""
+        """Publish a job's message; in the background if the stream is silent, by workers if it is away."""
         stream = self._answering_stream()
         if stream is None:
             self.publish_in_background()
@@ -196,7 +198,7 @@ class ClientPublisher:
             self._marks.post(Sent(job.id, job.dispatch, published.stream_seq, published.stream_created))
 
     def publish_in_background(self, *, since: float | None = None) -> None:
-        """Publish what is kept or queued since ``since`` (None: now); older messages are left to workers."""
+        """Publish all that is kept, and what was queued since ``since`` or just now."""
         self._want(asyncio.get_running_loop().time() if since is None else since)
         self.start_publishing()
 
@@ -371,7 +373,7 @@ class ClientPublisher:
             self.silent_because = None if tally.published else tally.failed
 
     async def _stores_again(self, stream: Stream, take: Callable[[int], Awaitable[list[Outgoing]]]) -> bool:
-        """Return whether the stream stores messages again; take at most one from the outbox to try."""
+        """Return whether the stream stores messages again; withhold at most one from workers to try."""
         if self._may_mark:
             tally = Tally()
             one = OutboxPublisher(self._database, stream, limit=2, take=partial(take, 1))

@@ -285,7 +285,7 @@ async def insert(
 
     Two statements are under way at once, but only one if jobs are ``keyed``: of two jobs with the same key
     the first must win. After an error the answered jobs are stored; for those under way it is unclear.
-    ``own_seconds`` is called with the number of jobs of a statement whose jobs are due at once.
+    ``own_seconds`` is called with the number of jobs of a statement if all are due and have no terms.
     """
     under_way: deque[asyncio.Task[Inserted]] = deque()
     at_once = 1 if keyed else _AT_ONCE

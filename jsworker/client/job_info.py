@@ -65,7 +65,7 @@ class JobInfo(_Record):
         status: scheduled, queued, processing, completed, failed or cancelled.
         worker_id: the worker that runs it; None: it is not running.
         fencing_token: how often it was claimed.
-        attempts: runs that count as attempts; equals ``attempt`` of the present or last run.
+        attempts: runs that count as attempts; equals ``attempt`` of the present run, or the last that counts.
         errors: attempts that ended in an error.
         stalls: runs that were taken back and counted.
         max_attempts: its limit; if the producer gave none, None until a claim sets the processor's.

@@ -47,7 +47,10 @@ _ENTRIES: Final = {
     "rescheduled": "it was put off to {run_at}, from {was}",
     "priority_set": "its priority was set to {priority}, from {was}",
 }
-"""The words for each event. A name in braces is of the details, or is added by ``_filled``."""
+"""The words for events, but those of ``_claim`` and ``_end``.
+
+A name in braces is of the details, or is added by ``_filled``.
+"""
 _NOTES: Final = {
     "rejected": "its late {write} was refused",
     "fenced": "it stopped itself, because its heartbeats were not answered",

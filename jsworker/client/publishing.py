@@ -39,7 +39,7 @@ class Tally:
     stored: int = 0  # acknowledged messages that the stream did not have already
     failed: str | None = None  # why a message was not acknowledged
     refused: str | None = None  # why the stream takes no messages now, as far as is known
-    ended: bool = False  # a batch was short, not taken, refused or not acknowledged: begin no other
+    ended: bool = False  # a batch was short, not taken, refused, or acknowledged for none: begin no other
 
 
 class OutboxPublisher:

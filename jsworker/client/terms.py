@@ -26,7 +26,10 @@ class Terms(NamedTuple):
     debounce_max: Seconds | None = None
 
     def of(self, processor: type[JobProcessor[Any]], *, keyed: bool) -> Self:
-        """Return these terms, with the class's where the call gives none; those of keys only if ``keyed``."""
+        """Return these terms, with the class's ``expires_in`` if the call gives none.
+
+        The class's terms of keys are used if jobs are ``keyed`` and the call gives none of these four.
+        """
         terms = self
         if processor.expires_in is not None and self.expires_in is None:
             terms = self._replace(expires_in=processor.expires_in)

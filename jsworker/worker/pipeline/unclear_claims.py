@@ -18,8 +18,9 @@ async def read_back(
     """Return the jobs that an unclear claim has claimed; none if the database is silent for long.
 
     Meanwhile the ids stay in flight, so that no other message starts a second claim of them. A claim that
-    commits later is an orphaned claim: the heartbeat finds and releases it, perhaps just now. ``besides`` is
-    given for an admission, which also claims jobs that it finds by itself: the jobs in hand before it.
+    commits but is not found here is an orphaned claim: the heartbeat finds and releases it, perhaps just now.
+    ``besides`` is given for an admission, which also claims jobs that it finds by itself: the jobs in hand
+    before it.
     """
     found, over = list[ClaimedJob](), set[Held]()
     worker_id, in_flight = context.worker_id, context.in_flight
