@@ -230,7 +230,7 @@ class NamedStep:
         self._type = strict_json.ANYTHING if function is None else self._result_type(function)
 
     def write(self, value: Any) -> tuple[str | None, Any]:
-        """Return a result as JSON text, and as it will be read; raise InvalidResult if neither is possible."""
+        """Return a result as JSON text and as it will be read; raise InvalidResult if it has no such form."""
         if value is None:
             return None, None
         try:
