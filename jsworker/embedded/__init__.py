@@ -1,7 +1,7 @@
 """A real nats-server and a real PostgreSQL on free loopback ports, for development, examples and tests.
 
 ``EmbeddedServers`` is public: ``with EmbeddedServers(folder) as servers`` runs both for the length of a
-block, as ``jsworker dev`` does; ``servers.environment()`` are the settings that lead to them.
+block, as ``jsworker dev`` does; ``servers.environment()`` returns the settings with which to connect to them.
 """
 
 from jsworker.embedded.child_processes import start_with_parent

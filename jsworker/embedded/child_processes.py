@@ -35,12 +35,12 @@ def start_with_parent(
 ) -> subprocess.Popen[bytes]:
     """Start a child that gets ``death_signal`` when this process dies, however it dies.
 
-    The kernel sends the signal (Linux), or a process that watches over the child. May be called from
-    any thread: the child stays until the process dies, not only until the thread ends.
+    On Linux the kernel sends the signal, elsewhere a process that watches the child does. May be called
+    from any thread: the end of the calling thread does not end the child.
 
-    A program's name without a slash is looked up on the PATH of ``env``; FileNotFoundError is raised where
-    there is none. One that cannot be executed ends with exit code 126. The options are those of
-    ``subprocess.Popen``.
+    A program's name without a slash is looked up on the PATH of ``env``; FileNotFoundError is raised if no
+    executable file is found. A child that fails to execute its program ends with exit code 126. The options
+    are those of ``subprocess.Popen``.
     """
     ids = account or (-1, -1)
     script = [sys.executable, "-I", "-S", parent_death_signal.__file__]
@@ -56,7 +56,7 @@ def start_with_parent(
 
     if threading.current_thread() is threading.main_thread():
         return start()
-    # The kernel takes the end of the thread that forked for the death of the parent.
+    # The kernel sends the signal when the thread that forked ends, so a thread that never ends must fork.
     return _lasting_thread.submit(start).result()
 
 
@@ -66,4 +66,4 @@ def _program(name: str, env: Mapping[str, str] | None, cwd: Path | None) -> str:
     found = shutil.which(name, path=(os.environ if env is None else env).get("PATH"))
     if found is None:
         raise FileNotFoundError(f"command {name!r} is not an executable file and not on the PATH")
-    return os.path.abspath(found)  # noqa: PTH100 -- Path.resolve would follow links, which some programs are named by
+    return os.path.abspath(found)  # noqa: PTH100 -- Path.resolve would follow links, and some programs depend on a link's name

@@ -1,4 +1,4 @@
-"""The process that owns the servers of one data folder: it ends them when the last command is gone.
+"""The process that owns the servers of one data folder and stops them when the last command has ended.
 
 It runs in a session of its own, so that Ctrl-C in a terminal ends the commands only. A server that dies by
 itself is started again on its port and data. When the guard itself is killed, the servers end too.
@@ -19,14 +19,14 @@ from jsworker.embedded.server import EmbeddedNats, EmbeddedServer
 from jsworker.embedded.servers import DataFolder
 
 _POLL_INTERVAL = 0.05
-# A command that looks whether a guard lives holds the lock for a moment.
+# A command that checks for a running guard holds the guard's lock for a moment (``has_guard``).
 _GUARD_LOCK_DEADLINE = 2.0
 
 
 def main() -> None:
-    """Run the guard of a data folder, with settings of PostgreSQL; stdout gets one report. Both are JSON."""
+    """Run the guard of a data folder; PostgreSQL's settings are given, and a report is written, as JSON."""
     if os.fork():
-        os._exit(0)  # the guard is no child of the command, which would have to wait for its end
+        os._exit(0)  # a guard that is not the command's child: the command need not wait for its end
     try:
         _guard(DataFolder(Path(sys.argv[1])), json.loads(sys.argv[2]))
     except (ServersUnavailable, OSError) as error:
@@ -44,14 +44,14 @@ def _guard(folder: DataFolder, postgres_settings: dict[str, str]) -> None:
         if not wait_for_lock(alive, EXCLUSIVE, seconds=_GUARD_LOCK_DEADLINE):
             _report(None)  # another guard was faster; the command will find it
             return
-        os.dup(alive.fileno())  # never closed: the lock ends with this process, not a moment before
+        os.dup(alive.fileno())  # never closed, so the lock is held until this process ends
         servers = _servers_of(folder, postgres_settings)
         try:
             for server in servers:
                 server.start()
             folder.write("urls", {server.name: server.url for server in servers})
             _report(None)
-            # Once taken, the lock keeps newcomers waiting until the servers are down.
+            # Once the guard has this lock, new commands wait until the servers are stopped.
             while not stop_signals and not try_lock(commands, EXCLUSIVE):
                 for server in servers:
                     if not server.running:

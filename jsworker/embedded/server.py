@@ -59,7 +59,7 @@ class EmbeddedServer(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where clients connect."""
+        """The URL for clients."""
 
     @property
     def running(self) -> bool:
@@ -77,7 +77,8 @@ class EmbeddedServer(ABC):
         """Start the server and wait until it answers; nothing happens when it runs already.
 
         Raises:
-            ServersUnavailable: it cannot be started, or did not answer within 30 s; with the end of its log.
+            ServersUnavailable: it cannot be started, or it ended or did not answer within 30 s; in these two
+                cases the message has the end of its log.
         """
         if self.running:
             return
@@ -114,7 +115,7 @@ class EmbeddedServer(ABC):
 
     @abstractmethod
     def _prepare(self, lock: IO[bytes]) -> None:
-        """Make the data folder ready for a start, under the lock, which programs that work there inherit."""
+        """Prepare the data folder for a start; ``lock`` is held, and programs started for this inherit it."""
 
     @abstractmethod
     def _command(self) -> Sequence[str | Path]:
@@ -122,7 +123,7 @@ class EmbeddedServer(ABC):
 
     @abstractmethod
     def _answers(self, pid: int) -> bool:
-        """Return whether this very server, and no other on its port, takes requests."""
+        """Return whether this server, rather than another one on its port, takes requests."""
 
     def _account(self) -> Account | None:
         """Return the operating system's user that the server runs as; None: this process's own."""
@@ -130,8 +131,8 @@ class EmbeddedServer(ABC):
 
     @contextmanager
     def _only_server(self) -> Iterator[IO[bytes]]:
-        # The server inherits the open file, and with it the lock: it is free when the last of the server's
-        # processes is gone, and not before. A process id in a file could not show that.
+        # The server inherits the open file and with it the lock, which is released only when the last of
+        # the server's processes has ended. A process id in a file could not show that.
         with (self.data / "server.lock").open("a+b") as lock:
             if not wait_for_lock(lock, EXCLUSIVE, seconds=_START_DEADLINE):
                 lock.seek(0)
@@ -144,12 +145,12 @@ class EmbeddedServer(ABC):
     def _launch(
         self, command: Sequence[str | Path], lock: IO[bytes], *, death_signal: signal.Signals, **options: Any
     ) -> subprocess.Popen[bytes]:
-        """Start a program on the data; it inherits the lock."""
+        """Start a program that works on the data folder; it inherits the lock."""
         return start_with_parent(
             command,
             death_signal=death_signal,
             account=self._account(),
-            # No PGPORT, PGDATA or LC_ALL of the user's.
+            # Without the user's own PGPORT, PGDATA or LC_ALL.
             env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
             pass_fds=[lock.fileno()],
             start_new_session=True,
@@ -187,11 +188,11 @@ class EmbeddedServer(ABC):
 class EmbeddedNats(EmbeddedServer):
     """A nats-server with JetStream on a loopback port.
 
-    It writes to the disk in NATS's own rhythm, every 2 minutes: acknowledged messages survive a crash of the
-    server, not of the machine.
+    It syncs to the disk at NATS's default interval of 2 minutes: acknowledged messages survive a crash of the
+    server, but not of the machine.
 
     Args:
-        data: its folder: store, log and configuration; made when missing.
+        data: folder of the store, the log and the configuration; created if missing.
         port: TCP port on 127.0.0.1; None takes a free one.
         config: further lines of the server's configuration.
     """
@@ -207,7 +208,7 @@ class EmbeddedNats(EmbeddedServer):
 
     @property
     def url(self) -> str:
-        """Where clients connect."""
+        """The URL for clients."""
         return f"nats://{LOOPBACK}:{self.port}"
 
     def _prepare(self, lock: IO[bytes]) -> None:  # noqa: ARG002 -- no program is started here

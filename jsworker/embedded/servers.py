@@ -1,4 +1,4 @@
-"""The servers as a command sees them: there while it runs, shared with other commands on the same data."""
+"""Servers that run while a command needs them, shared by all commands that use the same data folder."""
 
 import json
 import os
@@ -34,9 +34,9 @@ _LOG_LIMIT_BYTES = 1_000_000
 class DataFolder:
     """The files by which commands and the guard of one data folder find each other.
 
-    Which of them live is known by locks alone. Every command holds ``commands`` shared; the guard ends when
-    it gets it exclusively. A command holds ``start`` while it looks for a guard to join, or starts one. The
-    guard holds ``guard`` while it lives; its standard error goes to ``guard_log``.
+    Only locks tell which of these processes are alive. Every command holds the lock ``commands`` shared; the
+    guard ends when it gets that lock exclusively. A command holds ``start`` while it looks for a guard to
+    join, or starts one. The guard holds ``guard`` while it lives; its standard error goes to ``guard_log``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,7 +55,7 @@ class DataFolder:
     def read(self, what: Literal["urls", "ports"]) -> dict[str, Any]:
         """Return, by server name, the URLs of running servers or the ports of the last start, if known."""
         found: dict[str, Any] = {}
-        with suppress(FileNotFoundError, ValueError):  # cut off by a crash of the machine
+        with suppress(FileNotFoundError, ValueError):  # missing, or cut off by a crash of the machine
             found = json.loads((self.path / f"{what}.json").read_bytes())
         return found
 
@@ -64,7 +64,7 @@ class DataFolder:
         write_privately(self.path / f"{what}.json", json.dumps(values))
 
     def delete_urls(self) -> None:
-        """Delete the URLs that a guard has written: its servers do not answer any more."""
+        """Delete the URLs that a guard has written: its servers are gone, or about to be stopped."""
         (self.path / "urls.json").unlink(missing_ok=True)
 
 
@@ -75,7 +75,7 @@ class EmbeddedServers:
     and they are stopped when the last one is gone, whatever ended it: return, Ctrl-C or SIGKILL. The data
     and, while they are free, the ports are kept for the next start. The start blocks, for about a second the
     first time. Without ``data``, the data folder is ``jsworker/dev`` in the user's cache folder.
-    ``postgres_settings`` are those of ``EmbeddedPostgres``, for the command that starts it.
+    ``postgres_settings`` are the settings of ``EmbeddedPostgres``, used if this command starts it.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class EmbeddedServers:
         return self._urls[EmbeddedNats.name]
 
     def environment(self) -> dict[str, str]:
-        """Return the settings that lead jsworker to these servers; PostgreSQL's password is among them."""
+        """Return the settings with which jsworker uses these servers; they contain PostgreSQL's password."""
         return {"JSWORKER_DATABASE_URL": self.database_url, "JSWORKER_NATS_URL": self.nats_url}
 
     def _find_or_start(self, presence: IO[bytes]) -> dict[str, str]:
@@ -130,7 +130,7 @@ class EmbeddedServers:
             in_turn = wait_for_lock(start, EXCLUSIVE, seconds=_START_DEADLINE)
             while in_turn and time.monotonic() < give_up_at:
                 if not self._folder.has_guard():
-                    # They were written by a guard that is gone.
+                    # URLs in the file are those of a guard that has ended.
                     self._folder.delete_urls()
                     self._start_guard()
                 elif urls := self._folder.read("urls"):
