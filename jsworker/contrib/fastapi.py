@@ -30,7 +30,7 @@ async def jobs_lifespan(app: FastAPI, settings: Settings | None = None) -> Async
 
 
 def job_client(connection: HTTPConnection) -> JobClient:
-    """Return the client of the application; RuntimeError: it is not open."""
+    """Return the client of the application; RuntimeError: ``jobs_lifespan`` has not opened one."""
     client: JobClient | None = getattr(connection.app.state, "job_client", None)
     if client is None:
         raise RuntimeError("the application has no client of jsworker: FastAPI(lifespan=jobs_lifespan)")
@@ -38,4 +38,4 @@ def job_client(connection: HTTPConnection) -> JobClient:
 
 
 Client: TypeAlias = Annotated[JobClient, Depends(job_client)]
-"""Type of a route's parameter that is to be the application's client."""
+"""Type of a route's parameter that receives the application's client."""

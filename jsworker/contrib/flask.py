@@ -15,7 +15,7 @@ class FlaskJobs:
     """The extension: ``jobs = FlaskJobs(app)``, or ``jobs = FlaskJobs()`` and later ``jobs.init_app(app)``.
 
     ``jobs.client`` then is the client of the application that serves the request. It connects with its first
-    call, in each process anew: also in those that a server forks.
+    call in each process, also in processes that a server forks.
     """
 
     def __init__(self, app: Flask | None = None) -> None:
@@ -23,7 +23,7 @@ class FlaskJobs:
             self.init_app(app)
 
     def init_app(self, app: Flask) -> None:
-        """Give an application its client, by its configuration (``JSWORKER_…``) and the environment.
+        """Create an application's client from its configuration (``JSWORKER_…``) and the environment.
 
         Raises SettingsError for a setting that is wrong or missing.
         """

@@ -1,8 +1,8 @@
 """Sentry: ``sentry_scope`` is middleware that reports failed attempts, each in a scope of its own.
 
-The application calls ``sentry_sdk.init``, in a module that its workers import. Events carry kind, id and
-attempt of the job, and no payload: variables of frames are left out, and what database errors repeat of rows.
-With a codec the words of errors are left out, too.
+The application calls ``sentry_sdk.init``, in a module that its workers import. Events have the job's kind, id
+and attempt, but no payload: local variables of frames are left out, and so are values of rows in the messages
+of database errors. With a codec, messages of all errors are left out.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ _NO_FAILURES: Final = (Retry, Snooze, asyncio.CancelledError, GeneratorExit)
 
 
 class SentryScope:
-    """Middleware: an isolation scope for each run; what the run raises is captured in it.
+    """Middleware: give each run an isolation scope, and capture in it the error that the run raises.
 
-    ``Retry``, ``Snooze`` and cancellations are no failures and pass.
+    ``Retry``, ``Snooze`` and cancellations are not failures and are not captured.
     """
 
     @asynccontextmanager

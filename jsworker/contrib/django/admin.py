@@ -1,4 +1,4 @@
-"""Jobs in Django's admin: to look at, and to link to from pages of your own."""
+"""Jobs in Django's admin: read-only pages, and links to them for pages of your own."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ class StoredJobAdmin(admin.ModelAdmin):
     list_per_page = 50
 
     def get_queryset(self, request: Any) -> Any:
-        """Read the database that the jobs are in."""
+        """Return jobs from the database in which they are stored."""
         return StoredJob.objects.using(database_alias()).order_by(*self.ordering)
 
     def get_readonly_fields(self, request: Any, obj: Any = None) -> list[str]:
@@ -46,13 +46,13 @@ class StoredJobAdmin(admin.ModelAdmin):
         return format_html_join("", "<p>{} <b>{}</b> {}</p>", rows)
 
     def has_add_permission(self, request: Any) -> bool:
-        """Jobs are enqueued by code."""
+        """Return False: jobs are enqueued by code."""
         return False
 
     def has_change_permission(self, request: Any, obj: Any = None) -> bool:
-        """Nothing is changed here."""
+        """Return False: nothing can be changed here."""
         return False
 
     def has_delete_permission(self, request: Any, obj: Any = None) -> bool:
-        """Ended jobs are deleted by workers, after JSWORKER_RETENTION."""
+        """Return False: workers delete ended jobs, after JSWORKER_RETENTION."""
         return False

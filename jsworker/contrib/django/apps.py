@@ -1,4 +1,4 @@
-"""The app: `manage.py migrate` makes jsworker's tables, too."""
+"""The app: `manage.py migrate` also creates or upgrades jsworker's tables."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ class JsworkerApp(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Check the settings with Django's own, and migrate with it."""
+        """Register the check of the settings, and the tables' upgrade after Django's migrations."""
         register(check_configuration)
         post_migrate.connect(_migrate, sender=self)
 

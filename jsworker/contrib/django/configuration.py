@@ -1,4 +1,4 @@
-"""The settings: ``JSWORKER`` of Django's, the environment, and the database from DATABASES."""
+"""The settings: from ``JSWORKER`` in Django's settings, the environment, and DATABASES."""
 
 import os
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ from jsworker.core.settings.variables import database_parts, likely
 
 _OWN_NAMES: Final = frozenset({"DATABASE", "TARGETS"})
 _PASSED_ON: Final = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "target_session_attrs")
-"""Options of a connection that are those of libpq, and say where it leads to and how safely."""
+"""Options of libpq in DATABASES that determine which server is connected to, and how securely."""
 
 
 def given() -> dict[str, Any]:
-    """Return ``JSWORKER`` of Django's settings; ImproperlyConfigured: it holds what is no setting.
+    """Return ``JSWORKER`` of Django's settings; ImproperlyConfigured: it has an unknown name, or is no dict.
 
-    Names are those of the environment without JSWORKER_, and two of its own: ``DATABASE``, an alias of
+    Names are those of the environment variables without JSWORKER_, and two more: ``DATABASE``, an alias of
     DATABASES, and ``TARGETS``, what ``manage.py jsworker_run`` runs.
     """
     found = getattr(django_settings, "JSWORKER", {})
@@ -39,7 +39,7 @@ def given() -> dict[str, Any]:
 
 
 def database_alias() -> str:
-    """Return the alias of the database in which jobs are stored; ImproperlyConfigured: there is none."""
+    """Return the alias of the jobs' database; ImproperlyConfigured: DATABASES has no such alias."""
     alias = given().get("DATABASE", DEFAULT_DB_ALIAS)
     if alias not in list(connections):
         entries = ", ".join(map(repr, connections))
@@ -50,7 +50,7 @@ def database_alias() -> str:
 
 
 def jsworker_settings() -> Settings:
-    """Return the settings: those of ``JSWORKER``, else of the environment; the database else from DATABASES.
+    """Return the settings: of ``JSWORKER``, else of the environment; if neither has a database, of DATABASES.
 
     Raises ImproperlyConfigured, with a line for each fault.
     """
@@ -66,7 +66,7 @@ def jsworker_settings() -> Settings:
 
 
 def environment() -> dict[str, str]:
-    """Return the variables by which another process gets the same settings; they hold secrets."""
+    """Return environment variables that give another process the same settings; they contain secrets."""
     values = {name.lower(): value for name, value in given().items() if name not in _OWN_NAMES}
     found = {variable_of(name): str(value) for name, value in values.items()}
     settings = jsworker_settings()
@@ -79,7 +79,7 @@ def environment() -> dict[str, str]:
 
 
 def url_of(database: Mapping[str, Any]) -> str:
-    """Return the URL of an entry of DATABASES; ImproperlyConfigured: it is none of PostgreSQL's."""
+    """Return the URL of an entry of DATABASES; ImproperlyConfigured: it is not PostgreSQL."""
     engine = str(database.get("ENGINE", ""))
     if "postg" not in engine.rpartition(".")[2]:
         raise ImproperlyConfigured(
@@ -102,7 +102,7 @@ def url_of(database: Mapping[str, Any]) -> str:
 
 
 def check_configuration(**_: Any) -> list[CheckMessage]:
-    """Check the settings, as ``manage.py check`` does."""
+    """Check the settings, for ``manage.py check``."""
     try:
         settings = jsworker_settings()
     except ImproperlyConfigured as error:
@@ -111,7 +111,7 @@ def check_configuration(**_: Any) -> list[CheckMessage]:
 
 
 def _check_database(settings: Settings) -> list[CheckMessage]:
-    """Compare names alone: a URL may lead to the same database with another login, or past a pooler."""
+    """Compare only the names: a URL with another login or host (past a pooler) may be the same database."""
     alias = database_alias()
     django_name = str(connections[alias].settings_dict.get("NAME") or "")
     path = database_parts(settings.database_url)["place"].partition("?")[0]
@@ -130,7 +130,7 @@ def _check_database(settings: Settings) -> list[CheckMessage]:
 
 
 def task_backends() -> list[str]:
-    """Return the aliases of TASKS whose tasks are jobs."""
+    """Return the aliases of TASKS whose backend is ``JsworkerBackend``."""
     tasks = getattr(django_settings, "TASKS", {})
     own = "jsworker.contrib.django.tasks.JsworkerBackend"
     return [alias for alias, backend in tasks.items() if backend.get("BACKEND") == own]

@@ -1,4 +1,4 @@
-"""Enqueueing through Django's own connection: the job is there if, and only if, the transaction commits."""
+"""Enqueueing through Django's own connection: the job exists if, and only if, the transaction commits."""
 
 from typing import Any, Final, overload
 
@@ -23,9 +23,9 @@ _clients: Final[dict[Settings, SyncJobClient]] = {}
 
 
 def jobs_client() -> SyncJobClient:
-    """Return the client of this process, with Django's settings, for more than enqueueing.
+    """Return this process's client, with Django's settings, for operations other than enqueueing.
 
-    It has connections of its own, one for all threads; see ``SyncJobClient``.
+    All threads share it. It does not use Django's connections; see ``SyncJobClient``.
     """
     settings = jsworker_settings()
     return _clients.get(settings) or _clients.setdefault(settings, SyncJobClient(settings))
@@ -61,19 +61,19 @@ def enqueue(
     using: str | None = None,
     **options: Unpack[EnqueueOptions],
 ) -> Enqueued:
-    """Enqueue a job in the transaction that is open, else in one of its own.
+    """Enqueue a job in the open transaction; without one, in a transaction of its own.
 
-    After the commit it is published: at once where ``NATS_URL`` is set, else by workers in half a second.
+    After the commit it is published: at once if ``NATS_URL`` is set, else by a worker within half a second.
 
     Args:
         kind: the kind, or its processor, which checks the payload.
         payload: what the processor gets.
         unique_key: at most one live job of the kind has it.
-        using: alias of the connection; None: ``JSWORKER["DATABASE"]``. Another must lead to that database.
+        using: alias of the connection; None: ``JSWORKER["DATABASE"]``. Others must lead to the same database.
         options: see ``EnqueueOptions``.
 
     Returns:
-        The job's id, and whether it was created or a live one holds the unique key.
+        The job's id, and whether it was created; if not, a live job has the unique key, and the id is its.
 
     Raises:
         InvalidName, InvalidPayload, InvalidJson, ValueError, TypeError: as ``enqueue_statement``.
@@ -98,10 +98,10 @@ def enqueue(
 
 
 def _publish_after_commit(connection: Any, settings: Settings) -> None:
-    """Publish what this transaction enqueues, once, after its commit, where it is said where NATS is."""
+    """Publish this transaction's jobs after its commit, once for all of them, if ``NATS_URL`` is set."""
     if not settings.nats_is_set or any(call is _publish for _, call, *_ in connection.run_on_commit):
         return
-    # Robust: the rows are committed, and what is not published here is published by workers.
+    # robust=True: errors are only logged. The rows are committed, and workers publish what is left.
     transaction.on_commit(_publish, using=connection.alias, robust=True)
 
 

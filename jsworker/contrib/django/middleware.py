@@ -1,4 +1,4 @@
-"""Database connections of Django within a job: none that is old or broken, and none left open in a thread."""
+"""Django's database connections within a job: no old or broken one is used, and none is left open."""
 
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
@@ -11,10 +11,10 @@ from jsworker.core.processor import JobProcessor
 
 
 class fresh_connections(AbstractAsyncContextManager[None], AbstractContextManager[None]):  # noqa: N801 -- used as a function
-    """Middleware: what Django does before and after a request, where the job's queries run.
+    """Middleware: give a job fresh connections, as Django does for a request, in the thread of its queries.
 
-    A plain function has a thread, and with it connections, of its own: they are closed with it. A coroutine's
-    queries run in a thread that is the job's alone as long as it runs.
+    A plain function runs in a thread of its own, whose connections are closed at its end. A coroutine's
+    queries run in a thread that is used only by this job; its connections are closed when the job ends.
     """
 
     def __init__(self, job: Job[Any], processor: JobProcessor[Any]) -> None:

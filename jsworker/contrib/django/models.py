@@ -1,4 +1,4 @@
-"""Jobs as Django's models, to be read alone: jsworker's statements change their rows, under guards."""
+"""Read-only Django models of jobs: only jsworker's own statements, which have guards, change the rows."""
 
 from typing import Any, NoReturn
 
@@ -6,7 +6,7 @@ from django.db import models
 
 
 class ReadOnly(models.Model):
-    """A row of a table that is jsworker's."""
+    """A row of one of jsworker's tables, which Django must not change."""
 
     class Meta:
         """Has no table."""
@@ -14,11 +14,11 @@ class ReadOnly(models.Model):
         abstract = True
 
     def save(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: NotImplementedError."""
+        """Raise NotImplementedError."""
         raise NotImplementedError("jobs are changed by a client of jsworker, not through Django's models")
 
     def delete(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: NotImplementedError."""
+        """Raise NotImplementedError."""
         raise NotImplementedError("jobs are changed by a client of jsworker, not through Django's models")
 
 
@@ -53,7 +53,7 @@ class StoredJob(ReadOnly):
     finished_at = models.DateTimeField(null=True)
 
     class Meta:
-        """The table is jsworker's."""
+        """Jsworker, not Django, creates the table."""
 
         managed = False
         db_table = 'jsworker"."jobs'
@@ -75,7 +75,7 @@ class StoredEvent(ReadOnly):
     detail = models.JSONField(null=True)
 
     class Meta:
-        """The table is jsworker's."""
+        """Jsworker, not Django, creates the table."""
 
         managed = False
         db_table = 'jsworker"."job_events'

@@ -1,4 +1,4 @@
-"""Sets Django up: the first module of ``JSWORKER_PRELOAD``, for processes that jobs run in."""
+"""Calls ``django.setup``: the first module of ``JSWORKER_PRELOAD``, imported in processes that run jobs."""
 
 import django
 

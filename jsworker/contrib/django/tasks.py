@@ -1,7 +1,7 @@
-"""A backend of Django's tasks: each is a job of kind ``django-task``, in the transaction that enqueues it.
+"""A backend for Django's tasks: each is a job of kind ``django-task``, enqueued in the open transaction.
 
 For ``django.tasks`` of Django 6.0 and its backport ``django-tasks``. A task's queue is the limit key of its
-job, so that limits and pauses can be set for each queue; the sign of its priority makes it high or low.
+job, so that limits and pauses can be set for each queue; a task's priority above 0 is high, below 0 low.
 """
 
 import re
@@ -51,7 +51,7 @@ _UNKNOWN_ERROR: Final = "jsworker.JobFailed"
 
 
 class TaskCall(BaseModel):
-    """The payload: which task is called with what."""
+    """The payload: the task, its arguments and its options."""
 
     task: str
     positional: list[Any]
@@ -65,7 +65,7 @@ class TaskCall(BaseModel):
 class JsworkerBackend(BaseTaskBackend):
     """The backend: ``TASKS = {"default": {"BACKEND": "jsworker.contrib.django.tasks.JsworkerBackend"}}``.
 
-    ``OPTIONS``: ``MAX_ATTEMPTS``, attempts of each task that may end in an error.
+    ``OPTIONS``: ``MAX_ATTEMPTS`` is how many attempts of each task may end in an error.
     """
 
     supports_defer = True
@@ -116,11 +116,11 @@ class JsworkerBackend(BaseTaskBackend):
         return result
 
     def get_result(self, result_id: str) -> Any:
-        """Read how a task is.
+        """Return the state of a task, with its result or its errors.
 
         Raises:
-            TaskResultDoesNotExist: there is none of this id.
-            KeyMissing, ContentRefused: it is encrypted, and cannot be read.
+            TaskResultDoesNotExist: no task has this id.
+            KeyMissing, ContentRefused: its payload or result is encrypted, and cannot be decrypted.
         """
         from jsworker.contrib.django.models import StoredJob  # noqa: PLC0415 -- not before the apps are loaded
 
@@ -170,7 +170,7 @@ class DjangoTask(JobProcessor[TaskCall]):
     middleware: ClassVar = (fresh_connections,)
 
     def process(self, job: Job[TaskCall]) -> Any:
-        """Call the task, a coroutine function in an event loop of its own, and return what it returns."""
+        """Call the task and return its result; a coroutine function runs in an event loop of its own."""
         call = job.payload
         task = _task_of(call)
         result = task.get_backend().get_result(str(job.id))
@@ -184,7 +184,7 @@ class DjangoTask(JobProcessor[TaskCall]):
         return value
 
     async def on_failed(self, job: Job[TaskCall], error: BaseException) -> None:
-        """Tell those who listen that the task has failed."""
+        """Send the signal ``task_finished`` for the failed task."""
 
         def tell() -> None:
             result = _task_of(job.payload).get_backend().get_result(str(job.id))
@@ -205,7 +205,7 @@ def _contents_of(job: Any) -> tuple[Any, Any]:
 
 
 def _task_of(call: TaskCall) -> Any:
-    """Return the task; Fail: nothing of this name is one. Nothing else is called."""
+    """Return the task to call; Fail: the name is not that of a task in an app, so it must not be called."""
     if not _is_of_an_app(call.task):
         raise Fail(f"task {call.task} is in no app of INSTALLED_APPS")
     try:
@@ -220,7 +220,7 @@ def _task_of(call: TaskCall) -> Any:
 
 
 def _is_of_an_app(path: str) -> bool:
-    """Return whether a task may be imported: who enqueues a job must not be able to import any module."""
+    """Return whether a path may be imported: the producer of a job must not choose just any module."""
     return apps.get_containing_app_config(path) is not None
 
 

@@ -12,17 +12,17 @@ from jsworker.contrib.django.configuration import environment
 
 
 class Command(BaseCommand):
-    """Runs a command of jsworker's."""
+    """Runs a command of jsworker's command line."""
 
     help = "Runs jsworker's command line with the settings of Django: manage.py jsworker jobs --status failed"
     requires_system_checks = ()
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Leave everything to jsworker."""
+        """Accept all arguments, for jsworker to parse."""
         parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="as of jsworker itself")
 
     def handle(self, *_: Any, arguments: list[str], **__: Any) -> None:
-        """Run it in this process."""
+        """Run the command in this process."""
         os.environ.update(environment())
         if code := run_command(arguments):
             sys.exit(code)

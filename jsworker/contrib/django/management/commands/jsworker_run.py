@@ -19,7 +19,7 @@ _MIDDLEWARE = "jsworker.contrib.django.middleware:fresh_connections"
 
 
 class Command(BaseCommand):
-    """Becomes `jsworker run`."""
+    """Replaces itself by `jsworker run`."""
 
     help = (
         "Runs workers for TARGET…, else for JSWORKER['TARGETS'], else for all processors in modules `jobs` of"
@@ -27,21 +27,21 @@ class Command(BaseCommand):
     )
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Leave to `jsworker run` all from the first option on that is none of Django's."""
-        own = self.create_parser(*argv[:2])._option_string_actions  # noqa: SLF001 -- argparse tells no other way
+        """Pass the first option that is not Django's, and all after it, on to `jsworker run`."""
+        own = self.create_parser(*argv[:2])._option_string_actions  # noqa: SLF001 -- argparse has no public list of options
         options = (place for place, each in enumerate(argv) if place > 1 and each.startswith("-"))
         foreign = (at for at in options if not {argv[at].partition("=")[0], argv[at][:2]} & own.keys())
-        at = next(foreign, len(argv))  # a lone -- is none of Django's
+        at = next(foreign, len(argv))  # a lone -- counts as not Django's
         super().run_from_argv([*argv[:at], "--", *argv[at:]] if argv[at : at + 1] != ["--"] else argv)
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Take targets, and leave options to `jsworker run`."""
+        """Accept targets, then options for `jsworker run`."""
         parser.add_argument(
             "arguments", nargs="*", metavar="TARGET", help="MODULE:CLASS; then options of `jsworker run`"
         )
 
     def handle(self, *_: Any, arguments: list[str], **__: Any) -> None:
-        """Replace this process by the workers' supervisor, which needs nothing of Django."""
+        """Replace this process by the workers' supervisor, which does not use Django."""
         options = [each for each in arguments if each.startswith("-")]
         first = arguments.index(options[0]) if options else len(arguments)
         try:
@@ -60,7 +60,7 @@ class Command(BaseCommand):
 
 
 def _targets() -> Iterator[str]:
-    """Yield the modules ``jobs`` of the apps that define processors."""
+    """Yield each app's module ``jobs`` if it defines processors, and ``DjangoTask`` if tasks are jobs."""
     for app in apps.get_app_configs():
         if module_has_submodule(app.module, "jobs") and find_processors(f"{app.name}.jobs"):
             yield f"{app.name}.jobs"
