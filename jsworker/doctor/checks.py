@@ -1,6 +1,6 @@
-"""All checks in the order in which they are shown, and those of the settings themselves.
+"""All checks in the order in which they are shown, and the checks of the settings.
 
-That each setting is right, and fits the others, was checked when they were loaded.
+Rules for single settings and for their combinations are not repeated here: loading the settings checks them.
 """
 
 import inspect
@@ -65,7 +65,7 @@ _CURES: Final = {
     "that this machine reaches it.",
     "nats.connection": "Check JSWORKER_NATS_URL and the login (JSWORKER_NATS_…), and that the server runs.",
 }
-"""What to do when what these checks need is unknown."""
+"""What to do if the facts that these checks need could not be read."""
 _CURES_BY_WORDS: Final = (
     (
         ("max_client_conn", "no more connections allowed", "max client"),  # PgBouncer's and Supavisor's
@@ -88,11 +88,11 @@ _CURES_BY_WORDS: Final = (
         "Check the user in JSWORKER_DATABASE_URL, JSWORKER_DATABASE_PASSWORD, and the server's pg_hba.conf.",
     ),
 )
-"""What to do about PostgreSQL, by words of its refusal: that of a connection comes without a SQLSTATE."""
+"""What to do, by words in PostgreSQL's error: errors of connecting usually come without a SQLSTATE."""
 
 CHECKS: Final = {f"{area}.{judge.__name__}": judge for area, judges in _JUDGES.items() for judge in judges}
-"""By name. A check gets the facts that its parameters name, or all of them as ``facts``; as long as one of
-them is unknown, it is not made. Its docstring says what holds when it finds nothing.
+"""Checks by name. A check is called with the facts that its parameters name (``facts``: all of them), but
+not if one of these is unknown. If it finds nothing, its docstring is shown as the finding.
 """
 
 

@@ -14,9 +14,9 @@ class Finding(NamedTuple):
     """What a check found.
 
     Attributes:
-        check: its dotted name, the area first, as in ``postgresql.migration``; empty until it is known.
-        level: ``error``: something does not work, or jobs are in danger; ``warning``: it will hurt one day;
-            ``info``: good to know, or not known; ``ok``.
+        check: its dotted name, the area first, as in ``postgresql.migration``; set by ``found_by``.
+        level: ``error``: something does not work, or jobs are in danger; ``warning``: it will cause problems
+            later; ``info``: worth knowing, or not checked; ``ok``.
         says: one line with the figures.
         do: what to do, one line; None: nothing.
     """
@@ -34,12 +34,12 @@ error = partial(Finding, "", "error")
 
 
 def unchecked(because: str) -> Finding:
-    """Return that a check was not made, and why not."""
+    """Return the finding that a check was not made, with the reason."""
     return info(f"not checked because {because}")
 
 
 def encryption(*, encrypted: bool, local: bool, readable: str, do: str) -> Finding:
-    """Judge whether a connection can be read on the way, and say what could be read."""
+    """Return a finding on whether a connection can be read in transit; ``readable``: what could be read."""
     if encrypted or local:
         return ok("the connection uses TLS" if encrypted else "the connection does not leave this machine")
     return warning(f"the connection leaves this machine without TLS: {readable} can be read on the way", do)
@@ -54,7 +54,7 @@ def counted(number: int, noun: str, *, plural: str | None = None, bound: int | N
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names in a row, not too many of them."""
+    """Return the first eight names, and how many more there are."""
     shown = ", ".join(names[:_MOST_NAMES])
     return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"
 

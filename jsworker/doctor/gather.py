@@ -1,4 +1,4 @@
-"""Facts of an examination: what PostgreSQL and NATS answer, and why not where they do not."""
+"""Facts of an examination: what PostgreSQL and NATS answer, or why they do not."""
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,14 +38,14 @@ from jsworker.stream.diagnostics import ConsumerReport, Inspector, NatsServer, S
 T = TypeVar("T")
 
 LATE_SECONDS: Final = 30.0
-"""A relay publishes and promotes within a second; what is due for so long has none."""
+"""A relay publishes and promotes within a second, so a job that is overdue for so long has no relay."""
 
 _STATEMENT_SECONDS: Final = 10.0
 _ALL_SECONDS: Final = 30.0
 _LEAST_SECONDS: Final = 1.0
 _CONNECT_SECONDS: Final = 3.0
 _ASKED: Final = 60
-"""Workers that are asked how they publish; those that were seen last."""
+"""At most so many workers are asked whether they can publish: those that were seen last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,11 @@ class Facts:
 
     Attributes:
         place: where PostgreSQL is, for messages.
-        installation: id that pairs this database with its stream; None: it was never asked for.
+        installation: id that pairs this database with its stream; None: it has not been created yet.
         unpublished: queued jobs whose message is due and was not sent.
         overdue: scheduled jobs that are due and were not queued.
-        unconsumed: messages by subject, of subjects that no consumer takes.
-        refused: workers that say that JetStream stores none of their messages.
+        unconsumed: number of messages by subject, for subjects that no consumer takes.
+        refused: ids of workers that report that JetStream does not store their messages.
     """
 
     settings: Settings
@@ -108,7 +108,7 @@ _OF_TABLES: Final = (
 
 
 def opened(settings: Settings) -> Database:
-    """Return the database of these settings, with time for slow statements; nothing connects yet."""
+    """Return the database of these settings, not connected yet, with at least 10 s for each statement."""
     statement_timeout = max(settings.statement_timeout, _STATEMENT_SECONDS)
     return Database(settings.database_dsn(), statement_timeout=statement_timeout)
 
@@ -140,7 +140,7 @@ async def _ask_postgresql(database: Database, facts: Facts) -> None:
         return
     facts.link = await _learn(read_link(database))
     facts.revision = await _learn(database.migrated_to())
-    if not isinstance(facts.revision, Unknown):  # else this one table may be closed to the role
+    if not isinstance(facts.revision, Unknown):  # else the role may lack rights on this table alone
         try:
             check_level(facts.revision)
         except MigrationMissing:
@@ -154,9 +154,9 @@ async def _ask_postgresql(database: Database, facts: Facts) -> None:
 
 
 async def _ask_for_rows(database: Database, facts: Facts) -> None:
-    """Learn what the rows show. Each question has a time of its own: a slow one hides no other answer.
+    """Read facts from the rows. Each query has its own timeout, so that a slow one does not stop the others.
 
-    Of the time for all of them the first ones get what each may take, later ones what is left.
+    A query gets at most 10 s of the 30 s for all of them; when these are used up, it still gets 1 s.
     """
     ends_at = boottime() + _ALL_SECONDS
 

@@ -1,4 +1,4 @@
-"""Checks of the rows: jobs that wait and should not, owners without signs of life, what was left behind."""
+"""Checks of the rows: jobs that wait without need, owners without signs of life, unfinished work."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -34,8 +34,8 @@ _REFERENCED: Final = "23503"
 """SQLSTATE foreign_key_violation."""
 _RUN_A_WORKER: Final = "Run a worker: `jsworker run MODULE:CLASS`."
 _IDLE_SECONDS: Final = 60.0
-_UNUSED_SECONDS: Final = 120.0  # else jobs of a busy key begin all the time, though some slot is free now
-"""Several scans: for so long no job is held that may begin."""
+_UNUSED_SECONDS: Final = 120.0  # if it was used later, its jobs keep beginning, though a slot is free now
+"""Several scan intervals: workers that scan would have started the held jobs in this time."""
 _ANY: Final = 1_000_000
 _CLEAR: Final = "`jsworker clear --stale-for SECONDS --reason …`"
 
@@ -164,7 +164,7 @@ def limits(limits: Sequence[KeyLimit]) -> Iterator[Finding]:
             by = printable(each.paused_by or "somebody", 100)
             why = f": {printable(each.reason, 200)}" if each.reason else ""
             key = f" {shell_word(each.key)}" if each.key else ""
-            key = f" --{key}" if each.key.startswith("-") else key  # else an option
+            key = f" --{key}" if each.key.startswith("-") else key  # else taken for an option
             resume = f"`jsworker resume {printable(each.kind, 64)}{key}`"
             yield info(
                 f"{name} has been paused for {seconds(each.paused_for)} by {by}{why}",

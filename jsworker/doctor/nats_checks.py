@@ -1,4 +1,4 @@
-"""Checks of NATS, of the stream and of its consumers: as settings and protocol want them."""
+"""Checks of NATS, the stream and its consumers: whether they are as the settings and the protocol require."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -145,9 +145,9 @@ def _of_consumer(report: ConsumerReport, settings: Settings, *, fix: str) -> Ite
             f"JSWORKER_SCAN_INTERVAL={settings.scan_interval:g}: messages of running jobs come again",
             fix,
         )
-    # A consumer that waits longer than these settings ask for does no harm.
+    # Not ack_wait: a longer one than these settings ask for does no harm.
     bad = [each for each in report.differences if each.setting != "ack_wait"]
-    if fixed := [each for each in bad if not each.changeable]:  # nothing else of it is changed then
+    if fixed := [each for each in bad if not each.changeable]:  # workers then change none of its settings
         yield error(
             f"consumer {name} cannot be used: {_list(fixed)}",
             f"Delete it, and a worker makes it anew: `nats consumer rm {settings.stream} {name}`.",
@@ -171,7 +171,7 @@ def subjects(unconsumed: Mapping[str, int]) -> Iterator[Finding]:
 
 
 def is_usable(stream: StreamReport | None, installation: UUID | None) -> bool:
-    """Return whether workers may change the stream into what it must be, or make it."""
+    """Return whether workers can create the stream, or change it to what it must be."""
     if stream is None:
         return True
     own = stream.installation in {None, str(installation)}
@@ -179,7 +179,7 @@ def is_usable(stream: StreamReport | None, installation: UUID | None) -> bool:
 
 
 def _may_be_mended(facts: Facts) -> bool:
-    """Return whether workers change the stream and its consumers, as far as is known."""
+    """Return whether workers can correct the stream and its consumers; True if that is not known."""
     stream, installation = facts.stream, facts.installation
     return isinstance(stream, Unknown) or isinstance(installation, Unknown) or is_usable(stream, installation)
 

@@ -25,9 +25,9 @@ _TRIED_VERSION: Final = 14
 _UPGRADE: Final = "Upgrade PostgreSQL to a version that is still maintained."
 _UPGRADE_SCHEMA: Final = "Run `jsworker db upgrade`; workers may run meanwhile."
 _OF_A_PROCESS: Final = 23
-"""Connections of a worker process at most: 10 for statements, 10 for those by key, 3 for heartbeats."""
+"""Most connections of a worker process: 10 for statements, 10 for statements by key, 3 for heartbeats."""
 _OF_A_SLOT: Final = 2
-"""Further ones: ``job.transaction()`` and its blocking form have a pool each, which keeps them."""
+"""More of them per job slot: ``job.transaction()`` and its blocking form each keep a pool of connections."""
 _TRIGGERS: Final = {
     "jobs_guard": "a final job could change, a fencing token could go back",
     "jobs_live_stay": "a job that waits or runs could be deleted",

@@ -1,7 +1,7 @@
-"""Repairs: what may be mended at any time, twice too. Each is what workers do by themselves sooner or later.
+"""Repairs that are safe at any time, also twice. Workers make each of them by themselves sooner or later.
 
-Nothing here takes a job from its owner, ends one, or touches data that is not jsworker's own bookkeeping. A
-repair returns in one line what it did, None when the facts do not ask for it or do not allow it.
+No repair takes a job from its owner, ends a job, or changes data other than jsworker's own bookkeeping. A
+repair returns one line on what it did, or None if the facts do not require it or do not allow it.
 """
 
 from typing import Final
@@ -26,7 +26,7 @@ _PROMOTE_AT_ONCE: Final = 500
 
 
 async def repair(facts: Facts) -> list[Finding]:
-    """Mend what these facts ask for and return what was done."""
+    """Make the repairs that these facts require, and return what was done."""
     done: list[Finding] = []
     for name, mend in _REPAIRS.items():
         try:
@@ -40,7 +40,7 @@ async def repair(facts: Facts) -> list[Finding]:
 
 
 async def _ensure_stream(facts: Facts) -> str | None:
-    """Make stream and consumers, or change them, as a worker that starts would."""
+    """Create the stream and its consumers, or correct them, as a worker does when it starts."""
     stream, registered, reports = facts.stream, facts.registered, facts.consumers
     if isinstance(stream, Unknown) or isinstance(registered, Unknown):
         return None
@@ -48,7 +48,7 @@ async def _ensure_stream(facts: Facts) -> str | None:
         return None
     if isinstance(reports, Unknown):
         if stream is not None:
-            return None  # they may be as they must be
+            return None  # the consumers may be correct already
         reports = []
     at_least = facts.settings.ack_wait
     missing = sorted(set(served_kinds(registered)) - {report.name for report in reports})
@@ -77,7 +77,7 @@ async def _ensure_stream(facts: Facts) -> str | None:
 
 
 def _can_be_mended(report: ConsumerReport, at_least: float) -> bool:
-    """Return whether a consumer can be changed and must be; one that only waits longer need not."""
+    """Return whether a consumer must be changed and can be; a longer ack_wait need not be changed."""
     others = any(each.setting != "ack_wait" for each in report.differences)
     return (others or report.ack_wait < at_least) and all(each.changeable for each in report.differences)
 
