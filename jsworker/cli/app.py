@@ -118,9 +118,9 @@ def main() -> NoReturn:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # it was started with this stream closed
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 -- lasts as long as the process
-    # A job's text may hold what this terminal's encoding does not.
+    # A job's text may contain characters that the terminal's encoding lacks.
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a real stream here
-    # An error is one line; libraries add nothing to it. A worker sets up logs of its own.
+    # Errors are reported in one line, without logs of libraries. A worker sets up its own logs.
     logging.getLogger().addHandler(logging.NullHandler())
     code = run_command(sys.argv[1:])
     exit_within(EXIT_SECONDS, code)
@@ -137,6 +137,6 @@ def _report_unexpected(error: Exception) -> int:
         return exit_codes.show_traceback(error)
     line = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
     context = getattr(error, "ctx", None)
-    if line:  # no arguments at all: the help has been shown
+    if line:  # empty if there were no arguments: then the help has been shown
         typer.echo(f"{line}; see {context.command_path} --help" if context else line, err=True)
     return error.exit_code

@@ -1,4 +1,4 @@
-"""A call of a client with the environment's settings; other commands ask the database alone, without NATS."""
+"""A call of a client with the environment's settings; other commands use only the database, without NATS."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def ask_client(call: Callable[[JobClient], Awaitable[T]]) -> T:
-    """Return what a call of a client returns."""
+    """Call a client and return the result."""
 
     async def with_client() -> T:
         async with JobClient.from_env() as client:

@@ -1,6 +1,6 @@
 """``jsworker retry``, ``cancel`` and ``clear``: what an operator may do to jobs.
 
-They need only the database: workers publish what is queued again, within their relay interval.
+They need only the database: workers publish jobs that are queued again, within their relay interval.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ from jsworker.ownership.transitions.audit import AuditEntry, os_user
 
 _BATCH = 500
 _MOST_ASKED_FOR = 2_000
-"""Jobs that are looked for before the question; the others are looked for after it."""
+"""If a filter matches more jobs, the question does not count them, and they are searched for after it."""
 _TRIES = 3
 _TRY_AGAIN_SECONDS = 0.05
 _LONGEST_REASON = 1000
 _FILTERS_OF_RUNS = "--status/--kind/--priority/--error/--stale-for/--running-for/--no-progress-for"
 
 Found = Sequence[tuple[UUID, int | None]]
-"""Jobs, with the fencing token at which a filter saw them."""
+"""Jobs, each with the fencing token with which a filter found it; None: the job was named by its id."""
 
 Action = Callable[[Database, Found, AuditEntry], AsyncIterator[ActionOutcome]]
 
@@ -157,7 +157,7 @@ def _filter(
         raise WrongUsage(f"--{refused_text}".replace("=", " ", 1)) from None
     statuses = choose_statuses(verb, status, possible, age)
     if verb == "retry" and status is None:
-        statuses = ("failed",)  # who cancelled a job wanted it so
+        statuses = ("failed",)  # a job that was cancelled was cancelled on purpose
     is_any = bool(status or kind or age or priority or error)
     lane = None if priority is None else priority_number(priority)
     return Selection(statuses, kind, lane, age, where) if is_any else None
@@ -173,7 +173,7 @@ def _perform(
     as_json: bool,
     **how: str,
 ) -> int:
-    """Act on the jobs that are named, each once, else on those that the filter means."""
+    """Act on the named jobs, each once; if none is named, on those that match the filter."""
     filters = "--status/--kind/--priority/--error" if verb == "retry" else _FILTERS_OF_RUNS
     check_choice(verb, ids, filtered=wanted is not None, filters=filters, yes=yes)
     named = list(dict.fromkeys(ids or ()))
@@ -190,7 +190,7 @@ def _perform(
 
 
 def _ask(verb: str, wanted: Selection) -> tuple[Found, Selection | None]:
-    """Return what was agreed to: the jobs themselves, unless they are too many."""
+    """Ask for confirmation, and return the jobs to act on, or the filter if it matches too many."""
     found, is_all = asyncio.run(_look(wanted))
     if not found:
         remark(f"no job matches: {_in_words(wanted)}")
@@ -247,7 +247,7 @@ async def _retry(database: Database, found: Found, entry: AuditEntry) -> AsyncIt
 async def _cancel(
     database: Database, found: Found, entry: AuditEntry, *, statuses: Sequence[str] | None, age: RunAge
 ) -> AsyncIterator[ActionOutcome]:
-    """Cancel jobs by their ids, or those of them that are still of one of these statuses, and so old."""
+    """Cancel these jobs; with ``statuses`` and ``age``, only those that still have such a status and age."""
     left = partial(refused, has_changed=statuses is not None)
     ids = [job_id for job_id, _ in found]
     done = await control.cancel(database, ids, statuses=statuses, age=age, entry=entry)
@@ -269,7 +269,7 @@ async def _cancel(
 async def _clear(
     database: Database, found: Found, entry: AuditEntry, *, reason: str, age: RunAge
 ) -> AsyncIterator[ActionOutcome]:
-    """Take back running jobs; a row that a heartbeat has locked for the moment is tried again."""
+    """Take back running jobs; rows that are locked, by a heartbeat for example, are tried again."""
     seen = await listing.look_up(database, [job_id for job_id, _ in found])
     refusals = {job_id: _unclearable(job_id, token, seen.get(job_id)) for job_id, token in found}
     left = [(job_id, seen[job_id].fencing_token) for job_id, why in refusals.items() if why is None]
@@ -305,7 +305,7 @@ def _unclearable(job_id: UUID, token: int | None, job: listing.SeenJob | None) -
 
 
 def _since_found(age: RunAge) -> str:
-    """Return what a job must have done since it was found if it is no longer as old as it was chosen for."""
+    """Return what must have happened since a job was found, if ``age`` no longer applies to it."""
     signs = {"stale-for": "its worker gave a sign of life", "no-progress-for": "it has progressed"}
     seen = [signs[name] for name in age_options(age) if name in signs]
     return " or ".join(seen) or "its worker has just settled it"

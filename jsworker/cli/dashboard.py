@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jsworker.dashboard import Authorize
 
 _STATEMENT_SECONDS = 30.0
-"""People who act on many jobs wait longer than workers may."""
+"""Least statement timeout: people who act on many jobs may wait longer than workers."""
 
 app = new_app()
 
@@ -146,14 +146,14 @@ def _line(name: str, rights: str) -> str:
     from jsworker.dashboard.login import access_named, login_line  # noqa: PLC0415 -- an extra
 
     try:
-        access_named(rights)  # before a password is typed in vain
+        access_named(rights)  # checked before the password is asked for
         return login_line(name, _password(name), rights)
     except ValueError as error:
         raise WrongUsage(str(error)) from None
 
 
 def _password(name: str) -> str:
-    """Ask on the terminal, twice, or take the line that comes over stdin."""
+    """Ask for the password twice on the terminal; without a terminal, read one line from stdin."""
     if not sys.stdin.isatty():
         remark(f"the password of {shown(name)} is read from stdin, one line")
         password = sys.stdin.readline().rstrip("\r\n")

@@ -22,7 +22,7 @@ _NOT_FOUND = 127
 
 _OTHER_SERVERS = ("JSWORKER_DATABASE_", "JSWORKER_NATS_")
 _OF_THE_DASHBOARD = ("starlette", "jinja2", "uvicorn", "python_multipart")
-"""What the extra brings; FastAPI's own extra brings a part of it."""
+"""Packages of the extra; all are looked for, because FastAPI's own extra installs a part of them."""
 _FROM_THE_TERMINAL = (signal.SIGINT, signal.SIGHUP)
 
 app = new_app()
@@ -70,8 +70,8 @@ def dev(
 
 @contextmanager
 def _dashboard(environment: Mapping[str, str]) -> Iterator[None]:
-    """Serve the dashboard beside the servers; it says where on stderr, and ends with them."""
-    # In a process group of its own: Ctrl-C is for this process, which ends it.
+    """Serve the dashboard while the servers run; it prints its address to stderr."""
+    # In its own process group, so that Ctrl-C reaches only this process, which then ends it.
     child = start_with_parent(
         [sys.executable, "-P", "-m", "jsworker", "dashboard"], env=environment, process_group=0
     )
@@ -105,12 +105,12 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
         if child is None:
             early.append(number)
         elif not (number in _FROM_THE_TERMINAL and _in_the_foreground()):
-            child.send_signal(number)  # else it got it as well, and a second one often means "at once"
+            child.send_signal(number)  # else the child has it too; a second one often means "at once"
 
     with _on_signals(forward):
         try:
-            # When this process dies the servers do too, and nothing that the command may still do has a
-            # place to be stored: it is killed rather than asked.
+            # If this process dies, the servers die too, and the command cannot store anything any more: it
+            # gets SIGKILL rather than SIGTERM.
             child = start_with_parent(command, env=environment, death_signal=signal.SIGKILL)
         except FileNotFoundError as error:
             remark(str(error))
@@ -122,7 +122,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _in_the_foreground() -> bool:
-    """Return whether a terminal sends its signals to this process and its children alike."""
+    """Return whether the terminal sends its signals to this process and also to its children."""
     try:
         with Path("/dev/tty").open("rb", buffering=0) as terminal:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
@@ -133,7 +133,7 @@ def _in_the_foreground() -> bool:
 @contextmanager
 def _on_signals(react: Callable[[int], None]) -> Iterator[None]:
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup means it
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup, and stays so
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, lambda received, _: react(received)) for number in numbers}
     try:

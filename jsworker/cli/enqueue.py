@@ -153,7 +153,7 @@ async def _enqueue_many(
                     advance(len(batch))
             await client.publish_pending()
         _remark_unpublished(client, options)
-    finally:  # what is committed is committed, whatever came after it
+    finally:  # committed jobs are printed, whatever came after the commit
         if as_json:
             print_json([{"id": each.id, "created": each.created} for each in enqueued])
 
@@ -199,7 +199,7 @@ def _enqueue_one(
         if wait and known and "status" not in known:
             remark(f"job {known['id']} goes on")
         raise
-    finally:  # what is committed is committed, whatever came after it
+    finally:  # a committed job is printed, whatever came after the commit
         if as_json:
             print_json([known] if known else [])
 
@@ -223,7 +223,7 @@ def _check_waiting(*, wait: bool, timeout: float | None, count: int) -> None:
         raise WrongUsage(f"--timeout {timeout:g} must be more than 0 and at most {LONGEST_SECONDS} seconds")
 
 
-def _check_lines(source: str | None, key_field: str | None, is_other: bool) -> None:  # noqa: FBT001 -- what contradicts it
+def _check_lines(source: str | None, key_field: str | None, is_other: bool) -> None:  # noqa: FBT001 -- whether a contradicting option is given
     if source is None and key_field is not None:
         raise WrongUsage("--key-field needs --from: else give --unique-key")
     if source is not None and is_other:
@@ -245,7 +245,7 @@ def kind_of(given: str) -> Kind:
 
 
 def read_payload(given: str) -> Any:
-    """Return the JSON value that --payload gives, names as @FILE, or leaves to stdin."""
+    """Return the JSON value of --payload: JSON itself, @FILE, or - for stdin."""
     text: str | bytes = given
     if given == "-":
         text = sys.stdin.buffer.read()

@@ -1,4 +1,4 @@
-"""``jsworker enqueue --from``: a job for each line of a file, all of which are checked before the first."""
+"""``jsworker enqueue --from``: a job for each line of a file; all are checked before the first job."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ _BATCH_BYTES: Final = 2**24
 _LONGEST_LINE: Final = 2**26
 _MOST_SHOWN: Final = 20
 _LARGE_BYTES: Final = 2**20
-"""Of a shorter file no progress is shown."""
+"""No progress is shown for a shorter file."""
 
 
 class Line(NamedTuple):
@@ -61,7 +61,7 @@ def enqueue_lines(
         file.seek(0)
         try:
             asyncio.run(_enqueue(name, file, kind, options, key_field=key_field, take=take, total=total))
-        finally:  # what is committed is committed, whatever came after it
+        finally:  # committed jobs are printed, whatever came after the commit
             if as_json:
                 print_json([{"id": each.id, "created": each.created} for each in enqueued])
             existed = sum(not each.created for each in enqueued)
@@ -72,7 +72,7 @@ def enqueue_lines(
 
 @contextmanager
 def _opened(source: str) -> Iterator[tuple[str, BinaryIO]]:
-    """Open a file that is read twice; what cannot be is copied to a file without a name."""
+    """Open a file for reading twice; stdin, or a file that cannot seek, is copied to a temporary file."""
     with ExitStack() as opened:
         try:
             if source == "-":
@@ -92,13 +92,13 @@ def _opened(source: str) -> Iterator[tuple[str, BinaryIO]]:
 def _checked(
     name: str, file: BinaryIO, kind: Kind, options: dict[str, Any], *, key_field: str | None, total: int
 ) -> int:
-    """Check every line, and return how many hold a payload; wrong ones are named, and nothing is enqueued.
+    """Check every line, name the wrong ones on stderr, and return the number of payloads; enqueue nothing.
 
     Raises:
-        typer.Exit: there are wrong ones.
+        typer.Exit: there are wrong lines.
     """
     settings = load_settings()
-    contents = Contents.of(settings)  # encrypted, payloads are longer
+    contents = Contents.of(settings)  # payloads are longer if they are encrypted
     said = JobOptions.of(settings.max_payload_bytes, options, contents)  # type: ignore[arg-type] # each by its name
     lines = wrong = 0
     with progress_bar("checked", total) as advance:
@@ -108,7 +108,7 @@ def _checked(
             try:
                 line = _line(text, key_field)
                 new_jobs(kind, [line.payload], [line.key], said)
-            except ValueError as error:  # what cannot be enqueued
+            except ValueError as error:  # of a line that cannot be enqueued
                 wrong += 1
                 if wrong <= _MOST_SHOWN:
                     remark(f"{name}:{number}: {' '.join(str(error).split())}")

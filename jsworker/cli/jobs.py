@@ -57,7 +57,7 @@ _SEARCH_SECONDS: Final = 2.0
 _LONGEST_VALUE: Final = 100_000
 _LONGEST_RESULT: Final = 200
 _WIDE: Final = 110
-"""Columns of a terminal on which a job takes one line."""
+"""Least columns of a terminal on which a job takes one line."""
 
 _COLOURS: Final = {
     "scheduled": "blue",
@@ -146,7 +146,7 @@ def jobs(
         print_json(page.jobs)
     else:
         console().print(_table(page, services))
-    is_full = as_json and len(page.jobs) == limit  # then the caller goes on behind the last one
+    is_full = as_json and len(page.jobs) == limit  # then the caller continues after the id of the last job
     if page.after is not None and not is_full:
         remark_next_page(page.after)
     if page.leaves_out_kinds:
@@ -166,7 +166,7 @@ def _table(page: Page, services: _Services) -> RenderableType:
 
 
 def _two_lines(row: Iterable[Text | str]) -> Iterator[Text]:
-    """Yield a job for a terminal on which its details have no room beside the rest."""
+    """Yield the lines of a job for a narrow terminal: its details are on a line of their own."""
     job_id, kind, status, tries, age, detail = map(_text, row)
     yield Text("  ").join([job_id, kind, status, Text(f"try {tries}, {age} ago")])
     if detail:
@@ -208,7 +208,7 @@ def _row(job: Mapping[str, Any], services: _Services) -> list[Text | str]:
 
 
 def _lane(job: Mapping[str, Any]) -> str:
-    """Return a priority that is not the usual one, of a job that has not ended."""
+    """Return a job's priority in words; empty if it is normal, or if the job has ended."""
     is_usual = job["priority"] == "normal" or job["finished_at"] is not None
     return "" if is_usual else f"{job['priority']} priority"
 
@@ -259,19 +259,19 @@ def _held(job: Mapping[str, Any]) -> str:
 
 
 def _returned(job: Mapping[str, Any]) -> str:
-    """Return why a job came back from its last run; its row does not tell taken back from handed back."""
+    """Return why a job came back from its last run; the row does not tell if it was taken or handed back."""
     return f"returned: {headline(job['clear_reason'])}" if job["cleared"] else ""
 
 
 def _expiry(job: Mapping[str, Any]) -> str:
-    """Return until when a job that was never claimed may begin."""
+    """Return in how long a job expires if it has not begun; empty if it does not, or was ever claimed."""
     if job["expires_at"] is None or job["fencing_token"]:
         return ""
     return f"expires in {until(job['expires_at'])}"
 
 
 def _progress(job: Mapping[str, Any]) -> Iterator[str]:
-    """Yield how far a job says it is: stage and share, then its own words."""
+    """Yield the progress that a job reports: stage and share, then its message."""
     share = None if job["progress"] is None else f"{job['progress']:.0%}"
     yield " ".join(filter(None, (cell(job["stage"]), share)))
     yield cell(job["message"])
@@ -366,7 +366,7 @@ def _step(step: Mapping[str, Any]) -> list[str]:
 
 
 def _summary(found: Mapping[str, Any], service: Service | None) -> Iterator[tuple[str, Text]]:
-    """Yield what people ask first: what it is, how it stands and why, its error, and where it runs."""
+    """Yield the facts of a job that matter first: kind, status and why, worker, error, counters, contents."""
     yield "job", Text(f"{cell(found['kind'])} {found['id']}")
     yield "status", Text(f"{found['status']}: {_standing(found, service)}", _COLOURS[found["status"]])
     if found["status"] == "processing":
@@ -431,7 +431,7 @@ def _standing(found: Mapping[str, Any], service: Service | None) -> str:
 
 
 def _hindered(service: Service, kind: str | None = None) -> str:
-    """Return why no worker takes jobs of a kind, however many are free; empty: a worker takes them.
+    """Return why no worker takes jobs of a kind, even if slots are free; empty if there is no such reason.
 
     Args:
         service: of the kind.
@@ -471,5 +471,5 @@ def _in_words(value: Any) -> str:
 
 
 def _lines(text: str) -> str:
-    # Line by line: a traceback keeps its shape, and no text steers the terminal.
+    # Line by line: a traceback keeps its lines, and control characters do not reach the terminal.
     return "\n".join(printable(line, _LONGEST_VALUE) for line in text.split("\n"))

@@ -19,11 +19,11 @@ Status = Literal["scheduled", "queued", "processing", "completed", "failed", "ca
 
 
 arguments: ContextVar[Sequence[str]] = ContextVar("jsworker_arguments", default=())
-"""Of the command that runs."""
+"""Arguments of the command that is running."""
 
 
 class _Plain:
-    """Shows --help without the type of its value, of which it has none."""
+    """Shows --help without the type of a value, because it takes none."""
 
     def get_help_option(self, context: Any) -> Any:
         found: Any = super().get_help_option(context)  # type: ignore[misc] # of what this is mixed into
@@ -41,7 +41,7 @@ class Group(_Plain, TyperGroup):
 
 
 class _App(typer.Typer):
-    """Gives each command that has --json the option --output, which says the same."""
+    """Adds to each command that has --json the option --output, whose value json means the same."""
 
     def command(self, *arguments: Any, **options: Any) -> Callable[[Any], Any]:
         return _registering(super().command(*arguments, **{"cls": _Command, **options}))
@@ -76,7 +76,7 @@ def _with_output(function: Any) -> Any:
 
 
 def new_app(*, add_completion: bool = False, **options: Any) -> typer.Typer:
-    """Return a typer application like all others of this command line."""
+    """Return a typer application with the settings that all commands share."""
     return _App(add_completion=add_completion, rich_markup_mode="markdown", **{"cls": Group, **options})
 
 
@@ -96,11 +96,11 @@ def flag(meaning: str, *names: str, **rules: Any) -> Any:
 
 
 LAST_DIGITS = re.compile(r"[0-9a-f]{8}|[0-9a-f-]{9,35}")
-"""Of a job's id."""
+"""The last digits of a job's id."""
 
 
 def whole_id(given: str) -> UUID:
-    """Return an id; raises ValueError unless it is given whole."""
+    """Return an id; raise ValueError if it is not a whole UUID."""
     try:
         return UUID(given)
     except ValueError:
@@ -108,7 +108,7 @@ def whole_id(given: str) -> UUID:
 
 
 def job_id(given: str) -> UUID:
-    """Return a job's id; last digits are refused, for who changes a job must not guess which one."""
+    """Return a job's id; its last digits are refused: a command must not guess which job to change."""
     try:
         return whole_id(given)
     except ValueError as error:

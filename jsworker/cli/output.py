@@ -24,7 +24,7 @@ from jsworker.core.strict_json import plain
 from jsworker.ownership.pool import FarTime
 
 _UNCUT = 100_000
-"""Columns; a table that no terminal shows is not cut."""
+"""Columns of a table that is not written to a terminal: it is not cut."""
 _LONGEST_CELL = 300
 _GAP = 2
 _LEAST_FOLDED = 20
@@ -53,7 +53,7 @@ def remark(line: str) -> None:
 def new_table(
     columns: Sequence[str | Column], rows: Iterable[Sequence[str | Text]], *, spare: Sequence[str] = ()
 ) -> Table:
-    """Return a table in the style of all, without those of ``spare`` columns for which there is no room."""
+    """Return a table in the common style; columns of ``spare`` are left out, in this order, until it fits."""
     headers = [Column(each, no_wrap=True) if isinstance(each, str) else each for each in columns]
     cells = [list(row) for row in rows]
     widths = [_width(column, [row[place] for row in cells]) for place, column in enumerate(headers)]
@@ -70,7 +70,7 @@ def new_table(
 
 
 def _width(column: Column, cells: Iterable[str | Text]) -> int:
-    """Return the columns of the terminal that a column of a table needs at least."""
+    """Return the least width that a column of a table needs, in columns of the terminal."""
     widest = max(len(str(column.header)), *(cell_len(str(each)) for each in cells), 0)
     return widest if column.no_wrap else max(min(widest, _LEAST_FOLDED), column.min_width or 0)
 
@@ -88,7 +88,7 @@ def page_of(
     limit: int,
     after: str | None,
 ) -> tuple[Sequence[Mapping[str, Any]], str | None]:
-    """Return the page of a listing that begins behind a row; and its last row's name, where others follow.
+    """Return the page after the row ``after``, and the name of the page's last row if other rows follow.
 
     Raises:
         WrongUsage: no row has the name ``after``.
@@ -104,7 +104,7 @@ def page_of(
 
 
 def remark_next_page(after: object) -> None:
-    """Write to stderr by which command a listing goes on: the present one, behind another place."""
+    """Write to stderr the command that shows the next page: the present one, with another --after."""
     kept, is_place = list[str](), False
     for each in arguments.get():
         if not (is_place or each == "--after" or each.startswith("--after=")):
@@ -114,36 +114,36 @@ def remark_next_page(after: object) -> None:
 
 
 def right(name: str) -> Column:
-    """Return a column of numbers or distances."""
+    """Return a right-aligned column, for numbers and durations."""
     return Column(name, no_wrap=True, justify="right")
 
 
 def folded(name: str, *, at_least: int) -> Column:
-    """Return a column whose text may go on in the next line."""
+    """Return a column whose text may continue on the next line."""
     return Column(name, overflow="fold", min_width=at_least)
 
 
 def console(*, piped_columns: int = _UNCUT) -> Console:
-    """Return rich's way to stdout; what is not a terminal gets no colours, and by default no line breaks."""
+    """Return a console on stdout; without a terminal it has no colours and, by default, breaks no lines."""
     fitted = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(width=None if fitted else piped_columns, highlight=False, markup=False, emoji=False)
 
 
 def progress_wanted(*, as_json: bool = False) -> bool:
-    """Return whether a bar is shown: a person looks at stderr."""
+    """Return whether to show a progress bar: stderr is a terminal, and the output is not JSON."""
     return sys.stderr.isatty() and not as_json
 
 
 @contextmanager
 def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a bar on stderr for people who wait; yields what moves it on.
+    """Show a progress bar on stderr; yield the function that advances it.
 
-    It stays below the lines that are written meanwhile. Each write draws it anew, so many lines are written
-    at once. No bar is shown for a total of 0; None is a total that is not known.
+    The bar stays below the lines that are written meanwhile. Each write redraws it, so callers should write
+    many lines at once. No bar is shown for a total of 0; None is a total that is not known.
     """
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     shown_on = Console(stderr=True)
-    # Results in a file or pipe stay there; on a terminal they have to make room for the bar.
+    # On a terminal, stdout goes through rich, which keeps the bar below it; in a file or pipe it does not.
     on_terminal = sys.stdout.isatty()
     with Progress(
         *columns, console=shown_on, transient=True, redirect_stdout=on_terminal, disable=total == 0
@@ -154,10 +154,10 @@ def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class ActionOutcome:
-    """What became of a job or a message that a command acted on.
+    """The outcome of a command for one job or message.
 
-    ``outcome`` is the state that it went to, in one word, or ``refused``; ``has_changed``: nothing happened
-    because it is not any more what a filter found.
+    ``outcome`` is its new state, in one word, or ``refused``; ``has_changed``: it was left as it is because
+    the filter that found it no longer matches it.
     """
 
     id: UUID | int
@@ -167,15 +167,15 @@ class ActionOutcome:
 
 
 def refused(subject: UUID | int, why: str, *, has_changed: bool = False) -> ActionOutcome:
-    """Return the outcome of something that was left as it was."""
+    """Return the outcome for a job or message that was not changed."""
     return ActionOutcome(subject, "refused", why, has_changed)
 
 
 async def report(outcomes: AsyncIterator[ActionOutcome], *, as_json: bool, expected: int | None = 0) -> int:
     """Write outcomes, as lines while they come or as one JSON array at the end, and return the exit code.
 
-    What was done before an error is reported all the same. A bar shows how far it is with the many that are
-    ``expected``, or, with None, how many it has done.
+    Outcomes that came before an error are written too. A bar shows the progress if at least 500 outcomes are
+    ``expected``, or, with None (not known), the number so far.
     """
     done: list[ActionOutcome] = []
     lines: list[str] = []
@@ -238,7 +238,7 @@ def until(time: datetime) -> str:
 
 
 def moment(time: datetime | None, *, milliseconds: bool = False) -> str:
-    """Return a time for people: local, to the second."""
+    """Return a time for people, in the local zone, to the second or millisecond."""
     if time is None or isinstance(time, FarTime):
         return cell(time)
     local = time.astimezone()

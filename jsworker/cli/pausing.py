@@ -1,4 +1,4 @@
-"""``jsworker pause`` and ``resume``: kinds and keys of which no job begins."""
+"""``jsworker pause`` and ``resume``: stop and allow the start of jobs of a kind or a key."""
 
 import math
 from datetime import UTC, datetime, timedelta

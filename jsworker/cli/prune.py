@@ -24,9 +24,9 @@ app = new_app()
 
 @dataclass(slots=True)
 class _Done:
-    """What was deleted so far, or counted; None: nothing is known yet. ``kept``: PostgreSQL refuses it.
+    """Numbers of what was deleted so far, or counted; None: not known yet.
 
-    ``actions``: parts of entries of who did what.
+    ``kept``: jobs that PostgreSQL refuses to delete; ``actions``: rows of the audit, several per entry.
     """
 
     jobs: int | None = None
@@ -65,7 +65,7 @@ def prune(
         asyncio.run(_prune(seconds, status, kind, done, dry_run=dry_run, shows_progress=shows_progress))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
-    finally:  # what is deleted is deleted, whatever came after it
+    finally:  # what was deleted is reported, whatever came after it
         if done.jobs is not None:
             jobs = f"{done.jobs} job" if done.jobs == 1 else f"{done.jobs} jobs"
             if as_json:
@@ -81,7 +81,7 @@ def prune(
 
 
 def _seconds(older_than: str | None) -> float:
-    """Return the age from which jobs are deleted, by the rules of the setting that it stands in for."""
+    """Return from which age jobs are deleted; --older-than is checked by the rules of JSWORKER_RETENTION."""
     if older_than is None:
         seconds = load_settings().retention
     else:
@@ -106,7 +106,7 @@ async def _prune(
     shows_progress: bool,
 ) -> None:
     async with connected_database() as database:
-        # Read once: jobs that end while this runs are left for the next time, however long it takes.
+        # Read once: jobs that reach this age while the command runs are left for the next run.
         before = await pruning.cutoff(database, older_than=older_than)
         ended = Ended(before, kind=kind, status=status)
         if dry_run:
@@ -146,7 +146,7 @@ def _print_refused(row: RefusedRow) -> None:
 
 
 def _on_interrupt() -> asyncio.Event:
-    """Let the present batch end at the first Ctrl-C, so that its rows are counted; the second ends it all."""
+    """End the command after the present batch, so that its rows are counted; at a second Ctrl-C at once."""
     interrupted, task = asyncio.Event(), asyncio.current_task()
 
     def interrupt() -> None:

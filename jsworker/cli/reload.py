@@ -22,7 +22,7 @@ _LONGEST_CAUSE: Final = 300
 def run_reloading(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a command until a signal, again after each change in the working directory; return its exit code.
 
-    It ends by SIGTERM, for which it takes its time. One that ended by itself waits for a change.
+    It is ended by SIGTERM, without a deadline. If it ends by itself, it is started at the next change.
 
     Raises:
         WrongUsage: watchfiles is not installed.
@@ -45,14 +45,14 @@ class _Reloader:
     async def run(self) -> int:
         """Run until a signal comes."""
         numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup means it
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup, and stays so
             numbers.append(signal.SIGHUP)
         for number in numbers:
             asyncio.get_running_loop().add_signal_handler(number, partial(self._on_signal, number))
         self._start()
         try:
             await self._restart_on_changes()
-        except (OSError, RuntimeError) as error:  # no memory or number of files is left for it, say
+        except (OSError, RuntimeError) as error:  # for example, a limit of memory or files is reached
             cause = printable(str(error), _LONGEST_CAUSE)
             raise JsworkerError(f"--reload: {self._folder} cannot be watched: {cause}") from None
         finally:
@@ -73,7 +73,7 @@ class _Reloader:
             self._start()
 
     def _start(self) -> None:
-        # In a group of its own: a terminal's signals come to it through this process alone.
+        # In its own process group: the terminal's signals reach only this process, which passes them on.
         self._process = start_with_parent(self._command, env=self._environment, process_group=0)
         self._ended = asyncio.create_task(self._wait(self._process))
 

@@ -36,16 +36,16 @@ _PANELS = {
     "worker_id": "Who this worker is",
     "http_host": "Health and logs",
 }
-"""Where the help shows settings: by the first of those that follow each other there."""
+"""Panels of the help, by the first setting of each; the settings that follow it are in the same panel."""
 
 app = new_app()
 
 
 def with_setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command that takes ``**settings`` an option for each of them, for typer to find.
+    """Add an option for each setting to the signature of a command with ``**settings``, which typer reads.
 
-    The command gets every value as text, None for an option that was not given: the settings' own rules check
-    it, and their errors name the variable.
+    The command gets every value as text, None for an option that was not given. The settings' own rules check
+    the values, and their errors name the variable.
     """
     signature = inspect.signature(command)
     own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
@@ -67,7 +67,7 @@ def with_setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _help(field: FieldInfo) -> str:
-    """Return what the setting means, and its default unless that is made at the start or is none."""
+    """Return a setting's description, with its default, unless that is None or computed at the start."""
     description = _MARKDOWN.sub(r"\\\g<0>", str(field.description))
     default = field.default
     if field.is_required() or field.default_factory or default is None:
@@ -90,7 +90,7 @@ def _metavar(name: str, field: FieldInfo) -> str:
 
 
 def _values_of(field: FieldInfo) -> tuple[str, ...]:
-    """Return all values of a setting; none: they are too many."""
+    """Return all values of a setting; empty if its type does not list them."""
     wanted = _plain(field.annotation)
     if wanted is bool:
         return "true", "false"
@@ -98,7 +98,7 @@ def _values_of(field: FieldInfo) -> tuple[str, ...]:
 
 
 def _completion(field: FieldInfo) -> Callable[[str], list[str]] | None:
-    """Return what completes a value in a shell."""
+    """Return the function that completes a value in a shell; None if the values are not listed."""
     values = _values_of(field)
 
     def complete(incomplete: str) -> list[str]:
@@ -151,7 +151,7 @@ def run(
 
         return run_reloading([*_python("jsworker"), "run", *targets], _environment(given))
     configure_logs(format=loaded.log_format, level=loaded.log_level)
-    # Core dumps would hold payloads and passwords; children inherit it. A job may lift the limit for itself.
+    # Core dumps would hold payloads and passwords. Children inherit the limit; a job may lift it for itself.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     for line in unknown_variables():
         structlog.get_logger().warning("setting.unknown", reason=line)
@@ -173,8 +173,8 @@ def _command(targets: Sequence[str]) -> list[str]:
 
 def _python(module: str) -> list[str]:
     """Return the command that runs a module as this process runs its own."""
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 -- nothing public tells them
-    # A file of the working directory must not pass for one of Python's, unless jsworker lies there too.
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 -- there is no public function
+    # -P: no file in the working directory replaces a module of Python's. Not if jsworker is imported from it.
     safe = [] if Path(jsworker.__file__).parents[1] == Path.cwd() or "-P" in flags else ["-P"]
     return [sys.executable, *flags, *safe, "-m", module]
 

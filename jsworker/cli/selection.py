@@ -1,4 +1,4 @@
-"""What commands about jobs share: the database, which jobs are meant, and the question before they act."""
+"""Shared by commands about jobs: the database, the choice of jobs, and the question before they act."""
 
 import asyncio
 import io
@@ -26,7 +26,7 @@ from jsworker.ownership.transitions.workers import list_workers
 T = TypeVar("T")
 
 _STATEMENT_SECONDS = 30.0
-"""People who look for something wait longer than workers may."""
+"""Least statement timeout: people who search may wait longer than workers."""
 _SEARCH_SECONDS = 3.0
 _LOOK_SECONDS = 0.2
 _MOST_WORKERS: Final = 10_000
@@ -57,9 +57,9 @@ def ask_database(question: Callable[[Database], Awaitable[T]]) -> T:
 
 
 def warn_unless_served(kind: str) -> None:
-    """Say on stderr that no live worker is for a kind: it may be mistyped.
+    """Warn on stderr if no live worker serves a kind: its name may be mistyped.
 
-    It is said beside what has been done, which no error here takes back.
+    An error here is ignored: it must not make the command itself fail.
     """
     try:
         workers = ask_database(partial(list_workers, limit=_MOST_WORKERS))
@@ -70,7 +70,7 @@ def warn_unless_served(kind: str) -> None:
 
 
 def check_choice(verb: str, ids: Sequence[Any] | None, *, filtered: bool, filters: str, yes: bool) -> None:
-    """Refuse a command that names nothing, names things twice, or cannot ask because there is no terminal."""
+    """Refuse a command with neither ids nor filters, with both, or that cannot ask without a terminal."""
     if ids and filtered:
         raise WrongUsage(f"{verb} takes ids or {filters}, not both")
     if not ids and not filtered:
@@ -80,7 +80,7 @@ def check_choice(verb: str, ids: Sequence[Any] | None, *, filtered: bool, filter
 
 
 def choose_age(stale_for: float | None, running_for: float | None, no_progress_for: float | None) -> RunAge:
-    """Return how old runs must be that a filter means."""
+    """Return the least ages of runs that the options of a filter give."""
     try:
         return RunAge(stale_for, running_for, no_progress_for)
     except ValueError as error:
@@ -91,7 +91,7 @@ def choose_age(stale_for: float | None, running_for: float | None, no_progress_f
 def choose_statuses(
     verb: str, status: str | None, possible: tuple[str, ...], age: RunAge = ANY_AGE
 ) -> tuple[str, ...]:
-    """Return the statuses that a filter means."""
+    """Return the statuses of jobs that a filter selects."""
     if age and status not in (None, "processing"):
         raise WrongUsage(f"--status {status}: only jobs that are processing have a --{age_options(age)[0]}")
     if age:
@@ -104,7 +104,7 @@ def choose_statuses(
 
 
 def choose_moment(name: str, text: str) -> datetime:
-    """Return a time that an option gives; one without a zone is this machine's."""
+    """Return the time that an option gives; without a zone, it is in this machine's."""
     try:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
@@ -117,10 +117,10 @@ def age_options(age: RunAge) -> list[str]:
 
 
 def confirm(question: str) -> None:
-    """Ask on the terminal; only yes is yes."""
+    """Ask on the terminal; raise Declined unless the answer is y or yes."""
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
-    # A signal that comes between Python's last look for one and its read would not end that read.
+    # A signal between Python's last check for signals and a blocking read would not interrupt the read.
     with suppress(io.UnsupportedOperation):  # stdin is no file
         while not select_module.select([sys.stdin], [], [], _LOOK_SECONDS)[0]:
             continue
@@ -129,7 +129,7 @@ def confirm(question: str) -> None:
 
 
 async def find_job(database: Database, named: str) -> dict[str, Any]:
-    """Return a job by its id: given whole, or by its last digits, looked for among the newest jobs."""
+    """Return a job by its whole id, or by its last digits, which are searched for among the newest jobs."""
     job_id = await _id_of(database, named)
     job = await listing.get_job(database, job_id)
     if job is None:

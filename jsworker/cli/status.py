@@ -29,7 +29,7 @@ from jsworker.ownership.schema import HELD_BY
 
 _FEW: Final = 10.0
 _NAMED: Final = 5
-"""Kinds that a line names."""
+"""Most kinds that a line names."""
 
 app = new_app()
 
@@ -115,7 +115,7 @@ def _rate(per_minute: float) -> str:
 
 
 def _lines(found: Status) -> Iterator[str]:
-    """Yield what has no place in the table: who works, what is held and why, what somebody should look at."""
+    """Yield lines below the table: the workers, held jobs and why, pauses, and what needs attention."""
     workers = found.workers
     states: Mapping[str, int] = {
         "alive": workers.alive,

@@ -24,7 +24,7 @@ app = options.new_app()
 
 
 def _priorities(incomplete: str) -> list[str]:
-    """Complete what follows the ids, which a shell takes for another one."""
+    """Complete the priority after the ids: the shell takes it for another id."""
     return [each for each in get_args(Priority) if each.startswith(incomplete)]
 
 
@@ -87,7 +87,7 @@ def _change(
     outcome: str,
     as_json: bool,
 ) -> int:
-    """Change jobs that wait, each once, and print which of them now are as ``outcome`` says."""
+    """Change waiting jobs, each once, and print ``outcome`` for each job that was changed."""
     named = list(dict.fromkeys(ids))
     entry = AuditEntry.of_jobs(action, named, actor=os_user(), to=to)
 

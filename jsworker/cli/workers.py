@@ -85,7 +85,7 @@ def _row(worker: Mapping[str, Any]) -> list[str]:
 
 
 def show_run(named: str, *, as_json: bool) -> None:
-    """Print where the run of a job is."""
+    """Print the stack of a job's run."""
     job, worker = ask_database(partial(_job_and_worker, named=named))
     _show(job["worker_id"], worker, job["id"], as_json=as_json)
 

@@ -30,7 +30,7 @@ _COLOURS: Final = {"completed": "green", "failed": "red", "cancelled": "yellow",
 
 
 class _Group(Group):
-    """Takes what is no command for the id of a workflow to show."""
+    """Takes a first argument that is no command for the id of a workflow to show."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in self.commands:
@@ -151,14 +151,14 @@ def _tree(found: Mapping[str, Any]) -> Tree:
     branches: dict[str, Tree] = {}
     for node in _in_order(found["nodes"]):
         needs: Sequence[str] = node["needs"]
-        # What others have written may go in a circle, or lead to another workflow.
+        # Rows that other programs have written may form a circle, or need a node of another workflow.
         parent = branches.get(needs[-1], root) if needs else root
         branches[node["name"]] = parent.add(_node(node))
     return root
 
 
 def _in_order(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield nodes after all that they need; names may refer to nodes that were added later."""
+    """Yield each node after the nodes that it needs, which may come later in ``nodes``."""
     waiting, done = list(nodes), set[str]()
     while waiting:
         ready = [node for node in waiting if done.issuperset(node["needs"])] or waiting[:1]
