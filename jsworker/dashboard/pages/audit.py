@@ -26,7 +26,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
 
 
 def in_words(target: Any) -> str:
-    """Return what an action was done to, in a line."""
+    """Return the target of an action in one line."""
     if not isinstance(target, dict):
         return json.dumps(target, ensure_ascii=False)
     return ", ".join(f"{name} {_value(value)}" for name, value in target.items())

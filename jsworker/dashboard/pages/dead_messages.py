@@ -28,7 +28,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
 
 
 async def ask(verb: str, visit: Visit, form: FormData) -> Question:
-    """Return the question before messages are replayed or dropped, with how many they are."""
+    """Return the question before messages are replayed or dropped, with their number."""
     word, _, says = VERBS[verb]
     ids = await _ids(visit, form)
     return Question(
@@ -59,7 +59,7 @@ async def act(verb: str, visit: Visit, form: FormData) -> Done:
 
 
 async def _ids(visit: Visit, form: FormData) -> list[int]:
-    """Return the messages that are meant, the oldest first."""
+    """Return the ids of the chosen messages, the oldest first."""
     if form.get("all"):
         found = await list_dead(visit.site.reads, limit=2 * KEPT_MESSAGES)
         return [int(each["id"]) for each in reversed(found)]

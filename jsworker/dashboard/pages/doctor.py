@@ -22,7 +22,7 @@ _AREAS: Final = {"postgresql": "PostgreSQL", "nats": "NATS"}
 
 
 class _Examination:
-    """One examination at a time, for all viewers: a page that waits keeps others from reading."""
+    """One examination at a time, for all viewers: pages that wait for one would keep others from reading."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -30,7 +30,7 @@ class _Examination:
         self._at = float("-inf")
 
     async def findings(self, visit: Visit) -> list[Finding] | None:
-        """Return what all checks find, or have found a moment ago; None: they are just being made."""
+        """Return the findings of all checks, which may be 10 s old; None: the checks are running now."""
         if self._lock.locked():
             return None
         async with self._lock:

@@ -1,4 +1,4 @@
-"""Enqueue: a job from a form, made from the model of its payload where its processor is known."""
+"""Enqueue: a form for a job, made from the model of its payload if its processor is known."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -19,7 +19,7 @@ _OPTIONS: Final = ("unique_key", "limit_key", "priority", "delay")
 
 
 async def ask(visit: Visit, form: FormData) -> Question:
-    """Return the form for a job of a kind; without a kind, that for the kind."""
+    """Return the form for a job of a kind; without a kind, the form that asks for one."""
     return _question(visit, form, {})
 
 
@@ -47,7 +47,7 @@ def _question(visit: Visit, form: Mapping[str, Any], errors: Mapping[str, str]) 
 
 
 async def act(visit: Visit, form: FormData) -> Done | Question:
-    """Enqueue the job; or ask again, and say what is wrong."""
+    """Enqueue the job; or return the form again, with what is wrong."""
     kind = str(form.get("kind") or "").strip()
     payload, errors = read_form(visit.site.processors.get(kind), form)
     if errors:
@@ -60,7 +60,7 @@ async def act(visit: Visit, form: FormData) -> Done | Question:
         processor = visit.site.processors.get(kind)
         if processor is not None:
             payload = payload_type(processor).validate_json(dumps(payload), by_alias=True, by_name=True)
-        # What is to be done is written before it: a job without an entry of who enqueued it would be worse.
+        # The audit's entry is written first: a job without an entry is worse than an entry without a job.
         entry = AuditEntry("enqueue", {"kind": kind, "unique_key": unique_key}, actor=visit.access.name)
         await client.database.in_transaction(lambda opened: entry.note(opened, changed=0))
         handle = await client.enqueue(processor or kind, payload, unique_key=unique_key, **options)

@@ -1,4 +1,4 @@
-"""A job: its state, who owns it, its story, and what it holds."""
+"""A job: its state, its owner, its timeline and its contents."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ _TRACE: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a job holds, as it is shown: text, or why there is none."""
+    """A value of a job as it is shown: its text, and why it is hidden or cut."""
 
     name: str
     text: str = ""
@@ -76,17 +76,17 @@ async def read(visit: Visit) -> Mapping[str, Any]:
 
 
 def _without_texts(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an entry of the timeline without what the processor said: errors, and why it put its job off."""
+    """Return an entry of the timeline without the processor's texts: errors, and reasons to snooze."""
     shown = {**event, "error": error_shown(event["error"], payloads=False)}
     if event["event"] == "snoozed":
-        # The processor's own words, as those of an error are.
+        # The reason is the processor's own text, as the message of an error is.
         detail = event["detail"] if isinstance(event["detail"], dict) else {}
         shown["detail"] = {**detail, "reason": "you may not see why"}
     return shown
 
 
 def earlier_errors(events: Sequence[JobEvent], last_error: str | None) -> list[JobEvent]:
-    """Return the last entries with an error, the newest first; without that of the last error."""
+    """Return the last entries with an error, the newest first; without the entry of the job's last error."""
     found = [each for each in reversed(events) if each.error]
     if found and found[0].error == last_error:
         del found[0]
@@ -94,7 +94,7 @@ def earlier_errors(events: Sequence[JobEvent], last_error: str | None) -> list[J
 
 
 def content(name: str, value: Any, *, payloads: bool, indent: int | None = 2) -> Content:
-    """Return what may be shown of a stored value; an encoded one never is."""
+    """Return what may be shown of a stored value; an encoded value is never shown."""
     if is_encoded_value(value):
         return Content(name, hidden="encrypted")
     if not payloads:
@@ -107,6 +107,6 @@ def content(name: str, value: Any, *, payloads: bool, indent: int | None = 2) ->
 
 
 def trace_id(traceparent: str | None) -> str | None:
-    """Return the trace that a job was enqueued in."""
+    """Return the id of the trace in which a job was enqueued; None: there is none."""
     found = _TRACE.fullmatch(traceparent or "")
     return found[1] if found else None

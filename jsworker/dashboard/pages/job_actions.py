@@ -1,4 +1,4 @@
-"""What is done to jobs: retry, cancel, take back, priority, reschedule; to one, some, or all that match."""
+"""Actions on one job, several, or all that match: retry, cancel, take back, priority, reschedule."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,7 +63,7 @@ class _Outcome:
 
 
 async def ask(verb: str, visit: Visit, form: FormData) -> Question:
-    """Return the question before jobs are acted on, with how many they are."""
+    """Return the question before jobs are acted on, with their number."""
     word, _, says = VERBS[verb]
     ids = _ids(visit, form)
     if ids:
@@ -148,7 +148,7 @@ _ACTS: Final = {
 
 
 async def _act_on(visit: Visit, verb: str, ids: Sequence[UUID], how: Any, outcome: _Outcome) -> None:
-    """Act on jobs that are named, with one entry in the audit."""
+    """Act on jobs that are named by their ids, with one entry in the audit."""
     client, database = visit.site.client, visit.site.client.database
     entry = AuditEntry.of_jobs(verb, ids, actor=visit.access.name)
     match verb:
@@ -180,7 +180,7 @@ async def _act_on(visit: Visit, verb: str, ids: Sequence[UUID], how: Any, outcom
 
 
 def _ids(visit: Visit, form: FormData) -> list[UUID]:
-    """Return the jobs that are named, by the address or by the form; none: all that match are meant."""
+    """Return the ids of jobs in the address or the form; empty: all jobs that match the filters are meant."""
     if "id" in visit.path:
         return [visit.path["id"]]
     if form.get("all"):
@@ -199,7 +199,7 @@ def _selected(verb: str, visit: Visit, form: FormData) -> list[SelectedJobs]:
     search = JobSearch.of(given, payloads=visit.access.payloads)
     statuses = [each for each in POSSIBLE[verb] if search.status in (None, each)]
     if verb == "retry" and search.status is None:
-        statuses = ["failed"]  # who cancelled a job wanted it so
+        statuses = ["failed"]  # whoever cancelled a job did not want it to run
     if not statuses:
         raise WrongFilter(
             f"status={search.status}: {verb} acts on jobs that are {' or '.join(POSSIBLE[verb])}"
@@ -216,7 +216,7 @@ def _selected(verb: str, visit: Visit, form: FormData) -> list[SelectedJobs]:
 
 
 def _how(verb: str, form: FormData) -> Any:
-    """Return what the answer holds besides: a reason, a priority or a time."""
+    """Return the further input of the form: a reason, a priority or a time; None: the action needs none."""
     try:
         match verb:
             case "clear":

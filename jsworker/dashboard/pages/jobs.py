@@ -1,4 +1,4 @@
-"""Jobs: a listing by filters that stand in the address, from which some or all that match are acted on."""
+"""Jobs: a listing by the filters in the address, with actions on chosen jobs or on all that match."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,21 +20,21 @@ from jsworker.ownership.schema import STATUSES
 _LIMIT: Final = 50
 _MOST: Final = 100
 _SEARCH_SECONDS: Final = 1.5
-"""After which a search shows what it has found; the next page searches on."""
+"""After this time a search shows what it has found; the next page continues the search."""
 NAMES: Final = (
     *("status", "kind", "priority", "key", "worker", "unique_key"),
     *("error", "since", "until", "failure"),
 )
-"""Of the filters in an address."""
+"""Names of the filters in an address."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobSearch:
-    """Filters of jobs as they stand in an address or a form.
+    """Filters of jobs, from an address or a form.
 
     Attributes:
         status, kind, priority: only such jobs; None: any.
-        where: what else they have in common.
+        where: the other conditions.
     """
 
     status: JobStatus | None
@@ -74,7 +74,7 @@ class JobSearch:
         return cls(cast("JobStatus | None", status), kind, priority, where)
 
     def conditions(self) -> JobConditions:
-        """Return what else jobs have in common, for ``JobClient.select``."""
+        """Return the other conditions, for ``JobClient.select``."""
         where = self.where
         return JobConditions(
             error=where.error,
@@ -88,7 +88,7 @@ class JobSearch:
 
 
 def instant(name: str, given: str | None) -> datetime | None:
-    """Return a time of a form, by default in UTC; None: there is none. WrongFilter: it is no time."""
+    """Return a time of a form, by default in UTC; None: none is given. WrongFilter: it is not a time."""
     if not given:
         return None
     try:
@@ -138,7 +138,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
 
 
 def acts_on(status: str | None) -> list[str]:
-    """Return what can be done with jobs of a status; None: of several."""
+    """Return the actions that are possible on jobs of a status; None: of any status."""
     return [name for name, possible in POSSIBLE.items() if status is None or status in possible]
 
 
@@ -149,4 +149,4 @@ POSSIBLE: Final[Mapping[str, tuple[JobStatus, ...]]] = {
     "priority": ("scheduled", "queued"),
     "reschedule": ("scheduled",),
 }
-"""Of which statuses jobs are that can be acted on so."""
+"""The statuses of jobs on which each action is possible."""

@@ -11,7 +11,7 @@ _PAGE: Final = 100
 
 
 async def read(visit: Visit) -> Mapping[str, Any]:
-    """Return a page of limit keys, the kinds themselves among them; of one kind, if it is given."""
+    """Return a page of limit keys, and of the limits of kinds themselves; of one kind, if it is given."""
     kind, everything = visit.get("kind"), visit.get("all") == "yes"
     found = await list_limits(
         visit.site.reads, all_keys=everything, kind=kind, after=_place(visit.get("after")), limit=_PAGE + 1
@@ -22,7 +22,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
 
 
 def _place(after: str | None) -> tuple[str, str]:
-    """Return kind and key behind which a page begins."""
+    """Return the kind and the key after which a page begins."""
     if after is None:
         return "", ""
     kind, colon, key = after.partition(":")

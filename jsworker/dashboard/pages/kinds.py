@@ -1,4 +1,4 @@
-"""Kinds: what waits and runs of each, who serves it, and what limits it."""
+"""Kinds: the waiting and running jobs of each, its workers, and its limits."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -22,13 +22,13 @@ class KindLine:
     """A kind as it is shown.
 
     Attributes:
-        state: its jobs.
+        state: the numbers of its jobs.
         limit: its limits, as ``Limits.list`` returns them; None: it has none.
-        keys: limit keys of it that are set, paused or used.
-        slots: of the live workers that serve it, and are not drained.
-        versions: theirs.
-        declared: different limits that the code of live workers has.
-        without_timeout: whether the code of a live worker limits its runs by nothing of its own.
+        keys: the number of its limit keys that are set, paused or used.
+        slots: job slots of the live workers that serve it and are not drained.
+        versions: versions of the live workers that serve it.
+        declared: the different limits that the classes of live workers declare.
+        without_timeout: whether the class of a live worker has neither a timeout nor a progress_timeout.
     """
 
     state: KindState
@@ -71,7 +71,7 @@ _RUN_SETTINGS: Final = TypeAdapter(RunSettings)
 
 @dataclass(frozen=True, slots=True)
 class SettingsLine:
-    """How so many live workers run a kind; ``settings``: None in a form that this version does not know."""
+    """How a number of live workers run a kind; ``settings``: None if this version cannot read them."""
 
     kind: str
     workers: int
@@ -80,7 +80,7 @@ class SettingsLine:
 
 
 async def read(visit: Visit) -> Mapping[str, Any]:
-    """Return the first kinds, or those behind one."""
+    """Return the first kinds, or those after a given one."""
     reads = visit.site.reads
     status = await read_status(reads, limit=_KINDS, after=visit.get("after"))
     lines = {each.kind: KindLine(each) for each in status.kinds}
@@ -130,7 +130,7 @@ def _add_worker(line: KindLine, kind: str, worker: Any) -> None:
 
 
 def in_words(limit: Mapping[str, Any]) -> str:
-    """Return numbers of a limit in words; empty: nothing is limited."""
+    """Return the numbers of a limit in words; empty: nothing is limited."""
     running = "" if limit.get("max_running") is None else f"{limit['max_running']} at once"
     rate = "" if limit.get("rate") is None else f"{limit['rate']} in {limit['per']:g} s"
     each = f" for each {limit['key']}" if limit.get("key") else ""

@@ -1,4 +1,4 @@
-"""What is done to kinds and keys: pause, resume, set and reset limits."""
+"""Actions on kinds and keys: pause, resume, set and reset limits."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta

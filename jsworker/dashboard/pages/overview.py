@@ -1,4 +1,4 @@
-"""Overview: what waits, runs and fails, how fast, of each kind, and who works on it."""
+"""Overview: waiting, running and failed jobs of each kind, their rates, and the workers."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -14,7 +14,7 @@ from jsworker.ownership.queries.status import BOUND, Status, read_status
 _KINDS: Final = 100
 _MINUTES: Final = 60
 _OLD_SECONDS: Final = 60.0
-"""From which on the longest wait stands out."""
+"""Longer waits than this are highlighted."""
 
 
 async def read(visit: Visit) -> Mapping[str, Any]:
@@ -31,7 +31,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
 
 
 def _sums(status: Status) -> Mapping[str, Any]:
-    """Return the figures of all kinds of the page together."""
+    """Return the sums of the figures of all kinds on the page."""
     waits = [kind.oldest_seconds for kind in status.kinds if kind.oldest_seconds is not None]
     held = [group for kind in status.kinds for group in kind.held.items()]
     return {

@@ -1,4 +1,4 @@
-"""Schedules: what enqueues jobs by the clock; run one now, pause and resume."""
+"""Schedules: rules that enqueue jobs by the clock; run one now, pause and resume."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime

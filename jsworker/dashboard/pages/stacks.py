@@ -1,4 +1,4 @@
-"""Where a run or a worker is in the code at this moment: the worker is asked over NATS."""
+"""The stacks of a run or a worker at this moment: the worker is asked over NATS."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -17,11 +17,11 @@ from jsworker.ownership.transitions.workers import get_worker
 
 _LONGEST_ID: Final = 200
 RIGHT: Final = "workers"
-"""What the viewer needs: a worker is asked, and paths of the code are shown."""
+"""The right that the viewer needs: a worker is asked, and paths of the code are shown."""
 
 
 async def read_worker(visit: Visit) -> Mapping[str, Any]:
-    """Return where a worker is."""
+    """Return the stacks of a worker."""
     worker_id = visit.get("worker")
     if worker_id is None:
         raise WrongFilter("a worker is needed")
@@ -29,7 +29,7 @@ async def read_worker(visit: Visit) -> Mapping[str, Any]:
 
 
 async def read_job(visit: Visit) -> Mapping[str, Any]:
-    """Return where the run of a job is."""
+    """Return the stack of a job's run."""
     job_id: UUID = visit.path["id"]
     found = await listing.get_job(visit.site.reads, job_id)
     if found is None:

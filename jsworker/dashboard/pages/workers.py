@@ -1,4 +1,4 @@
-"""Workers by host: what each holds, and when it was last heard of; drain one, and let it claim jobs again."""
+"""Workers by host: the jobs of each, and its last heartbeat; drain one, and let it claim jobs again."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -15,7 +15,7 @@ _LONGEST_ID: Final = 200
 
 
 async def read(visit: Visit) -> Mapping[str, Any]:
-    """Return a page of workers by host, the host that was heard of last first."""
+    """Return a page of workers by host, the host of the last heartbeat first."""
     found = await list_workers(visit.site.reads, limit=_PAGE, after=visit.get("after"))
     hosts: dict[str, list[dict[str, Any]]] = {}
     for worker in found:
@@ -23,7 +23,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
         worker["busy"] = min(worker["processing"], worker["concurrency"])
         worker["ahead"] = max(worker["processing"] - worker["concurrency"], 0)
         hosts.setdefault(worker["hostname"], []).append(worker)
-    for workers in hosts.values():  # those of a supervisor together
+    for workers in hosts.values():  # workers of one supervisor together
         workers.sort(key=lambda each: each["supervisor_pid"] or 0)
     versions = {each["version"] for each in found if each["alive"]}
     after = found[-1]["id"] if len(found) == _PAGE else None

@@ -1,4 +1,4 @@
-"""Workflows: a list, and one with its graph and how far its nodes are; cancel and retry."""
+"""Workflows: a list, and a page for one with its graph and its nodes' progress; cancel and retry."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -61,7 +61,7 @@ async def read_one(visit: Visit) -> Mapping[str, Any]:
 
 
 async def ask(verb: str, visit: Visit, form: FormData) -> Question:
-    """Return the question before a workflow is cancelled or retried, with how many jobs it is about."""
+    """Return the question before a workflow is cancelled or retried, with the number of jobs it affects."""
     del form
     word, says = VERBS[verb]
     found = await _found(visit)
