@@ -1,4 +1,4 @@
-"""Who may do what: authorisation, and the checks by which no other web page acts in a viewer's name."""
+"""Who may do what: authorisation, and checks that keep other web pages from acting in a viewer's name."""
 
 import hashlib
 import hmac
@@ -19,7 +19,7 @@ ACTIONS: Final = frozenset(
         *("pause", "schedules", "workflows", "workers", "dead-messages", "repair"),
     }
 )
-"""What ``Access.actions`` may name: acts on jobs; pausing kinds and keys, and limits; acts on schedules,
+"""Names for ``Access.actions``: actions on jobs; pausing kinds and keys, and limits; actions on schedules,
 workflows, workers and dead messages; the repairs of the doctor."""
 
 HEADERS: Final = {
@@ -35,23 +35,23 @@ HEADERS: Final = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-"""Of every answer; files that never change may be cached."""
+"""Headers of every response; static files have another cache-control, which lets browsers keep them."""
 
 _COOKIE: Final = "jsworker-csrf"
 _TOKEN_CHARACTERS: Final = 43
 _FORWARDED: Final = ("forwarded", "via", "x-real-ip", "x-forwarded-")
-"""How the names of headers begin that proxies add."""
+"""Beginnings of the names of headers that proxies add."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a viewer may do. Everybody who has one may read, without payloads.
+    """What a viewer may do. Any access allows reading, but without payloads.
 
     Attributes:
         actions: which of ``ACTIONS``.
         payloads: whether payloads, results, checkpoints, steps and texts of errors are shown, and why jobs
-            snooze or pause their keys. Encrypted ones never are.
-        name: who it is, for the audit.
+            snooze or pause their keys. Encrypted values are never shown.
+        name: the viewer's name, for the audit.
     """
 
     actions: Collection[str] = frozenset()
@@ -70,7 +70,7 @@ class Access:
         object.__setattr__(self, "actions", frozenset(self.actions))
 
     def may(self, action: str) -> bool:
-        """Return whether the viewer may act so."""
+        """Return whether the viewer may take this action."""
         return action in self.actions
 
 
@@ -79,13 +79,13 @@ Access.ALL = Access(ACTIONS, payloads=True)
 
 Allowed: TypeAlias = Access | Response | None
 Authorize: TypeAlias = Callable[[Request], Allowed | Awaitable[Allowed]]
-"""Returns what the sender of a request may do; None: nothing. A response is sent as it is: to a login."""
+"""Returns the access of a request's sender; None: no access. A response (to a login) is sent as it is."""
 
 
 async def access_of(
     request: Request, authorize: Authorize | None, hosts: Collection[str] | None
 ) -> Access | Response:
-    """Return what the sender of a request may do, or the refusal to send."""
+    """Return the access of a request's sender, or the response to send instead."""
     named = host_name(request.headers.get("host", ""))
     if hosts is not None and named not in hosts:
         return refusal(421, f"the dashboard does not answer to this host name: {named[:100]!r}")
@@ -106,10 +106,10 @@ async def access_of(
 
 
 def _is_from_here(request: Request) -> bool:
-    # A proxy on this machine speaks for others.
+    # A proxy on this machine may pass on a request of another machine.
     if any(name.startswith(_FORWARDED) for name in request.headers):
         return False
-    # Without an address it came by a socket file, as from a proxy.
+    # A request without an address came through a socket file, as from a proxy.
     return request.client is not None and is_loopback(request.client.host)
 
 
@@ -132,21 +132,21 @@ def host_name(host: str) -> str:
 
 
 def refusal(status: int, line: str) -> Response:
-    """Return an answer of one line."""
+    """Return a response of one line."""
     return PlainTextResponse(f"{line}\n", status)
 
 
 class CsrfTokens:
     """Binds a form to the browser that it was shown in, by a cookie that other sites' requests do not carry.
 
-    A process keeps nothing of it, so the next request may go to another one.
+    The server stores nothing of it, so the next request may go to another process.
     """
 
     def __init__(self, request: Request) -> None:
-        # The proxy that speaks HTTPS says so; who lies about it harms a cookie of their own.
+        # A proxy that serves HTTPS sets this header; a client that forges it affects only its own cookie.
         proto = request.headers.get("x-forwarded-proto", request.url.scheme)
         is_secure = proto == "https"
-        # Browsers take a cookie of this name from this host alone.
+        # Browsers accept a cookie whose name begins so only from this host itself.
         self._name = f"__Host-{_COOKIE}" if is_secure else _COOKIE
         self._is_secure = is_secure
         found = request.cookies.get(self._name, "")
@@ -154,18 +154,18 @@ class CsrfTokens:
         self._value = secrets.token_urlsafe(32) if self._is_new else found
 
     def token(self, access: Access) -> str:
-        """Return what the forms of a viewer hold."""
+        """Return the token for the forms of a viewer."""
         return hmac.new(self._value.encode(), access.name.encode(), hashlib.sha256).hexdigest()
 
     def remember(self, response: Response) -> None:
-        """Give the browser its cookie."""
+        """Set the browser's cookie, unless it has one."""
         if self._is_new:
             response.set_cookie(
                 self._name, self._value, path="/", secure=self._is_secure, httponly=True, samesite="strict"
             )
 
     def refused(self, request: Request, access: Access, given: object) -> Response | None:
-        """Return the refusal of a form that another site may have sent, else None."""
+        """Return the response that refuses a form which another site may have sent, else None."""
         if not is_own_origin(request):
             return refusal(403, "refused: the form was not sent by the dashboard's own page")
         is_right = (
@@ -187,5 +187,5 @@ def is_own_origin(request: Request) -> bool:
         found = urlsplit(origin)
     except ValueError:
         return False
-    # The scheme may be that of a proxy before us.
+    # The scheme is not compared: a proxy in front of the dashboard may use another one.
     return found.scheme in {"http", "https"} and bool(host) and found.netloc.lower() == host.lower()

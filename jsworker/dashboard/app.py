@@ -1,4 +1,4 @@
-"""The application: its pages and actions in one table, and what every request passes."""
+"""The application: tables of its pages and actions, and the steps of every request."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
-import python_multipart  # noqa: F401 -- Starlette misses it only when a form is sent
+import python_multipart  # noqa: F401 -- without it, Starlette would fail only when a form is sent
 from starlette.applications import Starlette
 from starlette.datastructures import FormData, MutableHeaders, UploadFile
 from starlette.exceptions import HTTPException
@@ -82,7 +82,7 @@ PAGES: Final = (
     PageRoute("/doctor", "doctor", doctor.read, "doctor.html", title="Doctor"),
     PageRoute("/audit", "audit", audit.read, "audit.html", title="Audit"),
 )
-"""In the order of the navigation."""
+"""All pages, in the order of the navigation."""
 
 ACTIONS: Final = (
     ActionRoute("/enqueue", "enqueue", "enqueue", enqueue.ask, enqueue.act),
@@ -116,14 +116,14 @@ ACTIONS: Final = (
     ),
     ActionRoute("/doctor/repair", "repair", "repair", doctor.ask, doctor.act),
 )
-"""Each with the right that it needs."""
+"""All actions, each with the right that it needs."""
 
 _log: Final = logging.getLogger(__name__)
 _FAULT: Final = "the dashboard failed; its log tells why"
 _STATIC: Final = Path(__file__).parent / "static"
 _ACCESS: Final = "jsworker.access"
 _ROOT: Final = "jsworker.root"
-"""Where the dashboard is mounted; Starlette adds the path of its own mount to what the scope says."""
+"""Where the dashboard is mounted, kept because Starlette adds its own mounts to the scope's root_path."""
 _SAID: Final = "jsworker-said"
 _SAID_SECONDS: Final = 30
 _LONGEST_SAID: Final = 500
@@ -147,15 +147,15 @@ def dashboard(
     """Return the application, to be served alone or mounted in another: ``app.mount("/jobs", …)``.
 
     Args:
-        client: open while requests come; the application needs no lifespan of its own.
-        authorize: says what the sender of a request may do. Without it the dashboard answers to browsers on
-            the same machine alone, which may do everything.
-        hosts: names of hosts, without ports, under which it answers; None: any, for ``authorize`` decides.
-        read_seconds: after which PostgreSQL ends a read; the page then says so.
-        read_role: with whose rights pages are read, such as ``jsworker_reader``; the client's login must be a
-            member. None: with its own.
-        trace_url: where a trace is shown, with ``{trace_id}`` in it.
-        processors: whose models make forms, by which jobs are enqueued; others are written as JSON.
+        client: must be open while requests are served; the application needs no lifespan of its own.
+        authorize: returns what the sender of a request may do. Without it the dashboard answers only to
+            browsers on the same machine, which may do everything.
+        hosts: host names, without ports, to which it answers; None: any, because ``authorize`` decides.
+        read_seconds: PostgreSQL ends a statement of a page after so long; the page then says so.
+        read_role: role with whose rights pages are read, such as ``jsworker_reader``; the client's login must
+            be a member of it. None: the login's own rights.
+        trace_url: the address of a trace, with ``{trace_id}`` in it.
+        processors: their models make the forms for enqueueing jobs; other payloads are entered as JSON.
 
     Raises:
         SettingsError: a name in ``hosts`` has a scheme or a port; ``trace_url`` has no ``{trace_id}``.
@@ -196,7 +196,7 @@ def dashboard(
 
 
 async def _show(page: PageRoute, request: Request) -> Response:
-    """Answer with a page, or with the stream of its live part."""
+    """Respond with a page, or with the stream of its live parts."""
     visit, tokens = _visit(request, page.name)
     _check_text(visit.query)
     if "text/event-stream" in request.headers.get("accept", ""):
@@ -214,7 +214,7 @@ def _page(
     *,
     tokens: CsrfTokens | None = None,
 ) -> Response:
-    """Return a page; what an action has just reported stands on this one alone."""
+    """Return a page; if an action has just reported something, only this page shows it."""
     response = HTMLResponse(visit.site.render(template, visit, values), status)
     if tokens is not None:
         tokens.remember(response)
@@ -242,13 +242,13 @@ def _stream(page: PageRoute, visit: Visit) -> Response:
 
 
 async def _act(action: ActionRoute, request: Request) -> Response:
-    """Ask whether something is to be done; or check who sent the form, and do it."""
+    """Ask before an action; or check that a form is the viewer's own, and act if it is confirmed."""
     visit, tokens = _visit(request, action.name)
     if not visit.may(action.right):
         return refusal(403, f"you may not do this: {action.right}")
     if request.method == "POST":
         length = request.headers.get("content-length", "")
-        is_chunked = "transfer-encoding" in request.headers  # then its length says nothing
+        is_chunked = "transfer-encoding" in request.headers  # then there is no length to rely on
         if is_chunked or not (is_short_number(length) and int(length) <= _MOST_FORM_BYTES):
             return refusal(413, f"a form must say its length, of at most {_MOST_FORM_BYTES} bytes")
         form = await request.form(max_files=0, max_fields=_MOST_FIELDS, max_part_size=_MOST_FORM_BYTES)
@@ -269,7 +269,7 @@ async def _act(action: ActionRoute, request: Request) -> Response:
 
 
 def _check_text(values: Iterable[tuple[str, object]]) -> None:
-    """Raise WrongFilter for a value that no row can hold."""
+    """Raise WrongFilter for a value with NUL, which no row can hold."""
     for name, value in values:
         if isinstance(value, str) and "\0" in value:
             raise WrongFilter(f"{shown(name)} must not hold NUL characters")
@@ -304,7 +304,7 @@ def _visit(request: Request, name: str) -> tuple[Visit, CsrfTokens]:
 
 
 async def _tell(request: Request, error: Exception) -> Response:
-    """Answer with an error in one line."""
+    """Respond with an error in one line."""
     visit, _ = _visit(request, "error")
     if isinstance(error, HTTPException):
         status = error.status_code
@@ -315,7 +315,7 @@ async def _tell(request: Request, error: Exception) -> Response:
 
 
 async def _fail(request: Request, error: Exception) -> Response:  # noqa: ARG001 -- a handler's shape
-    """Answer where the dashboard itself is at fault; the server logs the error."""
+    """Respond to an error of the dashboard itself; the server logs the error."""
     return PlainTextResponse(f"{_FAULT}\n", 500, HEADERS)
 
 
@@ -339,7 +339,7 @@ def _line(site: Site, error: Exception) -> str:
 
 
 class _Guard:
-    """Refuses what ``authorize`` does not allow, and adds the headers of safety to every answer."""
+    """Refuses requests that ``authorize`` does not allow, and adds the security headers to every response."""
 
     def __init__(self, app: ASGIApp, authorize: Authorize | None, hosts: frozenset[str] | None) -> None:
         self._app = app
@@ -364,7 +364,7 @@ class _Guard:
 
         try:
             found = await access_of(Request(scope), self._authorize, self._hosts)
-        except HTTPException as error:  # as many an authorize says no
+        except HTTPException as error:  # ``authorize`` may refuse by raising it
             found = PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
         if isinstance(found, Response):
             await found(scope, receive, send_safely)

@@ -51,7 +51,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """Where times and values are drawn."""
+    """Where times and values are placed in the drawing."""
 
     first: float
     last: float
@@ -75,13 +75,13 @@ def time_chart(
 ) -> Markup:
     """Return a chart as an SVG element, with its legend.
 
-    Areas and bars are stacked in the order of the series. Without a value there is a chart that says so.
+    Areas and bars are stacked in the order of the series. If no value is known, the chart says so.
 
     Args:
-        title: what screen readers call it.
-        times: of the values, in their order; of bars, where each begins.
+        title: its name, also for screen readers.
+        times: those of the values, in the same order; for bars, the time at which each begins.
         series: each with a value for every time.
-        form: how they are drawn.
+        form: how the series are drawn.
         unit: ``"s"`` for durations in seconds, empty for numbers.
 
     Raises:
@@ -119,7 +119,7 @@ Layer: TypeAlias = tuple[list[float | None], list[float | None]]
 
 
 def _layers(series: Sequence[Series], *, is_stacked: bool) -> list[Layer]:
-    """Return from where to where each series reaches at each time; what is no finite number is not known."""
+    """Return the bounds of each series at each time; a value below 0 or not finite counts as not known."""
     layers: list[Layer] = []
     low: list[float | None] = [0.0] * (len(series[0].values) if series else 0)
     for each in series:

@@ -18,7 +18,7 @@ _LONGEST_LINE: Final = 200
 _TYPE: Final = re.compile(r"[A-Za-z_][\w.]{0,99}(?=:|$)", re.ASCII | re.MULTILINE)
 _EXCEPTION: Final = re.compile(r"(Error|Exception|Timeout|Warning|Exit|Interrupt|Group)$")
 _TRACEBACK: Final = "Traceback (most recent call last):"
-# As a worker writes it for a job that pauses its key.
+# The reason that a worker writes when a job pauses its key.
 _JOB_PAUSED: Final = re.compile(r"\b(job [0-9a-f-]{36}): .*", re.DOTALL)
 _NOTHING: Final = Markup('<span class="none">–</span>')
 _ICONS: Final = {
@@ -93,7 +93,7 @@ def _coarse(seconds: float) -> str:
 
 
 def number(value: float | None) -> str | Markup:
-    """Return a number with thousands apart; fractions below 10."""
+    """Return a number with separated thousands; below 10, a fraction has one digit."""
     if value is None:
         return _NOTHING
     is_small = isinstance(value, float) and 0 < abs(value) < 10 and value != int(value)
@@ -113,7 +113,7 @@ def plural(count: int, what: str) -> str:
 def sparkline(values: Sequence[int], sample: int | None = None) -> Markup:
     """Return a row of small bars, the last value at the right; the numbers are its title.
 
-    ``sample``: the values count no more than the last so many; None: all there are.
+    ``sample``: the values count at most so many of the latest items; None: all items.
     """
     most = max(values, default=0) or 1
     height, width = 20, 4
@@ -126,7 +126,7 @@ def sparkline(values: Sequence[int], sample: int | None = None) -> Markup:
         '<svg class="sparkline" viewBox="0 0 {} {}" width="{}" height="{}"><title>{}</title>'
         '<path d="{}"/></svg>'
     )
-    # Where a whole sample is of these hours, or of the last one, there may be more.
+    # A count that fills the sample is shown with +: there may be more.
     every, last = (
         number(each) if sample is None else at_most(each, sample)
         for each in (sum(values), values[-1] if values else 0)
@@ -138,7 +138,7 @@ def sparkline(values: Sequence[int], sample: int | None = None) -> Markup:
 
 
 def at_most(value: int, bound: int) -> str:
-    """Return a number that was counted no further than to a bound."""
+    """Return a number, with + if counting ended at the bound."""
     return f"{number(value)}+" if value >= bound else str(number(value))
 
 
@@ -160,10 +160,10 @@ def headline(text: str | None) -> str | Markup:
 
 
 def error_shown(text: str | None, *, payloads: bool) -> str | None:
-    """Return an error; for who may not see payloads its type alone, for its message may hold parts of one.
+    """Return an error; unless the viewer may see payloads, only its type: a message may hold parts of them.
 
-    What a job gave up with stands there without a type: the first word is one if a traceback follows, or if
-    it ends as names of exceptions do.
+    The text with which a job gave up has no type: the first word counts as one only if a traceback follows,
+    or if it ends as names of exceptions do.
     """
     if payloads or text is None:
         return text
@@ -173,17 +173,17 @@ def error_shown(text: str | None, *, payloads: bool) -> str | None:
 
 
 def pause_reason(text: str, payloads: bool) -> str:  # noqa: FBT001 -- a filter of templates
-    """Return why something is paused; for who may not see payloads, of a pause by a job, only which job.
+    """Return why something is paused; unless the viewer may see payloads, a job's pause shows only its id.
 
-    What follows there is the job's error. ``text`` may begin with other words.
+    The text after the id, which is left out, is the job's error. ``text`` may begin with other words.
     """
     return text if payloads else _JOB_PAUSED.sub(r"\1", text)
 
 
 def as_json(value: Any, indent: int | None = 2, *, most: int) -> tuple[str, bool]:
-    """Return a value as indented JSON, on one line with None; and whether it was cut at ``most`` characters.
+    """Return a value as JSON, and whether it was cut to ``most`` characters; ``indent`` None: on one line.
 
-    What is cut is not written: a row may hold any number of megabytes, and all viewers would wait.
+    The rest is not encoded: a row may hold any number of megabytes, and all viewers would wait for it.
     """
     encoder = json.JSONEncoder(indent=indent, ensure_ascii=False, default=lambda other: str(plain(other)))
     parts, size = list[str](), 0

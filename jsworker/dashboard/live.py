@@ -1,6 +1,6 @@
-"""Live pages: one poller a process renders what is looked at; all who look at the same get the same.
+"""Live pages: one poller per process renders each open page, once for all viewers who see the same.
 
-Without viewers it does nothing. However many different pages are open, it takes at most a tenth of one
+Without viewers the poller is idle. However many different pages are open, it takes at most a tenth of one
 connection's time.
 """
 
@@ -15,11 +15,12 @@ from starlette.types import Receive, Scope, Send
 
 INTERVAL_SECONDS: Final = 2.0
 _RESTING: Final = 9.0
-"""Seconds that it rests for each second of work, if that is more than the interval."""
+"""Seconds that the poller sleeps for each second of work, if that is more than the interval."""
 STREAM_SECONDS: Final = 30.0
-"""After which the browser asks again: with another access, maybe; and a server that ends waits no longer."""
+"""Then a stream ends, so that the browser asks again, maybe with another access, and a server that ends need
+not wait longer."""
 SEND_SECONDS: Final = 10.0
-"""A viewer who takes longer for a message is left."""
+"""A viewer that takes longer to receive a message is disconnected."""
 MOST_VIEWERS: Final = 2_000
 
 Render = Callable[[], Awaitable[Mapping[str, str]]]
@@ -27,7 +28,7 @@ Render = Callable[[], Awaitable[Mapping[str, str]]]
 
 
 class _Topic:
-    """What several viewers look at; of each part only the newest message counts."""
+    """A page that viewers have open; of each part only the newest message is kept."""
 
     def __init__(self, render: Render) -> None:
         self.render = render
@@ -42,18 +43,18 @@ class _Topic:
         if changed:
             self.looks += 1
             self._newest |= changed
-            # Made once for all of them.
+            # Encoded once for all viewers.
             self._events |= {name: (self.looks, as_event(name, html)) for name, html in changed.items()}
             self.changed.set()
             self.changed = asyncio.Event()
 
     def since(self, look: int) -> str:
-        """Return the newest events of the parts that have changed since a look."""
+        """Return the newest events of the parts that have changed after the change with this number."""
         return "".join(event for at, event in self._events.values() if at > look)
 
 
 class Poller:
-    """Renders each page that is looked at once in a while, and tells its viewers.
+    """Renders each open page at intervals, and sends what has changed to its viewers.
 
     Attributes:
         viewers: open streams.
@@ -66,13 +67,13 @@ class Poller:
 
     @property
     def viewers(self) -> int:
-        """How many look."""
+        """The number of open streams."""
         return sum(topic.viewers for topic in self._topics.values())
 
     async def follow(self, what: Hashable, render: Render) -> AsyncGenerator[str, None]:
-        """Yield server-sent events for a while: the newest rendering of ``what``, then parts that change.
+        """Yield server-sent events for 30 s: the newest rendering of ``what``, then parts that change.
 
-        ``render`` is that of the first who asks for it; what it renders must be the same for all others.
+        The first viewer's ``render`` is used for all viewers of ``what``: it must render the same for each.
         """
         topic = self._topics.setdefault(what, _Topic(render))
         topic.viewers += 1
@@ -112,19 +113,19 @@ def as_event(name: str, html: str) -> str:
 
 
 class EventStream(StreamingResponse):
-    """Sends events; a viewer who does not take them is left."""
+    """Sends events; a viewer that does not receive them is disconnected."""
 
     def __init__(self, events: AsyncGenerator[str, None]) -> None:
         self._events = events
         super().__init__(events, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send them until they end, or the viewer is gone."""
-        with suppress(OSError, ClientDisconnect):  # a deadline that was missed is an OSError, too
+        """Send the events until they end, or the viewer is gone."""
+        with suppress(OSError, ClientDisconnect):  # a missed deadline raises TimeoutError, an OSError too
             await super().__call__(scope, receive, send)
 
     async def stream_response(self, send: Send) -> None:
-        """Send them, each within a deadline."""
+        """Send the events, each within a deadline."""
 
         async def send_soon(message: Any) -> None:
             async with asyncio.timeout(SEND_SECONDS):

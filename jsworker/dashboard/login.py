@@ -1,4 +1,4 @@
-"""Logins that come with the dashboard: a file of hashed passwords, and a proxy that has asked already."""
+"""Logins that come with the dashboard: a file of hashed passwords, and a proxy that authenticates users."""
 
 import asyncio
 import base64
@@ -22,14 +22,14 @@ _MEMORY_BYTES: Final = 64 * 1024 * 1024
 _MOST_REMEMBERED: Final = 1000
 _MOST_WAITING: Final = 20
 _BUSY_SECONDS: Final = 2
-"""As long as so many checks take, about."""
+"""About as long as ``_MOST_WAITING`` checks take."""
 _FIELDS: Final = 3
 _PROOF: Final = "x-jsworker-secret"
 _LEAST_SECRET: Final = 16
 
 
 def access_named(rights: str, name: str = "unnamed") -> Access:
-    """Return the access that words separated by commas name: ``read``, ``payloads``, ``all``, or actions.
+    """Return the access for words separated by commas: ``read``, ``payloads``, ``all``, or actions.
 
     ``all`` is every action, and payloads. Raises ValueError for another word.
     """
@@ -56,10 +56,10 @@ def login_line(name: str, password: str, rights: str) -> str:
 
 
 class PasswordFile:
-    """Asks for name and password, and finds them in a file with a line for each login; see ``login_line``.
+    """Asks for name and password, and checks them by a file with a line for each login; see ``login_line``.
 
     A file that has changed is read again; while a line of it is wrong, all logins are refused. Lines that
-    begin with # are left out. Use it behind HTTPS alone.
+    begin with # are ignored. Use it only behind HTTPS.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -75,7 +75,7 @@ class PasswordFile:
         self._read()
 
     async def __call__(self, request: Request) -> Access | Response:
-        """Return what the login of a request may do, the question for one, or 503: too many are checked."""
+        """Return the access of a request's login, a response that asks for one, or 503 if too many wait."""
         name, password = _credentials(request.headers.get("authorization", ""))
         if name and (found := await self._checked(name, password)):
             return found
@@ -84,11 +84,11 @@ class PasswordFile:
 
     async def _checked(self, name: str, password: str) -> Access | Response | None:
         self._read()
-        # A browser sends its login with every request.
+        # Remembered, because a browser sends its login with every request.
         seen = hmac.new(self._key, f"{name}:{password}".encode(), hashlib.sha256).digest()
         if (known := self._known.get(seen)) is not None:
             return known
-        if self._checks > _MOST_WAITING:  # and one is being made
+        if self._checks > _MOST_WAITING:  # one of them is running
             again = {"retry-after": str(_BUSY_SECONDS)}
             return PlainTextResponse("too many logins are being checked; try again\n", 503, again)
         logins = self._logins
@@ -96,7 +96,7 @@ class PasswordFile:
         self._checks += 1
         try:
             async with self._one_at_a_time:
-                # As long for a name that there is not.
+                # An unknown name takes as long as a known one.
                 found = await asyncio.to_thread(_hashed, password, salt or self._key[:16])
         finally:
             self._checks -= 1
@@ -126,14 +126,14 @@ class PasswordFile:
             if line.strip() and not line.startswith("#")
         )
         self._known.clear()
-        self._stamp = stamp  # not before: a file with a wrong line is read again for each request
+        self._stamp = stamp  # set last, so that a file with a wrong line is read again for each request
 
 
 class ProxyHeaders:
     """Takes the user from a proxy that has asked an identity provider, as oauth2-proxy does.
 
-    The proxy proves itself by the header ``X-Jsworker-Secret``, without which all are refused. It must
-    remove that header and those of the user from what it gets; a request with one of them twice is refused.
+    The proxy proves itself by the header ``X-Jsworker-Secret``; without it, a request is refused. It must
+    remove this header and the user's from requests it receives; a request with one of them twice is refused.
     """
 
     def __init__(
@@ -145,12 +145,12 @@ class ProxyHeaders:
         user_header: str = "x-forwarded-user",
         groups_header: str = "x-forwarded-groups",
     ) -> None:
-        """Say who may what.
+        """Define the access of users and groups.
 
         Args:
             secret: what the proxy sends; at least 16 characters.
-            groups: the access of members of groups, of which several add up.
-            everybody: the access of users of no such group; None: none.
+            groups: the access of each group's members; members of several groups have the rights of all.
+            everybody: the access of users of none of these groups; None: no access.
             user_header, groups_header: where the proxy names the user, and the groups separated by commas.
 
         Raises:
@@ -164,7 +164,7 @@ class ProxyHeaders:
         self._headers = user_header, groups_header
 
     def __call__(self, request: Request) -> Access | None:
-        """Return what the user of a request may do; None: nothing, or it did not come by the proxy."""
+        """Return the access of a request's user; None: no access, or the request is not from the proxy."""
         given = request.headers.getlist(_PROOF)
         if len(given) != 1 or not hmac.compare_digest(given[0].encode(), self._secret):
             return None

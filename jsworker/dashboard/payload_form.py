@@ -1,6 +1,6 @@
 """Fields of a form for a payload, made from the JSON schema of its model, and the payload made from the form.
 
-What has no field of its own, a list or a deeper object, is written as JSON; so is a payload without a model.
+Values without an input of their own (lists, deeper objects) and payloads without a model are entered as JSON.
 """
 
 import math
@@ -17,7 +17,7 @@ from jsworker.core.processor import JobProcessor, payload_type
 from jsworker.core.strict_json import dumps, loads
 
 WHOLE: Final = "payload"
-"""The field that holds all of it as JSON; the others are ``payload.NAME`` and ``payload.NAME.NAME``."""
+"""The field for the whole payload as JSON; the others are ``payload.NAME`` and ``payload.NAME.NAME``."""
 
 Input: TypeAlias = Literal["text", "long", "secret", "date", "whole", "number", "choice", "json", "group"]
 
@@ -28,7 +28,7 @@ _INPUTS: Final[Mapping[tuple[Any, Any], Input]] = {
     ("integer", None): "whole",
     ("number", None): "number",
 }
-"""By type and format."""
+"""By type and format of the schema."""
 _LONG_CHARACTERS: Final = 200
 _MOST_CHOICES: Final = 200
 _LONGEST_HINT: Final = 300
@@ -42,11 +42,11 @@ class Field:
     Attributes:
         name: within the form.
         title: for people.
-        input: how it is asked for.
+        input: the kind of its input.
         required: whether the payload must have it.
-        nullable: whether it may be null, which an empty field then means.
-        default: what it is without a value; None: nothing is shown.
-        hint: what the model says about it.
+        nullable: whether it may be null; an empty field that is required, and no text, then means null.
+        default: its value in a new form; None: nothing is shown.
+        hint: its description in the model.
         choices: values of a ``choice``.
         limits: ``min``, ``max`` and ``maxlength`` for the browser.
         fields: those of a ``group``.
@@ -65,13 +65,13 @@ class Field:
 
 
 def fields_of(processor: type[JobProcessor[Any]] | None) -> list[Field]:
-    """Return the fields for a payload; where no model says which there are, one for all of it as JSON."""
+    """Return the fields for a payload; if no model names them, one field for the whole payload as JSON."""
     whole = [Field(WHOLE, "Payload, as JSON", "json", required=True, default={})]
     if processor is None:
         return whole
     try:
         schema = payload_type(processor).json_schema()
-    except (PydanticInvalidForJsonSchema, PydanticUserError):  # types that JSON Schema has no words for
+    except (PydanticInvalidForJsonSchema, PydanticUserError):  # types that JSON Schema cannot describe
         return whole
     root = _resolved(schema, schema)
     return list(_fields(root, schema, WHOLE, depth=0)) or whole
@@ -80,9 +80,9 @@ def fields_of(processor: type[JobProcessor[Any]] | None) -> list[Field]:
 def read_form(
     processor: type[JobProcessor[Any]] | None, form: Mapping[str, Any]
 ) -> tuple[Any, dict[str, str]]:
-    """Return the payload that a form holds, and what is wrong with it by the names of fields.
+    """Return the payload of a form, and its errors by the names of fields.
 
-    What belongs to no field stands under ``WHOLE``.
+    Errors that belong to no field are under ``WHOLE``.
     """
     errors: dict[str, str] = {}
     fields = fields_of(processor)
@@ -95,7 +95,7 @@ def read_form(
     except ValidationError as error:
         for each in error.errors(include_url=False, include_input=False, include_context=False):
             place = [WHOLE, *map(str, each["loc"])]
-            # The innermost field that the fault lies in.
+            # The innermost field that contains the fault.
             name = next(
                 (n for end in range(len(place), 0, -1) if (n := ".".join(place[:end])) in names), WHOLE
             )
@@ -107,7 +107,7 @@ def read_form(
 def form_fields(
     fields: Sequence[Field], given: Mapping[str, Any] | None = None, errors: Mapping[str, str] | None = None
 ) -> Markup:
-    """Return the inputs of fields, with what was ``given`` before, else their defaults, and with errors."""
+    """Return the inputs of fields, with the values ``given`` before, else their defaults, and with errors."""
     shown = errors or {}
     parts = [_drawn(each, given, shown) for each in fields]
     if WHOLE in shown and all(each.name != WHOLE for each in fields):
@@ -143,8 +143,8 @@ def _fields(
 
 
 def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a reference refers to; the model's own definitions are its only targets."""
-    for _ in range(8):  # a circle of bare references ends here
+    """Return the schema that a reference names; only the model's own definitions are looked up."""
+    for _ in range(8):  # the bound ends a cycle of references
         name = schema.get("$ref")
         if name is None and len(schema.get("allOf", ())) == 1:
             name = schema["allOf"][0].get("$ref")
@@ -249,7 +249,7 @@ def _drawn(asked: Field, given: Mapping[str, Any] | None, errors: Mapping[str, s
     mark = "" if asked.required else Markup(' <span class="dim">(optional)</span>')
     if asked.input == "group":
         if given is None and not asked.required:
-            given = {}  # a default in it would call for the whole group
+            given = {}  # no defaults: a value in one field would call for the whole group
         inner = [_drawn(each, given, errors) for each in asked.fields]
         return Markup('<fieldset class="field-group"><legend>{}{}</legend>{}{}</fieldset>').format(
             asked.title, mark, Markup("").join(notes), Markup("").join(inner)

@@ -15,10 +15,10 @@ from starlette.types import ASGIApp
 from jsworker.core.errors import JsworkerError
 
 PORT: Final = 8100
-"""Unless another one is asked for."""
+"""The default port."""
 _BACKLOG: Final = 2048
 _CLOSING_SECONDS: Final = 2
-"""For answers that are being sent; live pages are never at their end."""
+"""Time for responses that are being sent; streams of live pages, which last longer, are cut off."""
 
 
 class PortTaken(JsworkerError):
@@ -26,7 +26,7 @@ class PortTaken(JsworkerError):
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to ``serve``: uvicorn would raise them again at its end."""
+    """Leaves signals to ``serve``: uvicorn would raise them again when it ends."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -34,7 +34,7 @@ class _Server(uvicorn.Server):
 
 
 def listen(host: str, port: int | None) -> socket.socket:
-    """Return a socket that listens; without a port on 8100, or on a free one where that is taken.
+    """Return a listening socket; without ``port`` on 8100, or on a free port if that is taken.
 
     Raises PortTaken.
     """
@@ -51,7 +51,7 @@ def listen(host: str, port: int | None) -> socket.socket:
 
 
 async def serve(app: ASGIApp, listening: socket.socket, *, started: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM; ``started`` is called when it answers."""
+    """Serve until SIGINT or SIGTERM; ``started`` is called first, when connections are already accepted."""
     config = uvicorn.Config(
         app,
         lifespan="off",
@@ -65,7 +65,7 @@ async def serve(app: ASGIApp, listening: socket.socket, *, started: Callable[[],
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
-    started()  # the kernel takes connections already
+    started()  # the kernel accepts connections already
     try:
         await server.serve(sockets=[listening])
     finally:
@@ -74,7 +74,7 @@ async def serve(app: ASGIApp, listening: socket.socket, *, started: Callable[[],
 
 
 def address_of(listening: socket.socket) -> str:
-    """Return the address at which a browser of this machine finds it."""
+    """Return the dashboard's address for a browser on this machine."""
     host, port = listening.getsockname()[:2]
     if ip_address(host).is_unspecified:
         host = "127.0.0.1"

@@ -1,8 +1,8 @@
-"""The ownership story of a job as a picture, lanes of runs by worker on a time axis, and as a table.
+"""The ownership story of a job as a picture, with a lane for each worker on a time axis, and as a table.
 
-A run of a millisecond and a wait of hours are both to be seen: where a true scale would lose something, each
-stretch between two moments gets room for itself, grows with the logarithm of its length, and says how long it
-took.
+A run of a millisecond and a wait of hours must both be visible. If a scale in proportion to time would hide
+something, each stretch between two moments gets a least width, to which the logarithm of its length is added,
+and a label with its length.
 """
 
 import math
@@ -21,26 +21,26 @@ from jsworker.dashboard.timeline_story import Story, StoryMark, StoryRun, Wait
 from jsworker.ownership.queries.listing import MOST_EVENTS
 
 _LEFT: Final = 150
-"""Of the drawing: the names of the lanes stand before it."""
+"""Left edge of the drawing: the names of the lanes are left of it."""
 _RIGHT: Final = 24
 _TOP: Final = 14
 _LEAST_WIDTH: Final = 900
 _ROOM_FOR_MOMENT: Final = 26
-"""Units between two moments that are one behind the other."""
+"""Units of width for each moment, if the picture would else be too narrow."""
 _READABLE: Final = 16
-"""Units that two moments need between them on a true scale."""
+"""Least units between two moments for a scale in proportion to time."""
 _QUEUE_HEIGHT: Final = 54
 _LANE_HEIGHT: Final = 54
 _AXIS_HEIGHT: Final = 30
 _BAR: Final = 22
 _CHARACTER: Final = 6.3
-"""Width of a character of a label, as a rule."""
+"""Usual width of a character of a label."""
 _MOST_LANES: Final = 10
 _SAME_SECONDS: Final = 0.0002
-"""Moments that are nearer are one: a statement writes its times one after another."""
+"""Moments that are closer than this are drawn as one: a statement writes its times one after another."""
 _LANE_NAME: Final = 20
 _WORTH_CUTTING: Final = 14
-"""Characters from which on the beginning of a label says something."""
+"""Least room, in characters, for a label that is cut off."""
 
 _GLYPHS: Final = {
     "enqueued": "M-4 0H4M0-4V4",
@@ -70,7 +70,7 @@ _LATE_LABELS: Final = {
 
 
 class _Scale:
-    """Where a time stands: by a true scale, or with room for every moment."""
+    """Maps times to places: in proportion to time, or with room between all moments."""
 
     def __init__(self, moments: Sequence[datetime]) -> None:
         times = sorted({moment.timestamp() for moment in moments})
@@ -92,7 +92,7 @@ class _Scale:
             self._places.append(self._places[-1] + share * room)
 
     def x(self, time: datetime) -> float:
-        """Return the place of a time; what lies outside stands at the edge."""
+        """Return the place of a time; a time outside the scale is at its edge."""
         at = time.timestamp()
         after = bisect_right(self.times, at)
         if after == 0:
@@ -104,7 +104,7 @@ class _Scale:
         return left + (at - begin) / (end - begin) * (right - left)
 
     def stretches(self) -> Iterator[tuple[float, float, float]]:
-        """Yield from where to where each stretch between two moments goes, and its length in seconds."""
+        """Yield the two ends of each stretch between two moments, and its length in seconds."""
         for (left, right), (begin, end) in zip(pairwise(self._places), pairwise(self.times), strict=True):
             yield left, right, end - begin
 
@@ -116,14 +116,14 @@ class _Lane:
     name: str
     top: float
     anchors: list[float] = field(default_factory=list)
-    """Where labels begin, from the left."""
+    """Places where labels begin, from left to right."""
 
     @property
     def middle(self) -> float:
         return self.top + 18
 
     def label(self, x: float, edge: float, looks: str, *words: str) -> Markup:
-        """Return the first of these words that has room before the next label; they may be cut at the end."""
+        """Return a label: the first of ``words``, cut to fit; with little room, the first that fits whole."""
         room = next((each for each in self.anchors if each > x + 1), edge) - x - 6
         most = int(room / _CHARACTER)
         found = next((each for each in words if len(each) <= most), "")
@@ -176,7 +176,7 @@ def timeline_picture(story: Story) -> Markup:
 
 
 def timeline_table(story: Story) -> Markup:
-    """Return the same as a table: when, how long after it was enqueued, by which run, and what happened."""
+    """Return the story as a table: the time, the time since it was enqueued, the run, and what happened."""
     rows = [
         Markup(
             '<tr><td><time datetime="{}">{}</time></td><td class="number">+{}</td><td class="number">{}</td>'
@@ -208,7 +208,7 @@ def _moments(story: Story) -> list[datetime]:
 
 
 def _lanes(story: Story) -> dict[str, _Lane]:
-    """Return the lane of each worker, in the order in which they come in; the last ones share one."""
+    """Return the lane of each worker, in the order of appearance; from the tenth on they share one."""
     seen = sorted(story.runs, key=lambda run: run.begin)
     names = [run.worker for run in seen] + [mark.worker for mark in story.marks if mark.worker is not None]
     lanes: dict[str, _Lane] = {}
@@ -305,7 +305,7 @@ def _run(run: StoryRun, scale: _Scale, lane: _Lane) -> Markup:
 
 
 def _handovers(story: Story, scale: _Scale, lanes: dict[str, _Lane]) -> Iterator[Markup]:
-    """Yield an arrow from each run to the next one; from one that was lost it is drawn in its colour."""
+    """Yield an arrow from each run to the next one, in another colour from a run that was taken back."""
     for run, following in pairwise(story.runs):
         if following.token != run.token + 1:
             continue
@@ -319,7 +319,7 @@ def _handovers(story: Story, scale: _Scale, lanes: dict[str, _Lane]) -> Iterator
 
 
 def _ghost(mark: StoryMark, story: Story, scale: _Scale, lanes: dict[str, _Lane]) -> Markup:
-    """Return the line from the end of a run that was lost to a late write of its worker."""
+    """Return the line from the end of a run to a late write of its worker, which was refused."""
     ends = [run.end for run in story.runs if run.token == mark.token]
     if not ends or mark.worker is None or ends[0] >= mark.at:
         return Markup("")
@@ -335,7 +335,7 @@ def _all_marks(story: Story, scale: _Scale, lanes: dict[str, _Lane]) -> Iterator
         lane = None if mark.worker is None else lanes[mark.worker]
         y = _TOP + 18 if lane is None else lane.middle
         if mark.name == "cancel_requested" and lane is not None:
-            y -= _BAR / 2  # beside the words within the bar
+            y -= _BAR / 2  # not over the words within the bar
         words = f"{mark.words} ({_moment(mark.at)})"
         if mark.name == "step":
             drawn = Markup('<circle class="timeline-step" cx="{:.1f}" cy="{:.1f}" r="3.5"/>').format(
@@ -380,7 +380,7 @@ _NAMES: Final = {
 
 
 def _key(story: Story) -> Markup:
-    """Return what the colours and signs mean that are used."""
+    """Return the legend for the colours and signs that are used."""
     used = {run.look for run in story.runs} | {wait.look for wait in story.waits}
     item = Markup('<span class="legend-item">{}{}</span>')
     square = Markup(

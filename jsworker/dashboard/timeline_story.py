@@ -1,6 +1,6 @@
-"""The ownership story of a job: its runs, its waits and what else happened, from its row and its timeline.
+"""The ownership story of a job: its runs, its waits and other events, from its row and its timeline.
 
-The row tells of the first claim, the last message and how it ended; the timeline tells of everything between.
+The row has the first claim, the last message and the end; the timeline has everything between.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,14 +22,14 @@ from jsworker.core.names import printable
 from jsworker.ownership.queries.listing import MOST_EVENTS
 
 MOST_RUNS: Final = 24
-"""Runs that are drawn: the first ones and, of more, the last ones."""
+"""Most runs that are drawn: if there are more, the first four and the last ones."""
 MOST_MARKS: Final = 120
-"""Of one sort: steps, or everything else that is no run."""
+"""Most marks of one sort that are drawn: steps, or everything else that is not a run."""
 _FIRST_RUNS: Final = 4
 _LONGEST_LABEL: Final = 60
 _LONGEST_SILENCE: Final = 1e9
 _SILENT_SECONDS: Final = 10.0
-"""Heartbeats of a run that are younger are not called silent; workers send one every few seconds."""
+"""A run is called silent if its last heartbeat is older than this; workers send one every few seconds."""
 
 Look: TypeAlias = Literal[
     "completed", "failed", "cancelled", "processing", "queued", "scheduled", "held", "lost", "plain"
@@ -78,12 +78,12 @@ class StoryRun:
 
     Attributes:
         token: its fencing token.
-        worker: the one that ran it; empty: nothing tells.
+        worker: the worker that ran it; empty: not known.
         begin, end: of a run that goes on, ``end`` is now.
         outcome: completed, error, failed, cancelled, released, snoozed, reset, running or unknown.
         label: the outcome in a few words.
         words: the whole run in words.
-        silent_since: from when on no heartbeat came; None: nothing says that there was a silence.
+        silent_since: the time since which no heartbeat came; None: no silence is known.
     """
 
     token: int
@@ -113,7 +113,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class StoryMark:
-    """Something that happened at a moment; without ``worker`` it happened to the job itself."""
+    """An event at a moment; without ``worker`` it happened to the job itself."""
 
     at: datetime
     name: str
@@ -129,7 +129,7 @@ class StoryMark:
 
 @dataclass(frozen=True, slots=True)
 class StoryLine:
-    """A line of the table that tells the same."""
+    """A line of the table that shows the story in words."""
 
     at: datetime
     token: int | None
@@ -159,7 +159,7 @@ class Story:
 
 
 def job_story(job: JobDetails, timeline: Sequence[JobEvent], now: datetime | None = None) -> Story:
-    """Return the story of a job; ``now``: until when a run goes on that has not ended."""
+    """Return the story of a job; a run that has not ended is drawn until ``now``."""
     now = now or datetime.now(UTC)
     events = [readable(_columns(event)) for event in timeline]
     found = _columns(job)
@@ -170,7 +170,7 @@ def job_story(job: JobDetails, timeline: Sequence[JobEvent], now: datetime | Non
     if len(runs) > MOST_RUNS:
         drawn = runs[:_FIRST_RUNS] + runs[_FIRST_RUNS - MOST_RUNS :]
     kept = _few([m for m in marks if m.name != "step"]) + _few([m for m in marks if m.name == "step"])
-    if drawn is not runs:  # what happened between them would fill the picture
+    if drawn is not runs:  # marks in the gap between these runs would fill the picture
         begin, again = drawn[_FIRST_RUNS - 1].end, drawn[_FIRST_RUNS].begin
         kept = [mark for mark in kept if not begin < mark.at < again]
     return Story(
@@ -186,7 +186,7 @@ def job_story(job: JobDetails, timeline: Sequence[JobEvent], now: datetime | Non
 
 
 def _columns(record: JobDetails | JobEvent) -> dict[str, Any]:
-    """Return a record by column name; asdict() would copy what it holds, however large or deep."""
+    """Return a record by column name; asdict() would also copy its values, which may be large or deep."""
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
@@ -222,7 +222,7 @@ def _runs(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: date
 
 
 def _begin(token: int, job: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> datetime | None:
-    """Return when a run began: the timeline has no entry of the first claim."""
+    """Return when a run began; the row tells it for the first claim, which has no entry in the timeline."""
     begin = next((event["at"] for event in own if event["event"] == "claimed"), None)
     if begin is None and token == job["fencing_token"]:
         begin = job["claimed_at"]
@@ -234,7 +234,7 @@ def _begin(token: int, job: Mapping[str, Any], own: Sequence[Mapping[str, Any]])
 def _end(
     token: int, job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]
 ) -> tuple[str, str, datetime | None]:
-    """Return how a run ended, in one word and in a few, and when; None: it has not."""
+    """Return how a run ended, in one word and in a few, and when; None: it has not ended."""
     for event in events:
         if event["fencing_token"] == token and event["event"] in ENDS:
             return event["event"], _label(event), event["at"]
@@ -270,10 +270,10 @@ def _label(event: Mapping[str, Any]) -> str:
 def _silence(
     job: Mapping[str, Any], own: Sequence[Mapping[str, Any]], outcome: str, end: datetime
 ) -> datetime | None:
-    """Return from when on the heartbeats of a run were missing.
+    """Return the time since which the heartbeats of a run were missing; None: it is not known.
 
-    The timeline notes of a fence how long it was. Of a run that was taken back it is at least the threshold
-    that had to pass; the row has that of the last claim.
+    A ``fenced`` entry has the length of the silence. Before a reset, it was at least the threshold of the
+    reset's cause; the row has that of the last claim.
     """
     for event in own:
         if event["event"] == "fenced":
@@ -306,7 +306,7 @@ def _row_marks(job: JobDetails) -> Iterator[StoryMark]:
 
 
 def _marks(events: Sequence[Mapping[str, Any]]) -> Iterator[StoryMark]:
-    """Yield what is no claim and ends no run."""
+    """Yield a mark for each entry that is not a claim and does not end a run."""
     ended: set[int] = set()
     for event in events:
         name, token = event["event"], event["fencing_token"] or 0
@@ -360,7 +360,7 @@ _Turn: TypeAlias = tuple[Look | None, str, datetime | None]
 def _first_wait(job: JobDetails, begin: datetime | None) -> _Turn:
     """Return what a job waited for at first, before its first run, which began at ``begin``.
 
-    The row has when it was due, and when it came to the queue, of the last time alone.
+    The row has only the last times at which it was due and at which it was queued.
     """
     last = begin or datetime.max.replace(tzinfo=UTC)
     if job.batch_id is not None and job.queued_at is not None and job.created_at < job.queued_at <= last:

@@ -1,4 +1,4 @@
-"""What a viewer asks for, and the page that is made of it."""
+"""A viewer's request, and the page that is made for it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
@@ -24,7 +24,7 @@ from jsworker.ownership.database import Database
 
 _DIGITS: Final = 9
 _STATEMENTS: Final = 4
-"""As long as so many that are ended by the time-out may all that a page reads take."""
+"""All reads of a page together may take as long as so many statements that reach the time-out."""
 
 
 def is_short_number(text: str) -> bool:
@@ -38,16 +38,16 @@ class WrongFilter(UsageError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PageRoute:
-    """A page: where it is, what is read for it, and the template that shows that.
+    """A page: its path, the function that reads its values, and the template that shows them.
 
     Attributes:
         path: below the dashboard's own address.
         name: for ``Visit.url``.
         read: returns the values of the template.
-        template: its block ``live``, and those whose names begin so, are sent to those who look at it, each
-            when it has changed. They are rendered once for all: no form in them, for forms hold a token of
-            the viewer.
-        title: in the navigation; empty: it does not stand there.
+        template: its blocks whose names begin with ``live`` are sent to viewers, each when it has changed.
+            They are rendered once for all viewers, so they must not contain forms, which hold a viewer's
+            token.
+        title: in the navigation; empty: the navigation does not have the page.
     """
 
     path: str
@@ -59,7 +59,7 @@ class PageRoute:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What an action did: a line for the viewer, and the address where they see it."""
+    """The result of an action: a line for the viewer, and the address of the page that shows it."""
 
     says: str
     to: str
@@ -67,18 +67,18 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked before something is done.
+    """The question that is asked before an action.
 
     Attributes:
         verb: the text of the button, ``Cancel 3 jobs``.
         says: what will happen.
-        values: what the form that comes back holds, hidden.
-        back: the address for those who do not want it.
-        fields: template with inputs that the answer needs besides; None: none.
-        names: what ``fields`` shows.
-        is_harmful: whether it takes something away.
+        values: hidden fields of the form.
+        back: the address for viewers who do not want the action.
+        fields: template with further inputs of the form; None: there are none.
+        names: values that ``fields`` shows.
+        is_harmful: whether the action takes something away.
         is_possible: whether there is anything to do; else there is no button.
-        is_wrong: whether it is asked again, because the answer made no sense.
+        is_wrong: whether the question is asked again because a value of the form was wrong.
     """
 
     verb: str
@@ -94,16 +94,16 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class ActionRoute:
-    """Something that a viewer does: GET, or a form without ``confirmed``, asks; a form with it does it.
+    """An action of a viewer: GET, or a form without ``confirmed``, asks the question; a form with it acts.
 
-    The form holds a token of the viewer, without which nothing is done.
+    A form must hold the viewer's token, without which nothing is done.
 
     Attributes:
         path: below the dashboard's own address.
         name: for ``Visit.url``.
         right: which of ``ACTIONS`` the viewer needs.
         ask: returns the question; it changes nothing.
-        act: does it, or asks again.
+        act: takes the action, or returns a question to ask again.
     """
 
     path: str
@@ -119,11 +119,11 @@ class Site:
 
     Attributes:
         client: for actions.
-        reads: the client's database, for reads alone; each ends after ``read_seconds``.
-        read_seconds: of a statement.
+        reads: the client's database, only for reading; a statement is ended after ``read_seconds``.
+        read_seconds: the time-out of a statement.
         poller: feeds live pages.
         trace_url: where a trace is shown, with ``{trace_id}`` in it.
-        processors: by kind, those whose models make forms.
+        processors: processors whose models make forms, by kind.
         pages: those of the navigation.
     """
 
@@ -137,7 +137,7 @@ class Site:
     app: Starlette
 
     async def read(self, page: PageRoute, visit: "Visit") -> Mapping[str, Any]:
-        """Return what a page reads; DatabaseUnavailable: all of it together takes too long."""
+        """Return the values that a page reads; DatabaseUnavailable: its reads together take too long."""
         try:
             async with asyncio.timeout(self.read_seconds * _STATEMENTS):
                 return await page.read(visit)
@@ -145,11 +145,11 @@ class Site:
             raise DatabaseUnavailable("PostgreSQL did not answer in time") from None
 
     def render(self, template: str, visit: "Visit", values: Mapping[str, Any]) -> str:
-        """Return a page."""
+        """Return a page as HTML."""
         return TEMPLATES.get_template(template).render(_names(visit, values))
 
     async def render_live(self, page: PageRoute, visit: "Visit") -> Mapping[str, str]:
-        """Return the parts of a page that are sent again and again."""
+        """Return the parts of a page that are sent when they have changed, by name."""
         template = TEMPLATES.get_template(page.template)
         found = template.new_context(_names(visit, await self.read(page, visit)))
         return {
@@ -159,16 +159,16 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What one viewer asks for.
+    """A request of one viewer.
 
     Attributes:
-        site: what all share.
+        site: what all pages share.
         page: the name of the page or action.
-        path: values from its address, by name.
-        query: of its address, in their order.
+        path: values from its path, by name.
+        query: names and values of its query, in their order.
         access: what the viewer may do.
         root: the path under which the dashboard is mounted.
-        csrf: what the viewer's forms hold; empty in a live part.
+        csrf: the token for the viewer's forms; empty in a live part.
         said: what an action has just reported to the viewer.
     """
 
@@ -186,7 +186,7 @@ class Visit:
         return next((value for key, value in self.query if key == name and value), None)
 
     def number(self, name: str, default: int, *, most: int) -> int:
-        """Return a number of the query, from 1 to ``most``; WrongFilter: it is none."""
+        """Return a number of the query, from 1 to ``most``; WrongFilter: it is not such a number."""
         given = self.get(name)
         if given is None:
             return default
@@ -195,7 +195,7 @@ class Visit:
         return int(given)
 
     def may(self, action: str) -> bool:
-        """Return whether the viewer may act so."""
+        """Return whether the viewer may take this action."""
         return self.access.may(action)
 
     def url(self, name: str, query: Mapping[str, Any] | None = None, /, **path: Any) -> str:
@@ -205,7 +205,7 @@ class Visit:
         return f"{self.root}{found}" + (f"?{urlencode(given)}" if given else "")
 
     def here(self, **changes: Any) -> str:
-        """Return the address of this page with values of its query changed; None takes one out."""
+        """Return the address of this page with values of its query changed; None removes a value."""
         query = {**dict(self.query), **changes}
         return self.url(self.page, query, **self.path)
 
@@ -221,15 +221,15 @@ class Visit:
 
     @property
     def stream(self) -> Markup:
-        """The attributes of an element in which others have the name of their block as ``sse-swap``."""
+        """The attributes of an element within which others name their live block in ``sse-swap``."""
         return Markup('hx-ext="sse" sse-connect="{}"').format(self.here())
 
     def for_all(self) -> "Visit":
-        """Return this visit without what is the viewer's own."""
+        """Return this visit without the viewer's token and report."""
         return replace(self, csrf="", said="")
 
     def what(self) -> Hashable:
-        """Return what all who see the same have in common."""
+        """Return a key that is equal for all visits that see the same."""
         rights = replace(self.access, name="")
         return self.page, tuple(sorted(self.path.items())), self.query, rights, self.root
 

@@ -1,4 +1,4 @@
-"""The graph of a workflow as layered SVG: a node stands right of all that it needs, with its progress."""
+"""The graph of a workflow as layered SVG: a node is right of all nodes that it needs, with its progress."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -9,10 +9,10 @@ from markupsafe import Markup
 from jsworker.core.names import printable
 
 MOST_DRAWN: Final = 150
-"""Nodes of a graph that is drawn; of a larger one there is the table alone."""
+"""Most nodes of a graph that is drawn; a larger one is shown only as a table."""
 
 _STATUSES: Final = ("completed", "failed", "cancelled", "processing", "queued", "scheduled", "held")
-"""In the order in which they stand in a node's bar."""
+"""In the order of the parts of a node's bar."""
 _WIDTH, _HEIGHT = 190, 64
 _GAP_X, _GAP_Y = 60, 22
 _MARGIN: Final = 12
@@ -20,7 +20,7 @@ _LONGEST_NAME: Final = 21
 
 
 def workflow_picture(nodes: Sequence[Mapping[str, Any]], links: Mapping[str, str]) -> Markup:
-    """Return the graph of the nodes of ``Workflows.get``, empty where none can be drawn.
+    """Return the graph of the nodes of ``Workflows.get``, empty if it cannot be drawn.
 
     ``links`` are the addresses of nodes, by their names.
     """
@@ -34,7 +34,7 @@ def workflow_picture(nodes: Sequence[Mapping[str, Any]], links: Mapping[str, str
         for column, layer in enumerate(layers)
         for row, name in enumerate(layer)
     }
-    columns = dict(sorted(places, key=lambda place: -place[1]))  # where each stands: its first column
+    columns = dict(sorted(places, key=lambda place: -place[1]))  # each node is drawn in its first column
     width = 2 * _MARGIN + len(layers) * (_WIDTH + _GAP_X) - _GAP_X
     height = 2 * _MARGIN + max(map(len, layers)) * (_HEIGHT + _GAP_Y) - _GAP_Y
     finished = {node["name"] for node in nodes if node["outcome"] is not None}
@@ -64,9 +64,9 @@ def in_words(jobs: Mapping[str, int]) -> str:
 
 
 def _layers(nodes: Sequence[Mapping[str, Any]]) -> list[list[str]] | None:
-    """Return the names of nodes column by column; None: a need is missing, or there is a circle.
+    """Return the names of nodes column by column; None: a need is missing, or there is a cycle.
 
-    A node whose followers are columns away has a place in the columns between: its arrows pass there.
+    A node that is needed more than one column away also has a place in the columns between, for its arrows.
     """
     depth: dict[str, int] = {}
     left = list(nodes)
@@ -86,7 +86,7 @@ def _layers(nodes: Sequence[Mapping[str, Any]]) -> list[list[str]] | None:
     row: dict[str, float] = {}
     for column in range(max(depth.values()) + 1):
         layer = [name for name in depth if depth[name] <= column <= until[name]]
-        # At the middle of its needs, so that few arrows cross.
+        # A node is at the average row of its needs, so that few arrows cross.
         middle = {
             name: row[name]
             if name in row
