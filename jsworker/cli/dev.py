@@ -1,4 +1,4 @@
-"""``jsworker dev``: real servers for development, alone or around a command."""
+"""``jsworker dev``: real servers for development, on their own or while a command runs."""
 
 import os
 import shlex

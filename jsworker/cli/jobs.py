@@ -264,7 +264,7 @@ def _returned(job: Mapping[str, Any]) -> str:
 
 
 def _expiry(job: Mapping[str, Any]) -> str:
-    """Return in how long a job expires if it has not begun; empty if it does not, or was ever claimed."""
+    """Return in how long a job expires; empty if it has no such time, or has been claimed once."""
     if job["expires_at"] is None or job["fencing_token"]:
         return ""
     return f"expires in {until(job['expires_at'])}"

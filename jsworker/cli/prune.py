@@ -26,7 +26,7 @@ app = new_app()
 class _Done:
     """Numbers of what was deleted so far, or counted; None: not known yet.
 
-    ``kept``: jobs that PostgreSQL refuses to delete; ``actions``: rows of the audit, several per entry.
+    ``kept``: jobs that PostgreSQL refuses to delete; ``actions``: rows (parts of entries) of the audit.
     """
 
     jobs: int | None = None

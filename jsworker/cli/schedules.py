@@ -1,4 +1,4 @@
-"""``jsworker schedules``: what enqueues jobs by the clock."""
+"""``jsworker schedules``: rules that enqueue jobs by the clock."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime

@@ -35,7 +35,7 @@ _REFERENCED: Final = "23503"
 _RUN_A_WORKER: Final = "Run a worker: `jsworker run MODULE:CLASS`."
 _IDLE_SECONDS: Final = 60.0
 _UNUSED_SECONDS: Final = 120.0  # if it was used later, its jobs keep beginning, though a slot is free now
-"""Several scan intervals: workers that scan would have started the held jobs in this time."""
+"""Several scan intervals: a worker that scans would have woken held jobs in this time."""
 _ANY: Final = 1_000_000
 _CLEAR: Final = "`jsworker clear --stale-for SECONDS --reason …`"
 

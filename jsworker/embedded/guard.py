@@ -24,9 +24,9 @@ _GUARD_LOCK_DEADLINE = 2.0
 
 
 def main() -> None:
-    """Run the guard of a data folder; PostgreSQL's settings are given, and a report is written, as JSON."""
+    """Run the guard of a data folder with PostgreSQL's settings, in JSON; write one JSON report to stdout."""
     if os.fork():
-        os._exit(0)  # a guard that is not the command's child: the command need not wait for its end
+        os._exit(0)  # the guard must not be a child of the command, which would have to wait for it
     try:
         _guard(DataFolder(Path(sys.argv[1])), json.loads(sys.argv[2]))
     except (ServersUnavailable, OSError) as error:

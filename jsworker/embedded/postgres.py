@@ -32,7 +32,7 @@ _READY_LINE = 7
 _PROGRAM_DEADLINE = 60.0
 
 # Not "postgres": a client of an embedded server can run programs as the server's user, and on a host with
-# an installed PostgreSQL that name opens the installed one.
+# an installed PostgreSQL, the user of that name has access to the installed one.
 USER_NAME = "pgserver"
 _CREATE_USER = (
     ("useradd", "--system", "--no-create-home", "--shell", "/bin/sh", USER_NAME),
@@ -194,7 +194,7 @@ def _options(settings: Mapping[str, str]) -> list[str]:
 
 
 def unprivileged_account() -> Account | None:
-    """Return the user to run a new PostgreSQL as; None, for this process's own user, unless root runs it.
+    """Return the user to run a new PostgreSQL as; None: this process's own user, because it is not root.
 
     The user ``pgserver`` is created when it does not exist; where that is impossible (read-only system, no
     ``useradd``), it is ``nobody``.
@@ -251,7 +251,7 @@ def _create() -> Account | None:
         if program is None:
             continue
         subprocess.run([program, *command[1:]], capture_output=True, check=False)  # noqa: S603 -- fixed command
-        # The exit code is not checked: it is an error if another process has just created the user.
+        # The exit code is not checked: the command also fails if another process has just created the user.
         if account := _find(USER_NAME):
             return account
     return None

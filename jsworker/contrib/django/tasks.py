@@ -220,7 +220,7 @@ def _task_of(call: TaskCall) -> Any:
 
 
 def _is_of_an_app(path: str) -> bool:
-    """Return whether a path may be imported: the producer of a job must not choose just any module."""
+    """Return whether a task may be imported: a producer of jobs must not be able to import any module."""
     return apps.get_containing_app_config(path) is not None
 
 

@@ -19,7 +19,7 @@ _MIDDLEWARE = "jsworker.contrib.django.middleware:fresh_connections"
 
 
 class Command(BaseCommand):
-    """Replaces itself by `jsworker run`."""
+    """Replaces its own process by `jsworker run`."""
 
     help = (
         "Runs workers for TARGET…, else for JSWORKER['TARGETS'], else for all processors in modules `jobs` of"
