@@ -41,7 +41,7 @@ WRITE_CODE = _write("code")
 WRITE_OPERATOR = _write("operator")
 
 _NOTHING: Final = dict.fromkeys(("max_running", "rate", "per", "set_by"), sa.null())
-# What the code of a kind has no more.
+# Removes the numbers of kinds whose code no longer sets any.
 FORGET = compiled(
     sa.update(limits)
     .values(**_NOTHING)
@@ -58,7 +58,7 @@ _free = sa.select(j.c.id).where(_uncounted).with_for_update(key_share=True, skip
 _counted = (
     sa.update(j).values(limit_key="").where(j.c.id == _free.c.id, _uncounted).returning(j.c.id).cte("counted")
 )
-# Passes over rows that somebody else has locked, and returns one of those, if there is any.
+# Skips rows that others have locked, and returns one of these if there is any.
 COUNT_RUNNING = compiled(
     sa.select(j.c.id).where(_uncounted, j.c.id.not_in(sa.select(_counted.c.id))).limit(1)
 )
@@ -78,7 +78,8 @@ PAUSE = compiled(
 )
 _new_pause = {"kind": _kind, "key": _key, **_paused, "paused_at": NOW}
 _by_owner = sa.select(*_new_pause.values()).where(j.c.id == sa.bindparam("id"), mine(sa.bindparam("token")))
-# A job's own word, under its fence: it never shortens a pause, nor takes the place of one that has no end.
+# The pause that a running job asks for, under its fence: it neither shortens a pause nor replaces an endless
+# one.
 PAUSE_FOR = compiled(
     insert(limits)
     .from_select(list(_new_pause), _by_owner)
@@ -96,7 +97,7 @@ RESUME = compiled(
     .returning(limits.c.kind)
 )
 
-# What is set of a kind, and of one of its keys, which is below it.
+# The numbers of a kind and, in the row after it, those of one of its keys, which override them.
 NUMBERS = compiled(
     sa.select(limits.c.max_running, limits.c.rate, limits.c.per)
     .where(limits.c.kind == _kind, limits.c.key.in_(["", _key]))
@@ -106,7 +107,7 @@ NUMBERS = compiled(
 _TIDIED_AT_ONCE: Final = 1_000
 _MOST_TIDIED: Final = 50
 
-# Rows that set nothing any more, of keys unused for an hour.
+# Rows of keys unused for an hour that hold no numbers, no pause and no used-up rate, and have no held jobs.
 TIDY = sa.text("""
 DELETE FROM jsworker.limits AS l WHERE (l.kind, l.key) IN (
   SELECT t.kind, t.key FROM jsworker.limits AS t
@@ -143,7 +144,7 @@ ORDER BY l.kind, l.key LIMIT :most
     AND (every.kind, every.key) > (CAST(:after_kind AS text), CAST(:after_key AS text))""",
         locked=False,
     ),
-    # A key of a paused kind rests, too, but not for what its own row says of a pause that has ended.
+    # A pause in the key's own row that has ended is not shown; a pause of its kind is in the kind's row.
     paused=", ".join(
         f"CASE WHEN l.paused_until <= clock_timestamp() THEN NULL ELSE l.{name} END AS {name}"
         for name in ("paused_at", "paused_until", "paused_by", "reason")
@@ -153,7 +154,7 @@ _MOST_LISTED: Final = 10_000
 
 
 class Numbers(NamedTuple):
-    """At most ``max_running`` jobs at once, and ``rate`` of them begun in ``per`` seconds; None: any number."""
+    """At most ``max_running`` jobs run at once, and ``rate`` begin within ``per`` seconds; None: no limit."""
 
     max_running: int | None
     rate: int | None = None
@@ -161,9 +162,9 @@ class Numbers(NamedTuple):
 
 
 async def write_code(database: Database, new: dict[str, Numbers | None]) -> list[str]:
-    """Make the table hold the numbers that the code of these kinds has, and return the kinds that were changed.
+    """Write the numbers that the code of these kinds has, and return the kinds whose numbers were changed.
 
-    What an operator has set stays.
+    For None, earlier numbers of the code are removed. Numbers that an operator has set stay.
     """
     changed: list[str] = []
     for kind, numbers in new.items():
@@ -199,15 +200,15 @@ async def numbers_of(database: Database, kind: str, key: str) -> Numbers:
 
 
 async def count_running(database: Database, kind: str) -> bool:
-    """Let runs that were claimed without admission take slots of their kind.
+    """Make runs that were claimed without admission take slots of their kind.
 
-    False: others have locked some of them.
+    Return False if the rows of some of them are locked by others.
     """
     return not await database.run(COUNT_RUNNING, {"kind": kind})
 
 
 async def reset_numbers(database: Database, kind: str, key: str, *, entry: AuditEntry | None = None) -> None:
-    """Take an operator's numbers away; those of the code come back with the next worker that starts.
+    """Remove an operator's numbers; the next worker that starts writes those of the code again.
 
     Raises:
         TransitionRefused: an operator has set none.
@@ -226,7 +227,7 @@ async def pause(
     reason: str | None,
     entry: AuditEntry | None = None,
 ) -> datetime | None:
-    """Pause a kind, or one of its keys, for so many seconds (None: until it is resumed); return until when."""
+    """Pause a kind or one of its keys for ``seconds`` (None: until it is resumed); return when this ends."""
     values = {"kind": kind, "key": key, "seconds": seconds, "paused_by": paused_by, "reason": reason}
     [row] = await run_noted(database, PAUSE, values, entry)
     until: datetime | None = row.paused_until
@@ -244,14 +245,17 @@ async def pause_for(
     token: int,
     reason: str,
 ) -> bool:
-    """Pause a key, on the word of one of its jobs; False: it is paused for longer, or the job is another's by now."""
+    """Pause a key because one of its running jobs asks for it.
+
+    Return False if the key is already paused for longer, or if the run no longer owns the job.
+    """
     values = {"kind": kind, "key": key, "seconds": seconds, "paused_by": worker_id, "reason": reason}
     owner = {"worker_id": worker_id, "id": job_id, "token": token}
     return bool(await database.run(PAUSE_FOR, values | owner))
 
 
 async def resume(database: Database, kind: str, key: str, *, entry: AuditEntry | None = None) -> None:
-    """Let a kind or a key go on.
+    """End the pause of a kind or of one of its keys.
 
     Raises:
         TransitionRefused: it is not paused.
@@ -268,9 +272,10 @@ async def list_limits(
     after: tuple[str, str] = ("", ""),
     limit: int = _MOST_LISTED,
 ) -> list[dict[str, Any]]:
-    """Return limits by column name, with how many run and are held; keys at rest only with ``all_keys``.
+    """Return limits, each as a dict by column name, with the numbers of running and held jobs.
 
-    They stand in the order of kind and key, and begin behind ``after``, which may be gone.
+    Without ``all_keys``, rows without numbers, such jobs and a pause are left out. The list is sorted by kind
+    and key, and begins behind ``after``, which need not exist any more.
     """
     place = {"after_kind": after[0], "after_key": after[1]}
     values = {"all": all_keys, "of_kind": kind, "most": limit, **place}

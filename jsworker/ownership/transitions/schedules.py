@@ -1,8 +1,8 @@
-"""FIRE: a schedule's due instant becomes a job, once, by the first worker; and how schedules are written.
+"""FIRE: the first worker to come turns a schedule's due instant into one job; and how schedules are written.
 
-The next instant stands in the row. Who fires it moves it on in the same statement that inserts the job, so a
-worker that dies before has done nothing, one that dies after has done all, and of two that come at once one finds
-the row moved.
+The row holds the next instant. The statement that inserts the job also replaces it by the instant after that:
+a worker that dies before the statement has done nothing, one that dies after it has done everything, and of
+two workers that fire at once, the second finds the row changed.
 """
 
 import typing
@@ -29,7 +29,7 @@ s: Final = typing.cast("sa.Alias", schedules.alias("s"))
 
 _TIME: Final = sa.DateTime(timezone=True)
 _OF_JOBS: Final = ("name", "kind", "payload", "priority", "limit_key")
-"""What a schedule gives its jobs."""
+"""The columns that a job takes over from its schedule."""
 MOST_READ: Final = 100
 
 due_and_seen: Final = sa.and_(
@@ -39,16 +39,22 @@ due_and_seen: Final = sa.and_(
     s.c.next_at <= NOW,
     ~s.c.paused,
 )
-"""FIRE's guard: the instant is due, and was neither fired nor changed since it was read."""
+"""FIRE's guard: the schedule is due and not paused, and was neither fired nor changed since it was read."""
 
 
 def _has_no_job(instant: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-    """Return that an instant is later than the last one: the clock may have gone back before the rule was changed."""
+    """Return that an instant is later than the last one that got a job.
+
+    It may be earlier if the clock went back and then the rule was changed.
+    """
     return sa.or_(s.c.last_at.is_(None), s.c.last_at < instant)
 
 
 def _unless_ahead(last_at: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """Return the last instant, or NULL where the clock was ahead: an operator's word alone lets it fire once more."""
+    """Return the last instant, or NULL if it lies in the future because the clock was ahead.
+
+    Only writes of operators use this: they alone may let such an instant fire once more.
+    """
     return sa.case((last_at <= NOW, last_at))
 
 
@@ -87,7 +93,7 @@ def _fire() -> sa.TextClause:
             _is_held_up.label("held_up"),
         )
         .where(due_and_seen)
-        .with_for_update(skip_locked=True)  # another worker fires it, or somebody holds it for long
+        .with_for_update(skip_locked=True)  # another worker is firing it, or somebody keeps its row locked
         .cte("mine")
     )
     moved = (
@@ -114,7 +120,7 @@ def _run_now() -> sa.TextClause:
 
 
 def _write(set_by: Literal["code", "operator"]) -> sa.TextClause:
-    """Return the statement that writes schedules: the code's, unless an operator has one of that name; or an operator's."""
+    """Return the statement that writes schedules: an operator's, or the code's, which replace no operator's."""
     texts = ("name", "kind", "payload", "rule", "tz", "missed", "overlap", "limit_key")
     each = given_rows(
         "each",
@@ -124,7 +130,7 @@ def _write(set_by: Literal["code", "operator"]) -> sa.TextClause:
     )
     described = [*texts[1:], "priority"]
     columns = ["name", *described, "next_at"]
-    # In one order, so that two workers that start wait for each other at most.
+    # In the order of names: two workers that start at once may wait for each other, but do not deadlock.
     values = [sa.cast(each.c[name], schedules.c[name].type) for name in columns]
     rows = sa.select(*values, sa.literal(set_by)).order_by(each.c.name)
     new = insert(schedules).from_select([*columns, "set_by"], rows)
@@ -132,7 +138,7 @@ def _write(set_by: Literal["code", "operator"]) -> sa.TextClause:
     is_same = sa.and_(*(schedules.c[name].is_not_distinct_from(new.excluded[name]) for name in described))
     described_anew: dict[str, Any] = {name: new.excluded[name] for name in described}
     if set_by == "code":
-        # A kind of this worker's own: its schedule moves to the class that has the name now.
+        # If a kind of this worker has the name, it may pass to another class of this worker.
         of_mine = schedules.c.kind == sa.any_(given_array("served", sa.Text))
         may = sa.and_(schedules.c.set_by == "code", of_mine, ~is_same)
     else:
@@ -143,7 +149,7 @@ def _write(set_by: Literal["code", "operator"]) -> sa.TextClause:
             index_elements=[schedules.c.name],
             set_=described_anew
             | {
-                # The instant at which an unchanged rule is due next stays, missed or not.
+                # While the rule is unchanged, the next instant stays, even if it was missed.
                 "next_at": sa.case((same_rule, schedules.c.next_at), else_=new.excluded.next_at),
                 "set_by": set_by,
                 "revision": schedules.c.revision + 1,
@@ -158,7 +164,7 @@ RUN_NOW = _run_now()
 WRITE_CODE = _write("code")
 WRITE_OPERATOR = _write("operator")
 
-# What the code of a kind has no more; a worker of an older version writes nothing back while it runs.
+# Deletes what the code of a kind no longer has; a running worker of an older version does not write it back.
 FORGET = compiled(
     sa.delete(schedules).where(
         schedules.c.set_by == "code",
@@ -168,7 +174,7 @@ FORGET = compiled(
 )
 KIND_OF = compiled(sa.select(s.c.name, s.c.kind).where(s.c.name == sa.any_(given_array("names", sa.Text))))
 
-# In the order in which they come due: the first that is not due says how long there is nothing to do.
+# In the order in which they come due: the first one that is not yet due tells how long to wait.
 _read = [
     s.c[name] for name in ("name", "kind", "rule", "tz", "missed", "overlap", "next_at", "revision", "paused")
 ]
@@ -193,7 +199,7 @@ ONE = compiled(sa.select(*_read, NOW.label("now")).where(s.c.name == sa.bindpara
 PRESENT = compiled(sa.select(NOW.label("now")))
 
 PAUSE = compiled(sa.update(s).values(paused=True).where(s.c.name == sa.bindparam("name")).returning(s.c.name))
-# What came due meanwhile is not run.
+# Instants that came due during the pause get no job.
 RESUME = compiled(
     sa.update(s)
     .values(paused=False, next_at=given("then", _TIME), last_at=_unless_ahead(s.c.last_at))
@@ -253,14 +259,14 @@ class StoredSchedule:
         """Return its rule and policies.
 
         Raises:
-            ValueError: they cannot be read here.
+            ValueError: this version, or this system, cannot read them.
         """
         return read_schedule(self.rule, self.tz, self.missed, overlap=self.overlap)
 
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """What became of an instant: the id of its job, or None; ``held_up``: because the job of the last one lives."""
+    """The result of FIRE: the id of the new job, or None; ``held_up``: the previous job has not ended."""
 
     job_id: UUID | None
     held_up: bool = False
@@ -274,14 +280,14 @@ async def upcoming(database: Database, *, besides: Sequence[str] = ()) -> list[S
 async def fire(
     database: Database, schedule: StoredSchedule, *, seen: datetime, instant: datetime | None, then: datetime
 ) -> Fired | None:
-    """Enqueue the job of an instant and move the schedule on; None: another worker was faster.
+    """Enqueue the job of an instant and move the schedule on; None: its row was changed or locked meanwhile.
 
     Args:
-        database: where.
-        schedule: as it was read.
-        seen: the instant at which it stands.
-        instant: what the job is for; None: no job, the schedule is only moved on.
-        then: the instant to which it is moved.
+        database: the database.
+        schedule: the schedule as it was read.
+        seen: the next instant that its row must still hold.
+        instant: the instant that gets a job; None: no job, the schedule is only moved on.
+        then: the next instant after that.
     """
     job_id = new_job_id()
     values = {
@@ -305,12 +311,12 @@ async def database_now(database: Database) -> datetime:
 async def write_code(
     database: Database, *, kinds: Sequence[str], new: Sequence[NewSchedule]
 ) -> dict[str, str]:
-    """Make the table hold the schedules that the code of these kinds has.
+    """Write the schedules that the code of these kinds has, and delete those that it no longer has.
 
-    What an operator has set under a name stays.
+    A schedule that an operator has set under one of the names stays.
 
     Returns:
-        Names that another kind has, with that kind; nothing was written for them.
+        Names that a schedule of another kind has, each with that kind; nothing was written for them.
     """
     names = [each.name for each in new]
     if new:
@@ -334,21 +340,21 @@ async def add(
 
 
 async def list_schedules(database: Database) -> list[dict[str, Any]]:
-    """Return all schedules by column name, the next one due first, with the status of the last one's job.
+    """Return all schedules, each as a dict by column name, the next one due first.
 
-    ``priority`` is a word.
+    ``last_status`` is the status of the schedule's last job; ``priority`` is a word.
     """
     rows = await database.run(LIST)
     return [row._asdict() | {"priority": PRIORITIES[row.priority]} for row in rows]
 
 
 async def pause(database: Database, name: str, *, entry: AuditEntry | None = None) -> None:
-    """Let a schedule rest until it is resumed."""
+    """Keep a schedule from firing until it is resumed."""
     _found(name, await run_noted(database, PAUSE, {"name": name}, entry))
 
 
 async def resume(database: Database, name: str, *, entry: AuditEntry | None = None) -> datetime:
-    """Let a schedule go on, and return when it is due next; instants of the pause are left out."""
+    """Resume a schedule and return when it is due next; instants during the pause get no job."""
     [row] = _found(name, await database.run(ONE, {"name": name}))
     stored = _stored(row)
     if not stored.paused:
@@ -364,14 +370,14 @@ async def resume(database: Database, name: str, *, entry: AuditEntry | None = No
 
 
 async def run_now(database: Database, name: str, *, entry: AuditEntry | None = None) -> UUID:
-    """Enqueue a job of a schedule besides its instants, and return its id."""
+    """Enqueue a job of a schedule at once, in addition to those of its instants, and return its id."""
     job_id = new_job_id()
     _found(name, await run_noted(database, RUN_NOW, {"name": name, "job_id": job_id}, entry))
     return job_id
 
 
 async def remove(database: Database, name: str, *, entry: AuditEntry | None = None) -> None:
-    """Delete a schedule; its jobs stay. One of the code comes back with the next worker that has it."""
+    """Delete a schedule; its jobs stay. The next worker that starts with it in its code writes it again."""
     _found(name, await run_noted(database, REMOVE, {"name": name}, entry))
 
 
@@ -382,6 +388,6 @@ def _found(name: str, rows: Sequence[Any]) -> Sequence[Any]:
 
 
 def _stored(row: Any) -> StoredSchedule:
-    # In the session's time zone differences would be those of wall clocks.
+    # In UTC, because Python subtracts two datetimes of one time zone by their wall clocks.
     stored = StoredSchedule(*row)
     return replace(stored, next_at=stored.next_at.astimezone(UTC), now=stored.now.astimezone(UTC))

@@ -1,4 +1,4 @@
-"""What operators may do to a workflow: cancel what is live of it, retry what has failed; and members that add members."""
+"""What operators may do to a workflow: cancel live jobs, retry failed ones; and members that add members."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, NamedTuple
@@ -31,7 +31,7 @@ def _statement(template: str, **parts: str) -> TextClause:
     return filled(template, **parts, **_PARTS)
 
 
-# From here on NEEDS cancels, and every scan of any worker cancels what is live.
+# From its commit on, NEEDS cancels instead of waking, and the scans of all workers cancel live jobs.
 CANCEL_WORKFLOW = _statement("""
 UPDATE jsworker.workflows AS w
 SET cancelled_at = coalesce(w.cancelled_at, clock_timestamp()), revision = w.revision + 1
@@ -56,8 +56,9 @@ JOIN jsworker.jobs AS j ON j.batch_id = b.id AND j.status = 'cancelled' AND j.fi
 WHERE w.id = CAST(:id AS uuid)
 """)
 
-# A member adds others while it runs. Its batch's generation moves on first, so that no FINISH takes effect that has counted
-# without them; one that was faster has finished it, and then nothing is added.
+# A running member adds members to its batch. The batch's generation moves on first, so that a FINISH that did
+# not see the new members takes no effect; if a FINISH was faster, the batch has finished, and nothing is
+# added.
 _ADD_MEMBERS: Final = """
 WITH owner AS MATERIALIZED (
   SELECT j.id, j.batch_id FROM jsworker.jobs AS j WHERE j.id = CAST(:job_id AS uuid) AND {mine}{lock}
@@ -79,7 +80,8 @@ FROM opened CROSS JOIN unnest(
 RETURNING id
 """
 ADD_MEMBERS = _statement(_ADD_MEMBERS, lock=" FOR NO KEY UPDATE OF j")
-# In the job's own transaction, whose last statement is the guard: a lock until then would silence its heartbeats.
+# For the job's own transaction, whose last statement is the guard: until then heartbeats would skip a locked
+# row.
 ADD_MEMBERS_UNLOCKED = _statement(_ADD_MEMBERS, lock="")
 MAY_ADD = _statement("""
 SELECT {mine} AS mine, j.batch_id FROM jsworker.jobs AS j WHERE j.id = CAST(:job_id AS uuid)
@@ -87,7 +89,7 @@ SELECT {mine} AS mine, j.batch_id FROM jsworker.jobs AS j WHERE j.id = CAST(:job
 
 
 class CancelledWorkflow(NamedTuple):
-    """What the cancel of a workflow did: jobs cancelled at once, and running ones that were asked to stop."""
+    """How many jobs a cancel has cancelled at once, and how many running ones it has asked to stop."""
 
     cancelled: int
     requested: int
@@ -96,7 +98,7 @@ class CancelledWorkflow(NamedTuple):
 async def cancel_workflow(
     database: Database, workflow: UUID, *, entry: AuditEntry | None = None
 ) -> CancelledWorkflow:
-    """Cancel what is live of a workflow; members that are added meanwhile are cancelled by the workers' scans.
+    """Cancel the live jobs of a workflow; the workers' scans cancel members that are added meanwhile.
 
     Raises:
         TransitionRefused: there is no such workflow, or it has ended.
@@ -106,12 +108,12 @@ async def cancel_workflow(
     requested = 0
     async for members in _live_members(database, workflow):
         requested += len((await control.cancel(database, members)).requested)
-    [row] = await database.run(CANCELLED_SINCE, {"id": workflow})  # most by NEEDS, perhaps
+    [row] = await database.run(CANCELLED_SINCE, {"id": workflow})  # NEEDS may have cancelled most of them
     return CancelledWorkflow(row.jobs, requested)
 
 
 async def cancel_left(database: Database, workflow: UUID) -> None:
-    """Cancel what is still live of a cancelled workflow; locked rows are left to the next sweep."""
+    """Cancel the jobs of a cancelled workflow that are still live; locked rows are left to the next sweep."""
     async for members in _live_members(database, workflow):
         await control.cancel_unlocked(database, members)
 
@@ -124,7 +126,7 @@ async def _live_members(database: Database, workflow: UUID) -> AsyncIterator[lis
 
 
 async def retry_workflow(database: Database, workflow: UUID, *, entry: AuditEntry | None = None) -> int:
-    """Retry all failed jobs of a workflow, and return how many.
+    """Retry all failed jobs of a workflow, and return how many were retried.
 
     Raises:
         TransitionRefused: there is no such workflow, it was cancelled, or none of its jobs has failed.
@@ -153,7 +155,7 @@ def add_members_statement(
 ) -> TextClause:
     """Return the statement that adds members to a job's batch, for the job's own transaction.
 
-    It returns a row for each; none: the job has no batch, or is lost.
+    It returns a row for each member; none: the job has no batch, its batch has finished, or the job is lost.
     """
     return ADD_MEMBERS_UNLOCKED.bindparams(**_values(worker_id, job_id, token, kind, new))
 
@@ -165,7 +167,7 @@ async def add_members(
 
     Raises:
         OwnershipLost: the run no longer owns the job.
-        TransitionRefused: the job has no batch, or that has finished.
+        TransitionRefused: the job has no batch, or its batch has finished.
     """
     seconds = database.seconds_for(sum(len(job.payload) for job in new))
     values = _values(worker_id, job_id, token, kind, new)

@@ -1,11 +1,14 @@
-"""FINISH and NEEDS: a batch finishes once, after its last member; then what needs it is woken, or cancelled.
+"""FINISH and NEEDS: a batch finishes once, after its last member; then NEEDS wakes or cancels what needs it.
 
-Each is a statement of its own with a snapshot of its own. In the settle's statement its job still looks live; and of
-two needs that finish at once, each would still see the other unfinished, were NEEDS a part of FINISH. What a process that
-dies in between leaves undone is found by the sweep of any worker: a batch without a live member, or one that is finished
-and not ``propagated``.
+Each is a statement with a snapshot of its own. The statement that settles a job still sees the job as live;
+and if NEEDS were a part of FINISH, two needs that finish at once would each see the other as unfinished. If a
+process dies in
+between, the sweep of any worker finds what it left undone: a batch without a live member, or a finished batch
+    that
+is not ``propagated``.
 
-Nothing here waits for a lock: who holds it finishes the batch, or opens it again, or the sweep comes back.
+No statement waits for a lock: its holder finishes the batch or opens it again, or a later sweep does the
+    work.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -25,17 +28,18 @@ from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, run_
 
 _BATCHES: Final = 500
 _MEMBERS: Final = 1000
-"""Of one statement."""
+"""The most batches, and the most members, of one statement."""
 
 _FIRST, _LAST = "00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff"
 
 
 def _member(status: str) -> str:
-    """Return whether a batch ``b`` has a member of a status, the youngest of which is looked for.
+    """Return SQL for whether a batch ``b`` has a member of a status; it looks for the youngest one.
 
-    As a range of the index that no other one has: by equations the planner would read the whole table, for it
-    expects the first match soon. Backwards, for members end in the order of their ids, more or less, and the
-    index holds entries of dead versions of all that have ended.
+    The range is one that only the index jobs_of_batch has: with equations the planner would read the whole
+        table,
+    because it expects the first match soon. It is read backwards, because members end roughly in the order of
+    their ids, and the index still holds entries of dead row versions of those that have ended.
     """
     return (
         "(SELECT true FROM jsworker.jobs AS j WHERE j.batch_id IS NOT NULL"  # noqa: S608 -- constants
@@ -45,7 +49,7 @@ def _member(status: str) -> str:
     )
 
 
-# Running ones first, for as a rule there is one.
+# Running members are looked for first, because there usually is one.
 _LIVE_MEMBERS: Final = ",\n    ".join(_member(status) for status in ("processing", "queued", "scheduled"))
 HAS_LIVE_MEMBER: Final = f"coalesce(\n    {_LIVE_MEMBERS},\n    false)"
 """SQL: whether a batch ``b`` has a member that has not ended."""
@@ -93,8 +97,9 @@ FROM mine WHERE b.id = mine.id
 RETURNING b.id, b.workflow, b.name, b.kind, b.outcome, b.generation, b.propagated
 """)
 
-# Those that need one of ``batches`` and whose needs have all finished. The workflow's row is shared until the end: no batch
-# of it is opened again meanwhile, and none was since.
+# ``ready``: batches that need one of ``batches`` and whose needs have all finished. ``unchanged`` share-locks
+# the rows of their workflows until the transaction ends: no batch is opened again meanwhile, and none was
+# since ``ready`` was read.
 _READY = """ready AS MATERIALIZED (
   SELECT d.id, d.workflow, w.revision, {not_cancelled} AND (d.on_failure = 'run' OR NOT EXISTS (
       SELECT FROM jsworker.batch_needs AS n JOIN jsworker.batches AS need ON need.id = n.needs
@@ -137,7 +142,7 @@ _FOUND: Final = """
 WITH {ready}
 SELECT page.id FROM ready CROSS JOIN LATERAL ({page}) AS page LIMIT :limit
 """
-# As above: a range of the one index that has this order.
+# As in ``_member``: a range that only the index jobs_held_of_batch has.
 _PAGE: Final = f"""SELECT j.id FROM jsworker.jobs AS j
     WHERE (j.batch_id, j.id) >= (ready.id, CAST('{_FIRST}' AS uuid)) AND (j.batch_id, j.id) <= (ready.id, CAST('{_LAST}' AS uuid))
       AND {{held_indexed}}{{which}} ORDER BY j.batch_id, j.id LIMIT :limit"""  # noqa: S608 -- constants
@@ -151,8 +156,8 @@ _NEEDS_SWEEP: Final = Sweep(
     _statement(_NEEDS, **_BLOCKS, which=" AND j.id = ANY(CAST(:ids AS uuid[]))"),
 )
 
-# Not while a member is held that need not be: its row was locked, refused, or its workflow's was. Nor beside a batch that is
-# opened again: what that holds again is not to be seen yet.
+# Not while a member is held although its needs have finished: its row or its workflow's was locked, or its
+# row refused. Nor while a batch is being opened again: the members that this holds again are not visible yet.
 PROPAGATED = _statement(
     """
 WITH ready AS MATERIALIZED (
@@ -180,7 +185,7 @@ RETURNING b.id
     last=_LAST,
 )
 
-# The workflow's own end, decided as a batch's is.
+# Finishes workflows as FINISH finishes batches.
 FINISH_WORKFLOW = _statement("""
 WITH seen AS MATERIALIZED (
   SELECT w.id, w.revision FROM jsworker.workflows AS w
@@ -199,7 +204,7 @@ RETURNING w.id, w.name, w.outcome, (SELECT count(*) FROM jsworker.batches AS b W
   CAST(extract(epoch FROM w.finished_at - w.created_at) AS double precision) AS seconds
 """)
 
-# What was left unfinished: of each sort the first few thousand.
+# What was left unfinished: at most ``_MOST_LEFT`` rows of each sort.
 LEFT = _statement("""
 (SELECT 'batch' AS what, b.id, b.generation FROM jsworker.batches AS b
  WHERE {unfinished} AND {sealed} AND NOT {has_live_member} LIMIT :limit)
@@ -221,7 +226,7 @@ SELECT DISTINCT j.batch_id FROM jsworker.jobs AS j WHERE j.id = ANY(CAST(:ids AS
 
 
 class FinishedBatch(NamedTuple):
-    """A batch whose last member has ended; ``propagated``: nothing needs it."""
+    """A batch whose last member has ended; ``propagated``: no other batch needs it."""
 
     id: UUID
     workflow: UUID
@@ -233,7 +238,7 @@ class FinishedBatch(NamedTuple):
 
 
 class FinishedWorkflow(NamedTuple):
-    """A workflow whose last batch has finished, so many seconds after it was enqueued."""
+    """A workflow whose last batch has finished, ``seconds`` after the workflow was enqueued."""
 
     id: UUID
     name: str
@@ -244,12 +249,12 @@ class FinishedWorkflow(NamedTuple):
 
 @dataclass(slots=True)
 class Advanced:
-    """What came of looking after batches.
+    """The result of ``advance``.
 
     Attributes:
-        batches, workflows: those that have finished just now.
-        woken: jobs whose needs have finished, and that wait to be published.
-        cancelled: jobs that were cancelled because their needs have failed.
+        batches, workflows: those that the call has finished.
+        woken: how many jobs were queued because their needs have finished; they wait to be published.
+        cancelled: how many were cancelled because a need, or their workflow, failed or was cancelled.
         refused: batches and workflows whose row PostgreSQL refused to update.
     """
 
@@ -261,7 +266,14 @@ class Advanced:
 
 
 class Left(NamedTuple):
-    """What was left undone: batches without a live member, finished ones with their generations, and workflows."""
+    """What was left undone.
+
+    Attributes:
+        batches: unfinished ones without a live member.
+        needs: finished batches that are not propagated, with their generations.
+        workflows: open ones without an unfinished batch.
+        cancelled: open workflows that were cancelled.
+    """
 
     batches: list[UUID]
     needs: dict[UUID, int]
@@ -277,14 +289,14 @@ async def advance(
     workflows: Iterable[UUID] = (),
     refused_rows: RefusedRows | None = None,
 ) -> Advanced:
-    """Finish those of ``batches`` whose members have all ended, and go on from there until nothing moves.
+    """Finish those of ``batches`` whose members have all ended, and whatever finishes as a consequence.
 
     Args:
-        database: where.
-        batches: of which a member has ended.
+        database: the database.
+        batches: batches of which a member has ended.
         needs: finished batches that were not propagated, with their generations.
-        workflows: of which the last batch may have finished.
-        refused_rows: sets jobs aside whose row is refused; without it one of them refuses all.
+        workflows: workflows whose last batch may have finished.
+        refused_rows: sets aside jobs whose row is refused; without it, one refused row refuses all.
     """
     done = Advanced()
     touched, finished, ended = set(batches), dict(needs or {}), set(workflows)
@@ -306,7 +318,7 @@ async def advance(
 
 
 async def left_undone(database: Database, *, seconds: float | None = None) -> Left:
-    """Return what a process left undone that died, or met a lock."""
+    """Return what processes left undone because they died or found rows locked."""
     rows = await database.run(LEFT, {"limit": _MOST_LEFT}, seconds=seconds)
     of = {what: {row.id: row.generation for row in rows if row.what == what} for what in _WHAT}
     return Left(list(of["batch"]), of["needs"], list(of["workflow"]), list(of["cancelled"]))
@@ -335,7 +347,7 @@ async def _finish(database: Database, ids: Collection[UUID], done: Advanced) -> 
 async def _propagate(
     database: Database, finished: dict[UUID, int], done: Advanced, refused_rows: RefusedRows | None
 ) -> set[UUID]:
-    """Wake or cancel what needs these batches, and return the batches whose members were cancelled."""
+    """Wake or cancel jobs that need these batches, and return the batches whose members were cancelled."""
     emptied: set[UUID] = set()
     for some in _pieces(finished):
         values = {"batches": uuid_array(some), "limit": _MEMBERS}
