@@ -1,4 +1,4 @@
-"""Who did what: an entry for an action, written in the transaction of what it tells; and the list of them."""
+"""The audit log: an entry for each action, written in the transaction of the action; and the list of them."""
 
 import getpass
 import json
@@ -28,13 +28,14 @@ VALUES (:action_id, :part, coalesce(CAST(:actor AS text), CAST(CURRENT_USER AS t
   CAST(:target AS jsonb), :matched, :changed)
 """)
 
-# By what was committed, not by what this process has tried: a transaction may run again after a conflict.
+# Reads what was committed, not what this process has tried: a transaction may run again after a conflict.
 NOTED = text("""
 SELECT CAST(coalesce(sum(a.matched), 0) AS bigint) AS matched, count(*) > 0 AS is_noted
 FROM jsworker.audit AS a WHERE a.action_id = :action_id
 """)
 
-# Along the primary key, whose first column is in the order of time: one group after the other, as many as are asked for.
+# Along the primary key, whose first column is in the order of time: no more groups are read than are asked
+# for.
 ACTIONS = text("""
 SELECT a.action_id, min(a.at) AS at, max(a.at) AS ended_at, min(a.actor) AS actor, min(a.login) AS login,
   min(a.action) AS action, (array_agg(a.target))[1] AS target,
@@ -54,12 +55,12 @@ RETURNING a.part
 
 
 class AuditEntry:
-    """An action that is being done: each of its transactions writes a part of the entry.
+    """The entry for an action in progress: each transaction of the action writes a part of it.
 
     Attributes:
-        action_id: names the entry; later ones have a greater id.
+        action_id: identifies the entry; later entries have greater ids.
         action: the verb, such as ``retry`` or ``limits.set``.
-        target: what it is done to, for JSON: ids, a selection; no payload.
+        target: what the action is done to, for JSON: ids or a selection, no payload.
         actor: who does it; None: the login of the database.
     """
 
@@ -72,14 +73,14 @@ class AuditEntry:
 
     @classmethod
     def of_jobs(cls, action: str, ids: Sequence[UUID], *, actor: str | None, **how: Any) -> Self:
-        """Return the entry for an action on jobs that are named; of many the first are."""
+        """Return the entry for an action on jobs given by ids; of many it names only the first ones."""
         named = {"ids": [str(each) for each in ids[:_MOST_NAMED]]}
         return cls(
             action, {"jobs": named | ({"of": len(ids)} if len(ids) > _MOST_NAMED else {}), **how}, actor=actor
         )
 
     async def note(self, transaction: Transaction, *, changed: int, others: int = 0) -> None:
-        """Write a part with the transaction: so many were changed, so many others were meant."""
+        """Write a part in the transaction: how many were changed, and how many others were meant."""
         self._part += 1
         values: Parameters = {
             "action_id": self.action_id,
@@ -93,7 +94,7 @@ class AuditEntry:
         await transaction.run(NOTE_ACTION, values)
 
     async def end(self, database: Database, *, matched: int) -> None:
-        """Write what was meant in all and not changed, so that an action that changed nothing is recorded, too."""
+        """Write a last part for those of ``matched`` that no part counts; also if no part was written yet."""
         [noted] = await database.run(NOTED, {"action_id": self.action_id})
         left = max(matched - noted.matched, 0)
         if left or not noted.is_noted:
@@ -101,7 +102,7 @@ class AuditEntry:
 
 
 def os_user() -> str:
-    """Return who runs this process, and where, for people: ``user@host``."""
+    """Return the user and the host of this process, for people: ``user@host``."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user need not have a name
@@ -114,9 +115,9 @@ class Action:
     """An action that was done.
 
     Attributes:
-        action_id: names it; a list goes on behind it.
-        at, ended_at: when its first and its last part were done, by the database's clock.
-        actor: who did it, as was said; ``login``: by which login of the database.
+        action_id: identifies it; the next page of a list begins behind it.
+        at, ended_at: when its first and its last part were written, by the database's clock.
+        actor: who did it, as the caller stated; ``login``: the login of the database that wrote it.
         action: the verb, such as ``retry`` or ``limits.set``.
         target: what it was done to: ids, or a selection.
         matched: how many were meant.
@@ -140,7 +141,7 @@ async def run_noted(
     values: Parameters,
     entry: AuditEntry | None,
 ) -> Sequence[Row]:
-    """Run a statement that returns what it changes and, if that is anything, write a part of ``entry`` with it."""
+    """Run a statement that returns what it changes; if that is anything, write a part of ``entry``, too."""
     if entry is None:
         return await database.run(statement, values)
 
@@ -154,7 +155,7 @@ async def run_noted(
 
 
 async def list_actions(database: Database, *, limit: int = 50, after: UUID | None = None) -> list[Action]:
-    """Return what was done, the last action first; ``after``: begin behind this one."""
+    """Return actions, the last one first; ``after``: begin behind the action of this id."""
     rows = await database.run_along_index(ACTIONS, {"limit": limit, "after": after})
     return [Action(*row) for row in rows]
 

@@ -1,4 +1,4 @@
-"""COMPLETE with child jobs: what a run has enqueued is inserted in the transaction that completes its job, or never."""
+"""COMPLETE with child jobs: they are inserted in the transaction that completes the run's job, or never."""
 
 import json
 from collections import defaultdict
@@ -29,7 +29,8 @@ from jsworker.ownership.transitions.enqueue_terms import (
 from jsworker.ownership.transitions.expire import EXPIRE_HOLDERS
 from jsworker.ownership.transitions.settle import Completion, Refusals, Settled, complete
 
-# In the timeline of the parent. A child's own row says nothing of its parent: each version of it would be indexed.
+# In the timeline of the parent. A child's row does not name its parent: that would need an index of all row
+# versions.
 NOTE_CHILD_JOBS = text("""
 INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
 VALUES (:id, 'child_jobs', :worker_id, :token, CAST(:detail AS jsonb)) RETURNING id
@@ -41,13 +42,16 @@ _MOST_KINDS_NAMED = 5
 
 
 class Insertion:
-    """Statements that insert child jobs: executed while one ``is_due``, and given the rows that came.
+    """A statement that inserts child jobs: it is executed while ``is_due``, and its rows are given to ``note``.
 
-    One for a key with terms of its own gives a row; if not, a twin was being committed, or an expired job holds
-    the key. Then that is cancelled, and the statement executed again.
+    The statement for one job with a unique key and terms of its own returns a row. If it returns none,
+    another job
+    of the key was being committed, or an expired job holds the key: then expired jobs of the key are
+        cancelled, and
+    the statement is executed again.
 
     Attributes:
-        made: ids of the jobs that were inserted; others found their keys taken.
+        made: ids of the jobs that were inserted; the keys of the others were taken.
     """
 
     def __init__(
@@ -62,7 +66,7 @@ class Insertion:
         self._tries = 0
 
     def note(self, rows: Sequence[Any]) -> None:
-        """Take what came; TransitionRefused: there was no row again and again."""
+        """Take the rows of the execution; raise TransitionRefused when there was none for ``TRIES`` times."""
         if self.statement is EXPIRE_HOLDERS:
             self.statement, self.values = self._insert
         elif self._alone is None:
@@ -81,9 +85,9 @@ class Insertion:
 
 
 def insertions(worker_id: str, run: Completion) -> Iterator[Insertion]:
-    """Return the statements that insert a run's child jobs, and note in the timeline of its own job what they made.
+    """Yield the statements that insert a run's child jobs, and one that notes these in its job's timeline.
 
-    They are in one order by kind and key: others wait for the same keys.
+    They are sorted by kind and key, to avoid deadlocks with others that wait for the same keys.
     """
     many: dict[str, dict[JobTerms | None, list[NewJob]]] = defaultdict(lambda: defaultdict(list))
     alone: list[ChildJob] = []
@@ -125,7 +129,7 @@ def _inserting(
 
 
 def noted_child_jobs(detail: Any) -> list[UUID]:
-    """Return the ids in an entry of a timeline that NOTE_CHILD_JOBS wrote; a row may hold any JSON."""
+    """Return the ids in the detail of a NOTE_CHILD_JOBS entry; other JSON that it may hold is ignored."""
     ids: list[UUID] = []
     given = detail.get("ids") if isinstance(detail, Mapping) else None
     for each in given[:_MOST_NAMED] if isinstance(given, list) else ():
@@ -144,9 +148,10 @@ async def complete_with_child_jobs(
     tries: int = 0,
     wait: bool = True,
 ) -> list[Settled]:
-    """Complete a job and insert its child jobs; called as ``settle.complete``, with one run.
+    """Complete a job and insert its child jobs; called like ``settle.complete``, but with one run.
 
-    COMPLETE comes first: it frees the job's unique key for a child of the same key, and where it takes no effect
+    COMPLETE comes first: it frees the job's unique key for a child of the same key, and if it takes no
+        effect,
     nothing is inserted.
     """
     [run] = runs

@@ -1,4 +1,4 @@
-"""EXPIRE: a job that was never claimed by its time is cancelled. CLAIM refuses it from that moment on."""
+"""EXPIRE: a job that was never claimed when it expires is cancelled. CLAIM refuses it from then on."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
@@ -45,7 +45,8 @@ def _expire() -> Sweep:
     over = (predicates.waiting_indexed, j.c.expires_at <= AT_START, predicates.never_claimed)
     limit = sa.bindparam("limit", type_=sa.Integer)
     search = sa.select(j.c.id).where(*over).order_by(j.c.expires_at).limit(limit)
-    # Locked as they are found: each sweep has jobs of its own, and what never waits needs no lock order.
+    # Locked in the order of the search: each sweep gets other rows, and statements that never wait cannot
+    # deadlock.
     taken = search.with_for_update(key_share=True, of=j, skip_locked=True).cte("mine")
     named = sa.select(j.c.id).where(j.c.id == sa.any_(given_array("ids", sa.Uuid)), *_guard)
     find = compiled(search.where(~predicates.set_aside("expire")))
@@ -69,7 +70,7 @@ OVER_BY_KEY: Final = compiled(
 EXPIRE_HOLDERS: Final = _write(
     statements.locked(sa.select(j.c.id).where(predicates.of_kind, _has_one_of_the_keys, *_guard))
 )
-"""For a transaction in which other statements need the keys."""
+"""Cancels expired jobs that hold these keys, for a transaction whose other statements need the keys."""
 
 _o: Final = predicates.o
 OVER_BESIDE: Final = compiled(
@@ -94,10 +95,10 @@ async def expire(database: Database, *, limit: int, refused_rows: RefusedRows | 
 
 
 async def free_keys(database: Database, kind: str, unique_keys: Sequence[str | None]) -> None:
-    """Cancel the jobs that have expired, and still hold one of these keys.
+    """Cancel expired jobs that still hold one of these keys.
 
     Raises:
-        TransitionRefused: there are some, and this login may write none.
+        TransitionRefused: there are some, and this login may not update jobs.
     """
     over = await database.run(OVER_BY_KEY, {"kind": kind, "unique_keys": list(unique_keys)})
     if not over:
@@ -117,10 +118,11 @@ async def free_keys(database: Database, kind: str, unique_keys: Sequence[str | N
 async def write_beside_expired(
     database: Database, ids: Iterable[UUID], write: Callable[[], Awaitable[Sequence[Row]]]
 ) -> Sequence[Row]:
-    """Return what ``write`` returns; jobs that have expired and still hold keys of ``ids`` are cancelled first.
+    """Return what ``write`` returns; if expired jobs hold keys of ``ids``, cancel these jobs and write again.
 
     Raises:
-        RowRefused: by ``write``; or one of those is locked: its key may stay taken for long.
+        RowRefused: ``write`` was refused; as a lock timeout if an expired job is locked and may hold its key
+            for long.
     """
     try:
         return await write()
@@ -138,5 +140,5 @@ async def write_beside_expired(
         if error.constraint not in _UNIQUE:
             raise
         if over.isdisjoint(row.id for row in await database.run(OVER_BESIDE, named)):
-            raise  # another one has taken the key since
+            raise  # another job has taken the key since
         raise RowRefused(LockTimeout.sqlstate, error.constraint) from None

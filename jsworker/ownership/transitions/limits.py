@@ -227,7 +227,7 @@ async def pause(
     reason: str | None,
     entry: AuditEntry | None = None,
 ) -> datetime | None:
-    """Pause a kind or one of its keys for ``seconds`` (None: until it is resumed); return when this ends."""
+    """Pause a kind or one of its keys for ``seconds`` (None: until it is resumed); return the pause's end."""
     values = {"kind": kind, "key": key, "seconds": seconds, "paused_by": paused_by, "reason": reason}
     [row] = await run_noted(database, PAUSE, values, entry)
     until: datetime | None = row.paused_until

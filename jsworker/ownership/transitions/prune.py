@@ -1,8 +1,10 @@
-"""PRUNE: ended jobs leave with their timelines and steps when they have been kept for long enough.
+"""PRUNE: ended jobs are deleted with their timelines and steps when they have been kept for long enough.
 
-A workflow leaves as a whole: its row goes first, when its end is so long ago, and its jobs are then like any others.
+A workflow is deleted as a whole: its row goes first, when it ended long enough ago; then its jobs are like
+    any others.
 
-Only final rows are looked at and locked, and none is waited for, so no other statement meets a pruning.
+Only ended jobs are read and locked, and no lock is waited for, so pruning delays no statement about live
+jobs.
 """
 
 from datetime import MINYEAR, UTC, datetime, timedelta
@@ -20,7 +22,7 @@ from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, run_
 
 FIRST_LIMIT: Final = 100
 LARGEST_LIMIT: Final = 1_000
-"""Jobs of one batch: at first, and at most."""
+"""How many jobs a batch looks for: at first, and at most."""
 _QUICK_SECONDS: Final = 0.015
 _SLOW_SECONDS: Final = 0.06
 _BEGINNING: Final = "-infinity"
@@ -29,10 +31,11 @@ CUTOFF = text("SELECT statement_timestamp() - make_interval(secs => CAST(:older_
 
 _ENDED: Final = condition(ended)
 
-# The predicate of the index jobs_finished, word for word, so that it can be used. A batch begins where the one
-# before it has ended: while an old transaction keeps deleted rows from being forgotten, each batch would pass
-# all of them again. As a pair of rows that bound takes part in no range: before ANALYZE the planner expects
-# next to nothing of a range, and then sorts every ended job rather than walk along the index.
+# The predicate is that of the index jobs_finished, word for word, so that the index can be used. A batch
+# begins where the previous one ended: otherwise, while an old transaction keeps VACUUM from removing deleted
+# rows, each batch would pass all of them again. This bound compares pairs, so that the planner does not take
+# both bounds for a range: before ANALYZE it expects almost no rows in a range, and then sorts every ended job
+# rather than walk along the index.
 _OLD = f"""
   FROM jsworker.jobs AS j
   WHERE {condition(ended_indexed)}
@@ -41,10 +44,11 @@ _OLD = f"""
     AND (CAST(:kind AS text) IS NULL OR j.kind = CAST(:kind AS text))
     AND (CAST(:status AS text) IS NULL OR j.status = CAST(:status AS text))"""
 
-# Skipping while it picks gives every pruner jobs of its own; a statement that never waits needs no lock order.
-# What was found says where the next batch begins: members of a workflow that is there are passed. Whether it is, is asked
-# of few rows alone: as a condition of the search the planner would rather sort every ended job.
-# Arrays, for a join with a thousand rows may be answered by reading whole tables.
+# SKIP LOCKED in the search gives every pruner other jobs; a statement that never waits needs no lock order.
+# The next batch begins behind the jobs found, so that it passes members of workflows that still exist.
+# Whether a workflow exists is asked only for the rows found: as a condition of the search it would make the
+# planner sort every ended job. Ids are passed as arrays, because the planner may answer a join with a
+# thousand rows by reading whole tables.
 _PRUNE = """
 WITH old AS ({old}
 ), gone AS (
@@ -80,7 +84,7 @@ RETURNING w.id
 """)
 _WORKFLOWS: Final = 100
 
-# Past jobs that a foreign key keeps, or a trigger.
+# Leaves out jobs that were refused before, because a foreign key or a trigger keeps them.
 _PAST = condition(~set_aside("prune"))
 _FOUND = f"SELECT j.id, j.finished_at{_OLD} AND {_PAST} ORDER BY j.finished_at LIMIT :limit"
 _NAMED = """
@@ -105,10 +109,10 @@ class Ended(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What one batch did.
+    """The result of one batch.
 
-    ``last``: when the last of these had ended, where the next batch begins, if any are left (``is_last``).
-    ``workers``: how many run just now; all of them may prune.
+    ``last``: when the last job found had ended; the next batch begins there, unless this was the last
+    (``is_last``). ``workers``: how many workers run just now; all of them may prune.
     """
 
     jobs: int
@@ -119,7 +123,7 @@ class Batch(NamedTuple):
 
 
 async def cutoff(database: Database, *, older_than: float) -> datetime:
-    """Return the instant that lies so many seconds back by the database's clock."""
+    """Return the instant ``older_than`` seconds ago by the database's clock."""
     [[before]] = await database.run(CUTOFF, {"older_than": older_than})
     found: datetime = before
     return found
@@ -133,8 +137,10 @@ async def prune(
     limit: int,
     refused_rows: RefusedRows | None = None,
 ) -> Batch:
-    """Delete up to ``limit`` ended jobs, with their timelines, the oldest first, ``since`` the last batch.
+    """Delete up to ``limit`` ended jobs, with their timelines, the oldest first, from ``since`` on.
 
+    ``since`` is the ``last`` of the previous batch; None: the first batch, which for any kind and status also
+    deletes workflows.
     A job whose row is locked or refused stays.
     """
     if since is None and ended.kind is None and ended.status is None:
@@ -148,7 +154,8 @@ async def prune(
         last = max((row.finished_at for row in swept.found), default=None)
         is_last = len(swept.found) < limit
     if not (jobs or swept.refused or is_last) and last == since:
-        # Members of workflows, or locked rows, that ended in one moment: they would be found again and again.
+        # Only members of workflows or locked rows, which ended at one instant: the next batch would find them
+        # again.
         last = None if last is None else _moment_after(last)
     return Batch(
         jobs=jobs,
@@ -160,14 +167,14 @@ async def prune(
 
 
 def _moment_after(time: datetime) -> datetime:
-    # Nothing can be added to minus infinity: the sweep goes on with the first year that Python knows.
+    # Nothing can be added to minus infinity: pruning goes on at the first year that Python supports.
     return (
         datetime(MINYEAR, 1, 1, tzinfo=UTC) if isinstance(time, FarTime) else time + timedelta(microseconds=1)
     )
 
 
 async def _prune_workflows(database: Database, before: datetime) -> None:
-    """Delete the rows of workflows that ended before an instant, past those that PostgreSQL keeps."""
+    """Delete the rows of workflows that ended before an instant, except locked and refused ones."""
     kept: list[UUID] = []
     while True:
         values = {"before": before, "limit": _WORKFLOWS, "besides": uuid_array(kept)}
@@ -187,7 +194,7 @@ async def count_old(database: Database, ended: Ended) -> int:
 
 
 def next_limit(limit: int, *, seconds: float) -> int:
-    """Return how many jobs the next batch may hold: those with long timelines take far longer."""
+    """Return the limit of the next batch by the duration of the last: long timelines take far longer."""
     if seconds > _SLOW_SECONDS:
         return max(limit // 2, 1)
     return min(2 * limit, LARGEST_LIMIT) if seconds < _QUICK_SECONDS else limit

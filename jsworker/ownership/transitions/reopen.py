@@ -1,7 +1,10 @@
-"""RETRY of a batch's members: the batch is opened again, and what was cancelled for it is held again.
+"""RETRY of a batch's members: the batch is opened again, and jobs cancelled because of it are held again.
 
-One transaction of several statements, each with a snapshot of its own. The first moves the workflow's revision on and
-keeps its row locked: no NEEDS decides meanwhile by batches that are being opened, and none that has begun takes effect.
+One transaction of several statements, each with a snapshot of its own. The first increments the workflow's
+revision
+and keeps its row locked: meanwhile no NEEDS decides by batches that are being opened, and one that has begun
+    before
+takes no effect.
 """
 
 from collections.abc import Sequence
@@ -19,7 +22,7 @@ from jsworker.ownership.statements import condition, filled, sql
 from jsworker.ownership.transitions.audit import AuditEntry
 
 _SECONDS: Final = 60.0
-"""As many jobs may be held again as a workflow has."""
+"""Up to all jobs of a workflow may have to be held again."""
 
 _PARTS: Final = {
     "may_be_retried": condition(predicates.may_be_retried),
@@ -41,7 +44,8 @@ RETURNING w.id
 """)
 WORKFLOW_OF = _statement("SELECT b.workflow FROM jsworker.batches AS b WHERE b.id = CAST(:batch AS uuid)")
 
-# The batches of what is retried, and those that have members which were cancelled because of one of these, and so on.
+# Opens the batches of the retried jobs, then the batches that need one of these and have members cancelled
+# for their needs, and so on.
 REOPEN = _statement("""
 WITH RECURSIVE opened(id) AS (
   SELECT j.batch_id FROM jsworker.jobs AS j JOIN jsworker.batches AS b ON b.id = j.batch_id
@@ -58,7 +62,8 @@ FROM mine WHERE b.id = mine.id
 RETURNING b.id
 """)
 
-# What the opened ones need is looked at once more: it may have finished before their members are held.
+# Lets NEEDS look once more at finished batches that the opened ones need: they may have finished before
+# members of the opened ones are held.
 LOOK_AGAIN = _statement("""
 WITH mine AS (
   SELECT b.id FROM jsworker.batches AS b
@@ -69,7 +74,8 @@ WITH mine AS (
 UPDATE jsworker.batches AS b SET propagated = false FROM mine WHERE b.id = mine.id
 """)
 
-# One that was cancelled by itself may have needs that failed: it is held, and NEEDS cancels it like the other members.
+# A member that was cancelled by itself may have needs that failed: it is held, and NEEDS cancels it like the
+# others.
 RETRY_MEMBERS = _statement("""
 WITH dead AS MATERIALIZED (
   SELECT j.id, j.status, j.failure_reason, EXISTS (
@@ -129,7 +135,7 @@ class _NoneIsLeft(Exception):
 async def retry_members(
     database: Database, batch: UUID, ids: Sequence[UUID], *, entry: AuditEntry | None = None
 ) -> list[UUID]:
-    """Put failed or cancelled jobs of the workflow of a batch back into the queue, and return these.
+    """Put failed or cancelled jobs of the workflow of a batch back into the queue; return the retried ones.
 
     Raises:
         TransitionRefused: the workflow was cancelled or is gone, or PostgreSQL refuses a row.

@@ -1,7 +1,8 @@
-"""STEP: what a step of a run returned is kept under the run's fence, and found by later runs of the job.
+"""STEP: the result of a run's step is stored under the run's fence, and found by later runs of the job.
 
-The steps of a job stay until the job is pruned: a reset, a retry by hand and a release clear none of them. DEBOUNCE,
-which replaces the payload, does.
+The steps of a job stay until the job is pruned: a reset, a retry by hand and a release delete none of them.
+    Only
+DEBOUNCE, which replaces the payload, deletes them.
 """
 
 from typing import Any, Final, NamedTuple
@@ -19,7 +20,7 @@ from jsworker.ownership.transitions.heartbeat import Held
 from jsworker.ownership.transitions.timeline import rejected
 
 SHOWN_BYTES: Final = 16 * 1024
-"""Longer results, as PostgreSQL stores them, are left out of a listing."""
+"""A listing leaves out results of which PostgreSQL stores more bytes."""
 
 _s = job_steps.alias("s")
 _mine = mine(sa.bindparam("token"))
@@ -43,7 +44,7 @@ def _found() -> sa.TextClause:
 
 
 def _step() -> sa.TextClause:
-    """Return STEP. The first result stays: a second write of the same run follows a lost answer."""
+    """Return STEP. It keeps the first result: the same run writes a second time only after a lost answer."""
     written = (
         sa.update(j)
         .values(last_activity_at=NOW, progress_at=NOW)
@@ -93,10 +94,10 @@ class FoundStep(NamedTuple):
     """What is known of a step.
 
     Attributes:
-        is_done: whether it is kept already.
-        result: as JSON text; None: it returned nothing.
-        sleeps: of a sleep: seconds until it is over, below zero after that; None: it is no sleep.
-        steps: how many the job has.
+        is_done: whether its result is stored already.
+        result: the result as JSON text; None: it returned nothing.
+        sleeps: for a sleep, the seconds until it is over, negative after that; None: the step is no sleep.
+        steps: how many steps the job has.
     """
 
     is_done: bool
@@ -108,7 +109,7 @@ class FoundStep(NamedTuple):
 async def find_step(
     database: Database, *, worker_id: str, held: Held, name: str, seconds: float | None = None
 ) -> FoundStep:
-    """Return what is known of a step of an own job; OwnershipLost: it is another's by now."""
+    """Return what is known of a step of a run; raise OwnershipLost if the run no longer owns its job."""
     rows = await database.run(FOUND, _by_owner(worker_id, held) | {"name": name}, seconds=seconds)
     if not rows:
         raise _lost(held)
@@ -125,13 +126,13 @@ async def keep_step(
     sleeps: float | None = None,
     tries: int = 0,
 ) -> bool:
-    """Keep what a step returned, as JSON text, or for how many seconds it sleeps; False: it was kept before.
+    """Store the result of a step, as JSON text, or how many seconds it sleeps; False: it was stored before.
 
     Args:
-        tries: without an answer; after each of them it may take longer.
+        tries: earlier tries that got no answer; after each of them the statement may take longer.
 
     Raises:
-        OwnershipLost: the job is another's by now; nothing was kept.
+        OwnershipLost: the run no longer owns the job; nothing was stored.
     """
     values = _by_owner(worker_id, held) | {"name": name, "result": result, "sleeps": sleeps, "write": "step"}
     rows = await database.run(STEP, values, seconds=database.seconds_for(len(result or ""), tries=tries))
@@ -141,7 +142,7 @@ async def keep_step(
 
 
 async def steps_of(database: Database, job_id: UUID) -> list[dict[str, Any]]:
-    """Return the steps of a job in their order, each as a dict; ``result`` None where it is a long one."""
+    """Return the steps of a job in their order, each as a dict; ``result`` is None if it is too long."""
     return [row._asdict() for row in await database.run(STEPS, {"id": job_id})]
 
 
