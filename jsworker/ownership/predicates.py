@@ -106,9 +106,9 @@ never_claimed: Final = j.c.fencing_token == 0
 is_over: Final = j.c.expires_at <= NOW
 may_begin: Final = sa.or_(j.c.expires_at.is_(None), j.c.fencing_token > 0, j.c.expires_at > NOW)
 
-# A key of which one job may wait beside one that runs: who comes back to the queue while another waits is superseded.
-# Of the snapshot; where another was committed since, or holds the key though it has expired, the index
-# jobs_unique_waiting refuses the row.
+# A waiting key allows one job to wait while another one runs: a job that would come back to the queue while
+# another one waits is superseded. This is decided by the snapshot; if another job was committed since, or has
+# expired but still holds the key, the index jobs_unique_waiting refuses the row.
 o: Final = jobs.alias("o")
 _of_its_key: Final = sa.and_(o.c.kind == j.c.kind, o.c.waiting_key == j.c.waiting_key)
 _another_runs: Final = sa.select(o.c.id).where(_of_its_key, o.c.status == "processing").exists()
@@ -237,8 +237,9 @@ def _marked(*which: Predicate) -> Predicate:
     return sa.select(r.c.job_id).where(r.c.job_id == j.c.id, *which, as_refused).exists()
 
 
-# Batches and workflows. What is decided by the rows of jobs is decided before the batch is locked; that it is unchanged
-# since shows its generation, which members that are added and jobs that run again move on, as does a workflow's revision.
+# Batches and workflows. What depends on the rows of jobs is decided before the batch is locked. Its
+# generation shows whether it was changed since: each added member and each job that runs again increments it.
+# The revision of a workflow does the same for the workflow.
 b: Final = batches.alias("b")
 w: Final = workflows.alias("w")
 sealed: Final = b.c.sealed
@@ -261,5 +262,5 @@ def at_generation(seen: sa.ColumnElement[Any]) -> Predicate:
 
 
 def at_revision(seen: sa.ColumnElement[Any]) -> Predicate:
-    """Return that no batch of a workflow was opened again since the workflow was read."""
+    """Return that no batch of a workflow was opened again, nor it cancelled, since the workflow was read."""
     return w.c.revision == seen

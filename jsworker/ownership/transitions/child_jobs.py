@@ -42,7 +42,7 @@ _MOST_KINDS_NAMED = 5
 
 
 class Insertion:
-    """A statement that inserts child jobs: it is executed while ``is_due``, and its rows are given to ``note``.
+    """A statement that inserts child jobs: executed while ``is_due``, with its rows given to ``note``.
 
     The statement for one job with a unique key and terms of its own returns a row. If it returns none,
     another job

@@ -1,4 +1,4 @@
-"""Dead messages: what came over the stream and could not be read, or named a job that does not exist."""
+"""Dead messages: messages of the stream that could not be read, or that named a job that does not exist."""
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 KEPT_BYTES = 4096
 """How much of a message is kept; a longer one cannot be replayed."""
 KEPT_MESSAGES = 10_000
-"""How many are kept; the oldest go first. Anybody who may publish could fill the table otherwise."""
+"""How many messages are kept, the newest; otherwise anybody who may publish could fill the table."""
 
-# The lowest id still kept is found from the end of the key's index.
+# The lowest id that is kept is counted back from the highest new one.
 KEEP = text("""
 WITH kept AS (
   INSERT INTO jsworker.dead_messages (subject, stream_seq, stored_at, reason, data, truncated)
@@ -47,7 +47,7 @@ DROP = text("DELETE FROM jsworker.dead_messages WHERE id = ANY(CAST(:ids AS bigi
 
 
 class DeadMessage(NamedTuple):
-    """A kept message, as it is needed to send it again."""
+    """A kept message, with what is needed to send it again."""
 
     id: int
     subject: str
@@ -67,7 +67,7 @@ class Letter:
 
 
 async def keep(database: Database, letters: Sequence[Letter]) -> tuple[list[int], Refused[Letter]]:
-    """Keep messages for people to look at; return their ids (they may be terminated) and what was refused."""
+    """Store messages for people to look at; return the new ids (these may be terminated) and the refused."""
 
     def write(batch: Sequence[Letter]) -> Awaitable[Sequence[Row]]:
         parameters = {
@@ -88,7 +88,7 @@ async def keep(database: Database, letters: Sequence[Letter]) -> tuple[list[int]
 async def list_dead(database: Database, *, limit: int, after: int | None = None) -> list[dict[str, Any]]:
     """Return dead messages, the newest first, each as a dict by column name, without their data.
 
-    ``after``: those that are older than this one, by its id.
+    ``after``: only messages older than the one with this id.
     """
     return [row._asdict() for row in await database.run(DEAD, {"limit": limit, "after": after})]
 

@@ -21,7 +21,8 @@ def held_now(why: str | sa.ColumnElement[Any]) -> dict[str, Any]:
     }
 
 
-# One instant for the whole statement: by clock_timestamp() a row could be both early and late.
+# One instant for the whole statement: with clock_timestamp(), columns of one row could differ in whether it
+# is early.
 _is_early: Final = sa.func.coalesce(j.c.due_at > AT_START, sa.false())
 
 WOKEN: Final = {
@@ -33,4 +34,4 @@ WOKEN: Final = {
     "queued_at": sa.case((_is_early, j.c.queued_at), else_=sa.func.coalesce(j.c.queued_at, NOW)),
     **NOT_HELD,
 }
-"""What is written when a job is held no longer: it is queued at its old place, or scheduled for a delay of its own."""
+"""The values written when a job is no longer held: queued at its old place, or scheduled for its ``due_at``."""

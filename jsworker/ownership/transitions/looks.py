@@ -1,8 +1,8 @@
-"""What there is to do: one statement a relay tick and one a scan tell which sweeps find anything.
+"""What there is to do: one statement in each relay tick and one in each scan tell which sweeps find anything.
 
-A sweep that finds nothing costs PostgreSQL as much as a look does; where a feature is not used, its sweep is not run.
-Each search reads one entry of the sweep's own index, in its order: without one the planner would read the table, for it
-expects the first match soon.
+A sweep that finds nothing costs PostgreSQL as much as this look; so the sweeps of features that are not used
+do not run. Each search reads one entry of the sweep's own index, in the order of the index: without that
+order the planner would read the table, because it expects the first match soon.
 """
 
 from collections.abc import Collection, Mapping
@@ -33,7 +33,7 @@ _due_now: Final = sa.select(
     _any("to_publish", predicates.needs_publish_indexed, _due(j.c.publish_after), along=j.c.publish_after),
 ).subquery("due")
 _of_my_kinds: Final = sa.and_(limits.c.kind == sa.any_(given("kinds", sa.ARRAY(sa.Text))), limits.c.key == "")
-# For the relay; and, with it, what a worker must know of the limits of its kinds.
+# For the relay; the same statement reads what a worker must know about the limits of its kinds.
 DUE = compiled(
     sa.select(
         _due_now.c.to_promote,
@@ -44,7 +44,8 @@ DUE = compiled(
     ).select_from(_due_now.outerjoin(limits, _of_my_kinds))
 )
 
-# For the sweeps of a scan. Of workflows any open one: which of its batches are left unfinished takes longer to find.
+# For the sweeps of a scan. It finds any open workflow: to find those with batches left unfinished takes
+# longer.
 LEFT_TO_DO = compiled(
     sa.select(
         _any("held", waits_for_admission_indexed, along=j.c.kind),
@@ -66,14 +67,14 @@ LEFT_TO_DO = compiled(
 
 
 class KindLimits(NamedTuple):
-    """What a worker must know of one of its kinds."""
+    """What a worker must know about the limits of one of its kinds."""
 
     is_limited: bool
     is_paused: bool
 
 
 class TickFindings(NamedTuple):
-    """Whether any job is due to be promoted or published; and the limits of kinds, without those that have none."""
+    """Whether any job is due to be promoted or published; and the limits, only of kinds that have a row."""
 
     to_promote: bool
     to_publish: bool
@@ -81,7 +82,7 @@ class TickFindings(NamedTuple):
 
 
 class LeftToDo(NamedTuple):
-    """Whether jobs are held by limits, have expired or are queued in lanes, and whether any workflow is open."""
+    """Whether jobs are held for admission, have expired or are queued in lanes, or any workflow is open."""
 
     held: bool
     expired: bool
@@ -90,7 +91,7 @@ class LeftToDo(NamedTuple):
 
 
 async def due(database: Database, kinds: Collection[str], *, within: float | None = None) -> TickFindings:
-    """Look for jobs that became due within so many seconds (None: ever), and read the limits of kinds."""
+    """Look for jobs that became due in the last ``within`` seconds (None: ever); read the limits of kinds."""
     values = {"kinds": list(kinds), "within": _EVER if within is None else within}
     rows = await database.run_by_key(DUE, values)
     to_promote, to_publish = rows[0][:2]
@@ -100,6 +101,6 @@ async def due(database: Database, kinds: Collection[str], *, within: float | Non
 
 
 async def left_to_do(database: Database) -> LeftToDo:
-    """Look which of the sweeps of a scan have anything to do."""
+    """Return which of the sweeps of a scan have anything to do."""
     [row] = await database.run_by_key(LEFT_TO_DO, {})
     return LeftToDo(*row)

@@ -1,4 +1,4 @@
-"""SET_PRIORITY: a waiting job goes to another lane; and which lanes have jobs."""
+"""SET_PRIORITY: a waiting job moves to another lane; and the search for lanes that have jobs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +22,11 @@ _AT_ONCE: Final = 500
 
 
 def _set_priority() -> sa.TextClause:
-    """Return SET_PRIORITY: one UPDATE with CASE on the status, as CANCEL is.
+    """Return SET_PRIORITY: one UPDATE with CASE on the status, like CANCEL.
 
-    A queued job gets a new dispatch, and so a message in its new lane; the one in the old lane is spent, but
-    a worker that gets it first may still claim the job. Its place in the order, ``queued_at``, is kept.
+    A queued job gets a new dispatch, and so a message in its new lane; the message in the old lane is
+    outdated, but a worker that gets it first may still claim the job. The job's place in the order,
+    ``queued_at``, is kept.
     """
     chosen = sa.select(j.c.id, j.c.priority.label("was")).where(
         j.c.id == sa.any_(given_array("ids", sa.Uuid)), waits_for_a_run, has_other_priority
@@ -58,7 +59,7 @@ def _name_of(number: sa.ColumnElement[int]) -> sa.ColumnElement[str]:
 SET_PRIORITY = _set_priority()
 STANDING = sa.text("SELECT id, status, priority FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[]))")
 
-# Along an index in which no normal job stands: one look for each kind and priority, whatever waits.
+# Along an index without jobs of normal priority: one look for each kind and priority, however many jobs wait.
 LANES = filled(
     """
 SELECT lane.kind, lane.priority
@@ -74,9 +75,12 @@ FROM unnest(CAST(:kinds AS text[]), CAST(:priorities AS smallint[])) AS lane(kin
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What became of jobs that were to be changed: those that are as was asked, and others, each with the reason.
+    """The result of a change of jobs.
 
-    ``unchanged`` are those of the first that were so before.
+    Attributes:
+        changed: jobs that were changed.
+        unchanged: jobs that already were as asked for.
+        refused: the other jobs, each with the reason.
     """
 
     changed: list[UUID]
@@ -97,7 +101,7 @@ async def set_priorities(
     changed: list[UUID] = []
     unchanged: list[UUID] = []
     refused: dict[UUID, str] = {}
-    for _ in range(_TRIES):  # it may be released, say, between the two statements
+    for _ in range(_TRIES):  # a job may, for example, be released between the two statements
         rows, bad = await in_halves(left, write, size=_AT_ONCE)
         changed += [row.id for row in rows]
         refused |= {each: f"the priority of job {each} cannot be set: {error}" for each, error in bad}
@@ -123,14 +127,14 @@ async def set_priorities(
 async def set_priority(
     database: Database, job_id: UUID, priority: int, *, entry: AuditEntry | None = None
 ) -> None:
-    """Give a waiting job another priority; TransitionRefused says why it cannot be."""
+    """Give a waiting job another priority; raises TransitionRefused with the reason."""
     done = await set_priorities(database, [job_id], priority, entry=entry)
     if job_id in done.refused:
         raise TransitionRefused(done.refused[job_id])
 
 
 async def lanes_with_jobs(database: Database, lanes: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Return those kinds and priorities, other than normal, of which a job is queued."""
+    """Return those of the given kinds and priorities, none of them normal, of which a job is queued."""
     kinds, priorities = [kind for kind, _ in lanes], [priority for _, priority in lanes]
     rows = await database.run_along_index(LANES, {"kinds": kinds, "priorities": priorities})
     return [(row.kind, row.priority) for row in rows]

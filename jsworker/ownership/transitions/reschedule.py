@@ -1,4 +1,4 @@
-"""RESCHEDULE: a job that waits for a time waits for another one."""
+"""RESCHEDULE: a job that waits for a time gets another time."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -21,9 +21,9 @@ _AT_ONCE: Final = 500
 
 
 def _reschedule() -> sa.TextClause:
-    """Return RESCHEDULE: whatever the job waits for, a delay or its back-off; PROMOTE compares the new time.
+    """Return RESCHEDULE, for a job that waits for a delay or a back-off; PROMOTE compares the new time.
 
-    Of one that waits behind another of its key the end of that one is no time any more.
+    A job that was deferred behind another job of its key no longer waits for the end of that job.
     """
     chosen = sa.select(j.c.id, j.c.run_at.label("was")).where(
         j.c.id == sa.any_(given_array("ids", sa.Uuid)), waits_for_a_time
@@ -47,7 +47,7 @@ WAITS = sa.text("SELECT id, status, held_by FROM jsworker.jobs WHERE id = ANY(CA
 async def reschedule_all(
     database: Database, ids: Sequence[UUID], run_at: datetime, *, entry: AuditEntry | None = None
 ) -> Changed:
-    """Let jobs that wait for a time wait for this one, which may have passed; others are refused."""
+    """Let jobs that wait for a time wait for ``run_at``, which may have passed; other jobs are refused."""
 
     async def write(some: Sequence[UUID]) -> Sequence[Row]:
         values = {"ids": uuid_array(some), "run_at": run_at}
@@ -67,7 +67,7 @@ async def reschedule_all(
 async def reschedule(
     database: Database, job_id: UUID, run_at: datetime, *, entry: AuditEntry | None = None
 ) -> None:
-    """Let one job wait for another time; TransitionRefused says why it cannot."""
+    """Let one job wait for another time; raises TransitionRefused with the reason."""
     done = await reschedule_all(database, [job_id], run_at, entry=entry)
     if job_id in done.refused:
         raise TransitionRefused(done.refused[job_id])

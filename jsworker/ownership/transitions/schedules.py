@@ -120,7 +120,7 @@ def _run_now() -> sa.TextClause:
 
 
 def _write(set_by: Literal["code", "operator"]) -> sa.TextClause:
-    """Return the statement that writes an operator's schedules, or the code's, which replace none of those."""
+    """Return the statement that writes an operator's schedules, or the code's, which never replace those."""
     texts = ("name", "kind", "payload", "rule", "tz", "missed", "overlap", "limit_key")
     each = given_rows(
         "each",

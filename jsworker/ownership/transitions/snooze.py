@@ -1,4 +1,4 @@
-"""SNOOZE: a run ends without an outcome, its job waits for a time of its own choice; no attempt is counted."""
+"""SNOOZE: a run ends without an outcome, and its job waits for as long as it asked; no attempt is counted."""
 
 import sqlalchemy as sa
 
@@ -9,7 +9,7 @@ from jsworker.ownership.transitions.settle import Settlement, Snoozing
 
 
 def _snooze() -> sa.TextClause:
-    """Return SNOOZE. One too many fails the job, and that counts as an error; what is cancelled counts nothing."""
+    """Return SNOOZE. One snooze too many fails the job and is an error; a cancellation counts nothing."""
     run = given_runs(
         "run",
         reason=given_array("reasons", sa.Text),

@@ -21,8 +21,9 @@ _SUM: Final = """ARRAY(
     SELECT coalesce(had, 0) + coalesce(new, 0) FROM unnest(s.{name}, excluded.{name})
       WITH ORDINALITY AS each(had, new, place) ORDER BY place)"""
 
-# By the database's clock. In one order, for two that go through the same rows in different ones would wait for each
-# other; without waiting for the disk, for what a crash of PostgreSQL loses are figures of its last second.
+# The minute is by the database's clock. Rows are written in the order of kinds, because two workers that lock
+# the same rows in different orders would deadlock; and without waiting for the disk, because a crash of
+# PostgreSQL loses only figures of its last second.
 ADD_STATISTICS = text(f"""
 WITH given AS (
   SELECT * FROM unnest(CAST(:kinds AS text[]), {", ".join(f"CAST(:{name} AS bigint[])" for name in COUNTED)},
@@ -55,16 +56,17 @@ def _places() -> list[int]:
 
 @dataclass(slots=True)
 class KindFigures:
-    """What a worker has done of a kind since it last wrote it down.
+    """What a worker has done for a kind since it last wrote its figures.
 
     Attributes:
         started: runs that began.
-        completed, cancelled: jobs that a run of its ended so.
+        completed, cancelled: jobs that ended so, by a run or, if cancelled, by a sweep.
         errors: attempts that failed and were not the last.
         failed: jobs that failed for good.
         expired: jobs that were not begun in time.
-        wait_seconds, waits: from when jobs were due to their claims: the sum, and how many by DURATION_BUCKETS.
-        run_seconds, runs: the same of runs, from claim to end.
+        wait_seconds, waits: time from a job's due time to its claim: the sum, and the numbers by
+            DURATION_BUCKETS.
+        run_seconds, runs: the same for the time from a run's claim to its end.
     """
 
     started: int = 0
@@ -86,7 +88,7 @@ async def add_statistics(database: Database, figures: Mapping[str, KindFigures])
     values |= {
         name: [getattr(row, name) for row in rows] for name in (*COUNTED, "wait_seconds", "run_seconds")
     }
-    # PostgreSQL unnests an array of arrays into its numbers.
+    # As text: PostgreSQL unnests an array of arrays into single numbers.
     values |= {
         name: [f"{{{','.join(map(str, getattr(row, name)))}}}" for row in rows] for name in ("waits", "runs")
     }
@@ -94,6 +96,6 @@ async def add_statistics(database: Database, figures: Mapping[str, KindFigures])
 
 
 async def forget_statistics(database: Database) -> None:
-    """Delete the figures of more than two days ago, so far as no other worker does."""
+    """Delete figures older than two days, except rows that another worker is deleting."""
     while await database.run(FORGET_STATISTICS, {"kept": KEPT_SECONDS}):
         continue

@@ -1,4 +1,4 @@
-"""What no other statement notes: a fence after an outage, a write that came too late, the span of a run."""
+"""What no other transition notes: a fence after an outage, a write that came too late, the span of a run."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ _worker_id = given("worker_id", sa.Text)
 def logged(
     event: str, job_id: sa.ColumnElement[Any], token: sa.ColumnElement[Any], *same: sa.ColumnElement[bool]
 ) -> sa.Exists:
-    """Return that this worker has an event of a run in the timeline already."""
+    """Return that the timeline already has this event of a run, written by this worker."""
     of_run = (_e.c.job_id == job_id, _e.c.event == event, _e.c.worker_id == _worker_id)
     return sa.select(_e.c.id).where(*of_run, _e.c.fencing_token == token, *same).exists()
 
@@ -36,7 +36,7 @@ def _entries(
 def rejected(late: sa.FromClause, *unless: sa.ColumnElement[bool]) -> sa.Insert:
     """Return the statement that logs writes that came too late, once for each run and kind of write.
 
-    What this run has completed itself, in the job's own transaction, is no late write.
+    If the run has completed the job itself, in the job's own transaction, its write is not late.
     """
     write = given("write", sa.Text)
     completed_itself = sa.select(j.c.id).where(j.c.id == late.c.id, completed_under(late.c.token)).exists()
@@ -46,14 +46,14 @@ def rejected(late: sa.FromClause, *unless: sa.ColumnElement[bool]) -> sa.Insert:
 
 REJECTED = compiled(rejected(given_runs("late")))
 
-# Once only: the answer to an insert may be lost, and then it is tried again.
+# Written only once: if the answer to the insert is lost, it is tried again.
 _fenced = given_runs("run")
 _is_logged = logged("fenced", _fenced.c.id, _fenced.c.token)
 _silent = given("silent", sa.Double)
 FENCED = compiled(_entries("fenced", _fenced, "seconds_without_heartbeat", _silent, ~_is_logged))
 
-# A run's span, in the row, so that a run after it can link to it. Skips what is locked, for nothing depends on it;
-# the guard is the one of every write of an owner.
+# Stores a run's span in the row, so that a later run can link to it. Locked rows are skipped, because nothing
+# depends on the span; the guard is that of every write of an owner.
 _run = given_runs("run", state=given_array("states", sa.Text))
 _mine = locked_of_mine(_run, _run.c.token, _run.c.state)
 NOTE_RUN = compiled(
@@ -65,7 +65,7 @@ NOTE_RUN = compiled(
 
 
 class RunContext(NamedTuple):
-    """A run and what the row's ``tracestate`` is from now on."""
+    """A run and the new ``tracestate`` of its job's row."""
 
     id: UUID
     fencing_token: int
@@ -81,7 +81,7 @@ async def note_fence(
 
 
 async def note_runs(database: Database, *, worker_id: str, runs: Sequence[RunContext]) -> None:
-    """Write the contexts of runs that this worker still owns; lost, a later run lacks its link."""
+    """Write the contexts of runs that this worker still owns; if that fails, later runs lack the links."""
     ids, tokens, states = map(list, zip(*runs, strict=True))
     values = {"worker_id": worker_id, "ids": uuid_array(ids), "tokens": tokens, "states": states}
     await database.run_by_key(NOTE_RUN, values)

@@ -1,7 +1,9 @@
-"""DEFER and WAKE: of a key one job runs and one waits; the one that waits is due when the other has ended.
+"""DEFER and WAKE: one job of a key runs and one waits; the waiting one is due when the running one has ended.
 
-The claimer that is refused defers the job: it leaves the queue for a while, so that nothing looks for it there.
-What ends the running job wakes the waiting one, at its old place; PROMOTE wakes it where that did not happen.
+A worker whose claim is refused defers the job: it leaves the queue for a while, so that nothing looks for it
+    there.
+The end of the running job wakes the waiting one, at its old place in the queue; if it does not, PROMOTE
+queues the job.
 """
 
 from collections.abc import Collection
@@ -65,9 +67,9 @@ WAKE: Final = _wake()
 
 
 async def defer(database: Database, ids: Collection[UUID]) -> set[UUID]:
-    """Take queued jobs out of the queue behind those of their keys that run, and return which.
+    """Take queued jobs out of the queue while others of their keys run, and return the deferred jobs.
 
-    Of others the one that ran has ended meanwhile, or the row is locked or refused.
+    For a job that is not returned, the running job has ended meanwhile, or the row is locked or refused.
     """
     return await _written(database, DEFER, ids)
 

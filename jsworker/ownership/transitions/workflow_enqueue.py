@@ -12,7 +12,7 @@ from jsworker.ownership.pool import Transaction, uuid_array
 from jsworker.ownership.transitions.enqueue import NewJob, field_of_copy
 
 _LINES: Final = 1000
-"""Jobs of one piece of a COPY."""
+"""The most jobs in one piece of a COPY."""
 
 INSERT_WORKFLOW = text(
     "INSERT INTO jsworker.workflows (id, name) VALUES (CAST(:id AS uuid), CAST(:name AS text))"
@@ -30,7 +30,7 @@ INSERT INTO jsworker.batch_needs (batch, needs)
 SELECT n.batch, n.needs FROM unnest(CAST(:batches AS uuid[]), CAST(:needs AS uuid[])) AS n(batch, needs)
 """)
 
-# As COPY_MANY. What has needs is held, whatever they come to: they finish after this commit.
+# Like COPY_MANY. Jobs of a batch with needs are held in any case: the needs cannot finish before this commit.
 COPY_MEMBERS = text("""
 COPY jsworker.jobs (
   id, kind, payload, max_attempts, max_stalls, traceparent, tracestate, limit_key, priority, batch_id,
