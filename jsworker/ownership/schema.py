@@ -1,7 +1,7 @@
 """The tables of schema ``jsworker``: states, counters and the rules that PostgreSQL itself enforces.
 
-The constraints, and triggers that only the migrations make, are the last net under every statement of this
-package: a write that would break an invariant of the protocol is refused, no matter who sends it.
+The constraints, and triggers that only the migrations create, are a second check on every statement of this
+package: PostgreSQL refuses a write that would break an invariant of the protocol, no matter who sends it.
 """
 
 from datetime import datetime
@@ -14,20 +14,20 @@ SCHEMA = "jsworker"
 STATUSES = ("scheduled", "queued", "processing", "completed", "failed", "cancelled")
 FINAL = ("completed", "failed", "cancelled")
 HELD_BY = ("limit", "rate", "paused", "needs")
-"""What a scheduled job without a time waits for."""
+"""The events that a scheduled job without a time can wait for."""
 
 _MOST = 2**53
-"""Of what is counted up: exact in every language's JSON, and never reached by counting."""
+"""The largest value of a counter: exact in every language's JSON, and never reached by counting."""
 _FIRST_MOST = 2**52
-"""Of the dispatch of a job that was never claimed: a worker that claims it can put it back, however often."""
+"""The largest dispatch of a job never claimed: a worker that claims it can put it back, however often."""
 _FIRST, _LAST = "TIMESTAMPTZ '2000-01-01 00:00:00+00'", "TIMESTAMPTZ '9999-12-31 00:00:00+00'"
-"""A datetime of Python holds the last in every time zone."""
+"""A Python datetime can hold ``_LAST`` in every time zone."""
 _BOUNDED = ("run_at", "queued_at", "publish_after", "published_at", "stream_created", "created_at")
 
 _JOB_RULES = {
-    # Every new version of a row is checked. As {0,63} the length would cost twenty times as much.
+    # Checked for every new version of a row. The length as {0,63} in the pattern would cost 20 times as much.
     "jobs_kind": "kind ~ '^[a-z0-9][a-z0-9_-]*$' AND octet_length(kind) <= 64",
-    # Python decides what is printable; here, what would break a line or a terminal.
+    # Python checks that a key is printable; this refuses only what would break a line or a terminal.
     "jobs_unique_key": (
         r"unique_key !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]' AND char_length(unique_key) BETWEEN 1 AND 255"
     ),
@@ -36,7 +36,7 @@ _JOB_RULES = {
     "jobs_activity_iff_processing": "(last_activity_at IS NOT NULL) = (status = 'processing')",
     "jobs_finished_iff_final": "(finished_at IS NOT NULL) = (status IN ('completed', 'failed', 'cancelled'))",
     "jobs_scheduled_waits": "status <> 'scheduled' OR (run_at IS NULL) = (held_by IS NOT NULL)",
-    # An older version's CANCEL knows no held_by: the rows that it ends keep theirs.
+    # The CANCEL of an older version does not know held_by: cancelled rows may keep their values.
     "jobs_held": (
         "CASE WHEN held_by IS NULL THEN held_at IS NULL AND due_at IS NULL"
         " ELSE held_by IN ('limit', 'rate', 'paused', 'needs') AND held_at IS NOT NULL"
@@ -53,7 +53,7 @@ _JOB_RULES = {
         "attempts = errors + stalls + CASE WHEN status IN ('completed', 'processing') THEN 1 ELSE 0 END"
     ),
     "jobs_counters": "errors >= 0 AND stalls >= 0",
-    # What producers may write. A job that was claimed holds what its owner's class or settings allow.
+    # What producers may write. A job that was claimed has the limits of its owner's class or settings.
     "jobs_limits": (
         "max_attempts BETWEEN 1 AND 1000000 AND max_stalls >= 1 AND (max_stalls <= 100 OR fencing_token > 0)"
     ),
@@ -86,14 +86,14 @@ FAILURE = (
     """regexp_replace(split_part("left"(COALESCE(last_error, ''::text), 200), chr(10), 1), """
     """'''[^'']*''|"[^"]*"|[0-9a-f]*[0-9][-0-9a-f]*'::text, '#'::text, 'g'::text)), 0::bigint)), 32, '0'::text)::uuid)"""
 )
-"""What failed jobs are grouped by: type and message of their last error, without numbers and what stands in quotes.
+"""What failed jobs are grouped by: first line of their last error without numbers and quoted text, as a hash.
 
-As PostgreSQL writes it itself: so alembic takes it for the one that is there. Not by md5, which a server in FIPS mode
-refuses, and with it each job that fails.
+All stalled jobs have the same value. It is written exactly as PostgreSQL prints it, so that alembic finds no
+difference to the existing index. Not md5, with which a server in FIPS mode would refuse each job that fails.
 """
 IS_FAILURE = """status COLLATE "C" = 'failed'"""
-"""In words of its own, so that no other statement looks for its rows along the index of failures; and quickly decided, for
-it is asked of each version of a row."""
+"""Worded unlike other conditions, so that no other statement uses the index of failures; and cheap, because
+it is evaluated for each version of a row."""
 
 metadata = sa.MetaData(schema=SCHEMA)
 
@@ -187,24 +187,24 @@ jobs = sa.Table(
     sa.Column("batch_id", sa.Uuid),
     *(sa.CheckConstraint(rule, name=name) for name, rule in _JOB_RULES.items()),
     # Owned rows are found by worker; last_activity_at is in no index, so heartbeats stay HOT updates.
-    # The predicates are written so that only the sweeps, which repeat them, can use these indexes. With
-    # plain ones the planner may answer "these ids, if queued" by reading every queued row: it expects few.
+    # The predicates are written so that only the sweeps, which repeat them, can use these indexes. With plain
+    # ones the planner may answer "these ids, if queued" by reading every queued row, because it expects few.
     _partial("jobs_owned", "worker_id", where="status || '' = 'processing'"),
     _partial("jobs_to_publish", "publish_after", where="CAST(needs_publish AS integer) = 1"),
     _partial("jobs_due", "run_at", where="status || '' = 'scheduled'"),
-    # With the id: thousands that were enqueued together share their instant, and are read one behind another.
+    # With the id: thousands of jobs enqueued together share one queued_at, and searches go from row to row.
     _partial("jobs_queued_in_order", "kind", "queued_at", "id", where="status || '' = 'queued'"),
-    # Negated, for the planner takes few rows to fulfil an equation that it has no statistics of: it would sort
-    # every ended job rather than read the first ones along the index.
+    # Negated, because the planner expects few rows to match an equation that it has no statistics for: it
+    # would sort every ended job rather than read the first ones along the index.
     _partial(
         "jobs_finished", "finished_at", where="status || '' NOT IN ('scheduled', 'queued', 'processing')"
     ),
-    # Only the last version of a job is in this one, as in the one before.
+    # Like the index before, this one holds only the last version of a job.
     _partial("jobs_ended_of_kind", "kind", "id", where="finished_at IS NOT NULL"),
-    # No write for a job that is enqueued, claimed and completed: none of its versions is in these three.
-    # Those of a kind are written unlike those of all kinds, for the planner takes the wrong one now and then.
+    # A normal job that is enqueued, claimed and completed is in none of the indexes down to jobs_failed_of_kind.
+    # Those by kind are worded unlike those of all kinds: the planner would sometimes take the wrong one.
     _partial("jobs_due_of_kind", "kind", "run_at", "id", where="'' || status = 'scheduled'"),
-    # Nor in this one: no version of a normal job is.
+    # This one holds no version of a job of normal priority.
     _partial(
         "jobs_queued_lanes",
         "kind",
@@ -213,10 +213,10 @@ jobs = sa.Table(
         where="status || '' = 'queued' AND priority <> 1",
     ),
     _partial("jobs_failed", "status", "id", where="status || '' IN ('failed', 'cancelled')"),
-    # Groups of failures, each by the time of its jobs' ends. No column of it changes but as a job ends, or is retried.
+    # Groups of failures, by when their jobs ended. The columns change only when a job ends or is retried.
     _partial("jobs_failures", "kind", sa.text(FAILURE), "finished_at", "id", where=IS_FAILURE),
     _partial("jobs_failed_of_kind", "kind", "status", "id", where="'' || status IN ('failed', 'cancelled')"),
-    # Only rows that wait for an event, and those that take a slot of a limit, are in these.
+    # These three hold only rows that wait for an event, and rows that take a slot of a limit.
     _partial(
         "jobs_held", "held_by", "kind", "id", where="status || '' = 'scheduled' AND held_by IS NOT NULL"
     ),
@@ -228,7 +228,7 @@ jobs = sa.Table(
     _partial(
         "jobs_slots", "kind", "limit_key", where="status || '' = 'processing' AND limit_key IS NOT NULL"
     ),
-    # A key may have one job that waits beside one that runs.
+    # A key may have one job that waits and one that runs.
     _partial(
         "jobs_unique_waiting",
         "kind",
@@ -248,7 +248,7 @@ jobs = sa.Table(
         "expires_at",
         where="expires_at IS NOT NULL AND status || '' IN ('scheduled', 'queued') AND fencing_token = 0",
     ),
-    # Members of a batch by their status, of which the youngest are looked at first; and those that wait for its needs.
+    # Members of a batch by status, searched from the youngest on; and those that wait for the batch's needs.
     _partial("jobs_of_batch", "batch_id", "status", "id", where="batch_id IS NOT NULL"),
     _partial(
         "jobs_held_of_batch", "batch_id", "id", where="held_by = 'needs' AND status || '' = 'scheduled'"
@@ -286,7 +286,7 @@ workers = sa.Table(
     sa.Column("supervisor_pid", sa.Integer),
     sa.Column("memory_bytes", sa.BigInteger),
     sa.Column("loop_lag_seconds", sa.Double),
-    # An operator's wish; the state says when the worker follows it.
+    # When an operator asked the worker to drain; ``state`` shows when the worker does so.
     _instant("drained_at"),
     sa.Column("kind_settings", JSONB),
     sa.CheckConstraint("state IN ('running', 'drained', 'draining', 'stopped')", name="workers_state"),
@@ -329,7 +329,7 @@ dead_messages = sa.Table(
     _flag("truncated"),
 )
 
-# No foreign key to jobs: a mark must never stand in the way of a job.
+# No foreign key to jobs: a mark must never block a write to a job.
 refused_rows = sa.Table(
     "refused_rows",
     metadata,
@@ -348,7 +348,7 @@ refused_rows = sa.Table(
     _instant("retry_at", nullable=False),
 )
 
-# No foreign key to jobs: what is to be reported outlives them.
+# No foreign key to jobs: a reset that is still to be reported outlives its job.
 untold_resets = sa.Table(
     "untold_resets",
     metadata,
@@ -393,7 +393,7 @@ schedules = sa.Table(
     _partial("schedules_next", "next_at", where="NOT paused"),
 )
 
-# The row without a key is that of the kind: its numbers hold for each key that has none of its own.
+# The row with the empty key is that of the kind: its numbers hold for each key that has none of its own.
 limits = sa.Table(
     "limits",
     metadata,
@@ -428,7 +428,7 @@ limits = sa.Table(
     ),
 )
 
-# Of a key one job in a window of time, however it has ended: pruning takes the job before. No foreign key.
+# A key has one job in a window of time, however it ends. No foreign key: the job may be pruned earlier.
 unique_windows = sa.Table(
     "unique_windows",
     metadata,
@@ -445,7 +445,7 @@ unique_windows = sa.Table(
     sa.Index("unique_windows_until", "until"),
 )
 
-# No foreign key to jobs: a step must never stand in the way of a job; PRUNE deletes both.
+# No foreign key to jobs: a step must never block a write to a job; PRUNE deletes both.
 job_steps = sa.Table(
     "job_steps",
     metadata,
@@ -465,7 +465,7 @@ workflows = sa.Table(
     sa.Column("id", sa.Uuid, primary_key=True),
     sa.Column("name", sa.Text, nullable=False),
     _now("created_at"),
-    # Moves on when a batch is opened again: what was decided by the rows as they were before is void.
+    # Incremented when a batch is opened again or the workflow cancelled: earlier decisions take no effect.
     sa.Column("revision", sa.BigInteger, nullable=False, server_default=sa.text("0")),
     _instant("cancelled_at"),
     _instant("finished_at"),
@@ -488,12 +488,12 @@ batches = sa.Table(
     sa.Column("place", sa.Integer, nullable=False),
     sa.Column("on_failure", sa.Text, nullable=False, server_default=sa.text("'cancel'")),
     sa.Column("sealed", sa.Boolean, nullable=False, server_default=sa.text("true")),
-    # Moves on when a member is added or runs again: what was counted before is void.
+    # Incremented when a member is added or runs again: decisions by the earlier members take no effect.
     sa.Column("generation", sa.BigInteger, nullable=False, server_default=sa.text("0")),
     _now("created_at"),
     _instant("finished_at"),
     sa.Column("outcome", sa.Text),
-    # Whether those that need it were looked after since it finished.
+    # Whether the jobs that need it were woken or cancelled since it finished.
     _flag("propagated"),
     sa.CheckConstraint(_NODE_NAME, name="batches_name"),
     sa.CheckConstraint(_OUTCOME, name="batches_outcome"),
@@ -522,12 +522,12 @@ statistics = sa.Table(
     *(_sum(name) for name in ("started", "completed", "errors", "failed", "cancelled", "expired")),
     sa.Column("wait_seconds", sa.Double, nullable=False, server_default=sa.text("0")),
     sa.Column("run_seconds", sa.Double, nullable=False, server_default=sa.text("0")),
-    # How many took up to each of DURATION_BUCKETS, and longer.
+    # How many durations lie between two of DURATION_BUCKETS each; the last number counts the longer ones.
     sa.Column("waits", ARRAY(sa.BigInteger), nullable=False),
     sa.Column("runs", ARRAY(sa.BigInteger), nullable=False),
 )
 
-# Who did what to jobs, kinds, schedules. One action may write several parts, each in the transaction of what it tells.
+# Who did what to jobs, kinds, schedules. An action may write several parts, each in its change's transaction.
 audit = sa.Table(
     "audit",
     metadata,

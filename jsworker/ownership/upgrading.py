@@ -49,8 +49,9 @@ _ONE_MIGRATION_AT_A_TIME: Final = 0x6A73776F
 _ONE_BUILDER_AT_A_TIME = 0x6A737778
 _LOOK_AGAIN_SECONDS = 0.5
 _LOCK: Final = f"SELECT pg_advisory_xact_lock({_ONE_MIGRATION_AT_A_TIME})"
-# A statement that waits for a table's lock keeps all that come later from it, heartbeats too: never for long. But for
-# longer than a second (deadlock_timeout), after which an autovacuum that is in the way is ended.
+# A statement that waits for a table's lock blocks all later statements on the table, heartbeats too, so it
+# never waits for long. But it waits longer than deadlock_timeout (a second), after which PostgreSQL ends an
+# autovacuum that is in the way.
 _NEVER_FOR_LONG: Final = "SET LOCAL lock_timeout = '1500ms'"
 _SCRIPT_HEAD: Final = """\
 -- jsworker's tables from {since} to {until}. Each part is a transaction of its own; indexes are built between them, beside
@@ -63,10 +64,10 @@ def upgrade_database(
 ) -> str | None:
     """Migrate a database and return the revision reached.
 
-    Workers go on meanwhile: each migration is a transaction of its own, and a table that somebody's open
-    transaction holds is waited for in short turns. What was migrated before an error stays so.
+    Workers go on meanwhile: each migration is a transaction of its own, and waits in short turns for a table
+    that another open transaction has locked. Migrations completed before an error stay.
 
-    ``tell`` is called with a line for people when another upgrade is waited for, for as long as that takes.
+    ``tell`` is called with a line for people when this waits for another upgrade, however long that takes.
 
     Raises:
         DatabaseUnavailable: no answer, or the login was refused.
@@ -97,7 +98,7 @@ def current_revision(dsn: str) -> str | None:
 def upgrade_script(since: str = "base") -> str:
     """Return the SQL that migrates a database from a revision to this version's; ``base``: from nothing.
 
-    No database is asked: an index that is there is built anew, and rows that break a new rule stop the script.
+    No database is asked: the script builds an existing index anew, and rows that break a new rule stop it.
 
     Raises ValueError for a revision that this version does not know.
     """
@@ -119,7 +120,7 @@ def upgrade_script(since: str = "base") -> str:
 
 
 def run_migrations(context: "EnvironmentContext") -> None:
-    """Run what alembic asks for; by alembic's own command in the database of JSWORKER_DATABASE_URL."""
+    """Run what alembic asks for; alembic's own command uses the database of JSWORKER_DATABASE_URL."""
     if context.is_offline_mode():
         _write_step(context, context.config.attributes.get("step"))
         return
@@ -152,7 +153,7 @@ def _holders(engine: Engine) -> str:
 
 
 def _migrating(dsn: str, call: Callable[[Connection], T], *, in_transaction: bool = True) -> T:
-    """Return what a call returns, in one transaction or in autocommit mode."""
+    """Return what ``call`` returns for a connection in one transaction, or in autocommit mode."""
     url = driver_url(dsn)
     engine = _engine(url)
     if not in_transaction:
@@ -173,9 +174,10 @@ def _migrating(dsn: str, call: Callable[[Connection], T], *, in_transaction: boo
 
 
 def _upgrade_by_one(connection: Connection, revision: str) -> tuple[str | None, bool]:
-    """Migrate one revision up, within the connection's transaction; return where it is and whether that is all.
+    """Migrate one revision up, in the connection's transaction; return the revision and whether that is all.
 
-    Nothing but what the last migration has left to be done, if it has; nothing before indexes are built.
+    If the previous migration has left work for afterwards, this does only that work; if indexes must be built
+    first, it does nothing.
     """
     _lock(connection)
     ahead, behind = _ways(connection, revision)
@@ -192,16 +194,16 @@ def _upgrade_by_one(connection: Connection, revision: str) -> tuple[str | None, 
 
 
 def _build_indexes(connection: Connection, revision: str, tell: Callable[[str], None]) -> None:
-    """Build the indexes of the next migration up to ``revision`` beside those who write, if jobs are many.
+    """Build the indexes of the next migration up to ``revision`` while others write, if there are many jobs.
 
-    At the end those that are missing or invalid are built anew. One upgrade builds at a time, others wait. In
-    autocommit mode: what fails half-way is built anew the next time.
+    When no migration is left, missing or invalid indexes are built anew. One upgrade builds at a time, others
+    wait. The connection is in autocommit mode: an index whose build fails is built anew the next time.
     """
     lock = {"key": _ONE_BUILDER_AT_A_TIME}
     is_said = False
     while _to_build(connection, revision):
-        # Tried again and again: a statement that waits for the lock would hold a snapshot, for whose end the
-        # build itself waits.
+        # Tried again and again: a statement that waits for the lock would hold a snapshot, and the build of
+        # the other upgrade waits for the end of all snapshots.
         if not connection.execute(text("SELECT pg_try_advisory_lock(:key)"), lock).scalar():
             if not is_said:
                 tell("waiting for another upgrade, which builds indexes")
@@ -209,7 +211,7 @@ def _build_indexes(connection: Connection, revision: str, tell: Callable[[str], 
             time.sleep(_LOOK_AGAIN_SECONDS)
             continue
         try:
-            # It waits for every transaction that is under way; no statement waits for it.
+            # The build waits for every transaction under way, but no statement waits for the build.
             connection.execute(text("SET lock_timeout = '60s'"))
             for drop, build in _to_build(connection, revision):
                 connection.exec_driver_sql(drop)
@@ -256,14 +258,14 @@ def _write_step(context: "EnvironmentContext", step: Script | None) -> None:
 
 
 class _WrittenStatements:
-    """Stands in for the connection of a migration that is written: what it asks is answered without a database."""
+    """Stands in for the connection of a migration that is written as SQL; it answers without a database."""
 
     def __init__(self, write: Callable[[str], None], is_valid: str | None) -> None:
         self._write = write
         self._is_valid = is_valid
 
     def exec_driver_sql(self, statement: str, _parameters: object = None) -> "Result[Any]":
-        """Write a statement; of questions answer that the indexes are there, and that nothing is in the way."""
+        """Write a statement; answer a query as if the indexes were there and nothing were in the way."""
         if not statement.lstrip().startswith("SELECT"):
             self._write(f"{statement.strip().replace('%%', '%')};")
         rows = [(True,)] if statement == self._is_valid else []
@@ -271,24 +273,24 @@ class _WrittenStatements:
 
 
 def _ways(connection: Connection, revision: str) -> tuple[list[Script], list[Script]]:
-    """Return the migrations up to ``revision``, the next one last, and those behind, the last one first."""
+    """Return the migrations up to ``revision``, the next one last, and those done, the last one first."""
     scripts = _scripts()
     current = _current(connection) or "base"
     try:
         behind = list(scripts.iterate_revisions(current, "base"))
         return list(scripts.iterate_revisions(revision, current)), behind
     except RevisionError:
-        return [], []  # one of a newer version, or one that the upgrade itself refuses
+        return [], []  # a revision of a newer version, or one that the upgrade itself refuses
 
 
 @cache
 def _scripts() -> ScriptDirectory:
-    """Return the migrations; a directory loads all of them, which each step of an upgrade asks for several times."""
+    """Return the migrations, loaded once, because each step of an upgrade needs them several times."""
     return ScriptDirectory.from_config(_config(None))
 
 
 def _to_build(connection: Connection, revision: str) -> list[tuple[str, str]]:
-    """Return the statements that drop and build each index that is missing and that no transaction may build."""
+    """Return the statements that drop and build each missing index that no transaction should build."""
     ahead, behind = _ways(connection, revision)
     statements: list[tuple[str, str]] = []
     for module in [script.module for script in ahead[-1:] or behind]:
@@ -302,7 +304,7 @@ def _to_build(connection: Connection, revision: str) -> list[tuple[str, str]]:
 
 
 def _ended_the_last(connection: Connection, behind: list[Script]) -> bool:
-    """Do what the last migration has left to be done afterwards; tell whether there was anything."""
+    """Do what the last migration has left to be done afterwards; return whether there was anything."""
     afterwards = getattr(behind[0].module, "afterwards", None) if behind else None
     return afterwards is not None and afterwards(connection)
 

@@ -45,10 +45,8 @@ class Insertion:
     """A statement that inserts child jobs: executed while ``is_due``, with its rows given to ``note``.
 
     The statement for one job with a unique key and terms of its own returns a row. If it returns none,
-    another job
-    of the key was being committed, or an expired job holds the key: then expired jobs of the key are
-        cancelled, and
-    the statement is executed again.
+    another job of the key was being committed, or an expired job holds the key: then expired jobs of the key
+    are cancelled, and the statement is executed again.
 
     Attributes:
         made: ids of the jobs that were inserted; the keys of the others were taken.
@@ -151,8 +149,7 @@ async def complete_with_child_jobs(
     """Complete a job and insert its child jobs; called like ``settle.complete``, but with one run.
 
     COMPLETE comes first: it frees the job's unique key for a child of the same key, and if it takes no
-        effect,
-    nothing is inserted.
+    effect, nothing is inserted.
     """
     [run] = runs
     size = len(run.result or "") + sum(len(child.job.payload) + _ROW_BYTES for child in run.child_jobs)

@@ -67,7 +67,10 @@ class Letter:
 
 
 async def keep(database: Database, letters: Sequence[Letter]) -> tuple[list[int], Refused[Letter]]:
-    """Store messages for people to look at; return the new ids (these may be terminated) and the refused."""
+    """Store messages for people to look at; return the ids of the new rows, and the refused messages.
+
+    Stored messages may be terminated in the stream.
+    """
 
     def write(batch: Sequence[Letter]) -> Awaitable[Sequence[Row]]:
         parameters = {

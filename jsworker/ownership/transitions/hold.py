@@ -34,4 +34,4 @@ WOKEN: Final = {
     "queued_at": sa.case((_is_early, j.c.queued_at), else_=sa.func.coalesce(j.c.queued_at, NOW)),
     **NOT_HELD,
 }
-"""The values written when a job is no longer held: queued at its old place, or scheduled for its ``due_at``."""
+"""The values written when a job is held no longer: queued at its old place, or scheduled for ``due_at``."""

@@ -1,7 +1,7 @@
 """PRUNE: ended jobs are deleted with their timelines and steps when they have been kept for long enough.
 
-A workflow is deleted as a whole: its row goes first, when it ended long enough ago; then its jobs are like
-    any others.
+A workflow is deleted as a whole: first its row, when it ended long enough ago; then its jobs are like any
+others.
 
 Only ended jobs are read and locked, and no lock is waited for, so pruning delays no statement about live
 jobs.
@@ -140,8 +140,7 @@ async def prune(
     """Delete up to ``limit`` ended jobs, with their timelines, the oldest first, from ``since`` on.
 
     ``since`` is the ``last`` of the previous batch; None: the first batch, which for any kind and status also
-    deletes workflows.
-    A job whose row is locked or refused stays.
+    deletes workflows. A job whose row is locked or refused stays.
     """
     if since is None and ended.kind is None and ended.status is None:
         await _prune_workflows(database, ended.before)

@@ -1,10 +1,8 @@
 """RETRY of a batch's members: the batch is opened again, and jobs cancelled because of it are held again.
 
 One transaction of several statements, each with a snapshot of its own. The first increments the workflow's
-revision
-and keeps its row locked: meanwhile no NEEDS decides by batches that are being opened, and one that has begun
-    before
-takes no effect.
+revision and keeps its row locked: meanwhile no NEEDS decides by batches that are being opened, and one that
+has begun before takes no effect.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """STEP: the result of a run's step is stored under the run's fence, and found by later runs of the job.
 
 The steps of a job stay until the job is pruned: a reset, a retry by hand and a release delete none of them.
-    Only
-DEBOUNCE, which replaces the payload, deletes them.
+Only DEBOUNCE, which replaces the payload, deletes them.
 """
 
 from typing import Any, Final, NamedTuple

@@ -1,9 +1,8 @@
 """DEFER and WAKE: one job of a key runs and one waits; the waiting one is due when the running one has ended.
 
 A worker whose claim is refused defers the job: it leaves the queue for a while, so that nothing looks for it
-    there.
-The end of the running job wakes the waiting one, at its old place in the queue; if it does not, PROMOTE
-queues the job.
+there. The end of the running job wakes the waiting one, at its old place in the queue; if it does not,
+PROMOTE queues the job.
 """
 
 from collections.abc import Collection

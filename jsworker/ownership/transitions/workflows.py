@@ -2,13 +2,10 @@
 
 Each is a statement with a snapshot of its own. The statement that settles a job still sees the job as live;
 and if NEEDS were a part of FINISH, two needs that finish at once would each see the other as unfinished. If a
-process dies in
-between, the sweep of any worker finds what it left undone: a batch without a live member, or a finished batch
-    that
-is not ``propagated``.
+process dies in between, the sweep of any worker finds what it left undone: a batch without a live member, or
+a finished batch that is not ``propagated``.
 
-No statement waits for a lock: its holder finishes the batch or opens it again, or a later sweep does the
-    work.
+No statement waits for a lock: its holder finishes or reopens the batch, or a later sweep does the work.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -37,9 +34,8 @@ def _member(status: str) -> str:
     """Return SQL for whether a batch ``b`` has a member of a status; it looks for the youngest one.
 
     The range is one that only the index jobs_of_batch has: with equations the planner would read the whole
-        table,
-    because it expects the first match soon. It is read backwards, because members end roughly in the order of
-    their ids, and the index still holds entries of dead row versions of those that have ended.
+    table, because it expects the first match soon. It is read backwards, because members end roughly in the
+    order of their ids, and the index still holds entries of dead row versions of those that have ended.
     """
     return (
         "(SELECT true FROM jsworker.jobs AS j WHERE j.batch_id IS NOT NULL"  # noqa: S608 -- constants
