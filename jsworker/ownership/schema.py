@@ -201,8 +201,9 @@ jobs = sa.Table(
     ),
     # Like the index before, this one holds only the last version of a job.
     _partial("jobs_ended_of_kind", "kind", "id", where="finished_at IS NOT NULL"),
-    # A normal job that is enqueued, claimed and completed is in none of the indexes down to jobs_failed_of_kind.
-    # Those by kind are worded unlike those of all kinds: the planner would sometimes take the wrong one.
+    # No version of a normal job that is enqueued, claimed and completed is in the indexes down to
+    # jobs_failed_of_kind, so that they cost it no write. Predicates by kind are worded unlike those of all
+    # kinds: otherwise the planner sometimes takes the wrong index.
     _partial("jobs_due_of_kind", "kind", "run_at", "id", where="'' || status = 'scheduled'"),
     # This one holds no version of a job of normal priority.
     _partial(

@@ -1,4 +1,4 @@
-"""Failed jobs in groups: of one kind, with errors that differ in numbers and quoted text alone.
+"""Failed jobs in groups: jobs of one kind, with errors that differ only in numbers and quoted text.
 
 Groups are found by leaps along an index that holds nothing but failed jobs, and counted up to a bound.
 """
@@ -14,10 +14,10 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.schema import FAILURE, IS_FAILURE
 
 BOUND: Final = 5_000
-"""Jobs that are counted in all groups together, as a rule each on a page of its own. Where counting a group ends, its
-number means at least as many."""
+"""The most jobs that are counted in all groups together; usually each is on a page of its own. A count that
+reaches its group's share of this means at least as many."""
 _LEAST_BOUND: Final = 100
-"""Jobs that are counted in each group, whatever the number of groups."""
+"""The smallest share of a group, however many groups there are."""
 TREND_HOURS: Final = 24
 
 _OF_GROUP: Final = f"{IS_FAILURE} AND kind = g.kind AND {FAILURE} = g.failure"
@@ -59,7 +59,7 @@ CROSS JOIN LATERAL (
 
 
 class FailureId(NamedTuple):
-    """What names a group: its kind, and what its errors have in common."""
+    """Identifies a group: its kind, and a hash of what its errors have in common."""
 
     kind: str
     failure: UUID
@@ -70,13 +70,14 @@ class FailureGroup:
     """Failed jobs of one kind with like errors.
 
     Attributes:
-        kind, failure: what names the group.
-        jobs: how many there are; ``is_bounded``: at least.
+        kind, failure: what identifies the group.
+        jobs: how many there are; ``is_bounded``: there are at least so many.
         first_at, last_at: when the first and the last of them ended.
         last_job: the last one.
         error: type and message of its last error; None: there was none.
-        reason: why no attempt followed that.
-        by_hour: how many of those that were counted, the last ones, ended in each of the last 24 hours, up to now.
+        reason: why no attempt followed that error.
+        by_hour: how many of the counted jobs, which ended last, ended in each of the last 24 hours, the
+            latest hour last.
     """
 
     kind: str
@@ -92,7 +93,10 @@ class FailureGroup:
 
 
 class FailurePage(NamedTuple):
-    """Groups, the one with the latest failure first; the next page begins behind ``after``, None: there is none."""
+    """Groups, the one with the latest failure first; the next page is behind ``after``, None: there is none.
+
+    A page is sorted by itself: pages follow each other in the order of kind and ``failure``.
+    """
 
     groups: list[FailureGroup]
     after: FailureId | None
@@ -111,7 +115,7 @@ async def list_failures(
 
 
 async def read_failures(database: Database, named: list[FailureId]) -> list[FailureGroup]:
-    """Return groups by their names, the one with the latest failure first; one without jobs is left out."""
+    """Return the given groups, the one with the latest failure first; groups without jobs are left out."""
     bound = max(BOUND // max(len(named), 1), _LEAST_BOUND)
     values = {"kinds": [each.kind for each in named], "failures": [each.failure for each in named]}
     rows = await database.run_along_index(FAILURE_GROUPS, values | {"bound": bound})

@@ -1,4 +1,4 @@
-"""What the rows show: what waits and for whom, who holds what, what was left behind.
+"""What the tables show: which jobs wait and for what, which workers hold jobs, and what was left undone.
 
 Each statement reads an index that holds only what it asks for, however many jobs have ended, and nearly every
 count ends at a bound.
@@ -26,19 +26,19 @@ Statement: TypeAlias = TextClause
 BOUND: Final = 1_001
 """Counting ends here: more than a thousand is simply many."""
 MOST_QUEUES: Final = 100
-"""Kinds whose queue is looked at; those that workers are for are looked at all the same."""
+"""The most kinds whose queues are read, besides the kinds that workers serve."""
 MOST_HELD_KEYS: Final = 1_000
-"""Keys with held jobs that are looked at, and as many pauses."""
+"""The most keys with held jobs, and the most pauses, that are read."""
 MOST_HELD: Final = 10_000
-"""Held jobs of a kind, and for one reason, that metrics count: every worker does so every ten seconds."""
+"""The most held jobs of one kind and reason that metrics count, which every worker does every ten seconds."""
 _MOST_HELD_KINDS: Final = 1_000
 MOST_MARKS: Final = 100_001
-"""Dead messages, and refused rows, that are counted."""
+"""The most dead messages, and the most refused rows, that are counted."""
 _MOST_OPEN: Final = 10_000
-"""Open batches, and workflows, that are looked at: the oldest."""
+"""The most open batches, and the most open workflows, that are read: the oldest."""
 
-# The predicates are those of the partial indexes, word for word. statement_timestamp() can be looked up in an
-# index; clock_timestamp() would be compared with every row.
+# The predicates are those of the partial indexes, word for word. statement_timestamp() can be searched for in
+# an index; clock_timestamp() would be compared with every row.
 _LATE = """
 SELECT count(*) AS jobs, coalesce(max(late.seconds), 0) AS oldest FROM (
   SELECT extract(epoch FROM statement_timestamp() - {due}) AS seconds FROM jsworker.jobs
@@ -79,7 +79,8 @@ SELECT w.id, w.kinds, w.concurrency, w.version, w.state, {IS_ALIVE} AS alive,
 FROM jsworker.workers AS w ORDER BY w.last_seen_at DESC LIMIT 1000
 """)  # noqa: S608 -- a constant
 
-# Of kinds that all workers run alike one row. The column is read from the row as JSON: on an older schema it is NULL.
+# A kind that all workers run with the same settings has one row. The column is read from the row as JSON, so
+# that it is NULL on an older schema.
 KIND_SETTINGS = text(f"""
 SELECT kind.name, kind.settings, count(*) AS workers
 FROM jsworker.workers AS w CROSS JOIN LATERAL (SELECT to_jsonb(w) -> 'kind_settings' AS document) AS stored
@@ -94,8 +95,8 @@ SELECT name, kind, extract(epoch FROM statement_timestamp() - next_at) AS second
 FROM jsworker.schedules WHERE NOT paused ORDER BY next_at LIMIT 1000
 """)
 
-# Keys of which jobs are held, with and without a row of their own, and pauses that hold. Epochs are subtracted, for
-# older servers cannot subtract infinite times, which somebody may have written by hand.
+# Keys with held jobs, with and without a row of their own, and pauses in force. Epochs are subtracted,
+# because older servers cannot subtract infinite times, which somebody may have written by hand.
 LIMITS = filled(
     """
 WITH RECURSIVE {leap}, found AS MATERIALIZED (
@@ -124,9 +125,9 @@ ORDER BY held_for DESC NULLS LAST
     bound=str(BOUND),
 )
 
-# For a minute, in which every worker's scan would have found it: batches that are finished, and what needs them was not
-# looked for, or that have no live member; workflows whose batches have all finished; and jobs that wait for the needs of
-# their batch, and it has none that has not finished.
+# What has been left undone for a minute, in which every worker's scan would have found it: finished batches
+# that are not propagated, unfinished batches without a live member, open workflows whose batches have all
+# finished, and jobs that wait for the needs of their batch although all of these have finished.
 LEFT_BATCHES = filled(
     """
 WITH open AS MATERIALIZED (
@@ -161,7 +162,7 @@ SELECT (SELECT count(*) FROM (
     most=str(_MOST_OPEN),
 )
 
-# A worker without a row that goes on beating comes back to the registry by itself.
+# A worker without a row that still sends heartbeats registers itself again.
 SILENT_OWNERS = text("""
 SELECT held.worker_id, count(*) AS jobs, max(held.seconds) AS seconds_silent, w.id IS NOT NULL AS registered,
   bool_or(held.stale_after IS NULL) AS never_stale
@@ -200,7 +201,7 @@ FROM (
   WHERE j.status || '' NOT IN ('scheduled', 'queued', 'processing') ORDER BY j.finished_at DESC LIMIT 1000) AS last
 """)
 
-# Those of stopped workers too, until they are forgotten: their jobs are of a kind that is known.
+# Includes the kinds of stopped workers until their rows are deleted: these kinds are known, too.
 SERVED = text("""
 SELECT DISTINCT kind FROM (
   SELECT kinds FROM jsworker.workers ORDER BY last_seen_at DESC LIMIT 1000
@@ -214,22 +215,22 @@ _WAITING = {
     "processing": "status || '' = 'processing'",
     "outbox": "CAST(needs_publish AS integer) = 1",
 }
-# Epochs are subtracted, for older servers cannot subtract infinite times, and bounded by three centuries.
+# Epochs are subtracted, because older servers cannot subtract infinite times, and bounded by three centuries.
 _BY_KIND = """
 SELECT CASE WHEN kind = ANY(CAST(:kinds AS text[])) THEN kind END AS kind, '{what}' AS what, count(*) AS number,
   CAST(least(greatest(extract(epoch FROM clock_timestamp()) - extract(epoch FROM min(queued_at)), 0), 1e10)
     AS double precision) AS oldest
 FROM jsworker.jobs WHERE {which} GROUP BY 1
 """
-# A foreign key may keep any number of ended jobs, whose rows are refused to be pruned.
+# Bounded, because a foreign key may keep any number of ended jobs from being pruned, each with a refused row.
 _OTHERS = """
 SELECT attempted, 'refused rows', count(*), NULL
 FROM (SELECT attempted FROM jsworker.refused_rows LIMIT 100000) AS r GROUP BY attempted
 UNION ALL
 SELECT NULL, 'dead messages', count(*), NULL FROM jsworker.dead_messages
 """
-# A job that was held again and again has been held since the last time. Each kind's are counted up to a bound: they may
-# be held for weeks, and to read a million of them again and again would slow down all others.
+# The time held is that since the job was last held. Each kind's jobs are counted up to a bound: they may be
+# held for weeks, and reading a million of them again and again would slow down all other statements.
 _HELD = """
 (WITH RECURSIVE held AS (
   (SELECT j.held_by, j.kind FROM jsworker.jobs AS j WHERE {is_held} ORDER BY j.held_by, j.kind LIMIT 1)
@@ -249,7 +250,7 @@ FROM (SELECT * FROM held LIMIT {most_kinds}) AS held CROSS JOIN LATERAL (
     ORDER BY j.id LIMIT {most}) AS few) AS counted
 GROUP BY 1, 2)
 """
-# Along an index in which no normal job stands.
+# Along an index without jobs of normal priority.
 _LANES = """
 SELECT CASE WHEN j.kind = ANY(CAST(:kinds AS text[])) THEN j.kind END AS kind,
   CASE j.priority WHEN 0 THEN 'high' ELSE 'low' END AS what, count(*) AS number,
@@ -257,7 +258,7 @@ SELECT CASE WHEN j.kind = ANY(CAST(:kinds AS text[])) THEN j.kind END AS kind,
     AS double precision) AS oldest
 FROM jsworker.jobs AS j WHERE {queued} AND {in_lane} GROUP BY 1, 2
 """
-# For how long the first that is due was not fired.
+# For how long the first schedule of a kind has been due without being fired.
 _SCHEDULES = """
 SELECT CASE WHEN kind = ANY(CAST(:kinds AS text[])) THEN kind END AS kind, 'schedules' AS what, count(*) AS number,
   CAST(least(greatest(extract(epoch FROM clock_timestamp()) - extract(epoch FROM min(next_at)), 0), 1e10)
@@ -274,7 +275,7 @@ _HELD_OF_KINDS = filled(
 ).text
 BACKLOG = text("UNION ALL".join([*_COUNTS, _HELD_OF_KINDS, _IN_LANES, _SCHEDULES, _OTHERS]))
 
-# Of each kind the key that is nearest to its limit, and how many keys are at theirs.
+# For each kind the key that is nearest to its limit, and how many keys have reached theirs.
 LIMIT_USE = text("""
 WITH used AS MATERIALIZED (
   SELECT j.kind, j.limit_key AS key, count(*) AS running FROM jsworker.jobs AS j
@@ -295,7 +296,7 @@ FROM keys ORDER BY kind, CAST(running AS double precision) / max_running DESC
 
 
 class Late(NamedTuple):
-    """Jobs for which something should have been done, up to ``BOUND``; ``oldest``: seconds that the first waits."""
+    """Late jobs, counted up to ``BOUND``; ``oldest``: for how many seconds the first of them has been due."""
 
     jobs: int
     oldest: float
@@ -313,7 +314,8 @@ class QueuedKind(NamedTuple):
 class RegisteredWorker:
     """A worker's row; ``alive``: see ``list_workers``.
 
-    ``limits``: by kind what its class declares of limits, see ``WorkerRow``; None: an older worker does not tell.
+    ``limits``: for each kind the limits that its class declares, see ``WorkerRow``; None: an older worker
+    wrote none.
     """
 
     id: str
@@ -327,7 +329,7 @@ class RegisteredWorker:
 
 
 class SilentOwner(NamedTuple):
-    """Who holds running jobs and shows no sign of life; some of the jobs may be taken back by no time-out."""
+    """A silent worker that holds running jobs; ``never_stale``: some of these have no stale time-out."""
 
     worker_id: str
     jobs: int
@@ -348,7 +350,7 @@ class RefusalGroup(NamedTuple):
 
 
 class NextInstant(NamedTuple):
-    """A schedule that is not paused, and for how many seconds it has been due; negative: it is not yet."""
+    """A schedule that is not paused, and for how many seconds it has been due; negative: it is not due."""
 
     name: str
     kind: str
@@ -356,9 +358,10 @@ class NextInstant(NamedTuple):
 
 
 class KeyLimit(NamedTuple):
-    """A kind or one of its keys: jobs that may begin now, those that are held, since when, and its pause.
+    """A kind or one of its keys: how many jobs may begin now, how many are held, for how long, and its pause.
 
-    ``unused_for``: seconds since a claim or a wake of it was noted, which they are once a minute; None: no row.
+    ``unused_for``: seconds since its last noted claim or wake, of which one a minute is noted; None: it has
+    no row.
     """
 
     kind: str
@@ -381,7 +384,10 @@ class LeftBatches(NamedTuple):
 
 
 class EndedSample(NamedTuple):
-    """The jobs that ended last, ``within`` so many seconds; the oldest one ended ``oldest`` seconds ago."""
+    """The jobs that ended last, and the seconds ``within`` which they did.
+
+    ``oldest``: how many seconds ago the first of all ended jobs has ended.
+    """
 
     jobs: int
     failed: int
@@ -390,14 +396,14 @@ class EndedSample(NamedTuple):
 
 
 class DeadMessages(NamedTuple):
-    """Messages that no worker could use; ``newest``: seconds, None: there are none."""
+    """Messages that no worker could use; ``newest``: seconds since the last one, None: there are none."""
 
     messages: int
     newest: float | None
 
 
 class LimitUse(NamedTuple):
-    """Of the key of a kind that is nearest to its limit: jobs that run, and that may; and how many keys are full."""
+    """A kind's key that is nearest to its limit: jobs that run, and may run; and how many keys are full."""
 
     running: int
     max_running: int
@@ -406,12 +412,12 @@ class LimitUse(NamedTuple):
 
 @dataclass(slots=True)
 class Waiting:
-    """One kind's live jobs by status, those queued ones whose message is still to be sent, and held ones by reason.
+    """One kind's live jobs by status, queued jobs whose message is still to be sent, and held jobs by reason.
 
-    The oldest of each has been queued, or held, for so many seconds; 0 when there is none. ``lanes`` holds how many
-    of those that are queued are of high and of low priority, and the age of the oldest, where there are any.
-    ``limit``: None: the kind has none; ``schedule_lag_seconds``: since when the first of its schedules is due, 0 when
-    none is, None: it has no schedule.
+    The ``oldest`` figures are the seconds for which the first of them has been queued, or held; 0: there are
+    none. ``lanes``: how many queued jobs are of high and of low priority, and the age of the oldest, where
+    there are any. ``limit``: None: the kind has none. ``schedule_lag_seconds``: for how long the first of its
+    schedules has been due, 0: none is due, None: it has no schedule.
     """
 
     jobs: dict[str, int] = field(default_factory=lambda: {"scheduled": 0, "queued": 0, "processing": 0})
@@ -429,7 +435,7 @@ class Backlog(NamedTuple):
     """What waits in the whole table.
 
     Attributes:
-        kinds: by kind: those asked for and those of other workers, even without a job.
+        kinds: what waits of each kind: the kinds asked for and those of other workers, even without a job.
         others: all other kinds together; None: they have no live jobs.
         refused_rows: jobs that are set aside because PostgreSQL refuses their row, by what was attempted.
     """
@@ -453,7 +459,7 @@ async def read(
 
 
 async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Backlog:
-    """Return what waits: ``most`` kinds are counted each, these first, then those of other workers."""
+    """Return what waits, of up to ``most`` kinds singly: of these first, then of kinds of other workers."""
     named = list(kinds[:most])
     if len(named) < most:
         served = {"besides": named, "most": most - len(named)}

@@ -1,8 +1,8 @@
 """Reading jobs: one with its timeline, or many by a filter. Nothing here decides who owns anything.
 
-However many jobs there are, each statement looks at those that run or at a bounded number of others, through
-an index: a partial one for jobs that wait, run or have failed, whose predicate is repeated word for word; for
-others that of the ids, which are UUIDv7, so that their order is the order of creation.
+However many jobs there are, each statement reads only running jobs or a bounded number of others, through an
+index. For jobs that wait, run or have failed it is a partial index, whose predicate is repeated word for
+word; for others it is the index of the ids, which are UUIDv7, so that their order is the order of creation.
 """
 
 import math
@@ -33,12 +33,12 @@ from jsworker.ownership.schema import FAILURE, IS_FAILURE
 from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled, sql
 
 WINDOW: Final = 10_000
-"""Jobs that one statement looks at for the few that are listed; the first ones look at fewer."""
+"""The most jobs that one statement reads to find those to be listed; the first statements read fewer."""
 PAGE: Final = 500
-"""Jobs that one statement looks at for those that a filter means."""
+"""The most jobs that one statement reads to find those that a filter selects."""
 _FETCHED: Final = 5_000
 _CLOCKS_DIFFER: Final = 600.0
-"""Seconds, at most, by which a producer's clock, which is in its ids, may differ from the database's."""
+"""Seconds, at most, by which a producer's clock, whose time is in its ids, may differ from the database's."""
 _LAST_MILLISECOND: Final = 2**48 - 1
 
 COLUMNS = text("""
@@ -70,8 +70,9 @@ NEWEST = filled(
     is_whole="true",
 )
 
-# Those that have ended along an index; the others, which none has in this order, if they are not too many. The kind as a
-# range, for by an equation the planner takes the index of the ids to be as good, on which any number of others may stand.
+# Ended jobs are read along an index. No index has the other jobs in this order; they are read if they are not
+# too many. The kind is compared as a range: with an equation the planner takes the index of the ids to be as
+# good, although any number of other jobs may be in it.
 _OF_KIND = """waiting AS MATERIALIZED (
   (SELECT j.id FROM jsworker.jobs AS j WHERE {queued} AND j.kind = :kind ORDER BY j.queued_at, j.id LIMIT {most})
   UNION ALL
@@ -98,12 +99,12 @@ NEWEST_OF_KIND = filled(
     is_meant=IS_MEANT,
     is_whole=f"(SELECT count(*) < {WINDOW} FROM waiting)",  # noqa: S608 -- a constant
 )
-"""``is_whole``: it has found all there are; else there were too many that have not ended."""
+"""``is_whole``: all jobs of the kind were taken into account; if false, too many of them have not ended."""
 
 MOST_KINDS: Final = 100
-"""Kinds whose queued jobs are listed, the first by name; those of others are listed by their kind alone."""
+"""The most kinds whose queued jobs are listed, the first by name; those of others only by their kind."""
 
-# Each kind's last ones, and of these the last.
+# The last queued jobs of each kind, and of all these the last.
 _LAST_QUEUED = """
 WITH RECURSIVE {kinds}, several AS (
   SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT {most}
@@ -127,7 +128,7 @@ def _last_queued(which: str, of_lane: str) -> TextClause:
 
 
 LAST_QUEUED = _last_queued("", f" AND {_IS_OF_PRIORITY}")
-# Along the index in which no normal job stands.
+# Along the index without jobs of normal priority.
 _OF_LANE = f" AND {condition(in_lane_indexed)}"
 LAST_IN_LANE = _last_queued(_OF_LANE, f" AND {condition(of_lane_indexed)}")
 
@@ -153,9 +154,10 @@ _AFTER = "CAST(:after AS uuid)"
 _TIME = "CAST(:place AS timestamptz)"
 
 SINCE = {"no_progress_for": sql(progressed_at), "running_for": "claimed_at", "stale_for": "last_activity_at"}
-"""What running jobs that are chosen by their age are sorted by: the first of these that is asked for."""
+"""What running jobs chosen by their age are sorted by: the first of these ages that is asked for."""
 
-# As a table of its own: along the index of the ids, whose order may be asked for, stand any number of others.
+# Materialized, because the order of ids may be asked for, and any number of other jobs are in the index of
+# the ids.
 _RUNS = """
 WITH runs AS MATERIALIZED (
   SELECT id, fencing_token, kind, {since} AS since, {is_meant} AS meant FROM jsworker.jobs AS j
@@ -196,7 +198,7 @@ _IS_FAILED_OF_KIND = "'' || status IN ('failed', 'cancelled') AND kind = :kind"
 _FAILED = _page(f"{_IS_FAILED} AND status = :status", "id DESC", f"id < {_AFTER}")
 _FAILED_OF_KIND = _page(f"{_IS_FAILED_OF_KIND} AND status = :status", "id DESC", f"id < {_AFTER}")
 
-# Those that wait for an event have no place among those that wait for a time: they come behind them.
+# Jobs that wait for an event have no place among those that wait for a time: they are listed behind these.
 _HELD = "status || '' = 'scheduled' AND held_by IS NOT NULL"
 _HELD_OF_KIND = "'' || status = 'scheduled' AND kind = :kind AND run_at IS NULL"
 _BEHIND_HELD = (
@@ -217,7 +219,7 @@ LISTED = {
     ),
     **{age: _runs("since, id", f"(since, id) > ({_TIME}, {_AFTER})", since) for age, since in SINCE.items()},
 }
-"""By status, by the age that was asked for, or of a group of failures."""
+"""The statements of listings by status, by the age that was asked for, or of a group of failures."""
 LISTED_OF_KIND = LISTED | {
     "scheduled": _page(
         "'' || status = 'scheduled' AND kind = :kind AND run_at IS NOT NULL", "run_at, id", _BEHIND_DUE
@@ -236,9 +238,9 @@ PLACES = {
         **SINCE,
     }.items()
 }
-"""Where such a listing goes on; others go on by the ids."""
+"""The statements that find where a listing of this order goes on; other listings go on by the ids."""
 
-# Of those that a filter means; running ones are read at once.
+# Pages of the jobs that a filter selects; all running jobs are one page.
 PAGES = {
     "processing": LISTED["processing"],
     "scheduled": _page(
@@ -248,7 +250,7 @@ PAGES = {
         place="run_at",
     ),
     "held": _page(_HELD, "held_by, kind, id", _BEHIND_HELD, place="held_by"),
-    # One without a time at which it was queued stands last of its kind, where no place leads on from it.
+    # A job without a time at which it was queued is the last of its kind, and no page can begin behind it.
     "queued": _page(
         f"status || '' = 'queued' AND {_IS_OF_KIND}",
         "kind, queued_at, id",
@@ -260,7 +262,7 @@ PAGES = {
         for each in ("failed", "cancelled")
     },
 }
-"""By status; the order is that in which a filter acts on several."""
+"""By status, in the order in which jobs of several statuses are read."""
 PAGES_OF_KIND = PAGES | {
     "held": _page(_HELD_OF_KIND, "run_at, id", f"id > {_AFTER}"),
     **{
@@ -275,7 +277,7 @@ PAGE_OF_FAILURE = _page(
     f"finished_at >= {_TIME} AND (finished_at, id) > ({_TIME}, {_AFTER})",
     place="finished_at",
 )
-"""Of those that a filter means: of a group of failures."""
+"""The page for a filter that selects a group of failures."""
 
 MEANT = text(f"SELECT j.id FROM jsworker.jobs AS j WHERE j.id = ANY(CAST(:ids AS uuid[])) AND {IS_MEANT}")  # noqa: S608 -- constants
 
@@ -325,19 +327,20 @@ async def list_jobs(
     priority: int | None = None,
     where: JobFilter = ANY_JOB,
 ) -> Page:
-    """Return jobs: the newest first; of those that are scheduled the next one due, of queued ones the last queued.
+    """Return jobs, the newest first; of scheduled ones the next due first, of queued ones the last queued.
 
     Args:
-        status, kind: only such jobs. Completed jobs are searched for from the newest on, for there is no index of
-            them alone.
+        status, kind: only such jobs. Completed jobs are searched for from the newest on, because there is no
+            index of them alone.
         after: begin behind this job.
-        seconds: end a search after so long with what was found; None: never.
+        seconds: after so long, end a search with what was found; None: never.
         age: only running jobs that are so old, the oldest first.
-        priority: only jobs of this one, by its number.
-        where: only such jobs, for which all others are searched; of a group of failures the last that ended first.
+        priority: only jobs of this priority, given by its number.
+        where: only jobs that match, which are searched for among all others; in a group of failures, the last
+            that ended comes first.
 
     Raises:
-        JobNotFound: the place of ``after`` in a queue is not known any more.
+        JobNotFound: the place of ``after`` in the listing is not known any more.
         ValueError: ``limit`` is less than 1, or a group of failures is meant without its kind.
     """
     if limit < 1:
@@ -346,7 +349,7 @@ async def list_jobs(
         status = "processing"
     if where.failure is not None:
         status = "failed"
-        Selection((status,), kind, where=where)  # which refuses it without its kind
+        Selection((status,), kind, where=where)  # refuses a group without its kind
     filters = {"status": status, "kind": kind, "priority": priority, **where.values()}
     values = {**filters, "limit": limit, "after": after, **age.values()}
     ends_at = time.monotonic() + (math.inf if seconds is None else seconds)
@@ -372,7 +375,7 @@ async def get_job(database: Database, job_id: UUID) -> dict[str, Any] | None:
 
 
 async def ending_in(database: Database, digits: str, *, seconds: float) -> list[UUID]:
-    """Return the jobs whose ids end in these digits, among the newest that can be read in so many seconds."""
+    """Return jobs whose ids end in these digits, among the newest that can be read in about ``seconds``."""
     ends_at = time.monotonic() + seconds
     everything = {"status": None, "kind": None, "after": None, "limit": WINDOW, "priority": None}
     everything |= ANY_JOB.values()
@@ -393,13 +396,14 @@ async def matching(
 ) -> AsyncGenerator[list[tuple[UUID, int]], None]:
     """Yield id and fencing token of the jobs that match, page by page, each job once.
 
-    No job of an empty page matches: who has only a limited time can stop there.
+    A page is empty if none of the jobs read for it matches; callers with limited time can stop there.
 
     Args:
         database: where the jobs are.
         wanted: which jobs; completed ones are not found.
-        acting: whether each page is acted on before the next is read, so that its jobs leave these statuses or run
-            on; then jobs that went from one of them to another meanwhile are looked for a second time.
+        acting: whether the caller acts on each page before it reads the next, so that the page's jobs leave
+            these statuses or run on; then a second pass looks for jobs that changed from one of these
+            statuses to another.
     """
     statuses = wanted.statuses
     filters = {
@@ -428,7 +432,7 @@ async def look_up(database: Database, ids: list[UUID]) -> dict[UUID, SeenJob]:
 async def _search(
     database: Database, values: dict[str, Any], ends_at: float
 ) -> tuple[list[UUID], UUID | None]:
-    """Search all jobs from the newest on; return also where to go on, None when all were looked at."""
+    """Search all jobs from the newest on; also return the job behind which to go on, None: all were read."""
     limit, ids = values["limit"], []
     async for found, behind in _windows(database, values):
         ids += found
@@ -442,9 +446,9 @@ async def _search(
 async def _windows(
     database: Database, values: dict[str, Any], digits: str | None = None
 ) -> AsyncIterator[tuple[list[UUID], UUID | None]]:
-    """Look at jobs from the newest on; yield those that are meant, and where to go on.
+    """Read jobs from the newest on; yield those that match, and the job behind which to go on.
 
-    None is looked at that was enqueued long before or after the times that are asked for.
+    Jobs enqueued long before or after the times that are asked for are not read.
     """
     statement = NEWEST if values["kind"] is None else NEWEST_OF_KIND
     window = values["limit"]
@@ -474,7 +478,7 @@ def _first_id(instant: datetime | None, seconds: float) -> UUID:
 async def _find_scheduled(
     database: Database, values: dict[str, Any], ends_at: float
 ) -> tuple[list[UUID], UUID | None]:
-    """Find those that wait for a time, and behind them those that wait for an event."""
+    """Find jobs that wait for a time and, behind them, jobs that wait for an event."""
     try:
         ids, after = await _find(database, "scheduled", values, ends_at)
     except JobNotFound:
@@ -489,7 +493,7 @@ async def _find_scheduled(
 async def _find(
     database: Database, order: str, values: dict[str, Any], ends_at: float
 ) -> tuple[list[UUID], UUID | None]:
-    """Find jobs in the order of an index; return also where to go on, None when all were looked at."""
+    """Find jobs in the order of an index; also return the job behind which to go on, None: all were read."""
     limit, ids = values["limit"], []
     is_filtered = any(values[name] is not None for name in ANY_JOB.values() if name != "failure")
     length = max(limit, PAGE) if is_filtered else limit
@@ -497,7 +501,7 @@ async def _find(
         rows = await _read_page(database, order, values | {"limit": length})
         if not is_filtered:
             ids += [row.id for row in rows]
-        elif order == "queued":  # whose statement reads no more than indexes
+        elif order == "queued":  # its statement reads only indexes, and tells of no job whether it matches
             read = {"ids": uuid_array(row.id for row in rows)}
             meant = {row.id for row in await database.run(MEANT, values | read)}
             ids += [row.id for row in rows if row.id in meant]
@@ -528,9 +532,9 @@ async def _read_page(database: Database, order: str, values: dict[str, Any]) -> 
 
 
 async def _fetch(database: Database, ids: Sequence[UUID], status: str | None) -> list[dict[str, Any]]:
-    """Return jobs in the order of their ids given; what has another status by now is left out."""
+    """Return jobs in the order of the given ids, without those that have another status by now."""
     rows: dict[UUID, dict[str, Any]] = {}
-    for start in range(0, len(ids) or 1, _FETCHED):  # for none too: who may not read jobs gets an error
+    for start in range(0, len(ids) or 1, _FETCHED):  # also without ids: a login without rights gets an error
         for row in await database.run(COLUMNS, {"ids": list(ids[start : start + _FETCHED])}):
             if status in (None, row.status):
                 rows[row.id] = row._asdict()

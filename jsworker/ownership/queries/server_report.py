@@ -1,4 +1,4 @@
-"""What PostgreSQL reports of itself, of this login and of the tables, and how these must be."""
+"""What PostgreSQL reports of itself, of this login and of the tables, and what the tables must be like."""
 
 import ipaddress
 from collections.abc import Callable, Collection, Mapping
@@ -51,7 +51,7 @@ SELECT r.rolname AS role, r.rolsuper AS superuser, r.rolconnlimit AS role_limit,
 FROM pg_roles AS r, pg_database AS d WHERE r.rolname = current_user AND d.datname = current_database()
 """)
 
-# By their oids: names are not looked up in a schema that the role may not use.
+# By the oids of the tables, because their names cannot be looked up in a schema that the role may not use.
 RIGHTS = text("""
 SELECT c.relname AS "table", needed.privilege || coalesce(' (' || needed.of_column || ')', '') AS privilege
 FROM unnest(CAST(:tables AS text[]), CAST(:privileges AS text[]), CAST(:columns AS text[]))
@@ -83,8 +83,8 @@ ORDER BY what, name
 """)
 
 Sharing: TypeAlias = Literal["direct", "statement", "transaction", "unclear"]
-"""Whether a pooler is between, and what it lends: a server connection for a statement, for a transaction, or
-(``unclear``) for a session, unless it was too busy for us to see."""
+"""Whether a pooler is in between, and what it lends a server connection for: a statement, a transaction, or
+(``unclear``) a session, unless it was too busy for us to find out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class MissingRight(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The way from here to the server: whether this end uses TLS, and whether it stays on this machine."""
+    """The connection to the server: whether this end uses TLS, and whether the server is on this machine."""
 
     encrypted: bool
     local: bool
@@ -132,7 +132,7 @@ class IndexState(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """The tables as they are.
+    """The indexes, constraints and triggers that the tables have.
 
     Attributes:
         constraints: names of CHECK constraints.
@@ -179,7 +179,7 @@ def wanted_constraints() -> set[str]:
 
 
 async def read_schema(database: Database) -> Schema:
-    """Return how the tables are."""
+    """Return the indexes, constraints and triggers that the tables have."""
     found: dict[str, list[Row]] = {"index": [], "constraint": [], "trigger": []}
     for row in await database.run(CATALOG):
         found[row.what].append(row)
@@ -191,7 +191,7 @@ async def read_schema(database: Database) -> Schema:
 
 
 async def read_link(database: Database) -> Link:
-    """Connect twice and return what the connections show of the way; with the errors of ``Database.run``."""
+    """Connect twice and return what this shows about the link; with the errors of ``Database.run``."""
     return await database.call(partial(_read_link, database.url), _LINK_SECONDS)
 
 
@@ -208,8 +208,8 @@ def _is_local(connection: Connection) -> bool:
 
 
 async def _sharing(first: Connection, second: Connection) -> Sharing:
-    """Find out what a pooler lends: two idle clients on one server session prove that it lends less than one."""
-    if await backend_of(first) == first.info.backend_pid:  # a pooler reports another one than the server
+    """Find out what a pooler lends: two idle clients that share a server session prove less than sessions."""
+    if await backend_of(first) == first.info.backend_pid:  # a pooler reports another pid than the server
         return "direct"
     shared = any([await backend_of(first) == await backend_of(second) for _ in range(_SHARING_ROUNDS)])
     try:

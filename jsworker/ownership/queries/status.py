@@ -1,4 +1,4 @@
-"""The state of everything at a glance: what waits, runs and fails of each kind, how fast, and who works.
+"""The state of everything: how many jobs of each kind wait, run and fail, how fast, and the workers.
 
 However many jobs there are, each count ends at a bound, along an index that holds only what is counted.
 """
@@ -19,10 +19,10 @@ from jsworker.ownership.transitions.workers import IS_ALIVE
 BOUND: Final = 10_000
 """Counting ends here: this number means at least as many."""
 RATE_SECONDS: Final = 300.0
-"""Rates are those of so many seconds, or of the last ``RATE_JOBS`` jobs where there were more."""
+"""Rates are measured over the last so many seconds, or the last ``RATE_JOBS`` jobs if there were more."""
 RATE_JOBS: Final = 2_000
 _LEAST_RATE_SECONDS: Final = 0.2
-"""Jobs that one transaction has written are no measure."""
+"""No rate is measured over less: it could be of jobs that one transaction has written."""
 _MOST_RUNNING: Final = 100_000
 _FIRST_HELD: Final = 100
 _LATE_SECONDS: Final = 5.0
@@ -55,7 +55,7 @@ SELECT kind FROM (
 ) AS every WHERE kind > CAST(:after AS text) ORDER BY kind LIMIT :most
 """)  # noqa: S608 -- constants
 
-# In the order of the index, which is then read no further than to the bound.
+# In the order of the index, so that the index is read no further than to the bound.
 _FEW: Final = """(SELECT count(*) FROM (
     SELECT FROM jsworker.jobs AS j WHERE {which} AND j.kind = k.kind ORDER BY {order} LIMIT {bound}) AS few)"""
 
@@ -64,7 +64,8 @@ def _count(which: str, order: str) -> str:
     return _FEW.replace("{which}", which).replace("{order}", order).replace("{bound}", str(BOUND))
 
 
-# The last ones first: a flood leaves behind it entries of jobs that wait no longer, each of which leads to its row.
+# The last queued jobs first: the index still holds entries of earlier jobs that wait no longer, and reading
+# such an entry means reading its row.
 COUNTS = text(f"""
 SELECT k.kind, {_count(_QUEUED, "j.queued_at DESC")} AS queued,
   extract(epoch FROM statement_timestamp() - (
@@ -79,7 +80,7 @@ FROM unnest(CAST(:kinds AS text[])) AS k(kind)
 _IS_HELD: Final = (
     "j.status || '' = 'scheduled' AND j.held_by IS NOT NULL AND j.held_by = why.held_by AND j.kind = k.kind"
 )
-# No index knows since when: the first of those that were enqueued first are asked.
+# No index has ``held_at``: the oldest is looked for among the ``_FIRST_HELD`` jobs that were enqueued first.
 HELD = text(f"""
 SELECT k.kind, why.held_by, few.jobs,
   extract(epoch FROM statement_timestamp() - (SELECT min(first.held_at) FROM (
@@ -92,8 +93,8 @@ CROSS JOIN LATERAL (SELECT count(*) AS jobs FROM (
 WHERE few.jobs > 0
 """)  # noqa: S608 -- constants
 
-# In the order of the index: a bitmap of it would lead to the rows of all runs that ended since it was vacuumed, at
-# each look anew, where an index scan marks them.
+# In the order of the index, so that it is an index scan, which marks the entries of ended runs as dead: a
+# bitmap scan would read the rows of all runs that ended since the last VACUUM, each time anew.
 RUNNING = text(f"""
 SELECT kind, count(*) AS jobs, extract(epoch FROM statement_timestamp() - min(claimed_at)) AS longest_seconds
 FROM (SELECT j.kind, j.claimed_at FROM jsworker.jobs AS j WHERE j.status || '' = 'processing'
@@ -101,7 +102,7 @@ FROM (SELECT j.kind, j.claimed_at FROM jsworker.jobs AS j WHERE j.status || '' =
 GROUP BY kind
 """)  # noqa: S608 -- constants
 
-# Those that ended, and those that were enqueued, last; the ids are in the order of creation.
+# The jobs that ended last, and those that were enqueued last; the ids are in the order of creation.
 _RATES: Final = """
 SELECT kind, status, count(*) AS jobs, sum(count(*)) OVER () AS all_jobs,
   extract(epoch FROM statement_timestamp() - min(min(at)) OVER ()) AS seconds
@@ -159,7 +160,7 @@ class Service(NamedTuple):
 
 @dataclass(slots=True)
 class HeldJobs:
-    """Jobs of a kind that wait for one event; of those that were enqueued first, one for so many seconds."""
+    """Jobs of a kind that wait for one event; ``oldest_seconds``: the longest of those enqueued first."""
 
     jobs: int
     oldest_seconds: float
@@ -167,16 +168,16 @@ class HeldJobs:
 
 @dataclass(slots=True)
 class KindState:
-    """How a kind is. A number of jobs that is ``BOUND`` means at least as many.
+    """The state of a kind. A number of jobs that is ``BOUND`` means at least as many.
 
     Attributes:
-        queued, oldest_seconds: jobs that wait for a worker, and how long the first has; None: none waits.
-        running, longest_seconds: jobs that workers hold, and for how long the first.
+        queued, oldest_seconds: jobs that wait for a worker, and for how long the first; None: none waits.
+        running, longest_seconds: jobs that workers hold, and for how long the first; None: none runs.
         scheduled: jobs that wait for a time.
         held: jobs that wait for an event, by ``limit``, ``rate``, ``paused`` or ``needs``.
         failed, cancelled: all that have not been pruned.
-        per_minute: of the last minutes, by ``enqueued``, ``completed``, ``failed``, ``cancelled``.
-        workers: live ones that serve the kind.
+        per_minute: rates of the last minutes, by ``enqueued``, ``completed``, ``failed``, ``cancelled``.
+        workers: live workers that serve the kind and are not drained.
     """
 
     kind: str
@@ -196,10 +197,10 @@ class KindState:
 
 @dataclass(slots=True)
 class WorkersState:
-    """How many workers there are, and how many of the job slots of live ones hold a job.
+    """How many workers there are, and how many of the job slots of live workers hold a job.
 
-    ``drained`` ones claim nothing, so that none of their free slots counts; ``silent`` ones did not stop and gave
-    no heartbeat for long: they were killed, or cannot reach PostgreSQL.
+    ``drained`` workers claim nothing, so their free slots are not counted. ``silent`` workers did not stop,
+    but have sent no heartbeat for long: they were killed, or cannot reach PostgreSQL.
     """
 
     alive: int = 0
@@ -224,10 +225,10 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How everything is; ``after``: the kind behind which the next page begins, None: there is no other.
+    """The state of everything; ``after``: the kind behind which the next page begins, None: there is none.
 
-    ``unpublished`` are jobs whose message is late, ``rate_seconds`` by what was measured how fast jobs are
-    enqueued and end.
+    ``unpublished``: jobs whose message is late. ``rate_seconds``: over how many seconds the rates of jobs
+    that were ``enqueued`` and that ``ended`` were measured.
     """
 
     kinds: list[KindState]
@@ -247,7 +248,7 @@ class Status:
 
 
 async def read_status(database: Database, *, limit: int, after: str | None = None) -> Status:
-    """Return the state of at most so many kinds, in their order by name, and of the workers."""
+    """Return the state of at most ``limit`` kinds, in the order of their names, and of the workers."""
     enqueued = await database.run_along_index(ENQUEUED, {})
     ended = await database.run_along_index(ENDED, {})
     lately = list({row.kind for row in (*enqueued, *ended)})
@@ -293,7 +294,7 @@ async def service_of(database: Database, kind: str) -> Service:
 
 
 def _add_rates(kinds: Mapping[str, KindState], rows: Iterable[Any]) -> float:
-    """Add what happened of each kind in a minute, and return the seconds that it was counted for."""
+    """Set the rates of each kind per minute, and return over how many seconds they were measured."""
     seconds = RATE_SECONDS
     for row in rows:
         if row.all_jobs >= RATE_JOBS:  # there were more, which were not read

@@ -1,4 +1,4 @@
-"""Reading workflows: a list, one with its nodes and how far they are, and the results of a node, page by page."""
+"""Reading workflows: a list, one with its nodes and their progress, and pages of the results of a node."""
 
 from typing import Any, Final
 from uuid import UUID
@@ -82,20 +82,20 @@ async def get_workflow(database: Database, workflow: UUID) -> dict[str, Any] | N
 
 
 async def place_of(database: Database, batch: UUID) -> dict[str, Any] | None:
-    """Return to which workflow a batch belongs: its id, its name and the node's."""
+    """Return the workflow of a batch: its id, its name and the name of the batch's node."""
     rows = await database.run(PLACE_OF, {"batch": batch})
     return rows[0]._asdict() if rows else None
 
 
 async def needs_of(database: Database, job_id: UUID) -> dict[str, UUID]:
-    """Return what the batch of a job needs: names of nodes and their batches."""
+    """Return what the batch of a job needs: batches by the names of their nodes."""
     return {row.name: row.id for row in await database.run(NEEDS_OF, {"job_id": job_id})}
 
 
 async def results(
     database: Database, contents: Contents, batch: UUID, after: MemberResult | None
 ) -> list[MemberResult]:
-    """Return what members of a batch came to, those behind one of them; none: it was the last one.
+    """Return results of a batch's ended members, those behind ``after``; none: it was the last member.
 
     Raises KeyMissing or ContentRefused for a result that cannot be decoded.
     """
@@ -114,7 +114,7 @@ async def results(
 
 
 async def outcome_of(database: Database, batch: UUID) -> str | None:
-    """Return the outcome of a batch; None: it has not finished. LookupError: it is gone."""
+    """Return the outcome of a batch, None: it has not finished; raise LookupError if the batch is gone."""
     rows = await database.run(OUTCOME, {"batch": batch})
     if not rows:
         raise LookupError
