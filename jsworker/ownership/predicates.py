@@ -107,8 +107,8 @@ is_over: Final = j.c.expires_at <= NOW
 may_begin: Final = sa.or_(j.c.expires_at.is_(None), j.c.fencing_token > 0, j.c.expires_at > NOW)
 
 # A waiting key allows one job to wait while another one runs: a job that would come back to the queue while
-# another one waits is superseded. This is decided by the snapshot; if another job was committed since, or has
-# expired but still holds the key, the index jobs_unique_waiting refuses the row.
+# another one waits is superseded. This is decided by the snapshot; if another job was committed since, or an
+# expired job still holds the key, the index jobs_unique_waiting refuses the row.
 o: Final = jobs.alias("o")
 _of_its_key: Final = sa.and_(o.c.kind == j.c.kind, o.c.waiting_key == j.c.waiting_key)
 _another_runs: Final = sa.select(o.c.id).where(_of_its_key, o.c.status == "processing").exists()
@@ -262,5 +262,5 @@ def at_generation(seen: sa.ColumnElement[Any]) -> Predicate:
 
 
 def at_revision(seen: sa.ColumnElement[Any]) -> Predicate:
-    """Return that no batch of a workflow was opened again, nor it cancelled, since the workflow was read."""
+    """Return that a workflow was not cancelled, and no batch of it opened again, since it was read."""
     return w.c.revision == seen

@@ -88,8 +88,9 @@ FAILURE = (
 )
 """What failed jobs are grouped by: first line of their last error without numbers and quoted text, as a hash.
 
-All stalled jobs have the same value. It is written exactly as PostgreSQL prints it, so that alembic finds no
-difference to the existing index. Not md5, with which a server in FIPS mode would refuse each job that fails.
+Jobs that failed as stalled have one value. The text is exactly what PostgreSQL prints, so that alembic finds
+no difference to the existing index. md5 is not used: a server in FIPS mode refuses it, and so each job that
+fails.
 """
 IS_FAILURE = """status COLLATE "C" = 'failed'"""
 """Worded unlike other conditions, so that no other statement uses the index of failures; and cheap, because
@@ -287,7 +288,7 @@ workers = sa.Table(
     sa.Column("supervisor_pid", sa.Integer),
     sa.Column("memory_bytes", sa.BigInteger),
     sa.Column("loop_lag_seconds", sa.Double),
-    # When an operator asked the worker to drain; ``state`` shows when the worker does so.
+    # When an operator asked the worker to drain; ``state`` shows whether the worker does so.
     _instant("drained_at"),
     sa.Column("kind_settings", JSONB),
     sa.CheckConstraint("state IN ('running', 'drained', 'draining', 'stopped')", name="workers_state"),
@@ -523,7 +524,7 @@ statistics = sa.Table(
     *(_sum(name) for name in ("started", "completed", "errors", "failed", "cancelled", "expired")),
     sa.Column("wait_seconds", sa.Double, nullable=False, server_default=sa.text("0")),
     sa.Column("run_seconds", sa.Double, nullable=False, server_default=sa.text("0")),
-    # How many durations lie between two of DURATION_BUCKETS each; the last number counts the longer ones.
+    # How many durations lie in each interval of DURATION_BUCKETS; the last number counts the longer ones.
     sa.Column("waits", ARRAY(sa.BigInteger), nullable=False),
     sa.Column("runs", ARRAY(sa.BigInteger), nullable=False),
 )

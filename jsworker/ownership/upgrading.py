@@ -67,7 +67,7 @@ def upgrade_database(
     Workers go on meanwhile: each migration is a transaction of its own, and waits in short turns for a table
     that another open transaction has locked. Migrations completed before an error stay.
 
-    ``tell`` is called with a line for people when this waits for another upgrade, however long that takes.
+    This waits for another upgrade for as long as that takes, and first calls ``tell`` with a line for people.
 
     Raises:
         DatabaseUnavailable: no answer, or the login was refused.

@@ -314,8 +314,7 @@ class QueuedKind(NamedTuple):
 class RegisteredWorker:
     """A worker's row; ``alive``: see ``list_workers``.
 
-    ``limits``: for each kind the limits that its class declares, see ``WorkerRow``; None: an older worker
-    wrote none.
+    ``limits``: for each kind the limits that its class declares, see ``WorkerRow``; None: an older worker.
     """
 
     id: str
@@ -360,8 +359,7 @@ class NextInstant(NamedTuple):
 class KeyLimit(NamedTuple):
     """A kind or one of its keys: how many jobs may begin now, how many are held, for how long, and its pause.
 
-    ``unused_for``: seconds since its last noted claim or wake, of which one a minute is noted; None: it has
-    no row.
+    ``unused_for``: seconds since its last noted claim or wake (noted once a minute); None: it has no row.
     """
 
     kind: str
@@ -386,7 +384,7 @@ class LeftBatches(NamedTuple):
 class EndedSample(NamedTuple):
     """The jobs that ended last, and the seconds ``within`` which they did.
 
-    ``oldest``: how many seconds ago the first of all ended jobs has ended.
+    ``oldest``: how many seconds ago the first of all ended jobs ended.
     """
 
     jobs: int
@@ -459,7 +457,7 @@ async def read(
 
 
 async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Backlog:
-    """Return what waits, of up to ``most`` kinds singly: of these first, then of kinds of other workers."""
+    """Return what waits, by kind for up to ``most`` kinds: these first, then those of other workers."""
     named = list(kinds[:most])
     if len(named) < most:
         served = {"besides": named, "most": most - len(named)}

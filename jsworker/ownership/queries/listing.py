@@ -102,7 +102,7 @@ NEWEST_OF_KIND = filled(
 """``is_whole``: all jobs of the kind were taken into account; if false, too many of them have not ended."""
 
 MOST_KINDS: Final = 100
-"""The most kinds whose queued jobs are listed, the first by name; those of others only by their kind."""
+"""The most kinds, the first by name, whose queued jobs are listed; others must be asked for by kind."""
 
 # The last queued jobs of each kind, and of all these the last.
 _LAST_QUEUED = """
@@ -156,8 +156,8 @@ _TIME = "CAST(:place AS timestamptz)"
 SINCE = {"no_progress_for": sql(progressed_at), "running_for": "claimed_at", "stale_for": "last_activity_at"}
 """What running jobs chosen by their age are sorted by: the first of these ages that is asked for."""
 
-# Materialized, because the order of ids may be asked for, and any number of other jobs are in the index of
-# the ids.
+# Materialized: if the order of ids is asked for, the planner could read the index of the ids, which holds any
+# number of other jobs.
 _RUNS = """
 WITH runs AS MATERIALIZED (
   SELECT id, fencing_token, kind, {since} AS since, {is_meant} AS meant FROM jsworker.jobs AS j
@@ -501,7 +501,7 @@ async def _find(
         rows = await _read_page(database, order, values | {"limit": length})
         if not is_filtered:
             ids += [row.id for row in rows]
-        elif order == "queued":  # its statement reads only indexes, and tells of no job whether it matches
+        elif order == "queued":  # its statement reads only indexes, so it does not tell which match
             read = {"ids": uuid_array(row.id for row in rows)}
             meant = {row.id for row in await database.run(MEANT, values | read)}
             ids += [row.id for row in rows if row.id in meant]

@@ -208,7 +208,10 @@ def _is_local(connection: Connection) -> bool:
 
 
 async def _sharing(first: Connection, second: Connection) -> Sharing:
-    """Find out what a pooler lends: two idle clients that share a server session prove less than sessions."""
+    """Find out what a pooler lends.
+
+    Two idle clients that share a server session prove that it does not lend whole sessions.
+    """
     if await backend_of(first) == first.info.backend_pid:  # a pooler reports another pid than the server
         return "direct"
     shared = any([await backend_of(first) == await backend_of(second) for _ in range(_SHARING_ROUNDS)])

@@ -22,7 +22,7 @@ RATE_SECONDS: Final = 300.0
 """Rates are measured over the last so many seconds, or the last ``RATE_JOBS`` jobs if there were more."""
 RATE_JOBS: Final = 2_000
 _LEAST_RATE_SECONDS: Final = 0.2
-"""No rate is measured over less: it could be of jobs that one transaction has written."""
+"""The least time over which rates are measured: jobs that one transaction has written are no measure."""
 _MOST_RUNNING: Final = 100_000
 _FIRST_HELD: Final = 100
 _LATE_SECONDS: Final = 5.0
@@ -64,8 +64,8 @@ def _count(which: str, order: str) -> str:
     return _FEW.replace("{which}", which).replace("{order}", order).replace("{bound}", str(BOUND))
 
 
-# The last queued jobs first: the index still holds entries of earlier jobs that wait no longer, and reading
-# such an entry means reading its row.
+# The last queued jobs first: after a flood the index still holds entries of jobs that wait no longer, and
+# each such entry leads to its row.
 COUNTS = text(f"""
 SELECT k.kind, {_count(_QUEUED, "j.queued_at DESC")} AS queued,
   extract(epoch FROM statement_timestamp() - (
@@ -160,7 +160,7 @@ class Service(NamedTuple):
 
 @dataclass(slots=True)
 class HeldJobs:
-    """Jobs of a kind that wait for one event; ``oldest_seconds``: the longest of those enqueued first."""
+    """Jobs of a kind that wait for one event; ``oldest_seconds``: the longest wait of those enqueued first."""
 
     jobs: int
     oldest_seconds: float

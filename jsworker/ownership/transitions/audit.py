@@ -34,8 +34,7 @@ SELECT CAST(coalesce(sum(a.matched), 0) AS bigint) AS matched, count(*) > 0 AS i
 FROM jsworker.audit AS a WHERE a.action_id = :action_id
 """)
 
-# Along the primary key, whose first column is in the order of time: no more groups are read than are asked
-# for.
+# Along the primary key, whose first column is ordered by time: no more groups are read than needed.
 ACTIONS = text("""
 SELECT a.action_id, min(a.at) AS at, max(a.at) AS ended_at, min(a.actor) AS actor, min(a.login) AS login,
   min(a.action) AS action, (array_agg(a.target))[1] AS target,
@@ -141,7 +140,7 @@ async def run_noted(
     values: Parameters,
     entry: AuditEntry | None,
 ) -> Sequence[Row]:
-    """Run a statement that returns what it changes; if that is anything, write a part of ``entry``, too."""
+    """Run a statement that returns what it changes; if anything, write a part of ``entry`` with it."""
     if entry is None:
         return await database.run(statement, values)
 

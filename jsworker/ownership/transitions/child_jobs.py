@@ -29,8 +29,7 @@ from jsworker.ownership.transitions.enqueue_terms import (
 from jsworker.ownership.transitions.expire import EXPIRE_HOLDERS
 from jsworker.ownership.transitions.settle import Completion, Refusals, Settled, complete
 
-# In the timeline of the parent. A child's row does not name its parent: that would need an index of all row
-# versions.
+# In the timeline of the parent. A child's row does not name its parent: all its versions would be indexed.
 NOTE_CHILD_JOBS = text("""
 INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)
 VALUES (:id, 'child_jobs', :worker_id, :token, CAST(:detail AS jsonb)) RETURNING id

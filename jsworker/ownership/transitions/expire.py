@@ -1,4 +1,4 @@
-"""EXPIRE: a job that was never claimed when it expires is cancelled. CLAIM refuses it from then on."""
+"""EXPIRE: a job that expires before it was ever claimed is cancelled. CLAIM refuses it from then on."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
@@ -45,8 +45,7 @@ def _expire() -> Sweep:
     over = (predicates.waiting_indexed, j.c.expires_at <= AT_START, predicates.never_claimed)
     limit = sa.bindparam("limit", type_=sa.Integer)
     search = sa.select(j.c.id).where(*over).order_by(j.c.expires_at).limit(limit)
-    # Locked in the order of the search: each sweep gets other rows, and statements that never wait cannot
-    # deadlock.
+    # Locked in the order of the search: each sweep gets other rows; what never waits needs no lock order.
     taken = search.with_for_update(key_share=True, of=j, skip_locked=True).cte("mine")
     named = sa.select(j.c.id).where(j.c.id == sa.any_(given_array("ids", sa.Uuid)), *_guard)
     find = compiled(search.where(~predicates.set_aside("expire")))
@@ -70,7 +69,7 @@ OVER_BY_KEY: Final = compiled(
 EXPIRE_HOLDERS: Final = _write(
     statements.locked(sa.select(j.c.id).where(predicates.of_kind, _has_one_of_the_keys, *_guard))
 )
-"""Cancels expired jobs that hold these keys, for a transaction whose other statements need the keys."""
+"""Cancels expired jobs that hold keys, for a transaction whose other statements need these keys."""
 
 _o: Final = predicates.o
 OVER_BESIDE: Final = compiled(
@@ -121,8 +120,7 @@ async def write_beside_expired(
     """Return what ``write`` returns; if expired jobs hold keys of ``ids``, cancel these jobs and write again.
 
     Raises:
-        RowRefused: ``write`` was refused; as a lock timeout if an expired job is locked and may hold its key
-            for long.
+        RowRefused: by ``write``; as a lock timeout if a locked expired job may hold its key for long.
     """
     try:
         return await write()

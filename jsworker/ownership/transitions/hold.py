@@ -21,8 +21,7 @@ def held_now(why: str | sa.ColumnElement[Any]) -> dict[str, Any]:
     }
 
 
-# One instant for the whole statement: with clock_timestamp(), columns of one row could differ in whether it
-# is early.
+# One instant for the whole statement: with clock_timestamp(), one row could count as both early and late.
 _is_early: Final = sa.func.coalesce(j.c.due_at > AT_START, sa.false())
 
 WOKEN: Final = {

@@ -78,8 +78,7 @@ PAUSE = compiled(
 )
 _new_pause = {"kind": _kind, "key": _key, **_paused, "paused_at": NOW}
 _by_owner = sa.select(*_new_pause.values()).where(j.c.id == sa.bindparam("id"), mine(sa.bindparam("token")))
-# The pause that a running job asks for, under its fence: it neither shortens a pause nor replaces an endless
-# one.
+# The pause that a running job asks for, under its fence: it shortens no pause, and replaces no endless one.
 PAUSE_FOR = compiled(
     insert(limits)
     .from_select(list(_new_pause), _by_owner)
@@ -274,8 +273,8 @@ async def list_limits(
 ) -> list[dict[str, Any]]:
     """Return limits, each as a dict by column name, with the numbers of running and held jobs.
 
-    Without ``all_keys``, rows without numbers, such jobs and a pause are left out. The list is sorted by kind
-    and key, and begins behind ``after``, which need not exist any more.
+    Without ``all_keys``, rows that have neither numbers nor such jobs nor a pause are left out. The list is
+    sorted by kind and key, and begins behind ``after``, which need not exist any more.
     """
     place = {"after_kind": after[0], "after_key": after[1]}
     values = {"all": all_keys, "of_kind": kind, "most": limit, **place}

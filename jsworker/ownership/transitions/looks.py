@@ -1,7 +1,7 @@
 """What there is to do: one statement in each relay tick and one in each scan tell which sweeps find anything.
 
-A sweep that finds nothing costs PostgreSQL as much as this look; so the sweeps of features that are not used
-do not run. Each search reads one entry of the sweep's own index, in the order of the index: without that
+A sweep that finds nothing costs PostgreSQL as much as this look; with it, the sweeps of features that are not
+used do not run. Each search reads one entry of the sweep's own index, in the order of the index: without that
 order the planner would read the table, because it expects the first match soon.
 """
 
@@ -44,8 +44,7 @@ DUE = compiled(
     ).select_from(_due_now.outerjoin(limits, _of_my_kinds))
 )
 
-# For the sweeps of a scan. It finds any open workflow: to find those with batches left unfinished takes
-# longer.
+# For the sweeps of a scan. Of workflows any open one counts: finding those left unfinished takes longer.
 LEFT_TO_DO = compiled(
     sa.select(
         _any("held", waits_for_admission_indexed, along=j.c.kind),

@@ -1,10 +1,8 @@
 """PRUNE: ended jobs are deleted with their timelines and steps when they have been kept for long enough.
 
-A workflow is deleted as a whole: first its row, when it ended long enough ago; then its jobs are like any
-others.
+A workflow is deleted as a whole: its row first, when its end is long enough ago; then its jobs like others.
 
-Only ended jobs are read and locked, and no lock is waited for, so pruning delays no statement about live
-jobs.
+Only ended jobs are read and locked, and no lock is waited for: statements about live jobs are not delayed.
 """
 
 from datetime import MINYEAR, UTC, datetime, timedelta
@@ -153,8 +151,7 @@ async def prune(
         last = max((row.finished_at for row in swept.found), default=None)
         is_last = len(swept.found) < limit
     if not (jobs or swept.refused or is_last) and last == since:
-        # Only members of workflows or locked rows, which ended at one instant: the next batch would find them
-        # again.
+        # Members of workflows, or locked rows, of one instant: the next batch would find them again.
         last = None if last is None else _moment_after(last)
     return Batch(
         jobs=jobs,

@@ -60,8 +60,7 @@ FROM mine WHERE b.id = mine.id
 RETURNING b.id
 """)
 
-# Lets NEEDS look once more at finished batches that the opened ones need: they may have finished before
-# members of the opened ones are held.
+# Lets NEEDS look again at finished needs of the opened batches: they may finish before members are held.
 LOOK_AGAIN = _statement("""
 WITH mine AS (
   SELECT b.id FROM jsworker.batches AS b
@@ -72,8 +71,7 @@ WITH mine AS (
 UPDATE jsworker.batches AS b SET propagated = false FROM mine WHERE b.id = mine.id
 """)
 
-# A member that was cancelled by itself may have needs that failed: it is held, and NEEDS cancels it like the
-# others.
+# A member cancelled by itself may have needs that failed: it is held, and NEEDS cancels it like the others.
 RETRY_MEMBERS = _statement("""
 WITH dead AS MATERIALIZED (
   SELECT j.id, j.status, j.failure_reason, EXISTS (

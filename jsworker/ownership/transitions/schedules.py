@@ -45,7 +45,7 @@ due_and_seen: Final = sa.and_(
 def _has_no_job(instant: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
     """Return that an instant is later than the last one that got a job.
 
-    It may be earlier if the clock went back and then the rule was changed.
+    An earlier one may come up again if the clock went back before the rule was changed.
     """
     return sa.or_(s.c.last_at.is_(None), s.c.last_at < instant)
 

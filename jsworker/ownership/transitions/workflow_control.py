@@ -57,8 +57,7 @@ WHERE w.id = CAST(:id AS uuid)
 """)
 
 # A running member adds members to its batch. The batch's generation moves on first, so that a FINISH that did
-# not see the new members takes no effect; if a FINISH was faster, the batch has finished, and nothing is
-# added.
+# not see the new members takes no effect; if a FINISH was faster, nothing is added.
 _ADD_MEMBERS: Final = """
 WITH owner AS MATERIALIZED (
   SELECT j.id, j.batch_id FROM jsworker.jobs AS j WHERE j.id = CAST(:job_id AS uuid) AND {mine}{lock}
@@ -80,8 +79,7 @@ FROM opened CROSS JOIN unnest(
 RETURNING id
 """
 ADD_MEMBERS = _statement(_ADD_MEMBERS, lock=" FOR NO KEY UPDATE OF j")
-# For the job's own transaction, whose last statement is the guard: until then heartbeats would skip a locked
-# row.
+# For the job's own transaction, which ends with the guard: until then heartbeats would skip a locked row.
 ADD_MEMBERS_UNLOCKED = _statement(_ADD_MEMBERS, lock="")
 MAY_ADD = _statement("""
 SELECT {mine} AS mine, j.batch_id FROM jsworker.jobs AS j WHERE j.id = CAST(:job_id AS uuid)

@@ -250,7 +250,7 @@ class Advanced:
     Attributes:
         batches, workflows: those that the call has finished.
         woken: how many jobs were queued because their needs have finished; they wait to be published.
-        cancelled: how many were cancelled because a need, or their workflow, failed or was cancelled.
+        cancelled: how many were cancelled because a need failed, or a need or the workflow was cancelled.
         refused: batches and workflows whose row PostgreSQL refused to update.
     """
 
@@ -285,7 +285,7 @@ async def advance(
     workflows: Iterable[UUID] = (),
     refused_rows: RefusedRows | None = None,
 ) -> Advanced:
-    """Finish those of ``batches`` whose members have all ended, and whatever finishes as a consequence.
+    """Finish those of ``batches`` whose members have all ended, and do everything that follows from this.
 
     Args:
         database: the database.
