@@ -72,7 +72,7 @@ def mine(token: sa.ColumnElement[Any]) -> Predicate:
 
 
 def locked_of_mine(run: sa.FromClause, *columns: sa.ColumnElement[Any]) -> sa.CTE:
-    """Return the rows of given runs that are mine, locked, with what a statement needs of each."""
+    """Return the jobs of given runs that this worker owns, locked, with the given columns of each."""
     return locked(sa.select(j.c.id, *columns).join(run, run.c.id == j.c.id).where(mine(run.c.token)))
 
 

@@ -89,8 +89,7 @@ FAILURE = (
 """What failed jobs are grouped by: first line of their last error without numbers and quoted text, as a hash.
 
 Jobs that failed as stalled have one value. The text is exactly what PostgreSQL prints, so that alembic finds
-no difference to the existing index. md5 is not used: a server in FIPS mode refuses it, and so each job that
-fails.
+no difference to the index. md5 is not used: a server in FIPS mode refuses it, and so each job that fails.
 """
 IS_FAILURE = """status COLLATE "C" = 'failed'"""
 """Worded unlike other conditions, so that no other statement uses the index of failures; and cheap, because

@@ -67,7 +67,8 @@ def upgrade_database(
     Workers go on meanwhile: each migration is a transaction of its own, and waits in short turns for a table
     that another open transaction has locked. Migrations completed before an error stay.
 
-    This waits for another upgrade for as long as that takes, and first calls ``tell`` with a line for people.
+    While another upgrade builds indexes, this waits, however long that takes; ``tell`` is first called with a
+    line for people.
 
     Raises:
         DatabaseUnavailable: no answer, or the login was refused.

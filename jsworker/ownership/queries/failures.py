@@ -74,7 +74,7 @@ class FailureGroup:
         jobs: how many there are; ``is_bounded``: there are at least so many.
         first_at, last_at: when the first and the last of them ended.
         last_job: the last one.
-        error: type and message of its last error; None: there was none.
+        error: type and message of the last job's last error; None: there was none.
         reason: why no attempt followed that error.
         by_hour: how many of the counted jobs, which ended last, ended in each of the last 24 hours, the
             latest hour last.

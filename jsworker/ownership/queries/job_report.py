@@ -24,7 +24,7 @@ T = TypeVar("T")
 Statement: TypeAlias = TextClause
 
 BOUND: Final = 1_001
-"""Counting ends here: more than a thousand is simply many."""
+"""Counting ends here: this number means more than a thousand."""
 MOST_QUEUES: Final = 100
 """The most kinds whose queues are read, besides the kinds that workers serve."""
 MOST_HELD_KEYS: Final = 1_000
@@ -374,7 +374,7 @@ class KeyLimit(NamedTuple):
 
 
 class LeftBatches(NamedTuple):
-    """Batches and workflows left unfinished for a minute, and jobs that wait for needs but have none."""
+    """Batches and workflows left unfinished for a minute, and jobs that wait for needs without an open one."""
 
     batches: int
     workflows: int

@@ -160,7 +160,7 @@ class Service(NamedTuple):
 
 @dataclass(slots=True)
 class HeldJobs:
-    """Jobs of a kind that wait for one event; ``oldest_seconds``: the longest wait of those enqueued first."""
+    """Jobs of a kind that wait for one event; ``oldest_seconds``: the longest wait of the first enqueued."""
 
     jobs: int
     oldest_seconds: float

@@ -35,7 +35,7 @@ INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail
 VALUES (:id, 'child_jobs', :worker_id, :token, CAST(:detail AS jsonb)) RETURNING id
 """)
 
-_ROW_BYTES = 200  # what a row takes beside its payload
+_ROW_BYTES = 200  # what a row takes besides its payload
 _MOST_NAMED = 100
 _MOST_KINDS_NAMED = 5
 

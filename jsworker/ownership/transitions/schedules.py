@@ -256,7 +256,7 @@ class StoredSchedule:
     now: datetime
 
     def read(self) -> Schedule:
-        """Return its rule and policies.
+        """Return the schedule's rule and policies.
 
         Raises:
             ValueError: this version, or this system, cannot read them.

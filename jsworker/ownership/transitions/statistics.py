@@ -60,7 +60,7 @@ class KindFigures:
 
     Attributes:
         started: runs that began.
-        completed, cancelled: jobs that ended so, by a run or, if cancelled, by a sweep.
+        completed, cancelled: jobs that ended so, by a run or, if cancelled, by a reset.
         errors: attempts that failed and were not the last.
         failed: jobs that failed for good.
         expired: jobs that were not begun in time.

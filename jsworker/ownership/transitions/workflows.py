@@ -366,6 +366,6 @@ async def _propagate(
 
 
 def _pieces(ids: Iterable[UUID]) -> Iterable[Sequence[UUID]]:
-    """Return ids in their order, as many at a time as one statement takes."""
+    """Return the ids in their order, in pieces of as many as one statement takes."""
     ordered = sorted(ids)
     return (ordered[start : start + _BATCHES] for start in range(0, len(ordered), _BATCHES))
