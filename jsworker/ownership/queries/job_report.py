@@ -374,7 +374,7 @@ class KeyLimit(NamedTuple):
 
 
 class LeftBatches(NamedTuple):
-    """Batches and workflows left unfinished for a minute, and jobs that wait for needs without an open one."""
+    """Batches and workflows left unfinished for a minute, and jobs that wait for needs that are not open."""
 
     batches: int
     workflows: int
