@@ -11,7 +11,7 @@ import structlog
 from jsworker.core.clock import boottime
 from jsworker.core.errors import JsworkerError, SettingsError
 from jsworker.core.events import Event
-from jsworker.core.exit_codes import DONE, code_of, exit_code_of, lines_of, show
+from jsworker.core.exit_codes import DONE, FAILED, code_of, exit_code_of, lines_of, show
 from jsworker.core.garbage import collect_every_second
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings, load_settings
@@ -72,7 +72,14 @@ def _work(targets: Sequence[str], start: ChildStart, link: ChildLink, loop: Exit
         if start.number == 1:  # all children would say the same
             for line in (line for target in targets for line in unfinished_processors(target)):
                 structlog.get_logger().warning("processor.left_out", reason=line)
-        runner.run(_run(processors, settings, start, link))
+        try:
+            runner.run(_run(processors, settings, start, link))
+        except SystemExit as error:
+            # A task that a job has started raised it, and asyncio lets it pass. The process ends without
+            # cancelling its jobs, so that the parent counts a stall for each that had begun: if they were
+            # handed back uncounted, the same job would end one process after another.
+            structlog.get_logger().error("worker.died", exc_info=error)
+            exit_now(FAILED)
     except JsworkerError as error:
         if not link.last_words("\n".join(lines_of(error))):  # the parent shows it once for all its children
             show(error)

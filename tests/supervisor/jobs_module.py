@@ -55,6 +55,17 @@ class Nap(JobProcessor):
             await asyncio.sleep(job.payload["seconds"])
 
 
+async def _leave() -> None:
+    sys.exit(2)
+
+
+class Exits(JobProcessor):
+    """Calls ``sys.exit`` in a task of its own, as a library's code for command lines does."""
+
+    async def process(self, _job: Job[dict[str, Any]]) -> None:
+        await asyncio.gather(_leave())
+
+
 class Aborts(JobProcessor):
     async def process(self, job: Job[dict[str, Any]]) -> None:
         if not job.cleared:

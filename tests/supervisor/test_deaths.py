@@ -171,6 +171,23 @@ async def test_a_job_that_kills_every_process_shares_two_whatever_its_limit(
     assert len(aborted) == 2, "\n".join(str(event) for event in read_events(sql, job_id))
 
 
+async def test_a_job_that_exits_in_a_task_of_its_own_is_counted_and_ends(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise("Exits", **SLOW_RULES)
+    await parent.ready()
+    job_id = (await client.enqueue("exits", {}, max_stalls=2)).id
+
+    async def failed() -> dict[str, Any]:
+        job = read_job(sql, job_id)
+        assert (job["status"], job["failure_reason"]) == ("failed", "stalled"), job
+        return job
+
+    assert (await eventually(failed, seconds=60))["stalls"] == 2
+    assert (await parent.tells("child.died"))[0]["how"] == "exit code 1"
+    await parent.says("in _leave")  # the traceback
+
+
 async def test_what_a_job_does_to_its_process_counts_also_while_the_parent_stands_still(
     supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:

@@ -102,6 +102,14 @@ class NoText(Exception):
         return 42  # type: ignore[return-value]  # noqa: PLE0307 -- what sloppy libraries do
 
 
+class Classless(Exception):
+    """As a proxy makes it that forwards its class, and has lost what it stands for."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise ReferenceError("it no longer exists")
+
+
 class OfABody(Exception):
     """As libraries make errors of an answer whose fields they pass on."""
 
@@ -156,6 +164,8 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "CancelledError": asyncio.CancelledError,
     "GeneratorExit": GeneratorExit,
     "StopIteration": lambda: StopIteration(1),
+    "raised StopIteration": lambda: StopIteration(NoText()),
+    "Classless": Classless,
     "StopAsyncIteration": StopAsyncIteration,
     "BaseExceptionGroup": lambda: BaseExceptionGroup("several", [KeyboardInterrupt(), ValueError("x")]),
     "MemoryError": lambda: MemoryError("no more"),

@@ -61,7 +61,8 @@ def judge(
 
     ``loop_ends`` returns whether all tasks of the event loop have been cancelled.
     """
-    if not isinstance(raised, asyncio.CancelledError):
+    # Not isinstance: that reads ``__class__``, which an error may define so that it raises.
+    if not issubclass(type(raised), asyncio.CancelledError):
         return outcomes.raised(run, raised)
     if run.abandoned:
         return None

@@ -8,6 +8,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from jsworker.core.tracebacks import message_of
+
 T = TypeVar("T")
 
 
@@ -28,7 +30,7 @@ def _body(call: Callable[[], T], what: str, ended: "asyncio.Future[T]") -> None:
     try:
         settle = partial(ended.set_result, call())
     except (StopIteration, GeneratorExit) as error:  # a future cannot carry them
-        raised = RuntimeError(f"{what} raised {type(error).__name__}: {error}")
+        raised = RuntimeError(f"{what} raised {type(error).__name__}: {message_of(error)}")
         settle = partial(ended.set_exception, raised)
     except BaseException as error:  # noqa: BLE001 -- handed to who waits, which judges it
         settle = partial(ended.set_exception, error)
