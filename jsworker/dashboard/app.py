@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
-import python_multipart  # noqa: F401 -- without it, Starlette would fail only when a form is sent
+from python_multipart.multipart import parse_options_header
 from starlette.applications import Starlette
 from starlette.datastructures import FormData, MutableHeaders, UploadFile
 from starlette.exceptions import HTTPException
@@ -32,7 +32,16 @@ from jsworker.core.errors import (
 from jsworker.core.exit_codes import lines_of
 from jsworker.core.names import shown
 from jsworker.core.processor import JobProcessor
-from jsworker.dashboard.access import HEADERS, Access, Authorize, CsrfTokens, access_of, host_name, refusal
+from jsworker.dashboard.access import (
+    HEADERS,
+    Access,
+    Authorize,
+    CsrfTokens,
+    access_of,
+    host_name,
+    is_own_origin,
+    refusal,
+)
 from jsworker.dashboard.live import MOST_VIEWERS, EventStream, Poller
 from jsworker.dashboard.pages import (
     audit,
@@ -247,12 +256,10 @@ async def _act(action: ActionRoute, request: Request) -> Response:
     if not visit.may(action.right):
         return refusal(403, f"you may not do this: {action.right}")
     if request.method == "POST":
-        length = request.headers.get("content-length", "")
-        is_chunked = "transfer-encoding" in request.headers  # then there is no length to rely on
-        if is_chunked or not (is_short_number(length) and int(length) <= _MOST_FORM_BYTES):
-            return refusal(413, f"a form must say its length, of at most {_MOST_FORM_BYTES} bytes")
+        if (refused := _refused_unread(request)) is not None:
+            return refused
         form = await request.form(max_files=0, max_fields=_MOST_FIELDS, max_part_size=_MOST_FORM_BYTES)
-        if (refused := tokens.refused(request, visit.access, form.get("csrf"))) is not None:
+        if (refused := tokens.refused(visit.access, form.get("csrf"))) is not None:
             return refused
         _check_text(form.multi_items())
         if form.get("confirmed") == "yes":
@@ -266,6 +273,21 @@ async def _act(action: ActionRoute, request: Request) -> Response:
     async with request.app.state.reading:
         question = await action.ask(visit, form)
     return _question(visit, tokens, question)
+
+
+def _refused_unread(request: Request) -> Response | None:
+    """Return the response that refuses a form before it is parsed, for any site can send one, else None."""
+    if not is_own_origin(request):
+        return refusal(403, "refused: the form was not sent by the dashboard's own page")
+    _, options = parse_options_header(request.headers.get("content-type", ""))
+    # Some of Python's codecs take minutes for a form of a few megabytes.
+    if options.get(b"charset", b"utf-8").lower() not in {b"utf-8", b"utf8"}:
+        return refusal(415, "refused: a form must be sent in UTF-8")
+    length = request.headers.get("content-length", "")
+    is_chunked = "transfer-encoding" in request.headers  # then there is no length to rely on
+    if is_chunked or not (is_short_number(length) and int(length) <= _MOST_FORM_BYTES):
+        return refusal(413, f"a form must say its length, of at most {_MOST_FORM_BYTES} bytes")
+    return None
 
 
 def _check_text(values: Iterable[tuple[str, object]]) -> None:

@@ -127,6 +127,30 @@ async def test_a_form_of_another_page_changes_nothing(
     assert await rows.value("SELECT status FROM jsworker.jobs") == "cancelled"
 
 
+async def test_a_form_is_parsed_only_if_its_own_page_has_sent_it_in_utf8(
+    form: tuple[Viewer, str, dict[str, Any]], rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    viewer, address, values = form
+    own, multipart = {"origin": "http://localhost"}, "multipart/form-data; boundary=B; charset="
+    body = b"".join(
+        f'--B\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
+        for name, value in values.items()
+    )
+    answer = await viewer.http.post(
+        address, content=body + b"--B--\r\n", headers=own | {"content-type": f"{multipart}UTF-8"}
+    )
+    assert answer.status_code == 200
+    assert await rows.value("SELECT status FROM jsworker.jobs") == "cancelled"
+    parsed: list[Request] = []
+    monkeypatch.setattr(Request, "form", lambda request, **_: parsed.append(request))
+    for charset in ("punycode", "undefined", "utf-7"):
+        head = own | {"content-type": f"{multipart}{charset}"}
+        assert (await viewer.http.post(address, content=body, headers=head)).status_code == 415
+    for origin in ({}, {"origin": "http://evil.example"}):
+        assert (await viewer.http.post(address, data=values, headers=origin)).status_code == 403
+    assert parsed == []
+
+
 @pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.name)
 async def test_no_action_is_done_without_its_token(
     client: JobClient, put: PutJob, rows: Rows, action: Any
