@@ -38,7 +38,8 @@ from jsworker.stream.diagnostics import ConsumerReport, Inspector, NatsServer, S
 T = TypeVar("T")
 
 LATE_SECONDS: Final = 30.0
-"""A relay publishes and promotes within a second, so a job that is overdue for so long has no relay."""
+"""A relay publishes and promotes within a second: if a job is overdue for so long, no relay runs, or NATS
+does not take its message."""
 
 _STATEMENT_SECONDS: Final = 10.0
 _ALL_SECONDS: Final = 30.0
@@ -129,8 +130,8 @@ async def gather(settings: Settings) -> Facts:
 
 
 def served_kinds(registered: Sequence[RegisteredWorker]) -> list[str]:
-    """Return the kinds of the workers that are alive and not drained."""
-    working = (worker for worker in registered if worker.alive and worker.state != "drained")
+    """Return the kinds of the live workers that claim jobs: neither drained nor ending."""
+    working = (worker for worker in registered if worker.alive and worker.state == "running")
     return sorted({kind for worker in working for kind in worker.kinds})
 
 

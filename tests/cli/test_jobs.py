@@ -446,6 +446,7 @@ class TestJob:
         job_id = insert_job(sql, "queued")
         insert_worker(sql, "alpha-1-aaaa", kinds="{count-lines}", state="drained")
         insert_worker(sql, "alpha-2-aaaa", kinds="{count}")
+        insert_worker(sql, "alpha-4-aaaa", kinds="{count-lines}", state="draining")
         assert status() == "status queued: waits since 0s; no live worker serves its kind"
         assert listed() == "no live worker serves its kind"
         insert_worker(sql, "alpha-3-aaaa", kinds="{count,count-lines}")

@@ -247,6 +247,13 @@ def test_drained_workers_serve_nothing_and_are_named() -> None:
     assert "no worker for it" in only(job_checks.queues(queues, fleet[:1])).says
 
 
+def test_a_worker_that_ends_serves_nothing() -> None:
+    queues = (QueuedKind("resize", 1, 2.0),)
+    ending = replace(worker(), id="a", state="draining")
+    assert "no worker for it" in only(job_checks.queues(queues, (ending,))).says
+    assert "no worker for it" not in only(job_checks.queues(queues, (ending, worker()))).says
+
+
 class TestSettings:
     def test_recovery_that_is_off(self) -> None:
         assert list(checks.recovery(a_settings())) == []

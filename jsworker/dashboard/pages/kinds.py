@@ -121,7 +121,7 @@ def _read_settings(stored: Any) -> RunSettings | None:
 
 
 def _add_worker(line: KindLine, kind: str, worker: Any) -> None:
-    line.slots += 0 if worker.state == "drained" else worker.concurrency
+    line.slots += worker.concurrency if worker.state == "running" else 0
     line.versions.add(worker.version)
     line.without_timeout |= kind in worker.kinds_without_timeout
     declared = in_words((worker.limits or {}).get(kind) or {})

@@ -138,7 +138,7 @@ SELECT (SELECT count(*) FROM (SELECT FROM jsworker.dead_messages LIMIT {BOUND}) 
 PAUSED = text(f"""
 SELECT l.kind, l.key, l.paused_at, l.paused_until, l.paused_by, l.reason FROM jsworker.limits AS l
 WHERE l.paused_at IS NOT NULL AND (l.paused_until IS NULL OR l.paused_until > statement_timestamp())
-ORDER BY l.paused_at DESC LIMIT {_MOST_PAUSED}
+ORDER BY l.key <> '', l.paused_at DESC LIMIT {_MOST_PAUSED}
 """)  # noqa: S608 -- constants
 
 SERVICES = text(f"""
@@ -146,13 +146,13 @@ SELECT k.kind,
   (SELECT l.paused_at FROM jsworker.limits AS l WHERE l.kind = k.kind AND l.key = ''
     AND (l.paused_until IS NULL OR l.paused_until > statement_timestamp())) AS paused_at,
   EXISTS (SELECT FROM jsworker.workers AS w
-    WHERE {IS_ALIVE} AND w.state <> 'drained' AND k.kind = ANY(w.kinds)) AS is_served
+    WHERE {IS_ALIVE} AND w.state = 'running' AND k.kind = ANY(w.kinds)) AS is_served
 FROM unnest(CAST(:kinds AS text[])) AS k(kind)
 """)  # noqa: S608 -- a constant
 
 
 class Service(NamedTuple):
-    """Since when a kind is paused, None: it is not; and whether a live worker that is not drained serves it."""
+    """Since when a kind is paused, None: it is not; and whether a live worker claims its jobs."""
 
     paused_at: datetime | None
     is_served: bool
@@ -311,12 +311,12 @@ def _workers(kinds: Mapping[str, KindState], rows: Iterable[Any]) -> WorkersStat
             found.silent += 1
             continue
         found.alive += 1
-        busy, is_drained = min(row.processing, row.concurrency), row.state == "drained"
-        found.drained += is_drained
+        busy, claims = min(row.processing, row.concurrency), row.state == "running"
+        found.drained += row.state == "drained"
         found.draining += row.state == "draining"
-        found.slots += busy if is_drained else row.concurrency
+        found.slots += row.concurrency if claims else busy
         found.busy += busy
-        for kind in () if is_drained else row.kinds:
+        for kind in row.kinds if claims else ():
             if kind in kinds:
                 kinds[kind].workers += 1
     return found
