@@ -123,6 +123,26 @@ async def test_a_member_is_held_while_a_need_of_its_batch_runs_again(database: D
     assert flow.workflow_row()["outcome"] == "completed"
 
 
+async def test_a_refused_member_is_named_and_the_others_are_retried(database: Database, sql: Sql) -> None:
+    flow = await stored(database, sql, ("a", 3, ()))
+    for member in flow.members("a"):
+        await flow.fail(member)
+    await advance(database, [flow.batch("a")])
+    bad = flow.members("a")[1]
+    sql.execute(
+        f"ALTER TABLE jsworker.jobs ADD CONSTRAINT not_me CHECK (id <> '{bad}' OR status <> 'queued')"
+    )
+    try:
+        with pytest.raises(
+            TransitionRefused, match=rf"^2 jobs were retried, 1 were not; the first one: job {bad} "
+        ):
+            await retry_workflow(database, flow.id)
+    finally:
+        sql.execute("ALTER TABLE jsworker.jobs DROP CONSTRAINT not_me")
+    assert [read_job(sql, each)["status"] for each in flow.members("a")] == ["queued", "failed", "queued"]
+    assert await retry_workflow(database, flow.id) == 1
+
+
 async def test_a_member_that_is_retried_after_its_needs_were_propagated_is_never_forgotten(
     database: Database, sql: Sql
 ) -> None:

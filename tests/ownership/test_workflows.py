@@ -344,6 +344,25 @@ async def test_a_refused_member_stops_no_other(database: Database, sql: Sql) -> 
     assert (await sweep(database)).woken == 1
 
 
+async def test_a_refused_batch_keeps_no_other_from_being_propagated(database: Database, sql: Sql) -> None:
+    flow = await stored(database, sql, ("a", 1, ()), ("b", 1, ()), ("c", 1, ("a", "b")))
+    for name in "ab":
+        await flow.complete(flow.member(name))
+    sql.execute(
+        "ALTER TABLE jsworker.batches ADD CONSTRAINT not_me"
+        f" CHECK (id <> '{flow.batch('a')}' OR NOT propagated)"
+    )
+    try:
+        done = await advance(database, [flow.batch("a"), flow.batch("b")])
+    finally:
+        sql.execute("ALTER TABLE jsworker.batches DROP CONSTRAINT not_me")
+    assert [each for each, _ in done.refused] == [flow.batch("a")]
+    assert (flow.row("a")["propagated"], flow.row("b")["propagated"]) == (False, True)
+    assert flow.status("c") == "queued"
+    assert (await sweep(database)).woken == 0
+    assert flow.row("a")["propagated"]
+
+
 REOPEN = text("UPDATE jsworker.workflows SET revision = revision + 1 WHERE id = :id RETURNING id")
 
 

@@ -219,7 +219,7 @@ async def retry_all(database: Database, ids: Sequence[UUID], *, entry: AuditEntr
         if row.may_be_retried and row.batch_id is not None:
             members.setdefault(row.batch_id, []).append(row.id)
     for batch, some in members.items():
-        done |= await _retry_members(database, batch, some, refused, entry)
+        done |= await reopen.retry_each_member(database, batch, some, refused, entry)
     left |= await _statuses(database, [each for some in members.values() for each in some])
     refused |= {
         each: _unretryable(each, left.get(each)) for each in wanted if each not in done | refused.keys()
@@ -237,24 +237,6 @@ async def retry(database: Database, job_id: UUID, *, entry: AuditEntry | None = 
 async def _statuses(database: Database, ids: Sequence[UUID]) -> dict[UUID, Row]:
     rows = await database.run(STATUS, {"ids": uuid_array(ids)}) if ids else ()
     return {row.id: row for row in rows}
-
-
-async def _retry_members(
-    database: Database, batch: UUID, ids: Sequence[UUID], refused: dict[UUID, str], entry: AuditEntry | None
-) -> set[UUID]:
-    """Retry members of a batch together, or one by one if one of them is refused."""
-    done: set[UUID] = set()
-    waiting = [list(ids)]
-    while waiting:
-        some = waiting.pop(0)
-        try:
-            done.update(await reopen.retry_members(database, batch, some, entry=entry))
-        except TransitionRefused as error:
-            if len(some) == 1:
-                refused[some[0]] = str(error)
-            else:
-                waiting[:0] = [[each] for each in some]
-    return done
 
 
 def _unretryable(job_id: UUID, row: Row | None) -> str:

@@ -165,3 +165,24 @@ async def retry_members(
 
 def _named(ids: Sequence[UUID]) -> str:
     return f"job {ids[0]}" + (f" and {len(ids) - 1} more" if len(ids) > 1 else "")
+
+
+async def retry_each_member(
+    database: Database, batch: UUID, ids: Sequence[UUID], refused: dict[UUID, str], entry: AuditEntry | None
+) -> set[UUID]:
+    """Retry members of a batch together, or one by one if one of them is refused; return the retried ones.
+
+    ``refused`` takes the refused members, each with the reason.
+    """
+    done: set[UUID] = set()
+    waiting = [list(ids)]
+    while waiting:
+        some = waiting.pop(0)
+        try:
+            done.update(await retry_members(database, batch, some, entry=entry))
+        except TransitionRefused as error:
+            if len(some) == 1:
+                refused[some[0]] = str(error)
+            else:
+                waiting[:0] = [[each] for each in some]
+    return done

@@ -127,14 +127,20 @@ async def retry_workflow(database: Database, workflow: UUID, *, entry: AuditEntr
     """Retry all failed jobs of a workflow, and return how many were retried.
 
     Raises:
-        TransitionRefused: there is no such workflow, it was cancelled, or none of its jobs has failed.
+        TransitionRefused: there is no such workflow, it was cancelled, or none of its jobs has failed; or some
+            jobs cannot be retried, and the others were.
     """
-    retried = 0
+    retried, refused = 0, dict[UUID, str]()
     place = {"batch": _FIRST, "after": _FIRST}
     while rows := await database.run(FAILED_MEMBERS, {"id": workflow, "limit": _PAGE, **place}):
         members = [row.id for row in rows]
-        retried += len(await reopen.retry_members(database, rows[0].batch_id, members, entry=entry))
+        retried += len(await reopen.retry_each_member(database, rows[0].batch_id, members, refused, entry))
         place = {"batch": rows[-1].batch_id, "after": rows[-1].id}
+    if refused:
+        first = next(iter(refused.values()))
+        raise TransitionRefused(
+            f"{retried} jobs were retried, {len(refused)} were not; the first one: {first}"
+        )
     if not retried:
         await _refuse(database, workflow, "retried")
     return retried

@@ -10,6 +10,7 @@ No statement waits for a lock: its holder finishes or reopens the batch, or a la
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -18,8 +19,8 @@ from sqlalchemy import TextClause, literal_column
 from jsworker.core import fault_points
 from jsworker.ownership import predicates
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import uuid_array
-from jsworker.ownership.refusals import Refused, RowRefused, in_halves
+from jsworker.ownership.pool import Row, uuid_array
+from jsworker.ownership.refusals import Refused, in_halves
 from jsworker.ownership.statements import condition, filled, sql
 from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, run_sweep
 
@@ -356,13 +357,16 @@ async def _propagate(
             done.cancelled += len(cancelled)
             done.woken += moved - len(cancelled)
         await fault_points.reach("after_needs_before_propagated")
-        generations = [finished[each] for each in some]
-        seen = {"ids": uuid_array(some), "generations": generations}
-        try:
-            await database.run(PROPAGATED, seen)
-        except RowRefused as error:
-            done.refused += [(each, error) for each in some]
+        _, refused = await in_halves(some, partial(_note_propagated, database, finished))
+        done.refused += refused
     return emptied
+
+
+async def _note_propagated(
+    database: Database, generations: dict[UUID, int], some: Sequence[UUID]
+) -> Sequence[Row]:
+    seen = {"ids": uuid_array(some), "generations": [generations[each] for each in some]}
+    return await database.run(PROPAGATED, seen)
 
 
 def _pieces(ids: Iterable[UUID]) -> Iterable[Sequence[UUID]]:
