@@ -215,8 +215,8 @@ class JobClient:
         try:
             await self.database.check_migrated()
             await self._publisher.open()
-            if (stream := self._publisher.stream) is not None:
-                self._results.listen(stream.hint_receiver())
+            stream = self._publisher.stream
+            self._results.open(None if stream is None else stream.hint_receiver())
         except BaseException:
             await self.close()
             self._unusable_because = _NOT_OPEN
@@ -282,7 +282,7 @@ class JobClient:
 
         Raises:
             DatabaseUnavailable: it is unclear whether the job was stored; with a ``unique_key`` a second try
-                is safe.
+                creates no other job while the job lives, with ``unique_for`` none within that time.
             RuntimeError: the client is not open, or closed; every other call raises this, too.
         """
         said = JobOptions.of(self._settings.max_payload_bytes, options, self._contents)

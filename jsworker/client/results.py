@@ -86,11 +86,12 @@ class Results:
         self._trouble: JsworkerError | None = None
         self._is_closed = False
 
-    def listen(self, hints: HintReceiver) -> None:
-        """Receive hints from workers that jobs have ended."""
+    def open(self, hints: HintReceiver | None) -> None:
+        """Take results, with hints from workers that jobs have ended; None: without NATS there are none."""
         self._is_closed = False
         self._hints = hints
-        hints.take = self._on_hint
+        if hints is not None:
+            hints.take = self._on_hint
 
     async def result(self, job_id: UUID, timeout: float | timedelta | None) -> Any:  # noqa: ASYNC109 -- see JobClient.result
         """Return the result of a job once it has completed; see ``JobClient.result``."""

@@ -19,7 +19,8 @@ WITH jobs AS (
   WHERE status IN ('scheduled', 'queued')
     AND (run_at IS NOT NULL OR due_at IS NOT NULL OR expires_at IS NOT NULL OR debounce_until IS NOT NULL)
 ), schedules AS (
-  UPDATE jsworker.schedules SET next_at = next_at - CAST(:by AS interval)
+  UPDATE jsworker.schedules SET next_at = next_at - CAST(:by AS interval),
+    last_at = last_at - CAST(:by AS interval)
 ), limits AS (
   UPDATE jsworker.limits SET full_at = full_at - CAST(:by AS interval),
     paused_until = paused_until - CAST(:by AS interval)

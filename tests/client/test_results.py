@@ -366,6 +366,18 @@ class TestManyWaiters:
         with pytest.raises(RuntimeError, match="the client was closed"):
             await client._results.result(handles[0].id, None)  # one that was just about to wait
 
+    async def test_a_client_without_nats_that_is_opened_again_takes_results(
+        self, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("JSWORKER_NATS_URL", raising=False)
+        monkeypatch.setenv("JSWORKER_DATABASE_URL", settings.database_dsn())
+        client = JobClient.from_env()
+        for _ in range(2):
+            async with client:
+                assert client._publisher.stream is None
+                with pytest.raises(JobGone):
+                    await client.result(uuid4(), WITHIN)
+
     async def test_a_full_answer_is_followed_by_another_at_once(
         self, client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
     ) -> None:
