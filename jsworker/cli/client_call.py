@@ -1,4 +1,4 @@
-"""A call of a client with the environment's settings; other commands use only the database, without NATS."""
+"""A call of a client with the environment's settings, for commands that need no more than one call."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -92,10 +92,11 @@ def _opened(source: str) -> Iterator[tuple[str, BinaryIO]]:
 def _checked(
     name: str, file: BinaryIO, kind: Kind, options: dict[str, Any], *, key_field: str | None, total: int
 ) -> int:
-    """Check every line, name the wrong ones on stderr, and return the number of payloads; enqueue nothing.
+    """Check every line, name the first wrong ones on stderr, return the number of payloads; enqueue nothing.
 
     Raises:
         typer.Exit: there are wrong lines.
+        WrongUsage: a line is too long, or there is no line.
     """
     settings = load_settings()
     contents = Contents.of(settings)  # payloads are longer if they are encrypted

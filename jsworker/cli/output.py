@@ -157,7 +157,7 @@ class ActionOutcome:
     """The outcome of a command for one job or message.
 
     ``outcome`` is its new state, in one word, or ``refused``; ``has_changed``: it was left as it is because
-    the filter that found it no longer matches it.
+    it is no longer as the filter found it (another status, age or run), or its row was just being written.
     """
 
     id: UUID | int

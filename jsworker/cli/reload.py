@@ -22,7 +22,8 @@ _LONGEST_CAUSE: Final = 300
 def run_reloading(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a command until a signal, again after each change in the working directory; return its exit code.
 
-    It is ended by SIGTERM, without a deadline. If it ends by itself, it is started at the next change.
+    A change ends it by SIGTERM, without a deadline; signals to this process are passed on to it. If it ends
+    by itself, it is started at the next change.
 
     Raises:
         WrongUsage: watchfiles is not installed.

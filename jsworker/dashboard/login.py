@@ -133,7 +133,8 @@ class ProxyHeaders:
     """Takes the user from a proxy that has asked an identity provider, as oauth2-proxy does.
 
     The proxy proves itself by the header ``X-Jsworker-Secret``; without it, a request is refused. It must
-    remove this header and the user's from requests it receives; a request with one of them twice is refused.
+    remove this header and those of the user and the groups from the requests that it receives; a request
+    with one of them twice is refused.
     """
 
     def __init__(

@@ -272,8 +272,8 @@ def _silence(
 ) -> datetime | None:
     """Return the time since which the heartbeats of a run were missing; None: it is not known.
 
-    A ``fenced`` entry has the length of the silence. Before a reset, it was at least the threshold of the
-    reset's cause; the row has that of the last claim.
+    A ``fenced`` entry has the length of the silence. Before a reset because of silence, it was at least the
+    threshold for this cause; the row has that of the last claim. For other causes it is not known.
     """
     for event in own:
         if event["event"] == "fenced":

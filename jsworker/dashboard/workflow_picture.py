@@ -86,7 +86,7 @@ def _layers(nodes: Sequence[Mapping[str, Any]]) -> list[list[str]] | None:
     row: dict[str, float] = {}
     for column in range(max(depth.values()) + 1):
         layer = [name for name in depth if depth[name] <= column <= until[name]]
-        # A node is at the average row of its needs, so that few arrows cross.
+        # Sorted by the average row of its needs, or by its own row in the column before: few arrows cross.
         middle = {
             name: row[name]
             if name in row

@@ -14,7 +14,8 @@ class Finding(NamedTuple):
     """What a check found.
 
     Attributes:
-        check: its dotted name, the area first, as in ``postgresql.migration``; set by ``found_by``.
+        check: its dotted name, the area first, as in ``postgresql.migration``. ``found_by`` sets that of a
+            check; repairs give theirs.
         level: ``error``: something does not work, or jobs are in danger; ``warning``: it will cause problems
             later; ``info``: worth knowing, or not checked; ``ok``.
         says: one line with the figures.

@@ -34,7 +34,8 @@ _REFERENCED: Final = "23503"
 """SQLSTATE foreign_key_violation."""
 _RUN_A_WORKER: Final = "Run a worker: `jsworker run MODULE:CLASS`."
 _IDLE_SECONDS: Final = 60.0
-_UNUSED_SECONDS: Final = 120.0  # if it was used later, its jobs keep beginning, though a slot is free now
+# The jobs of a limit's key that was used more recently keep beginning, though one of its slots is free now.
+_UNUSED_SECONDS: Final = 120.0
 """Several scan intervals: a worker that scans would have woken held jobs in this time."""
 _ANY: Final = 1_000_000
 _CLEAR: Final = "`jsworker clear --stale-for SECONDS --reason …`"

@@ -73,7 +73,8 @@ def enqueue(
         options: see ``EnqueueOptions``.
 
     Returns:
-        The job's id, and whether it was created; if not, a live job has the unique key, and the id is its.
+        The job's id, and whether it was created; if not, the id is that of the job that has the unique key:
+        a live one, or with ``unique_for`` perhaps one that has ended.
 
     Raises:
         InvalidName, InvalidPayload, InvalidJson, ValueError, TypeError: as ``enqueue_statement``.

@@ -31,7 +31,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
 
 
 def _sums(status: Status) -> Mapping[str, Any]:
-    """Return the sums of the figures of all kinds on the page."""
+    """Return the figures of all kinds on the page together: sums, and the longest of their waits."""
     waits = [kind.oldest_seconds for kind in status.kinds if kind.oldest_seconds is not None]
     held = [group for kind in status.kinds for group in kind.held.items()]
     return {
