@@ -75,5 +75,11 @@ def test_doctor_reads_the_table_of_jobs_by_indexes(table: Connection) -> None:
 
 
 def test_members_by_status(table: Connection) -> None:
-    place = {"id": WORKFLOW, "limit": 100, "batch": UUID(int=0), "after": UUID(int=0)}
+    last = UUID(int=2**128 - 1)
+    place = {"id": WORKFLOW, "limit": 100, "batch": last, "status": "scheduled", "before": last}
+    assert rows_read(table, workflow_control.LIVE_MEMBERS, place) < 4 * 2002
+    assert {p for p in access_paths(table, workflow_control.LIVE_MEMBERS, place) if "jobs" in p} == {
+        "jobs_of_batch"
+    }
+    place["status"] = "failed"
     assert rows_read(table, workflow_control.FAILED_MEMBERS, place) < 4 * 2002

@@ -9,7 +9,7 @@ from sqlalchemy import TextClause, bindparam
 from jsworker.core.errors import OwnershipLost, TransitionRefused
 from jsworker.ownership import predicates
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import uuid_array
+from jsworker.ownership.pool import Row, uuid_array
 from jsworker.ownership.statements import condition, filled, sql
 from jsworker.ownership.transitions import control, reopen
 from jsworker.ownership.transitions.audit import AuditEntry, run_noted
@@ -17,6 +17,8 @@ from jsworker.ownership.transitions.enqueue import NewJob
 
 _PAGE: Final = 500
 _FIRST: Final = UUID(int=0)
+_LAST: Final = UUID(int=2**128 - 1)
+_COUNT_SECONDS: Final = 30.0
 
 _PARTS: Final = {
     "live": condition(predicates.live),
@@ -40,16 +42,33 @@ RETURNING w.id
 """)
 WORKFLOW = _statement("SELECT w.name, w.outcome FROM jsworker.workflows AS w WHERE w.id = CAST(:id AS uuid)")
 
+# A range of the index jobs_of_batch for each batch: by equations, or by ids alone, the planner may walk all jobs of
+# the table once it holds many. Backwards, so that a job moves on from "scheduled" to "processing" as the pages do.
 _MEMBERS_OF: Final = """
-SELECT page.id, page.batch_id FROM jsworker.batches AS b CROSS JOIN LATERAL (
-  SELECT j.id, j.batch_id FROM jsworker.jobs AS j
-  WHERE j.batch_id = b.id AND {which} AND (j.batch_id, j.id) > (CAST(:batch AS uuid), CAST(:after AS uuid))
-  ORDER BY j.id LIMIT :limit
+SELECT page.id, page.batch_id, page.status FROM (
+  SELECT b.id FROM jsworker.batches AS b
+  WHERE b.workflow = CAST(:id AS uuid) AND b.id <= CAST(:batch AS uuid) ORDER BY b.id DESC
+) AS b CROSS JOIN LATERAL (
+  SELECT j.id, j.batch_id, j.status FROM jsworker.jobs AS j
+  WHERE j.batch_id IS NOT NULL AND (j.batch_id, j.status, j.id) >= (b.id, '{lowest}', CAST('{first}' AS uuid))
+    AND (j.batch_id, j.status, j.id) < (b.id,
+      CASE WHEN b.id = CAST(:batch AS uuid) THEN CAST(:status AS text) ELSE '{highest}' END,
+      CASE WHEN b.id = CAST(:batch AS uuid) THEN CAST(:before AS uuid) ELSE CAST('{last}' AS uuid) END)
+{unless}
+  ORDER BY j.batch_id DESC, j.status DESC, j.id DESC LIMIT :limit
 ) AS page
-WHERE b.workflow = CAST(:id AS uuid) AND b.id >= CAST(:batch AS uuid) ORDER BY page.batch_id, page.id LIMIT :limit
+ORDER BY b.id DESC, page.status DESC, page.id DESC LIMIT :limit
 """
-LIVE_MEMBERS = _statement(_MEMBERS_OF, which="{live} AND NOT j.cancel_requested")
-FAILED_MEMBERS = _statement(_MEMBERS_OF, which="{failed}")
+
+
+def _members_of(*, lowest: str, highest: str, unless: str = "") -> TextClause:
+    return _statement(
+        _MEMBERS_OF, lowest=lowest, highest=highest, unless=unless, first=str(_FIRST), last=str(_LAST)
+    )
+
+
+LIVE_MEMBERS = _members_of(lowest="processing", highest="scheduled", unless=" AND NOT j.cancel_requested")
+FAILED_MEMBERS = _members_of(lowest="failed", highest="failed")
 CANCELLED_SINCE = _statement("""
 SELECT count(*) AS jobs FROM jsworker.workflows AS w JOIN jsworker.batches AS b ON b.workflow = w.id
 JOIN jsworker.jobs AS j ON j.batch_id = b.id AND j.status = 'cancelled' AND j.finished_at >= w.cancelled_at
@@ -106,7 +125,7 @@ async def cancel_workflow(
     requested = 0
     async for members in _live_members(database, workflow):
         requested += len((await control.cancel(database, members)).requested)
-    [row] = await database.run(CANCELLED_SINCE, {"id": workflow})  # NEEDS may have cancelled most of them
+    [row] = await database.run(CANCELLED_SINCE, {"id": workflow}, seconds=_COUNT_SECONDS)  # also by NEEDS
     return CancelledWorkflow(row.jobs, requested)
 
 
@@ -117,10 +136,17 @@ async def cancel_left(database: Database, workflow: UUID) -> None:
 
 
 async def _live_members(database: Database, workflow: UUID) -> AsyncIterator[list[UUID]]:
-    place = {"batch": _FIRST, "after": _FIRST}
-    while rows := await database.run(LIVE_MEMBERS, {"id": workflow, "limit": _PAGE, **place}):
+    async for rows in _pages(database, LIVE_MEMBERS, workflow, "scheduled"):
         yield [row.id for row in rows]
-        place = {"batch": rows[-1].batch_id, "after": rows[-1].id}
+
+
+async def _pages(
+    database: Database, members: TextClause, workflow: UUID, highest: str
+) -> AsyncIterator[Sequence[Row]]:
+    place = {"batch": _LAST, "status": highest, "before": _LAST}
+    while rows := await database.run(members, {"id": workflow, "limit": _PAGE, **place}):
+        yield rows
+        place = {"batch": rows[-1].batch_id, "status": rows[-1].status, "before": rows[-1].id}
 
 
 async def retry_workflow(database: Database, workflow: UUID, *, entry: AuditEntry | None = None) -> int:
@@ -131,11 +157,9 @@ async def retry_workflow(database: Database, workflow: UUID, *, entry: AuditEntr
             jobs cannot be retried, and the others were.
     """
     retried, refused = 0, dict[UUID, str]()
-    place = {"batch": _FIRST, "after": _FIRST}
-    while rows := await database.run(FAILED_MEMBERS, {"id": workflow, "limit": _PAGE, **place}):
+    async for rows in _pages(database, FAILED_MEMBERS, workflow, "failed"):
         members = [row.id for row in rows]
         retried += len(await reopen.retry_each_member(database, rows[0].batch_id, members, refused, entry))
-        place = {"batch": rows[-1].batch_id, "after": rows[-1].id}
     if refused:
         first = next(iter(refused.values()))
         raise TransitionRefused(
