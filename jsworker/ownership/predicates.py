@@ -238,8 +238,8 @@ def _marked(*which: Predicate) -> Predicate:
 
 
 # Batches and workflows. What depends on the rows of jobs is decided before the batch is locked. Its
-# generation shows whether it was changed since: each added member and each job that runs again increments it.
-# The revision of a workflow does the same for the workflow.
+# generation shows whether it was changed since: adding members and opening the batch again increment it. A
+# workflow's revision is incremented when batches of it are opened again, and when it is cancelled.
 b: Final = batches.alias("b")
 w: Final = workflows.alias("w")
 sealed: Final = b.c.sealed

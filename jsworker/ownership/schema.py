@@ -86,7 +86,8 @@ FAILURE = (
     """regexp_replace(split_part("left"(COALESCE(last_error, ''::text), 200), chr(10), 1), """
     """'''[^'']*''|"[^"]*"|[0-9a-f]*[0-9][-0-9a-f]*'::text, '#'::text, 'g'::text)), 0::bigint)), 32, '0'::text)::uuid)"""
 )
-"""What failed jobs are grouped by: first line of their last error without numbers and quoted text, as a hash.
+"""What failed jobs are grouped by: a hash of their last error's first line, up to 200 characters, without
+numbers and quoted text.
 
 Jobs that failed as stalled have one value. The text is exactly what PostgreSQL prints, so that alembic finds
 no difference to the index. md5 is not used: a server in FIPS mode refuses it, and so each job that fails.

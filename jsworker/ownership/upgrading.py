@@ -177,8 +177,8 @@ def _migrating(dsn: str, call: Callable[[Connection], T], *, in_transaction: boo
 def _upgrade_by_one(connection: Connection, revision: str) -> tuple[str | None, bool]:
     """Migrate one revision up, in the connection's transaction; return the revision and whether that is all.
 
-    If the previous migration has left work for afterwards, this does only that work; if indexes must be built
-    first, it does nothing.
+    While a migration is still to be done: if the previous one has left work for afterwards, this does only
+    that work; if indexes must be built first, it does nothing.
     """
     _lock(connection)
     ahead, behind = _ways(connection, revision)

@@ -14,8 +14,8 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.schema import FAILURE, IS_FAILURE
 
 BOUND: Final = 5_000
-"""The most jobs that are counted in all groups together; usually each is on a page of its own. A count that
-reaches its group's share of this means at least as many."""
+"""How many jobs are counted in all groups together, unless ``_LEAST_BOUND`` for each group is more. A
+count that reaches its group's share of this means at least as many."""
 _LEAST_BOUND: Final = 100
 """The smallest share of a group, however many groups there are."""
 TREND_HOURS: Final = 24

@@ -126,8 +126,8 @@ ORDER BY held_for DESC NULLS LAST
 )
 
 # What has been left undone for a minute, in which every worker's scan would have found it: finished batches
-# that are not propagated, unfinished batches without a live member, open workflows whose batches have all
-# finished, and jobs that wait for the needs of their batch although all of these have finished.
+# that are not propagated, unfinished sealed batches without a live member, open workflows whose batches have
+# all finished, and jobs that wait for needs but have no batch, or whose batch has no unfinished need.
 LEFT_BATCHES = filled(
     """
 WITH open AS MATERIALIZED (

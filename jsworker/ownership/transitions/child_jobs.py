@@ -84,7 +84,8 @@ class Insertion:
 def insertions(worker_id: str, run: Completion) -> Iterator[Insertion]:
     """Yield the statements that insert a run's child jobs, and one that notes these in its job's timeline.
 
-    They are sorted by kind and key, to avoid deadlocks with others that wait for the same keys.
+    Statements for many jobs come first, by kind, then those for one job, by kind and key: in a fixed order,
+    because others wait for the same keys.
     """
     many: dict[str, dict[JobTerms | None, list[NewJob]]] = defaultdict(lambda: defaultdict(list))
     alone: list[ChildJob] = []

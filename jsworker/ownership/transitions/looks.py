@@ -81,7 +81,10 @@ class TickFindings(NamedTuple):
 
 
 class LeftToDo(NamedTuple):
-    """Whether jobs are held for admission, have expired or are queued in lanes, or any workflow is open."""
+    """Which sweeps have work: jobs held for admission, expired, or queued in lanes.
+
+    ``in_workflows``: a workflow or a batch is open, or a finished batch is not propagated.
+    """
 
     held: bool
     expired: bool

@@ -43,7 +43,8 @@ _OLD = f"""
     AND (CAST(:status AS text) IS NULL OR j.status = CAST(:status AS text))"""
 
 # SKIP LOCKED in the search gives every pruner other jobs; a statement that never waits needs no lock order.
-# The next batch begins behind the jobs found, so that it passes members of workflows that still exist.
+# The next batch begins at the instant of the last job found, deleted or not: so it gets past members of
+# workflows that still exist.
 # Whether a workflow exists is asked only for the rows found: as a condition of the search it would make the
 # planner sort every ended job. Ids are passed as arrays, because the planner may answer a join with a
 # thousand rows by reading whole tables.

@@ -266,7 +266,10 @@ class StoredSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """The result of FIRE: the id of the new job, or None; ``held_up``: the previous job has not ended."""
+    """The result of FIRE: the id of the new job, or None.
+
+    ``held_up``: the schedule's overlap is ``skip``, and its previous job has not ended.
+    """
 
     job_id: UUID | None
     held_up: bool = False

@@ -5,7 +5,8 @@ and if NEEDS were a part of FINISH, two needs that finish at once would each see
 process dies in between, the sweep of any worker finds what it left undone: a batch without a live member, or
 a finished batch that is not ``propagated``.
 
-No statement waits for a lock: its holder finishes or reopens the batch, or a later sweep does the work.
+No statement waits for a lock, except PROPAGATED for the row of a batch: the holder of a lock finishes or
+reopens the batch, or a later sweep does the work.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -266,7 +267,7 @@ class Left(NamedTuple):
     """What was left undone.
 
     Attributes:
-        batches: unfinished ones without a live member.
+        batches: sealed, unfinished ones without a live member.
         needs: finished batches that are not propagated, with their generations.
         workflows: open ones without an unfinished batch.
         cancelled: open workflows that were cancelled.
