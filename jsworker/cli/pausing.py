@@ -1,7 +1,7 @@
 """``jsworker pause`` and ``resume``: stop and allow the start of jobs of a kind or a key."""
 
 import math
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Annotated
 
 from jsworker.cli.client_call import ask_client
@@ -37,7 +37,7 @@ def pause(
     if seconds is not None:
         if not math.isfinite(seconds) or seconds > LONGEST_DELAY:
             raise WrongUsage(f"--seconds {seconds:g} must be from 1 to {LONGEST_DELAY:.0f}")
-        until = datetime.now(UTC) + timedelta(seconds=seconds)
+        until = timedelta(seconds=seconds)
     ends = ask_client(lambda client: client.pause(check_kind(kind), key, until=until, reason=reason))
     print_line(f"{named(kind, key or '')} is paused" + ("" if ends is None else f" until {moment(ends)}"))
     warn_unless_served(kind)

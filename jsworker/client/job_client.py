@@ -137,7 +137,7 @@ class JobClient:
         kind: Kind,
         key: str | None = None,
         *,
-        until: datetime | None = None,
+        until: datetime | timedelta | None = None,
         reason: str | None = None,
         actor: str | None = None,
     ) -> datetime | None:
@@ -149,7 +149,8 @@ class JobClient:
         Args:
             kind: the kind, or its processor.
             key: a limit key; None: the whole kind.
-            until: the end of the pause, with a time zone; None: until ``resume`` is called.
+            until: the end of the pause, with a time zone, or how long it lasts by the database's clock; None:
+                until ``resume`` is called.
             reason: shown to operators.
             actor: who does it, for ``audit``; left out: the user of this process.
 
@@ -158,7 +159,7 @@ class JobClient:
 
         Raises:
             InvalidName: the kind or the key is not allowed.
-            ValueError: ``until`` has passed, or has no time zone.
+            ValueError: ``until`` has passed, has no time zone, or is more than ten years ahead.
         """
         return await self.limits.pause(kind, key, until=until, reason=reason, actor=actor)
 

@@ -1,7 +1,7 @@
 """Limits, rates and pauses for operators: list, set, reset, pause, resume."""
 
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from jsworker.client.enqueueing import Kind, kind_name
@@ -85,17 +85,20 @@ class Limits:
         kind: Kind,
         key: str | None,
         *,
-        until: datetime | None,
+        until: datetime | timedelta | None,
         reason: str | None,
         actor: str | None = None,
     ) -> datetime | None:
         """Pause; see ``JobClient.pause``."""
         seconds = None
         if until is not None:
-            until = instant_of("until", until)
-            seconds = (until - await schedules.database_now(self._database)).total_seconds()
+            now = await schedules.database_now(self._database)
+            said = str(until) if isinstance(until, timedelta) else instant_of("until", until).isoformat()
+            length = until if isinstance(until, timedelta) else instant_of("until", until) - now
+            seconds = length.total_seconds()
             if not 0 < seconds <= LONGEST_DELAY:
-                raise ValueError(f"until={until.isoformat()} must lie ahead, at most ten years")
+                raise ValueError(f"until={said} must lie ahead, at most ten years")
+            until = now + length
         if not isinstance(reason, str | None):
             raise TypeError(f"reason={shown(reason)} must be text, not {type(reason).__name__}")
         line = None if reason is None else printable(reason, _REASON_CHARACTERS)

@@ -111,7 +111,7 @@ class SyncJobClient:
         kind: Kind,
         key: str | None = None,
         *,
-        until: datetime | None = None,
+        until: datetime | timedelta | None = None,
         reason: str | None = None,
         actor: str | None = None,
     ) -> datetime | None:

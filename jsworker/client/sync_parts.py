@@ -91,7 +91,7 @@ class SyncLimits:
         kind: Kind,
         key: str | None,
         *,
-        until: datetime | None,
+        until: datetime | timedelta | None,
         reason: str | None,
         actor: str | None = None,
     ) -> datetime | None:

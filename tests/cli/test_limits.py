@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.ownership.rows import HELD, Sql, ago, insert_job, read_job
+from tests.ownership.rows import HELD, Sql, ago, insert_job, read_job, read_value
 
 from .commands import Cli
 
@@ -73,6 +73,9 @@ def test_pause_and_resume(cli: Cli, sql: Sql) -> None:
     )
     [line] = [line for line in cli("limits").ok().lines if line.startswith("count-lines")]
     assert re.search(rf"since {TIME}, until {TIME}, by \S+@\S+: 429\\n$", line)
+    # By the database's clock alone: by this process's clock it would end some milliseconds sooner.
+    lasts = "SELECT extract(epoch FROM paused_until - paused_at) AS s FROM jsworker.limits WHERE key = 't'"
+    assert float(read_value(sql, lasts)) >= 3599.999
     held = insert_job(sql, "scheduled", **HELD | {"held_by": "paused"}, limit_key="t")
     assert cli("resume", "count-lines", "t").ok().lines == ["key 't' of kind count-lines goes on"]
     assert read_job(sql, held)["status"] == "queued"

@@ -259,10 +259,20 @@ WRONG: dict[str, tuple[Callable[[JobClient], Awaitable[Any]], type[Exception], s
         TypeError,
         r"^reason=None must be text, not NoneType$",
     ),
-    "a pause for a time": (
-        lambda client: client.pause(KIND, until=timedelta(hours=1)),  # type: ignore[arg-type]
+    "a pause for a number": (
+        lambda client: client.pause(KIND, until=3600),  # type: ignore[arg-type]
         TypeError,
-        r"^until=.* must be a datetime with a time zone, not timedelta$",
+        r"^until=.* must be a datetime with a time zone, not int$",
+    ),
+    "a pause for less than nothing": (
+        lambda client: client.pause(KIND, until=timedelta(hours=-1)),
+        ValueError,
+        r"^until=-1 day, 23:00:00 must lie ahead, at most ten years$",
+    ),
+    "a pause for too long": (
+        lambda client: client.pause(KIND, until=timedelta(days=400_000)),
+        ValueError,
+        r"^until=400000 days, 0:00:00 must lie ahead, at most ten years$",
     ),
     "a pause until an instant without a zone": (
         lambda client: client.pause(KIND, until=datetime(2030, 1, 1)),  # noqa: DTZ001 -- the mistake

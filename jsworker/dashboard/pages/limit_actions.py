@@ -1,7 +1,7 @@
 """Actions on kinds and keys: pause, resume, set and reset limits."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 from starlette.datastructures import FormData
@@ -53,7 +53,7 @@ async def act(verb: str, visit: Visit, form: FormData) -> Done:
     match verb:
         case "pause":
             seconds = _number(form, "seconds", least=1, most=LONGEST_DELAY)
-            until = None if seconds is None else datetime.now(UTC) + timedelta(seconds=seconds)
+            until = None if seconds is None else timedelta(seconds=seconds)
             reason = str(form.get("reason") or "").strip() or None
             await client.pause(kind, key, until=until, reason=reason, actor=actor)
             says = f"{named} is paused"
