@@ -80,6 +80,21 @@ async def test_a_running_job_is_taken_back_with_a_reason(
     assert [(each.action, each.changed) for each in await client.audit()] == [("clear", 1)]
 
 
+async def test_a_run_that_began_after_the_question_is_not_taken_back(
+    viewer: Viewer, put: PutJob, rows: Rows
+) -> None:
+    job_id = await put("processing")
+    question = await viewer.see(f"/jobs/{job_id}/clear")
+    await rows.query("UPDATE jsworker.jobs SET fencing_token = fencing_token + 1 WHERE id = %s", job_id)
+    page = await viewer.press(question, "Take back", {"reason": "it hangs"})
+    assert "0 jobs taken back; 1 refused" in page.text
+    assert "has begun another run" in page.text
+    assert (await rows.job(job_id))["status"] == "processing"
+    for token in ("x", f"{job_id}:-1", f"{job_id}:{10**20}"):
+        wrong = await viewer.see(f"/jobs/{job_id}/clear")
+        await viewer.press(wrong, "Take back", {"reason": "it hangs", "token": token}, status=400)
+
+
 async def test_priority_and_time_are_set(viewer: Viewer, put: PutJob, rows: Rows, client: JobClient) -> None:
     job_id = await put("scheduled")
     await viewer.press(await viewer.see(f"/jobs/{job_id}/priority"), "Set", {"to": "high"})

@@ -9,11 +9,11 @@ from starlette.datastructures import FormData
 
 from jsworker.client.selected_jobs import REASON_CHARACTERS, SelectedJobs, count_jobs
 from jsworker.client.terms import instant_of
-from jsworker.core.names import printable
+from jsworker.core.names import printable, shown
 from jsworker.core.priorities import PRIORITIES, priority_number
 from jsworker.dashboard.filters import number, plural
 from jsworker.dashboard.pages.jobs import NAMES, POSSIBLE, JobSearch, instant
-from jsworker.dashboard.visit import Done, Question, Visit, WrongFilter
+from jsworker.dashboard.visit import Done, Question, Visit, WrongFilter, is_short_number
 from jsworker.ownership.queries import listing
 from jsworker.ownership.transitions import control, priorities, reset
 from jsworker.ownership.transitions.audit import AuditEntry
@@ -68,6 +68,9 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
     ids = _ids(visit, form)
     if ids:
         values = [("id", str(each)) for each in ids]
+        if verb == "clear":  # a job that runs anew by the time of the answer is left alone
+            seen = await listing.look_up(visit.site.reads, ids)
+            values += [("token", f"{each.id}:{each.fencing_token}") for each in seen.values()]
         jobs, is_all = len(ids), True
         which = f" This affects job {ids[0]}." if len(ids) == 1 else ""
     else:
@@ -105,11 +108,11 @@ def _in_words(filters: Sequence[tuple[str, str]]) -> str:
 
 async def act(verb: str, visit: Visit, form: FormData) -> Done:
     """Act on jobs, and say how many were changed."""
-    outcome, how = _Outcome(), _how(verb, form)
-    ids, actor = _ids(visit, form), visit.access.name
+    outcome, ids, actor = _Outcome(), _ids(visit, form), visit.access.name
     if ids:
-        await _act_on(visit, verb, ids, how, outcome)
+        await _act_on(visit, verb, ids, form, outcome)
     else:
+        how = _how(verb, form)
         for selected in _selected(verb, visit, form):
             done = await _ACTS[verb](selected, how, actor)
             outcome.add(done.changed, done.refused)
@@ -147,8 +150,9 @@ _ACTS: Final = {
 }
 
 
-async def _act_on(visit: Visit, verb: str, ids: Sequence[UUID], how: Any, outcome: _Outcome) -> None:
+async def _act_on(visit: Visit, verb: str, ids: Sequence[UUID], form: FormData, outcome: _Outcome) -> None:
     """Act on jobs that are named by their ids, with one entry in the audit."""
+    how = _how(verb, form)
     client, database = visit.site.client, visit.site.client.database
     entry = AuditEntry.of_jobs(verb, ids, actor=visit.access.name)
     match verb:
@@ -163,11 +167,18 @@ async def _act_on(visit: Visit, verb: str, ids: Sequence[UUID], how: Any, outcom
                 len(cancelled.cancelled) + len(cancelled.requested), cancelled.refused | ended | unknown
             )
         case "clear":
-            seen = await listing.look_up(database, list(ids))
-            running = [(each.id, each.fencing_token) for each in seen.values() if each.status == "processing"]
+            seen, tokens = await listing.look_up(database, list(ids)), _tokens(form)
+            running = [
+                (each.id, tokens.get(each.id, each.fencing_token))
+                for each in seen.values()
+                if each.status == "processing"
+            ]
             taken = await reset.reset_by_operator(database, seen=running, reason=how, entry=entry)
             done = {each.id for each in taken.resets}
-            why = {each: f"job {each} does not run, or its worker writes it right now" for each in ids}
+            why = {
+                each: f"job {each} does not run, has begun another run, or its worker writes it right now"
+                for each in ids
+            }
             outcome.add(len(done), {each: line for each, line in why.items() if each not in done})
         case "priority":
             moved = await priorities.set_priorities(database, ids, priority_number(how), entry=entry)
@@ -192,6 +203,20 @@ def _ids(visit: Visit, form: FormData) -> list[UUID]:
         return list(dict.fromkeys(map(UUID, given)))
     except ValueError:
         raise WrongFilter("a job's id must be a UUID") from None
+
+
+def _tokens(form: FormData) -> dict[UUID, int]:
+    """Return the fencing tokens that the question named."""
+    found: dict[UUID, int] = {}
+    for given in map(str, form.getlist("token")):
+        job_id, _, token = given.partition(":")
+        if not is_short_number(token):
+            raise WrongFilter(f"token={shown(given)} must be ID:NUMBER")
+        try:
+            found[UUID(job_id)] = int(token)
+        except ValueError:
+            raise WrongFilter(f"token={shown(given)} must be ID:NUMBER") from None
+    return found
 
 
 def _selected(verb: str, visit: Visit, form: FormData) -> list[SelectedJobs]:
