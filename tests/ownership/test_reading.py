@@ -68,7 +68,7 @@ async def test_jobs_are_listed_and_shown_with_any_times(
     print_json(list(found.values()))
     assert {job["run_at"] for job in json.loads(capsys.readouterr().out)} == set(TIMES)
     for job in found.values():
-        assert f"due in {job['run_at']}" in str(_row(job | {"refused": []})[-1])
+        assert f"due in {job['run_at']}" in str(_row(job | {"refused": []}, {})[-1])
     whole = await listing.get_job(database, ids["infinity"])
     assert whole is not None
     print_json(whole)
