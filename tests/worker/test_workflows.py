@@ -7,13 +7,17 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from sqlalchemy import TextClause
 
 from jsworker import JobClient
 from jsworker.core.clock import boottime
-from jsworker.core.errors import TransitionRefused, UsageError, WorkflowFailed
+from jsworker.core.errors import DatabaseTimeout, TransitionRefused, UsageError, WorkflowFailed
 from jsworker.core.job import Job
 from jsworker.core.limits import Limit
 from jsworker.core.settings import Settings
+from jsworker.ownership.database import Database
+from jsworker.ownership.pool import Parameters
+from jsworker.ownership.queries import workflow_listing
 from jsworker.ownership.transitions import workflows
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
@@ -58,6 +62,28 @@ async def test_the_results_of_a_batch_come_in_the_order_of_its_payloads(
     async with client.workflow("sums") as flow:
         flow.batch("double", [{"n": number} for number in range(jobs)])
     assert await flow.result(timeout=60) == [2 * number for number in range(jobs)]
+
+
+async def test_results_that_are_too_large_for_a_page_come_in_smaller_ones(
+    client: JobClient, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, pages = Database.run_along_index, list[int]()
+
+    async def read_in_time(database: Database, statement: TextClause, parameters: Parameters) -> Any:
+        if statement is workflow_listing.RESULTS:
+            assert isinstance(parameters, dict)
+            pages.append(parameters["limit"])
+            if pages[-1] > 30:
+                raise DatabaseTimeout("PostgreSQL did not answer within 3 s")
+        return await read(database, statement, parameters)
+
+    monkeypatch.setattr(Database, "run_along_index", read_in_time)
+    await start(scripted(double, kind="double"), scripted(total, kind="total"))
+    async with client.workflow("sums") as flow:
+        flow.batch("double", [{"n": number} for number in range(50)], name="parts")
+        flow.job("total", {}, after="parts")
+    assert await flow.result(timeout=60) == {"sum": 2450, "members": 50}
+    assert pages.count(20) >= 3
 
 
 async def test_a_plain_function_reads_results_too(client: JobClient, start: StartWorker) -> None:

@@ -1,13 +1,16 @@
 """Reading workflows: a list, one with its nodes and their progress, and pages of the results of a node."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 from uuid import UUID
 
 from sqlalchemy import text
 
 from jsworker.core.contents import Contents
+from jsworker.core.errors import DatabaseTimeout
 from jsworker.core.job import MemberResult
 from jsworker.ownership.database import Database
+from jsworker.ownership.pool import Row
 
 _PAGE: Final = 200
 _SECONDS: Final = 30.0
@@ -104,13 +107,24 @@ async def results(
         if after is None
         else {"status": after.status, "after": after.job_id}
     )
-    values = {"batch": batch, "limit": _PAGE, **place}
-    rows = await database.run_along_index(RESULTS, values)
+    rows = await _results(database, {"batch": batch, **place})
     decode = contents.decode_value
     return [
         MemberResult(row.id, row.status, decode(row.result, "result", row.kind, row.id), row.last_error)
         for row in rows
     ]
+
+
+async def _results(database: Database, place: dict[str, Any]) -> Sequence[Row]:
+    """Read a page of results; smaller ones if the database has no time for it, because results may be large."""
+    limit = _PAGE
+    while True:
+        try:
+            return await database.run_along_index(RESULTS, place | {"limit": limit})
+        except DatabaseTimeout:
+            if limit == 1:
+                raise
+        limit = max(limit // 10, 1)
 
 
 async def outcome_of(database: Database, batch: UUID) -> str | None:
