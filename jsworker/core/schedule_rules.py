@@ -21,6 +21,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_NAME: Final = 100
 _EVERY: Final = "every "
 _CATCH_UP: Final = "catch_up="
+_LONGEST_CHANGE_MINUTES: Final = 1500  # by which clocks have ever been turned back
 _FIRST_WINDOW: Final = timedelta(hours=1)
 _WINDOW_GROWTH: Final = 8
 
@@ -102,12 +103,26 @@ class Cron(_Policies):
             ValueError: the rule cannot be read, or never comes due again.
         """
         try:
-            for due in CronSim(self.rule, instant.astimezone(ZoneInfo(self.tz))):
-                # Of a time that occurs twice the library returns the first, which may be past already.
-                if (found := due.astimezone(UTC)) > instant:
+            for minutes in range(_LONGEST_CHANGE_MINUTES):
+                if (found := self._first_after(instant, instant + timedelta(minutes=minutes))) is not None:
                     return found
         except CronSimError as error:
             raise ValueError(f"cron rule {shown(self.rule)}: {str(error).lower()}") from None
+        raise ValueError(f"cron rule {shown(self.rule)} never comes due")
+
+    def _first_after(self, instant: datetime, start: datetime) -> datetime | None:
+        """Return the first due instant after this one, searched for from ``start`` on; None: start later.
+
+        Where clocks are turned back, the library may return the same instants again, without an end.
+        """
+        previous = datetime.min.replace(tzinfo=UTC)
+        for due in CronSim(self.rule, start.astimezone(ZoneInfo(self.tz))):
+            # Of a time that occurs twice the library returns the first, which may be past already.
+            if (found := due.astimezone(UTC)) > instant:
+                return found
+            if found <= previous:
+                return None
+            previous = found
         raise ValueError(f"cron rule {shown(self.rule)} never comes due")
 
 
