@@ -76,7 +76,7 @@ def test_within_an_hour_that_comes_twice_no_instant_is_over() -> None:
 
 @pytest.mark.timeout(30)
 def test_instants_rise_where_the_library_turns_in_a_circle() -> None:
-    """On Chatham clocks go back from 03:45 to 02:45; for each of these it yields the same instants for ever."""
+    """On Chatham clocks go back from 03:45 to 02:45; for these rules it yields the same instants for ever."""
     for rule in ("*/18 3 * * 0", "*/5 3 * * *"):
         schedule, now = Cron(rule, tz="Pacific/Chatham"), utc("2026-04-04T13:00:00")
         found = [now := schedule.after(now) for _ in range(40)]
