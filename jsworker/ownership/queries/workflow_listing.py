@@ -12,7 +12,7 @@ from jsworker.core.job import MemberResult
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
 
-_PAGE: Final = 200
+_PAGE: Final = 50
 _SECONDS: Final = 30.0
 """A node may have a hundred thousand members, and a result a megabyte."""
 
@@ -124,7 +124,7 @@ async def _results(database: Database, place: dict[str, Any]) -> Sequence[Row]:
         except DatabaseTimeout:
             if limit == 1:
                 raise
-        limit = max(limit // 10, 1)
+        limit = max(limit // 5, 1)
 
 
 async def outcome_of(database: Database, batch: UUID) -> str | None:
