@@ -84,10 +84,20 @@ def test_a_frozen_worker_does_not_outlive_a_demo_that_is_killed(settings: Settin
     assert nothing_is_left_of(tmp_path)
 
 
+def is_stopped(worker: psutil.Process) -> bool:
+    """Return whether all its threads are: only then a dead parent makes the kernel wake it."""
+    tasks = Path(f"/proc/{worker.pid}/task").glob("*/stat")  # on other systems there are none
+    try:
+        threads = [stat.read_text().rpartition(")")[2].split()[0] for stat in tasks]
+    except FileNotFoundError:  # a thread has ended meanwhile
+        return False
+    return worker.status() == psutil.STATUS_STOPPED and set(threads) <= {"T"}
+
+
 def wait_until_stopped(worker: psutil.Process) -> None:
     """Wait until the kernel has stopped it: a signal that was sent is not yet acted upon."""
     deadline = time.monotonic() + 60
-    while worker.status() != psutil.STATUS_STOPPED:
+    while not is_stopped(worker):
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
