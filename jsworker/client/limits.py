@@ -92,11 +92,12 @@ class Limits:
         """Pause; see ``JobClient.pause``."""
         seconds = None
         if until is not None:
+            given = until if isinstance(until, timedelta) else instant_of("until", until)
             now = await schedules.database_now(self._database)
-            said = str(until) if isinstance(until, timedelta) else instant_of("until", until).isoformat()
-            length = until if isinstance(until, timedelta) else instant_of("until", until) - now
+            length = given if isinstance(given, timedelta) else given - now
             seconds = length.total_seconds()
             if not 0 < seconds <= LONGEST_DELAY:
+                said = given if isinstance(given, timedelta) else given.isoformat()
                 raise ValueError(f"until={said} must lie ahead, at most ten years")
             until = now + length
         if not isinstance(reason, str | None):

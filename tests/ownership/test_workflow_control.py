@@ -134,13 +134,26 @@ async def test_a_refused_member_is_named_and_the_others_are_retried(database: Da
     )
     try:
         with pytest.raises(
-            TransitionRefused, match=rf"^2 jobs were retried, 1 were not; the first one: job {bad} "
+            TransitionRefused, match=rf"^2 jobs were retried, 1 were not; the first one: job {bad}: "
         ):
             await retry_workflow(database, flow.id)
     finally:
         sql.execute("ALTER TABLE jsworker.jobs DROP CONSTRAINT not_me")
     assert [read_job(sql, each)["status"] for each in flow.members("a")] == ["queued", "failed", "queued"]
     assert await retry_workflow(database, flow.id) == 1
+
+
+async def test_a_cancelled_workflow_refuses_its_retry_as_a_whole(database: Database, sql: Sql) -> None:
+    flow = await stored(database, sql, ("a", 3, ()))
+    for member in flow.members("a"):
+        await flow.fail(member)
+    change(sql, "workflows", "cancelled_at = now()", flow.id)
+    with pytest.raises(TransitionRefused, match=rf"^workflow {flow.id} was cancelled$"):
+        await retry_workflow(database, flow.id)
+    done = await control.retry_all(database, flow.members("a"))
+    assert done.refused == {
+        each: f"job {each} cannot be retried: workflow {flow.id} was cancelled" for each in flow.members("a")
+    }
 
 
 async def test_a_member_that_is_retried_after_its_needs_were_propagated_is_never_forgotten(
@@ -284,7 +297,7 @@ async def test_a_retry_that_comes_late_leaves_a_finished_workflow_finished(
     await flow.fail(flow.member("a"))
     await advance(database, [flow.batch("a")])
     ids = flow.members("a")
-    assert await reopen.retry_members(database, flow.batch("a"), ids) == ids
+    assert [row.id for row in await reopen.retry_members(database, flow.batch("a"), ids)] == ids
     await flow.complete(flow.member("a"))
     finished = await advance(database, [flow.batch("a")])
     assert [each.outcome for each in finished.workflows] == ["completed"]
@@ -364,7 +377,7 @@ async def test_members_of_another_workflow_are_not_retried_with_it(
     other = await stored(database, sql, ("a", 1, ()))
     await other.fail(other.member("a"))
     ids = [failed.member("a"), other.member("a")]
-    assert await reopen.retry_members(database, failed.batch("a"), ids) == ids[:1]
+    assert [row.id for row in await reopen.retry_members(database, failed.batch("a"), ids)] == ids[:1]
     assert (other.status("a"), other.row("a")["generation"]) == ("failed", 0)
 
 

@@ -25,7 +25,7 @@ class KindLine:
         state: the numbers of its jobs.
         limit: its limits, as ``Limits.list`` returns them; None: it has none.
         keys: the number of its limit keys that are set, paused or used.
-        slots: job slots of the live workers that serve it and are not drained.
+        slots: job slots of the live workers that serve it and claim jobs: neither drained nor ending.
         versions: versions of the live workers that serve it.
         declared: the different limits that the classes of live workers declare.
         without_timeout: whether the class of a live worker has neither a timeout nor a progress_timeout.

@@ -177,7 +177,7 @@ class KindState:
         held: jobs that wait for an event, by ``limit``, ``rate``, ``paused`` or ``needs``.
         failed, cancelled: all that have not been pruned.
         per_minute: rates of the last minutes, by ``enqueued``, ``completed``, ``failed``, ``cancelled``.
-        workers: live workers that serve the kind and are not drained.
+        workers: live workers that serve the kind and claim jobs: neither drained nor ending.
     """
 
     kind: str

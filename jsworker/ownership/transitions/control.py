@@ -219,7 +219,14 @@ async def retry_all(database: Database, ids: Sequence[UUID], *, entry: AuditEntr
         if row.may_be_retried and row.batch_id is not None:
             members.setdefault(row.batch_id, []).append(row.id)
     for batch, some in members.items():
-        done |= await reopen.retry_each_member(database, batch, some, refused, entry)
+        retry = partial(reopen.retry_members, database, batch, entry=entry)
+        try:
+            rows, bad = await in_halves(some, retry)
+        except TransitionRefused as error:
+            refused |= {each: f"job {each} cannot be retried: {error}" for each in some}
+            continue
+        done |= {row.id for row in rows}
+        refused |= {each: f"job {each} cannot be retried: {error}" for each, error in bad}
     left |= await _statuses(database, [each for some in members.values() for each in some])
     refused |= {
         each: _unretryable(each, left.get(each)) for each in wanted if each not in done | refused.keys()

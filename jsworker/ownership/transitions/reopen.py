@@ -14,8 +14,7 @@ from sqlalchemy import TextClause
 from jsworker.core.errors import TransitionRefused
 from jsworker.ownership import predicates
 from jsworker.ownership.database import Database
-from jsworker.ownership.pool import Transaction, uuid_array
-from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.pool import Row, Transaction, uuid_array
 from jsworker.ownership.statements import condition, filled, sql
 from jsworker.ownership.transitions.audit import AuditEntry
 
@@ -130,19 +129,20 @@ class _NoneIsLeft(Exception):
 
 async def retry_members(
     database: Database, batch: UUID, ids: Sequence[UUID], *, entry: AuditEntry | None = None
-) -> list[UUID]:
+) -> Sequence[Row]:
     """Put failed or cancelled jobs of the workflow of a batch back into the queue; return the retried ones.
 
     Raises:
-        TransitionRefused: the workflow was cancelled or is gone, or PostgreSQL refuses a row.
+        TransitionRefused: the workflow was cancelled or is gone.
+        RowRefused: PostgreSQL refuses a row; none is retried.
     """
 
-    async def write(transaction: Transaction) -> list[UUID]:
+    async def write(transaction: Transaction) -> Sequence[Row]:
         moved = await transaction.run(MOVE_ON, {"batch": batch})
         if not moved:
             rows = await transaction.run(WORKFLOW_OF, {"batch": batch})
             why = f"workflow {rows[0].workflow} was cancelled" if rows else "its workflow is gone"
-            raise TransitionRefused(f"{_named(ids)} cannot be retried: {why}")
+            raise TransitionRefused(why)
         given = {"ids": uuid_array(ids)}
         rows = await transaction.run(REOPEN, given | {"workflow": moved[0].id})
         if not rows:
@@ -153,36 +153,9 @@ async def retry_members(
         await transaction.run(HOLD_AGAIN, opened)
         if entry is not None:
             await entry.note(transaction, changed=len(retried))
-        return [row.id for row in retried]
+        return retried
 
     try:
         return await database.in_transaction(write, seconds=_SECONDS)
     except _NoneIsLeft:
         return []
-    except RowRefused as error:
-        raise TransitionRefused(f"{_named(ids)} cannot be retried: {error}") from None
-
-
-def _named(ids: Sequence[UUID]) -> str:
-    return f"job {ids[0]}" + (f" and {len(ids) - 1} more" if len(ids) > 1 else "")
-
-
-async def retry_each_member(
-    database: Database, batch: UUID, ids: Sequence[UUID], refused: dict[UUID, str], entry: AuditEntry | None
-) -> set[UUID]:
-    """Retry members of a batch together, or one by one if one of them is refused; return the retried ones.
-
-    ``refused`` takes the refused members, each with the reason.
-    """
-    done: set[UUID] = set()
-    waiting = [list(ids)]
-    while waiting:
-        some = waiting.pop(0)
-        try:
-            done.update(await retry_members(database, batch, some, entry=entry))
-        except TransitionRefused as error:
-            if len(some) == 1:
-                refused[some[0]] = str(error)
-            else:
-                waiting[:0] = [[each] for each in some]
-    return done

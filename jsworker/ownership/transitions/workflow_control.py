@@ -1,6 +1,7 @@
 """What operators may do to a workflow: cancel live jobs, retry failed ones; and members that add members."""
 
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -10,6 +11,7 @@ from jsworker.core.errors import OwnershipLost, TransitionRefused
 from jsworker.ownership import predicates
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row, uuid_array
+from jsworker.ownership.refusals import Refused, in_halves
 from jsworker.ownership.statements import condition, filled, sql
 from jsworker.ownership.transitions import control, reopen
 from jsworker.ownership.transitions.audit import AuditEntry, run_noted
@@ -21,8 +23,6 @@ _LAST: Final = UUID(int=2**128 - 1)
 _COUNT_SECONDS: Final = 30.0
 
 _PARTS: Final = {
-    "live": condition(predicates.live),
-    "failed": condition(predicates.failed),
     "workflow_open": sql(predicates.workflow_open),
     "unfinished": sql(predicates.unfinished),
     "mine": condition(predicates.mine(bindparam("token"))),
@@ -43,7 +43,8 @@ RETURNING w.id
 WORKFLOW = _statement("SELECT w.name, w.outcome FROM jsworker.workflows AS w WHERE w.id = CAST(:id AS uuid)")
 
 # A range of the index jobs_of_batch for each batch: by equations, or by ids alone, the planner may walk all jobs of
-# the table once it holds many. Backwards, so that a job moves on from "scheduled" to "processing" as the pages do.
+# the table once it holds many. In the alphabet no other status lies between those of live jobs. Backwards, because
+# a job moves on from "scheduled" to "processing", as the pages do.
 _MEMBERS_OF: Final = """
 SELECT page.id, page.batch_id, page.status FROM (
   SELECT b.id FROM jsworker.batches AS b
@@ -156,14 +157,17 @@ async def retry_workflow(database: Database, workflow: UUID, *, entry: AuditEntr
         TransitionRefused: there is no such workflow, it was cancelled, or none of its jobs has failed; or some
             jobs cannot be retried, and the others were.
     """
-    retried, refused = 0, dict[UUID, str]()
+    retried, refused = 0, Refused[UUID]()
     async for rows in _pages(database, FAILED_MEMBERS, workflow, "failed"):
         members = [row.id for row in rows]
-        retried += len(await reopen.retry_each_member(database, rows[0].batch_id, members, refused, entry))
+        retry = partial(reopen.retry_members, database, rows[0].batch_id, entry=entry)
+        done, bad = await in_halves(members, retry)
+        retried += len(done)
+        refused += bad
     if refused:
-        first = next(iter(refused.values()))
+        job_id, error = refused[0]
         raise TransitionRefused(
-            f"{retried} jobs were retried, {len(refused)} were not; the first one: {first}"
+            f"{retried} jobs were retried, {len(refused)} were not; the first one: job {job_id}: {error}"
         )
     if not retried:
         await _refuse(database, workflow, "retried")
