@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
 from jsworker.ownership.pool import uuid_array
 from jsworker.ownership.queries.job_report import LEFT_BATCHES
@@ -30,6 +30,24 @@ SELECT uuidv7(), %(kind)s, '{}', 'scheduled', 'needs', now(), %(needs)s FROM gen
 INSERT INTO jsworker.jobs (id, kind, payload, status, fencing_token, attempts, finished_at, dispatch)
 SELECT uuidv7(), %(kind)s, '{}', 'completed', 1, 1, now(), 1 FROM generate_series(1, %(members)s)
 """
+
+# Each of ``dependants`` needs all of ``needs``, which have finished, and one batch more, which has not.
+DENSE = (
+    """
+INSERT INTO jsworker.batches (id, workflow, name, kind, place, finished_at, outcome)
+SELECT need, :workflow, 'n', 'k', 0, now(), 'completed' FROM unnest(CAST(:needs AS uuid[])) AS need""",
+    """
+INSERT INTO jsworker.batches (id, workflow, name, kind, place)
+SELECT dependant, :workflow, 'd', 'k', 0 FROM unnest(CAST(:dependants AS uuid[])) AS dependant""",
+    """
+INSERT INTO jsworker.batch_needs (batch, needs)
+SELECT dependant, need FROM unnest(CAST(:dependants AS uuid[])) AS dependant,
+  unnest(CAST(:needs AS uuid[]) || (SELECT b.id FROM jsworker.batches AS b WHERE b.finished_at IS NULL LIMIT 1)) AS need""",
+    """
+INSERT INTO jsworker.jobs (id, kind, payload, status, held_by, held_at, batch_id)
+SELECT uuidv7(), :kind, '{}', 'scheduled', 'needs', now(), dependant
+FROM unnest(CAST(:dependants AS uuid[])) AS dependant""",
+)
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +78,15 @@ def test_needs_reads_as_many_members_as_it_moves(table: Connection) -> None:
     assert rows_read(table, workflows.NEEDS, values) < 12 * 100 + 2 * 2002 + 50
     seen = {"ids": uuid_array([BATCH]), "generations": [0]}
     assert rows_read(table, workflows.PROPAGATED, seen) < 50
+
+
+def test_each_dependant_is_looked_at_once_however_many_batches_it_needs(table: Connection) -> None:
+    needs, dependants = ([UUID(int=start + place) for place in range(60)] for start in (1000, 2000))
+    values = {"workflow": WORKFLOW, "kind": KIND, "needs": needs, "dependants": dependants}
+    for statement in DENSE:
+        table.execute(text(statement), values)
+    seen = {"ids": uuid_array(needs), "generations": [0] * len(needs)}
+    assert rows_read(table, workflows.PROPAGATED, seen) <= 2 * len(dependants)
 
 
 def test_the_sweep_reads_a_few_rows_of_each_open_batch(table: Connection) -> None:

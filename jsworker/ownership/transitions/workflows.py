@@ -158,20 +158,24 @@ _NEEDS_SWEEP: Final = Sweep(
 # row refused. Nor while a batch is being opened again: the members that this holds again are not visible yet.
 PROPAGATED = _statement(
     """
-WITH ready AS MATERIALIZED (
+WITH dependants AS (
+  SELECT DISTINCT n.batch FROM jsworker.batch_needs AS n WHERE n.needs = ANY(CAST(:ids AS uuid[]))
+), holding AS MATERIALIZED (
+  SELECT d.batch FROM dependants AS d
+  WHERE (SELECT true FROM jsworker.jobs AS j
+      WHERE (j.batch_id, j.id) >= (d.batch, CAST('{first}' AS uuid))
+        AND (j.batch_id, j.id) <= (d.batch, CAST('{last}' AS uuid)) AND {held_indexed}
+      ORDER BY j.batch_id, j.id LIMIT 1)
+    AND NOT EXISTS (
+      SELECT FROM jsworker.batch_needs AS n JOIN jsworker.batches AS b ON b.id = n.needs
+      WHERE n.batch = d.batch AND {unfinished})
+), ready AS MATERIALIZED (
   SELECT b.id, b.workflow, b.generation, w.revision
   FROM unnest(CAST(:ids AS uuid[]), CAST(:generations AS bigint[])) AS seen(id, generation)
   JOIN jsworker.batches AS b ON b.id = seen.id JOIN jsworker.workflows AS w ON w.id = b.workflow
   WHERE {same_generation} AND {finished} AND NOT EXISTS (
-    SELECT FROM jsworker.batch_needs AS of_mine
-    WHERE of_mine.needs = b.id
-      AND (SELECT true FROM jsworker.jobs AS j
-        WHERE (j.batch_id, j.id) >= (of_mine.batch, CAST('{first}' AS uuid))
-          AND (j.batch_id, j.id) <= (of_mine.batch, CAST('{last}' AS uuid)) AND {held_indexed}
-        ORDER BY j.batch_id, j.id LIMIT 1)
-      AND NOT EXISTS (
-        SELECT FROM jsworker.batch_needs AS n JOIN jsworker.batches AS need ON need.id = n.needs
-        WHERE n.batch = of_mine.batch AND need.finished_at IS NULL))
+    SELECT FROM jsworker.batch_needs AS of_mine JOIN holding ON holding.batch = of_mine.batch
+    WHERE of_mine.needs = b.id)
 ), {unchanged}
 UPDATE jsworker.batches AS b SET propagated = true
 FROM ready AS seen JOIN unchanged ON unchanged.id = seen.workflow
