@@ -21,9 +21,9 @@ NOW: Final[sa.Function[Any]] = sa.func.clock_timestamp()
 AT_START: Final[sa.Function[Any]] = sa.func.statement_timestamp()
 """Can be used to search an index; ``clock_timestamp()`` would be compared with every row."""
 
-WAITS_FOR_NO_KEY: Final = sa.text("(SELECT set_config('lock_timeout', '200ms', true)) IS NOT NULL")
-"""Lets a statement that skips locked rows fail where a unique key of one of them is being taken: a producer may keep its
-transaction open for as long as it likes. Tables are locked before it counts."""
+WAITS_BRIEFLY: Final = sa.text("(SELECT set_config('lock_timeout', '200ms', true)) IS NOT NULL")
+"""Lets a statement fail that would wait for the transaction of a producer or a job, which may last as long as it likes:
+one that takes a unique key, or adds to the same batch. Tables are locked before it counts."""
 NO_OWNER: Final = {"worker_id": sa.null(), "last_activity_at": sa.null()}
 """The values written when a job leaves ``processing``."""
 NOT_HELD: Final = dict.fromkeys(("held_by", "held_at", "due_at"), sa.null())

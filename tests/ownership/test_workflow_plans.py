@@ -42,7 +42,7 @@ SELECT dependant, :workflow, 'd', 'k', 0 FROM unnest(CAST(:dependants AS uuid[])
     """
 INSERT INTO jsworker.batch_needs (batch, needs)
 SELECT dependant, need FROM unnest(CAST(:dependants AS uuid[])) AS dependant,
-  unnest(CAST(:needs AS uuid[]) || (SELECT b.id FROM jsworker.batches AS b WHERE b.finished_at IS NULL LIMIT 1)) AS need""",
+  unnest(:needs || (SELECT id FROM jsworker.batches WHERE finished_at IS NULL LIMIT 1)) AS need""",
     """
 INSERT INTO jsworker.jobs (id, kind, payload, status, held_by, held_at, batch_id)
 SELECT uuidv7(), :kind, '{}', 'scheduled', 'needs', now(), dependant

@@ -11,14 +11,21 @@ from sqlalchemy import TextClause
 
 from jsworker import JobClient
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseTimeout, TransitionRefused, UsageError, WorkflowFailed
+from jsworker.core.errors import (
+    DatabaseTimeout,
+    DatabaseUnavailable,
+    LockTimeout,
+    TransitionRefused,
+    UsageError,
+    WorkflowFailed,
+)
 from jsworker.core.job import Job
 from jsworker.core.limits import Limit
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Parameters
 from jsworker.ownership.queries import workflow_listing
-from jsworker.ownership.transitions import workflows
+from jsworker.ownership.transitions import workflow_control, workflows
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import Gate, scripted
@@ -213,6 +220,37 @@ async def test_members_add_members(client: JobClient, rows: Rows, start: StartWo
         flow.job("total", {}, after="parts")
     assert await flow.result(timeout=60) == {"sum": 10, "members": 5}
     assert await rows.value("SELECT generation FROM jsworker.batches WHERE name = 'parts'") == 2
+
+
+async def test_adding_members_is_repeated_until_the_database_answers(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First the batch is locked, then an answer is lost."""
+    add_members, calls = workflow_control.add_members, 0
+
+    async def at_last(*args: Any, **values: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise LockTimeout("another member adds")
+        await add_members(*args, **values)
+        if calls == 2:
+            raise DatabaseUnavailable("the answer is lost")
+
+    monkeypatch.setattr(workflow_control, "add_members", at_last)
+
+    async def spread(job: Job[Any]) -> int:
+        if job.payload["n"] == 0:
+            await job.add_to_batch("spread", [{"n": 1}, {"n": 2}])
+        return int(job.payload["n"])
+
+    await start(scripted(spread, kind="spread"), scripted(total, kind="total"))
+    async with client.workflow("sums") as flow:
+        flow.job("spread", {"n": 0}, name="parts")
+        flow.job("total", {}, after="parts")
+    assert await flow.result(timeout=60) == {"sum": 3, "members": 3}
+    assert calls == 3
+    assert await rows.value("SELECT max(attempts) FROM jsworker.jobs") == 1
 
 
 async def test_a_job_without_a_batch_adds_to_none(client: JobClient, rows: Rows, start: StartWorker) -> None:

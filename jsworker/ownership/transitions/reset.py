@@ -40,7 +40,7 @@ def _reset(
     """
     found = (j.c.id, j.c.worker_id.label("owner"), *j.c["cancel_requested", "stalls", "max_stalls"])
     found += (predicates.is_superseded.label("superseded"),)
-    rows = rows.where(statements.WAITS_FOR_NO_KEY)
+    rows = rows.where(statements.WAITS_BRIEFLY)
     taken = statements.locked(rows.add_columns(*found, counted.label("counted")), "taken")
     next_status = sa.case(
         (taken.c.cancel_requested, "cancelled"),

@@ -8,10 +8,10 @@ from uuid import UUID
 from sqlalchemy import TextClause, bindparam
 
 from jsworker.core.errors import OwnershipLost, TransitionRefused
-from jsworker.ownership import predicates
+from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row, uuid_array
-from jsworker.ownership.refusals import Refused, in_halves
+from jsworker.ownership.refusals import Refused, RowRefused, in_halves
 from jsworker.ownership.statements import condition, filled, sql
 from jsworker.ownership.transitions import control, reopen
 from jsworker.ownership.transitions.audit import AuditEntry, run_noted
@@ -83,7 +83,7 @@ WITH owner AS MATERIALIZED (
   SELECT j.id, j.batch_id FROM jsworker.jobs AS j WHERE j.id = CAST(:job_id AS uuid) AND {mine}{lock}
 ), opened AS (
   UPDATE jsworker.batches AS b SET generation = b.generation + 1
-  FROM owner WHERE b.id = owner.batch_id AND {unfinished}
+  FROM owner WHERE b.id = owner.batch_id AND {unfinished}{briefly}
   RETURNING b.id
 )
 INSERT INTO jsworker.jobs (
@@ -98,9 +98,12 @@ FROM opened CROSS JOIN unnest(
 ) AS new(id, payload, max_attempts, max_stalls, traceparent, tracestate, limit_key, priority)
 RETURNING id
 """
-ADD_MEMBERS = _statement(_ADD_MEMBERS, lock=" FOR NO KEY UPDATE OF j")
+# Heartbeats skip the locked row of the job, so it must not wait long for another member that adds.
+ADD_MEMBERS = _statement(
+    _ADD_MEMBERS, lock=" FOR NO KEY UPDATE OF j", briefly=f" AND {sql(statements.WAITS_BRIEFLY)}"
+)
 # For the job's own transaction, which ends with the guard: until then heartbeats would skip a locked row.
-ADD_MEMBERS_UNLOCKED = _statement(_ADD_MEMBERS, lock="")
+ADD_MEMBERS_UNLOCKED = _statement(_ADD_MEMBERS, lock="", briefly="")
 MAY_ADD = _statement("""
 SELECT {mine} AS mine, j.batch_id FROM jsworker.jobs AS j WHERE j.id = CAST(:job_id AS uuid)
 """)
@@ -193,18 +196,31 @@ def add_members_statement(
 
 
 async def add_members(
-    database: Database, *, worker_id: str, job_id: UUID, token: int, kind: str, new: Sequence[NewJob]
+    database: Database,
+    *,
+    worker_id: str,
+    job_id: UUID,
+    token: int,
+    kind: str,
+    new: Sequence[NewJob],
+    tries: int = 0,
 ) -> None:
-    """Add members to the batch of a running job, in a transaction of its own.
+    """Add members to the batch of a running job, in a transaction of its own; a repeat adds none twice.
 
     Raises:
         OwnershipLost: the run no longer owns the job.
         TransitionRefused: the job has no batch, or its batch has finished.
+        LockTimeout: another member is adding to the batch, in a transaction that has not ended.
     """
-    seconds = database.seconds_for(sum(len(job.payload) for job in new))
+    seconds = database.seconds_for(sum(len(job.payload) for job in new), tries=tries)
     values = _values(worker_id, job_id, token, kind, new)
-    if await database.run(ADD_MEMBERS, values, seconds=seconds):
-        return
+    try:
+        if await database.run(ADD_MEMBERS, values, seconds=seconds):
+            return
+    except RowRefused as error:
+        if error.constraint != "jobs_pkey":
+            raise
+        return  # stored by an earlier try, whose answer was lost
     given = {"worker_id": worker_id, "job_id": job_id, "token": token}
     rows = await database.run(MAY_ADD, given)
     if not rows or not rows[0].mine:

@@ -229,24 +229,31 @@ class RunLease:
     ) -> list[UUID]:
         """Add members to the batch of the job, up to 5,000 in one statement."""
         new = self._members(kind, payloads, options)
-        (job_id, token), services = self._run.held, self._services
         for start in range(0, len(new), _MEMBERS_AT_ONCE):
-            add = partial(
-                workflow_control.add_members,
+            await self._add_members(kind_name(kind), new[start : start + _MEMBERS_AT_ONCE])
+        self._services.on_added()
+        return [job.id for job in new]
+
+    async def _add_members(self, kind: str, new: Sequence[NewJob]) -> None:
+        (job_id, token), services = self._run.held, self._services
+        tries = count()
+
+        async def add() -> None:
+            await workflow_control.add_members(
                 services.database,
                 worker_id=services.worker_id,
                 job_id=job_id,
                 token=token,
-                kind=kind_name(kind),
-                new=new[start : start + _MEMBERS_AT_ONCE],
+                kind=kind,
+                new=new,
+                tries=next(tries),
             )
-            try:
-                await add()
-            except OwnershipLost:
-                self._run.lose()
-                raise
-        services.on_added()
-        return [job.id for job in new]
+
+        try:
+            await until_answered(self._run, add)
+        except OwnershipLost:
+            self._run.lose()
+            raise
 
     def add_to_batch_statement(
         self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]
