@@ -407,7 +407,8 @@ class Workflows:
 
         ``actor`` is named in the entry of ``JobClient.audit``; left out: there is no entry.
 
-        Raises TransitionRefused: there is no such workflow, or it has ended. WorkflowNotFound: it is no UUID.
+        Raises TransitionRefused: there is no such workflow, or it has ended; or PostgreSQL refused the rows
+        of some jobs, and the others were cancelled. WorkflowNotFound: it is no UUID.
         """
         with operators_rights("workflows", "workflows"):
             wanted = workflow_uuid(workflow)
@@ -419,8 +420,8 @@ class Workflows:
 
         Jobs that were cancelled because of these failures wait for the retried jobs again.
 
-        Raises TransitionRefused: there is no such workflow, it was cancelled, or none of its jobs has failed.
-        WorkflowNotFound: it is no UUID.
+        Raises TransitionRefused: there is no such workflow, it was cancelled, or none of its jobs has failed;
+        or some jobs cannot be retried, and the others were. WorkflowNotFound: it is no UUID.
         """
         with operators_rights("workflows", "workflows"):
             wanted = workflow_uuid(workflow)

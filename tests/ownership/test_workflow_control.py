@@ -143,6 +143,26 @@ async def test_a_refused_member_is_named_and_the_others_are_retried(database: Da
     assert await retry_workflow(database, flow.id) == 1
 
 
+async def test_a_refused_member_is_named_and_the_others_are_cancelled(database: Database, sql: Sql) -> None:
+    flow = await stored(database, sql, ("a", 3, ()), ("b", 1, ("a",)))
+    bad = flow.members("a")[1]
+    await claimed(database, flow.member("a"))
+    sql.execute(
+        f"ALTER TABLE jsworker.jobs ADD CONSTRAINT not_me CHECK (id <> '{bad}' OR status <> 'cancelled')"
+    )
+    try:
+        with pytest.raises(
+            TransitionRefused, match=rf"^3 jobs were cancelled, 1 were not; the first one: job {bad}: "
+        ):
+            await cancel_workflow(database, flow.id)
+    finally:
+        sql.execute("ALTER TABLE jsworker.jobs DROP CONSTRAINT not_me")
+    assert [read_job(sql, each)["status"] for each in (*flow.members("a"), flow.member("b"))] == [
+        *("processing", "queued", "cancelled", "cancelled")
+    ]
+    assert read_job(sql, flow.member("a"))["cancel_requested"]
+
+
 async def test_a_cancelled_workflow_refuses_its_retry_as_a_whole(database: Database, sql: Sql) -> None:
     flow = await stored(database, sql, ("a", 3, ()))
     for member in flow.members("a"):

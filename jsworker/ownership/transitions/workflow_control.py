@@ -122,14 +122,23 @@ async def cancel_workflow(
     """Cancel the live jobs of a workflow; the workers' scans cancel members that are added meanwhile.
 
     Raises:
-        TransitionRefused: there is no such workflow, or it has ended.
+        TransitionRefused: there is no such workflow, or it has ended; or PostgreSQL refused the rows of some
+            jobs, and the others were cancelled.
     """
     if not await run_noted(database, CANCEL_WORKFLOW, {"id": workflow}, entry):
         await _refuse(database, workflow, "cancelled")
-    requested = 0
+    requested, refused = 0, dict[UUID, str]()
     async for members in _live_members(database, workflow):
-        requested += len((await control.cancel(database, members)).requested)
+        done = await control.cancel(database, members)
+        requested += len(done.requested)
+        refused |= done.refused
     [row] = await database.run(CANCELLED_SINCE, {"id": workflow}, seconds=_COUNT_SECONDS)  # also by NEEDS
+    if refused:
+        job_id, reason = next(iter(refused.items()))
+        raise TransitionRefused(
+            f"{row.jobs + requested} jobs were cancelled, {len(refused)} were not;"
+            f" the first one: job {job_id}: {reason}"
+        )
     return CancelledWorkflow(row.jobs, requested)
 
 
