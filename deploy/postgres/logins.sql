@@ -1,4 +1,4 @@
--- A login for each role of roles.sql, which runs before:
+-- Logins for five roles of roles.sql, which runs before (make logins of operators in the same way):
 --
 --   jobs_migration  `jsworker db upgrade`, `jsworker stream ensure`
 --   jobs_worker     `jsworker run`, the commands of operators, and the dashboard, which reads as jsworker_reader
