@@ -1,6 +1,7 @@
 """Held rows: scheduled for an event. No clock makes them due, and whoever looks at jobs sees them."""
 
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -11,13 +12,13 @@ from jsworker.core.errors import JobNotFound
 from jsworker.ownership import predicates
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries import listing
-from jsworker.ownership.queries.job_filter import Selection
+from jsworker.ownership.queries.job_filter import JobFilter, Selection
 from jsworker.ownership.queries.job_report import OVERDUE, backlog
 from jsworker.ownership.schema import HELD_BY
 from jsworker.ownership.statements import compiled, j
 from jsworker.ownership.transitions import control, hold, publish, republish
 
-from .rows import HELD, KIND, LIMITS, WORKER, Sql, ago, insert_job, read_job
+from .rows import HELD, KIND, LIMITS, WORKER, Sql, ago, change_job, insert_job, read_job
 from .transitions import without
 
 LATER = datetime(2090, 1, 1, tzinfo=UTC)
@@ -180,6 +181,24 @@ class TestReading:
     async def test_a_list_goes_on_behind_no_job_without_a_place(self, database: Database, sql: Sql) -> None:
         with pytest.raises(JobNotFound):
             await listing.list_jobs(database, status="scheduled", after=insert_job(sql))
+
+    async def test_a_search_goes_on_behind_a_job_that_moves_on_meanwhile(
+        self, database: Database, sql: Sql, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(listing, "PAGE", 2)
+        due = [insert_job(sql, "scheduled", run_at=ago(-n)) for n in (10, 20, 30, 40, 50)]
+        change_job(sql, due[-1], limit_key="this")
+        read = database.run_along_index
+
+        async def read_and_hold(*args: Any) -> Any:
+            rows = await read(*args)
+            if due[1] in [row.id for row in rows]:
+                change_job(sql, due[1], **HELD)
+            return rows
+
+        monkeypatch.setattr(database, "run_along_index", read_and_hold)
+        page = await listing.list_jobs(database, status="scheduled", limit=1, where=JobFilter(key="this"))
+        assert [job["id"] for job in page.jobs] == [due[-1]]
 
     @pytest.mark.parametrize("kind", [None, KIND])
     async def test_a_filter_means_held_jobs_as_well(

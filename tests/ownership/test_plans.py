@@ -622,6 +622,13 @@ LISTED: dict[str, tuple[TextClause, dict[str, Any], set[str]]] = {
         {"jobs_failures"},
     ),
     "next due": (listing.LISTED["scheduled"], {}, {"jobs_due"}),
+    "next due of a priority": (listing.LISTED["scheduled"], {"priority": 2}, {"jobs_due"}),
+    "failed of a priority": (listing.LISTED["failed"], {"status": "failed", "priority": 2}, {"jobs_failed"}),
+    "page of queued of a priority": (
+        listing.PAGES["queued"],
+        {"priority": 0, "place_kind": KIND},
+        {"jobs_queued_in_order"},
+    ),
     "next due of a kind": (listing.LISTED_OF_KIND["scheduled"], {"kind": KIND}, {"jobs_due_of_kind"}),
     "held": (listing.LISTED["held"], {"place_kind": KIND, "place": "limit"}, {"jobs_held"}),
     "held of a kind": (listing.LISTED_OF_KIND["held"], {"kind": KIND}, {"jobs_due_of_kind"}),

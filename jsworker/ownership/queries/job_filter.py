@@ -19,6 +19,7 @@ IS_MEANT: Final = """(
   AND (CAST(:key AS text) IS NULL OR coalesce(j.limit_key = :key, false))
   AND (CAST(:worker AS text) IS NULL OR coalesce(:worker IN (j.worker_id, j.completed_by), false))
   AND (CAST(:unique_key AS text) IS NULL OR coalesce(:unique_key IN (j.unique_key, j.waiting_key), false))
+  AND (CAST(:priority AS smallint) IS NULL OR j.priority = CAST(:priority AS smallint))
   AND (CAST(:since AS timestamptz) IS NULL OR j.created_at >= CAST(:since AS timestamptz))
   AND (CAST(:until AS timestamptz) IS NULL OR j.created_at < CAST(:until AS timestamptz)))"""
 
@@ -61,7 +62,7 @@ class JobFilter:
         return self != ANY_JOB
 
     def values(self) -> dict[str, Any]:
-        """Return the parameters of ``IS_MEANT``, and of a group of failures."""
+        """Return the parameters of ``IS_MEANT`` but the priority, and that of a group of failures."""
         return asdict(self)
 
 

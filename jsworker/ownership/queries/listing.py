@@ -1,8 +1,9 @@
 """Reading jobs: one with its timeline, or many by a filter. Nothing here decides who owns anything.
 
 However many jobs there are, each statement reads only running jobs or a bounded number of others, through an
-index. For jobs that wait, run or have failed it is a partial index, whose predicate is repeated word for
-word; for others it is the index of the ids, which are UUIDv7, so that their order is the order of creation.
+index. Jobs that wait, run or have failed, and ended jobs of one kind, are read along partial indexes, whose
+predicates are repeated word for word; others along the index of the ids, which are UUIDv7, so that their
+order is the order of creation.
 """
 
 import math
@@ -33,9 +34,11 @@ from jsworker.ownership.schema import FAILURE, IS_FAILURE
 from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled, sql
 
 WINDOW: Final = 10_000
-"""The most jobs that one statement reads to find those to be listed; the first statements read fewer."""
+"""The most jobs that a statement of a search reads, unless more are to be listed; with a kind, it also reads
+up to so many of each status that has not ended. The first one reads as many as are to be listed."""
 PAGE: Final = 500
-"""The most jobs that one statement reads to find those that a filter selects."""
+"""The jobs that one statement reads to find those that a filter selects, unless more are to be listed; running
+jobs are all read by one statement."""
 _FETCHED: Final = 5_000
 _CLOCKS_DIFFER: Final = 600.0
 """Seconds, at most, by which a producer's clock, whose time is in its ids, may differ from the database's."""
@@ -51,12 +54,11 @@ FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[]))
 
 _NEWEST = """
 WITH {few}looked_at AS MATERIALIZED (
-  SELECT j.id, j.status, j.kind, j.priority, {is_meant} AS meant FROM ({jobs}) AS j
+  SELECT j.id, j.status, j.kind, {is_meant} AS meant FROM ({jobs}) AS j
 )
 SELECT ARRAY(
     SELECT id FROM looked_at
     WHERE meant AND (CAST(:status AS text) IS NULL OR status = :status) AND (CAST(:kind AS text) IS NULL OR kind = :kind)
-      AND (CAST(:priority AS smallint) IS NULL OR priority = CAST(:priority AS smallint))
       AND (CAST(:digits AS text) IS NULL OR right(CAST(id AS text), length(:digits)) = :digits)
     ORDER BY id DESC LIMIT :limit) AS ids,
   (SELECT count(*) FROM looked_at) AS looked_at, (SELECT id FROM looked_at ORDER BY id LIMIT 1) AS last, {is_whole} AS is_whole
@@ -109,7 +111,7 @@ _LAST_QUEUED = """
 WITH RECURSIVE {kinds}, several AS (
   SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT {most}
 )
-SELECT page.id FROM several AS k CROSS JOIN LATERAL (
+SELECT page.id, page.queued_at AS place, k.kind FROM several AS k CROSS JOIN LATERAL (
   SELECT j.id, j.queued_at FROM jsworker.jobs AS j
   WHERE {queued}{of_lane} AND j.kind = k.kind AND (CAST(:after AS uuid) IS NULL OR (
     j.queued_at <= CAST(:place AS timestamptz)
@@ -118,16 +120,15 @@ SELECT page.id FROM several AS k CROSS JOIN LATERAL (
 ) AS page
 ORDER BY page.queued_at DESC, page.id DESC LIMIT :limit
 """
-_IS_OF_PRIORITY = "(CAST(:priority AS smallint) IS NULL OR priority = CAST(:priority AS smallint))"
 
 
-def _last_queued(which: str, of_lane: str) -> TextClause:
+def _last_queued(which: str = "", of_lane: str = "") -> TextClause:
     kinds = KINDS_BY_LEAPS.replace("{which}", f"{which} AND (CAST(:kind AS text) IS NULL OR j.kind = :kind)")
     queued = condition(queued_indexed)
     return filled(_LAST_QUEUED, kinds=kinds, queued=queued, of_lane=of_lane, most=str(MOST_KINDS))
 
 
-LAST_QUEUED = _last_queued("", f" AND {_IS_OF_PRIORITY}")
+LAST_QUEUED = _last_queued()
 # Along the index without jobs of normal priority.
 _OF_LANE = f" AND {condition(in_lane_indexed)}"
 LAST_IN_LANE = _last_queued(_OF_LANE, f" AND {condition(of_lane_indexed)}")
@@ -161,35 +162,29 @@ SINCE = {"no_progress_for": sql(progressed_at), "running_for": "claimed_at", "st
 _RUNS = """
 WITH runs AS MATERIALIZED (
   SELECT id, fencing_token, kind, {since} AS since, {is_meant} AS meant FROM jsworker.jobs AS j
-  WHERE status || '' = 'processing' AND {is_of_kind} AND {is_of_priority} AND {is_so_old}
+  WHERE status || '' = 'processing' AND {is_of_kind} AND {is_so_old}
 )
-SELECT id, fencing_token, kind, NULL AS place, meant FROM runs
+SELECT id, fencing_token, kind, since AS place, meant FROM runs
 WHERE {after} IS NULL OR {behind} ORDER BY {order} LIMIT :limit
 """
 _PAGE = """
 SELECT id, fencing_token, kind, {place} AS place, {is_meant} AS meant FROM jsworker.jobs AS j
-WHERE {which} AND {is_of_priority} AND ({after} IS NULL OR ({behind}))
+WHERE {which} AND ({after} IS NULL OR ({behind}))
 ORDER BY {order} LIMIT :limit
 """
 
 
 def _runs(order: str, behind: str, since: str = "NULL") -> TextClause:
-    parts = {
-        "is_of_kind": _IS_OF_KIND,
-        "is_of_priority": _IS_OF_PRIORITY,
-        "is_so_old": _IS_SO_OLD,
-        "is_meant": IS_MEANT,
-        "after": _AFTER,
-    }
+    parts = {"is_of_kind": _IS_OF_KIND, "is_so_old": _IS_SO_OLD, "is_meant": IS_MEANT, "after": _AFTER}
     return filled(_RUNS, since=since, order=order, behind=behind, **parts)
 
 
 def _page(which: str, order: str, behind: str, place: str = "NULL") -> TextClause:
-    parts = {"is_of_priority": _IS_OF_PRIORITY, "is_meant": IS_MEANT, "place": place, "after": _AFTER}
+    parts = {"is_meant": IS_MEANT, "place": place, "after": _AFTER}
     return filled(_PAGE, which=which, order=order, behind=behind, **parts)
 
 
-# The first range is there for the index, which is not searched by a row of values whose first is not unique.
+# The range of the first column is there for the index; the pairs then leave out jobs of the same instant.
 _BEHIND_DUE = f"run_at >= {_TIME} AND (run_at, id) > ({_TIME}, {_AFTER})"
 _OF_FAILURE = f"{IS_FAILURE} AND kind = :kind AND {FAILURE} = CAST(:failure AS uuid)"
 _IS_FAILED = "status || '' IN ('failed', 'cancelled')"
@@ -206,8 +201,10 @@ _BEHIND_HELD = (
 )
 
 LISTED = {
-    "scheduled": _page("status || '' = 'scheduled' AND run_at IS NOT NULL", "run_at, id", _BEHIND_DUE),
-    "held": _page(_HELD, "held_by, kind, id", _BEHIND_HELD),
+    "scheduled": _page(
+        "status || '' = 'scheduled' AND run_at IS NOT NULL", "run_at, id", _BEHIND_DUE, place="run_at"
+    ),
+    "held": _page(_HELD, "held_by, kind, id", _BEHIND_HELD, place="held_by"),
     "queued": LAST_QUEUED,
     "processing": _runs("id DESC", f"id < {_AFTER}"),
     "failed": _FAILED,
@@ -216,13 +213,17 @@ LISTED = {
         _OF_FAILURE,
         "finished_at DESC, id DESC",
         f"finished_at <= {_TIME} AND (finished_at, id) < ({_TIME}, {_AFTER})",
+        place="finished_at",
     ),
     **{age: _runs("since, id", f"(since, id) > ({_TIME}, {_AFTER})", since) for age, since in SINCE.items()},
 }
 """The statements of listings by status, by the age that was asked for, or of a group of failures."""
 LISTED_OF_KIND = LISTED | {
     "scheduled": _page(
-        "'' || status = 'scheduled' AND kind = :kind AND run_at IS NOT NULL", "run_at, id", _BEHIND_DUE
+        "'' || status = 'scheduled' AND kind = :kind AND run_at IS NOT NULL",
+        "run_at, id",
+        _BEHIND_DUE,
+        place="run_at",
     ),
     "held": _page(_HELD_OF_KIND, "run_at, id", f"id > {_AFTER}"),
     "failed": _FAILED_OF_KIND,
@@ -249,8 +250,7 @@ PAGES = {
         f"(kind, run_at, id) > (:place_kind, {_TIME}, {_AFTER})",
         place="run_at",
     ),
-    "held": _page(_HELD, "held_by, kind, id", _BEHIND_HELD, place="held_by"),
-    # A job without a time at which it was queued is the last of its kind, and no page can begin behind it.
+    "held": LISTED["held"],
     "queued": _page(
         f"status || '' = 'queued' AND {_IS_OF_KIND}",
         "kind, queued_at, id",
@@ -375,7 +375,10 @@ async def get_job(database: Database, job_id: UUID) -> dict[str, Any] | None:
 
 
 async def ending_in(database: Database, digits: str, *, seconds: float) -> list[UUID]:
-    """Return jobs whose ids end in these digits, among the newest that can be read in about ``seconds``."""
+    """Return the newest jobs whose ids end in these digits, those of the same ``WINDOW`` jobs.
+
+    The search ends after about ``seconds``.
+    """
     ends_at = time.monotonic() + seconds
     everything = {"status": None, "kind": None, "after": None, "limit": WINDOW, "priority": None}
     everything |= ANY_JOB.values()
@@ -386,7 +389,7 @@ async def ending_in(database: Database, digits: str, *, seconds: float) -> list[
 
 
 async def timeline(database: Database, job_id: UUID) -> list[dict[str, Any]]:
-    """Return the entries of a job's timeline, oldest first, each as a dict by column name."""
+    """Return the first ``MOST_EVENTS`` entries of a job's timeline, oldest first, as dicts by column name."""
     rows = await database.run(TIMELINE, {"id": job_id})
     return [row._asdict() for row in rows]
 
@@ -394,9 +397,10 @@ async def timeline(database: Database, job_id: UUID) -> list[dict[str, Any]]:
 async def matching(
     database: Database, wanted: Selection, *, acting: bool = False
 ) -> AsyncGenerator[list[tuple[UUID, int]], None]:
-    """Yield id and fencing token of the jobs that match, page by page, each job once.
+    """Yield id and fencing token of the jobs that match, page by page; jobs that were running come once.
 
-    A page is empty if none of the jobs read for it matches; callers with limited time can stop there.
+    Another job comes again if its status changes before the jobs of the new one are read, or, with
+    ``acting``, if the action on it was refused. A page is empty if none of the jobs read for it matches; callers with limited time can stop there.
 
     Args:
         database: where the jobs are.
@@ -495,13 +499,19 @@ async def _find(
 ) -> tuple[list[UUID], UUID | None]:
     """Find jobs in the order of an index; also return the job behind which to go on, None: all were read."""
     limit, ids = values["limit"], []
-    is_filtered = any(values[name] is not None for name in ANY_JOB.values() if name != "failure")
+    is_filtered = any(
+        values[name] is not None for name in ("priority", *ANY_JOB.values()) if name != "failure"
+    )
     length = max(limit, PAGE) if is_filtered else limit
+    statement = (LISTED if values["kind"] is None else LISTED_OF_KIND)[order]
+    if order == "queued" and values["priority"] not in (None, NORMAL):
+        statement = LAST_IN_LANE
+    values = values | await _place_of(database, order, values) | {"limit": length}
     while True:
-        rows = await _read_page(database, order, values | {"limit": length})
+        rows = await database.run_along_index(statement, values)
         if not is_filtered:
             ids += [row.id for row in rows]
-        elif order == "queued":  # its statement reads only indexes, so it does not tell which match
+        elif order == "queued":  # its statement is to read only an index, which does not tell which match
             read = {"ids": uuid_array(row.id for row in rows)}
             meant = {row.id for row in await database.run(MEANT, values | read)}
             ids += [row.id for row in rows if row.id in meant]
@@ -511,24 +521,25 @@ async def _find(
             return ids[:limit], ids[limit - 1]
         if len(rows) < length:
             return ids, None
-        values |= {"after": rows[-1].id}
         if time.monotonic() >= ends_at:
             return ids, rows[-1].id
+        values |= _behind(rows[-1])
 
 
-async def _read_page(database: Database, order: str, values: dict[str, Any]) -> Sequence[Row]:
-    place: Any = dict.fromkeys(("place", "place_kind"))
-    if values["after"] is not None and order in PLACES:
-        rows = await database.run(PLACES[order], {"after": values["after"]})
-        if not rows or rows[0].place is None:
-            raise JobNotFound(
-                f"no place in the listing of {values['status']} jobs is known of job {values['after']}"
-            )
-        place = rows[0]._asdict()
-    statement = (LISTED if values["kind"] is None else LISTED_OF_KIND)[order]
-    if order == "queued" and values["priority"] not in (None, NORMAL):
-        statement = LAST_IN_LANE
-    return await database.run_along_index(statement, values | place)
+async def _place_of(database: Database, order: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return where in the order the listing begins, behind the job that the caller has named."""
+    if values["after"] is None or order not in PLACES:
+        return dict.fromkeys(("place", "place_kind"))
+    rows = await database.run(PLACES[order], {"after": values["after"]})
+    if not rows or rows[0].place is None:
+        raise JobNotFound(
+            f"no place in the listing of {values['status']} jobs is known of job {values['after']}"
+        )
+    return rows[0]._asdict()
+
+
+def _behind(row: Row) -> dict[str, Any]:
+    return {"after": row.id, "place": row.place, "place_kind": row.kind}
 
 
 async def _fetch(database: Database, ids: Sequence[UUID], status: str | None) -> list[dict[str, Any]]:
@@ -552,4 +563,4 @@ async def _walk(database: Database, status: str, filters: dict[str, Any]) -> Asy
         yield rows
         if len(rows) != length:
             return
-        values |= {"after": rows[-1].id, "place": rows[-1].place, "place_kind": rows[-1].kind}
+        values |= _behind(rows[-1])
