@@ -166,7 +166,7 @@ def indexes(schema: Schema) -> Iterator[Finding]:
     for index in schema.indexes.values():
         if not index.valid:
             yield error(
-                f"index {index.name} on {index.table} is invalid: it is written and never read",
+                f"index {index.name} on {index.table} is invalid: it is never read",
                 f"REINDEX INDEX CONCURRENTLY jsworker.{_quoted(index.name)}",
             )
 

@@ -53,7 +53,7 @@ _JOB_RULES = {
         "attempts = errors + stalls + CASE WHEN status IN ('completed', 'processing') THEN 1 ELSE 0 END"
     ),
     "jobs_counters": "errors >= 0 AND stalls >= 0",
-    # What producers may write. A job that was claimed has the limits of its owner's class or settings.
+    # What producers may write. A job that was claimed has its owner's limits where the producer has set none.
     "jobs_limits": (
         "max_attempts BETWEEN 1 AND 1000000 AND max_stalls >= 1 AND (max_stalls <= 100 OR fencing_token > 0)"
     ),
@@ -188,7 +188,7 @@ jobs = sa.Table(
     sa.Column("batch_id", sa.Uuid),
     *(sa.CheckConstraint(rule, name=name) for name, rule in _JOB_RULES.items()),
     # Owned rows are found by worker; last_activity_at is in no index, so heartbeats stay HOT updates.
-    # The predicates are written so that only the sweeps, which repeat them, can use these indexes. With plain
+    # The predicates are written so that only searches that repeat them can use these indexes. With plain
     # ones the planner may answer "these ids, if queued" by reading every queued row, because it expects few.
     _partial("jobs_owned", "worker_id", where="status || '' = 'processing'"),
     _partial("jobs_to_publish", "publish_after", where="CAST(needs_publish AS integer) = 1"),
@@ -215,7 +215,7 @@ jobs = sa.Table(
         where="status || '' = 'queued' AND priority <> 1",
     ),
     _partial("jobs_failed", "status", "id", where="status || '' IN ('failed', 'cancelled')"),
-    # Groups of failures, by when their jobs ended. The columns change only when a job ends or is retried.
+    # Groups of failures, by when their jobs ended. The columns change only when a run ends or a job is retried.
     _partial("jobs_failures", "kind", sa.text(FAILURE), "finished_at", "id", where=IS_FAILURE),
     _partial("jobs_failed_of_kind", "kind", "status", "id", where="'' || status IN ('failed', 'cancelled')"),
     # These three hold only rows that wait for an event, and rows that take a slot of a limit.
@@ -490,12 +490,13 @@ batches = sa.Table(
     sa.Column("place", sa.Integer, nullable=False),
     sa.Column("on_failure", sa.Text, nullable=False, server_default=sa.text("'cancel'")),
     sa.Column("sealed", sa.Boolean, nullable=False, server_default=sa.text("true")),
-    # Incremented when a member is added or runs again: decisions by the earlier members take no effect.
+    # Incremented when a member is added or runs again: what was decided without it takes no effect.
     sa.Column("generation", sa.BigInteger, nullable=False, server_default=sa.text("0")),
     _now("created_at"),
     _instant("finished_at"),
     sa.Column("outcome", sa.Text),
-    # Whether the jobs that need it were woken or cancelled since it finished.
+    # Whether nothing is left to do, since it finished, for the batches that need it: none of them has held
+    # members although all its needs have finished.
     _flag("propagated"),
     sa.CheckConstraint(_NODE_NAME, name="batches_name"),
     sa.CheckConstraint(_OUTCOME, name="batches_outcome"),

@@ -73,7 +73,7 @@ def upgrade_database(
     Raises:
         DatabaseUnavailable: no answer, or the login was refused.
         DatabaseRefused: the role may not do this, the database is at a revision that this version does
-            not know, or a transaction held a table for a minute.
+            not know, or a transaction held a table, or delayed the build of an index, for a minute.
     """
     turns = Retrying(
         retry=retry_if_exception(_is_locked),
@@ -197,8 +197,8 @@ def _upgrade_by_one(connection: Connection, revision: str) -> tuple[str | None, 
 def _build_indexes(connection: Connection, revision: str, tell: Callable[[str], None]) -> None:
     """Build the indexes of the next migration up to ``revision`` while others write, if there are many jobs.
 
-    When no migration is left, missing or invalid indexes are built anew. One upgrade builds at a time, others
-    wait. The connection is in autocommit mode: an index whose build fails is built anew the next time.
+    When no migration is left, those of all migrations that are missing or invalid are built anew. One upgrade builds at
+    a time, others wait. The connection is in autocommit mode: an index whose build fails is built anew the next time.
     """
     lock = {"key": _ONE_BUILDER_AT_A_TIME}
     is_said = False

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import psycopg
 import pytest
@@ -12,7 +12,7 @@ from sqlalchemy import text
 from jsworker.core.errors import DatabaseRefused, TransitionRefused
 from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.job_report import DEAD_MESSAGES
-from jsworker.ownership.queries.server_report import read_missing_rights
+from jsworker.ownership.queries.server_report import read_missing_rights, read_server
 from jsworker.ownership.transitions import control, prune, workers
 from jsworker.ownership.transitions.enqueue import JobTerms, NewJob, new_job_id
 from jsworker.ownership.transitions.enqueue_terms import enqueue_many, enqueue_one
@@ -464,6 +464,13 @@ class TestThroughTheCode:
     async def test_doctor_finds_that_a_worker_has_its_rights(self, guarded: Guarded) -> None:
         async with opened(guarded.url("worker")) as database:
             assert await read_missing_rights(database) == []
+
+    async def test_doctor_counts_the_connections_of_other_roles(self, guarded: Guarded) -> None:
+        with ExitStack() as others:
+            for _ in range(5):
+                others.enter_context(psycopg.connect(guarded.url("reader")))
+            async with opened(guarded.url("worker")) as database:
+                assert (await read_server(database)).connections >= 6
 
     async def test_a_reader_lists_jobs_workers_and_timelines(self, guarded: Guarded, sql: Sql) -> None:
         job_id = insert_job(sql)

@@ -40,11 +40,12 @@ _NEEDED_RIGHTS: Final = {
 """The privileges on each table that the statements of a worker need."""
 _NEEDED_OF_A_COLUMN: Final = ("untold_resets", "UPDATE", "at")
 
+# Without pg_read_all_stats the type of other roles' backends is not shown, but the login and database of each is.
 SERVER = text("""
 SELECT r.rolname AS role, r.rolsuper AS superuser, r.rolconnlimit AS role_limit, d.datconnlimit AS database_limit,
   pg_is_in_recovery() AS standby,
   CAST(current_setting('server_version_num') AS integer) AS version,
-  (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
+  (SELECT count(*) FROM pg_stat_activity WHERE usesysid IS NOT NULL AND datid IS NOT NULL) AS connections,
   (SELECT jsonb_object_agg(name, setting) FROM pg_settings WHERE name IN (
     'server_version', 'fsync', 'full_page_writes', 'synchronous_commit', 'default_transaction_read_only',
     'max_connections', 'superuser_reserved_connections', 'reserved_connections')) AS settings
@@ -116,7 +117,7 @@ class MissingRight(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The connection to the server: whether this end uses TLS, and whether the server is on this machine."""
+    """The connection to the server or a pooler: whether it uses TLS, and whether its other end is on this machine."""
 
     encrypted: bool
     local: bool
@@ -124,7 +125,7 @@ class Link:
 
 
 class IndexState(NamedTuple):
-    """An index; one that is not ``valid`` is written and never read."""
+    """An index; one that is not ``valid`` is never read."""
 
     name: str
     table: str

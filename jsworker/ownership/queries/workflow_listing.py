@@ -12,9 +12,8 @@ from jsworker.core.job import MemberResult
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
 
-_PAGE: Final = 50
-_SECONDS: Final = 30.0
-"""A node may have a hundred thousand members, and a result a megabyte."""
+_PAGE: Final = 50  # a result may have a megabyte
+_SECONDS: Final = 30.0  # a node may have a hundred thousand members
 
 _COLUMNS: Final = """w.id, w.name, CASE
     WHEN w.outcome IS NOT NULL THEN w.outcome WHEN w.cancelled_at IS NOT NULL THEN 'cancelling' ELSE 'running' END AS status,
@@ -72,7 +71,7 @@ async def list_workflows(database: Database, *, limit: int, after: UUID | None) 
 async def get_workflow(database: Database, workflow: UUID) -> dict[str, Any] | None:
     """Return a workflow by column name, with ``nodes`` in the order in which they were added, and ``errors``.
 
-    Each node has the names of its ``needs`` and the number of its ``jobs`` by status, where ``held`` are those
+    ``errors`` are up to ten failed jobs, each with its node and last error. Each node has the names of its ``needs`` and the number of its ``jobs`` by status, where ``held`` are those
     that wait for its needs.
     """
     given = {"id": workflow}
@@ -98,7 +97,7 @@ async def needs_of(database: Database, job_id: UUID) -> dict[str, UUID]:
 async def results(
     database: Database, contents: Contents, batch: UUID, after: MemberResult | None
 ) -> list[MemberResult]:
-    """Return results of a batch's ended members, those behind ``after``; none: it was the last member.
+    """Return a page of results of a batch's ended members, behind ``after``; none: it was the last member.
 
     Raises KeyMissing or ContentRefused for a result that cannot be decoded.
     """

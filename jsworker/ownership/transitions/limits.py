@@ -106,7 +106,7 @@ NUMBERS = compiled(
 _TIDIED_AT_ONCE: Final = 1_000
 _MOST_TIDIED: Final = 50
 
-# Rows of keys unused for an hour that hold no numbers, no pause and no used-up rate, and have no held jobs.
+# Rows of keys unused for an hour without numbers, a pause, held jobs, or a rate of which a token is missing.
 TIDY = sa.text("""
 DELETE FROM jsworker.limits AS l WHERE (l.kind, l.key) IN (
   SELECT t.kind, t.key FROM jsworker.limits AS t
@@ -273,7 +273,8 @@ async def list_limits(
 ) -> list[dict[str, Any]]:
     """Return limits, each as a dict by column name, with the numbers of running and held jobs.
 
-    Without ``all_keys``, rows that have neither numbers nor such jobs nor a pause are left out. The list is
+    ``running`` is None without a ``max_running``. Without ``all_keys``, rows that have neither numbers of
+    their own nor jobs that are counted nor a pause are left out. The list is
     sorted by kind and key, and begins behind ``after``, which need not exist any more.
     """
     place = {"after_kind": after[0], "after_key": after[1]}

@@ -2,7 +2,7 @@
 
 The row holds the next instant. The statement that inserts the job also replaces it by the instant after that:
 a worker that dies before the statement has done nothing, one that dies after it has done everything, and of
-two workers that fire at once, the second finds the row changed.
+two workers that fire at once, the second finds the row locked or changed.
 """
 
 import typing
@@ -138,7 +138,7 @@ def _write(set_by: Literal["code", "operator"]) -> sa.TextClause:
     is_same = sa.and_(*(schedules.c[name].is_not_distinct_from(new.excluded[name]) for name in described))
     described_anew: dict[str, Any] = {name: new.excluded[name] for name in described}
     if set_by == "code":
-        # If a kind of this worker has the name, it may pass to another class of this worker.
+        # A schedule of one of this worker's kinds may pass, with its name, to another one of its kinds.
         of_mine = schedules.c.kind == sa.any_(given_array("served", sa.Text))
         may = sa.and_(schedules.c.set_by == "code", of_mine, ~is_same)
     else:
@@ -290,7 +290,7 @@ async def fire(
         schedule: the schedule as it was read.
         seen: the next instant that its row must still hold.
         instant: the instant that gets a job; None: no job, the schedule is only moved on.
-        then: the next instant after that.
+        then: the instant at which the schedule is due next, which its row then holds.
     """
     job_id = new_job_id()
     values = {

@@ -70,4 +70,4 @@ def _snooze() -> sa.TextClause:
 SNOOZE = _snooze()
 _COLUMNS = {"reasons": "reason", "delays": "delay", "most": "most", "errors": "error"}
 snooze: Settlement[Snoozing] = Settlement("snooze", SNOOZE, waiting(SNOOZE), _COLUMNS)
-"""Puts jobs off; each becomes SNOOZED, FAILED, CANCELLED or LOST."""
+"""Puts jobs off; each becomes SNOOZED, FAILED, CANCELLED or LOST, unless its row is refused or locked."""

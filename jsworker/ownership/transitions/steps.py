@@ -43,7 +43,10 @@ def _found() -> sa.TextClause:
 
 
 def _step() -> sa.TextClause:
-    """Return STEP. It keeps the first result: the same run writes a second time only after a lost answer."""
+    """Return STEP. It keeps the first result.
+
+    The same run writes again if the answer was lost, or if it was cancelled while it wrote and uses the name anew.
+    """
     written = (
         sa.update(j)
         .values(last_activity_at=NOW, progress_at=NOW)
@@ -131,7 +134,7 @@ async def keep_step(
         tries: earlier tries that got no answer; after each of them the statement may take longer.
 
     Raises:
-        OwnershipLost: the run no longer owns the job; nothing was stored.
+        OwnershipLost: the run no longer owns the job; only an earlier, unanswered try can have stored it.
     """
     values = _by_owner(worker_id, held) | {"name": name, "result": result, "sleeps": sleeps, "write": "step"}
     rows = await database.run(STEP, values, seconds=database.seconds_for(len(result or ""), tries=tries))

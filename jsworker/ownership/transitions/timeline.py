@@ -46,7 +46,7 @@ def rejected(late: sa.FromClause, *unless: sa.ColumnElement[bool]) -> sa.Insert:
 
 REJECTED = compiled(rejected(given_runs("late")))
 
-# Written only once: if the answer to the insert is lost, it is tried again.
+# Written only once, even if the answer to the insert is lost and the insert is tried again.
 _fenced = given_runs("run")
 _is_logged = logged("fenced", _fenced.c.id, _fenced.c.token)
 _silent = given("silent", sa.Double)

@@ -110,7 +110,10 @@ SELECT {mine} AS mine, j.batch_id FROM jsworker.jobs AS j WHERE j.id = CAST(:job
 
 
 class CancelledWorkflow(NamedTuple):
-    """How many jobs a cancel has cancelled at once, and how many running ones it has asked to stop."""
+    """How many jobs were cancelled since the first cancel, and how many running ones this one has asked to stop.
+
+    A job that has stopped since then is in both numbers.
+    """
 
     cancelled: int
     requested: int
