@@ -2,9 +2,10 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from graphlib import CycleError, TopologicalSorter
 from itertools import count
 from types import TracebackType
 from typing import Any, Final, Literal, Self, get_args, overload
@@ -451,22 +452,11 @@ def _checked_name(what: str, name: str) -> str:
 
 def _refuse_cycles(workflow: str, needs: dict[str, list[str]]) -> None:
     """Raise ValueError if nodes form a circle: it names them, each of which comes after the next one."""
-    done: set[str] = set()
-    for start in needs:
-        way: list[str] = []
-        under_way: list[Iterator[str]] = []
-        node: str | None = start
-        while node is not None or under_way:
-            if node is not None and node not in done:
-                if node in way:
-                    circle = " after ".join(map(shown, [*way[way.index(node) :], node]))
-                    raise ValueError(f"workflow {shown(workflow)} goes in a circle: {circle}")
-                way.append(node)
-                under_way.append(iter(needs[node]))
-            node = next(under_way[-1], None) if under_way else None
-            if node is None and under_way:
-                under_way.pop()
-                done.add(way.pop())
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        circle = " after ".join(map(shown, reversed(error.args[1])))
+        raise ValueError(f"workflow {shown(workflow)} goes in a circle: {circle}") from None
 
 
 def _entry(action: str, workflow: UUID, actor: str | None) -> AuditEntry | None:

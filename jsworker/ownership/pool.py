@@ -255,6 +255,12 @@ def _has_unasked_input(connection: Connection) -> bool:
     return bool(poll.poll(0))
 
 
+def for_psycopg(statement: TextClause) -> tuple[str, dict[str, Any]]:
+    """Return a statement's SQL and parameters for ``cursor.execute`` of psycopg 3 or psycopg2."""
+    compiled = statement.compile(dialect=DIALECT)
+    return str(compiled), dict(compiled.params)
+
+
 @lru_cache(maxsize=256)
 def _sql(statement: TextClause) -> str:
     return str(statement.compile(dialect=DIALECT))

@@ -155,10 +155,6 @@ class Puller:
         """Whether messages are requested as soon as there is room."""
         return self._stream.connected and not self._degraded and self._task is not None
 
-    async def start(self) -> None:
-        """Begin to pull."""
-        self.begin()
-
     def begin(self) -> None:
         """Begin to pull; the event loop runs."""
         if self._task is None and not self._stopping:

@@ -3,7 +3,6 @@
 import asyncio
 import secrets
 from datetime import timedelta
-from functools import partial
 from uuid import UUID
 
 import pytest
@@ -224,14 +223,7 @@ class TestLease:
         self, database: Database, sql: Sql
     ) -> None:
         held = (insert_job(sql, "processing"), 1)
-        quiet = partial(
-            heartbeat.set_thresholds,
-            database,
-            worker_id=WORKER,
-            held=held,
-            stale_after=90.0,
-            crash_after=75.0,
-        )
+        limits = {"stale_after": 90.0, "crash_after": 75.0}
 
         def is_logged() -> bool:
             found = read_job(sql, held[0])["progress_at"] is not None
@@ -240,9 +232,9 @@ class TestLease:
 
         await heartbeat.heartbeat(database, worker_id=WORKER, in_flight=[held])
         assert not is_logged()
-        await quiet(announced=False)
+        await heartbeat.set_thresholds_beside(database, worker_id=WORKER, thresholds={held: limits})
         assert not is_logged()
-        await quiet()
+        await heartbeat.set_thresholds(database, worker_id=WORKER, held=held, **limits)
         assert is_logged()
         await heartbeat.update_progress(
             database, worker_id=WORKER, held=held, stage=None, progress=None, message=None

@@ -73,7 +73,7 @@ async def open_desk() -> AsyncIterator[OpenDesk]:
         async def open_(stream: TestStream, **options: Any) -> Desk:
             desk = Desk(stream, **options)
             opened.push_async_callback(desk.puller.stop)
-            await desk.puller.start()
+            desk.puller.begin()
             return desk
 
         yield open_

@@ -114,7 +114,7 @@ async def test_stop_ends_a_puller_that_waits_to_send(stream: TestStream) -> None
     full.put_nowait(asyncio.get_running_loop().create_future())
     client._flush_queue = full
     desk = Desk(stream)
-    await desk.puller.start()
+    desk.puller.begin()
     await until(lambda: bool(full._putters))  # type: ignore[attr-defined] # nothing else tells who waits
     puller = desk.puller._task
     stopping = asyncio.create_task(desk.puller.stop())
@@ -151,5 +151,5 @@ async def test_two_pullers_share_the_work(
 async def test_a_puller_that_never_started_may_be_stopped(stream: TestStream) -> None:
     desk = Desk(stream)
     await desk.puller.stop()
-    await desk.puller.start()
+    desk.puller.begin()
     assert desk.puller._task is None

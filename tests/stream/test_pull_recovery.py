@@ -228,7 +228,7 @@ async def test_stopping_after_the_stream_was_closed(open_stream: OpenStream) -> 
     stream = await open_stream()
     await stream.ensure(["resize"], {})
     desk = Desk(stream)
-    await desk.puller.start()
+    desk.puller.begin()
     await until(lambda: desk.puller.outstanding == 10)
     await stream.close()
     async with asyncio.timeout(5):

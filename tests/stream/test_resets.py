@@ -107,7 +107,7 @@ async def call_everything_under_resets(folder: Path) -> None:
         await stream.ensure(["resize"], {"resize": 600.0})
         desk = Desk(stream, room=1000)
         opened.push_async_callback(desk.puller.stop)
-        await desk.puller.start()
+        desk.puller.begin()
         working = [asyncio.create_task(again_and_again(call)) for call in calls_of(stream, desk)]
         rng = random.Random(4711)  # noqa: S311 -- a rhythm, no secret
         for _ in range(RESETS):

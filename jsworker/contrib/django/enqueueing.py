@@ -13,7 +13,7 @@ from jsworker.core.errors import TransitionRefused
 from jsworker.core.names import shown
 from jsworker.core.processor import Payload, ProcessorOf
 from jsworker.core.settings import Settings
-from jsworker.ownership.driver_sql import for_psycopg
+from jsworker.ownership.pool import for_psycopg
 from jsworker.ownership.transitions.enqueue import Enqueued
 
 _TRIES: Final = 3

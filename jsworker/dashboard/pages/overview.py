@@ -8,8 +8,9 @@ from markupsafe import Markup
 
 from jsworker.dashboard.charts import Series, time_chart
 from jsworker.dashboard.visit import Visit
-from jsworker.ownership.queries.figures import Figures, figures_by_minute, percentile
+from jsworker.ownership.queries.figures import figures_by_minute, percentile
 from jsworker.ownership.queries.status import BOUND, Status, read_status
+from jsworker.ownership.transitions.statistics import KindFigures
 
 _KINDS: Final = 100
 _MINUTES: Final = 60
@@ -49,7 +50,7 @@ def _sums(status: Status) -> Mapping[str, Any]:
     }
 
 
-def charts(figures: Mapping[datetime, Figures], now: datetime) -> list[Markup]:
+def charts(figures: Mapping[datetime, KindFigures], now: datetime) -> list[Markup]:
     """Return charts of the last hour: what ended, how long jobs waited, and how long they ran."""
     last = now.replace(second=0, microsecond=0)
     times = [last - timedelta(minutes=ago) for ago in reversed(range(1, _MINUTES + 1))]

@@ -2,7 +2,6 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate
 from typing import Final
@@ -11,7 +10,7 @@ from sqlalchemy import text
 
 from jsworker.core.clock import DURATION_BUCKETS
 from jsworker.ownership.database import Database
-from jsworker.ownership.transitions.statistics import COUNTED
+from jsworker.ownership.transitions.statistics import COUNTED, KindFigures
 
 _SUMS: Final = ", ".join(f"CAST(sum({name}) AS bigint) AS {name}" for name in COUNTED)
 _SECONDS: Final = "sum(wait_seconds) AS wait_seconds, sum(run_seconds) AS run_seconds"
@@ -30,35 +29,10 @@ WHERE minute >= date_trunc('minute', statement_timestamp()) - make_interval(mins
 GROUP BY minute ORDER BY minute""")  # noqa: S608 -- constants
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What all workers have done in a minute.
-
-    Attributes:
-        started: runs that began.
-        completed, cancelled, expired: jobs that ended so, by a run, or because it did not begin in time.
-        errors: attempts that failed, each to be followed by another.
-        failed: jobs that failed for good.
-        wait_seconds, waits: from when jobs were due to their claims: the sum, and how many by DURATION_BUCKETS.
-        run_seconds, runs: the same of runs, from claim to end.
-    """
-
-    started: int
-    completed: int
-    errors: int
-    failed: int
-    cancelled: int
-    expired: int
-    wait_seconds: float
-    run_seconds: float
-    waits: Sequence[int]
-    runs: Sequence[int]
-
-
-async def figures_by_minute(database: Database, *, minutes: int = 60) -> dict[datetime, Figures]:
+async def figures_by_minute(database: Database, *, minutes: int = 60) -> dict[datetime, KindFigures]:
     """Return the figures of each of the last minutes with any work; those of the present one are partial."""
     rows = await database.run(FIGURES_BY_MINUTE, {"minutes": minutes})
-    return {row[0]: Figures(*row[1:]) for row in rows}
+    return {row[0]: KindFigures(*row[1:]) for row in rows}
 
 
 def percentile(buckets: Sequence[int], share: float) -> float | None:

@@ -535,7 +535,8 @@ async def _place_of(database: Database, order: str, values: dict[str, Any]) -> d
         raise JobNotFound(
             f"no place in the listing of {values['status']} jobs is known of job {values['after']}"
         )
-    return rows[0]._asdict()
+    place: dict[str, Any] = rows[0]._asdict()
+    return place
 
 
 def _behind(row: Row) -> dict[str, Any]:

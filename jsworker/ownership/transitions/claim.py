@@ -8,7 +8,6 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from jsworker.core.errors import OwnershipLost
 from jsworker.core.priorities import NORMAL
 from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
@@ -16,6 +15,7 @@ from jsworker.ownership.pool import uuid_array
 from jsworker.ownership.predicates import of_kind, worker_id
 from jsworker.ownership.refusals import RowRefused, in_halves
 from jsworker.ownership.statements import NOW, compiled, entry, given_array, given_seconds, j
+from jsworker.ownership.transitions.heartbeat import by_owner, run_owned
 from jsworker.ownership.transitions.reset import Suspect, as_seen
 from jsworker.ownership.transitions.timeline import logged
 
@@ -298,11 +298,8 @@ async def fetch_content(
 
     Raises OwnershipLost.
     """
-    values = {"worker_id": worker_id, "id": claimed.id, "token": claimed.fencing_token}
-    seconds = database.seconds_for(claimed.stored_bytes, tries=tries)
-    rows = await database.run(CONTENT, values, seconds=seconds)
-    if not rows:
-        raise OwnershipLost(f"job {claimed.id}: token {claimed.fencing_token} no longer owns it")
+    values = by_owner(worker_id, (claimed.id, claimed.fencing_token))
+    rows = await run_owned(database, CONTENT, values, database.seconds_for(claimed.stored_bytes, tries=tries))
     return claimed._replace(payload=rows[0].payload, checkpoint=rows[0].checkpoint)
 
 

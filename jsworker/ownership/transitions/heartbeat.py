@@ -67,10 +67,10 @@ PROGRESS = _write(
     message=sa.func.coalesce(given("message", sa.Text), j.c.message),
 )
 CHECKPOINT = _write(progress_at=NOW, checkpoint=given("checkpoint", JSONB))
-# Absolute values, so that a second try after a lost answer does no harm. A quiet phase that the job itself
-# announces counts as progress.
+# Absolute values, so that a second try after a lost answer does no harm. The job itself announces a quiet phase,
+# so this counts as progress.
 QUIET = _write(
-    progress_at=sa.case((given("announced", sa.Boolean), NOW), else_=j.c.progress_at),
+    progress_at=NOW,
     stale_after=given_seconds("stale_after"),
     crash_after=given_seconds("crash_after"),
 )
@@ -193,16 +193,16 @@ async def update_progress(
 
     Raises OwnershipLost if nothing was stored, as do ``save_checkpoint`` and ``set_thresholds``.
     """
-    values = {"stage": stage, "progress": progress, "message": message}
-    await _write_owned(database, PROGRESS, _by_owner(worker_id, held, "progress") | values)
+    values = {"stage": stage, "progress": progress, "message": message, "write": "progress"}
+    await run_owned(database, PROGRESS, by_owner(worker_id, held) | values)
 
 
 async def save_checkpoint(
     database: Database, *, worker_id: str, held: Held, checkpoint: str, tries: int = 0
 ) -> None:
     """Store a checkpoint, given as JSON text; it may take longer after each of ``tries``."""
-    values = _by_owner(worker_id, held, "checkpoint") | {"checkpoint": checkpoint}
-    await _write_owned(database, CHECKPOINT, values, database.seconds_for(len(checkpoint), tries=tries))
+    values = by_owner(worker_id, held) | {"checkpoint": checkpoint, "write": "checkpoint"}
+    await run_owned(database, CHECKPOINT, values, database.seconds_for(len(checkpoint), tries=tries))
 
 
 async def set_thresholds(
@@ -212,14 +212,10 @@ async def set_thresholds(
     held: Held,
     stale_after: float | None,
     crash_after: float | None,
-    announced: bool = True,
 ) -> None:
-    """Set the thresholds of silence, in seconds, as in ``RunLimits``.
-
-    ``announced``: the job itself asks for it, which counts as progress.
-    """
-    limits = {"stale_after": stale_after, "crash_after": crash_after, "announced": announced}
-    await _write_owned(database, QUIET, _by_owner(worker_id, held, "quiet") | limits)
+    """Set the thresholds of silence, in seconds, as in ``RunLimits``, when the job itself asks for it."""
+    limits = {"stale_after": stale_after, "crash_after": crash_after, "write": "quiet"}
+    await run_owned(database, QUIET, by_owner(worker_id, held) | limits)
 
 
 async def set_thresholds_beside(
@@ -266,12 +262,16 @@ def _held(rows: Iterable[Row]) -> frozenset[Held]:
     return frozenset((row.id, row.fencing_token) for row in rows)
 
 
-def _by_owner(worker_id: str, held: Held, write: str) -> dict[str, Any]:
-    return {"worker_id": worker_id, "id": held[0], "token": held[1], "write": write}
+def by_owner(worker_id: str, held: Held) -> dict[str, Any]:
+    """Return the parameters that name a run and its owner."""
+    return {"worker_id": worker_id, "id": held[0], "token": held[1]}
 
 
-async def _write_owned(
+async def run_owned(
     database: Database, statement: sa.TextClause, values: dict[str, Any], seconds: float | None = None
-) -> None:
-    if not await database.run(statement, values, seconds=seconds):
+) -> Sequence[Row]:
+    """Return the rows of a statement about a run ``by_owner``; raise OwnershipLost if there are none."""
+    rows = await database.run(statement, values, seconds=seconds)
+    if not rows:
         raise OwnershipLost(f"job {values['id']}: token {values['token']} no longer owns it")
+    return rows

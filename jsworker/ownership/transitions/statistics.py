@@ -56,7 +56,7 @@ def _places() -> list[int]:
 
 @dataclass(slots=True)
 class KindFigures:
-    """What a worker has done for a kind since it last wrote its figures.
+    """What a worker has done for a kind since it last wrote its figures, or all workers in a minute.
 
     Attributes:
         started: runs that began.

@@ -10,12 +10,11 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, insert
 
-from jsworker.core.errors import OwnershipLost
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import mine
 from jsworker.ownership.schema import job_steps
 from jsworker.ownership.statements import NOW, compiled, entry, given, given_seconds, j, json_object
-from jsworker.ownership.transitions.heartbeat import Held
+from jsworker.ownership.transitions.heartbeat import Held, by_owner, run_owned
 from jsworker.ownership.transitions.timeline import rejected
 
 SHOWN_BYTES: Final = 16 * 1024
@@ -112,9 +111,7 @@ async def find_step(
     database: Database, *, worker_id: str, held: Held, name: str, seconds: float | None = None
 ) -> FoundStep:
     """Return what is known of a step of a run; raise OwnershipLost if the run no longer owns its job."""
-    rows = await database.run(FOUND, _by_owner(worker_id, held) | {"name": name}, seconds=seconds)
-    if not rows:
-        raise _lost(held)
+    rows = await run_owned(database, FOUND, by_owner(worker_id, held) | {"name": name}, seconds)
     return FoundStep(*rows[0][1:])
 
 
@@ -136,21 +133,11 @@ async def keep_step(
     Raises:
         OwnershipLost: the run no longer owns the job; only an earlier, unanswered try can have stored it.
     """
-    values = _by_owner(worker_id, held) | {"name": name, "result": result, "sleeps": sleeps, "write": "step"}
-    rows = await database.run(STEP, values, seconds=database.seconds_for(len(result or ""), tries=tries))
-    if not rows:
-        raise _lost(held)
+    values = by_owner(worker_id, held) | {"name": name, "result": result, "sleeps": sleeps, "write": "step"}
+    rows = await run_owned(database, STEP, values, database.seconds_for(len(result or ""), tries=tries))
     return bool(rows[0].is_new)
 
 
 async def steps_of(database: Database, job_id: UUID) -> list[dict[str, Any]]:
     """Return the steps of a job in their order, each as a dict; ``result`` is None if it is too long."""
     return [row._asdict() for row in await database.run(STEPS, {"id": job_id})]
-
-
-def _by_owner(worker_id: str, held: Held) -> dict[str, Any]:
-    return {"worker_id": worker_id, "id": held[0], "token": held[1]}
-
-
-def _lost(held: Held) -> OwnershipLost:
-    return OwnershipLost(f"job {held[0]}: token {held[1]} no longer owns it")

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, LockTimeout
+from jsworker.core.errors import DatabaseRefused
 from jsworker.ownership.transitions import admission, limits
 from jsworker.ownership.transitions.admission import WaitingKey
 from jsworker.ownership.transitions.limits import Numbers
 from jsworker.ownership.transitions.looks import KindLimits
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.pipeline.intake import Consumer
+from jsworker.worker.pipeline.intake import Consumer, wake_held
 from jsworker.worker.pipeline.kinds import AdmissionState, numbers_of
 
 _SHORTEST_WAIT_SECONDS: Final = 0.01
@@ -153,20 +153,7 @@ class Admissions:
             else:
                 of_others[kind].append(key)
         for kind, names in of_others.items():
-            try:
-                jobs = await admission.wake(
-                    self._context.database,
-                    worker_id=self._context.worker_id,
-                    kind=kind,
-                    keys=names,
-                    refused_rows=self._context.refused_rows,
-                )
-            except (DatabaseUnavailable, LockTimeout) as error:
-                await self._context.unanswered(error)
-                continue
-            if jobs:
-                self._context.events.emit("jobs.woken", kind=kind, jobs=jobs)
-                self._context.requeued.notify()
+            await wake_held(self._context, kind, names)
 
     def _wake_in(self, seconds: float) -> None:
         """Begin a step in ``seconds``, unless one begins sooner."""

@@ -276,18 +276,8 @@ class Consumer:
         return self.state.is_limited or self.state.admitting.locked()
 
     async def _wake(self, keys: Collection[str]) -> None:
-        context = self._context
-        with context.noting(f"held jobs of {self.kind.name}"):
-            worker_id, kind = context.worker_id, self.kind.name
-            wake = partial(admission.wake, context.database, refused_rows=context.refused_rows)
-            try:
-                jobs = await wake(worker_id=worker_id, kind=kind, keys=keys)
-            except (DatabaseUnavailable, LockTimeout) as error:
-                await context.unanswered(error)
-                return
-            if jobs:
-                context.events.emit("jobs.woken", kind=kind, jobs=jobs)
-                context.requeued.notify()
+        with self._context.noting(f"held jobs of {self.kind.name}"):
+            await wake_held(self._context, self.kind.name, keys)
 
     def _in_hand(self) -> set[UUID]:
         """Return the jobs of this kind that this process runs or is claiming."""
@@ -450,6 +440,19 @@ class Consumer:
             return []
         claim.consumer.claiming -= 1
         return claim.deliveries
+
+
+async def wake_held(context: WorkerContext, kind: str, keys: Collection[str]) -> None:
+    """Queue held jobs of these keys that may begin now, and have them published."""
+    wake = partial(admission.wake, context.database, refused_rows=context.refused_rows)
+    try:
+        jobs = await wake(worker_id=context.worker_id, kind=kind, keys=keys)
+    except (DatabaseUnavailable, LockTimeout) as error:
+        await context.unanswered(error)
+        return
+    if jobs:
+        context.events.emit("jobs.woken", kind=kind, jobs=jobs)
+        context.requeued.notify()
 
 
 def _answer_copy(copy: Delivery, claimed_at_dispatch: int) -> None:

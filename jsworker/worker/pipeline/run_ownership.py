@@ -151,9 +151,7 @@ class RunLease:
         """Announce a phase without signs of life; the heartbeat restores the thresholds afterwards."""
         check_quiet(seconds)
         thresholds = self._run.thresholds(seconds)
-        write = partial(
-            write_owned, self._run, self._services, heartbeat.set_thresholds, **thresholds, announced=True
-        )
+        write = partial(write_owned, self._run, self._services, heartbeat.set_thresholds, **thresholds)
         # At this moment the heartbeat may be restoring the thresholds after the previous phase.
         async with self._run.thresholds_lock:
             await until_answered(self._run, write)
