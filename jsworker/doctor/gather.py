@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
 from jsworker.core.clock import boottime
@@ -57,6 +57,8 @@ class Unknown:
 
 
 Learnt: TypeAlias = T | Unknown
+Login: TypeAlias = Literal["worker", "dashboard"]
+"""What a login is for: a worker writes, a dashboard may be there to read alone."""
 
 _NO_POSTGRESQL: Final = Unknown("PostgreSQL cannot be used")
 _NO_NATS: Final = Unknown("NATS cannot be used")
@@ -68,6 +70,7 @@ class Facts:
 
     Attributes:
         place: where PostgreSQL is, for messages.
+        login: what this login of PostgreSQL is for, and so which rights it needs.
         installation: id that pairs this database with its stream; None: it has not been created yet.
         unpublished: queued jobs whose message is due and was not sent.
         overdue: scheduled jobs that are due and were not queued.
@@ -77,6 +80,7 @@ class Facts:
 
     settings: Settings
     place: str
+    login: Login = "worker"
     server: Learnt[Server] = _NO_POSTGRESQL
     link: Learnt[Link] = _NO_POSTGRESQL
     revision: Learnt[str | None] = _NO_POSTGRESQL
@@ -114,10 +118,10 @@ def opened(settings: Settings) -> Database:
     return Database(settings.database_dsn(), statement_timeout=statement_timeout)
 
 
-async def gather(settings: Settings) -> Facts:
+async def gather(settings: Settings, login: Login = "worker") -> Facts:
     """Return what can be learnt; never fails because a server does not answer."""
     async with opened(settings) as database:
-        facts = Facts(settings=settings, place=database.place)
+        facts = Facts(settings=settings, place=database.place, login=login)
         await _ask_postgresql(database, facts)
     inspector = Inspector(settings)
     try:

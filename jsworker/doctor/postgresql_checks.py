@@ -8,6 +8,7 @@ from jsworker.core.names import printable
 from jsworker.core.settings import Settings
 from jsworker.doctor import finding
 from jsworker.doctor.finding import Finding, counted, error, info, listed, ok, warning
+from jsworker.doctor.gather import Login
 from jsworker.ownership.database import REVISIONS, check_level, upgrade_advice
 from jsworker.ownership.queries.job_report import RegisteredWorker
 from jsworker.ownership.queries.server_report import (
@@ -28,6 +29,8 @@ _OF_A_PROCESS: Final = 23
 """Most connections of a worker process: 10 for statements, 10 for statements by key, 3 for heartbeats."""
 _OF_A_SLOT: Final = 2
 """More of them per job slot: ``job.transaction()`` and its blocking form each keep a pool of connections."""
+_TO_READ: Final = ("USAGE", "SELECT")
+"""Privileges without which nothing can be read."""
 _TRIGGERS: Final = {
     "jobs_guard": "a final job could change, a fencing token could go back",
     "jobs_live_stay": "a job that waits or runs could be deleted",
@@ -48,15 +51,16 @@ _POOLERS: Final[dict[Sharing, Finding]] = {
 }
 
 
-def connection(server: Server, place: str) -> Iterator[Finding]:
+def connection(server: Server, place: str, login: Login = "worker") -> Iterator[Finding]:
     """Whether the server answers, takes writes, and has what the statements need."""
+    takes_writes = server.settings.get("default_transaction_read_only") != "on"
     name = f"PostgreSQL {server.settings.get('server_version', 'unknown')}"
     if server.standby:
         yield error(
             f"{name} at {place} is a standby: nothing can be written",
             "Let JSWORKER_DATABASE_URL name the primary.",
         )
-    elif server.settings.get("default_transaction_read_only") == "on":
+    elif login == "worker" and not takes_writes:
         yield error(
             "default_transaction_read_only is on: nothing can be written",
             f"ALTER ROLE {_quoted(server.role)} SET default_transaction_read_only = off",
@@ -70,7 +74,7 @@ def connection(server: Server, place: str) -> Iterator[Finding]:
     elif server.version // 10_000 < _TRIED_VERSION:
         yield warning(f"{name} is no longer maintained, and jsworker is not tried on it", _UPGRADE)
     else:
-        yield ok(f"{name} at {place} answers and takes writes")
+        yield ok(f"{name} at {place} answers" + (" and takes writes" if takes_writes else ""))
 
 
 def migration(revision: str | None) -> Iterator[Finding]:
@@ -138,18 +142,21 @@ def encryption(link: Link) -> Iterator[Finding]:
     )
 
 
-def rights(rights: list[MissingRight], server: Server) -> Iterator[Finding]:
+def rights(rights: list[MissingRight], server: Server, login: Login = "worker") -> Iterator[Finding]:
     """The role may do all that a worker needs, and not everything."""
     role = f"role {printable(server.role, 60)}"
+    needed = [each for each in rights if login == "worker" or each.privilege in _TO_READ]
     by_table: dict[str | None, list[str]] = {}
-    for each in rights:
+    for each in needed:
         by_table.setdefault(each.table, []).append(each.privilege)
     for table, privileges in sorted(by_table.items(), key=lambda item: item[0] or ""):
         lacking, place = ", ".join(privileges), f"jsworker.{table}" if table else "SCHEMA jsworker"
         yield error(
-            f"{role} lacks {lacking} on {place}, which a worker needs",
+            f"{role} lacks {lacking} on {place}, which a {login} needs",
             f"GRANT {lacking} ON {place} TO {_quoted(server.role)}",
         )
+    if rights and not needed:
+        yield ok(f"{role} may read, as a dashboard must; it may not write all that a worker does")
     if server.superuser:
         yield warning(
             f"{role} is a superuser: who gets into a worker gets the server",

@@ -326,3 +326,23 @@ async def test_the_dashboard_reads_as_the_role_that_it_is_told(
         for each in (viewer, other):
             await each.http.aclose()
     assert read_job(sql, job_id)["status"] == "queued"
+
+
+async def test_the_doctors_page_judges_a_login_by_what_a_dashboard_needs(
+    guarded: Guarded, guarded_settings: MakeSettings, run: Run, sql: Sql
+) -> None:
+    login = "guarded_looks"
+    make_logins(guarded.admin_url, {"reader": login})
+    sql.execute(f"ALTER ROLE {login} SET default_transaction_read_only = on".encode())  # as logins.sql does
+    made = await asyncio.to_thread(run, "worker", "operator", "stream", "ensure", "echo")
+    assert made.code == 0, made.err
+    settings = guarded_settings(
+        "reader", database_url=as_role(guarded.admin_url, login), **nats_user("producer")
+    )
+    async with JobClient(settings) as client:
+        viewer = Viewer(dashboard(client))
+        text = (await viewer.see("/doctor?examine=yes")).text
+        await viewer.http.aclose()
+    assert f"ok rights role {login} may read" in text
+    assert "ok connection" in text
+    assert f"role {login} lacks" not in text

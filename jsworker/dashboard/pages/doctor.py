@@ -61,7 +61,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
 async def _examine(visit: Visit) -> list[Finding]:
     try:
         async with asyncio.timeout(_LONGEST_SECONDS):
-            return examine(await gather(visit.site.client.settings))
+            return examine(await gather(visit.site.client.settings, "dashboard"))
     except TimeoutError:
         says = f"the examination took longer than {_LONGEST_SECONDS:g} s and was ended"
         late = error(says, "Run `jsworker doctor`, which waits for as long as it takes.")
