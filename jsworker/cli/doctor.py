@@ -63,7 +63,7 @@ def _print(findings: Sequence[Finding]) -> None:
         table.add_row(Text(_AREAS.get(area, area.title()), style="bold"))
         for finding in of_area:
             level = Text(f"  {finding.level}", style=_STYLES[finding.level])
-            style = "dim" if finding.says.startswith("not checked") else ""
+            style = "dim" if finding.level == "info" and finding.says.startswith("not checked") else ""
             says = Text(printable(finding.says, _LONGEST_LINE), style=style)
             table.add_row(level, Text(finding.check.partition(".")[2]), says)
             if finding.do is not None:

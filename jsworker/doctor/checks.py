@@ -118,6 +118,6 @@ def found_by(name: str, judge: Judge, facts: Facts) -> Iterator[Finding]:
     elif name in _CURES:
         found = [error(unknown.because, _cure(name, unknown.because))]
     else:
-        found = [unchecked(unknown.because)]
+        found = [unchecked(unknown.because, failed=unknown.failed)]
     for each in found:
         yield each._replace(check=name)

@@ -17,7 +17,8 @@ class Finding(NamedTuple):
         check: its dotted name, the area first, as in ``postgresql.migration``. ``found_by`` sets that of a
             check; repairs give theirs.
         level: ``error``: something does not work, or jobs are in danger; ``warning``: it will cause problems
-            later; ``info``: worth knowing, or not checked; ``ok``.
+            later, or the check failed; ``info``: worth knowing, or not checked because of what another
+            finding tells; ``ok``.
         says: one line with the figures.
         do: what to do, one line; None: nothing.
     """
@@ -34,9 +35,10 @@ warning = partial(Finding, "", "warning")
 error = partial(Finding, "", "error")
 
 
-def unchecked(because: str) -> Finding:
-    """Return the finding that a check was not made, with the reason."""
-    return info(f"not checked because {because}")
+def unchecked(because: str, *, failed: bool = False) -> Finding:
+    """Return the finding that a check was not made, with the reason; a warning if the check itself failed."""
+    says = f"not checked because {because}"
+    return warning(says, "Remove the reason, then run the doctor again.") if failed else info(says)
 
 
 def encryption(*, encrypted: bool, local: bool, readable: str, do: str) -> Finding:

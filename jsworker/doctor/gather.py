@@ -51,9 +51,14 @@ _ASKED: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Why something could not be learnt, in words that follow a "because"."""
+    """Why something could not be learnt, in words that follow a "because".
+
+    Attributes:
+        failed: whether the question itself failed; else a finding of its own tells what is wrong.
+    """
 
     because: str
+    failed: bool = False
 
 
 Learnt: TypeAlias = T | Unknown
@@ -223,4 +228,4 @@ async def _learn(reading: Coroutine[Any, Any, T]) -> Learnt[T]:
     except SettingsError:
         raise
     except JsworkerError as error:
-        return Unknown(" ".join(str(error).split()))
+        return Unknown(" ".join(str(error).split()), failed=True)

@@ -124,7 +124,7 @@ def consumers(facts: Facts) -> Iterator[Finding]:
     """Each consumer delivers what it must, as often as it must, and late enough."""
     reports, settings = facts.consumers, facts.settings
     if isinstance(reports, Unknown):
-        yield _lacking(reports) or unchecked(reports.because)
+        yield _lacking(reports) or unchecked(reports.because, failed=reports.failed)
         return
     fix = _FIX if _may_be_mended(facts) else _FIX_STREAM
     for report in reports:

@@ -183,9 +183,10 @@ async def test_a_question_without_an_answer_hides_no_other(
     unknown = {name for name in _OF_TABLES if isinstance(getattr(facts, name), Unknown)}
     assert unknown == {"limits", "left_batches"}
     found = [each for each in examine(facts) if not each.check.startswith("nats.")]  # there is no stream
-    unchecked = {each.check: each.says for each in found if "not checked" in each.says}
+    unchecked = {each.check: each for each in found if "not checked" in each.says}
     assert unchecked.keys() == {"jobs.limits", "jobs.workflows"}
-    assert all(says.endswith("did not answer within 1 s") for says in unchecked.values())
+    assert all(each.says.endswith("did not answer within 1 s") for each in unchecked.values())
+    assert {each.level for each in unchecked.values()} == {"warning"}
 
 
 HELD = """
