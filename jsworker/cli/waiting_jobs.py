@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Annotated, get_args
 from uuid import UUID
@@ -11,7 +11,7 @@ from uuid import UUID
 from jsworker.cli import options
 from jsworker.cli.options import argument, option
 from jsworker.cli.output import ActionOutcome, refused, report
-from jsworker.cli.selection import choose_moment, connected_database
+from jsworker.cli.selection import ask_database, choose_moment, connected_database
 from jsworker.client.terms import LONGEST_DELAY, instant_of
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.priorities import Priority, priority_number
@@ -19,6 +19,7 @@ from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.transitions.audit import AuditEntry, os_user
 from jsworker.ownership.transitions.priorities import Changed, set_priorities
 from jsworker.ownership.transitions.reschedule import reschedule_all
+from jsworker.ownership.transitions.schedules import database_now
 
 app = options.new_app()
 
@@ -54,7 +55,9 @@ def reschedule(
     ids: Annotated[list[UUID], argument("ID...", "The jobs' ids.", parser=options.job_id)],
     *,
     at: Annotated[str | None, option("TIME", "When they are due, in ISO 8601.")] = None,
-    delay: Annotated[float | None, option("SECONDS", "In how long they are due; 0: now.")] = None,
+    delay: Annotated[
+        float | None, option("SECONDS", "In how long they are due, by the database's clock; 0: now.")
+    ] = None,
     as_json: options.Json = False,
 ) -> int:
     """Change the due time of jobs that wait for a time, a delay or their next attempt.
@@ -68,11 +71,13 @@ def reschedule(
         raise WrongUsage("reschedule takes --at TIME or --delay SECONDS")
     if delay is not None and not (math.isfinite(delay) and 0 <= delay <= LONGEST_DELAY):
         raise WrongUsage(f"--delay {delay:g} must be from 0 to {LONGEST_DELAY:.0f}")
-    try:
-        ahead = datetime.now(UTC) + timedelta(seconds=delay or 0.0)
-        run_at = ahead if at is None else instant_of("at", choose_moment("at", at))
-    except ValueError as error:
-        raise WrongUsage(f"--{error}".replace("=", " ", 1)) from None
+    if at is None:
+        run_at = ask_database(database_now) + timedelta(seconds=delay or 0.0)
+    else:
+        try:
+            run_at = instant_of("at", choose_moment("at", at))
+        except ValueError as error:
+            raise WrongUsage(f"--{error}".replace("=", " ", 1)) from None
     change = partial(reschedule_all, run_at=run_at)
     with operators_rights("reschedule"):
         return _change("reschedule", ids, change, to=run_at.isoformat(), outcome="scheduled", as_json=as_json)

@@ -1,8 +1,9 @@
 """``jsworker audit`` and ``reschedule``: who did what, and another time for jobs that wait for one."""
 
 import pytest
+from psycopg.sql import SQL, Identifier
 
-from tests.ownership.rows import Sql, ago, insert_job, read_job
+from tests.ownership.rows import Sql, ago, insert_job, read_job, read_value
 
 from .commands import Cli
 
@@ -44,6 +45,23 @@ def test_jobs_are_rescheduled(cli: Cli, sql: Sql) -> None:
         1,
         [f"job {queued} is queued; only a job that waits for a time can be rescheduled"],
     )
+
+
+AN_HOUR_AHEAD = """
+CREATE SCHEMA ahead;
+CREATE FUNCTION ahead.clock_timestamp() RETURNS timestamptz LANGUAGE sql
+  AS $$ SELECT pg_catalog.clock_timestamp() + interval '1 hour' $$;
+"""
+
+
+def test_a_delay_is_reckoned_by_the_clock_of_the_database(cli: Cli, sql: Sql) -> None:
+    job_id = insert_job(sql, "scheduled")
+    sql.execute(AN_HOUR_AHEAD)
+    set_path = "ALTER DATABASE {} SET search_path = ahead, pg_catalog, public"
+    sql.execute(SQL(set_path).format(Identifier(sql.info.dbname)))
+    cli("reschedule", job_id, "--delay", "600").ok()
+    ahead = "SELECT extract(epoch FROM run_at - pg_catalog.clock_timestamp()) AS s FROM jsworker.jobs"
+    assert 3600 < float(read_value(sql, ahead)) <= 4200
 
 
 @pytest.mark.parametrize(
