@@ -42,7 +42,7 @@ from jsworker.dashboard.access import (
     is_own_origin,
     refusal,
 )
-from jsworker.dashboard.live import MOST_VIEWERS, EventStream, Poller
+from jsworker.dashboard.live import MOST_VIEWERS, Away, EventStream, Poller
 from jsworker.dashboard.pages import (
     audit,
     dead_messages,
@@ -237,15 +237,20 @@ def _stream(page: PageRoute, visit: Visit) -> Response:
     if poller.viewers >= MOST_VIEWERS:
         return refusal(503, "too many pages are open: this one does not renew itself")
 
+    def stale(line: str) -> Mapping[str, str]:
+        return {"live": visit.site.render("stale.html", visit, {"line": line})}
+
     async def render() -> Mapping[str, str]:
         try:
             return await visit.site.render_live(page, visit)
         except JsworkerError as error:
-            line = _line(visit.site, error)
+            found = stale(_line(visit.site, error))
+            if isinstance(error, DatabaseUnavailable) and not _took_long(error):
+                raise Away(found) from None
+            return found
         except Exception:  # noqa: BLE001 -- one page's fault must not end the others'
             _log.exception("page %s", page.name)
-            line = _FAULT
-        return {"live": visit.site.render("stale.html", visit, {"line": line})}
+            return stale(_FAULT)
 
     return EventStream(poller.follow(visit.what(), render))
 
@@ -355,9 +360,14 @@ def _status(error: Exception) -> int:
 
 
 def _line(site: Site, error: Exception) -> str:
-    if isinstance(error, DatabaseUnavailable) and ("57014" in str(error) or "did not answer" in str(error)):
+    if isinstance(error, DatabaseUnavailable) and (_took_long(error) or "did not answer" in str(error)):
         return f"PostgreSQL took longer than {site.read_seconds:g} s for this: narrow it down, or try again"
     return " ".join(lines_of(error)) if isinstance(error, JsworkerError) else str(error)
+
+
+def _took_long(error: DatabaseUnavailable) -> bool:
+    """Return whether PostgreSQL answered, and worked until the time-out of a statement or of a page."""
+    return "57014" in str(error) or "did not answer in time" in str(error)
 
 
 class _Guard:

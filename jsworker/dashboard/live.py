@@ -1,7 +1,7 @@
 """Live pages: one poller per process renders each open page, once for all viewers who see the same.
 
 Without viewers the poller is idle. However many different pages are open, it takes at most a tenth of one
-connection's time.
+connection's time. Waiting for a PostgreSQL that is away takes none.
 """
 
 import asyncio
@@ -25,6 +25,14 @@ MOST_VIEWERS: Final = 2_000
 
 Render = Callable[[], Awaitable[Mapping[str, str]]]
 """Returns the parts of a page by the names of their events."""
+
+
+class Away(Exception):
+    """Raised by a ``Render`` whose server was away; ``parts`` are shown meanwhile."""
+
+    def __init__(self, parts: Mapping[str, str]) -> None:
+        super().__init__()
+        self.parts = parts
 
 
 class _Topic:
@@ -100,10 +108,15 @@ class Poller:
     async def _poll(self) -> None:
         clock = asyncio.get_running_loop().time
         while self._topics:
-            began = clock()
+            worked = 0.0
             for topic in list(self._topics.values()):
-                topic.tell(await topic.render())
-            await asyncio.sleep(max(self._interval, (clock() - began) * _RESTING))
+                began = clock()
+                try:
+                    topic.tell(await topic.render())
+                    worked += clock() - began
+                except Away as away:
+                    topic.tell(away.parts)
+            await asyncio.sleep(max(self._interval, worked * _RESTING))
 
 
 def as_event(name: str, html: str) -> str:

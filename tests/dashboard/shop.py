@@ -27,6 +27,7 @@ class Shop:
 
     Attributes:
         address: of its dashboard, without a slash at the end.
+        board: the process of its dashboard.
     """
 
     def __init__(self, settings: Settings, folder: Path) -> None:
@@ -52,8 +53,8 @@ class Shop:
         self._processes.append(process)
         return process
 
-    def open_dashboard(self) -> None:
-        board = self.start("dashboard", "--port", "0")
+    def open_dashboard(self, port: int = 0) -> None:
+        self.board = board = self.start("dashboard", "--port", str(port))
 
         def said() -> re.Match[str] | None:
             assert board.popen.poll() is None, board.log

@@ -4,8 +4,13 @@ Needs Debian's packages chromium and chromium-driver; nothing is downloaded.
 """
 
 import secrets
+import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from typing import ClassVar
 from uuid import UUID
 
 import pytest
@@ -119,6 +124,37 @@ def test_the_overview_changes_without_being_loaded_again(browser: Browser, shop:
     shop.enqueue("report-of-nobody", {})
     browser.shows("report-of-nobody")
     assert browser.run("return window.stillTheSame") is True
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A proxy whose server is away."""
+
+    times: ClassVar[list[float]] = []
+
+    def do_GET(self) -> None:
+        self.times.append(time.monotonic())
+        self.send_error(502)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_an_open_page_is_live_again_soon_after_an_outage(browser: Browser, shop: Shop) -> None:
+    browser.open("/")
+    browser.run("window.stillTheSame = true")
+    browser.shows("waiting")
+    shop.board.kill_all()
+    port = int(shop.address.rpartition(":")[2])
+    with ThreadingHTTPServer(("127.0.0.1", port), Refusing) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        wait_for(lambda: len(Refusing.times) >= 8, lambda: str(Refusing.times))
+        proxy.shutdown()
+    assert max(after - before for before, after in pairwise(Refusing.times)) < 20
+    shop.open_dashboard(port)
+    shop.enqueue("report-of-somebody", {})
+    browser.shows("report-of-somebody")
+    assert browser.run("return window.stillTheSame") is True
+    browser.complaints()  # of each refusal
 
 
 def test_a_running_job_is_seen_to_be_killed_and_to_run_again(browser: Browser, shop: Shop) -> None:

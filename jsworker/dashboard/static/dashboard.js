@@ -31,18 +31,43 @@ document.addEventListener("change", (event) => {
 document.querySelector(".top nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 
 // Hidden tabs keep no stream: over HTTP/1.1 a browser opens six to a host, and waits with everything else.
-let streams = [];
-htmx.createEventSource = (url) => {
-  const stream = new EventSource(url);
-  streams.push(stream);
-  return stream;
-};
-document.addEventListener("visibilitychange", () => {
-  if (document.hidden) {
-    for (const stream of streams) stream.close();
-    return;
+// After a refusal, of a proxy whose server is away for example, the extension would wait longer each time, up to a
+// minute: a stream opens itself again after some seconds, not all viewers' at the same time.
+const streams = new Set();
+class Stream {
+  #listeners = [];
+  #timer = null;
+  constructor(url) {
+    this.url = url;
+    streams.add(this);
+    if (!document.hidden) this.open();
   }
-  const closed = streams.filter((stream) => stream.readyState === EventSource.CLOSED);
-  streams = streams.filter((stream) => stream.readyState !== EventSource.CLOSED);
-  for (const stream of closed) stream.dispatchEvent(new Event("error")); // so that the extension opens another
+  open() {
+    this.rest();
+    this.source = new EventSource(this.url);
+    for (const given of this.#listeners) this.source.addEventListener(...given);
+    this.source.onerror = (event) => {
+      if (event.target.readyState === EventSource.CLOSED) this.#timer = setTimeout(() => this.open(), 1000 + 5000 * Math.random());
+    };
+  }
+  rest() {
+    clearTimeout(this.#timer);
+    this.source?.close();
+  }
+  close() {
+    this.rest();
+    streams.delete(this);
+  }
+  addEventListener(...given) {
+    this.#listeners.push(given);
+    this.source?.addEventListener(...given);
+  }
+  removeEventListener(...given) {
+    this.#listeners = this.#listeners.filter(([name, listener]) => name !== given[0] || listener !== given[1]);
+    this.source?.removeEventListener(...given);
+  }
+}
+htmx.createEventSource = (url) => new Stream(url);
+document.addEventListener("visibilitychange", () => {
+  for (const stream of streams) document.hidden ? stream.rest() : stream.open();
 });
