@@ -25,6 +25,8 @@ from jsworker.cli.output import (
 from jsworker.ownership.transitions.audit import os_user
 
 _BAR_CELLS: Final = 20
+_COLUMNS_PER_LEVEL: Final = 12
+"""A level is indented by four columns: nodes keep at least two thirds of the terminal."""
 _ENDED: Final = ("completed", "failed", "cancelled")
 _COLOURS: Final = {"completed": "green", "failed": "red", "cancelled": "yellow", "running": "cyan"}
 
@@ -103,7 +105,7 @@ def show(workflow: Id, *, as_json: JsonObject = False) -> None:
         print_json(found)
         return
     out = console()
-    out.print(_tree(found))
+    out.print(_tree(found, deepest=out.width // _COLUMNS_PER_LEVEL))
     for error in found["errors"]:
         line = f"{cell(error['node'])}: job {error['id']} failed: {headline(error['last_error'])}"
         out.print(Text(line, "red"))
@@ -135,8 +137,11 @@ def retry(workflow: Id, *, as_json: JsonObject = False) -> None:
         print_line(f"retried {retried}")
 
 
-def _tree(found: Mapping[str, Any]) -> Tree:
-    """Return a workflow as a tree, in which each node stands once."""
+def _tree(found: Mapping[str, Any], *, deepest: int) -> Tree:
+    """Return a workflow as a tree of so many levels, in which each node stands once.
+
+    On the deepest level nodes stand below each other, and name what they come after.
+    """
     status = str(found["status"])
     ended = f"took {_took(found)}" if found["finished_at"] else f"since {since(found['created_at'])}"
     by = {"failed": ", cancelled by an operator", "cancelled": " by an operator"}.get(status, "")
@@ -148,12 +153,13 @@ def _tree(found: Mapping[str, Any]) -> Tree:
         f"{by}, {ended}",
     )
     root = Tree(head)
-    branches: dict[str, Tree] = {}
+    below: dict[str, tuple[Tree, int]] = {}
     for node in _in_order(found["nodes"]):
         needs: Sequence[str] = node["needs"]
         # Rows that other programs have written may form a circle, or need a node of another workflow.
-        parent = branches.get(needs[-1], root) if needs else root
-        branches[node["name"]] = parent.add(_node(node))
+        parent, level = below.get(needs[-1], (root, 0)) if needs else (root, 0)
+        branch = parent.add(_node(node, names_needs=len(needs) > 1 or level >= deepest))
+        below[node["name"]] = (branch, level + 1) if level < deepest else (parent, level)
     return root
 
 
@@ -168,7 +174,7 @@ def _in_order(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]
             yield node
 
 
-def _node(node: Mapping[str, Any]) -> Text:
+def _node(node: Mapping[str, Any], *, names_needs: bool) -> Text:
     jobs: Mapping[str, int] = node["jobs"]
     ended, total = sum(jobs.get(status, 0) for status in _ENDED), sum(jobs.values())
     ends = [status for status in _ENDED if jobs.get(status)]
@@ -190,7 +196,7 @@ def _node(node: Mapping[str, Any]) -> Text:
     others = [f"{jobs[status]} {status}" for status in of_note if jobs.get(status)]
     if others and (len(ends) > 1 or not node["outcome"]):
         parts.append(f" ({', '.join(others)})")
-    if len(node["needs"]) > 1:
+    if names_needs and node["needs"]:
         parts.append((f", after {', '.join(map(cell, node['needs']))}", "dim"))
     return Text.assemble(*parts)
 

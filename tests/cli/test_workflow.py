@@ -52,6 +52,25 @@ def test_a_workflow_is_drawn_as_a_tree(cli: Cli, sql: Sql) -> None:
     assert cli("workflow", "show", str(workflow), "--json").ok().json["nodes"] == found["nodes"]
 
 
+@pytest.mark.parametrize("columns", [60, 80])
+def test_every_node_of_a_long_chain_is_shown_on_a_narrow_terminal(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    async def enqueue() -> UUID:
+        async with JobClient.from_env() as client, client.workflow("chain") as flow:
+            last = flow.job("step-0", {})
+            for number in range(1, 40):
+                last = flow.job(f"step-{number}", {}, after=last)
+        return flow.id
+
+    workflow = asyncio.run(enqueue())
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = " ".join(cli("workflow", str(workflow)).ok().out.split())
+    for number in range(40):
+        assert f"── step-{number} ───" in text
+    assert "0/1 waiting, after step-38" in text
+
+
 def test_a_circle_that_others_have_written_is_drawn_all_the_same(cli: Cli, sql: Sql) -> None:
     workflow = enqueued()
     sql.execute(
