@@ -27,6 +27,8 @@ from jsworker.ownership.transitions.audit import os_user
 _BAR_CELLS: Final = 20
 _COLUMNS_PER_LEVEL: Final = 12
 """A level is indented by four columns: nodes keep at least two thirds of the terminal."""
+_WIDE: Final = 80
+"""On a narrower terminal the name has a line of its own."""
 _ENDED: Final = ("completed", "failed", "cancelled")
 _COLOURS: Final = {"completed": "green", "failed": "red", "cancelled": "yellow", "running": "cyan"}
 
@@ -68,15 +70,19 @@ def list_workflows(
     if as_json:
         print_json(found)
         return
-    columns = [
-        Column("ID", no_wrap=True),
-        Column("NAME", overflow="fold", max_width=40),
-        Column("STATUS", no_wrap=True),
-        Column("NODES", no_wrap=True, justify="right"),
-        Column("ENQUEUED", no_wrap=True),
-        Column("FINISHED", no_wrap=True),
-    ]
-    print_table(columns, map(_row, found), spare=("FINISHED", "ENQUEUED"))
+    if console().width < _WIDE:
+        for workflow_id, name, *state, _, _ in map(_row, found):
+            console().print(Text("\n    ").join([Text("  ".join([workflow_id, *state])), Text(name)]))
+    else:
+        columns = [
+            Column("ID", no_wrap=True),
+            Column("NAME", overflow="fold", max_width=40),
+            Column("STATUS", no_wrap=True),
+            Column("NODES", no_wrap=True, justify="right"),
+            Column("ENQUEUED", no_wrap=True),
+            Column("FINISHED", no_wrap=True),
+        ]
+        print_table(columns, map(_row, found), spare=("FINISHED", "ENQUEUED"))
     if len(found) == limit:
         remark_next_page(found[-1]["id"])
     if not found:

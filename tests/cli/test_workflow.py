@@ -71,6 +71,12 @@ def test_every_node_of_a_long_chain_is_shown_on_a_narrow_terminal(
     assert "0/1 waiting, after step-38" in text
 
 
+def test_the_list_shows_whole_names_on_a_narrow_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    workflow = enqueued()
+    monkeypatch.setenv("COLUMNS", "60")
+    assert cli("workflow", "list").ok().lines == [f"{workflow}  running  0 of 4", "    nightly run"]
+
+
 def test_a_circle_that_others_have_written_is_drawn_all_the_same(cli: Cli, sql: Sql) -> None:
     workflow = enqueued()
     sql.execute(
