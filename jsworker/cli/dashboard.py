@@ -1,6 +1,7 @@
 """``jsworker dashboard``: serves the web application that shows and repairs."""
 
 import asyncio
+import logging
 import sys
 from getpass import getpass
 from pathlib import Path
@@ -91,6 +92,7 @@ def dashboard(
             " add --logins FILE or --proxy-secret FILE"
         )
 
+    logging.getLogger("jsworker.dashboard").addHandler(logging.StreamHandler())
     processors = [each for target in targets or () for each in load_processors(target)]
 
     async def run() -> None:

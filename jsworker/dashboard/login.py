@@ -5,6 +5,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import logging
 import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from jsworker.core.errors import SettingsError
 from jsworker.core.names import shown
 from jsworker.dashboard.access import ACTIONS, Access
 
+_log: Final = logging.getLogger(__name__)
 _COST, _BLOCK, _PARALLEL = 2**15, 8, 1
 _MEMORY_BYTES: Final = 64 * 1024 * 1024
 _MOST_REMEMBERED: Final = 1000
@@ -50,6 +52,8 @@ def login_line(name: str, password: str, rights: str) -> str:
     """
     if not name.isprintable() or not name.strip() or ":" in name:
         raise ValueError(f"login {shown(name)} must be printable characters without a colon")
+    if name.startswith(("#", " ")):  # the line would be a comment, or lose the space
+        raise ValueError(f"login {shown(name)} must not begin with # or a space")
     access_named(rights)
     salt = secrets.token_bytes(16)
     return f"{name}:scrypt${_text(salt)}${_text(_hashed(password, salt))}:{rights}"
@@ -58,8 +62,9 @@ def login_line(name: str, password: str, rights: str) -> str:
 class PasswordFile:
     """Asks for name and password, and checks them by a file with a line for each login; see ``login_line``.
 
-    A file that has changed is read again; while a line of it is wrong, all logins are refused. Lines that
-    begin with # are ignored. Use it only behind HTTPS.
+    A file that has changed is read again. If a line is wrong then, a warning is logged and the previous
+    logins stay in use; if the file cannot be read, all logins are refused. Lines that begin with # are
+    ignored. Use it only behind HTTPS.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -115,18 +120,18 @@ class PasswordFile:
             stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
             if stamp == self._stamp:
                 return
-            lines = self._path.read_text(encoding="utf-8").splitlines()
+            content = self._path.read_bytes()
         except OSError as error:
             raise SettingsError(f"logins {self._path}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise SettingsError(f"logins {self._path}: must be UTF-8 text") from None
-        self._logins = dict(
-            _login(f"{self._path}, line {number}", line)
-            for number, line in enumerate(lines, 1)
-            if line.strip() and not line.startswith("#")
-        )
-        self._known.clear()
-        self._stamp = stamp  # set last, so that a file with a wrong line is read again for each request
+        try:
+            self._logins = _logins(self._path, content)
+        except SettingsError as error:
+            if not self._stamp:
+                raise
+            _log.warning("%s; the previous logins stay in use", error)
+        else:
+            self._known.clear()
+        self._stamp = stamp
 
 
 class ProxyHeaders:
@@ -184,6 +189,18 @@ def _together(held: Iterable[Access], name: str) -> Access:
     several = list(held)
     actions = frozenset[str]().union(*(access.actions for access in several))
     return Access(actions, payloads=any(access.payloads for access in several), name=name)
+
+
+def _logins(path: Path, content: bytes) -> dict[str, tuple[bytes, bytes, Access]]:
+    try:
+        lines = content.decode().splitlines()
+    except UnicodeDecodeError:
+        raise SettingsError(f"logins {path}: must be UTF-8 text") from None
+    return dict(
+        _login(f"logins {path}, line {number}", line)
+        for number, line in enumerate(lines, 1)
+        if line.strip() and not line.startswith("#")
+    )
 
 
 def _login(where: str, line: str) -> tuple[str, tuple[bytes, bytes, Access]]:

@@ -47,6 +47,9 @@ def test_with_logins_it_asks_for_one_on_every_address(spawn: Spawn, tmp_path: Pa
     assert httpx.get(address).status_code == 401
     assert httpx.get(address, auth=("ann", "wrong")).status_code == 401
     assert httpx.get(address, auth=("ann", "right")).status_code == 200
+    (tmp_path / "logins").write_text("# nobody\nann\n")
+    assert httpx.get(address, auth=("ann", "right")).status_code == 200
+    assert process.read_errors_until("line 2: must be as").startswith("logins logins, line 2: ")
 
 
 def test_a_port_that_is_taken_is_named(spawn: Spawn) -> None:

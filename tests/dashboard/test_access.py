@@ -268,6 +268,12 @@ def logins(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.parametrize("name", ["#ann", " ann", "ann:x", " ", ""])
+def test_a_name_that_a_line_cannot_hold_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="must "):
+        login_line(name, "right horse", "read")
+
+
 def test_a_password_is_not_in_its_line() -> None:
     assert "right horse" not in login_line("ann", "right horse", "read")
 
@@ -299,13 +305,20 @@ async def test_a_changed_file_is_read_again(logins: Path) -> None:
     )
 
 
-async def test_a_file_with_a_wrong_line_lets_nobody_in(logins: Path) -> None:
+async def test_a_file_that_got_a_wrong_line_is_used_as_it_was_before(
+    logins: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     known = PasswordFile(logins)
     assert isinstance(await known(asked(basic("ann", "right horse"))), Access)
-    logins.write_text(f"{login_line('bob', 'pass:word', 'read')}\nbill")  # noqa: ASYNC240 -- a few bytes
-    for name, password in (("ann", "right horse"), ("ann", "right horse"), ("bob", "pass:word")):
-        with pytest.raises(SettingsError, match=r"logins, line 2"):
-            await known(asked(basic(name, password)))
+    logins.write_text(f"{login_line('bob', 'other', 'read')}\nbill")  # noqa: ASYNC240 -- a few bytes
+    for name, password in (("ann", "right horse"), ("bob", "pass:word")):
+        assert isinstance(await known(asked(basic(name, password))), Access)
+    assert not isinstance(await known(asked(basic("bob", "other"))), Access)
+    [told] = caplog.messages
+    assert "logins, line 2: must be as" in told
+    logins.write_text(login_line("bob", "other", "read"))  # noqa: ASYNC240 -- likewise
+    assert isinstance(await known(asked(basic("bob", "other"))), Access)
+    assert not isinstance(await known(asked(basic("ann", "right horse"))), Access)
     logins.unlink()  # noqa: ASYNC240 -- likewise
     with pytest.raises(SettingsError, match=r"logins: No such file"):
         await known(asked(basic("bob", "pass:word")))
