@@ -181,7 +181,7 @@ def _perform(
     if wanted is None:
         entry = AuditEntry.of_jobs(verb, named, actor=os_user(), **how)
     else:
-        entry = AuditEntry(verb, {"jobs": wanted.as_dict(), **how}, actor=os_user())
+        entry = AuditEntry(verb, {"jobs": wanted.for_audit(), **how}, actor=os_user())
     if wanted and not yes:
         known, wanted = _ask(verb, wanted)
     with operators_rights(verb):

@@ -166,7 +166,7 @@ class SelectedJobs:
         if not possible.issuperset(self.selection.statuses):
             asked, rule = " or ".join(self.selection.statuses), " or ".join(sorted(possible))
             raise ValueError(f"{action} of jobs that are {asked}: it acts only on jobs that are {rule}")
-        entry = AuditEntry(action, {"jobs": self.selection.as_dict(), **how}, actor=actor)
+        entry = AuditEntry(action, {"jobs": self.selection.for_audit(), **how}, actor=actor)
         outcome = BulkOutcome(entry.action_id)
         with operators_rights(action):
             async with aclosing(listing.matching(self._database, self.selection, acting=True)) as pages:

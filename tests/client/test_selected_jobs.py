@@ -37,7 +37,7 @@ async def test_all_that_match_are_retried_as_one_action(
     assert [job.id for job in await client.list(status="failed")] == [jobs[5].id]
     [action] = await client.audit()
     assert (action.action_id, action.actor, action.action) == (done.action_id, "ann", "retry")
-    asked = {"kind": KIND, "status": ["failed"], "error": "DISK is full"}
+    asked = {"kind": KIND, "status": ["failed"], "error": "not recorded"}
     assert (action.target, action.matched, action.changed) == ({"jobs": asked}, 5, 5)
     assert list(await client.audit(after=action.action_id)) == []
 

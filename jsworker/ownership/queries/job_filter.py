@@ -100,3 +100,8 @@ class Selection:
         asked: dict[str, Any] = {"kind": self.kind, "priority": priority, "status": list(self.statuses)}
         asked |= {**asdict(self.age), **asdict(self.where)}
         return {name: plain(value) for name, value in asked.items() if value is not None}
+
+    def for_audit(self) -> dict[str, Any]:
+        """Return what is asked for, but not which text in errors: it may be what only some may read."""
+        asked = self.as_dict()
+        return asked | ({"error": "not recorded"} if "error" in asked else {})
