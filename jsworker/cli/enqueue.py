@@ -2,14 +2,14 @@
 
 import asyncio
 import sys
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from jsworker.cli.enqueue_lines import enqueue_lines
+from jsworker.cli.enqueue_lines import enqueue_lines, enqueuers_right
 from jsworker.cli.options import argument, flag, new_app, option
 from jsworker.cli.output import print_json, print_line, progress_bar, progress_wanted, remark
 from jsworker.cli.selection import warn_unless_served
@@ -125,7 +125,8 @@ def enqueue(
     if source is not None:
         enqueue_lines(source, of_kind, options, key_field=key_field, as_json=as_json)
     elif count > 1:
-        asyncio.run(_enqueue_many(of_kind, content, count, options, as_json=as_json))
+        with enqueuers_right(options):
+            asyncio.run(_enqueue_many(of_kind, content, count, options, as_json=as_json))
     else:
         if wait:
             warn_unless_served(kind_name(of_kind))
@@ -172,8 +173,10 @@ def _enqueue_one(
     known: dict[str, Any] = {}
 
     async def enqueue_and_wait() -> None:
-        async with JobClient.from_env() as client:
-            one = await client.enqueue(kind, payload, unique_key=unique_key, **options)
+        async with AsyncExitStack() as opened:
+            with enqueuers_right(options):
+                client = await opened.enter_async_context(JobClient.from_env())
+                one = await client.enqueue(kind, payload, unique_key=unique_key, **options)
             known.update(id=one.id, created=one.created)
             if not (as_json or wait):
                 print_line(str(one.id))

@@ -5,8 +5,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
@@ -21,6 +21,7 @@ from jsworker.core.errors import InvalidPayload
 from jsworker.core.exit_codes import WRONG_USAGE, WrongUsage
 from jsworker.core.names import shown
 from jsworker.core.settings import load_settings
+from jsworker.ownership.refusals import needed_right
 from jsworker.ownership.transitions.enqueue import Enqueued
 
 _BATCH: Final = 10_000
@@ -60,7 +61,8 @@ def enqueue_lines(
         lines = _checked(name, file, kind, options, key_field=key_field, total=total)
         file.seek(0)
         try:
-            asyncio.run(_enqueue(name, file, kind, options, key_field=key_field, take=take, total=total))
+            with enqueuers_right(options):
+                asyncio.run(_enqueue(name, file, kind, options, key_field=key_field, take=take, total=total))
         finally:  # committed jobs are printed, whatever came after the commit
             if as_json:
                 print_json([{"id": each.id, "created": each.created} for each in enqueued])
@@ -142,6 +144,14 @@ def _line(text: bytes, key_field: str | None) -> Line:
     if not isinstance(key, str | int) or isinstance(key, bool):
         raise InvalidPayload(f"payload has no text or number in field {shown(key_field)}, its unique key")
     return Line(payload, str(key), len(text))
+
+
+def enqueuers_right(options: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Name the missing right when the login may not enqueue with these options."""
+    if options["debounce"] is None:
+        return needed_right("enqueue", "INSERT", "jobs", "jsworker_producer")
+    roles = "jsworker_debouncer beside jsworker_producer"
+    return needed_right("enqueue --debounce", "INSERT and UPDATE", "jobs", roles)
 
 
 async def _enqueue(

@@ -13,6 +13,7 @@ from jsworker.core.errors import SettingsError
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import check_kind, printable
 from jsworker.core.settings import load_settings, variable_of
+from jsworker.ownership.refusals import needed_right
 from jsworker.ownership.schema import FINAL
 from jsworker.ownership.transitions import prune as pruning
 from jsworker.ownership.transitions.audit import prune_actions
@@ -60,9 +61,15 @@ def prune(
     if kind is not None:
         check_kind(kind)
     seconds, done = _seconds(older_than), _Done()
+    right = (
+        ("SELECT", "jobs", "jsworker_reader")
+        if dry_run
+        else ("DELETE", "jobs, job_events and audit", "jsworker_worker")
+    )
     try:
         shows_progress = progress_wanted(as_json=as_json)
-        asyncio.run(_prune(seconds, status, kind, done, dry_run=dry_run, shows_progress=shows_progress))
+        with needed_right("prune", *right):
+            asyncio.run(_prune(seconds, status, kind, done, dry_run=dry_run, shows_progress=shows_progress))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:  # what was deleted is reported, whatever came after it

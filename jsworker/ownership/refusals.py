@@ -1,7 +1,7 @@
 """PostgreSQL's refusals as jsworker's errors: never with the contents of a row."""
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 import psycopg
@@ -140,17 +140,20 @@ def _unconnected(cause: BaseException | None, place: str) -> JsworkerError:
     return unavailable(f"PostgreSQL at {place} is not available: {first[:200]}")
 
 
-@contextmanager
-def operators_rights(call: str, table: str = "jobs") -> Iterator[None]:
+def operators_rights(call: str, table: str = "jobs") -> AbstractContextManager[None]:
     """Name the missing right when the login of a producer or reader calls an operator's function."""
+    return needed_right(call, "UPDATE", table, "jsworker_worker")
+
+
+@contextmanager
+def needed_right(call: str, right: str, table: str, role: str) -> Iterator[None]:
+    """Name the right that a call needs, and the role that has it, when PostgreSQL refuses it for lack of one."""
     try:
         yield
     except DatabaseRefused as error:
         if error.sqlstate != _INSUFFICIENT_PRIVILEGE:
             raise
-        refused = DatabaseRefused(
-            f"{call} needs UPDATE on jsworker.{table}, which role jsworker_worker has: {error}"
-        )
+        refused = DatabaseRefused(f"{call} needs {right} on jsworker.{table}, which role {role} has: {error}")
         refused.sqlstate = error.sqlstate
         raise refused from None
 

@@ -218,6 +218,27 @@ def test_the_wrong_role_is_told_in_one_line(
     assert line in said
 
 
+def test_enqueue_and_prune_name_the_right_that_is_missing(run: Run, tmp_path: Path) -> None:
+    assert run("worker", "operator", "stream", "ensure", "echo").code == 0
+    payloads = tmp_path / "payloads.jsonl"
+    payloads.write_text("{}\n")
+    inserts = "enqueue needs INSERT on jsworker.jobs, which role jsworker_producer has: "
+    for role, arguments, line in (
+        ("reader", ["enqueue", "echo"], inserts),
+        ("reader", ["enqueue", "echo", "--count", "2"], inserts),
+        ("reader", ["enqueue", "echo", "--from", str(payloads)], inserts),
+        (
+            *("producer", ["enqueue", "echo", "--unique-key", "k", "--debounce", "5"]),
+            "enqueue --debounce needs INSERT and UPDATE on jsworker.jobs, which role jsworker_debouncer ",
+        ),
+        ("producer", ["prune", "--older-than", "60", "--dry-run"], "prune needs SELECT on jsworker.jobs, "),
+        ("operator", ["prune", "--older-than", "60"], "prune needs DELETE on jsworker.jobs, job_events and "),
+    ):
+        done = run(role, "producer", *arguments)
+        assert done.code == 1, arguments
+        assert [each for each in done.errors if each.startswith(line)], done.err
+
+
 @pytest.mark.usefixtures("launch")
 def test_a_worker_with_the_producers_role_ends_and_leaves_the_jobs_alone(run: Run, sql: Sql) -> None:
     assert run("worker", "operator", "stream", "ensure", "echo").code == 0
