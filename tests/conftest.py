@@ -159,8 +159,8 @@ async def database(settings: Settings) -> AsyncIterator[Database]:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let statements take as long as a busy machine needs, for tests that are not about silent databases."""
 
-    def patient_database(dsn: str, *, statement_timeout: float) -> Database:
-        return Database(dsn, statement_timeout=max(statement_timeout, 5.0))
+    def patient_database(dsn: str, *, statement_timeout: float, **options: Any) -> Database:
+        return Database(dsn, statement_timeout=max(statement_timeout, 5.0), **options)
 
     prepare = ThrottledScan.__init__
 

@@ -97,8 +97,6 @@ class ClientPublisher:
         self._may_mark = True
         self._new_marks = partial(Batcher, "marks", self._mark, limit=500, died=died, linger=MARK_SECONDS)
         self._marks: Batcher[Sent, None] = self._new_marks()
-        self._lost = asyncio.Event()
-        self._connected_once = False
         self._ready = False
         self._unready_because: str | None = None
         self._kept: deque[_Kept] = deque()
@@ -120,6 +118,7 @@ class ClientPublisher:
             events=self._events,
             client_name="jsworker client",
         )
+        self._lost = asyncio.Event()
         stream.on_disconnect(self._on_lost)
         self._connected_once = False
         try:

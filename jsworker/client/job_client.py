@@ -65,6 +65,7 @@ _PUBLISH_EVERY_SECONDS = 1.0
 """The seconds after which a long ``enqueue_many`` lets publishing begin; both compete for this process."""
 _MOST_LISTED = 2**31 - 1
 _NOT_OPEN = "not open: use `async with`, or call open()"
+_CLOSED = "closed"
 
 
 class JobClient:
@@ -96,7 +97,8 @@ class JobClient:
         self._settings = settings
         self._contents = Contents.of(settings, codec)
         self.events = Events()
-        self.database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
+        dsn, seconds = settings.database_dsn(), settings.statement_timeout
+        self.database = Database(dsn, statement_timeout=seconds, owner="client")
         self._publisher = ClientPublisher(settings, self.database, self.events, died=self._died)
         self._inserts = SharedInserts(
             self.database, publish_after=self._publisher.own_seconds, died=self._died
@@ -209,10 +211,17 @@ class JobClient:
     async def open(self) -> None:
         """Connect. If NATS does not answer, this succeeds and ``unpublished_because`` says so.
 
+        A client that was closed can be opened again, also in another event loop.
+
         Raises:
             DatabaseUnavailable, DatabaseRefused, MigrationMissing: PostgreSQL cannot be used.
             StreamRefused: the login or the stream cannot be used as configured.
+            RuntimeError: the client is open already.
         """
+        if self._unusable_because not in (_NOT_OPEN, _CLOSED):
+            raise RuntimeError("the client is open already: close() it first, or use the one that is open")
+        self._unusable_because = "being opened"
+        self.database.open()
         try:
             await self.database.check_migrated()
             await self._publisher.open()
@@ -226,7 +235,7 @@ class JobClient:
 
     async def close(self) -> None:
         """Finish publishing the enqueued jobs, within seconds, and disconnect."""
-        self._unusable_because = "closed"
+        self._unusable_because = _CLOSED
         try:
             await self._results.close()
             await self._publisher.end_publishing()

@@ -74,21 +74,20 @@ class Results:
     def __init__(self, database: Database, contents: Contents) -> None:
         self._database = database
         self._contents = contents
-        self._hints: HintReceiver | None = None
         self._awaited: dict[UUID, _Awaited] = {}
         self._due: list[tuple[float, UUID]] = []
         self._unannounced: list[UUID] = []
         self._renew_at = math.inf
         self._offset = random.uniform(0, _LONGEST_PAUSE_SECONDS)  # noqa: S311 -- spreads load, hides nothing
-        self._news = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
-        self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
         self._trouble: JsworkerError | None = None
-        self._is_closed = False
+        self.open(None)
 
     def open(self, hints: HintReceiver | None) -> None:
         """Take results, with hints from workers that jobs have ended; None: without NATS there are none."""
         self._is_closed = False
+        self._news = asyncio.Event()  # the event loop may be another one than before
+        self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
         self._hints = hints
         if hints is not None:
             hints.take = self._on_hint

@@ -65,14 +65,21 @@ class Database:
 
     revision: str | None = None
 
-    def __init__(self, dsn: str, *, statement_timeout: float, pool_size: int = 5) -> None:
-        """Prepare the pools; nothing connects yet. ``statement_timeout``: seconds until a statement is given up."""
+    def __init__(
+        self, dsn: str, *, statement_timeout: float, pool_size: int = 5, owner: str = "connection"
+    ) -> None:
+        """Prepare the pools; nothing connects yet.
+
+        ``statement_timeout`` is the seconds until a statement is given up; after ``close`` every statement raises
+        RuntimeError, which says that the ``owner`` is closed.
+        """
         self.url = driver_url(dsn)
         self.place = place_of(self.url)
         self._statement_timeout = statement_timeout
-        self._statements = Pool(self.url, size=pool_size, overflow=pool_size)
-        self._by_key = Pool(self.url, size=pool_size, overflow=pool_size, keeps_plans=True)
-        self._heartbeats = Pool(self.url, size=1, overflow=2, keeps_plans=True)
+        pool = partial(Pool, self.url, owner=owner)
+        self._statements = pool(size=pool_size, overflow=pool_size)
+        self._by_key = pool(size=pool_size, overflow=pool_size, keeps_plans=True)
+        self._heartbeats = pool(size=1, overflow=2, keeps_plans=True)
         self._given_up: set[asyncio.Task[object]] = set()
 
     def seconds_for(self, size: int, *, tries: int = 0) -> float:
@@ -188,6 +195,11 @@ class Database:
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
+
+    def open(self) -> None:
+        """Take statements again after ``close``, also in another event loop."""
+        for pool in self.pools_by_name().values():
+            pool.open()
 
     async def close(self) -> None:
         """Close every connection, also those of statements that were given up."""

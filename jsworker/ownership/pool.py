@@ -64,8 +64,12 @@ class Pool:
         in_use: connections that are lent now.
     """
 
-    def __init__(self, url: URL, *, size: int, overflow: int, keeps_plans: bool = False) -> None:
+    def __init__(
+        self, url: URL, *, size: int, overflow: int, owner: str = "connection", keeps_plans: bool = False
+    ) -> None:
         """Prepare a pool of ``size`` connections that stay open, and ``overflow`` that are closed after use.
+
+        ``owner`` is what the error of a call after ``close`` names as closed.
 
         A pool with ``keeps_plans`` is for statements that find their rows by key: PostgreSQL plans them once
         for each connection and always by index, whatever it believes the size of the table to be. Behind a
@@ -76,8 +80,13 @@ class Pool:
         self._to_connect = arguments_of(url) | {"autocommit": True}
         self._keeps_plans = keeps_plans
         self._size = size
-        self._lendable = asyncio.Semaphore(self.limit)
+        self._owner = owner
         self._idle: list[Connection] = []
+        self.open()
+
+    def open(self) -> None:
+        """Lend connections, after ``close`` again; the event loop may be another one then."""
+        self._lendable = asyncio.Semaphore(self.limit)
         self._closed = False
 
     async def execute(
@@ -96,6 +105,7 @@ class Pool:
 
         Raises:
             psycopg.Error, OSError, UnicodeError: as the driver raises them.
+            RuntimeError: the pool is closed.
         """
         async with self._lend() as lent:
             cursor = lent.cursor(row_factory=tuple_row if plain else namedtuple_row)
@@ -140,6 +150,8 @@ class Pool:
         be the primary by now.
         """
         async with self._lendable:
+            if self._closed:
+                raise RuntimeError(f"the {self._owner} is closed")
             lent = await self._idle_or_new()
             self.in_use += 1
             is_usable = True

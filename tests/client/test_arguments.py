@@ -1,5 +1,6 @@
 """Calls that a newcomer gets wrong: what is wrong is said by name, before anything is written."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
@@ -395,3 +396,53 @@ async def test_a_client_that_is_not_open_says_so(settings: Settings, name: str) 
         await client.list()
     with pytest.raises(RuntimeError, match=r"^the client is closed$"):
         await CALLS[name](client)
+
+
+async def test_what_was_taken_from_a_client_before_it_was_closed_says_so(settings: Settings) -> None:
+    async with JobClient(settings) as client:
+        limits, schedules, workflows = client.limits, client.schedules, client.workflows
+        failed = client.select(status="failed")
+        async with client.workflow("mine") as flow:
+            flow.job(KIND, {})
+        unfinished = client.workflow("another")
+        await unfinished.__aenter__()
+        unfinished.job(KIND, {})
+    calls: list[Callable[[], Awaitable[Any]]] = [
+        limits.list,
+        schedules.list,
+        workflows.list,
+        failed.count,
+        failed.retry,
+        flow.result,
+        lambda: limits.reset(KIND),
+        lambda: workflows.cancel(flow.id),
+        lambda: unfinished.__aexit__(None, None, None),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match=r"^the client is closed$"):
+            await call()
+
+
+async def test_a_client_that_is_open_is_not_opened_twice(settings: Settings) -> None:
+    client = JobClient(settings)
+    async with client:
+        with pytest.raises(RuntimeError, match=r"^the client is open already: "):
+            await client.open()
+        await client.list()
+
+
+def test_a_client_that_was_closed_can_be_opened_in_another_event_loop(settings: Settings) -> None:
+    client = JobClient(settings)
+
+    async def use() -> None:
+        async with client:
+            jobs = await asyncio.gather(*(client.enqueue(KIND, {}) for _ in range(50)))
+            await asyncio.gather(*(client.get(job.id) for job in jobs))
+            with pytest.raises(TimeoutError):
+                await jobs[0].result(timeout=0.5)
+            assert client._publisher._keeping is not None
+            assert not client._publisher._keeping.done()
+            assert any(pool._idle for pool in client.database.pools_by_name().values())
+
+    asyncio.run(use())
+    asyncio.run(use())
