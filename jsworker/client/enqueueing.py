@@ -31,6 +31,7 @@ from jsworker.core.processor import (
     read_payload_text,
     write_payload,
 )
+from jsworker.core.settings.model import payload_limit
 from jsworker.core.tracing import TraceContext
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import in_halves
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 Kind = str | type[JobProcessor[Any]]
 """A kind's name, or its processor; the processor's payload type then checks the payload."""
 
-MAX_PAYLOAD_BYTES: Final = 1_048_576
 MOST_ATTEMPTS: Final = 1_000_000
 MOST_STALLS: Final = 100  # the table, too, refuses more for a job that was never claimed
 _NO_SPAN: Final = TraceContext()
@@ -107,7 +107,7 @@ def enqueue_statement(
     payload: Payload,
     *,
     unique_key: str | None = None,
-    max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    max_payload_bytes: int | None = None,
     codec: Codec | None = None,
     **options: Unpack[EnqueueOptions],
 ) -> "TextClause": ...
@@ -119,7 +119,7 @@ def enqueue_statement(
     payload: Any,
     *,
     unique_key: str | None = None,
-    max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    max_payload_bytes: int | None = None,
     codec: Codec | None = None,
     **options: Unpack[EnqueueOptions],
 ) -> "TextClause": ...
@@ -130,7 +130,7 @@ def enqueue_statement(
     payload: Any,
     *,
     unique_key: str | None = None,
-    max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    max_payload_bytes: int | None = None,
     codec: Codec | None = None,
     **options: Unpack[EnqueueOptions],
 ) -> "TextClause":
@@ -145,7 +145,8 @@ def enqueue_statement(
         kind: the kind, or its processor, which checks the payload.
         payload: what the processor gets.
         unique_key: at most one live job of the kind has it; 1 to 255 printable characters.
-        max_payload_bytes: the most bytes of the payload's JSON text as it is stored.
+        max_payload_bytes: the most bytes of the payload's JSON text as it is stored; None:
+            ``JSWORKER_MAX_PAYLOAD_BYTES``, 1 MiB if that is not set.
         codec: encodes the payload; None: it is stored as it is.
         options: see ``EnqueueOptions``.
 
@@ -153,8 +154,10 @@ def enqueue_statement(
         InvalidName: the kind, the unique key or the limit key is not allowed.
         InvalidPayload, InvalidJson: the payload does not fit the processor, is too large, or is not JSON.
         ValueError, TypeError: an argument is unknown, of a wrong type or value, or contradicts another.
+        SettingsError: ``JSWORKER_MAX_PAYLOAD_BYTES`` is wrong.
     """
-    said = JobOptions.of(max_payload_bytes, options, Contents(codec))
+    most = payload_limit() if max_payload_bytes is None else max_payload_bytes
+    said = JobOptions.of(most, options, Contents(codec))
     [job] = new_jobs(kind, [payload], [unique_key], said, tracing.current())
     return enqueue_terms.statement_for(kind_name(kind), job, publish_after=0.0)
 

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.orm import Session
 
 from jsworker import JobClient, enqueue_statement
-from jsworker.core.errors import InvalidName, InvalidPayload
+from jsworker.core.errors import InvalidName, InvalidPayload, SettingsError
 from jsworker.core.settings import Settings
 from tests.client.test_enqueue import ShipOrder
 from tests.support.polling import eventually
@@ -130,6 +130,20 @@ async def test_many_statements_of_one_transaction_are_published_together(
 def test_the_statement_is_checked_when_it_is_made(arguments: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         enqueue_statement(*arguments)
+
+
+def test_without_a_limit_of_its_own_the_statement_has_that_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JSWORKER_MAX_PAYLOAD_BYTES", "10")
+    with pytest.raises(InvalidPayload, match="payload of 12 bytes exceeds JSWORKER_MAX_PAYLOAD_BYTES=10"):
+        enqueue_statement(KIND, "x" * 10)
+    enqueue_statement(KIND, "x" * 10, max_payload_bytes=12)
+    monkeypatch.setenv("JSWORKER_MAX_PAYLOAD_BYTES", str(2**21))
+    enqueue_statement(KIND, "x" * 2**20)
+    monkeypatch.setenv("JSWORKER_MAX_PAYLOAD_BYTES", "ten")
+    with pytest.raises(SettingsError, match=r"^JSWORKER_MAX_PAYLOAD_BYTES='ten' must be a whole number$"):
+        enqueue_statement(KIND, {})
 
 
 async def test_an_instant(rows: Rows, session: AsyncSession) -> None:

@@ -15,7 +15,7 @@ from psycopg.rows import DictRow, dict_row
 from psycopg.types.json import Jsonb
 from sqlalchemy import Engine, TextClause
 
-from jsworker.client.enqueueing import MAX_PAYLOAD_BYTES, MOST_ATTEMPTS, MOST_STALLS, enqueue_statement
+from jsworker.client.enqueueing import MOST_ATTEMPTS, MOST_STALLS, enqueue_statement
 from jsworker.client.terms import LONGEST_DELAY
 from jsworker.core.errors import InvalidName
 from jsworker.core.names import check_kind, check_unique_key
@@ -38,6 +38,7 @@ from .rows import (
     read_value,
 )
 
+MAX_PAYLOAD_BYTES = 2**20
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 CONTRACT = [
     ("kind", "text", None),

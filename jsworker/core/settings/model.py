@@ -1,14 +1,24 @@
 """The settings: every variable with its type, its default and its rule."""
 
+import os
 import re
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote, unquote_to_bytes
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+)
 from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -352,6 +362,22 @@ class Settings(BaseSettings):
     def redacted_nats_url(self) -> str:
         """Return the NATS servers without credentials."""
         return ",".join(redact_url(server) for server in self.nats_url.split(","))
+
+
+def payload_limit() -> int:
+    """Return JSWORKER_MAX_PAYLOAD_BYTES or its default; raise SettingsError if it is wrong."""
+    return _payload_limit(os.environ.get(variable_of("max_payload_bytes")))
+
+
+@lru_cache(maxsize=1)
+def _payload_limit(given: str | None) -> int:
+    name = "max_payload_bytes"
+    try:
+        default: int = Settings.model_fields[name].default
+        return default if given is None else TypeAdapter(Bytes).validate_python(given)
+    except ValidationError as error:
+        [fault] = error.errors(include_url=False)
+        raise SettingsError(_line({**fault, "loc": (name,)})) from None
 
 
 _RULES = {
