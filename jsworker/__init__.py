@@ -14,21 +14,32 @@ if TYPE_CHECKING:
     from jsworker.core.codec import Codec
     from jsworker.core.errors import (
         ContentRefused,
+        DatabaseRefused,
         DatabaseUnavailable,
         Fail,
         InvalidJson,
+        InvalidName,
+        InvalidPayload,
+        InvalidStep,
+        InvalidTarget,
         JobCancelled,
         JobFailed,
         JobGone,
         JobNotFound,
         JsworkerError,
         KeyMissing,
+        MigrationMissing,
         OwnershipLost,
         Retry,
+        ServersUnavailable,
+        SettingsError,
         Snooze,
+        StreamRefused,
+        StreamUnavailable,
         TransitionRefused,
         UsageError,
         WorkflowFailed,
+        WorkflowNotFound,
     )
     from jsworker.core.events import Event, EventName
     from jsworker.core.functions import job
@@ -37,7 +48,7 @@ if TYPE_CHECKING:
     from jsworker.core.processor import Backoff, JobProcessor
     from jsworker.core.schedule_rules import Cron, Every
     from jsworker.core.settings import Settings, load_settings
-    from jsworker.worker.worker import Worker
+    from jsworker.worker.worker import SetupFailed, Worker
 
 __all__ = [
     "AesGcmCodec",
@@ -45,12 +56,17 @@ __all__ = [
     "Codec",
     "ContentRefused",
     "Cron",
+    "DatabaseRefused",
     "DatabaseUnavailable",
     "Event",
     "EventName",
     "Every",
     "Fail",
     "InvalidJson",
+    "InvalidName",
+    "InvalidPayload",
+    "InvalidStep",
+    "InvalidTarget",
     "Job",
     "JobCancelled",
     "JobClient",
@@ -65,18 +81,25 @@ __all__ = [
     "JsworkerError",
     "KeyMissing",
     "Limit",
+    "MigrationMissing",
     "OwnershipLost",
     "Rate",
     "Retry",
+    "ServersUnavailable",
     "Settings",
+    "SettingsError",
+    "SetupFailed",
     "Snooze",
     "StepInfo",
+    "StreamRefused",
+    "StreamUnavailable",
     "SyncJobClient",
     "SyncJobHandle",
     "TransitionRefused",
     "UsageError",
     "Worker",
     "WorkflowFailed",
+    "WorkflowNotFound",
     "__version__",
     "enqueue_statement",
     "job",
@@ -93,9 +116,11 @@ _NAMES = {
     "jsworker.core.aes_gcm": "AesGcmCodec",
     "jsworker.core.codec": "Codec",
     "jsworker.core.errors": (
-        "ContentRefused DatabaseUnavailable Fail InvalidJson JobCancelled JobFailed JobGone "
-        "JobNotFound JsworkerError KeyMissing OwnershipLost Retry Snooze TransitionRefused "
-        "UsageError WorkflowFailed"
+        "ContentRefused DatabaseRefused DatabaseUnavailable Fail InvalidJson InvalidName "
+        "InvalidPayload InvalidStep InvalidTarget JobCancelled JobFailed JobGone JobNotFound "
+        "JsworkerError KeyMissing MigrationMissing OwnershipLost Retry ServersUnavailable "
+        "SettingsError Snooze StreamRefused StreamUnavailable TransitionRefused UsageError "
+        "WorkflowFailed WorkflowNotFound"
     ),
     "jsworker.core.events": "Event EventName",
     "jsworker.core.functions": "job",
@@ -104,7 +129,7 @@ _NAMES = {
     "jsworker.core.processor": "Backoff JobProcessor",
     "jsworker.core.schedule_rules": "Cron Every",
     "jsworker.core.settings": "Settings load_settings",
-    "jsworker.worker.worker": "Worker",
+    "jsworker.worker.worker": "SetupFailed Worker",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
