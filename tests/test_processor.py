@@ -10,12 +10,30 @@ from uuid import UUID
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict, Field, Json, computed_field, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    Json,
+    SecretBytes,
+    SecretStr,
+    computed_field,
+    field_serializer,
+    field_validator,
+)
 from typing_extensions import TypedDict
 
+from jsworker.client.enqueueing import payload_text
 from jsworker.core import strict_json
 from jsworker.core.errors import InvalidJson, InvalidName, InvalidPayload
-from jsworker.core.processor import Backoff, JobProcessor, payload_type, read_payload, write_payload
+from jsworker.core.processor import (
+    Backoff,
+    JobProcessor,
+    payload_type,
+    read_payload,
+    read_payload_text,
+    write_payload,
+)
 
 unhurried = settings(deadline=None)  # the machine may be busy
 
@@ -228,6 +246,24 @@ class Shy(BaseModel):
         return number
 
 
+MASKED = "a secret, which would be stored as asterisks: store a reference to it, for example its name"
+
+
+class Lossy(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    any: Any = None
+    more: dict[str, Any] = {}
+    number: float = 1.0
+    login: SecretStr = SecretStr("")
+    own: SecretStr = SecretStr("")
+    text: str = ""
+
+    @field_serializer("own")
+    def write(self, own: SecretStr) -> str:
+        return own.get_secret_value()
+
+
 class TestPayloads:
     @pytest.mark.parametrize(
         ("payload", "stored"),
@@ -311,6 +347,32 @@ class TestPayloads:
         with pytest.raises(InvalidJson) as caught:
             write_payload(Untyped, payload)
         assert str(caught.value) == fault
+
+    @pytest.mark.parametrize("by_name", [False, True])
+    @pytest.mark.parametrize(
+        ("fields", "fault"),
+        [
+            ({"any": math.nan}, "nan, which is not a finite number (at any)"),
+            ({"more": {"a": [1.0, -math.inf]}}, "-inf, which is not a finite number (at more.a[1])"),
+            ({"number": math.nan}, "nan, which is not a finite number (at number)"),
+            ({"extra": math.nan}, "nan, which is not a finite number (at extra)"),
+            ({"login": "hunter2"}, f"{MASKED} (at login)"),
+            ({"any": [SecretBytes(b"hunter2")]}, f"{MASKED} (at any[0])"),
+        ],
+    )
+    def test_what_pydantic_would_lose_is_refused(
+        self, fields: dict[str, Any], fault: str, *, by_name: bool
+    ) -> None:
+        payload = Lossy(**fields)
+        with pytest.raises(InvalidJson) as caught:
+            payload_text("typed" if by_name else processor_of(Lossy), payload)
+        assert str(caught.value) == f"payload holds {fault}"
+
+    def test_what_only_looks_lost_is_stored(self) -> None:
+        given = Lossy(any=None, more={"none": [None]}, own=SecretStr("hunter2"), text="*" * 10)
+        text = payload_text(processor_of(Lossy), given)
+        assert read_payload_text(processor_of(Lossy), text) == given
+        assert payload_text("typed", given) == text
 
     @pytest.mark.parametrize("depth", [101, 1000])
     def test_what_is_too_deep_is_refused(self, depth: int) -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -275,10 +276,30 @@ def write_payload(processor: type[JobProcessor[Any]], payload: Any) -> str:
 
     Raises InvalidPayload if it does not fit the type, and InvalidJson if it fits but cannot be stored.
     """
-    found = read_payload(processor, payload)
+    found, adapter = read_payload(processor, payload), payload_type(processor)
+    if type(found) is dict and _is_dict(processor):
+        try:
+            return strict_json.dumps(found, what="payload")
+        except InvalidJson:
+            pass  # pydantic may know a JSON form
     # Field names and no computed fields, so that read_payload accepts it again.
-    value = strict_json.json_form(found, payload_type(processor), "payload", round_trip=True)
-    return strict_json.dumps(value, what="payload")
+    form = strict_json.json_form(found, adapter, "payload", round_trip=True)
+    text = strict_json.dumps(form, what="payload")
+    if ("null" in text and _may_be_any(processor)) or strict_json.ASTERISKS in text:
+        strict_json.refuse_lost(found, form, adapter, "payload", round_trip=True)
+    return text
+
+
+@cache
+def _is_dict(processor: type[JobProcessor[Any]]) -> bool:
+    argument = _payload_argument(processor)
+    return isinstance(argument, TypeVar) or argument in (dict, dict[str, Any])
+
+
+@cache
+def _may_be_any(processor: type[JobProcessor[Any]]) -> bool:
+    """Return whether a part of the payload may be of any type: pydantic writes NaN there as null."""
+    return re.search("'any'|'allow'|'function-", repr(payload_type(processor).core_schema)) is not None
 
 
 def read_result(processor: type[JobProcessor[Any]], value: Any) -> Any:

@@ -7,7 +7,7 @@ import inspect
 import json
 import math
 import typing
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final, Never, NoReturn, get_args, get_origin
@@ -22,8 +22,12 @@ from jsworker.core.names import printable, shown
 MAX_DEPTH = 100
 """Deepest nesting of objects and arrays."""
 
+ASTERISKS: Final = "*" * 10
+"""What pydantic writes for a secret."""
+
 _MAX_NUMBER = 10**308
 _LONGEST_PLACE = 100
+_MASKED: Final = "a secret, which would be stored as asterisks: store a reference to it, for example its name"
 _CONTAINERS: Final = (dict, list, tuple)
 _NUMBERS: Final = (int, float, bool)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -53,15 +57,39 @@ def dumps(value: Any, *, what: str = "value") -> str:
 
 def dumps_model(value: Any, *, what: str) -> str:
     """Return a pydantic model, or else JSON values, as JSON text."""
-    return write(value, ANYTHING, what) if isinstance(value, BaseModel) else dumps(value, what=what)
+    if isinstance(value, BaseModel):
+        return write(value, ANYTHING, what, secrets=False)
+    return dumps(value, what=what)
 
 
-def write(value: Any, adapter: TypeAdapter[Any], what: str, *, round_trip: bool = False) -> str:
-    """Return a value as pydantic writes it, as JSON text."""
-    text = dumps(json_form(value, adapter, what, round_trip=round_trip), what=what)
-    if not _is_finite(adapter.dump_python(value, warnings=False)):  # models have written null
-        raise InvalidJson(f"{what} holds a number that is not finite")
+def write(
+    value: Any, adapter: TypeAdapter[Any], what: str, *, round_trip: bool = False, secrets: bool = True
+) -> str:
+    """Return a value as pydantic writes it, as JSON text; ``secrets`` and errors as for ``refuse_lost``."""
+    form = json_form(value, adapter, what, round_trip=round_trip)
+    text = dumps(form, what=what)
+    if "null" in text or ASTERISKS in text:
+        refuse_lost(value, form, adapter, what, round_trip=round_trip, secrets=secrets)
     return text
+
+
+def refuse_lost(
+    value: Any,
+    form: Any,
+    adapter: TypeAdapter[Any],
+    what: str,
+    *,
+    round_trip: bool = False,
+    secrets: bool = False,
+) -> None:
+    """Raise InvalidJson if pydantic has written NaN or an infinity as null, or a secret as asterisks.
+
+    The error names the place. With ``secrets`` these may be written so.
+    """
+    parts = adapter.dump_python(value, round_trip=round_trip, warnings=False)
+    for fault, place in _lost(parts, form):
+        if not (secrets and fault is _MASKED):
+            raise InvalidJson(f"{what} holds {fault}{_where(place)}")
 
 
 def write_result(value: Any, adapter: TypeAdapter[Any]) -> str:
@@ -210,16 +238,20 @@ def _check_unicode(text: str, what: str) -> None:
         raise InvalidJson(f"{what} holds a lone surrogate, which is no valid Unicode") from None
 
 
-def _is_finite(value: Any) -> bool:
-    match value:
-        case float():
-            return math.isfinite(value)
-        case dict():
-            return all(map(_is_finite, value.values()))
-        case list() | tuple() | set() | frozenset():
-            return all(map(_is_finite, value))
-        case _:
-            return True
+def _lost(part: Any, written: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """Yield what pydantic has written as null or as asterisks, and the place of it."""
+    if written is None:
+        if isinstance(part, float) and not math.isfinite(part):
+            yield f"{part}, which is not a finite number", place
+    elif written == ASTERISKS:
+        if hasattr(part, "get_secret_value"):
+            yield _MASKED, place
+    elif isinstance(part, dict) and isinstance(written, dict):
+        for (key, each), form in zip(part.items(), written.values(), strict=False):
+            yield from _lost(each, form, f"{place}.{key}")
+    elif isinstance(part, (*_CONTAINERS, set, frozenset)) and isinstance(written, list):
+        for number, (each, form) in enumerate(zip(part, written, strict=False)):
+            yield from _lost(each, form, f"{place}[{number}]")
 
 
 def _unwritable(value: Any, adapter: TypeAdapter[Any]) -> str:
@@ -243,10 +275,14 @@ def _find(value: Any, check: Callable[[Any], object]) -> tuple[str, Any]:
         steps = value.items() if is_dict else enumerate(value if isinstance(value, _CONTAINERS) else ())
         wrong = next((step for step in steps if _raises(check, step[1])), None)
         if wrong is None:
-            return (f" (at {printable(place.removeprefix('.'), _LONGEST_PLACE)})" if place else ""), value
+            return _where(place), value
         place += f".{wrong[0]}" if is_dict else f"[{wrong[0]}]"
         value = wrong[1]
     return "", value  # a circle, or nested too deep: no single place is the wrong one
+
+
+def _where(place: str) -> str:
+    return f" (at {printable(place.removeprefix('.'), _LONGEST_PLACE)})" if place else ""
 
 
 def _raises(check: Callable[[Any], object], part: Any) -> bool:
