@@ -183,6 +183,11 @@ class Base(JobProcessor[Q], Generic[Q]):
 class Two(Base[R], Generic[Q, R]): ...
 
 
+class Envelope(BaseModel, Generic[Q]):
+    sender: str
+    content: Q
+
+
 class TestPayloadType:
     def test_it_is_found_through_subclasses_and_generic_parents(self) -> None:
         class Child(Analyze): ...
@@ -193,6 +198,32 @@ class TestPayloadType:
 
         for processor in (Analyze, Child, OfBase, OfTwo):
             assert read_payload(processor, {"url": "u"}) == Repo(url="u")
+
+    def test_it_is_found_inside_of_generic_types(self) -> None:
+        class Enveloped(JobProcessor[Envelope[Q]], Generic[Q]):
+            def process(self, job: Any) -> None: ...
+
+        class Listed(JobProcessor[list[Q | None]], Generic[Q]):
+            def process(self, job: Any) -> None: ...
+
+        class Twice(Enveloped[R], Generic[Q, R]): ...
+
+        class OfEnvelope(Enveloped[Repo]): ...
+
+        class OfList(Listed[Repo]): ...
+
+        class OfTwice(Twice[int, Repo]): ...
+
+        class Bare(JobProcessor[Envelope], Generic[R]):  # type: ignore[type-arg]  # left open on purpose
+            def process(self, job: Any) -> None: ...
+
+        class OfBare(Bare[Repo]): ...
+
+        for processor in (OfEnvelope, OfTwice):
+            assert read_payload(processor, {"sender": "s", "content": {"url": "u"}}).content == Repo(url="u")
+        assert read_payload(Enveloped, {"sender": "s", "content": 1}).content == 1
+        assert read_payload(OfList, [{"url": "u"}, None]) == [Repo(url="u"), None]
+        assert read_payload(OfBare, {"sender": "s", "content": 1}).content == 1
 
     def test_left_open_it_is_a_dict(self) -> None:
         class Open(Base): ...  # type: ignore[type-arg]  # left open on purpose

@@ -322,15 +322,20 @@ def _return_type(processor: type[JobProcessor[Any]]) -> TypeAdapter[Any]:
 
 
 def _payload_argument(cls: type[Any]) -> Any:
-    """Return the type argument that a class gives to ``JobProcessor``; a TypeVar when it is left open."""
+    """Return the type argument that a class gives to ``JobProcessor``; a TypeVar where it is left open."""
     if cls is JobProcessor:
         return P
     for parent in cls.__dict__.get("__orig_bases__", cls.__bases__):
         origin = get_origin(parent) or parent
         if isinstance(origin, type) and issubclass(origin, JobProcessor):
             argument = _payload_argument(origin)
-            if isinstance(argument, TypeVar) and (given := get_args(parent)):
-                return dict(zip(getattr(origin, "__parameters__", ()), given, strict=False)).get(argument, P)
+            given = dict(zip(getattr(origin, "__parameters__", ()), get_args(parent), strict=False))
+            if isinstance(argument, TypeVar):
+                return given.get(argument, P) if given else argument
+            of_model: Any = getattr(argument, "__pydantic_generic_metadata__", {})
+            left_open: Any = of_model.get("parameters") or getattr(argument, "__parameters__", ())
+            if not given.keys().isdisjoint(left_open):
+                return argument[tuple(given.get(each, each) for each in left_open)]
             return argument
     return P
 
