@@ -58,10 +58,14 @@ WHERE kind = ANY(CAST(:kinds AS text[])) AND NOT paused AND next_at <= clock_tim
 """)
 
 OF_KIND: Final = text("""
-SELECT id, status, priority, held_by, payload, coalesce(unique_key, waiting_key) AS unique_key, waiting_key,
-  scheduled_for,
-  CAST(extract(epoch FROM coalesce(run_at, due_at) - clock_timestamp()) AS double precision) AS seconds
-FROM jsworker.jobs WHERE kind = :kind ORDER BY id DESC LIMIT 10000
+SELECT j.id, j.status, j.priority, j.held_by, j.payload, coalesce(j.unique_key, j.waiting_key, w.key) AS unique_key,
+  j.waiting_key, j.scheduled_for,
+  CAST(extract(epoch FROM coalesce(j.run_at, j.due_at) - clock_timestamp()) AS double precision) AS seconds
+FROM jsworker.jobs AS j LEFT JOIN jsworker.unique_windows AS w ON w.kind = j.kind AND w.job_id = j.id
+WHERE j.kind = :kind ORDER BY j.id DESC LIMIT 10000
+""")
+CANCELLED: Final = text("""
+SELECT kind, count(*) AS jobs FROM jsworker.jobs WHERE status = 'cancelled' GROUP BY kind
 """)
 OTHER_KINDS: Final = text("""
 SELECT kind, count(*) AS jobs FROM jsworker.jobs
@@ -98,6 +102,11 @@ async def due_schedules(database: Database, kinds: Collection[str]) -> Sequence[
 async def jobs_of_kind(database: Database, kind: str) -> list[Row]:
     """Return the jobs of a kind, the newest first, with the seconds until those that wait for a time are due."""
     return list(await database.run(OF_KIND, {"kind": kind}))
+
+
+async def cancelled(database: Database) -> dict[str, int]:
+    """Return how many jobs of each kind are cancelled."""
+    return {row.kind: row.jobs for row in await database.run(CANCELLED)}
 
 
 async def waiting_of_others(database: Database, kind: str) -> dict[str, int]:

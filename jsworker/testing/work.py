@@ -24,7 +24,6 @@ _OUTCOMES: Final = {
     "job.completed": "completed",
     "job.failed": "failed",
     "job.error": "retrying",
-    "job.cancelled": "cancelled",
     "job.snoozed": "snoozed",
 }
 
@@ -51,7 +50,9 @@ class WorkDone:
     """The outcomes that ``work_until_empty`` has seen, by kind; a job that ran twice may count in two.
 
     Attributes:
-        completed, failed, cancelled: jobs that have ended in this way.
+        completed, failed: jobs that have ended in this way.
+        cancelled: jobs of any kind that were cancelled meanwhile, also because they expired or because a job
+            that they need has failed.
         retrying: attempts that ended in an error and after which the job waits for its next attempt.
         snoozed: runs that ended in ``Snooze`` or in a sleep.
         errors: each attempt that ended in an error.
@@ -132,6 +133,7 @@ async def work_until_empty(
         worker = Worker(processors, own, connect_seconds=timeout)
         worker.on("*", done.note)
         kinds = [each.kind for each in processors]
+        cancelled_before = Counter(await for_tests.cancelled(database))
         async with worker:
             give_up_at = boottime() + timeout
             while left := [
@@ -143,6 +145,7 @@ async def work_until_empty(
                 await asyncio.sleep(_LOOK_SECONDS)
             if left:
                 worker.stop(force=True)
+        done.cancelled = Counter(await for_tests.cancelled(database)) - cancelled_before
     if left:
         more = [f"and {len(left) - _SHOWN} more"] if len(left) > _SHOWN else []
         lines = "\n  ".join([*left[:_SHOWN], *more])

@@ -56,6 +56,15 @@ async def test_priority_key_and_due_time_count(job_client: JobClient) -> None:
     await assert_enqueued(SendMail, {"to": "b"}, due_within=0)
 
 
+async def test_a_key_is_one_whatever_its_scope(job_client: JobClient) -> None:
+    await job_client.enqueue(SendMail, Mail(to="a"), unique_key="window", unique_for=3600)
+    await job_client.enqueue(SendMail, Mail(to="b"), unique_key="waiting", unique="waiting")
+    for key, to in (("window", "a"), ("waiting", "b")):
+        await assert_enqueued(SendMail, {"to": to}, unique_key=key)
+        with pytest.raises(AssertionError, match=f"unique key '{key}'"):
+            await assert_not_enqueued(SendMail, unique_key=key)
+
+
 async def test_a_failure_shows_what_waits_and_the_difference(job_client: JobClient) -> None:
     far = await job_client.enqueue(SendMail, Mail(to="nobody", subject="other"), delay=60)
     near = await job_client.enqueue(SendMail, Mail(to="a@x"), priority="low")

@@ -100,6 +100,19 @@ async def test_errors_are_counted_instead(job_client: JobClient) -> None:
     assert seen == {(False, 1, Retry), (False, 1, ValueError), (True, 1, Fail)}
 
 
+async def test_all_that_was_cancelled_is_counted(job_client: JobClient) -> None:
+    cancelled = await job_client.enqueue(Shout, {"text": "before"})
+    await job_client.cancel(cancelled.id)
+    await job_client.enqueue(Shout, {"text": "late"}, expires_in=60)
+    await advance(minutes=2)
+    async with job_client.workflow("mine") as flow:
+        fails = flow.job(Broken, {"raises": "Fail"})
+        flow.batch("of-others", [{}, {}], after=fails)
+    done = await work_until_empty([Shout, Broken], raise_failures=False)
+    assert done.failed == {"broken": 1}
+    assert done.cancelled == {"shout": 1, "of-others": 2}
+
+
 async def test_back_offs_pass_by_advancing(job_client: JobClient) -> None:
     job = await job_client.enqueue(Broken, {"raises": "Retry"})
     assert (await work_until_empty([Broken], raise_failures=False)).retrying == {"broken": 1}
