@@ -28,7 +28,7 @@ from jsworker.core.names import shown
 from jsworker.core.processor import KindOf, Payload, ProcessorOf
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
-from jsworker.ownership.queries import workflow_listing
+from jsworker.ownership.queries import listing, workflow_listing
 from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.transitions import workflow_control
 from jsworker.ownership.transitions.audit import AuditEntry
@@ -350,14 +350,26 @@ async def _result_of(database: Database, contents: Contents, node: Node, served:
         except LookupError:
             raise WorkflowFailed(f"{what}: its workflow was pruned") from None
         if outcome is not None:
-            break
-        if served:
+            found = await _ended(database, contents, node, what)
+            missing = next((job.id for job in node.new if job.id not in found), None)
+            if missing is None:
+                break
+            if not await listing.look_up(database, [missing]):
+                raise WorkflowFailed(f"{what}: job {missing} was pruned")
+            # It was retried since the node had finished.
+        elif served:
             raise UsageError(
                 f"node {shown(node.name)} cannot be waited for inside a job of this worker, which serves kind"
                 f" {served[0]} itself: jobs that wait could take all of its slots; let another worker serve"
                 " that kind, or enqueue the workflow and return"
             )
         await asyncio.sleep(min(_LONGEST_LOOK_SECONDS, _FIRST_LOOK_SECONDS * 1.5 ** min(looks, 20)))
+    results = [found[job.id].result for job in node.new]
+    return results if node.is_batch else results[0]
+
+
+async def _ended(database: Database, contents: Contents, node: Node, what: str) -> dict[UUID, MemberResult]:
+    """Return the ended jobs of a node by id; raise WorkflowFailed if one of them has not completed."""
     found: dict[UUID, MemberResult] = {}
     after: MemberResult | None = None
     while page := await workflow_listing.results(database, contents, node.id, after):
@@ -367,11 +379,7 @@ async def _result_of(database: Database, contents: Contents, node: Node, served:
         if each.status != "completed":
             why = (each.error or "").split("\n", 1)[0]
             raise WorkflowFailed(f"{what}: job {each.job_id} is {each.status}" + (f": {why}" if why else ""))
-    try:
-        results = [found[job.id].result for job in node.new]
-    except KeyError as missing:
-        raise WorkflowFailed(f"{what}: job {missing.args[0]} was pruned") from None
-    return results if node.is_batch else results[0]
+    return found
 
 
 class Workflows:

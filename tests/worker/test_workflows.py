@@ -175,6 +175,36 @@ async def test_a_failure_cancels_and_a_retry_goes_on(client: JobClient, start: S
     assert await flow.result(timeout=60) == {"sum": 10, "members": 5}
 
 
+async def test_a_retry_while_the_results_are_read_is_waited_for(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[int] = []
+
+    async def second_time(job: Job[Any]) -> int:
+        tries.append(job.payload["n"])
+        if len(tries) == 1:
+            raise ValueError("broken")
+        return int(job.payload["n"])
+
+    retried: list[int] = []
+    read = workflow_listing.results
+
+    async def after_a_retry(*given: Any) -> Any:
+        if not retried:
+            retried.append(await client.workflows.retry(flow.id))
+        return await read(*given)
+
+    monkeypatch.setattr(workflow_listing, "results", after_a_retry)
+    await start(scripted(second_time, kind="double", max_attempts=1))
+    async with client.workflow("sums") as flow:
+        flow.job("double", {"n": 3})
+    assert await flow.result(timeout=60) == 3
+    assert retried == [1]
+    await rows.query("DELETE FROM jsworker.jobs")
+    with pytest.raises(WorkflowFailed, match=r"node 'double' has no result: job .* was pruned"):
+        await flow.result(timeout=60)
+
+
 async def test_what_runs_after_failures_too_sees_them(client: JobClient, start: StartWorker) -> None:
     async def fails(job: Job[Any]) -> None:
         raise ValueError("broken")
