@@ -17,6 +17,7 @@ from jsworker.client.results import PAUSE_OF_OUTAGE_SECONDS, seconds_to_wait
 from jsworker.core import fault_points, tracing
 from jsworker.core.contents import Contents
 from jsworker.core.errors import (
+    DatabaseUnavailable,
     JsworkerError,
     UsageError,
     WorkflowFailed,
@@ -170,7 +171,11 @@ class Nodes(ABC):
 
 
 class Flow(Nodes):
-    """A workflow: the nodes added in the ``async with`` block are enqueued at its end, all or none."""
+    """A workflow: the nodes added in the ``async with`` block are enqueued at its end, all or none.
+
+    If that raises DatabaseUnavailable, it is unclear whether they were: ``JobClient.workflows.get`` finds the
+    workflow by its ``id`` if so, perhaps only seconds later.
+    """
 
     def __init__(
         self,
@@ -189,7 +194,7 @@ class Flow(Nodes):
         self._publisher = publisher
         self._nodes: dict[str, Node] = {}
         self._is_open = False
-        self._is_enqueued = False
+        self._is_enqueued: bool | None = False  # None: it is unclear
 
     async def __aenter__(self) -> Self:
         if self._is_enqueued or self._is_open:
@@ -257,9 +262,11 @@ class Flow(Nodes):
             TimeoutError: the node has not finished within ``timeout``; its jobs go on.
             UsageError: the node has not finished, and this is called inside a job whose worker serves the
                 kind of the node, or of a node that it comes after.
-            RuntimeError: the workflow was not enqueued.
+            RuntimeError: the workflow was not enqueued, or it is unclear whether it was.
         """
         limit = seconds_to_wait(timeout)
+        if self._is_enqueued is None:
+            raise RuntimeError(self._unclear())
         if not self._is_enqueued:
             raise RuntimeError(
                 f"workflow {shown(self.name)} was not enqueued: leave its `async with` block first"
@@ -315,10 +322,21 @@ class Flow(Nodes):
                 )
                 for node in self._nodes.values()
             ]
-            await enqueue_workflow(self._database, workflow=self.id, name=self.name, batches=batches)
+            self._is_enqueued = None
+            try:
+                await enqueue_workflow(self._database, workflow=self.id, name=self.name, batches=batches)
+            except DatabaseUnavailable as error:
+                raise type(error)(f"{self._unclear()}: {error}") from None
+            except Exception:
+                self._is_enqueued = False
+                raise
         self._is_enqueued = True
         await fault_points.reach("after_commit_before_publish")
         self._publisher.publish_in_background()
+
+    def _unclear(self) -> str:
+        how = f"client.workflows.get({str(self.id)!r}) finds it if it was"
+        return f"it is unclear whether workflow {shown(self.name)} was enqueued: {how}"
 
     def _needs_of(self, node: Node) -> list[str]:
         names: dict[str, None] = {}

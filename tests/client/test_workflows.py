@@ -9,8 +9,11 @@ import pytest
 from pydantic import BaseModel
 
 from jsworker import JobClient
+from jsworker.client import workflows
 from jsworker.client.workflows import Flow, Node
 from jsworker.core.errors import (
+    DatabaseRefused,
+    DatabaseTimeout,
     InvalidName,
     InvalidPayload,
     TransitionRefused,
@@ -21,6 +24,8 @@ from jsworker.core.errors import (
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
+from jsworker.ownership.database import Database
+from jsworker.ownership.transitions.workflow_enqueue import enqueue_workflow
 from tests.support.proxy import proxied
 from tests.worker.rows import Rows
 
@@ -245,6 +250,43 @@ async def test_a_result_that_does_not_come_in_time(client: JobClient) -> None:
     with pytest.raises(WorkflowFailed, match=r"node 'count' has no result: job .* is cancelled"):
         await waiting
     assert (await client.workflows.get(flow.id))["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+async def test_without_an_answer_it_is_unclear_whether_a_workflow_was_enqueued(
+    client: JobClient, monkeypatch: pytest.MonkeyPatch, *, is_stored: bool
+) -> None:
+    async def lose_the_answer(database: Database, **given: Any) -> None:
+        if is_stored:
+            await enqueue_workflow(database, **given)
+        raise DatabaseTimeout("no answer")
+
+    monkeypatch.setattr(workflows, "enqueue_workflow", lose_the_answer)
+    flow = client.workflow("nightly")
+    unclear = (
+        rf"^it is unclear whether workflow 'nightly' was enqueued: client\.workflows\.get\('{flow.id}'\)"
+        " finds it if it was"
+    )
+    with pytest.raises(DatabaseTimeout, match=f"{unclear}: no answer$"):
+        async with flow:
+            flow.job("count", {})
+    with pytest.raises(RuntimeError, match=f"{unclear}$"):
+        await flow.result(timeout=60)
+    assert [each["id"] for each in await client.workflows.list()] == [flow.id] * is_stored
+
+
+async def test_a_workflow_that_is_refused_was_not_enqueued(
+    client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(_database: Database, **_given: Any) -> None:
+        raise DatabaseRefused("no rights")
+
+    monkeypatch.setattr(workflows, "enqueue_workflow", refuse)
+    with pytest.raises(DatabaseRefused, match=r"^no rights$"):
+        async with client.workflow("nightly") as flow:
+            flow.job("count", {})
+    with pytest.raises(RuntimeError, match=r"^workflow 'nightly' was not enqueued: "):
+        await flow.result(timeout=60)
 
 
 async def test_a_result_waits_for_a_database_that_is_away(
