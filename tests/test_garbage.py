@@ -13,7 +13,7 @@ import pytest
 
 from jsworker import JobClient
 from jsworker.client import job_client, publishing
-from jsworker.client.enqueueing import JobOptions, new_jobs
+from jsworker.client.enqueueing import JobOptions, chunks_of_new_jobs, new_jobs
 from jsworker.core import garbage
 from jsworker.core.garbage import collect_less_often, fewer_collections, no_collection
 from tests.support.polling import eventually
@@ -155,15 +155,15 @@ async def test_a_client_collects_less_often_until_what_it_enqueued_is_published(
     gc.set_threshold(700, 10, 10)
     numbers: dict[str, list[int]] = {"made": [], "marked": []}
 
-    def new_jobs_of(*args: Any) -> Any:
+    def chunks(*args: Any) -> Any:
         numbers["made"].append(gc.get_threshold()[0])
-        return new_jobs(*args)
+        return chunks_of_new_jobs(*args)
 
     async def mark(*_: Any) -> int:
         numbers["marked"].append(gc.get_threshold()[0])
         return 0
 
-    monkeypatch.setattr(job_client, "new_jobs", new_jobs_of)
+    monkeypatch.setattr(job_client, "chunks_of_new_jobs", chunks)
     monkeypatch.setattr(publishing, "mark", mark)
     await client.enqueue_many("kind", [{"n": n} for n in range(2_000)])
 

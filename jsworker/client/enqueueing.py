@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
+from itertools import chain
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, overload
 from uuid import UUID
@@ -203,6 +204,17 @@ def new_jobs(
     context: TraceContext = _NO_SPAN,
 ) -> list[NewJob]:
     """Return a job with a fresh id for each payload."""
+    return list(chain.from_iterable(chunks_of_new_jobs(kind, payloads, unique_keys, options, context)))
+
+
+def chunks_of_new_jobs(
+    kind: Kind,
+    payloads: Sequence[Any],
+    unique_keys: Sequence[str | None],
+    options: JobOptions,
+    context: TraceContext = _NO_SPAN,
+) -> Iterator[list[NewJob]]:
+    """Yield the jobs of ``new_jobs`` a few thousand at a time: other tasks may run in between."""
     name = kind_name(kind)
     delay, terms = options.check(kind, unique_keys)
     priority = priority_of(kind, options.priority)
@@ -211,9 +223,9 @@ def new_jobs(
     keyed, unkeyed = (of_job(terms, key) for key in ("", None))
     waits = keyed is not None and keyed.scope in WAITING_SCOPES
     rest = (delay, options.max_attempts, options.max_stalls, *context)
-    jobs: list[NewJob] = []
     for start in range(0, len(payloads), _BATCH):
         some = slice(start, start + _BATCH)
+        jobs: list[NewJob] = []
         with no_collection():
             for payload, key in zip(payloads[some], keys[some], strict=True):
                 job_id = new_job_id()
@@ -225,10 +237,10 @@ def new_jobs(
                 except (InvalidJson, InvalidPayload, InvalidName) as error:
                     if len(payloads) == 1:
                         raise
-                    raise type(error)(f"payloads[{len(jobs)}]: {error}") from None
+                    raise type(error)(f"payloads[{start + len(jobs)}]: {error}") from None
                 terms_of_job = unkeyed if key is None else keyed
                 jobs.append(NewJob(job_id, stored, key, *rest, limited_by, priority, terms_of_job))
-    return jobs
+        yield jobs
 
 
 def limit_key_of(kind: Kind, text: str, given: str | None = None) -> str | None:

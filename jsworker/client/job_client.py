@@ -16,6 +16,7 @@ from jsworker.client.enqueueing import (
     Kind,
     SharedInserts,
     check_count,
+    chunks_of_new_jobs,
     insert,
     keys_of,
     kind_name,
@@ -55,6 +56,7 @@ from jsworker.ownership.schema import STATUSES
 from jsworker.ownership.transitions import control, priorities, reset, workers
 from jsworker.ownership.transitions.audit import Action, AuditEntry, list_actions, os_user
 from jsworker.ownership.transitions.control import Cancelled
+from jsworker.ownership.transitions.enqueue import NewJob
 from jsworker.ownership.transitions.publish import Outgoing
 from jsworker.ownership.transitions.reschedule import reschedule
 from jsworker.ownership.transitions.reset import Reset
@@ -359,7 +361,11 @@ class JobClient:
         subject = self._subject_of(name, priority_of(kind, said.priority))
         enqueued: list[JobHandle] = []
         with fewer_collections(), tracing.creating(subject, jobs=len(given)) as context:
-            jobs = new_jobs(kind, given, keys, said, context)
+            jobs: list[NewJob] = []
+            for chunk in chunks_of_new_jobs(kind, given, keys, said, context):
+                jobs += chunk
+                if len(jobs) < len(given):
+                    await asyncio.sleep(0)
             clock = asyncio.get_running_loop().time
             began = clock()
             keyed = any(key is not None for key in keys)

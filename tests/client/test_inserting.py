@@ -1,12 +1,15 @@
 """Many jobs go in statements that are neither too long nor too large."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
+from jsworker import InvalidPayload, JobClient
 from jsworker.client import enqueueing
 from jsworker.client.enqueueing import insert
+from jsworker.core import strict_json
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import enqueue_terms
@@ -113,3 +116,34 @@ async def test_an_error_leaves_no_statement_under_way(
             ]
         under_way = asyncio.all_tasks() - before
         assert not [task for task in under_way if "insert" in getattr(task.get_coro(), "__qualname__", "")]
+
+
+async def test_others_have_the_event_loop_between_the_payloads_of_many_jobs(
+    client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enqueueing, "_BATCH", 2)
+    turns: list[int] = []
+    made: list[int] = []
+
+    async def take_turns() -> None:
+        while True:
+            turns.append(len(made))
+            await asyncio.sleep(0)
+
+    def write(payload: Any, *, what: str) -> str:
+        made.append(payload["n"])
+        if payload["n"] < 0:
+            raise InvalidPayload("negative")
+        return json.dumps(payload)
+
+    monkeypatch.setattr(strict_json, "dumps_model", write)
+    beside = asyncio.create_task(take_turns())
+    try:
+        jobs = await client.enqueue_many("kind", [{"n": n} for n in range(9)])
+        assert {2, 4, 6, 8, 9} <= set(turns)
+        with pytest.raises(InvalidPayload, match=r"^payloads\[5\]: negative$"):
+            await client.enqueue_many("kind", [{"n": n} for n in (1, 2, 3, 4, 5, -6, 7)])
+    finally:
+        beside.cancel()
+    stored = await rows.query("SELECT id FROM jsworker.jobs ORDER BY id")
+    assert [row["id"] for row in stored] == [job.id for job in jobs]  # what is refused stores nothing
