@@ -6,8 +6,9 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from jsworker.cli.options import Json, Limit, new_app, option, whole_id
-from jsworker.cli.output import cell, folded, moment, print_json, print_table, remark, remark_next_page, right
+from jsworker.cli.output import folded, moment, print_json, print_table, remark, remark_next_page, right
 from jsworker.cli.selection import ask_database
+from jsworker.core.names import cell
 from jsworker.ownership.transitions.audit import Action, list_actions
 
 app = new_app()

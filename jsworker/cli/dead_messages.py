@@ -11,7 +11,6 @@ from rich.table import Column
 from jsworker.cli.options import Json, Limit, Yes, argument, flag, new_app, option
 from jsworker.cli.output import (
     ActionOutcome,
-    cell,
     folded,
     print_json,
     print_table,
@@ -25,6 +24,7 @@ from jsworker.cli.output import (
 from jsworker.cli.selection import ask_database, check_choice, confirm, connected_database
 from jsworker.client.dead_messages import DeadMessageOutcome, drop, replay
 from jsworker.core.exit_codes import DONE, WrongUsage
+from jsworker.core.names import cell
 from jsworker.core.settings import load_settings
 from jsworker.ownership.transitions import dead_messages as dead
 from jsworker.ownership.transitions.audit import os_user

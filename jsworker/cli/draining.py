@@ -4,7 +4,8 @@ from typing import Annotated
 
 from jsworker.cli.client_call import ask_client
 from jsworker.cli.options import argument, new_app
-from jsworker.cli.output import cell, print_line
+from jsworker.cli.output import print_line
+from jsworker.core.names import cell
 
 app = new_app()
 

@@ -14,10 +14,8 @@ from rich.text import Text
 from jsworker.cli import options
 from jsworker.cli.options import argument, flag
 from jsworker.cli.output import (
-    cell,
     console,
     folded,
-    headline,
     moment,
     new_table,
     print_json,
@@ -35,7 +33,7 @@ from jsworker.cli.watching import watch as show_again
 from jsworker.client.job_timeline import CANCELLATIONS, entry_lines, readable, run_line, seconds_taken
 from jsworker.core.contents import key_of_content
 from jsworker.core.exit_codes import WrongUsage
-from jsworker.core.names import check_kind, printable, short_id
+from jsworker.core.names import cell, check_kind, headline, printable, short_id
 from jsworker.core.priorities import PRIORITIES, priority_number
 from jsworker.core.strict_json import plain
 from jsworker.core.tracebacks import from_users_code, last_place

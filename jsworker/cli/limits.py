@@ -10,7 +10,6 @@ from jsworker.cli import options
 from jsworker.cli.client_call import ask_client
 from jsworker.cli.options import Json, argument, flag, new_app, option
 from jsworker.cli.output import (
-    cell,
     moment,
     page_of,
     print_json,
@@ -25,7 +24,7 @@ from jsworker.cli.selection import warn_unless_served
 from jsworker.client.job_client import JobClient
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.limits import Limit, Rate
-from jsworker.core.names import check_kind
+from jsworker.core.names import cell, check_kind
 from jsworker.ownership.transitions.limits import Numbers, named
 
 app = new_app()

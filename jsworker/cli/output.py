@@ -19,13 +19,12 @@ from rich.text import Text
 
 from jsworker.cli.options import arguments
 from jsworker.core.exit_codes import DONE, FAILED, WrongUsage
-from jsworker.core.names import printable, shown
+from jsworker.core.names import cell, shown
 from jsworker.core.strict_json import plain
 from jsworker.ownership.pool import FarTime
 
 _UNCUT = 100_000
 """Columns of a table that is not written to a terminal: it is not cut."""
-_LONGEST_CELL = 300
 _GAP = 2
 _LEAST_FOLDED = 20
 _MANY = 500
@@ -244,16 +243,6 @@ def moment(time: datetime | None, *, milliseconds: bool = False) -> str:
     local = time.astimezone()
     text = f"{local:%Y-%m-%d %H:%M:%S}"
     return f"{text}.{local.microsecond // 1000:03d}" if milliseconds else text
-
-
-def cell(value: Any) -> str:
-    """Return a value for one line: no control characters, not too long."""
-    return "" if value is None else printable(str(value), _LONGEST_CELL)
-
-
-def headline(text: str | None) -> str:
-    """Return the first line of a text."""
-    return cell(text.strip().partition("\n")[0]) if text else ""
 
 
 def _json_value(value: Any) -> Any:

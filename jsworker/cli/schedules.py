@@ -11,7 +11,6 @@ from jsworker.cli.client_call import ask_client
 from jsworker.cli.enqueue import kind_of, read_payload
 from jsworker.cli.options import Json, JsonObject, Limit, argument, flag, new_app, option
 from jsworker.cli.output import (
-    cell,
     moment,
     page_of,
     print_json,
@@ -25,6 +24,7 @@ from jsworker.cli.output import (
 from jsworker.cli.selection import warn_unless_served
 from jsworker.client.enqueueing import kind_name
 from jsworker.core.exit_codes import WrongUsage
+from jsworker.core.names import cell
 from jsworker.core.priorities import Priority
 from jsworker.core.schedule_rules import Cron, Every, Schedule
 

@@ -10,7 +10,6 @@ from rich.text import Text
 from jsworker.cli import options
 from jsworker.cli.options import new_app, option
 from jsworker.cli.output import (
-    cell,
     console,
     folded,
     moment,
@@ -23,6 +22,7 @@ from jsworker.cli.output import (
 )
 from jsworker.cli.selection import ask_database
 from jsworker.cli.watching import watch as show_again
+from jsworker.core.names import cell
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries.status import BOUND, KindState, Status, read_status
 from jsworker.ownership.schema import HELD_BY

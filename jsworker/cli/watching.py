@@ -9,10 +9,11 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from jsworker.cli.output import cell, console
+from jsworker.cli.output import console
 from jsworker.cli.selection import connected_database
 from jsworker.core.errors import DatabaseUnavailable
 from jsworker.core.exit_codes import WrongUsage
+from jsworker.core.names import cell
 from jsworker.ownership.database import Database
 
 Look = Callable[[Database], Awaitable[RenderableType]]

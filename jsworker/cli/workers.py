@@ -9,19 +9,11 @@ from uuid import UUID
 from rich.table import Column
 
 from jsworker.cli.options import Json, Limit, Stack, argument, new_app, option
-from jsworker.cli.output import (
-    cell,
-    folded,
-    print_json,
-    print_line,
-    print_table,
-    remark_next_page,
-    right,
-    since,
-)
+from jsworker.cli.output import folded, print_json, print_line, print_table, remark_next_page, right, since
 from jsworker.cli.selection import ask_database, find_job
 from jsworker.client.worker_stacks import NoStack, ask_for_stack, stack_lines
 from jsworker.core.exit_codes import WrongUsage
+from jsworker.core.names import cell
 from jsworker.core.settings import load_settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions.workers import get_worker, list_workers, state_in_words

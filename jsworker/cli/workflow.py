@@ -10,9 +10,7 @@ from rich.tree import Tree
 from jsworker.cli.client_call import ask_client
 from jsworker.cli.options import Group, Json, JsonObject, Limit, argument, new_app, option
 from jsworker.cli.output import (
-    cell,
     console,
-    headline,
     moment,
     print_json,
     print_line,
@@ -22,6 +20,7 @@ from jsworker.cli.output import (
     seconds_in_words,
     since,
 )
+from jsworker.core.names import cell, headline
 from jsworker.ownership.transitions.audit import os_user
 
 _BAR_CELLS: Final = 20

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from jsworker.core.names import printable
+from jsworker.core.names import cell, headline
 
 CANCELLATIONS: Final = {
     "needs": "what it needs has failed or was cancelled",
@@ -14,7 +14,6 @@ CANCELLATIONS: Final = {
 }
 """Reasons of a cancellation that no person asked for."""
 
-_LONGEST_WORD: Final = 300
 _CAUSES: Final = {
     "stale": "its heartbeats stopped for longer than the stale threshold",
     "crashed": "its heartbeats stopped and no process answered for it on NATS",
@@ -95,12 +94,12 @@ def entry_line(event: Mapping[str, Any], *, handed_back: bool = False) -> str:
         return _claim(event, detail, "handed back" if handed_back else "taken back")
     if name in _ENTRIES:
         return _filled(_ENTRIES[name], event)
-    pairs = [f"{_cell(key)}={_cell(value)}" for key, value in detail.items()]
-    return ", ".join(filter(None, (_cell(name), _headline(event["error"]), *pairs)))
+    pairs = [f"{cell(key)}={cell(value)}" for key, value in detail.items()]
+    return ", ".join(filter(None, (cell(name), headline(event["error"]), *pairs)))
 
 
 def _filled(words: str, event: Mapping[str, Any]) -> str:
-    details = {name: _cell(value) for name, value in (event["detail"] or {}).items()}
+    details = {name: cell(value) for name, value in (event["detail"] or {}).items()}
     details.setdefault("key", "")
     if details.get("until"):
         details["until"] = _time(details["until"])
@@ -111,14 +110,14 @@ def _filled(words: str, event: Mapping[str, Any]) -> str:
         details["ended"] = f"been cancelled: {CANCELLATIONS.get(why, why)}" if why else "been cancelled"
     else:
         details["ended"] = f"failed: {details.get('failed_for', '?')}"
-    details |= {"who": _cell(event["worker_id"]) or "an operator", "error": _headline(event["error"])}
+    details |= {"who": cell(event["worker_id"]) or "an operator", "error": headline(event["error"])}
     return words.format_map(defaultdict(lambda: "?", details)).rstrip()
 
 
 def _claim(event: Mapping[str, Any], detail: Mapping[str, Any], how: str) -> str:
-    silent = f" from {_cell(detail['owner'])}, whose heartbeats stopped" if detail.get("owner") else ""
-    again = f", after it was {how}: {_cell(detail['clear_reason'])}" if detail.get("clear_reason") else ""
-    return f"claimed by {_cell(event['worker_id'])}{silent} for attempt {_cell(detail.get('attempt'))}{again}"
+    silent = f" from {cell(detail['owner'])}, whose heartbeats stopped" if detail.get("owner") else ""
+    again = f", after it was {how}: {cell(detail['clear_reason'])}" if detail.get("clear_reason") else ""
+    return f"claimed by {cell(event['worker_id'])}{silent} for attempt {cell(detail.get('attempt'))}{again}"
 
 
 def _again(run_at: Any) -> str:
@@ -129,7 +128,7 @@ def _time(stored: Any) -> str:
     try:
         return _moment(datetime.fromisoformat(str(stored)))
     except ValueError:  # for example infinity
-        return _cell(stored)
+        return cell(stored)
 
 
 def run_line(token: int, found: Mapping[str, Any], timeline: Sequence[Mapping[str, Any]]) -> str:
@@ -139,10 +138,10 @@ def run_line(token: int, found: Mapping[str, Any], timeline: Sequence[Mapping[st
     end = next((_end(event) for event in events if event["event"] in ENDS), None)
     if end is None and (claim := taken_over(token, timeline)) is not None:
         stalls = claim["detail"].get("stalls")
-        end = f"taken over by {_cell(claim['worker_id'])}, because {_CAUSES['stale']}; stall {stalls}"
+        end = f"taken over by {cell(claim['worker_id'])}, because {_CAUSES['stale']}; stall {stalls}"
     if token == found["fencing_token"]:
         end = end or _present(found)
-    by = f" by {_cell(owner)}" if owner else ""
+    by = f" by {cell(owner)}" if owner else ""
     notes = [_filled(_NOTES[event["event"]], event) for event in events if event["event"] in _NOTES]
     return "; ".join([f"run {token}{by}: {end or 'ended without a trace'}", *notes])
 
@@ -176,14 +175,14 @@ def _end(event: Mapping[str, Any]) -> str:
     detail = event["detail"] or {}
     match event["event"]:
         case "reset":
-            cause = _CAUSES.get(str(detail.get("cause")), _cell(detail.get("cause")))
+            cause = _CAUSES.get(str(detail.get("cause")), cell(detail.get("cause")))
             if detail.get("reason") and detail.get("cause") in {"dead", "operator"}:
-                cause += f" ({_cell(detail['reason'])})"
+                cause += f" ({cell(detail['reason'])})"
             counted = f"stall {detail.get('stalls')}" if detail.get("counted") else "not counted as a stall"
-            return f"taken back by {_cell(event['worker_id']) or 'an operator'}, because {cause}; {counted}"
+            return f"taken back by {cell(event['worker_id']) or 'an operator'}, because {cause}; {counted}"
         case "failed":
-            reason = f" ({_cell(detail['reason'])})" if detail.get("reason") else ""
-            return f"failed for good{reason}: {_headline(event['error'])}"
+            reason = f" ({cell(detail['reason'])})" if detail.get("reason") else ""
+            return f"failed for good{reason}: {headline(event['error'])}"
         case name:
             return _filled(_ENTRIES[name], event)
 
@@ -208,11 +207,3 @@ def seconds_taken(job: Mapping[str, Any]) -> float | None:
 
 def _moment(time: datetime) -> str:
     return f"{time.astimezone():%Y-%m-%d %H:%M:%S}"
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else printable(str(value), _LONGEST_WORD)
-
-
-def _headline(text: str | None) -> str:
-    return _cell(text.strip().partition("\n")[0]) if text else ""

@@ -6,12 +6,11 @@ from typing import Any, Final
 from uuid import UUID
 
 from jsworker.core.errors import JsworkerError
-from jsworker.core.names import printable
+from jsworker.core.names import cell
 from jsworker.core.settings import Settings
 from jsworker.stream.liveness import Answer, Reply, ask_stacks
 
 _SECONDS: Final = 5.0
-_LONGEST: Final = 300
 _IN_THREADS: Final = "to_thread"
 """The function of asyncio in which a coroutine waits for a thread."""
 _NO_STACK: Final = "the worker answered with something that is no stack"
@@ -42,7 +41,7 @@ async def ask_for_stack(
         raise NoStack(_NO_STACK)
     if job_id is not None and answer["job"] is None:
         raise NoStack(
-            f"worker {_cell(worker_id)} does not have job {job_id} in hand: it has just ended, or "
+            f"worker {cell(worker_id)} does not have job {job_id} in hand: it has just ended, or "
             "its claim was never answered and the worker gives it back within a minute"
         )
     return answer
@@ -52,15 +51,15 @@ def stack_lines(answer: Mapping[str, Any]) -> list[str]:
     """Return an answer in lines; NoStack: it makes no sense."""
     try:
         found = _of_all(answer) if "jobs" in answer else _of_run(answer["job"], was_asked=True)
-        return [f"worker {_cell(answer['worker_id'])}, pid {_cell(answer['pid'])}", *found]
+        return [f"worker {cell(answer['worker_id'])}, pid {cell(answer['pid'])}", *found]
     except (KeyError, TypeError, ValueError):
         raise NoStack(_NO_STACK) from None
 
 
 def _why_not(reply: Reply, worker_id: str, heard: str | None) -> str:
-    name = f"worker {_cell(worker_id)}"
+    name = f"worker {cell(worker_id)}"
     if reply.reason is not None:
-        return f"{name} could not be asked, which takes the login of a worker: {_cell(reply.reason)}"
+        return f"{name} could not be asked, which takes the login of a worker: {cell(reply.reason)}"
     seen = "it is not registered" if heard is None else f"last heartbeat {heard} ago"
     if reply.answer is Answer.NO_RESPONDERS:
         return (
@@ -91,9 +90,9 @@ def _of_all(answer: Mapping[str, Any]) -> Iterator[str]:
 
 def _of_run(run: Mapping[str, Any], *, was_asked: bool) -> Iterator[str]:
     begun = "" if run["seconds"] is None else f", running for {_in_words(float(run['seconds']))}"
-    stop = f", asked to stop: {_cell(run['told_to_stop'])}" if run["told_to_stop"] else ""
-    name = f"job {_cell(run['job_id'])} of kind {_cell(run['kind'])}"
-    yield f"{name}, attempt {_cell(run['attempt'])}{begun}{stop}"
+    stop = f", asked to stop: {cell(run['told_to_stop'])}" if run["told_to_stop"] else ""
+    name = f"job {cell(run['job_id'])} of kind {cell(run['kind'])}"
+    yield f"{name}, attempt {cell(run['attempt'])}{begun}{stop}"
     if run["phase"] == "waiting":
         yield "  claimed ahead: it has not begun, and waits for a job slot"
         return
@@ -109,10 +108,10 @@ def _of_run(run: Mapping[str, Any], *, was_asked: bool) -> Iterator[str]:
 
 
 def _of_stack(stack: Mapping[str, Any], title: str) -> Iterator[str]:
-    alone = f", waiting for {_cell(stack['waits_for'])}" if stack.get("waits_for") else ""
-    yield f"  {_cell(title)}{alone}, the innermost call last:"
+    alone = f", waiting for {cell(stack['waits_for'])}" if stack.get("waits_for") else ""
+    yield f"  {cell(title)}{alone}, the innermost call last:"
     for file, number, function in stack["places"]:
-        yield f"    {_cell(file)}:{int(number)} in {_cell(function)}"
+        yield f"    {cell(file)}:{int(number)} in {cell(function)}"
     if any(function == _IN_THREADS for _, _, function in stack["places"]):
         yield "    it waits for a thread: `jsworker workers ID --stack` shows all of them"
 
@@ -120,7 +119,3 @@ def _of_stack(stack: Mapping[str, Any], title: str) -> Iterator[str]:
 def _in_words(seconds: float) -> str:
     size, unit = next((each for each in ((3_600, "h"), (60, "m")) if seconds >= each[0]), (1, "s"))
     return f"{max(seconds, 0.0) / size:.0f}{unit}"
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else printable(str(value), _LONGEST)

@@ -9,6 +9,7 @@ from jsworker.core.errors import InvalidName
 
 _KIND = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _KEY_CHARACTERS = 255
+_LONGEST_CELL = 300
 _NO_CONTROLS = re.compile("[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]*").fullmatch
 
 
@@ -76,6 +77,16 @@ def printable(text: str, limit: int) -> str:
     if line.isprintable():
         return line
     return _cut("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line), limit)
+
+
+def cell(value: object) -> str:
+    """Return a value for one line, as ``printable`` does, up to 300 characters; None is empty."""
+    return "" if value is None else printable(str(value), _LONGEST_CELL)
+
+
+def headline(text: str | None) -> str:
+    """Return the first line of a text, as ``cell`` does."""
+    return cell(text.strip().partition("\n")[0]) if text else ""
 
 
 def storable(text: str) -> str:

@@ -6,17 +6,9 @@ from uuid import UUID
 
 import pytest
 
-from jsworker.cli.output import (
-    ActionOutcome,
-    cell,
-    headline,
-    print_json,
-    report,
-    seconds_in_words,
-    since,
-    until,
-)
+from jsworker.cli.output import ActionOutcome, print_json, report, seconds_in_words, since, until
 from jsworker.core.errors import JsworkerError
+from jsworker.core.names import cell, headline
 
 
 def test_json_values_have_one_form(capsys: pytest.CaptureFixture[str]) -> None:

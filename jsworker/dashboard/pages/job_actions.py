@@ -1,13 +1,19 @@
 """Actions on one job, several, or all that match: retry, cancel, take back, priority, reschedule."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 from uuid import UUID
 
 from starlette.datastructures import FormData
 
-from jsworker.client.selected_jobs import REASON_CHARACTERS, SelectedJobs, count_jobs
+from jsworker.client.selected_jobs import (
+    REASON_CHARACTERS,
+    BulkOutcome,
+    JobConditions,
+    SelectedJobs,
+    count_jobs,
+)
 from jsworker.client.terms import instant_of
 from jsworker.core.names import printable, shown
 from jsworker.core.priorities import PRIORITIES, priority_number
@@ -114,39 +120,17 @@ async def act(verb: str, visit: Visit, form: FormData) -> Done:
     else:
         how = _how(verb, form)
         for selected in _selected(verb, visit, form):
-            done = await _ACTS[verb](selected, how, actor)
+            done = await _ACTS[verb](selected, *(() if how is None else (how,)), actor=actor)
             outcome.add(done.changed, done.refused)
     return Done(outcome.says(VERBS[verb][1]), _back(visit, form))
 
 
-async def _retry(selected: SelectedJobs, how: Any, actor: str) -> Any:
-    del how
-    return await selected.retry(actor=actor)
-
-
-async def _cancel(selected: SelectedJobs, how: Any, actor: str) -> Any:
-    del how
-    return await selected.cancel(actor=actor)
-
-
-async def _clear(selected: SelectedJobs, how: Any, actor: str) -> Any:
-    return await selected.clear(how, actor=actor)
-
-
-async def _priority(selected: SelectedJobs, how: Any, actor: str) -> Any:
-    return await selected.set_priority(how, actor=actor)
-
-
-async def _reschedule(selected: SelectedJobs, how: Any, actor: str) -> Any:
-    return await selected.reschedule(how, actor=actor)
-
-
-_ACTS: Final = {
-    "retry": _retry,
-    "cancel": _cancel,
-    "clear": _clear,
-    "priority": _priority,
-    "reschedule": _reschedule,
+_ACTS: Final[Mapping[str, Callable[..., Awaitable[BulkOutcome]]]] = {
+    "retry": SelectedJobs.retry,
+    "cancel": SelectedJobs.cancel,
+    "clear": SelectedJobs.clear,
+    "priority": SelectedJobs.set_priority,
+    "reschedule": SelectedJobs.reschedule,
 }
 
 
@@ -229,11 +213,10 @@ def _selected(verb: str, visit: Visit, form: FormData) -> list[SelectedJobs]:
         raise WrongFilter(
             f"status={search.status}: {verb} acts on jobs that are {' or '.join(POSSIBLE[verb])}"
         )
+    conditions = cast("JobConditions", search.where.values())
     try:
         return [
-            visit.site.client.select(
-                status=status, kind=search.kind, priority=search.priority, **search.conditions()
-            )
+            visit.site.client.select(status=status, kind=search.kind, priority=search.priority, **conditions)
             for status in statuses
         ]
     except ValueError as error:

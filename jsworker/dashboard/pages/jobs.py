@@ -7,7 +7,6 @@ from typing import Any, Final, Self, cast
 from uuid import UUID
 
 from jsworker.client.job_info import JobStatus
-from jsworker.client.selected_jobs import JobConditions
 from jsworker.core.names import is_kind, shown
 from jsworker.core.priorities import PRIORITIES, Priority, priority_number
 from jsworker.dashboard.filters import error_shown
@@ -72,19 +71,6 @@ class JobSearch:
         except ValueError as error:
             raise WrongFilter(str(error)) from None
         return cls(cast("JobStatus | None", status), kind, priority, where)
-
-    def conditions(self) -> JobConditions:
-        """Return the other conditions, for ``JobClient.select``."""
-        where = self.where
-        return JobConditions(
-            error=where.error,
-            key=where.key,
-            worker=where.worker,
-            unique_key=where.unique_key,
-            since=where.since,
-            until=where.until,
-            failure=where.failure,
-        )
 
 
 def instant(name: str, given: str | None) -> datetime | None:
