@@ -1,5 +1,7 @@
 """``jsworker audit`` and ``reschedule``: who did what, and another time for jobs that wait for one."""
 
+from collections.abc import Iterator
+
 import pytest
 from psycopg.sql import SQL, Identifier
 
@@ -48,18 +50,24 @@ def test_jobs_are_rescheduled(cli: Cli, sql: Sql) -> None:
     )
 
 
-AN_HOUR_AHEAD = """
-CREATE SCHEMA ahead;
-CREATE FUNCTION ahead.clock_timestamp() RETURNS timestamptz LANGUAGE sql
-  AS $$ SELECT pg_catalog.clock_timestamp() + interval '1 hour' $$;
-"""
+@pytest.fixture
+def _an_hour_ahead(sql: Sql) -> Iterator[None]:
+    """Let the clock of the database be an hour ahead of this machine's."""
+    database = Identifier(sql.info.dbname)
+    sql.execute("CREATE SCHEMA ahead")
+    sql.execute(
+        "CREATE FUNCTION ahead.clock_timestamp() RETURNS timestamptz LANGUAGE sql"
+        " AS $$ SELECT pg_catalog.clock_timestamp() + interval '1 hour' $$"
+    )
+    sql.execute(SQL("ALTER DATABASE {} SET search_path = ahead, pg_catalog, public").format(database))
+    yield
+    sql.execute(SQL("ALTER DATABASE {} RESET search_path").format(database))
+    sql.execute("DROP SCHEMA ahead CASCADE")
 
 
+@pytest.mark.usefixtures("_an_hour_ahead")
 def test_a_delay_is_reckoned_by_the_clock_of_the_database(cli: Cli, sql: Sql) -> None:
     job_id = insert_job(sql, "scheduled")
-    sql.execute(AN_HOUR_AHEAD)
-    set_path = "ALTER DATABASE {} SET search_path = ahead, pg_catalog, public"
-    sql.execute(SQL(set_path).format(Identifier(sql.info.dbname)))
     cli("reschedule", job_id, "--delay", "600").ok()
     ahead = "SELECT extract(epoch FROM run_at - pg_catalog.clock_timestamp()) AS s FROM jsworker.jobs"
     assert 3600 < float(read_value(sql, ahead)) <= 4200
