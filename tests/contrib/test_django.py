@@ -201,6 +201,41 @@ class TestEnqueue:
         assert (await rows.becomes(job.id, "completed"))["result"] == {"n": 7}
 
 
+JOBS_OF_TESTS = """
+from django.db import connection
+from django.test import TransactionTestCase
+
+from jsworker.contrib.django import enqueue, jobs_client
+
+class Jobs(TransactionTestCase):
+    def test_it(self) -> None:
+        job = enqueue("of-tests", {})
+        assert jobs_client().get(job.id).kind == "of-tests"
+        assert jobs_client().settings.database_url.endswith("/" + connection.settings_dict["NAME"])
+"""
+
+
+def test_djangos_tests_leave_the_database_of_the_environment_alone(
+    settings: Settings, tmp_path: Path
+) -> None:
+    (tmp_path / "test_jobs.py").write_text(JOBS_OF_TESTS)
+    given = {
+        "JSWORKER_DATABASE_URL": settings.database_dsn(),
+        "JSWORKER_NATS_URL": settings.nats_url,
+        "JSWORKER_STREAM": settings.stream,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), "examples", *sys.path]),
+    }
+    command = [sys.executable, "-m", "django_app.manage", "test", "--noinput", "test_jobs"]
+    ran = subprocess.run(command, env=os.environ | given, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "Ran 1 test" in ran.stderr
+    assert "W001" not in ran.stderr
+    assert not StoredJob.objects.exists()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_database WHERE datname LIKE 'test_' || current_database()")
+        assert cursor.fetchone() == (0,)
+
+
 class TestConnections:
     """What ``fresh_connections`` leaves behind: nothing."""
 
@@ -341,6 +376,35 @@ class TestSettings:
         own = database_url.rpartition("/")[2]
         monkeypatch.setenv("JSWORKER_DATABASE_URL", f"postgresql://{place.format(own)}")
         assert check_configuration() == []
+
+    @pytest.mark.parametrize(
+        ("url", "database", "found"),
+        [
+            (
+                "u:p@db:5433/jobs?sslmode=require",
+                {"NAME": "test_jobs"},
+                "u:p@db:5433/test_jobs?sslmode=require",
+            ),
+            ("u@/jobs?host=/x/y", {"NAME": "test_jobs_2"}, "u@/test_jobs_2?host=/x/y"),
+            ("u@db/j%2Fx", {"NAME": "test_j/x"}, "u@db/test_j%2Fx"),
+            ("u@db/jobs", {"NAME": "mine_1", "TEST": {"NAME": "mine"}}, "u@db/mine_1"),
+            ("u@db/jobs", {"NAME": "test_jobs", "TEST": {"NAME": None}}, "u@db/test_jobs"),
+            ("u@db/jobs", {"NAME": "test_jobs", "TEST": {"NAME": "mine"}}, None),
+            ("u@db/jobs", {"NAME": "test_jobsite"}, None),
+            ("u@db/test_jobs", {"NAME": "test_jobs"}, None),
+            ("u@db", {"NAME": "test_"}, None),
+        ],
+    )
+    def test_while_djangos_tests_run_the_database_is_theirs(
+        self, monkeypatch: pytest.MonkeyPatch, url: str, database: dict[str, Any], found: str | None
+    ) -> None:
+        monkeypatch.setenv("JSWORKER_DATABASE_URL", f"postgresql://{url}")
+        monkeypatch.setenv("JSWORKER_NATS_URL", "nats://127.0.0.1:4222")
+        monkeypatch.setattr(connections["default"], "settings_dict", database)
+        settings = jsworker_settings()
+        assert settings.database_dsn() == f"postgresql://{found or url}"
+        assert settings.nats_is_set is (found is None)
+        assert (settings == jsworker_settings(), settings.stream) == (True, "JOBS")
 
     @pytest.mark.parametrize(
         ("database", "url"),

@@ -4,9 +4,12 @@ from typing import Any
 
 from django.apps import AppConfig
 from django.core.checks import register
+from django.db.backends.base.base import NO_DB_ALIAS
+from django.db.backends.signals import connection_created
 from django.db.models.signals import post_migrate
 
 from jsworker.contrib.django.configuration import check_configuration, database_alias, jsworker_settings
+from jsworker.contrib.django.enqueueing import close_clients
 from jsworker.ownership.upgrading import upgrade_database
 
 
@@ -22,6 +25,12 @@ class JsworkerApp(AppConfig):
         """Register the check of the settings, and the tables' upgrade after Django's migrations."""
         register(check_configuration)
         post_migrate.connect(_migrate, sender=self)
+        connection_created.connect(_let_go)
+
+
+def _let_go(connection: Any, **_: Any) -> None:
+    if connection.alias == NO_DB_ALIAS:  # Django is about to copy or drop a test database
+        close_clients()
 
 
 def _migrate(using: str, **_: Any) -> None:

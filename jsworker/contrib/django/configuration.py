@@ -52,6 +52,9 @@ def database_alias() -> str:
 def jsworker_settings() -> Settings:
     """Return the settings: of ``JSWORKER``, else of the environment; if neither has a database, of DATABASES.
 
+    While Django's tests run, the URL of the database that they leave alone is that of their test database,
+    and NATS is not used.
+
     Raises ImproperlyConfigured, with a line for each fault.
     """
     alias = database_alias()
@@ -60,9 +63,27 @@ def jsworker_settings() -> Settings:
     if "database_url" not in values and not is_set:
         values["database_url"] = url_of(connections[alias].settings_dict)
     try:
-        return load_settings(**values)
+        settings = load_settings(**values)
     except SettingsError as error:
         raise ImproperlyConfigured(str(error)) from None
+    return _in_tests(settings, connections[alias].settings_dict)
+
+
+def _in_tests(settings: Settings, database: Mapping[str, Any]) -> Settings:
+    name, own = _name_in(settings), str(database.get("NAME") or "")
+    tested = (database.get("TEST") or {}).get("NAME") or f"test_{name}"  # parallel tests append _1, _2 …
+    if not name or name == own or not (own == tested or own.startswith(f"{tested}_")):
+        return settings
+    head, mark, query = settings.database_url.partition("?")
+    url = f"{head.rpartition('/')[0]}/{quote(own, safe='')}{mark}{query}"
+    in_tests = settings.model_copy(update={"database_url": url})
+    in_tests.model_fields_set.discard("nats_url")  # the stream belongs to the other database
+    return in_tests
+
+
+def _name_in(settings: Settings) -> str:
+    path = database_parts(settings.database_url)["place"].partition("?")[0]
+    return unquote(path.partition("/")[2])
 
 
 def environment() -> dict[str, str]:
@@ -114,8 +135,7 @@ def _check_database(settings: Settings) -> list[CheckMessage]:
     """Compare only the names: a URL with another login or host (past a pooler) may be the same database."""
     alias = database_alias()
     django_name = str(connections[alias].settings_dict.get("NAME") or "")
-    path = database_parts(settings.database_url)["place"].partition("?")[0]
-    name = unquote(path.partition("/")[2])
+    name = _name_in(settings)
     if not name or not django_name or name == django_name:
         return []
     source = "JSWORKER['DATABASE_URL']" if "DATABASE_URL" in given() else "JSWORKER_DATABASE_URL"

@@ -31,6 +31,12 @@ def jobs_client() -> SyncJobClient:
     return _clients.get(settings) or _clients.setdefault(settings, SyncJobClient(settings))
 
 
+def close_clients() -> None:
+    """Close the clients that ``jobs_client`` has returned; the next call of it returns a new one."""
+    while _clients:
+        _clients.popitem()[1].close()
+
+
 @overload
 def enqueue(
     kind: type[ProcessorOf[Payload, Any]],
