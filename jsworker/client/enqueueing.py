@@ -160,7 +160,7 @@ def enqueue_statement(
     most = payload_limit() if max_payload_bytes is None else max_payload_bytes
     said = JobOptions.of(most, options, Contents(codec))
     [job] = new_jobs(kind, [payload], [unique_key], said, tracing.current())
-    return enqueue_terms.statement_for(kind_name(kind), job, publish_after=0.0)
+    return enqueue_terms.statement_for(kind_name(kind), job)
 
 
 def kind_name(kind: Kind) -> str:

@@ -3,6 +3,7 @@
 import inspect
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,16 +80,13 @@ def jsworker_servers(request: pytest.FixtureRequest) -> "Iterator[RunningServers
     config = request.config
     shared = getattr(config, "workerinput", {}).get(_FOLDER)
     given = {name.removeprefix("jsworker_"): config.getini(name) for name in _INI}
-    running = running_servers(None if shared is None else Path(shared), **given)
-    try:
-        servers = running.__enter__()
-        servers.template_url  # noqa: B018 -- migrates the template now, so that no test waits for it
-    except JsworkerError as error:
-        pytest.fail(f"jsworker_servers: {error}", pytrace=False)
-    try:
+    with ExitStack() as opened:
+        try:
+            servers = opened.enter_context(running_servers(None if shared is None else Path(shared), **given))
+            servers.template_url  # noqa: B018 -- migrates the template now, so that no test waits for it
+        except JsworkerError as error:
+            pytest.fail(f"jsworker_servers: {error}", pytrace=False)
         yield servers
-    finally:
-        running.__exit__(None, None, None)
 
 
 @pytest.fixture(scope="session")
@@ -105,15 +103,12 @@ def jsworker_settings(
     """Settings of the test's own database and stream; the environment holds them too during the test."""
     from jsworker import JsworkerError  # noqa: PLC0415
 
-    making = jsworker_servers.test_settings()
-    try:
-        settings = making.__enter__()
-    except JsworkerError as error:
-        pytest.fail(f"jsworker_settings: {error}", pytrace=False)
-    try:
+    with ExitStack() as opened:
+        try:
+            settings = opened.enter_context(jsworker_servers.test_settings())
+        except JsworkerError as error:
+            pytest.fail(f"jsworker_settings: {error}", pytrace=False)
         yield settings
-    finally:
-        making.__exit__(None, None, None)
 
 
 @pytest.fixture

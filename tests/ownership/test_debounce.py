@@ -154,7 +154,7 @@ async def test_an_uncommitted_twin_is_waited_for(
     database: Database, sql: Sql, winner: Winner, *, committed: bool
 ) -> None:
     twin = new()
-    winner.run(statement_for(KIND, twin, publish_after=0.0))
+    winner.run(statement_for(KIND, twin))
     second = asyncio.create_task(enqueue(database, new(2)))
     await winner.blocks()
     if committed:
@@ -191,7 +191,7 @@ async def test_a_producers_open_transaction_holds_up_no_claim_and_no_relay(
 ) -> None:
     queued, other = insert_job(sql, waiting_key=KEY), insert_job(sql)
     due = insert_job(sql, "scheduled", run_at=ago(1))
-    winner.run(statement_for(KIND, new(2), publish_after=0.0))
+    winner.run(statement_for(KIND, new(2)))
     assert [job.id for job in await claimed(database, queued, other)] == [other]
     assert await publish.promote(database, limit=10) == 1
     assert read_job(sql, due)["status"] == "queued"
@@ -288,7 +288,7 @@ def test_each_predicate_keeps_it_in_its_place_and_is_needed(
     job_id = insert_job(sql, "scheduled", waiting_key=KEY, run_at=ago(-5), dispatch=1)
     change_job(sql, job_id, **columns)
     before = read_job(sql, job_id)["run_at"]
-    statement = statement_for(KIND, new(), publish_after=0.0)
+    statement = statement_for(KIND, new())
     values = statement.compile().params
     with engine.begin() as connection:
         connection.execute(statement)

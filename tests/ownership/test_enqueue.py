@@ -230,7 +230,7 @@ class TestInTheCallersTransaction:
         new = NewJob(new_job_id(), "{}")
         with Session(engine) as session, session.begin():
             session.connection().exec_driver_sql("INSERT INTO orders VALUES (1)")
-            row = session.execute(statement_for(KIND, new, publish_after=0.0)).one()
+            row = session.execute(statement_for(KIND, new)).one()
             assert (row.id, row.created, row.dispatch) == (new.id, True, 1)
             assert jobs(sql) == 0
         assert (jobs(sql), read_value(sql, "SELECT count(*) FROM orders")) == (1, 1)
@@ -239,28 +239,28 @@ class TestInTheCallersTransaction:
     def test_sync_session_rolled_back(self, engine: Engine, sql: Sql) -> None:
         with Session(engine) as session:
             session.connection().exec_driver_sql("INSERT INTO orders VALUES (1)")
-            session.execute(statement_for(KIND, NewJob(new_job_id(), "{}"), publish_after=0.0))
+            session.execute(statement_for(KIND, NewJob(new_job_id(), "{}")))
             session.rollback()
         assert (jobs(sql), read_value(sql, "SELECT count(*) FROM orders")) == (0, 0)
 
     async def test_async_session(self, async_engine: AsyncEngine, sql: Sql) -> None:
         new = NewJob(new_job_id(), "{}", delay=60.0)
         async with AsyncSession(async_engine) as session, session.begin():
-            row = (await session.execute(statement_for(KIND, new, publish_after=0.0))).one()
+            row = (await session.execute(statement_for(KIND, new))).one()
             assert (row.id, row.created, row.dispatch) == (new.id, True, 0)
             assert jobs(sql) == 0
         assert read_job(sql, new.id)["status"] == "scheduled"
 
     async def test_async_session_rolled_back(self, async_engine: AsyncEngine, sql: Sql) -> None:
         async with AsyncSession(async_engine) as session:
-            await session.execute(statement_for(KIND, NewJob(new_job_id(), "{}"), publish_after=0.0))
+            await session.execute(statement_for(KIND, NewJob(new_job_id(), "{}")))
             await session.rollback()
         assert jobs(sql) == 0
 
     def test_an_existing_job_is_named(self, engine: Engine, sql: Sql) -> None:
         holder = insert_job(sql, "processing", unique_key="k-1")
         with Session(engine) as session, session.begin():
-            statement = statement_for(KIND, NewJob(new_job_id(), "{}", unique_key="k-1"), publish_after=0.0)
+            statement = statement_for(KIND, NewJob(new_job_id(), "{}", unique_key="k-1"))
             row = session.execute(statement).one()
         assert (row.id, row.created) == (holder, False)
 
@@ -268,7 +268,7 @@ class TestInTheCallersTransaction:
         """Why it is DO NOTHING: the live job's row is not locked by a producer that found it."""
         holder = insert_job(sql, "processing", unique_key="k-1")
         with Session(engine) as session, session.begin():
-            statement = statement_for(KIND, NewJob(new_job_id(), "{}", unique_key="k-1"), publish_after=0.0)
+            statement = statement_for(KIND, NewJob(new_job_id(), "{}", unique_key="k-1"))
             session.execute(statement)
             locked = sql.execute(
                 "SELECT id FROM jsworker.jobs WHERE id = %s FOR UPDATE SKIP LOCKED", [holder]
@@ -282,7 +282,7 @@ class TestUncommittedTwin:
     ) -> None:
         twin = NewJob(new_job_id(), "{}", unique_key="k-1")
         with engine.connect() as producer:
-            producer.execute(statement_for(KIND, twin, publish_after=0.0))
+            producer.execute(statement_for(KIND, twin))
             second = asyncio.create_task(
                 enqueue(database, KIND, NewJob(new_job_id(), "{}", unique_key="k-1"), publish_after=0.0)
             )
@@ -295,7 +295,7 @@ class TestUncommittedTwin:
     ) -> None:
         with engine.connect() as producer:
             first = NewJob(new_job_id(), "{}", unique_key="k-1")
-            producer.execute(statement_for(KIND, first, publish_after=0.0))
+            producer.execute(statement_for(KIND, first))
             new = NewJob(new_job_id(), "{}", unique_key="k-1")
             second = asyncio.create_task(enqueue(database, KIND, new, publish_after=0.0))
             await eventually(lambda: waits(sql), "the second producer waits for the first")
@@ -306,7 +306,7 @@ class TestUncommittedTwin:
         twin = NewJob(new_job_id(), "{}", unique_key="k-1")
         new = [NewJob(new_job_id(), "{}", key) for key in ("k-0", "k-1", "k-2")]
         with engine.connect() as producer:
-            producer.execute(statement_for(KIND, twin, publish_after=0.0))
+            producer.execute(statement_for(KIND, twin))
             second = asyncio.create_task(enqueue_many(database, KIND, new))
             await eventually(lambda: waits(sql), "the second producer waits for the first")
             producer.commit()

@@ -155,7 +155,7 @@ class TestRetry:
     async def test_beside_a_keyed_enqueue(self, database: Database, sql: Sql, winner: Winner) -> None:
         job_id = insert_job(sql, "failed", unique_key="k-1")
         new = NewJob(new_job_id(), "{}", unique_key="k-1")
-        winner.run(statement_for(KIND, new, publish_after=0.0))
+        winner.run(statement_for(KIND, new))
         retrying = asyncio.create_task(control.retry(database, job_id))
         await winner.blocks()
         winner.commit()

@@ -107,7 +107,7 @@ async def test_an_uncommitted_twin_is_waited_for(
         end(sql, (await enqueue(database)).id, "cancelled")
         age_window(sql)
     twin = new()
-    winner.run(statement_for(KIND, twin, publish_after=0.0))
+    winner.run(statement_for(KIND, twin))
     second = asyncio.create_task(enqueue(database))
     await winner.blocks()
     winner.commit()
@@ -115,7 +115,7 @@ async def test_an_uncommitted_twin_is_waited_for(
 
 
 async def test_a_twin_that_is_undone_leaves_the_window(database: Database, sql: Sql, winner: Winner) -> None:
-    winner.run(statement_for(KIND, new(), publish_after=0.0))
+    winner.run(statement_for(KIND, new()))
     second = asyncio.create_task(enqueue(database))
     await winner.blocks()
     winner.rollback()
@@ -155,7 +155,7 @@ async def test_one_that_is_taken_again_is_not_forgotten(database: Database, sql:
     end(sql, (await enqueue(database)).id, "cancelled")
     age_window(sql)
     second = new()
-    winner.run(statement_for(KIND, second, publish_after=0.0))
+    winner.run(statement_for(KIND, second))
     assert await forget_windows(database, limit=10) == 0
     winner.commit()
     assert await forget_windows(database, limit=10) == 0
@@ -195,7 +195,7 @@ CASES = [
 def test_enqueue(sql: Sql, engine: Engine, state: dict[str, bool], guard: str) -> None:
     holder = window(sql, **state)
     job = new()
-    statement = statement_for(KIND, job, publish_after=0.0)
+    statement = statement_for(KIND, job)
     with engine.begin() as connection:
         assert [tuple(row)[:2] for row in connection.execute(statement)] == [(holder, False)]
     values = statement.compile().params

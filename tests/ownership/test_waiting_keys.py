@@ -94,7 +94,7 @@ async def test_twins_at_once_create_one_job(database: Database, sql: Sql) -> Non
 
 async def test_an_uncommitted_twin_is_waited_for(database: Database, engine: Engine, winner: Winner) -> None:
     twin = new()
-    winner.run(statement_for(KIND, twin, publish_after=0.0))
+    winner.run(statement_for(KIND, twin))
     second = asyncio.create_task(enqueue(database))
     await winner.blocks()
     winner.commit()
@@ -391,7 +391,7 @@ async def test_one_that_is_enqueued_meanwhile_supersedes_too(
 ) -> None:
     """The statement began before the other job was committed: the index refuses it, the next one knows."""
     first = running(sql)
-    winner.run(statement_for(KIND, new(), publish_after=0.0))
+    winner.run(statement_for(KIND, new()))
     coming_back = asyncio.ensure_future(BACK[way][0](database, sql, first))
     await winner.blocks()
     winner.commit()
@@ -430,7 +430,7 @@ async def test_a_producers_open_transaction_holds_up_the_recovery_of_no_other_jo
     """The one whose key it is taking is refused, set aside by the caller, and taken back later."""
     ids = [insert_job(sql, "processing", last_activity_at=ago(60)) for _ in range(6)]
     keyed = running(sql)
-    winner.run(statement_for(KIND, new(), publish_after=0.0))
+    winner.run(statement_for(KIND, new()))
     taken = await RESETS[cause](database, sql, [*ids[:3], keyed, *ids[3:]])
     assert {each.id for each in taken.resets} == set(ids)
     assert {job_id: error.sqlstate for job_id, error in taken.refused.items()} == {keyed: "55P03"}
@@ -473,7 +473,7 @@ async def test_one_whose_enqueue_is_undone_supersedes_nobody(
     database: Database, sql: Sql, winner: Winner
 ) -> None:
     first = running(sql)
-    winner.run(statement_for(KIND, new(), publish_after=0.0))
+    winner.run(statement_for(KIND, new()))
     failing = asyncio.create_task(fail(database, first))
     await winner.blocks()
     winner.rollback()
@@ -486,7 +486,7 @@ async def test_neighbours_of_a_superseded_job_are_settled_in_the_same_batch(
 ) -> None:
     ids = [insert_job(sql, "processing") for _ in range(4)]
     keyed = running(sql)
-    winner.run(statement_for(KIND, new(), publish_after=0.0))
+    winner.run(statement_for(KIND, new()))
     runs = [settle.Failure(job_id, 1, "broken", None, 60.0) for job_id in (*ids[:2], keyed, *ids[2:])]
     failing = asyncio.create_task(settle.fail(database, worker_id=WORKER, runs=runs))
     await winner.blocks()

@@ -122,7 +122,7 @@ def _inserting(
             else:
                 yield Insertion(ENQUEUE_MANY_TERMS, values | values_of_terms(terms))
     for child in sorted(alone, key=lambda each: (each.kind, each.job.unique_key)):
-        statement, values = unbound_statement_for(*child, publish_after=0.0)
+        statement, values = unbound_statement_for(*child)
         yield Insertion(statement, values, child)
 
 

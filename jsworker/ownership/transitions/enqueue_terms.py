@@ -183,20 +183,18 @@ def values_of_terms(terms: JobTerms) -> dict[str, Any]:
     return more
 
 
-def statement_for(kind: str, job: NewJob, *, publish_after: float) -> TextClause:
+def statement_for(kind: str, job: NewJob) -> TextClause:
     """Return the statement that enqueues a job in any transaction; if it returns no row, execute it again.
 
     For a key that an expired job still holds, it returns no row until a worker has cancelled that job.
     """
-    statement, values = unbound_statement_for(kind, job, publish_after=publish_after)
+    statement, values = unbound_statement_for(kind, job)
     return statement.bindparams(**values)
 
 
-def unbound_statement_for(
-    kind: str, job: NewJob, *, publish_after: float
-) -> tuple[TextClause, dict[str, Any]]:
+def unbound_statement_for(kind: str, job: NewJob) -> tuple[TextClause, dict[str, Any]]:
     """Return that statement without bound parameters, and the parameters."""
-    values = values_of(kind, job, publish_after)
+    values = values_of(kind, job, 0.0)
     if job.terms is None:
         return enqueue.ENQUEUE, values
     return _ENQUEUE[job.terms.scope], {**values, **values_of_terms(job.terms)}
