@@ -37,6 +37,8 @@ SELECT CAST((SELECT system_identifier FROM pg_control_system()) AS text) AS syst
 
 _NO_SUCH_TABLE = frozenset({"42P01", "3F000"})
 _CONFLICT_TRIES = 5
+_END_AFTER = 2
+"""Times its deadline, after which PostgreSQL itself ends a transaction of several statements."""
 _BYTES_A_SECOND = 1_000_000
 """The least throughput expected of a connection; halved for each earlier try of a statement."""
 _MOST_DOUBLINGS = 6
@@ -125,7 +127,10 @@ class Database:
 
         ``first`` is a statement with the same parameters that comes before it in the same transaction.
         """
-        execute = partial(self._by_key.execute, statement, parameters, plain=True, first=first)
+        end_after = None if first is None else _END_AFTER * (seconds or self._statement_timeout)
+        execute = partial(
+            self._by_key.execute, statement, parameters, plain=True, first=first, end_after=end_after
+        )
         return await self._execute(execute, seconds)
 
     async def copy_in(self, statement: TextClause, lines: str) -> None:
@@ -139,9 +144,10 @@ class Database:
 
         ``write`` is called again after a conflict such as a deadlock.
         """
+        end_after = _END_AFTER * (seconds or self._statement_timeout)
 
         async def call() -> T:
-            async with self._statements.transaction() as opened:
+            async with self._statements.transaction(end_after=end_after) as opened:
                 return await write(opened)
 
         return await self._execute(call, seconds)

@@ -45,6 +45,10 @@ CONNECT_ARGUMENTS: Final[Parameters] = {
 ALONG_INDEX: Final = "SET LOCAL enable_sort = off"
 """For one transaction: the planner has no statistics of the partial indexes' predicates, and would
 rather fetch and sort every row of a long queue than read the first few along the index."""
+END_AFTER: Final = text("SELECT set_config('transaction_timeout', :milliseconds, true)")
+"""For one transaction that takes locks which others wait for, and then waits for its client, which may have been
+stopped: PostgreSQL ends it. No other time-out does: between the statements of a pipeline a connection is active."""
+_HAS_END_AFTER: Final = 170_000  # the version of PostgreSQL that has it
 BY_INDEX: Final = text("SELECT set_config('enable_seqscan', 'off', true)")
 """For the transaction that it is sent with. Without it MARK of a thousand ids read the whole table for each of
 them, as long as the planner took the table for a short one."""
@@ -97,11 +101,13 @@ class Pool:
         plain: bool = False,
         along_index: bool = False,
         first: TextClause | None = None,
+        end_after: float | None = None,
     ) -> Sequence[Row]:
         """Run one statement as one transaction and return its rows: named tuples, ``plain`` ones without names.
 
         With ``along_index`` the planner reads the rows in the order of an index rather than sort them. The
-        statement ``first`` is executed before it in the same transaction, and sent together with it.
+        statement ``first`` is executed before it in the same transaction, and sent together with it. PostgreSQL
+        17 and later ends the transaction after ``end_after`` seconds if the statement has not come by then.
 
         Raises:
             psycopg.Error, OSError, UnicodeError: as the driver raises them.
@@ -114,6 +120,7 @@ class Pool:
             if before := [each for each in (by_index, first) if each is not None]:
                 # The statements of a pipeline are one transaction, without BEGIN and COMMIT.
                 async with lent.pipeline():
+                    await _end_after(lent, end_after)
                     for each in before:
                         await lent.execute(_sql(each), parameters or {})
                     await cursor.execute(_sql(statement), parameters or {})
@@ -130,9 +137,10 @@ class Pool:
             await copy.write(lines)
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator["Transaction"]:
+    async def transaction(self, *, end_after: float) -> AsyncIterator["Transaction"]:
         """Begin a transaction of several statements, committed at the end of the block; errors as above."""
         async with self._lend() as lent, lent.transaction():
+            await _end_after(lent, end_after)
             yield Transaction(lent)
 
     async def close(self) -> None:
@@ -201,6 +209,11 @@ class Transaction:
         async with self._connection.cursor().copy(_sql(statement)) as copy:
             for piece in lines:
                 await copy.write(piece)
+
+
+async def _end_after(connection: Connection, seconds: float | None) -> None:
+    if seconds is not None and connection.info.server_version >= _HAS_END_AFTER:
+        await connection.execute(_sql(END_AFTER), {"milliseconds": str(round(seconds * 1000))})
 
 
 async def connect(arguments: Mapping[str, Any]) -> Connection:

@@ -23,6 +23,7 @@ _COMES_BACK = (
 )
 """Parts of the texts of login refusals that are temporary: libpq's, the last one PgBouncer's."""
 _READ_ONLY = "25006"  # a failover left the connection on a standby
+_ENDED = ("25P03", "25P04")  # by PostgreSQL, because this process was stopped or slow within a transaction
 _NOT_TEXT = "22021"  # invalid text; the driver refuses most such bytes before they are sent
 _OF_A_ROW = frozenset({"21", "22", "23", "27", "2F", "38", "39", "44", "54", "P0"})
 """Classes of SQLSTATE for a row's content, of a constraint, or of what a trigger did."""
@@ -112,7 +113,7 @@ def map_error(error: Exception, place: str) -> JsworkerError:
     sqlstate, diagnosis = cause.sqlstate, cause.diag
     if _is_of_a_row(cause, sqlstate):
         return RowRefused(sqlstate, diagnosis.constraint_name)
-    if sqlstate[:2] in {"08", "53", "57"} or sqlstate == _READ_ONLY:
+    if sqlstate[:2] in {"08", "53", "57"} or sqlstate in (_READ_ONLY, *_ENDED):
         unavailable = DatabaseTimeout if sqlstate == _QUERY_CANCELED else DatabaseUnavailable
         return unavailable(f"PostgreSQL at {place} is not available: SQLSTATE {sqlstate}")
     reason = (diagnosis.message_primary or "no reason given")[:200]
