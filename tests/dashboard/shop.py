@@ -117,9 +117,14 @@ class Shop:
 
 
 @contextmanager
-def open_shop(database_url: str, nats_url: str, folder: Path) -> Iterator[Shop]:
-    """Open a shop whose dashboard is served; workers are started by ``start("run", …)``."""
-    settings = Settings(database_url=database_url, nats_url=nats_url, stream="SHOP", subject_prefix="shop")
+def open_shop(database_url: str, nats_url: str, folder: Path, name: str = "shop") -> Iterator[Shop]:
+    """Open a shop whose dashboard is served; workers are started by ``start("run", …)``.
+
+    Its stream and subjects have its name.
+    """
+    settings = Settings(
+        database_url=database_url, nats_url=nats_url, stream=name.upper(), subject_prefix=name
+    )
     shop = Shop(settings, folder)
     try:
         shop.open_dashboard()

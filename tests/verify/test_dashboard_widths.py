@@ -65,7 +65,7 @@ def shop(servers: TestServers, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """A shop without workers."""
     name = f"test_{secrets.token_hex(6)}"
     url = copy_database(servers.postgres, name, TEMPLATE)
-    with open_shop(url, servers.nats.url, tmp_path_factory.mktemp("shop")) as opened:
+    with open_shop(url, servers.nats.url, tmp_path_factory.mktemp("shop"), "widths") as opened:
         yield opened
     drop_database(servers.postgres, name)
 
