@@ -259,6 +259,22 @@ class TestUniqueKeys:
         found, created = await waiting
         assert (found == first, created) == ((True, False) if end == "COMMIT" else (False, True))
 
+    async def test_a_window_that_ends_before_its_commit_has_a_job_that_lives(
+        self, database_url: str, sql: Sql, other: Connection[DictRow]
+    ) -> None:
+        first, _ = call(other, KIND, unique_key="k", unique_for="1 hour")
+        other.execute("UPDATE jsworker.unique_windows SET until = now() - interval '1 s'")
+
+        def second() -> tuple[UUID, bool]:
+            with psycopg.connect(database_url, autocommit=True, row_factory=dict_row) as connection:
+                return call(connection, KIND, unique_key="k", unique_for="1 hour")
+
+        waiting = asyncio.create_task(asyncio.to_thread(second))
+        blocked = "SELECT 1 FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
+        await eventually(lambda: sql.execute(blocked).rowcount == 1, "the second producer waits")
+        other.commit()
+        assert await waiting == (first, False)
+
     async def test_an_owner_goes_on_while_a_producer_waits_to_commit(
         self, sql: Sql, other: Connection[DictRow]
     ) -> None:

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 from psycopg.errors import CheckViolation
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions.enqueue import Enqueued, JobTerms, NewJob, new_job_id
@@ -108,6 +108,22 @@ async def test_an_uncommitted_twin_is_waited_for(
         age_window(sql)
     twin = new()
     winner.run(statement_for(KIND, twin))
+    second = asyncio.create_task(enqueue(database))
+    await winner.blocks()
+    winner.commit()
+    assert await second == Enqueued(twin.id, created=False)
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+async def test_a_window_that_ends_before_its_commit_has_a_job_that_lives(
+    database: Database, sql: Sql, winner: Winner, *, was_there: bool
+) -> None:
+    if was_there:
+        end(sql, (await enqueue(database)).id, "cancelled")
+        age_window(sql)
+    twin = new()
+    winner.run(statement_for(KIND, twin))
+    winner.run(text("UPDATE jsworker.unique_windows SET until = now() - interval '1 s' RETURNING key"))
     second = asyncio.create_task(enqueue(database))
     await winner.blocks()
     winner.commit()

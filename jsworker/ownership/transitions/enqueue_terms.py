@@ -73,10 +73,14 @@ WHERE j.kind = :kind AND j.waiting_key = :unique_key AND {waiting} AND NOT EXIST
 
 # One job in a window, also after it has ended, and for as long as it lives. The statement that takes the window
 # inserts the job; concurrent ones wait for the window's row and find it taken. Their snapshot still has the old row
-# of a window taken meanwhile, so they have no row in their answer.
+# of a window taken meanwhile, so they have no row in their answer. It lacks the job of that window, too: whether that
+# lives is known only of the job that the snapshot's own row names.
 _IN_THE_WINDOW: Final = (
     f"EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.id = w.job_id AND {condition(_holds_its_key)})"
 )
+_AS_SEEN: Final = """EXISTS (
+  SELECT FROM jsworker.unique_windows AS seen
+  WHERE seen.kind = w.kind AND seen.key = w.key AND seen.job_id = w.job_id)"""
 ENQUEUE_WINDOW = filled(
     """
 WITH taken AS (
@@ -84,7 +88,7 @@ WITH taken AS (
   VALUES (CAST(:kind AS text), {key}, CAST(:id AS uuid),
     clock_timestamp() + make_interval(secs => CAST(:unique_for AS double precision)))
   ON CONFLICT (kind, key) DO UPDATE SET job_id = excluded.job_id, until = excluded.until
-  WHERE w.until <= clock_timestamp() AND NOT {job_lives}
+  WHERE w.until <= clock_timestamp() AND {as_seen} AND NOT {job_lives}
   RETURNING w.job_id
 ), created AS (
   INSERT INTO jsworker.jobs ({columns}){of_one}, taken
@@ -100,6 +104,7 @@ WHERE w.kind = :kind AND w.key = :unique_key AND (w.until > clock_timestamp() OR
     live_key="NULL",
     key=_KEY,
     job_lives=_IN_THE_WINDOW,
+    as_seen=_AS_SEEN,
     more="",
     **_one,
 )
@@ -107,7 +112,7 @@ FORGET_WINDOWS = filled(
     """
 WITH over AS (
   SELECT w.kind, w.key FROM jsworker.unique_windows AS w
-  WHERE w.until <= statement_timestamp() AND NOT {job_lives}
+  WHERE w.until <= statement_timestamp() AND {as_seen} AND NOT {job_lives}
   ORDER BY w.until LIMIT :limit FOR UPDATE SKIP LOCKED
 )
 DELETE FROM jsworker.unique_windows AS w USING over
@@ -115,6 +120,7 @@ WHERE w.kind = over.kind AND w.key = over.key AND w.until <= clock_timestamp()
 RETURNING w.job_id
 """,
     job_lives=_IN_THE_WINDOW,
+    as_seen=_AS_SEEN,
 )
 
 # The waiting job of the key takes the new payload; not ``excluded.payload``, which needs the right to read it. DO
