@@ -6,7 +6,8 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar
+from contextlib import suppress
+from typing import Any, Final, Generic, TypeVar
 
 from jsworker.client.job_client import JobClient
 from jsworker.core.codec import Codec
@@ -61,15 +62,13 @@ class ClientThread:
             RuntimeError: the client is closed, or an event loop runs in this thread.
         """
         _refuse_on_a_loop()
-        answer: concurrent.futures.Future[T] | None = None
+        awaited = _Awaited(call)
         try:
-            answer = self._submit(call, self._open())
-            return answer.result()
+            return self._submit(awaited, self._open()).result()
         except concurrent.futures.CancelledError:
             raise RuntimeError(_CUT_OFF) from None
         except BaseException:  # Ctrl-C, for example; the thread of the client goes on
-            if answer is not None:
-                answer.cancel()
+            awaited.cancel()
             raise
 
     def close(self) -> None:
@@ -122,6 +121,27 @@ class ClientThread:
 
     def _pass_on(self, event: Event) -> None:
         self._events.emit(event.name, event.exception, **event.fields)
+
+
+class _Awaited(Generic[T]):
+    """A call that can be cancelled before its future is known: Ctrl-C may come at any instruction."""
+
+    def __init__(self, call: Call[T]) -> None:
+        self._call = call
+        self._is_cancelled = False
+        self._task: asyncio.Task[Any] | None = None
+
+    async def __call__(self, client: JobClient) -> T:
+        self._task = asyncio.current_task()
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+        return await self._call(client)
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        if self._task is not None:
+            with suppress(RuntimeError):  # the client was closed meanwhile
+                self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
 
 class _Opened:

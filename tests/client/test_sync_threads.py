@@ -62,7 +62,8 @@ def tasks_of(client: SyncJobClient) -> set[str]:
     async def names(_: Any) -> set[str]:
         return {str(task.get_coro()) for task in asyncio.all_tasks()}
 
-    return {name for name in opened.submit(names).result() if "Client.result" in name or "enqueue" in name}
+    ours = ("_Awaited", "Client.result", "enqueue")
+    return {name for name in opened.submit(names).result() if any(each in name for each in ours)}
 
 
 def test_many_threads_enqueue_at_once(settings: Settings) -> None:
@@ -126,6 +127,25 @@ def test_ctrl_c_cancels_the_call_that_waits(settings: Settings) -> None:
     with taken_key(settings):
         interrupt(lambda: client.enqueue(KIND, {}, unique_key="mine"), client)
     assert client.get(late.id).status == "scheduled"  # the client goes on
+    client.close()
+
+
+def test_ctrl_c_right_after_the_call_has_begun_cancels_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = SyncJobClient(settings)
+    late = client.enqueue(KIND, {}, delay=3600)
+    submit = asyncio.run_coroutine_threadsafe
+
+    def submit_and_interrupt(*given: Any) -> Any:
+        submit(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio, "run_coroutine_threadsafe", submit_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            late.result()
+    soon(lambda: not tasks_of(client))
     client.close()
 
 
