@@ -170,7 +170,12 @@ FIRST = utc("2026-03-01T10:00:00")
         (Every(seconds=20), "10:00:00", ["10:00:00"], "10:00:20"),
         # Later it is up to the schedule.
         (Every(seconds=20), "10:02:05", ["10:02:00"], "10:02:20"),
-        (Every(seconds=20, missed="skip"), "10:02:05", [], "10:02:20"),
+        (
+            Every(seconds=20, missed="skip"),
+            "10:02:05",
+            ["10:01:20", "10:01:40", "10:02:00"],
+            "10:02:20",
+        ),
         (Every(seconds=20, catch_up=2), "10:02:05", ["10:01:40", "10:02:00"], "10:02:20"),
         (
             Every(seconds=20, catch_up=1000),
@@ -186,6 +191,12 @@ def test_missed_instants(schedule: Schedule, now: str, runs: list[str], then: st
     found = due(schedule, FIRST, utc(f"2026-03-01T{now}"))
     assert [f"{each:%H:%M:%S}" for each in found.run] == runs
     assert found.then == utc(f"2026-03-0{2 if then[0] == '+' else 1}T{then.removeprefix('+')}")
+
+
+def test_skipping_missed_instants_skips_none_that_is_on_time() -> None:
+    today = utc("2026-03-03T10:00:00")
+    found = due(Cron("0 10 * * *", missed="skip"), FIRST, utc("2026-03-03T10:00:20"))
+    assert found.run == (today,)
 
 
 def test_a_clock_that_went_back_changes_nothing() -> None:

@@ -66,13 +66,13 @@ class Schedules:
         limit_key: str | None = None,
         actor: str | None = None,
     ) -> datetime:
-        """Add a schedule, and return its first due time.
+        """Add a schedule, and return when it is due next.
 
         Args:
             name: what it is called, 1 to 100 printable characters.
             kind: the kind of its jobs, or the processor, which checks the payload.
             schedule: a ``Cron`` or an ``Every``, with the payload.
-            replace: take the place of a schedule of that name; else it is refused.
+            replace: take the place of a schedule of that name, and stay paused if it is; else it is refused.
             priority: of its jobs; left out: the processor's, or normal for a kind's name.
             limit_key: under which limits count its jobs; left out: what the ``limit`` of a processor says.
             actor: who does it, for ``JobClient.audit``; left out: the user of this process.
@@ -92,8 +92,7 @@ class Schedules:
         new = NewSchedule(check_schedule_name(name), kind_name(kind), payload, schedule, first, lane, key)
         with operators_rights("schedules", "schedules"):
             entry = _entry("schedules.add", name, actor, kind=new.kind)
-            await schedules.add(self._database, new, replace=replace, entry=entry)
-        return first
+            return await schedules.add(self._database, new, replace=replace, entry=entry)
 
     async def pause(self, name: str, *, actor: str | None = None) -> None:
         """Pause a schedule until it is resumed, even if workers restart or its class changes."""

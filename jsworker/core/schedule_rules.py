@@ -197,12 +197,13 @@ class Due:
 def due(schedule: Schedule, first: datetime, now: datetime) -> Due:
     """Return which of the instants from ``first``, which is due, to ``now`` get a job.
 
-    If ``first`` is at most a minute ago, all of them; else the policy for missed instants decides.
+    If ``first`` is at most a minute ago, all of them; else the policy for missed ones decides, which never
+    skips instants of the last minute.
     """
     if (now - first).total_seconds() <= ON_TIME_SECONDS:
         run = [first, *_between(schedule, first, now)]
     elif schedule.missed == "skip":
-        run = []
+        run = list(_between(schedule, now - timedelta(seconds=ON_TIME_SECONDS), now))
     else:
         run = _latest(schedule, first, now, schedule.catch_up or 1)
     return Due(tuple(run), schedule.after(max(now, first)))

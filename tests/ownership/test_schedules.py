@@ -21,6 +21,7 @@ from .transitions import without
 
 NAME = "nightly"
 LATER = datetime(2090, 1, 1, tzinfo=UTC)
+BEFORE, SOON = datetime(2026, 1, 1, tzinfo=UTC), datetime(2080, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture(autouse=True)
@@ -248,6 +249,23 @@ async def test_another_payload_keeps_the_instant_and_the_pause(database: Databas
     assert row(sql, "a")["next_at"] == LATER
 
 
+async def test_two_versions_that_start_at_once_leave_the_schedules_of_both(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one writes its schedules between the two statements of the first one."""
+    run = database.run
+
+    async def run_and_let_the_other_start(*args: Any, **options: Any) -> Any:
+        rows = await run(*args, **options)
+        monkeypatch.setattr(database, "run", run)
+        await schedules.write_code(database, kinds=[KIND], new=[of_code("new", Every(hours=1))])
+        return rows
+
+    monkeypatch.setattr(database, "run", run_and_let_the_other_start)
+    await schedules.write_code(database, kinds=[KIND], new=[of_code("old", Every(hours=1))])
+    assert sorted(await read_names(database)) == ["new", "old"]
+
+
 async def test_what_was_read_before_a_change_fires_nothing(database: Database, sql: Sql) -> None:
     await schedules.write_code(database, kinds=[KIND], new=[of_code("a", Every(hours=1))])
     change(sql, "next_at = clock_timestamp() - interval '1 second'")
@@ -342,6 +360,18 @@ async def test_two_schedules_of_one_name(database: Database, sql: Sql) -> None:
     new = NewSchedule(NAME, "other", "{}", Every(hours=1), LATER)
     await schedules.add(database, new, replace=True)
     assert (row(sql)["kind"], row(sql)["revision"]) == ("other", 2)
+
+
+@pytest.mark.parametrize(("was_due", "is_due"), [(LATER, SOON), (BEFORE, BEFORE)])
+async def test_one_that_is_replaced_goes_on_from_the_present(
+    database: Database, sql: Sql, was_due: datetime, is_due: datetime
+) -> None:
+    """Also if the clock was far ahead for a while; what was missed is not forgotten."""
+    await added(database)
+    sql.execute("UPDATE jsworker.schedules SET next_at = %s", [was_due])
+    again = NewSchedule(NAME, KIND, "{}", Every(days=1), SOON)
+    assert await schedules.add(database, again, replace=True) == is_due
+    assert row(sql)["next_at"] == is_due
 
 
 async def test_a_pause_ends_with_the_next_instant(database: Database, sql: Sql) -> None:

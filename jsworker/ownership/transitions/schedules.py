@@ -137,12 +137,14 @@ def _write(set_by: Literal["code", "operator"]) -> sa.TextClause:
     same_rule = sa.and_(schedules.c.rule == new.excluded.rule, schedules.c.tz == new.excluded.tz)
     is_same = sa.and_(*(schedules.c[name].is_not_distinct_from(new.excluded[name]) for name in described))
     described_anew: dict[str, Any] = {name: new.excluded[name] for name in described}
+    next_at: sa.ColumnElement[Any] = schedules.c.next_at
     if set_by == "code":
         # A schedule of one of this worker's kinds may pass, with its name, to another one of its kinds.
         of_mine = schedules.c.kind == sa.any_(given_array("served", sa.Text))
         may = sa.and_(schedules.c.set_by == "code", of_mine, ~is_same)
     else:
         may = given("replace", sa.Boolean)
+        next_at = sa.func.least(next_at, new.excluded.next_at)  # it may be far ahead, as the clock was
         described_anew["last_at"] = _unless_ahead(schedules.c.last_at)
     return compiled(
         new.on_conflict_do_update(
@@ -150,12 +152,12 @@ def _write(set_by: Literal["code", "operator"]) -> sa.TextClause:
             set_=described_anew
             | {
                 # While the rule is unchanged, the next instant stays, even if it was missed.
-                "next_at": sa.case((same_rule, schedules.c.next_at), else_=new.excluded.next_at),
+                "next_at": sa.case((same_rule, next_at), else_=new.excluded.next_at),
                 "set_by": set_by,
                 "revision": schedules.c.revision + 1,
             },
             where=may,
-        ).returning(schedules.c.name)
+        ).returning(schedules.c.next_at)
     )
 
 
@@ -322,9 +324,10 @@ async def write_code(
         Names that a schedule of another kind has, each with that kind; nothing was written for them.
     """
     names = [each.name for each in new]
+    # In this order: two versions that start at once would delete each other's schedules.
+    await database.run(FORGET, {"kinds": list(kinds), "names": names})
     if new:
         await database.run(WRITE_CODE, _values(new) | {"served": list(kinds)})
-    await database.run(FORGET, {"kinds": list(kinds), "names": names})
     rows = await database.run(KIND_OF, {"names": names}) if new else ()
     kind_of = {each.name: each.kind for each in new}
     return {row.name: row.kind for row in rows if row.kind != kind_of[row.name]}
@@ -332,14 +335,17 @@ async def write_code(
 
 async def add(
     database: Database, new: NewSchedule, *, replace: bool, entry: AuditEntry | None = None
-) -> None:
-    """Write an operator's schedule.
+) -> datetime:
+    """Write an operator's schedule and return when it is due next; one that is paused stays paused.
 
     Raises:
         TransitionRefused: there is one of that name, and ``replace`` is not set.
     """
-    if not await run_noted(database, WRITE_OPERATOR, _values([new]) | {"replace": replace}, entry):
+    rows = await run_noted(database, WRITE_OPERATOR, _values([new]) | {"replace": replace}, entry)
+    if not rows:
         raise TransitionRefused(f"there is a schedule {new.name!r} already")
+    next_at: datetime = rows[0].next_at
+    return next_at.astimezone(UTC)
 
 
 async def list_schedules(database: Database) -> list[dict[str, Any]]:
