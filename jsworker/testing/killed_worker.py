@@ -3,6 +3,11 @@
 It writes its id to stdout, in a line, and then how the job ended, if that was before the moment.
 """
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # the modules below make no garbage as they load, and load a quarter faster
+
 import asyncio
 import importlib.util
 import json
@@ -39,6 +44,8 @@ _ATTEMPT_ENDS: Final = (*_ENDS, "job.error", "job.released", "job.snoozed", "job
 
 def main() -> None:
     """Run the worker of the order, which is JSON, until its job has ended, or until it kills itself."""
+    gc.freeze()
+    gc.enable()
     order = json.loads(sys.argv[1])
     sys.path[:] = order["path"]
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)

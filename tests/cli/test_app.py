@@ -1,9 +1,12 @@
+import gc
+import importlib
 import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from typer.main import get_command
@@ -42,6 +45,26 @@ def test_the_version_is_shown(cli: Cli) -> None:
 def test_python_m_jsworker_is_the_command() -> None:
     done = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"jsworker {__version__}\n"
+
+
+@pytest.mark.usefixtures("_logs_as_before", "capsys")
+def test_a_command_is_loaded_without_passes_of_the_garbage_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    collects: list[bool] = []
+    load = importlib.import_module
+
+    def note(name: str) -> ModuleType:
+        collects.append(gc.isenabled())
+        return load(name)
+
+    monkeypatch.setattr(importlib, "import_module", note)
+    monkeypatch.setattr(app, "exit_within", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["jsworker", "jobs", "--help"])
+    frozen = gc.get_freeze_count()
+    with pytest.raises(SystemExit):
+        app.main()
+    assert collects == [False]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > frozen
 
 
 def test_closed_streams_are_no_obstacle(cli_environment: Mapping[str, str]) -> None:

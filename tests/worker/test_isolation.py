@@ -74,6 +74,8 @@ async def test_a_process_serves_all_isolated_kinds(begin: Any, client: JobClient
     await begin(Isolated, Other)
     found = [await result_of(client, rows, kind) for kind in ("isolated", "other-isolated", "isolated")]
     assert len({each["pid"] for each in found}) == 1
+    looked = await result_of(client, rows, does="look_at_the_collector")
+    assert looked["found"] == [True, True]  # behind the modules, which are loaded without it
     # Both are subclasses of one class, which counts.
     assert [each["setups"] for each in found] == [2, 2, 2]
 
