@@ -10,7 +10,6 @@ from typing import Any
 import structlog
 from sqlalchemy import text
 
-from jsworker import JobClient
 from jsworker.core.errors import Snooze, UsageError
 from jsworker.core.job import Job
 from jsworker.core.processor import Backoff, JobProcessor
@@ -66,6 +65,8 @@ class Waiting(JobProcessor):
     max_stalls = 1
 
     async def process(self, job: Job[dict[str, Any]]) -> str:
+        from jsworker import JobClient  # noqa: PLC0415 -- the other kinds' processes need not load it
+
         async with JobClient.from_env(**job.payload) as client:
             other = await client.enqueue("scripted", {}, delay=3600)
             try:
