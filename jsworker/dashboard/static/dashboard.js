@@ -27,8 +27,12 @@ document.addEventListener("change", (event) => {
   for (const box of event.target.form.querySelectorAll('input[name="id"]')) box.checked = event.target.checked;
 });
 
-// On a phone the navigation is wider than the page.
-document.querySelector(".top nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+// On a phone the navigation is wider than the page. Not by scrollIntoView, which moves where the first Tab begins.
+const current = document.querySelector(".top nav [aria-current]");
+if (current) {
+  const navigation = current.parentElement;
+  navigation.scrollLeft = current.offsetLeft + (current.offsetWidth - navigation.clientWidth) / 2;
+}
 
 // Hidden tabs keep no stream: over HTTP/1.1 a browser opens six to a host, and waits with everything else.
 // After a refusal, of a proxy whose server is away for example, the extension would wait longer each time, up to a
