@@ -399,6 +399,19 @@ async def test_setup_that_fails_at_the_start_ends_it(
     await nothing_is_left()
 
 
+async def test_a_process_that_the_system_cannot_start_at_the_start_ends_it_in_one_line(
+    begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_thread(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")  # of the thread that waits for the end of the process
+
+    monkeypatch.setattr("asyncio.create_subprocess_exec", no_thread)
+    with pytest.raises(SetupFailed, match="could not be started: RuntimeError: can't start") as raised:
+        await begin(Isolated)
+    assert "\n" not in str(raised.value)
+    assert children() == []
+
+
 @pytest.mark.parametrize("does", ["raises", "exits"])
 async def test_setup_that_fails_later_is_no_error_of_the_job(
     begin: Any, client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch, does: str

@@ -128,6 +128,15 @@ async def test_a_crash_that_is_not_the_last_stall_is_told_and_followed_by_a_paus
     assert 60 < await rows.value(pause, job.id) < 192
 
 
+async def test_a_path_among_those_of_the_modules_that_is_no_text_is_ignored_as_python_does(
+    running: Running, client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere")])
+    job = await client.enqueue("perilous", {"does": "return"}, max_attempts=1)
+    row = await rows.becomes(job.id, "completed")
+    assert row["attempts"] == 1
+
+
 @pytest.mark.parametrize(
     ("does", "how"),
     [("blocks", "was killed by SIGKILL before the job began: it had not started"), ("exits", "exit code 3")],
@@ -157,6 +166,24 @@ async def test_a_process_that_does_not_start_is_an_error_and_no_stall(
         await start(SlowStart)
         again = await client.enqueue("slow-start", {})
         await rows.becomes(again.id, "completed")
+
+
+async def test_a_process_that_the_system_cannot_start_is_no_error_of_the_job(
+    running: Running, client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_thread(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")  # of the thread that waits for the end of the process
+
+    with monkeypatch.context() as broken:
+        broken.setattr("asyncio.create_subprocess_exec", no_thread)
+        job = await client.enqueue("perilous", {"does": "return"}, max_attempts=1)
+        [degraded] = await running.events.told("worker.degraded")
+        assert degraded["what"] == "quarantine"
+        assert degraded["reason"].endswith("could not be started: RuntimeError: can't start new thread")
+        await running.events.told("job.released")
+    row = await rows.becomes(job.id, "completed")
+    assert (row["errors"], row["stalls"], row["attempts"]) == (0, 0, 1)
+    await running.events.told("worker.restored")
 
 
 async def test_processes_start_one_after_the_other_and_none_in_vain(

@@ -49,6 +49,10 @@ class NotReady(JsworkerError):
     """An isolated process cannot run jobs of a kind: it ended too early, or ``setup`` raised."""
 
 
+class NotStarted(NotReady):
+    """An isolated process could not be started, whatever it was for."""
+
+
 class IsolatedProcess:
     """A process that runs jobs for its owner, one at a time.
 
@@ -61,7 +65,11 @@ class IsolatedProcess:
     """
 
     def __init__(
-        self, context: WorkerContext, process: asyncio.subprocess.Process, end: socket.socket
+        self,
+        context: WorkerContext,
+        introduction: wire.Introduction,
+        process: asyncio.subprocess.Process,
+        end: socket.socket,
     ) -> None:
         settings = context.settings
         self._context = context
@@ -91,20 +99,19 @@ class IsolatedProcess:
             longest_line=_longest_line(settings),
         )
         self._link.open()
-        self._link.send(
-            wire.Introduction(
-                path=sys.path,
-                worker_id=context.worker_id,
-                settings=settings,
-                kinds=frozenset(context.kinds),
-            )
-        )
+        self._link.send(introduction)
         self._silence = self._loop.call_later(settings.startup_timeout, self._judge_start)
         self._watching = asyncio.create_task(self._see_end(), name=f"end of isolated process {process.pid}")
 
     @classmethod
     async def start(cls, context: WorkerContext) -> "IsolatedProcess":
-        """Start a process with a new interpreter; raises OSError if the system cannot start it."""
+        """Start a process with a new interpreter; raises what the system raises if it cannot start it."""
+        introduction = wire.Introduction(
+            path=[each for each in sys.path if isinstance(each, str)],  # Python ignores what is no text
+            worker_id=context.worker_id,
+            settings=context.settings,
+            kinds=frozenset(context.kinds),
+        )
         ours, theirs = socket.socketpair()
         numbers = [os.getpid(), lifeline(), theirs.fileno()]
         flags = [f"-W{option}" for option in sys.warnoptions] + (["-P"] if sys.flags.safe_path else [])
@@ -121,7 +128,7 @@ class IsolatedProcess:
             except BaseException:
                 ours.close()
                 raise
-        return cls(context, process, ours)
+        return cls(context, introduction, process, ours)
 
     @property
     def pid(self) -> int:

@@ -7,19 +7,17 @@ from typing import Any, Final
 from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.telemetry.worker_status import IsolatedProcesses
 from jsworker.worker.context import WorkerContext
-from jsworker.worker.isolation.isolated_process import Cause, IsolatedProcess, NotReady
+from jsworker.worker.isolation.isolated_process import Cause, IsolatedProcess, NotReady, NotStarted
 from jsworker.worker.isolation.resident_memory import resident_bytes
 from jsworker.worker.pipeline.in_flight import Run
 from jsworker.worker.pipeline.kinds import Kind
-from jsworker.worker.pipeline.outcomes import Interrupted, Outcome, failed
+from jsworker.worker.pipeline.outcomes import Interrupted, Outcome, failed, headline
 from jsworker.worker.stacks import Stack
 
 MEMORY_LOOK_SECONDS: Final = 0.25
 """The time between two measurements of the memory of isolated processes."""
 _SHARED_STALLS: Final = 2
 """After so many stalls a job runs alone, even if it may stall more often."""
-_WHAT: Final = "isolated processes"
-"""What is reported as degraded while processes cannot be made ready."""
 
 
 class IsolatedRunner:
@@ -65,6 +63,7 @@ class IsolatedRunner:
     async def run(self, run: Run) -> Outcome:
         """Run a job in an isolated process and return its outcome; a crash is a counted stall."""
         claimed = run.claimed
+        what = "quarantine" if run.quarantined else "isolated processes"
         if run.spans is not None:
             claimed = claimed._replace(**run.spans.context()._asdict())
         try:
@@ -81,12 +80,11 @@ class IsolatedRunner:
         except NotReady as error:
             alone = " alone" if run.quarantined else ""
             failure = failed(run, f"the process in which the job was to run{alone} {error}")
-            if run.quarantined:
+            if run.quarantined and not isinstance(error, NotStarted):
                 return failure  # no stall: nothing of the job has run
-            self._context.complaints.report(_WHAT, failure.error)
+            self._context.complaints.report(what, failure.error)
             return Interrupted(failure.error, failure.error, failure.delay)
-        if not run.quarantined:
-            self._context.complaints.end(_WHAT)
+        self._context.complaints.end(what)
         return outcome
 
     async def ask_stacks(self, run: Run) -> list[Stack] | None:
@@ -219,8 +217,8 @@ class IsolatedRunner:
         except BaseException as error:
             self._in_pool -= in_pool
             self._changed.set()
-            if isinstance(error, OSError):
-                raise NotReady(f"could not be started: {error.strerror}") from error
+            if isinstance(error, Exception):
+                raise NotStarted(f"could not be started: {headline(error)}") from error
             raise
         self._start(self._see_end(process, in_pool=in_pool))
         return process
