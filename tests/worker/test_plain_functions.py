@@ -200,6 +200,29 @@ async def test_a_thread_that_raises_after_its_time_out_fails_the_attempt(
     assert row["last_error"].startswith("timed out after 0.1 s; ValueError: stopped when told")
 
 
+async def test_a_thread_that_cannot_be_started_is_no_error_of_the_job(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start(scripted(lambda _job: "done"))
+    begin = threading.Thread.start
+
+    def refuse_jobs(thread: threading.Thread) -> None:
+        if thread.name.startswith(f"jsworker {KIND}"):
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(threading.Thread, "start", refuse_jobs)
+        job = await client.enqueue(KIND, {}, max_attempts=1)
+        [degraded] = await running.events.told("worker.degraded")
+        assert degraded["what"] == "threads"
+        assert degraded["reason"] == "its thread could not be started: RuntimeError: can't start new thread"
+        assert (await running.events.told("job.released"))[0]["reason"] == degraded["reason"]
+    row = await rows.becomes(job.id, "completed")
+    assert (row["errors"], row["stalls"], row["attempts"]) == (0, 0, 1)
+    await running.events.told("worker.restored")
+
+
 async def test_a_cancel_reaches_it_as_should_stop(client: JobClient, rows: Rows, start: StartWorker) -> None:
     def process(job: Job[Any]) -> None:
         met.set()

@@ -23,6 +23,7 @@ from jsworker.core.tracebacks import message_of, traceback_of
 from jsworker.ownership.refusals import is_behind
 from jsworker.worker.pipeline.concealment import concealed, concealed_words
 from jsworker.worker.pipeline.in_flight import Run, StopReason
+from jsworker.worker.pipeline.threads import ThreadNotStarted
 
 _ERROR_CHARACTERS = 8000
 _HEADLINE_CHARACTERS = 500
@@ -68,7 +69,7 @@ class HandedBack:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """A server's fault ended the job's own transaction; an error only if that continues for long."""
+    """A fault that is not the job's, such as a server's, ended the run; an error only if it lasts long."""
 
     error: str
     reason: str  # for the timeline and the next run
@@ -144,6 +145,8 @@ def _of_raised(run: Run, error: BaseException) -> Outcome:
         )
     if isinstance(error, KeyMissing):
         return Interrupted(str(error), str(error), _delay(run), error.what)
+    if isinstance(error, ThreadNotStarted):
+        return Interrupted(str(error), str(error), _delay(run))
     return _of_error(run, error)
 
 

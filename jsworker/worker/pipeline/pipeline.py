@@ -31,6 +31,7 @@ from jsworker.worker.pipeline.run_ownership import fetch_content
 from jsworker.worker.pipeline.run_writes import LeaseServices
 from jsworker.worker.pipeline.settling import Settler
 from jsworker.worker.pipeline.slots import Slots
+from jsworker.worker.pipeline.threads import ThreadNotStarted
 from jsworker.worker.quiet_phases import QuietPhases
 from jsworker.worker.recovery.sweeper import LateRows
 
@@ -231,7 +232,12 @@ class Pipeline:
         except BaseException as raised:  # even sys.exit() in a job must not end the worker
             if (outcome := judge(run, raised, loop_ends=self._loop_ends)) is None:
                 raise
+            if type(raised) is ThreadNotStarted:
+                self._context.complaints.report("threads", str(raised))
             return outcome, raised
+        finally:
+            if run.thread_id is not None:
+                self._context.complaints.end("threads")
 
     async def _fetch_content(self, run: Run) -> None:
         try:

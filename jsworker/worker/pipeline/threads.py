@@ -8,9 +8,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from jsworker.core.errors import JsworkerError
 from jsworker.core.tracebacks import message_of
 
 T = TypeVar("T")
+
+
+class ThreadNotStarted(JsworkerError):
+    """The system starts no thread for a plain function; nothing of its job has run."""
 
 
 def start_thread(name: str, call: Callable[[], T], what: str) -> tuple[threading.Thread, "asyncio.Future[T]"]:
