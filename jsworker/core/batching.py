@@ -91,7 +91,9 @@ class Batcher(Generic[ItemT, AnswerT]):
         if self._task is None or self._task.done():
             self._hurry.clear()
             name, context = f"jsworker {self._name}", self._context.copy()
-            self._task = asyncio.create_task(self._drain(), name=name, context=context)
+            # Not by the loop's task factory: an eager one would write before other items can gather.
+            loop = asyncio.get_running_loop()
+            self._task = asyncio.Task(self._drain(), loop=loop, name=name, context=context)
         return self._task
 
     async def _drain(self) -> None:

@@ -395,7 +395,8 @@ class Pipeline:
         return left
 
     def _start(self, run: Run, steps: Coroutine[Any, Any, None], context: Context) -> None:
-        run.task = self._services.loop.create_task(steps, context=context)
+        # Not by the loop's task factory: an eager one would execute the steps within those of another run.
+        run.task = asyncio.Task(steps, loop=self._services.loop, context=context)
         self._tasks.add(run.task)
         run.task.add_done_callback(self._on_end)
 
