@@ -3,8 +3,8 @@
 import asyncio
 import math
 import os
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from types import TracebackType
@@ -167,13 +167,17 @@ class Worker:
             await self._stopping.wait()
 
     def stop(self, *, force: bool = False) -> None:
-        """Begin to stop: drain, or with ``force`` hand every job back at once. May be called twice."""
+        """Begin to stop: drain, or with ``force`` hand every job back at once. May be called twice.
+
+        During ``start``, ``force`` ends the start at once. Without it the start goes on to its end, unless a
+        server does not answer.
+        """
         if force:
             self._forced.set()
         self._stopping.set()
 
     async def start(self) -> None:
-        """Connect, check both servers, and begin to work.
+        """Connect, check both servers, and begin to work. If ``stop`` ends the start, this just returns.
 
         Raises:
             DatabaseUnavailable, DatabaseRefused, MigrationMissing: PostgreSQL cannot be used.
@@ -187,11 +191,14 @@ class Worker:
                 raise RuntimeError("a worker starts once; make a new one for another life")
             try:
                 self._opened.enter_context(ended_in_copies(asyncio.get_running_loop()))
-                await self._connect()
-                await self._open_processors()
-                await self._begin()
-            except BaseException:
+                async with self._until_forced():
+                    await self._connect()
+                    await self._open_processors()
+                    await self._begin()
+            except BaseException as error:
                 await self._opened.aclose()
+                if isinstance(error, TimeoutError) and self._forced.is_set():
+                    return
                 raise
             self._report_rules_off()
             self.events.emit(
@@ -222,6 +229,22 @@ class Worker:
         async with self._starting:  # a worker that is just starting is closed as soon as it has started
             closing = self._closing
         return 0 if closing is None else await asyncio.shield(closing)
+
+    @asynccontextmanager
+    async def _until_forced(self) -> AsyncIterator[None]:
+        """Cancel the block, and raise TimeoutError, when a stop is forced."""
+        async with asyncio.timeout(None) as limit:
+
+            async def end() -> None:
+                await self._forced.wait()
+                limit.reschedule(0.0)
+
+            ending = asyncio.create_task(end(), name="jsworker end of start")
+            try:
+                yield
+            finally:
+                ending.cancel()
+                await asyncio.wait({ending})
 
     async def _connect(self) -> None:
         def report_refused(row: RefusedRow) -> None:
@@ -381,6 +404,8 @@ class Worker:
                 waited = math.inf if isinstance(error, StreamUnavailable) else boottime() - heard_at
                 if most is not None and waited >= most:
                     raise
+                if self._stopping.is_set():  # nothing has begun that could be drained
+                    self._forced.set()
                 await asyncio.sleep(_CONNECT_AGAIN_SECONDS)
             else:
                 self._complaints.end("start")

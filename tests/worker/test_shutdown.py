@@ -436,6 +436,34 @@ async def test_a_worker_that_is_closed_while_it_starts_ends_as_soon_as_it_has_st
     assert names == ["worker.started", "worker.draining", "worker.stopped"]
 
 
+async def test_a_forced_stop_ends_a_start_whose_setup_does_not_return(
+    client: JobClient, settings: Settings
+) -> None:
+    processor = SlowSetup()
+    running = new_worker(processor, settings=settings)
+    before = asyncio.all_tasks()
+    starting = asyncio.create_task(running.worker.run())
+    await processor.entered.wait()
+    async with asyncio.timeout(60.0):
+        assert await running.worker.close(force=True) == 0
+        await starting
+    assert {task for task in asyncio.all_tasks() if not task.done()} <= before
+    assert "worker.started" not in running.events.names()
+
+
+@pytest.mark.parametrize("force", [False, True])
+async def test_a_stop_ends_the_waiting_for_a_server(make_settings: MakeSettings, *, force: bool) -> None:
+    settings = make_settings(database_url="postgresql://nobody@127.0.0.1:1/nothing")
+    worker = Worker([scripted(echo)], settings, connect_seconds=None)
+    before = asyncio.all_tasks()
+    working = asyncio.create_task(worker.run())
+    await asyncio.sleep(0)  # it has begun
+    worker.stop(force=force)
+    async with asyncio.timeout(60.0):
+        await working
+    assert {task for task in asyncio.all_tasks() if not task.done()} <= before
+
+
 async def test_a_start_that_is_cancelled_leaves_nothing_behind(client: JobClient, settings: Settings) -> None:
     processor = SlowSetup()
     running = new_worker(processor, settings=settings)
