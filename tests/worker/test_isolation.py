@@ -412,22 +412,22 @@ async def test_a_process_that_the_system_cannot_start_at_the_start_ends_it_in_on
     assert children() == []
 
 
-@pytest.mark.parametrize("does", ["raises", "exits"])
 async def test_setup_that_fails_later_is_no_error_of_the_job(
-    begin: Any, client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch, does: str
+    begin: Any, client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await begin(Unready)
     first = await client.enqueue("unready", {})
     await rows.becomes(first.id, "completed")
-    monkeypatch.setenv("UNREADY", does)
-    job = await client.enqueue("unready", {})
-    [degraded] = await running.events.told("worker.degraded")
-    assert degraded["what"] == "isolated processes"
-    monkeypatch.setenv("UNREADY", "")
-    row = await rows.becomes(job.id, "completed")
-    assert (row["errors"], row["stalls"], row["attempts"]) == (0, 0, 1)
-    await running.events.told("worker.restored")
-    await nothing_is_left()  # one job for each process
+    for number, does in enumerate(("raises", "exits"), 1):
+        monkeypatch.setenv("UNREADY", does)
+        job = await client.enqueue("unready", {})
+        degraded = await running.events.told("worker.degraded", times=number)
+        assert degraded[-1]["what"] == "isolated processes"
+        monkeypatch.setenv("UNREADY", "")
+        row = await rows.becomes(job.id, "completed")
+        assert (row["errors"], row["stalls"], row["attempts"]) == (0, 0, 1)
+        await running.events.told("worker.restored", times=number)
+        await nothing_is_left()  # one job for each process
 
 
 async def test_a_job_is_cancelled_while_its_process_is_made_ready(

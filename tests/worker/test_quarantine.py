@@ -40,17 +40,16 @@ async def running(settings: Settings, request: pytest.FixtureRequest) -> Any:
     await started.end()
 
 
-@pytest.mark.parametrize("size", [0, 50_000], ids=["small", "large"])
 async def test_the_job_runs_in_another_process_under_the_same_token(
-    running: Running, client: JobClient, rows: Rows, size: int
+    running: Running, client: JobClient, rows: Rows
 ) -> None:
-    job = await client.enqueue("perilous", {"does": "return", "text": "x" * size})
-    row = await rows.becomes(job.id, "completed")
-    assert row["result"]["pid"] != os.getpid()
-    assert (row["result"]["token"], row["fencing_token"], row["result"]["attempt"]) == (1, 1, 1)
-    [started] = running.events.of("job.started")
-    assert started["quarantined"] is True
-    await nothing_is_left()
+    for size in (0, 50_000):
+        job = await client.enqueue("perilous", {"does": "return", "text": "x" * size})
+        row = await rows.becomes(job.id, "completed")
+        assert row["result"]["pid"] != os.getpid()
+        assert (row["result"]["token"], row["fencing_token"], row["result"]["attempt"]) == (1, 1, 1)
+        await nothing_is_left()
+    assert [event["quarantined"] for event in running.events.of("job.started")] == [True, True]
 
 
 async def test_the_job_may_not_wait_for_one_that_needs_a_slot_of_its_owner(
@@ -81,36 +80,36 @@ async def test_a_job_that_has_stalls_left_runs_beside_the_others(
     assert row["result"]["pid"] != os.getpid()
 
 
-@pytest.mark.parametrize(("stalls", "alone"), [(1, False), (2, True)])
 async def test_after_two_stalls_a_job_runs_alone_however_many_it_is_allowed(
-    running: Running, client: JobClient, rows: Rows, stalls: int, *, alone: bool
+    running: Running, client: JobClient, rows: Rows
 ) -> None:
-    job = await client.enqueue("perilous", {"does": "return"}, max_stalls=100, delay=3600)
-    await rows.query(
-        "UPDATE jsworker.jobs SET stalls = %s, attempts = %s, run_at = now() WHERE id = %s",
-        *(stalls, stalls, job.id),
-    )
-    row = await rows.becomes(job.id, "completed")
-    assert (row["result"]["pid"] != os.getpid()) is alone
+    for stalls, alone in ((1, False), (2, True)):
+        job = await client.enqueue("perilous", {"does": "return"}, max_stalls=100, delay=3600)
+        await rows.query(
+            "UPDATE jsworker.jobs SET stalls = %s, attempts = %s, run_at = now() WHERE id = %s",
+            *(stalls, stalls, job.id),
+        )
+        row = await rows.becomes(job.id, "completed")
+        assert (row["result"]["pid"] != os.getpid()) is alone
 
 
-@pytest.mark.parametrize(
-    ("does", "how"), [("be killed", "was killed by SIGKILL"), ("exit", "ended with exit code 3")]
-)
 async def test_a_job_that_takes_its_process_down_fails_alone(
-    running: Running, client: JobClient, rows: Rows, does: str, how: str
+    running: Running, client: JobClient, rows: Rows
 ) -> None:
-    job = await client.enqueue("perilous", {"does": does})
-    row = await rows.becomes(job.id, "failed")
-    assert (row["failure_reason"], row["stalls"], row["errors"], row["attempts"]) == ("stalled", 1, 0, 1)
-    assert how in row["last_error"]
-    assert "alone" in row["last_error"]
-    neighbour = await client.enqueue("scripted", {"n": 1})
-    await rows.becomes(neighbour.id, "completed")
-    [stalled] = running.events.of("job.stalled")
-    assert stalled["job_id"] == str(job.id)
-    [failed] = [event for event in await rows.timeline(job.id) if event["event"] == "failed"]
-    assert how in failed["error"]
+    ways = {"be killed": "was killed by SIGKILL", "exit": "ended with exit code 3"}
+    for number, (does, how) in enumerate(ways.items(), 1):
+        job = await client.enqueue("perilous", {"does": does})
+        row = await rows.becomes(job.id, "failed")
+        assert (row["failure_reason"], row["stalls"], row["errors"], row["attempts"]) == ("stalled", 1, 0, 1)
+        assert how in row["last_error"]
+        assert "alone" in row["last_error"]
+        neighbour = await client.enqueue("scripted", {"n": 1})
+        await rows.becomes(neighbour.id, "completed")
+        stalled = await running.events.told("job.stalled", times=number)
+        assert len(stalled) == number
+        assert stalled[-1]["job_id"] == str(job.id)
+        [failed] = [event for event in await rows.timeline(job.id) if event["event"] == "failed"]
+        assert how in failed["error"]
 
 
 async def test_a_crash_that_is_not_the_last_stall_is_told_and_followed_by_a_pause(
