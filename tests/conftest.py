@@ -57,7 +57,13 @@ UNHURRIED = FAST | {"crash_threshold": None, "stale_threshold": 60.0, "ack_wait"
 """On a busy machine no owner is taken for dead, nor stops itself."""
 
 
-LONG = ("test_short_run.py", "test_rolling_upgrade.py", "test_promotion.py", "test_ownership.py")
+LONG = (
+    "test_short_run.py",
+    "test_flow.py",
+    "test_rolling_upgrade.py",
+    "test_promotion.py",
+    "test_ownership.py",
+)
 """Modules whose tests take half a minute each: run last, they would keep one core waiting for the other."""
 
 

@@ -5,6 +5,7 @@ import math
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -12,6 +13,7 @@ import nats
 import psycopg
 import pytest
 from nats.aio.msg import Msg
+from nats.js import JetStreamContext
 
 from jsworker import JobClient
 from jsworker.core.clock import boottime
@@ -22,7 +24,7 @@ from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import claim as claims
 from jsworker.ownership.transitions.reset import look_for_late
-from jsworker.stream.message import WireMessage, encode, message_id, subject_of
+from jsworker.stream.message import WireMessage, consumer_of, encode, message_id, subject_of
 from jsworker.worker.pipeline import intake
 from jsworker.worker.pipeline.in_flight import Claiming
 from tests.conftest import UNHURRIED
@@ -136,7 +138,7 @@ class Rescued(JobProcessor):
 
 
 async def test_the_jobs_of_a_killed_worker_run_again_after_the_stale_threshold(
-    client: JobClient, fleet: Fleet, start: StartWorker, rows: Rows, heard: Heard
+    client: JobClient, fleet: Fleet, start: StartWorker, rows: Rows, heard: Heard, *, js: JetStreamContext
 ) -> None:
     [victim] = await fleet.started(1, concurrency=3)
     ids = {job.id for job in await client.enqueue_many("held", [{}] * 3)}
@@ -171,6 +173,9 @@ async def test_the_jobs_of_a_killed_worker_run_again_after_the_stale_threshold(
     assert {one["job_id"], two["job_id"], three["job_id"]} == {str(job_id) for job_id in ids}
     for message in (one, two, three):
         assert (message["cleared"], message["clear_reason"], message["dispatch"]) == (True, reason, 2)
+    # The dead one's messages come again after its ack_wait, which is a minute.
+    consumer = (await js.consumer_info(rescuer.worker._stream.name, consumer_of("held"))).config
+    await js.add_consumer(rescuer.worker._stream.name, replace(consumer, ack_wait=1.0))
     await rescuer.stream_is_empty()
 
 
