@@ -42,6 +42,16 @@ CONNECT_ARGUMENTS: Final[Parameters] = {
     "keepalives_count": 3,
 }
 """The driver's arguments for every connection of jsworker."""
+KEEPALIVES: Final = """
+SELECT count(set_config(name, wanted, false)) FROM (
+  VALUES ('tcp_keepalives_idle', '5'), ('tcp_keepalives_interval', '3'), ('tcp_keepalives_count', '3'),
+    ('tcp_user_timeout', '14000')
+) AS keepalives (name, wanted) JOIN pg_settings USING (name)
+WHERE source = 'default' AND pg_backend_pid() = %s
+"""
+"""For a new connection, with its ``backend_pid``: where nobody has set it otherwise, PostgreSQL ends a session whose
+host is gone after 14 s, and its locks with it. By Linux's defaults that takes two hours, and the next run of the job
+may wait for these locks. A pooler's connection, whose session has another pid, is left alone."""
 ALONG_INDEX: Final = "SET LOCAL enable_sort = off"
 """For one transaction: the planner has no statistics of the partial indexes' predicates, and would
 rather fetch and sort every row of a long queue than read the first few along the index."""
@@ -183,12 +193,13 @@ class Pool:
             await lent.close()
         connection = await connect(self._to_connect)
         _read_anything(connection)
-        if self._keeps_plans:
-            try:
+        try:
+            await connection.execute(KEEPALIVES, [connection.info.backend_pid])
+            if self._keeps_plans:
                 await _keep_plans(connection)
-            except BaseException:
-                await connection.close()
-                raise
+        except BaseException:
+            await connection.close()
+            raise
         return connection
 
 

@@ -5,7 +5,7 @@ The first transaction imports SQLAlchemy's sessions: they take megabytes that mo
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from functools import cached_property, partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
@@ -14,10 +14,12 @@ from psycopg.errors import LockNotAvailable
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.engine import URL, Engine, ExceptionContext
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from jsworker.core.errors import OwnershipLost
-from jsworker.ownership.pool import CONNECT_ARGUMENTS, arguments_of, connect
+from jsworker.ownership.pool import CONNECT_ARGUMENTS, KEEPALIVES, arguments_of, connect
 from jsworker.ownership.refusals import is_answer_of_its_own, is_behind, is_read_only, server_fault
 from jsworker.ownership.transitions.child_jobs import insertions
 from jsworker.ownership.transitions.settle import Completion, complete_statement
@@ -118,13 +120,13 @@ class Sessions:
 
         connecting = partial(connect, arguments_of(self._url))
         engine = create_async_engine(self._url, async_creator=connecting, **self._options)
-        _listen_for_faults(engine.sync_engine)
+        _prepare(engine.sync_engine)
         return engine
 
     @cached_property
     def _engine(self) -> Engine:
         engine = create_engine(self._url, connect_args=dict(CONNECT_ARGUMENTS), **self._options)
-        _listen_for_faults(engine)
+        _prepare(engine)
         return engine
 
     @asynccontextmanager
@@ -216,7 +218,16 @@ class Sessions:
         return {"worker_id": self._worker_id, "ids": [ended.id], "tokens": [ended.token], "write": "complete"}
 
 
-def _listen_for_faults(engine: Engine) -> None:
+def _prepare(engine: Engine) -> None:
+    @event.listens_for(engine, "connect")
+    def set_keepalives(connection: DBAPIConnection, record: ConnectionPoolEntry) -> None:
+        driver, autocommit = record.driver_connection, connection.autocommit
+        if driver is not None:
+            connection.autocommit = True
+            with closing(connection.cursor()) as cursor:
+                cursor.execute(KEEPALIVES, [driver.info.backend_pid])
+            connection.autocommit = autocommit
+
     @event.listens_for(engine, "handle_error")
     def note(context: ExceptionContext) -> None:
         if context.connection is None:

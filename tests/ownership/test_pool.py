@@ -21,6 +21,10 @@ from .rows import Sql
 
 PREPARED = text("SELECT count(*)::int AS prepared FROM pg_prepared_statements")
 MODE = text("SELECT current_setting('plan_cache_mode') AS plans, current_setting('enable_seqscan') AS scans")
+KEEPALIVES = text("""
+SELECT current_setting('tcp_keepalives_idle') AS idle, current_setting('tcp_keepalives_interval') AS interval,
+  current_setting('tcp_keepalives_count') AS count, current_setting('tcp_user_timeout') AS unanswered
+""")
 SLEEP = text("SELECT pg_sleep(0.1)")
 BACKENDS = """
 SELECT count(*) AS n FROM pg_stat_activity
@@ -104,6 +108,17 @@ async def test_all_others_are_planned_each_time(database: Database) -> None:
     assert tuple(mode) == ("auto", "on")
 
 
+async def test_postgresql_looks_for_hosts_that_are_gone(database: Database) -> None:
+    for run in (database.run, database.run_heartbeat):
+        assert [tuple(row) for row in await run(KEEPALIVES)] == [("5", "3", "3", "14000")]
+    assert await database.run_by_key(KEEPALIVES, {}) == [("5", "3", "3", "14000")]
+
+
+async def test_what_somebody_has_set_for_such_hosts_stays(database_url: str) -> None:
+    async with opened(f"{database_url}?options=-c%20tcp_keepalives_idle%3D60") as database:
+        assert await database.run_by_key(KEEPALIVES, {}) == [("60", "3", "3", "14000")]
+
+
 async def test_behind_a_pooler_nothing_is_prepared_and_no_session_is_changed(database_url: str) -> None:
     async with pooled(database_url) as (pooler, url), opened(url) as database:
         assert await database.run_by_key(MODE, {}) == [("auto", "off")]  # by index all the same
@@ -118,6 +133,8 @@ async def test_behind_a_pooler_nothing_is_prepared_and_no_session_is_changed(dat
             assert await database.run_by_key(PREPARED, {}) == [(0,)]
         async with database._by_key._lend() as lent:
             assert await (await lent.execute(str(both))).fetchone() == ("jsworker", "on")
+            sources = "SELECT DISTINCT source FROM pg_settings WHERE name LIKE 'tcp%'"
+            assert await (await lent.execute(sources)).fetchall() == [("default",)]
         await database.run_heartbeat(MODE)
         assert pooler.greeted == 2
 
@@ -173,6 +190,7 @@ async def test_a_connection_that_comes_back_half_way_is_not_lent_again(
 
     connections = pool.Pool(pool.driver_url(database_url), size=1, overflow=0)
     try:
+        assert await connections.execute(text("SELECT 0"), None, plain=True) == [(0,)]
         with monkeypatch.context() as patch:
             patch.setattr(psycopg.AsyncCursor, "execute", left_half_way)
             with pytest.raises(psycopg.OperationalError):

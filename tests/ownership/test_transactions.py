@@ -76,6 +76,15 @@ async def test_both_are_committed(sessions: Sessions, sql: Sql, running: UUID, p
     assert lines(sql) == 1
 
 
+async def test_postgresql_ends_the_session_of_a_host_that_is_gone(sessions: Sessions, running: UUID) -> None:
+    """And the locks of its transaction with it: the next run would wait for them."""
+    idle = text("SELECT current_setting('tcp_keepalives_idle'), current_setting('tcp_user_timeout')")
+    async with sessions.transaction(lambda: Completion(running, 1, None)) as session:
+        assert (await session.execute(idle)).one() == ("5", "14000")
+    with suppress(OwnershipLost), sessions.sync_transaction(lambda: Completion(running, 1, None)) as plain:
+        assert plain.execute(idle).one() == ("5", "14000")
+
+
 @BOTH
 async def test_a_connection_that_died_between_two_jobs_costs_neither(
     sessions: Sessions, sql: Sql, running: UUID, process: Process
