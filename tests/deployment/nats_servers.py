@@ -17,6 +17,15 @@ from jsworker.embedded.resources import find_nats_server
 from tests.deployment.files import container
 from tests.deployment.rendering import overlay
 
+PINGS = (5.0, 2)
+"""Seconds between the server's pings, and how many may stay unanswered: docs/guarantees.md counts on them."""
+
+
+def pings(monitoring: str) -> tuple[float, int]:
+    """Return what a server says of its own pings, as ``PINGS``."""
+    varz = get_json(f"{monitoring}/varz")
+    return varz["ping_interval"] / 1e9, varz["ping_max"]
+
 
 def replaced(text: str, old: str, new: str) -> str:
     assert text.count(old) == 1, f"{old} once in:\n{text}"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.deployment.files import ROOT, pod, read_yaml, settings_from
-from tests.deployment.nats_servers import get_json, greet, nats_server, replaced
+from tests.deployment.nats_servers import PINGS, get_json, greet, nats_server, pings, replaced
 from tests.deployment.rendering import overlay
 
 COMPOSE: dict[str, Any] = read_yaml((ROOT / "docker-compose.yml").read_text())
@@ -196,6 +196,7 @@ def test_compose_nats_is_healthy_and_syncs_every_write(tmp_path: Path) -> None:
     with compose_nats(tmp_path) as (_, monitoring):
         assert get_json(replaced(healthcheck, "http://127.0.0.1:8222", monitoring)) == {"status": "ok"}
         assert get_json(f"{monitoring}/varz")["jetstream"]["config"]["sync_always"] is True
+        assert pings(monitoring) == PINGS
 
 
 def test_compose_nats_lets_only_the_workers_in(tmp_path: Path) -> None:

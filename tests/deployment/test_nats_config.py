@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.deployment.files import DEPLOY, container, own_variables, pod, read_yaml
-from tests.deployment.nats_servers import expanded, get_json, greet, nats_server, single_server
+from tests.deployment.nats_servers import PINGS, expanded, get_json, greet, nats_server, pings, single_server
 from tests.deployment.rendering import overlay
 
 VALUES: dict[str, Any] = read_yaml((DEPLOY / "nats/helm-values.yaml").read_text())
@@ -65,6 +65,7 @@ def test_servers_sync_every_write_and_let_only_the_three_users_in(server: Any, t
     with server(tmp_path, PASSWORDS) as (url, monitoring):
         assert get_json(f"{monitoring}/varz")["jetstream"]["config"]["sync_always"] is True
         assert get_json(f"{monitoring}/varz")["max_payload"] == 64 * 1024
+        assert pings(monitoring) == PINGS
         assert get_json(f"{monitoring}/healthz") == {"status": "ok"}
         assert get_json(f"{monitoring}/healthz?js-enabled-only=true") == {"status": "ok"}
         assert greet(url) == "-ERR 'Authorization Violation'"
