@@ -27,6 +27,8 @@ from sqlalchemy import TextClause, text
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 from sqlalchemy.engine import URL, make_url
 
+from jsworker.core.own_sockets import own
+
 Parameters: TypeAlias = Mapping[str, Any]
 Connection: TypeAlias = psycopg.AsyncConnection[Any]
 Row: TypeAlias = Any
@@ -230,10 +232,12 @@ async def _end_after(connection: Connection, seconds: float | None) -> None:
 async def connect(arguments: Mapping[str, Any]) -> Connection:
     """Open a connection; a cancelled or failed attempt leaves nothing open."""
     try:
-        return await psycopg.AsyncConnection.connect(**arguments)
+        connection = await psycopg.AsyncConnection.connect(**arguments)
     except BaseException as error:
         clear_frames(error.__traceback__)  # else a kept error would keep the half-made connection open
         raise
+    own(connection)
+    return connection
 
 
 def arguments_of(url: URL) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from jsworker.core.errors import OwnershipLost
+from jsworker.core.own_sockets import own
 from jsworker.ownership.pool import CONNECT_ARGUMENTS, KEEPALIVES, arguments_of, connect
 from jsworker.ownership.refusals import is_answer_of_its_own, is_behind, is_read_only, server_fault
 from jsworker.ownership.transitions.child_jobs import insertions
@@ -220,9 +221,10 @@ class Sessions:
 
 def _prepare(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
-    def set_keepalives(connection: DBAPIConnection, record: ConnectionPoolEntry) -> None:
+    def prepare(connection: DBAPIConnection, record: ConnectionPoolEntry) -> None:
         driver, autocommit = record.driver_connection, connection.autocommit
         if driver is not None:
+            own(driver)
             connection.autocommit = True
             with closing(connection.cursor()) as cursor:
                 cursor.execute(KEEPALIVES, [driver.info.backend_pid])

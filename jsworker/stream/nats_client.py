@@ -13,6 +13,8 @@ from nats.aio.transport import TcpTransport
 from nats.js.errors import APIError
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
+from jsworker.core.own_sockets import own
+
 _PING = b"PING\r\n"
 _VERDICT = b"PUB $JS.ACK."
 _CLOSE_SECONDS = 2.0
@@ -97,6 +99,14 @@ class Client(NatsClient):
         self._require_tls = require_tls
         self._attempts: set[asyncio.Task[Any]] = set()
         self._ps = _InboxParser(self)
+        own(self)
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socket; -1 if there is none."""
+        writer: asyncio.StreamWriter | None = getattr(self._transport, "_io_writer", None)
+        if writer is None or writer.is_closing():
+            return -1
+        return int(writer.get_extra_info("socket").fileno())
 
     @property
     def server_info(self) -> Mapping[str, Any]:

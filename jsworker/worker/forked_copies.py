@@ -1,4 +1,4 @@
-"""Ends copies of a worker's process that a job has made by ``os.fork`` and that would work as the worker."""
+"""Copies of a worker's process that a job forks: they have no connections, and none works as the worker."""
 
 import asyncio
 import inspect
@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
+from jsworker.core.own_sockets import drop_in_copy
+
 _loops: list[asyncio.AbstractEventLoop] = []
 """The event loops of workers, whose connections a copy of the process would share."""
 _forking = threading.local()
@@ -20,7 +22,7 @@ def ended_in_copies(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     """End, with exit code 1, each copy of this process that comes back to this event loop meanwhile.
 
     A copy that ends within the job, replaces itself by another program, or is a process of
-    ``multiprocessing`` is left alone.
+    ``multiprocessing`` goes on, without the connections of this process.
     """
     _loops.append(loop)
     try:
@@ -36,6 +38,8 @@ def _note_loop() -> None:
 
 
 def _forked() -> None:
+    if _loops:
+        drop_in_copy()
     if _forking.loop not in _loops:
         return
     coroutine, frame = None, inspect.currentframe()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import structlog
+from sqlalchemy import text
 
 from jsworker import Job, JobProcessor
 
@@ -98,6 +99,36 @@ class CopiesWell(JobProcessor):
     async def process(self, _job: Job[dict[str, Any]]) -> list[int]:
         with multiprocessing.get_context("fork").Pool(2) as pool:
             return await asyncio.to_thread(pool.map, in_a_loop, [1, 2, 3])
+
+
+_LOCK = text("SELECT pg_advisory_xact_lock(7)")
+
+
+class LeavesACopy(JobProcessor):
+    """Dies in its transaction, and leaves a copy of its process that lives on."""
+
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        async with job.transaction() as session:
+            await session.execute(_LOCK)
+            if not job.cleared:
+                _leave_copy()
+
+
+class LeavesACopyOfItsThread(JobProcessor):
+    """The same in a thread."""
+
+    def process(self, job: Job[dict[str, Any]]) -> None:
+        with job.sync.transaction() as session:
+            session.execute(_LOCK)
+            if not job.cleared:
+                _leave_copy()
+
+
+def _leave_copy() -> None:
+    copy = multiprocessing.get_context("fork").Process(target=time.sleep, args=[3600])
+    copy.start()
+    os.write(2, f"copy {copy.pid} lives on\n".encode())
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def in_a_loop(number: int) -> int:

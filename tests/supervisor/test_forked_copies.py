@@ -1,5 +1,8 @@
 """A job forks its process: the copy never works as the worker."""
 
+import re
+
+import psutil
 import pytest
 
 from jsworker import JobClient
@@ -46,3 +49,24 @@ async def test_copies_that_run_something_else_are_left_alone(
     supervise("CopiesWell")
     job = await ends_completed(sql, (await client.enqueue("copies-well", {})).id)
     assert (job["result"], counters(job)) == ([2, 4, 6], (1, 0, 0))
+
+
+@pytest.mark.parametrize("processor", ["LeavesACopy", "LeavesACopyOfItsThread"])
+@pytest.mark.parametrize("event_loop", ["asyncio", "uvloop"])
+async def test_a_copy_that_outlives_its_worker_keeps_none_of_its_locks(
+    processor: str, event_loop: str, supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise(processor, event_loop=event_loop)
+    kind = "leaves-a-copy" if processor == "LeavesACopy" else "leaves-a-copy-of-its-thread"
+    job_id = (await client.enqueue(kind, {})).id
+    await parent.says("lives on")
+    found = re.search(r"copy (\d+) lives on", parent.log)
+    assert found
+    copy = psutil.Process(int(found[1]))
+    try:
+        job = await ends_completed(sql, job_id)
+        assert counters(job) == (2, 0, 1)
+        assert copy.is_running()
+        assert copy.net_connections("inet") == []
+    finally:
+        copy.kill()
