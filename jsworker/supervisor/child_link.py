@@ -11,12 +11,17 @@ from contextlib import suppress
 from typing import Final, TextIO
 from uuid import UUID
 
+import structlog
+
 from jsworker.core.clock import boottime
+from jsworker.core.errors import JsworkerError
+from jsworker.core.exit_codes import FAILED
 from jsworker.core.message_link import MessageLink
 from jsworker.core.settings import Settings
 from jsworker.supervisor import messages
 from jsworker.supervisor.begun_jobs import BegunJobs, open_memory
 from jsworker.supervisor.child_start import ChildStart
+from jsworker.supervisor.process_exit import exit_now
 from jsworker.telemetry.line_writer import LineWriter
 from jsworker.telemetry.logs import drain_logs, stderr_lines
 from jsworker.telemetry.worker_status import Readiness
@@ -47,7 +52,7 @@ class ChildLink:
         self._link: MessageLink[messages.FromParent] = MessageLink(
             socket.socket(fileno=start.link),
             messages.FROM_PARENT,
-            on_message=lambda message: self._obey(message),  # noqa: PLW0108 -- which ``open`` sets
+            on_message=self._note,
             on_end=self._note_orphaned,
         )
         self._quiet_until = 0.0
@@ -55,6 +60,7 @@ class ChildLink:
         self._holds_jobs = False
         self._asked_for_kill = False
         self._orphaned = False
+        self._is_to_stop = False
 
     def open(self, settings: Settings, *, obey: Callable[[messages.FromParent], None]) -> None:
         """Listen to the parent: ``obey`` gets its messages, and StopWorker on SIGTERM or when it has died."""
@@ -125,6 +131,15 @@ class ChildLink:
         named = list(culprits[: messages.MOST_CULPRITS])
         self._link.send(messages.KillRequest(culprits=named, reason=reason[: messages.LONGEST_TEXT]))
 
+    def stops_runs(self, died_of: JsworkerError | None) -> None:
+        """End the process if neither a message of the parent nor its death is why the worker stops."""
+        if not (self._is_to_stop or self._orphaned):
+            # Handed back uncounted, a job that causes such ends would end one process after another.
+            reason = str(died_of or "it got SIGTERM, but not from its parent, and jobs did not end in time")
+            cause = None if died_of is None else died_of.__cause__
+            structlog.get_logger().error("worker.died", reason=reason, exc_info=cause)
+            exit_now(FAILED)
+
     def last_words(self, text: str) -> bool:
         """Send, outside of the event loop, the error that ends the process; False if the parent is gone."""
         words = messages.LastWords(text=text[: messages.LONGEST_TEXT])
@@ -144,6 +159,10 @@ class ChildLink:
             quiet = max(0.0, self._quiet_until - boottime())
             # faulthandler waits in a thread that does not need the GIL.
             faulthandler.dump_traceback_later(quiet + limit, file=self._stderr, exit=True)
+
+    def _note(self, message: messages.FromParent) -> None:
+        self._is_to_stop |= isinstance(message, messages.StopWorker)
+        self._obey(message)
 
     def _note_sigterm(self) -> None:
         is_orphan = os.getppid() != self._parent

@@ -74,10 +74,13 @@ def _work(targets: Sequence[str], start: ChildStart, link: ChildLink, loop: Exit
                 structlog.get_logger().warning("processor.left_out", reason=line)
         try:
             runner.run(_run(processors, settings, start, link))
-        except SystemExit as error:
-            # A task that a job has started raised it, and asyncio lets it pass. The process ends without
-            # cancelling its jobs, so that the parent counts a stall for each that had begun: if they were
-            # handed back uncounted, the same job would end one process after another.
+        except JsworkerError:
+            raise
+        except BaseException as error:  # noqa: BLE001 -- a stopped event loop raises RuntimeError
+            # A job has ended the event loop: it stopped the loop, cancelled all tasks, or raised SystemExit
+            # or KeyboardInterrupt in a task or callback of its own. The process ends without cancelling its
+            # jobs, so that the parent counts a stall for each that had begun: if they were handed back
+            # uncounted, the same job would end one process after another.
             structlog.get_logger().error("worker.died", exc_info=error)
             exit_now(FAILED)
     except JsworkerError as error:

@@ -27,7 +27,7 @@ from jsworker.worker.maintenance.scheduler import Scheduler
 from jsworker.worker.maintenance.statistics import WRITE_SECONDS, StatisticsWriter
 from jsworker.worker.maintenance.work_summary import WorkSummary
 from jsworker.worker.maintenance.workflows import WorkflowSweep
-from jsworker.worker.pipeline.in_flight import StopReason
+from jsworker.worker.pipeline.in_flight import Phase, StopReason
 from jsworker.worker.pipeline.pipeline import Pipeline
 from jsworker.worker.presence import Presence
 from jsworker.worker.quiet_phases import QuietPhases
@@ -274,15 +274,15 @@ class Components:
 
     # --- The end. If a component fails, the others end all the same. ---
 
-    async def end(self, *, forced: asyncio.Event) -> int:
+    async def end(self, *, forced: asyncio.Event, stops_runs: Callable[[], None]) -> int:
         """Drain, hand back, publish, and only then end the heartbeat.
 
-        ``forced`` is set when running jobs are not to be waited for any more. Returns how many runs did not
-        end; others take their jobs back later.
+        ``forced`` is set when running jobs are not to be waited for any more; ``stops_runs`` is called before
+        they are stopped. Returns how many runs did not end; others take their jobs back later.
         """
         self.heartbeat.state = "draining"
         await self._stop_pulling()
-        left = await self._drain(forced)
+        left = await self._drain(forced, stops_runs)
         await self._publish_the_rest()
         await self._end_loops()
         return left
@@ -316,7 +316,7 @@ class Components:
             await consumer.flush()
         self.pipeline.hand_back_waiting("the worker was stopped before the job began")
 
-    async def _drain(self, forced: asyncio.Event) -> int:
+    async def _drain(self, forced: asyncio.Event, stops_runs: Callable[[], None]) -> int:
         """Let runs end; then cancel the others, and leave those that do not end to the stale rule."""
         in_flight, seconds = self._context.in_flight, self._context.settings.statement_timeout
         for run in in_flight.runs.values():
@@ -327,6 +327,8 @@ class Components:
         is_forced.cancel()
         drained.cancel()
         await asyncio.gather(is_forced, drained, return_exceptions=True)
+        if any(run.phase is Phase.RUNNING for run in in_flight.runs.values()):
+            stops_runs()
         for run in in_flight.runs.values():
             run.signal(StopReason.SHUTDOWN)
         # Together two statement time-outs, which the rule about GRACE_PERIOD reserves for this.

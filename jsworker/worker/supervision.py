@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
+from jsworker.core.errors import JsworkerError
+
 
 @dataclass(frozen=True, slots=True)
 class DeadOwner:
@@ -46,6 +48,13 @@ class Supervision(Protocol):
         """Ask the supervisor to kill the process, because these runs ignore the request to stop.
 
         Stalls are counted for these runs only; ``reason`` is logged and passed to the next runs.
+        """
+
+    def stops_runs(self, died_of: JsworkerError | None) -> None:
+        """Note that the worker stops and is about to stop runs that have not ended in time.
+
+        ``died_of``: the error for which it stops; None: it was told to. Ends the process instead, so that
+        stalls are counted, if the supervisor has not requested the stop: one of the runs may be its cause.
         """
 
 

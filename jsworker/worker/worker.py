@@ -374,11 +374,15 @@ class Worker:
         await self._stopping.wait()
         self.events.emit("worker.draining", worker_id=self.id, in_hand=len(self._context.in_flight.runs))
         try:
-            left = await self._components.end(forced=self._forced)
+            left = await self._components.end(forced=self._forced, stops_runs=self._stops_runs)
         finally:
             await self._opened.aclose()
         self.events.emit("worker.stopped", worker_id=self.id, left=left)
         return left
+
+    def _stops_runs(self) -> None:
+        if self._supervision is not None:
+            self._supervision.stops_runs(self._error)
 
     def _died(self, name: str, error: BaseException) -> None:
         if name == HEARTBEAT:  # a drain without heartbeats would look like a death

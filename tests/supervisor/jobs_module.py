@@ -19,6 +19,7 @@ import structlog
 from sqlalchemy import text
 
 from jsworker import Job, JobProcessor
+from jsworker.worker import watchdog
 
 
 class Circle:
@@ -65,6 +66,36 @@ class Exits(JobProcessor):
 
     async def process(self, _job: Job[dict[str, Any]]) -> None:
         await asyncio.gather(_leave())
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def _fail() -> float:
+    raise MemoryError("no more")
+
+
+class Ends(JobProcessor):
+    """Ends its worker in one of several ways, and goes on."""
+
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        if job.cleared:
+            return
+        loop = asyncio.get_running_loop()
+        match job.payload["how"]:
+            case "stop":
+                loop.stop()
+            case "interrupt":
+                loop.call_soon(_interrupt)
+            case "cancel":
+                for task in asyncio.all_tasks():
+                    task.cancel()
+            case "terminate":
+                os.kill(os.getpid(), signal.SIGTERM)
+            case "memory":
+                watchdog.boottime = _fail  # type: ignore[attr-defined]  # as a job that takes all memory does
+        await asyncio.sleep(3600)
 
 
 class Aborts(JobProcessor):

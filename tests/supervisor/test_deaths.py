@@ -188,6 +188,28 @@ async def test_a_job_that_exits_in_a_task_of_its_own_is_counted_and_ends(
     await parent.says("in _leave")  # the traceback
 
 
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("stop", "Event loop stopped before Future completed"),
+        ("interrupt", "in _interrupt"),
+        ("cancel", "CancelledError"),
+        ("terminate", "it got SIGTERM, but not from its parent"),
+        ("memory", "in _fail"),
+    ],
+)
+async def test_a_job_that_ends_its_worker_in_any_way_is_counted_and_ends(
+    how: str, said: str, supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise("Ends", shutdown_timeout=0.5, **SLOW_RULES)
+    await parent.ready()
+    job_id = (await client.enqueue("ends", {"how": how})).id
+    assert counters(await ends_completed(sql, job_id)) == (2, 0, 1)
+    assert (await parent.tells("child.died"))[0]["how"] == "exit code 1"
+    assert len(parent.lines("worker.died")) == 1
+    await parent.says(said)
+
+
 async def test_what_a_job_does_to_its_process_counts_also_while_the_parent_stands_still(
     supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:

@@ -48,6 +48,22 @@ async def test_sigterm_drains(
     assert parent.lines("child.died") == []
 
 
+@pytest.mark.parametrize("to", ["parent", "group"])
+async def test_what_a_drain_does_not_end_is_handed_back_and_not_counted(
+    to: str, supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise("Nap", shutdown_timeout=1.0, **SLOW_RULES)
+    await parent.ready()
+    job_id = (await client.enqueue("nap", {"seconds": 3600})).id
+    await owner_of_sleeper(sql)
+    os.kill(-parent.pid if to == "group" else parent.pid, signal.SIGTERM)
+    assert await parent.ends() == 0
+    job = read_job(sql, job_id)
+    assert (job["status"], counters(job)) == ("queued", (0, 0, 0))
+    assert job["clear_reason"] == "the worker was stopped"
+    assert parent.lines("worker.died") == []
+
+
 async def test_ctrl_c_reaches_the_group_and_drains(supervise: Supervise, client: JobClient, sql: Sql) -> None:
     parent = supervise("Nap")
     await parent.ready()

@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from jsworker.core.clock import boottime
+from jsworker.core.errors import JsworkerError
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
 from jsworker.worker.worker import Worker
@@ -45,6 +46,8 @@ class RecordedSupervision:
 
     def request_kill(self, culprits: Sequence[tuple[UUID, int]], reason: str) -> None:
         self.condemned.append((boottime(), list(culprits), reason))
+
+    def stops_runs(self, died_of: JsworkerError | None) -> None: ...
 
 
 @asynccontextmanager

@@ -55,11 +55,16 @@ def open_job(run: Run, services: LeaseServices) -> Job[Any]:
 
 
 def judge(
-    run: Run, raised: BaseException, *, loop_ends: Callable[[], bool] = lambda: False
+    run: Run,
+    raised: BaseException,
+    *,
+    loop_ends: Callable[[], bool] = lambda: False,
+    supervised: bool = False,
 ) -> Outcome | None:
     """Return the outcome of a run that ended in an error; None if it must not be settled.
 
-    ``loop_ends`` returns whether all tasks of the event loop have been cancelled.
+    ``loop_ends`` returns whether all tasks of the event loop have been cancelled; ``supervised``: only a job
+    can have done that, and the supervisor takes the jobs of the ended process back.
     """
     # Not isinstance: that reads ``__class__``, which an error may define so that it raises.
     if not issubclass(type(raised), asyncio.CancelledError):
@@ -67,6 +72,8 @@ def judge(
     if run.abandoned:
         return None
     if run.stop is None and loop_ends():
+        if supervised:
+            return None
         run.stop = StopReason.SHUTDOWN
     # If a job that cancels itself were handed back, it would run again and again without a count.
     was_stopped = run.stop is not None or run.is_handed_back

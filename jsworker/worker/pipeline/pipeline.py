@@ -230,7 +230,8 @@ class Pipeline:
         except GeneratorExit:
             raise
         except BaseException as raised:  # even sys.exit() in a job must not end the worker
-            if (outcome := judge(run, raised, loop_ends=self._loop_ends)) is None:
+            supervised = self._supervision is not None
+            if (outcome := judge(run, raised, loop_ends=self._loop_ends, supervised=supervised)) is None:
                 raise
             if type(raised) is ThreadNotStarted:
                 self._context.complaints.report("threads", str(raised))
