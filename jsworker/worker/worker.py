@@ -307,7 +307,9 @@ class Worker:
             try:
                 with reported_while_slow(partial(self.events.emit, "setup.slow"), what=whose):
                     await kind.processor.setup()
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if _is_cancelled(error):
+                    raise
                 raise SetupFailed(f"{what} raised {headline(error)} ({raised_at(error)})") from error
             self._opened.push_async_callback(self._tear_down, kind)
 
@@ -315,9 +317,10 @@ class Worker:
         try:
             async with asyncio.timeout(_TEARDOWN_SECONDS):
                 await kind.processor.teardown()
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # noqa: BLE001 -- the jobs have ended; the rest is still to be closed
+        except BaseException as error:
+            if _is_cancelled(error):
+                raise
+            # The jobs have ended; the rest is still to be closed.
             self.events.emit("worker.degraded", what=f"teardown of kind {kind.name}", reason=headline(error))
 
     async def _begin(self) -> None:
@@ -414,3 +417,9 @@ class Worker:
             else:
                 self._complaints.end("start")
                 return answer
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Return whether it is this task that was cancelled, not one of a processor for which it waits."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

@@ -76,6 +76,51 @@ async def test_a_setup_that_raises_ends_the_start_in_one_line_and_leaves_nothing
     assert "worker.started" not in running.events.names()
 
 
+async def cancel_and_wait() -> None:
+    """Do what ends a task of one's own in haste: its CancelledError goes on."""
+    task = asyncio.create_task(asyncio.Event().wait())
+    task.cancel()
+    await task
+
+
+class CancelsInSetup(Opened):
+    kind = "cancels-in-setup"
+
+    async def setup(self) -> None:
+        await cancel_and_wait()
+
+
+class CancelsInTeardown(Opened):
+    kind = "cancels-in-teardown"
+
+    async def teardown(self) -> None:
+        await cancel_and_wait()
+
+
+async def test_a_setup_in_which_a_task_of_its_own_was_cancelled_has_raised(settings: Settings) -> None:
+    with pytest.raises(SetupFailed, match="setup of kind cancels-in-setup raised CancelledError"):
+        await new_worker(CancelsInSetup(), settings=settings).worker.start()
+
+
+class WaitsInSetup(Opened):
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = asyncio.Event()
+
+    async def setup(self) -> None:
+        self.waits.set()
+        await asyncio.Event().wait()
+
+
+async def test_a_start_that_is_cancelled_in_a_setup_is_cancelled(settings: Settings) -> None:
+    processor = WaitsInSetup()
+    starting = asyncio.create_task(new_worker(processor, settings=settings).worker.start())
+    await processor.waits.wait()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+
+
 class BadTeardown(Opened):
     kind = "bad-teardown"
 
@@ -95,12 +140,13 @@ async def test_teardowns_that_raise_or_hang_are_reported_and_the_others_still_ca
 ) -> None:
     monkeypatch.setattr("jsworker.worker.worker._TEARDOWN_SECONDS", 0.1)
     good = Opened()
-    running = await start(good, BadTeardown(), EndlessTeardown())
+    running = await start(good, BadTeardown(), CancelsInTeardown(), EndlessTeardown())
     assert await running.worker.close() == 0
     assert good.order == ["setup", "teardown"]
     told = {event["what"]: event["reason"] for event in running.events.of("worker.degraded")}
     assert told == {
         "teardown of kind bad-teardown": "SystemExit: 4",
+        "teardown of kind cancels-in-teardown": "CancelledError",
         "teardown of kind endless-teardown": "TimeoutError",
     }
     assert running.events.names()[-1] == "worker.stopped"
