@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -221,6 +222,24 @@ async def test_a_thread_that_cannot_be_started_is_no_error_of_the_job(
     row = await rows.becomes(job.id, "completed")
     assert (row["errors"], row["stalls"], row["attempts"]) == (0, 0, 1)
     await running.events.told("worker.restored")
+
+
+def raise_at_a_call(*_: Any) -> None:
+    raise ValueError("traced")
+
+
+@pytest.mark.parametrize("status", ["completed", "failed"])
+async def test_a_trace_function_that_it_leaves_set_does_not_keep_its_outcome_from_the_worker(
+    status: str, client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    def process(_job: Job[Any]) -> None:
+        sys.settrace(raise_at_a_call)
+        if status == "failed":
+            raise KeyError
+
+    job = await client.enqueue(KIND, {}, max_attempts=1)
+    await start(scripted(process))
+    await rows.becomes(job.id, status)
 
 
 async def test_a_cancel_reaches_it_as_should_stop(client: JobClient, rows: Rows, start: StartWorker) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -33,7 +34,11 @@ def start_thread(name: str, call: Callable[[], T], what: str) -> tuple[threading
 
 def _body(call: Callable[[], T], what: str, ended: "asyncio.Future[T]") -> None:
     try:
-        settle = partial(ended.set_result, call())
+        try:
+            value = call()
+        finally:  # a trace function that the call has left set may raise, and the outcome would be lost
+            sys.settrace(None)
+        settle = partial(ended.set_result, value)
     except (StopIteration, GeneratorExit) as error:  # a future cannot carry them
         raised = RuntimeError(f"{what} raised {type(error).__name__}: {message_of(error)}")
         settle = partial(ended.set_exception, raised)
