@@ -8,13 +8,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from jsworker.core.own_sockets import drop_in_copy
 
 _loops: list[asyncio.AbstractEventLoop] = []
 """The event loops of workers, whose connections a copy of the process would share."""
 _forking = threading.local()
+_CALLERS: Final = {asyncio.Handle._run.__code__, asyncio.Runner.run.__code__}  # noqa: SLF001 -- in no other way
+"""Code of asyncio that calls steps of tasks, and callbacks; uvloop's own has no frames."""
 
 
 @contextmanager
@@ -42,24 +44,29 @@ def _forked() -> None:
         drop_in_copy()
     if _forking.loop not in _loops:
         return
-    coroutine, frame = None, inspect.currentframe()
-    while frame is not None:
+    outermost = coroutine = None
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 -- CPython's own
+    while frame is not None and frame.f_code not in _CALLERS:
         if frame.f_globals.get("__name__") == "multiprocessing.popen_fork":
             return
         if frame.f_code.co_flags & inspect.CO_COROUTINE:
             coroutine = frame
-        frame = frame.f_back
-    if coroutine is not None:
-        # Its task is in the middle of a step, at whose end the event loop would call what was ready at the
-        # fork, and read from the connections. A trace function sees that end before the loop does.
-        coroutine.f_trace, coroutine.f_trace_lines = _trace_coroutine, False
+        outermost, frame = frame, frame.f_back
+    if frame is None:  # uvloop, run by something else than asyncio.Runner
+        outermost = coroutine
+    elif outermost is None:  # os.fork itself is the callback
+        _end()
+    if outermost is not None:
+        # A step of a task, or a callback, at whose end the event loop would call what was ready at the fork,
+        # and read from the connections. A trace function sees that end before the loop does.
+        outermost.f_trace, outermost.f_trace_lines = _trace_outermost, False
         sys.settrace(_trace_no_other)
 
 
-def _trace_coroutine(_frame: FrameType, event: str, _value: Any) -> Any:
+def _trace_outermost(_frame: FrameType, event: str, _value: Any) -> Any:
     if event == "return":  # or it awaits
         _end()
-    return _trace_coroutine
+    return _trace_outermost
 
 
 def _trace_no_other(*_: Any) -> None:

@@ -118,6 +118,18 @@ class Copies(JobProcessor):
         return -1
 
 
+class CopiesInCallback(JobProcessor):
+    """Forks in a callback of the event loop; returns the exit code of the copy."""
+
+    async def process(self, job: Job[dict[str, Any]]) -> int:
+        copies: list[int] = []
+        loop = asyncio.get_running_loop()
+        loop.call_soon(os.fork if job.payload["how"] == "fork" else lambda: copies.append(os.fork()))
+        await asyncio.sleep(0)
+        _, status = await asyncio.to_thread(os.waitpid, copies[0] if copies else -1, 0)
+        return os.waitstatus_to_exitcode(status)
+
+
 class CopiesApart(Copies):
     """The same in an isolated process."""
 

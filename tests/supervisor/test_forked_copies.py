@@ -36,6 +36,17 @@ async def test_a_copy_runs_no_other_job_that_was_ready(
     assert parent.log.count("a job has forked its worker's process, and the copy") == len(jobs)
 
 
+@pytest.mark.parametrize("event_loop", ["asyncio", "uvloop"])
+async def test_a_copy_made_in_a_callback_ends(
+    event_loop: str, supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise("CopiesInCallback", event_loop=event_loop)
+    for how in ("fork", "function"):
+        job = await ends_completed(sql, (await client.enqueue("copies-in-callback", {"how": how})).id)
+        assert (job["result"], counters(job)) == (1, (1, 0, 0))
+    assert parent.log.count("a job has forked its worker's process, and the copy") == 2
+
+
 async def test_a_copy_of_an_isolated_process_ends(supervise: Supervise, client: JobClient, sql: Sql) -> None:
     supervise("CopiesApart", isolated_processes=1)
     for then in ("return", "raise", "wait"):
