@@ -17,7 +17,7 @@ from jsworker.embedded.resources import find_nats_server
 from tests.deployment.files import container
 from tests.deployment.rendering import overlay
 
-PINGS = (5.0, 2)
+PINGS = (15.0, 2)
 """Seconds between the server's pings, and how many may stay unanswered: docs/guarantees.md counts on them."""
 
 

@@ -49,6 +49,16 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def slow_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project that takes long to count: after the kill there is work for many seconds."""
+    folder = new_repository(tmp_path_factory.mktemp("projects") / "slow")
+    commit(folder, {"all.py": b"a = 1\n" * 8_000_000}, START)
+    for number in range(1, 40):
+        commit(folder, {f"{number}.py": b"b = 2\n"}, START + timedelta(days=number))
+    return folder
+
+
 def independent_count(folder: Path, commit_id: str) -> dict[str, int]:
     """Count the lines of a commit from a checkout of it."""
     checkout = folder.parent / commit_id
@@ -103,12 +113,12 @@ def test_a_killed_worker_loses_nothing(data: Path, project: Path, tmp_path: Path
 
 
 def test_sigkill_leaves_no_process_and_no_work_for_the_next_demo(
-    data: Path, project: Path, tmp_path: Path
+    data: Path, project: Path, slow_project: Path, tmp_path: Path
 ) -> None:
-    with DemoProcess(data, "--json", "--out", tmp_path, project) as demo:
+    with DemoProcess(data, "--json", "--out", tmp_path, slow_project) as demo:
         demo.wait_for("killed with SIGKILL").send(signal.SIGKILL)
         assert demo.finish().code == -signal.SIGKILL
-    assert nothing_is_left_of(data, project)
+    assert nothing_is_left_of(data, slow_project)
 
     # As most people start it: the repository around the working directory, charts beside the work.
     result = run_demo_process(data, "--json", "--no-kill", cwd=project / "sub")
@@ -131,9 +141,9 @@ def test_sigkill_leaves_no_process_and_no_work_for_the_next_demo(
     ids=["ctrl-c", "ctrl-c twice", "sigterm", "sigterm while the servers start"],
 )
 def test_a_signal_ends_it_with_one_line(
-    data: Path, project: Path, tmp_path: Path, moment: str, signals: list[signal.Signals]
+    data: Path, slow_project: Path, tmp_path: Path, moment: str, signals: list[signal.Signals]
 ) -> None:
-    with DemoProcess(data, "--json", "--out", tmp_path, project) as demo:
+    with DemoProcess(data, "--json", "--out", tmp_path, slow_project) as demo:
         demo.wait_for(moment)
         for number in signals:
             demo.send(number)
