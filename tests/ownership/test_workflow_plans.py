@@ -38,15 +38,15 @@ INSERT INTO jsworker.batches (id, workflow, name, kind, place, finished_at, outc
 SELECT need, :workflow, 'n', 'k', 0, now(), 'completed' FROM unnest(CAST(:needs AS uuid[])) AS need""",
     """
 INSERT INTO jsworker.batches (id, workflow, name, kind, place)
-SELECT dependant, :workflow, 'd', 'k', 0 FROM unnest(CAST(:dependants AS uuid[])) AS dependant""",
+SELECT each, :workflow, 'd', 'k', 0 FROM unnest(CAST(:dependants AS uuid[])) AS each""",
     """
 INSERT INTO jsworker.batch_needs (batch, needs)
-SELECT dependant, need FROM unnest(CAST(:dependants AS uuid[])) AS dependant,
+SELECT each, need FROM unnest(CAST(:dependants AS uuid[])) AS each,
   unnest(:needs || (SELECT id FROM jsworker.batches WHERE finished_at IS NULL LIMIT 1)) AS need""",
     """
 INSERT INTO jsworker.jobs (id, kind, payload, status, held_by, held_at, batch_id)
-SELECT uuidv7(), :kind, '{}', 'scheduled', 'needs', now(), dependant
-FROM unnest(CAST(:dependants AS uuid[])) AS dependant""",
+SELECT uuidv7(), :kind, '{}', 'scheduled', 'needs', now(), each
+FROM unnest(CAST(:dependants AS uuid[])) AS each""",
 )
 
 
