@@ -110,7 +110,7 @@ def in_two(patch: pytest.MonkeyPatch) -> None:
         cancelled = await database.run(
             waiting, {"ids": ids, "statuses": list(control.LIVE), **ANY_AGE.values()}
         )
-        await asyncio.sleep(0.02)  # what lies between two statements of a busy client
+        await asyncio.sleep(0.2)  # what lies between two statements of a busy client
         requested = await database.run(
             running, {"ids": ids, "statuses": list(control.LIVE), **ANY_AGE.values()}
         )
