@@ -19,21 +19,25 @@ AFTER = """WHERE w.until <= clock_timestamp() AND EXISTS (
         WHERE seen.kind = w.kind AND seen.key = w.key AND seen.job_id = w.job_id) AND NOT EXISTS ("""
 
 
-def upgrade() -> None:
-    replace(BEFORE, AFTER)
-
-
-def downgrade() -> None:
-    replace(AFTER, BEFORE)
-
-
-def replace(old: str, new: str) -> None:
-    """Make the function anew; its owner and its privileges stay."""
-    op.execute(f"""
+def _replaced(old: str, new: str) -> str:
+    """Return the statement that makes the function anew; its owner and its privileges stay."""
+    return f"""
 DO $do$
 DECLARE
   definition text := pg_get_functiondef(CAST('jsworker.enqueue' AS regproc));
 BEGIN
   ASSERT position($old${old}$old$ IN definition) > 0;
   EXECUTE replace(definition, $old${old}$old$, $new${new}$new$);
-END $do$""")
+END $do$"""
+
+
+TAKE_WHAT_IS_SEEN = _replaced(BEFORE, AFTER)
+TAKE_WHAT_IS_OVER = _replaced(AFTER, BEFORE)
+
+
+def upgrade() -> None:
+    op.execute(TAKE_WHAT_IS_SEEN)
+
+
+def downgrade() -> None:
+    op.execute(TAKE_WHAT_IS_OVER)
