@@ -26,7 +26,9 @@ DO $do$
 DECLARE
   definition text := pg_get_functiondef(CAST('jsworker.enqueue' AS regproc));
 BEGIN
-  ASSERT position($old${old}$old$ IN definition) > 0;
+  IF position($old${old}$old$ IN definition) = 0 THEN
+    RAISE EXCEPTION 'jsworker.enqueue was changed by hand: make it anew as migrations 0018 to 0025 do, then upgrade';
+  END IF;
   EXECUTE replace(definition, $old${old}$old$, $new${new}$new$);
 END $do$"""
 

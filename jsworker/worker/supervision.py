@@ -53,7 +53,7 @@ class Supervision(Protocol):
     def stops_runs(self, died_of: JsworkerError | None) -> None:
         """Note that the worker stops and is about to stop runs that have not ended in time.
 
-        ``died_of``: the error for which it stops; None: it was told to. Ends the process instead, so that
+        ``died_of``: the error for which it stops; None: it was asked to. Ends the process instead, so that
         stalls are counted, if the supervisor has not requested the stop: one of the runs may be its cause.
         """
 

@@ -1,7 +1,10 @@
 """Retrying and cancelling members and whole workflows, and members that add members under their fence."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, LiteralString
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine, TextClause, text
@@ -123,22 +126,27 @@ async def test_a_member_is_held_while_a_need_of_its_batch_runs_again(database: D
     assert flow.workflow_row()["outcome"] == "completed"
 
 
+@contextmanager
+def refusing(sql: Sql, job_id: UUID, status: str) -> Iterator[None]:
+    """Let the table refuse one status of one job meanwhile."""
+    sql.execute(
+        f"ALTER TABLE jsworker.jobs ADD CONSTRAINT not_me CHECK (id <> '{job_id}' OR status <> '{status}')"
+    )
+    try:
+        yield
+    finally:
+        sql.execute("ALTER TABLE jsworker.jobs DROP CONSTRAINT not_me")
+
+
 async def test_a_refused_member_is_named_and_the_others_are_retried(database: Database, sql: Sql) -> None:
     flow = await stored(database, sql, ("a", 3, ()))
     for member in flow.members("a"):
         await flow.fail(member)
     await advance(database, [flow.batch("a")])
     bad = flow.members("a")[1]
-    sql.execute(
-        f"ALTER TABLE jsworker.jobs ADD CONSTRAINT not_me CHECK (id <> '{bad}' OR status <> 'queued')"
-    )
-    try:
-        with pytest.raises(
-            TransitionRefused, match=rf"^2 jobs were retried, 1 were not; the first one: job {bad}: "
-        ):
-            await retry_workflow(database, flow.id)
-    finally:
-        sql.execute("ALTER TABLE jsworker.jobs DROP CONSTRAINT not_me")
+    expected = rf"^2 jobs were retried, 1 were not; the first one: job {bad}: "
+    with refusing(sql, bad, "queued"), pytest.raises(TransitionRefused, match=expected):
+        await retry_workflow(database, flow.id)
     assert [read_job(sql, each)["status"] for each in flow.members("a")] == ["queued", "failed", "queued"]
     assert await retry_workflow(database, flow.id) == 1
 
@@ -147,16 +155,9 @@ async def test_a_refused_member_is_named_and_the_others_are_cancelled(database: 
     flow = await stored(database, sql, ("a", 3, ()), ("b", 1, ("a",)))
     bad = flow.members("a")[1]
     await claimed(database, flow.member("a"))
-    sql.execute(
-        f"ALTER TABLE jsworker.jobs ADD CONSTRAINT not_me CHECK (id <> '{bad}' OR status <> 'cancelled')"
-    )
-    try:
-        with pytest.raises(
-            TransitionRefused, match=rf"^3 jobs were cancelled, 1 were not; the first one: job {bad}: "
-        ):
-            await cancel_workflow(database, flow.id)
-    finally:
-        sql.execute("ALTER TABLE jsworker.jobs DROP CONSTRAINT not_me")
+    expected = rf"^3 jobs were cancelled, 1 were not; the first one: job {bad}: "
+    with refusing(sql, bad, "cancelled"), pytest.raises(TransitionRefused, match=expected):
+        await cancel_workflow(database, flow.id)
     assert [read_job(sql, each)["status"] for each in (*flow.members("a"), flow.member("b"))] == [
         *("processing", "queued", "cancelled", "cancelled")
     ]
