@@ -212,7 +212,7 @@ def chunks_of_new_jobs(
     payloads: Sequence[Any],
     unique_keys: Sequence[str | None],
     options: JobOptions,
-    context: TraceContext = _NO_SPAN,
+    context: TraceContext,
 ) -> Iterator[list[NewJob]]:
     """Yield the jobs of ``new_jobs`` a few thousand at a time: other tasks may run in between."""
     name = kind_name(kind)

@@ -52,8 +52,8 @@ def database_alias() -> str:
 def jsworker_settings() -> Settings:
     """Return the settings: of ``JSWORKER``, else of the environment; if neither has a database, of DATABASES.
 
-    While Django's tests run, the URL of the database that they leave alone is that of their test database,
-    and NATS is not used.
+    While Django's tests run, Django's test database takes the place of the configured one, and NATS is not
+    used.
 
     Raises ImproperlyConfigured, with a line for each fault.
     """

@@ -274,8 +274,8 @@ async def list_limits(
     """Return limits, each as a dict by column name, with the numbers of running and held jobs.
 
     ``running`` is None without a ``max_running``. Without ``all_keys``, rows that have neither numbers of
-    their own nor jobs that are counted nor a pause are left out. The list is
-    sorted by kind and key, and begins behind ``after``, which need not exist any more.
+    their own nor jobs that are counted nor a pause are left out. The list is sorted by kind and key, and
+    begins behind ``after``, which need not exist any more.
     """
     place = {"after_kind": after[0], "after_key": after[1]}
     values = {"all": all_keys, "of_kind": kind, "most": limit, **place}
