@@ -133,12 +133,23 @@ class Connection:
         clock = asyncio.get_running_loop().time
         deadline = clock() + seconds
         login.options["connect_timeout"] = min(_CONNECT_SECONDS, seconds / (len(login.servers) + 1))
+        known: StreamUnavailable | None = None
         async for attempt in while_unavailable(seconds):
             with attempt:
-                return await self._attempt(login, max(deadline - clock(), _LEAST_ATTEMPT_SECONDS))
+                try:
+                    client = await self._attempt(login, max(deadline - clock(), _LEAST_ATTEMPT_SECONDS))
+                except StreamUnavailable as error:
+                    known = error
+                    raise
+                if client is None:  # the last attempt, cut short, tells less than the one before
+                    raise known or StreamUnavailable(
+                        f"NATS at {login.shown} did not answer within {seconds:.3g} s"
+                    )
+                return client
         raise AssertionError("unreachable: the last attempt raises")
 
-    async def _attempt(self, login: Login, seconds: float) -> Client:
+    async def _attempt(self, login: Login, seconds: float) -> Client | None:
+        """Return a connected client; None: no server has answered within ``seconds``."""
         client = Client(require_tls=login.require_tls)
         connecting = asyncio.create_task(self._connect(client, login), name="connect to nats")
         connected = False
@@ -151,9 +162,7 @@ class Connection:
                     await end_tasks({connecting}, _ABANDON_SECONDS)
                 finally:
                     await client.discard(_ABANDON_SECONDS)
-        if not connected:
-            raise StreamUnavailable(f"NATS at {login.shown} did not answer within {seconds:.3g} s")
-        return client
+        return client if connected else None
 
     async def _connect(self, client: Client, login: Login) -> bool:
         """Try every server once; returns True, or raises the last server's fault."""

@@ -11,6 +11,7 @@ import pytest
 from jsworker.core.errors import SettingsError, StreamRefused, StreamUnavailable
 from jsworker.core.settings import Settings
 from jsworker.embedded.resources import free_port
+from jsworker.stream.connection import Connection as NatsConnection
 from jsworker.stream.diagnostics import Inspector
 from tests.stream.certificates import Authority, Pair
 from tests.stream.conftest import StartServer
@@ -193,7 +194,7 @@ async def test_a_login_is_never_sent_in_clear_text_when_tls_was_asked_for(author
 
 async def test_nobody_listens() -> None:
     port = free_port()
-    line = await refusal(at(port), StreamUnavailable, timeout=0.5)
+    line = await refusal(at(port), StreamUnavailable, timeout=2.0)
     assert line == f"NATS at {HOST}:{port} refused the connection: no server listens there"
 
 
@@ -205,6 +206,25 @@ async def test_a_silent_server_is_given_up_after_the_time_limit(monkeypatch: pyt
         port = silent.getsockname()[1]
         line = await refusal(at(port), StreamUnavailable, timeout=0.5)
         assert line.startswith(f"NATS at {HOST}:{port} did not answer")
+
+
+async def test_a_last_attempt_that_is_cut_short_does_not_hide_why_the_one_before_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a machine that stands still meanwhile."""
+    attempt, is_first = NatsConnection._attempt, True
+
+    async def attempt_once(*given: Any) -> Any:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            return await attempt(*given)
+        return None
+
+    monkeypatch.setattr(NatsConnection, "_attempt", attempt_once)
+    port = free_port()
+    line = await refusal(at(port), StreamUnavailable, timeout=2.0)
+    assert line == f"NATS at {HOST}:{port} refused the connection: no server listens there"
 
 
 async def test_an_unknown_host() -> None:
