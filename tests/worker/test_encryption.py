@@ -259,17 +259,17 @@ async def test_the_payload_of_a_later_call_is_read_where_it_waits(
 async def test_schedules_are_encrypted_and_not_written_anew_for_nothing(
     sealed: JobClient, encrypted: Settings, make_settings: Make, rows: Rows, start: StartWorker
 ) -> None:
-    hourly = scripted(echo, schedule=Every(hours=1, payload={"secret": CANARY}))
+    seldom = scripted(echo, schedule=Every(days=366, payload={"secret": CANARY}))
     for _ in range(2):
-        running = await start(hourly, with_settings=encrypted)
+        running = await start(seldom, with_settings=encrypted)
         await running.end()
     assert await rows.value("SELECT revision FROM jsworker.schedules") == 1
     rotated = make_settings(encryption_keys=text_of_keys(new=NEW, old=OLD), encrypted_only=True)
-    running = await start(hourly, with_settings=rotated)
+    running = await start(seldom, with_settings=rotated)
     assert await rows.value("SELECT revision FROM jsworker.schedules") == 2
     assert key_of_content(await rows.value("SELECT payload FROM jsworker.schedules")) == "aes-gcm new"
     async with JobClient(rotated) as client:
-        await client.schedules.add("by hand", KIND, Every(hours=1, payload={"n": 1}))
+        await client.schedules.add("by hand", KIND, Every(days=366, payload={"n": 1}))
         by_hand = await client.schedules.run_now("by hand")
         assert await by_hand.result(60) == {"n": 1}
         assert (await client.get(by_hand.id)).payload == {"n": 1}

@@ -24,6 +24,8 @@ TRIGGER = """
 CREATE TRIGGER forbid BEFORE INSERT ON jsworker.jobs FOR EACH ROW WHEN (NEW.kind = 'forbidden')
 EXECUTE FUNCTION forbid()
 """
+# In days: far from any instant but the one that a test makes due, at whatever time of day it runs.
+SELDOM = 366
 JOBS = "SELECT kind, schedule, scheduled_for, status FROM jsworker.jobs ORDER BY scheduled_for"
 
 
@@ -52,9 +54,9 @@ async def test_each_instant_is_run_once_by_three_workers(rows: Rows, start: Star
 async def test_the_jobs_of_a_schedule_have_the_limit_key_of_their_class(
     client: JobClient, rows: Rows, start: StartWorker
 ) -> None:
-    hourly = Every(hours=1, payload={"tenant": "a"})
-    running = await start(scripted(echo, limit=Limit(1, key="tenant"), schedule=hourly))
-    await client.schedules.add("by hand", "elsewhere", Every(hours=1), limit_key="b")
+    seldom = Every(days=SELDOM, payload={"tenant": "a"})
+    running = await start(scripted(echo, limit=Limit(1, key="tenant"), schedule=seldom))
+    await client.schedules.add("by hand", "elsewhere", Every(days=SELDOM), limit_key="b")
     await client.schedules.run_now("by hand")
     await rows.query(MAKE_DUE)
     running.worker._components.schedules.wake()
@@ -85,7 +87,7 @@ async def test_what_was_missed_is_left_out_and_told(
     client: JobClient, rows: Rows, start: StartWorker
 ) -> None:
     running = await start(scripted(echo))
-    await client.schedules.add("nightly", KIND, Every(days=1, missed="skip"))
+    await client.schedules.add("seldom", KIND, Every(days=SELDOM, missed="skip"))
     await rows.query("UPDATE jsworker.schedules SET next_at = clock_timestamp() - interval '1 hour'")
     running.worker._components.schedules.wake()
     [skipped] = await running.events.told("schedule.skipped")
@@ -98,7 +100,7 @@ async def test_an_instant_is_left_out_while_the_last_job_lives(
     client: JobClient, rows: Rows, start: StartWorker
 ) -> None:
     running = await start(scripted(echo))
-    await client.schedules.add("slow", "elsewhere", Every(days=1, overlap="skip"))
+    await client.schedules.add("slow", "elsewhere", Every(days=SELDOM, overlap="skip"))
     for name in ("schedule.fired", "schedule.skipped"):
         await rows.query(MAKE_DUE)
         running.worker._components.schedules.wake()
@@ -112,7 +114,7 @@ async def test_one_that_cannot_be_fired_is_told_and_stops_no_other(
 ) -> None:
     running = await start(scripted(echo))
     for name in ("unreadable", "refused", "forbidden", "sound"):
-        await client.schedules.add(name, name, Every(days=1))
+        await client.schedules.add(name, name, Every(days=SELDOM))
     await rows.query("UPDATE jsworker.schedules SET rule = 'at noon, more or less' WHERE name = 'unreadable'")
     await rows.query("ALTER TABLE jsworker.jobs ADD CONSTRAINT odd CHECK (kind <> 'refused')")
     await rows.query(FORBID)
@@ -159,12 +161,12 @@ async def test_a_long_outage_of_one_schedule_holds_up_no_other(
 ) -> None:
     running = await start(scripted(echo))
     await client.schedules.add("frequent", "elsewhere", Every(seconds=30, catch_up=120))
-    await client.schedules.add("nightly", "nightly", Every(days=1))
+    await client.schedules.add("seldom", "seldom", Every(days=SELDOM))
     await rows.query("UPDATE jsworker.schedules SET next_at = clock_timestamp() - interval '2 hours'")
     running.worker._components.schedules.wake()
     fired = await running.events.told("schedule.fired", times=121)
     names = [event["schedule"] for event in fired]
-    assert "nightly" in names[:51]
+    assert "seldom" in names[:51]
     instants = [event["scheduled_for"] for event in fired if event["schedule"] == "frequent"]
     assert len(instants) >= 120
     assert {later - earlier for earlier, later in pairwise(instants)} == {timedelta(seconds=30)}
