@@ -11,7 +11,7 @@ from jsworker.cli.options import argument, new_app, option
 from jsworker.cli.output import print_line, remark
 from jsworker.client.job_client import JobClient
 from jsworker.core.exit_codes import WrongUsage
-from jsworker.core.names import shown
+from jsworker.core.names import is_loopback, shown
 from jsworker.core.settings import load_settings
 from jsworker.core.targets import load_processors
 
@@ -74,7 +74,6 @@ def dashboard(
     """
     try:
         from jsworker.dashboard import dashboard as new_dashboard  # noqa: PLC0415 -- an extra
-        from jsworker.dashboard.access import is_loopback  # noqa: PLC0415
         from jsworker.dashboard.serving import address_of, listen, serve  # noqa: PLC0415
     except ImportError as error:
         raise WrongUsage(

@@ -1,5 +1,6 @@
 """The rules for names that travel in subjects, keys and rows, and how foreign text is shown in one line."""
 
+import ipaddress
 import re
 import shlex
 from collections.abc import Callable
@@ -23,6 +24,14 @@ def check_kind(kind: str) -> str:
 def is_kind(name: str) -> bool:
     """Return whether this may name a kind of job."""
     return isinstance(name, str) and _KIND.fullmatch(name) is not None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or an address is this machine's own."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def check_unique_key(key: str) -> str:

@@ -3,7 +3,6 @@
 import hashlib
 import hmac
 import inspect
-import ipaddress
 import secrets
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+
+from jsworker.core.names import is_loopback
 
 ACTIONS: Final = frozenset(
     {
@@ -111,16 +112,6 @@ def _is_from_here(request: Request) -> bool:
         return False
     # A request without an address came through a socket file, as from a proxy.
     return request.client is not None and is_loopback(request.client.host)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host name or an address is this machine's own."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def host_name(host: str) -> str:

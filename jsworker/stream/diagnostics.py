@@ -1,7 +1,6 @@
 """Reading the state of NATS for a diagnosis: server, account, stream and consumers. Nothing is written."""
 
 import asyncio
-import ipaddress
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from nats.js.api import AccountInfo, ClusterInfo, ConsumerInfo
 
 from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.core.events import Events
+from jsworker.core.names import is_loopback
 from jsworker.core.settings import Settings
 from jsworker.stream.api import JetStreamApi, NotThere
 from jsworker.stream.connection import Connection
@@ -89,7 +89,7 @@ class Inspector(JetStreamApi):
             name=info.get("server_name"),
             version=(version.major, version.minor, version.patch),
             encrypted=bool(info.get("tls_required")),
-            local=_is_loopback(host),
+            local=is_loopback(host),
             offers_jetstream=bool(info.get("jetstream")),
         )
 
@@ -181,10 +181,3 @@ def _peers(cluster: ClusterInfo | None) -> dict[str, bool]:
     leader = {cluster.leader: True} if cluster.leader else {}
     replicas = cluster.replicas or []
     return leader | {peer.name or "unknown": bool(peer.current) and not peer.offline for peer in replicas}
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
