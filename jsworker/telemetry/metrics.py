@@ -3,6 +3,7 @@
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -36,11 +37,15 @@ STALLS: Final = (
 )
 """Name, documentation and labels of the figure that both workers and their supervisor have."""
 _OF_QUEUES: Final = (
-    ("queue_oldest_seconds", "oldest_seconds", "For how long the job at the front has been queued."),
+    ("queue_oldest_seconds", "waiting.oldest_seconds", "For how long the job at the front has been queued."),
     ("queue_drift_jobs", "drift", "Jobs that expect a message in the stream minus messages there."),
     ("consumer_pending_messages", "pending", "Messages that were never delivered."),
     ("consumer_unacknowledged_messages", "unacknowledged", "Messages delivered and not answered."),
-    ("schedule_lag_seconds", "schedule_lag_seconds", "For how long the first due schedule was not fired."),
+    (
+        "schedule_lag_seconds",
+        "waiting.schedule_lag_seconds",
+        "For how long the first due schedule was not fired.",
+    ),
 )
 """Name, field of ``KindQueue`` and documentation of the gauges by kind."""
 _OF_LIMITS: Final = (
@@ -48,7 +53,7 @@ _OF_LIMITS: Final = (
     ("limit_max_running_jobs", "How many jobs of that key may run."),
     ("limit_full_keys", "Keys of which as many jobs run as may."),
 )
-"""Names and documentation of the gauges of ``KindQueue.limit``: one value per kind, not per key."""
+"""Names and documentation of the gauges of ``Waiting.limit``: one value per kind, not per key."""
 
 
 class Metrics(Collector):
@@ -237,7 +242,7 @@ def of_fleet(fleet: Fleet) -> Iterator[Metric]:
     """Yield the gauges of the whole installation, which are the same in every pod."""
     jobs = GaugeMetricFamily("jsworker_jobs", "Live jobs in the table.", labels=["kind", "status"])
     for kind, queue in fleet.queues.items():
-        for status, number in queue.jobs.items():
+        for status, number in queue.waiting.jobs.items():
             jobs.add_metric([kind, status], number)
     yield jobs
     labels = ["kind", "held_by"]
@@ -250,16 +255,18 @@ def of_fleet(fleet: Fleet) -> Iterator[Metric]:
         "jsworker_held_oldest_seconds", "For how long the first of them has been held.", labels=labels
     )
     for kind, queue in fleet.queues.items():
-        for why, number in queue.held.items():
+        for why, number in queue.waiting.held.items():
             held.add_metric([kind, why], number)
-            oldest_held.add_metric([kind, why], queue.held_oldest_seconds[why])
+            oldest_held.add_metric([kind, why], queue.waiting.held_oldest_seconds[why])
     yield from (held, oldest_held)
     for name, field, documentation in _OF_QUEUES:
-        values = {kind: getattr(queue, field) for kind, queue in fleet.queues.items()}
+        read = attrgetter(field)
+        values = {kind: read(queue) for kind, queue in fleet.queues.items()}
         yield gauge_by("kind", name, documentation, values)
     yield from _of_lanes(fleet)
+    limits = {kind: queue.waiting.limit for kind, queue in fleet.queues.items()}
     for place, (name, documentation) in enumerate(_OF_LIMITS):
-        uses = {kind: queue.limit[place] for kind, queue in fleet.queues.items() if queue.limit is not None}
+        uses = {kind: limit[place] for kind, limit in limits.items() if limit is not None}
         yield gauge_by("kind", name, documentation, uses)
     oldest, refused = fleet.outbox_oldest_seconds, fleet.refused_rows
     yield gauge("outbox_jobs", "Queued jobs whose message is still to be sent.", fleet.outbox_jobs)
@@ -281,7 +288,7 @@ def _of_lanes(fleet: Fleet) -> Iterator[Metric]:
         "jsworker_queue_lane_oldest_seconds", "For how long the oldest of them has been queued.", labels=names
     )
     for kind, queue in fleet.queues.items():
-        for priority, (number, oldest) in queue.lanes.items():
+        for priority, (number, oldest) in queue.waiting.lanes.items():
             jobs.add_metric([kind, priority], number)
             seconds.add_metric([kind, priority], oldest)
     yield from (jobs, seconds)

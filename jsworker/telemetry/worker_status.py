@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from jsworker.core.events import Events
+
+if TYPE_CHECKING:  # a parent of workers imports no SQLAlchemy
+    from jsworker.ownership.queries.job_report import Waiting
 
 MOST_KINDS: Final = 200
 """The most kinds with figures of their own in one process: its own kinds first, then those of others."""
@@ -68,35 +71,20 @@ class WorkerStatus:
     events_dropped: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class KindQueue:
-    """One kind's jobs in the table, by status, and its messages in the stream; None: unknown.
+class KindQueue(NamedTuple):
+    """One kind's live jobs in the table, and its messages in the stream; None: unknown."""
 
-    The job at the front has been queued for ``oldest_seconds``; ``to_publish`` messages are still to be sent.
-    Held jobs are counted by what they wait for, with the seconds for which the first has been held.
-    ``lanes``: by priority other than normal, the number of queued jobs and the age of the oldest one.
-    ``limit``: how many jobs run of the key that is nearest to its limit, how many may run, and how many keys
-    are at their limit; None: there is no limit. ``schedule_lag_seconds``: for how long the first due
-    schedule was not fired; None: there is no schedule.
-    """
-
-    jobs: Mapping[str, int]
-    oldest_seconds: float
-    to_publish: int
+    waiting: "Waiting"
     pending: int | None
     unacknowledged: int | None
-    held: Mapping[str, int] = field(default_factory=dict)
-    held_oldest_seconds: Mapping[str, float] = field(default_factory=dict)
-    lanes: Mapping[str, tuple[int, float]] = field(default_factory=dict)
-    limit: tuple[int, int, int] | None = None
-    schedule_lag_seconds: float | None = None
 
     @property
     def drift(self) -> int | None:
         """Jobs that expect a message in the stream, minus the messages that are there; None: unknown."""
         if self.pending is None or self.unacknowledged is None:
             return None
-        expecting = self.jobs.get("queued", 0) - self.to_publish + self.jobs.get("processing", 0)
+        jobs = self.waiting.jobs
+        expecting = jobs["queued"] - self.waiting.to_publish + jobs["processing"]
         return expecting - self.pending - self.unacknowledged
 
 

@@ -56,9 +56,9 @@ async def test_a_silent_stream_hides_nothing_of_the_table(
     await survey.step()
     found = survey.latest
     assert found is not None
-    assert found.queues["here"].jobs == {"scheduled": 0, "queued": 3, "processing": 0}
-    assert found.queues["here"].oldest_seconds == pytest.approx(3600, abs=60)
-    assert found.queues["elsewhere"].jobs["scheduled"] == 1
+    assert found.queues["here"].waiting.jobs == {"scheduled": 0, "queued": 3, "processing": 0}
+    assert found.queues["here"].waiting.oldest_seconds == pytest.approx(3600, abs=60)
+    assert found.queues["elsewhere"].waiting.jobs["scheduled"] == 1
     assert found.queues["elsewhere"].drift is None  # nobody works on it: no consumer
     assert found.queues["idle"].drift == 0
 
@@ -67,7 +67,7 @@ async def test_a_silent_stream_hides_nothing_of_the_table(
     await survey.step()
     found = survey.latest
     assert found is not None
-    assert found.queues["here"].jobs["queued"] == 3
+    assert found.queues["here"].waiting.jobs["queued"] == 3
     assert found.queues["here"].drift is None
 
 
@@ -108,10 +108,10 @@ async def test_kinds_that_no_worker_is_for_are_counted_together(
     assert list(found.queues)[:3] == [*KINDS, "elsewhere"]
     assert len(found.queues) == MOST_KINDS + 1
     others = found.queues[OTHER_KINDS]
-    assert others.jobs == {"scheduled": 1, "queued": junk, "processing": 0}
-    assert (others.to_publish, others.drift) == (100, None)
-    assert others.oldest_seconds == pytest.approx(3600, abs=60)
-    assert found.queues["here"].jobs["queued"] == 1
+    assert others.waiting.jobs == {"scheduled": 1, "queued": junk, "processing": 0}
+    assert (others.waiting.to_publish, others.drift) == (100, None)
+    assert others.waiting.oldest_seconds == pytest.approx(3600, abs=60)
+    assert found.queues["here"].waiting.jobs["queued"] == 1
     registry = CollectorRegistry()
     registry.register(Given(found))
     assert len(unpacked(packed(registry))) > 0

@@ -108,15 +108,7 @@ def _fleet(found: Backlog, states: Mapping[str, Sequence[ConsumerInfo]], left_se
 
 
 def _queue(waiting: Waiting, states: Sequence[ConsumerInfo] | None) -> KindQueue:
-    return KindQueue(
-        jobs=waiting.jobs,
-        oldest_seconds=waiting.oldest_seconds,
-        to_publish=waiting.to_publish,
-        pending=None if states is None else sum(each.num_pending or 0 for each in states),
-        unacknowledged=None if states is None else sum(each.num_ack_pending or 0 for each in states),
-        held=waiting.held,
-        held_oldest_seconds=waiting.held_oldest_seconds,
-        lanes=waiting.lanes,
-        limit=waiting.limit,
-        schedule_lag_seconds=waiting.schedule_lag_seconds,
-    )
+    if states is None:
+        return KindQueue(waiting, None, None)
+    pending = sum(each.num_pending or 0 for each in states)
+    return KindQueue(waiting, pending, sum(each.num_ack_pending or 0 for each in states))
