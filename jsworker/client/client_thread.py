@@ -7,7 +7,9 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any, Final, Generic, TypeVar
+from uuid import UUID
 
 from jsworker.client.job_client import JobClient
 from jsworker.core.codec import Codec
@@ -70,6 +72,10 @@ class ClientThread:
         except BaseException:  # Ctrl-C, for example; the thread of the client goes on
             awaited.cancel()
             raise
+
+    def result(self, job_id: UUID | str, timeout: float | timedelta | None) -> Any:
+        """Return the result of a job; see ``JobClient.result``."""
+        return self.call(lambda client: client.result(job_id, timeout))
 
     def close(self) -> None:
         """Close the client, if it is open; calls that other threads still wait for are cut off."""

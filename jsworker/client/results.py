@@ -9,7 +9,7 @@ from contextlib import suppress
 from copy import deepcopy
 from datetime import timedelta
 from itertools import count
-from typing import Any, Final, Generic, TypeAlias
+from typing import Any, Final, Generic, Self, TypeAlias, cast
 from uuid import UUID
 
 from typing_extensions import TypeVar
@@ -37,8 +37,8 @@ from jsworker.stream.result_hints import RENEW_SECONDS, HintReceiver
 
 T = TypeVar("T")
 R = TypeVar("R", default=Any)
-ResultReader: TypeAlias = Callable[[UUID, float | timedelta | None], Awaitable[Any]]
-"""Waits for the result of a job, for at most the given time; None: without a limit."""
+ResultReader: TypeAlias = Callable[[UUID, float | timedelta | None], Any]
+"""Waits for the result of a job, or returns what is to be awaited; a time of None: without a limit."""
 
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _LONGEST_PAUSE_SECONDS: Final = 2.0
@@ -268,24 +268,43 @@ class Results:
                         waiter.set_exception(error)
 
 
-class JobHandle(Enqueued, Generic[R]):
-    """The result of an enqueue, the tuple ``(id, created)``, from which the job's result can be awaited.
-
-    If not ``created``, ``id`` and the result are those of the live job that holds the unique key.
-    """
+class Handle(Enqueued, Generic[R]):
+    """The result of an enqueue by a client, with the way to the job's result."""
 
     _read: ResultReader | None = None
     _kind: str | type[JobProcessor[Any]] = ""
 
     @classmethod
-    def of(
-        cls, enqueued: Enqueued, read: ResultReader, kind: str | type[JobProcessor[Any]]
-    ) -> "JobHandle[R]":
+    def of(cls, enqueued: Enqueued, read: ResultReader, kind: str | type[JobProcessor[Any]]) -> Self:
         """Return the handle of a job of a kind or a processor; ``read`` waits for its result."""
         handle = cls(*enqueued)
         handle._read = read
         handle._kind = kind
         return handle
+
+    def _wait(self, timeout: float | timedelta | None) -> Any:
+        if self._read is None:
+            raise RuntimeError(f"this handle belongs to no client: use client.result({str(self.id)!r})")
+        return self._read(self.id, timeout)
+
+    def _returned(self, result: Any) -> R:
+        """Return a result, a JSON value, as the type that the job's processor returns."""
+        if isinstance(self._kind, str):
+            return cast("R", result)
+        try:
+            return cast("R", read_result(self._kind, result))
+        except InvalidJson as error:
+            raise InvalidJson(f"job {self.id} of kind {self._kind.kind}: {error}") from None
+
+    def __reduce__(self) -> tuple[type[Enqueued], tuple[UUID, bool]]:
+        return Enqueued, (self.id, self.created)
+
+
+class JobHandle(Handle[R]):
+    """The result of an enqueue, the tuple ``(id, created)``, from which the job's result can be awaited.
+
+    If not ``created``, ``id`` and the result are those of the live job that holds the unique key.
+    """
 
     async def result(self, timeout: float | timedelta | None = None) -> R:  # noqa: ASYNC109 -- as asyncio.wait_for
         """Return the job's result once it has completed; see ``JobClient.result``.
@@ -295,26 +314,7 @@ class JobHandle(Enqueued, Generic[R]):
 
         Raises the errors of ``JobClient.result``, and InvalidJson if the result does not fit that type.
         """
-        if self._read is None:
-            raise RuntimeError(f"this handle belongs to no client: use client.result({str(self.id)!r})")
-        returned: R = as_returned(self._kind, self.id, await self._read(self.id, timeout))
-        return returned
-
-    def __reduce__(self) -> tuple[type[Enqueued], tuple[UUID, bool]]:
-        return Enqueued, (self.id, self.created)
-
-
-def as_returned(kind: str | type[JobProcessor[Any]], job_id: UUID, result: Any) -> Any:
-    """Return a job's result, a JSON value, as the type that its processor returns.
-
-    Raises InvalidJson if it does not fit that type.
-    """
-    if isinstance(kind, str):
-        return result
-    try:
-        return read_result(kind, result)
-    except InvalidJson as error:
-        raise InvalidJson(f"job {job_id} of kind {kind.kind}: {error}") from None
+        return self._returned(await self._wait(timeout))
 
 
 def _with_role(error: JsworkerError) -> JsworkerError:

@@ -166,7 +166,7 @@ class SyncJobClient:
         job = self._thread.call(
             lambda client: client.enqueue(kind, payload, unique_key=unique_key, **options)
         )
-        return SyncJobHandle.of(job, self._thread, kind)
+        return SyncJobHandle.of(job, self._thread.result, kind)
 
     @overload
     def enqueue_many(
@@ -211,11 +211,11 @@ class SyncJobClient:
         jobs = self._thread.call(
             lambda client: client.enqueue_many(kind, given, unique_keys=unique_keys, **options)
         )
-        return [SyncJobHandle.of(job, self._thread, kind) for job in jobs]
+        return [SyncJobHandle.of(job, self._thread.result, kind) for job in jobs]
 
     def result(self, job_id: UUID | str, timeout: float | timedelta | None = None) -> Any:
         """See ``JobClient.result``."""
-        return self._thread.call(lambda client: client.result(job_id, timeout))
+        return self._thread.result(job_id, timeout)
 
     def workflow(self, name: str) -> SyncFlow:
         """Return a workflow to be filled in a ``with`` block, at whose end all of it is enqueued."""

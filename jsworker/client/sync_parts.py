@@ -4,7 +4,7 @@ from collections.abc import Callable, Coroutine
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self
+from typing import Any, Self
 from uuid import UUID
 
 from typing_extensions import TypeVar
@@ -12,7 +12,7 @@ from typing_extensions import TypeVar
 from jsworker.client.client_thread import ClientThread
 from jsworker.client.enqueueing import Kind
 from jsworker.client.job_client import JobClient
-from jsworker.client.results import as_returned
+from jsworker.client.results import Handle
 from jsworker.client.selected_jobs import (
     COUNT_SECONDS,
     MOST_COUNTED,
@@ -24,9 +24,7 @@ from jsworker.client.workflows import Flow, Node, Nodes
 from jsworker.core.limits import Limit, Rate
 from jsworker.core.names import shown
 from jsworker.core.priorities import Priority
-from jsworker.core.processor import JobProcessor
 from jsworker.core.schedule_rules import Schedule
-from jsworker.ownership.transitions.enqueue import Enqueued
 from jsworker.ownership.transitions.limits import Numbers
 from jsworker.ownership.transitions.workflow_control import CancelledWorkflow
 
@@ -34,32 +32,12 @@ R = TypeVar("R", default=Any)
 T = TypeVar("T")
 
 
-class SyncJobHandle(Enqueued, Generic[R]):
+class SyncJobHandle(Handle[R]):
     """What an enqueue did, the tuple ``(id, created)``, and the way to the job's result, as ``JobHandle``."""
-
-    _thread: ClientThread | None = None
-    _kind: str | type[JobProcessor[Any]] = ""
-
-    @classmethod
-    def of(
-        cls, enqueued: Enqueued, thread: ClientThread, kind: str | type[JobProcessor[Any]]
-    ) -> "SyncJobHandle[R]":
-        """Return the handle of a job of a kind or a processor; ``thread`` waits for its result."""
-        handle = cls(*enqueued)
-        handle._thread = thread
-        handle._kind = kind
-        return handle
 
     def result(self, timeout: float | timedelta | None = None) -> R:
         """Return the job's result once it has completed; see ``JobHandle.result``."""
-        if self._thread is None:
-            raise RuntimeError(f"this handle belongs to no client: use client.result({str(self.id)!r})")
-        found = self._thread.call(lambda client: client.result(self.id, timeout))
-        returned: R = as_returned(self._kind, self.id, found)
-        return returned
-
-    def __reduce__(self) -> tuple[type[Enqueued], tuple[UUID, bool]]:
-        return Enqueued, (self.id, self.created)
+        return self._returned(self._wait(timeout))
 
 
 class SyncLimits:
@@ -144,7 +122,7 @@ class SyncSchedules:
     def run_now(self, name: str, *, actor: str | None = None) -> SyncJobHandle:
         """See ``Schedules.run_now``."""
         job = self._thread.call(lambda client: client.schedules.run_now(name, actor=actor))
-        return SyncJobHandle.of(job, self._thread, "")
+        return SyncJobHandle.of(job, self._thread.result, "")
 
     def remove(self, name: str, *, actor: str | None = None) -> None:
         """See ``Schedules.remove``."""
