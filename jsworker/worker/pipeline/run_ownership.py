@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
 
@@ -54,13 +53,12 @@ _MEMBERS_AT_ONCE = 5000
 
 async def fetch_content(run: Run, services: LeaseServices) -> None:
     """Fetch a payload and checkpoint that were too large for the claim; heartbeats keep the job meanwhile."""
-    # Each try gets more time: if handed back instead, the job would go from worker to worker for ever.
-    tries = count()
 
-    async def fetch() -> ClaimedJob:
+    # Each try gets more time: if handed back instead, the job would go from worker to worker for ever.
+    async def fetch(tries: int) -> ClaimedJob:
         async with services.fetching:
             return await claims.fetch_content(
-                services.database, worker_id=services.worker_id, claimed=run.claimed, tries=next(tries)
+                services.database, worker_id=services.worker_id, claimed=run.claimed, tries=tries
             )
 
     try:
@@ -138,14 +136,8 @@ class RunLease:
     async def save_checkpoint(self, value: Any) -> None:
         """Store the checkpoint from which the next run starts."""
         text = checkpoint_text(value, self._run, self._services)
-        tries = count()
-
-        async def write() -> None:
-            await write_owned(
-                self._run, self._services, heartbeat.save_checkpoint, checkpoint=text, tries=next(tries)
-            )
-
-        await until_answered(self._run, write)
+        write = partial(write_owned, self._run, self._services, heartbeat.save_checkpoint, checkpoint=text)
+        await until_answered(self._run, lambda tries: write(tries=tries))
 
     async def quiet(self, seconds: float) -> None:
         """Announce a phase without signs of life; the heartbeat restores the thresholds afterwards."""
@@ -154,12 +146,13 @@ class RunLease:
         write = partial(write_owned, self._run, self._services, heartbeat.set_thresholds, **thresholds)
         # At this moment the heartbeat may be restoring the thresholds after the previous phase.
         async with self._run.thresholds_lock:
-            await until_answered(self._run, write)
+            await until_answered(self._run, lambda _: write())
             self._run.quiet_seconds = seconds
             self._run.quiet_until = boottime() + seconds
         self._services.on_quiet()
-        if seconds and self._services.cover_others is not None:
-            await until_answered(self._run, self._services.cover_others)
+        cover_others = self._services.cover_others
+        if seconds and cover_others is not None:
+            await until_answered(self._run, lambda _: cover_others())
 
     @contextlib.asynccontextmanager
     async def transaction(self, result: Any) -> AsyncIterator["AsyncSession"]:
@@ -234,21 +227,17 @@ class RunLease:
 
     async def _add_members(self, kind: str, new: Sequence[NewJob]) -> None:
         (job_id, token), services = self._run.held, self._services
-        tries = count()
-
-        async def add() -> None:
-            await workflow_control.add_members(
-                services.database,
-                worker_id=services.worker_id,
-                job_id=job_id,
-                token=token,
-                kind=kind,
-                new=new,
-                tries=next(tries),
-            )
-
+        add = partial(
+            workflow_control.add_members,
+            services.database,
+            worker_id=services.worker_id,
+            job_id=job_id,
+            token=token,
+            kind=kind,
+            new=new,
+        )
         try:
-            await until_answered(self._run, add)
+            await until_answered(self._run, lambda tries: add(tries=tries))
         except OwnershipLost:
             self._run.lose()
             raise
@@ -265,17 +254,19 @@ class RunLease:
 
     async def results_page(self, node: str, after: MemberResult | None) -> list[MemberResult]:
         """Return a page of outcomes, behind ``after``, of a node that the job's own node comes after."""
+        database, contents = self._services.database, self._services.contents
         if self._needs is None:
-            read = partial(workflow_listing.needs_of, self._services.database, self._run.id)
-            self._needs = await until_answered(self._run, read)
+            self._needs = await until_answered(
+                self._run, lambda _: workflow_listing.needs_of(database, self._run.id)
+            )
         if (batch := self._needs.get(node)) is None:
             names = ", ".join(map(shown, self._needs)) or "none"
             raise ValueError(
                 f"results_of({shown(node)}): this job's node does not come after it; needs: {names}"
             )
-        services = self._services
-        read_page = partial(workflow_listing.results, services.database, services.contents, batch, after)
-        return await until_answered(self._run, read_page)
+        return await until_answered(
+            self._run, lambda _: workflow_listing.results(database, contents, batch, after)
+        )
 
     def _members(self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]) -> list[NewJob]:
         given = one_for_each("payloads", payloads)
@@ -371,9 +362,8 @@ class RunLease:
 
     async def _was_committed(self) -> bool:
         """Return whether an unanswered COMMIT took effect, once the database answers."""
-        job_id, token = self._run.held
-        ask = partial(was_committed, self._services.database, job_id=job_id, token=token)
-        return await until_answered(self._run, ask)
+        (job_id, token), database = self._run.held, self._services.database
+        return await until_answered(self._run, lambda _: was_committed(database, job_id=job_id, token=token))
 
     def _completion(self, result: Any | Callable[[], Any]) -> Completion:
         text = self._result_text(result)

@@ -57,8 +57,8 @@ async def write_owned(
     return written
 
 
-async def until_answered(run: Run, ask: Callable[[], Awaitable[T]]) -> T:
-    """Call ``ask`` until the database answers or the run is stopped."""
+async def until_answered(run: Run, ask: Callable[[int], Awaitable[T]]) -> T:
+    """Call ``ask``, with the number of tries so far, until the database answers or the run is stopped."""
     async for attempt in tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception(may_answer_later),
         wait=PAUSES,
@@ -66,5 +66,5 @@ async def until_answered(run: Run, ask: Callable[[], Awaitable[T]]) -> T:
         reraise=True,
     ):
         with attempt:
-            return await ask()
+            return await ask(attempt.retry_state.attempt_number - 1)
     raise AssertionError

@@ -5,7 +5,6 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from itertools import count
 from typing import Any, Final
 
 from pydantic import PydanticUserError, TypeAdapter
@@ -89,18 +88,16 @@ class Steps:
             raise
 
     async def _find(self, step: "NamedStep") -> FoundStep:
-        tries = count()
+        services = self._services
 
-        async def find() -> FoundStep:
+        async def find(tries: int) -> FoundStep:
             # The size of the result is unknown: each try allows time for one more result of the largest size.
-            seconds = self._services.database.seconds_for(next(tries) * self._most_bytes)
-            services = self._services
             return await steps.find_step(
                 services.database,
                 worker_id=services.worker_id,
                 held=self._run.held,
                 name=step.name,
-                seconds=seconds,
+                seconds=services.database.seconds_for(tries * self._most_bytes),
             )
 
         try:
@@ -184,24 +181,12 @@ class Steps:
         return step.read(text)
 
     async def _keep(self, step: "NamedStep", text: str | None, *, sleeps: float | None = None) -> FoundStep:
-        tries = count()
-
-        async def keep() -> bool:
-            return await write_owned(
-                self._run,
-                self._services,
-                steps.keep_step,
-                name=step.name,
-                result=text,
-                sleeps=sleeps,
-                tries=next(tries),
-            )
-
-        if await until_answered(self._run, keep):
+        values = {"name": step.name, "result": text, "sleeps": sleeps}
+        keep = partial(write_owned, self._run, self._services, steps.keep_step, **values)
+        if await until_answered(self._run, lambda tries: keep(tries=tries)):
             return FoundStep(True, text, sleeps, 0)
-        return await self._find(
-            step
-        )  # the answer to an earlier try was lost, or its caller did not wait for it
+        # The answer to an earlier try was lost, or its caller did not wait for it.
+        return await self._find(step)
 
     @property
     def _most_bytes(self) -> int:
