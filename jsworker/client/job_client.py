@@ -58,7 +58,7 @@ from jsworker.ownership.transitions.audit import Action, AuditEntry, list_action
 from jsworker.ownership.transitions.control import Cancelled
 from jsworker.ownership.transitions.enqueue import NewJob
 from jsworker.ownership.transitions.publish import Outgoing
-from jsworker.ownership.transitions.reschedule import reschedule
+from jsworker.ownership.transitions.reschedule import reschedule_all
 from jsworker.ownership.transitions.reset import Reset
 from jsworker.ownership.transitions.steps import steps_of
 from jsworker.stream.message import subject_of
@@ -558,7 +558,8 @@ class JobClient:
         """
         with operators_rights("retry"):
             wanted = job_uuid(job_id)
-            await control.retry(self._opened(), wanted, entry=_entry("retry", [wanted], actor))
+            entry = _entry("retry", [wanted], actor)
+            (await control.retry_all(self._opened(), [wanted], entry=entry)).check()
         self._publisher.publish_in_background()
 
     async def set_priority(self, job_id: UUID | str, priority: Priority, *, actor: str | None = None) -> None:
@@ -571,7 +572,7 @@ class JobClient:
         number, wanted = priority_number(priority), job_uuid(job_id)
         entry = _entry("set_priority", [wanted], actor, to=priority)
         with operators_rights("set_priority"):
-            await priorities.set_priority(self._opened(), wanted, number, entry=entry)
+            (await priorities.set_priorities(self._opened(), [wanted], number, entry=entry)).check()
         self._publisher.publish_in_background()
 
     async def reschedule(self, job_id: UUID | str, run_at: datetime, *, actor: str | None = None) -> None:
@@ -587,7 +588,7 @@ class JobClient:
         when, wanted = instant_of("run_at", run_at), job_uuid(job_id)
         entry = _entry("reschedule", [wanted], actor, to=when.isoformat())
         with operators_rights("reschedule"):
-            await reschedule(self._opened(), wanted, when, entry=entry)
+            (await reschedule_all(self._opened(), [wanted], when, entry=entry)).check()
 
     async def clear_and_reenqueue(
         self, job_id: UUID | str, reason: str, *, actor: str | None = None

@@ -105,7 +105,7 @@ class SelectedJobs:
 
         async def act(found: Found, entry: AuditEntry, outcome: BulkOutcome) -> None:
             done = await control.retry_all(self._database, _ids(found), entry=entry)
-            outcome.add(len(done.retried), done.refused)
+            outcome.add(len(done.changed), done.refused)
 
         return await self._act("retry", {"failed", "cancelled"}, act, actor)
 

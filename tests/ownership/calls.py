@@ -3,13 +3,15 @@
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.transitions import reset, settle
+from jsworker.ownership.transitions import control, priorities, reset, settle
 from jsworker.ownership.transitions.claim import ClaimedJob, claim
+from jsworker.ownership.transitions.reschedule import reschedule_all
 from jsworker.ownership.transitions.reset import Reset, Suspect
 from jsworker.ownership.transitions.settle import Completion, Failure, Return, Settled
 
@@ -39,6 +41,18 @@ async def fail(
 async def release(database: Database, job_id: UUID, token: int = 1) -> Settled:
     runs = [Return(job_id, token, "shutdown")]
     return (await settle.release(database, worker_id=WORKER, runs=runs))[0]
+
+
+async def retry(database: Database, job_id: UUID) -> None:
+    (await control.retry_all(database, [job_id])).check()
+
+
+async def set_priority(database: Database, job_id: UUID, priority: int) -> None:
+    (await priorities.set_priorities(database, [job_id], priority)).check()
+
+
+async def reschedule(database: Database, job_id: UUID, run_at: datetime) -> None:
+    (await reschedule_all(database, [job_id], run_at)).check()
 
 
 def suspect(sql: Sql, job_id: UUID) -> Suspect:

@@ -12,8 +12,9 @@ from jsworker.ownership.pool import Transaction
 from jsworker.ownership.transitions import control, priorities, publish, reset
 from jsworker.ownership.transitions.audit import AuditEntry, list_actions, prune_actions
 from jsworker.ownership.transitions.enqueue import new_job_id
-from jsworker.ownership.transitions.reschedule import reschedule, reschedule_all
+from jsworker.ownership.transitions.reschedule import reschedule_all
 
+from .calls import reschedule
 from .rows import Sql, ago, event_names, insert_job, read_events, read_job
 from .winner import Winner
 
@@ -31,7 +32,7 @@ async def test_each_action_on_jobs_is_told_with_what_it_changed(database: Databa
     entry = AuditEntry.of_jobs("retry", [*failed, done], actor="ann")
     retried = await control.retry_all(database, [*failed, done], entry=entry)
     await entry.end(database, matched=4)
-    assert (retried.retried, list(retried.refused)) == (failed, [done])
+    assert (retried.changed, list(retried.refused)) == (failed, [done])
     named = {"jobs": {"ids": [str(each) for each in (*failed, done)]}}
     assert await only(database) == ("ann", "retry", named, 4, 3)
 
@@ -110,7 +111,7 @@ async def test_rows_that_postgresql_refuses_are_named_and_the_others_retried(
     others = [insert_job(sql, "failed") for _ in range(3)]
     entry = AuditEntry("retry", {}, actor="ann")
     done = await control.retry_all(database, [others[0], taken, *others[1:], taken], entry=entry)
-    assert done.retried == others
+    assert done.changed == others
     assert done.refused == {taken: f"job {taken} cannot be retried: a live job holds its unique key"}
     assert (await only(database))[3:] == (3, 3)  # in as many parts as there were transactions
 

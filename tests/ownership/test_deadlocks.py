@@ -26,6 +26,7 @@ from jsworker.ownership.transitions import (
     steps,
 )
 
+from .calls import retry
 from .deadlocks import deadlocks, hasty_deadlock_detection
 from .polling import eventually
 from .rows import KIND, WORKER, Sql, insert_job
@@ -189,7 +190,7 @@ class Storm:
         failed = await self.jobs("failed")
         for one in failed[:1]:
             with suppress(TransitionRefused):
-                await control.retry(self._database, one[0])
+                await retry(self._database, one[0])
                 return 1
         return 0
 

@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
-from jsworker.ownership.transitions import control, publish
+from jsworker.ownership.transitions import publish
 from jsworker.ownership.transitions.claim import look_at_refused
 from jsworker.ownership.transitions.enqueue import Enqueued, JobTerms, NewJob, new_job_id
 from jsworker.ownership.transitions.enqueue_terms import enqueue_many, enqueue_one
@@ -17,7 +17,7 @@ from jsworker.ownership.transitions.expire import expire
 from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.ownership.transitions.settle import Settled
 
-from .calls import claimed, complete, fail
+from .calls import claimed, complete, fail, retry
 from .rows import (
     KIND,
     OTHER_WORKER,
@@ -76,7 +76,7 @@ async def test_a_claim_is_a_beginning(database: Database, sql: Sql) -> None:
     running = insert_job(sql, "processing", expires_at=ago(1))
     back = insert_job(sql, "queued", expires_at=ago(1), fencing_token=1)
     retried = insert_job(sql, "failed", expires_at=ago(1))
-    await control.retry(database, retried)
+    await retry(database, retried)
     assert list(await expire(database, limit=10)) == []
     assert {job.id for job in await claimed(database, back, retried)} == {back, retried}
     assert await complete(database, running) is Settled.COMPLETED

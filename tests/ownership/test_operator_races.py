@@ -13,7 +13,7 @@ from jsworker.ownership.transitions.enqueue import Enqueued, NewJob, enqueue, ne
 from jsworker.ownership.transitions.enqueue_terms import statement_for
 from jsworker.ownership.transitions.settle import Settled
 
-from .calls import Settle, claimed, complete, fail, release, reset_stale, suspect
+from .calls import Settle, claimed, complete, fail, release, reset_stale, retry, suspect
 from .rows import (
     KIND,
     WORKER,
@@ -133,7 +133,7 @@ class TestCancel:
         winner.run(text("SELECT 1 FROM jsworker.jobs WHERE id = :id FOR UPDATE"), {"id": held})
         cancel = asyncio.create_task(control.cancel(database, [held, retried]))
         await winner.blocks()
-        await control.retry(database, retried)
+        await retry(database, retried)
         winner.commit()
         done = await cancel
         assert (set(done.cancelled), done.final) == ({held, retried}, {})
@@ -143,7 +143,7 @@ class TestRetry:
     async def test_two_at_once(self, database: Database, sql: Sql, winner: Winner) -> None:
         job_id = insert_job(sql, "failed")
         winner.retries(job_id)
-        second = asyncio.create_task(control.retry(database, job_id))
+        second = asyncio.create_task(retry(database, job_id))
         await winner.blocks()
         winner.commit()
         with pytest.raises(
@@ -156,7 +156,7 @@ class TestRetry:
         job_id = insert_job(sql, "failed", unique_key="k-1")
         new = NewJob(new_job_id(), "{}", unique_key="k-1")
         winner.run(statement_for(KIND, new))
-        retrying = asyncio.create_task(control.retry(database, job_id))
+        retrying = asyncio.create_task(retry(database, job_id))
         await winner.blocks()
         winner.commit()
         with pytest.raises(TransitionRefused, match=r"a live job holds its unique key$"):

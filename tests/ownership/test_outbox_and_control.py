@@ -8,7 +8,7 @@ from jsworker.ownership.transitions import control, publish, reset
 from jsworker.ownership.transitions.enqueue import new_job_id
 from jsworker.ownership.transitions.settle import Settled
 
-from .calls import claimed, release
+from .calls import claimed, release, retry
 from .rows import (
     KIND,
     NOW,
@@ -136,7 +136,7 @@ class TestControl:
             clear_reason="r",
             dispatch=5,
         )
-        await control.retry(database, job_id)
+        await retry(database, job_id)
         job = read_job(sql, job_id)
         assert (job["status"], counters(job), job["fencing_token"]) == ("queued", (0, 0, 0), 5)
         assert (job["dispatch"], job["needs_publish"]) == (6, True)
@@ -153,7 +153,7 @@ class TestControl:
         job_id = insert_job(
             sql, "cancelled", expires_at=ago(60), behind=new_job_id(), failure_reason="expired", **held
         )
-        await control.retry(database, job_id)
+        await retry(database, job_id)
         job = read_job(sql, job_id)
         assert (job["status"], job["dispatch"], job["needs_publish"]) == ("queued", 2, True)
         left = ("held_by", "held_at", "due_at", "behind", "expires_at", "finished_at", "failure_reason")
@@ -163,7 +163,7 @@ class TestControl:
 
     async def test_a_retried_job_may_still_expire(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, "cancelled", expires_at=ago(-3600))
-        await control.retry(database, job_id)
+        await retry(database, job_id)
         assert read_job(sql, job_id)["expires_at"] is not None
 
     @pytest.mark.parametrize("column", ["unique_key", "waiting_key"])
@@ -173,14 +173,14 @@ class TestControl:
         job_id = insert_job(sql, "cancelled", **{column: "k"})
         insert_job(sql, "queued", **{column: "k"})
         with pytest.raises(TransitionRefused, match="cannot be retried: a live job holds its"):
-            await control.retry(database, job_id)
+            await retry(database, job_id)
 
     async def test_what_was_cancelled_for_its_needs_is_not_retried(
         self, database: Database, sql: Sql
     ) -> None:
         job_id = insert_job(sql, "cancelled", failure_reason="needs")
         with pytest.raises(TransitionRefused, match="cancelled because of what it needs: retry"):
-            await control.retry(database, job_id)
+            await retry(database, job_id)
 
     @pytest.mark.parametrize("status", ["scheduled", "queued", "processing", "completed"])
     async def test_only_an_unsuccessful_job_can_be_retried(
@@ -190,12 +190,12 @@ class TestControl:
         with pytest.raises(
             TransitionRefused, match=rf"^job {job_id} is {status}; only a failed or cancelled job can be"
         ):
-            await control.retry(database, job_id)
+            await retry(database, job_id)
 
     async def test_retry_of_no_job(self, database: Database) -> None:
         job_id = new_job_id()
         with pytest.raises(TransitionRefused, match=rf"^job {job_id} does not exist$"):
-            await control.retry(database, job_id)
+            await retry(database, job_id)
 
     @pytest.mark.parametrize("status", ["scheduled", "queued", "processing"])
     async def test_retry_while_a_live_job_holds_the_key(
@@ -205,14 +205,14 @@ class TestControl:
         holder = insert_job(sql, status, unique_key="order-1")
         before = read_job(sql, job_id)
         with pytest.raises(TransitionRefused, match=r"a live job holds its unique key$"):
-            await control.retry(database, job_id)
+            await retry(database, job_id)
         assert read_job(sql, job_id) == before
         await control.cancel(database, [holder])
         if status == "processing":
             await reset.reset_by_operator(database, seen=[(holder, 1)], reason="r")
-        await control.retry(database, job_id)
+        await retry(database, job_id)
 
     async def test_another_refusal_of_a_retry_is_not_hidden(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, "failed", dispatch=2**53)
         with pytest.raises(Exception, match="SQLSTATE 23514, jobs_numbers"):
-            await control.retry(database, job_id)
+            await retry(database, job_id)

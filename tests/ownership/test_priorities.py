@@ -11,12 +11,12 @@ from jsworker.core.priorities import HIGH, LOW, NORMAL, PRIORITIES, Turns, prior
 from jsworker.core.schedule_rules import Every
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
-from jsworker.ownership.transitions import control, priorities, publish, republish, schedules
+from jsworker.ownership.transitions import priorities, publish, republish, schedules
 from jsworker.ownership.transitions.enqueue import NewJob, enqueue, enqueue_many, new_job_id
 from jsworker.ownership.transitions.publish import Sent
 from jsworker.ownership.transitions.schedules import NewSchedule
 
-from .calls import claimed, fail, release, reset_stale, suspect
+from .calls import claimed, fail, release, reset_stale, retry, set_priority, suspect
 from .rows import (
     KIND,
     OTHER_WORKER,
@@ -87,7 +87,7 @@ class TestKeeping:
         assert outgoing.priority == HIGH
         [again] = await claimed(database, job_id)
         await fail(database, job_id, again.fencing_token, permanent="permanent")
-        await control.retry(database, job_id)
+        await retry(database, job_id)
         await publish.mark(database, [Sent(job_id, read_job(sql, job_id)["dispatch"], 7, None)])
         gone = (job_id, read_job(sql, job_id)["dispatch"])
         assert await republish.republish(database, worker_id=WORKER, gone=[gone]) == [job_id]
@@ -132,7 +132,7 @@ class TestSetPriority:
         waits = {"run_at": ago(-60)} if state == "scheduled" else {"queued_at": ago(60)}
         job_id = insert_job(sql, state, **waits)
         before = read_job(sql, job_id)
-        await priorities.set_priority(database, job_id, HIGH)
+        await set_priority(database, job_id, HIGH)
         job = read_job(sql, job_id)
         is_queued = state == "queued"
         assert (job["priority"], job["needs_publish"]) == (HIGH, is_queued)
@@ -146,7 +146,7 @@ class TestSetPriority:
     async def test_what_it_has_already_is_not_set_again(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, priority=LOW)
         before = read_job(sql, job_id)
-        await priorities.set_priority(database, job_id, LOW)
+        await set_priority(database, job_id, LOW)
         assert read_job(sql, job_id) == before
         assert event_names(sql, job_id) == []
 
@@ -155,20 +155,20 @@ class TestSetPriority:
         job_id = insert_job(sql, state)
         before = read_job(sql, job_id)
         with pytest.raises(TransitionRefused, match=f"is {state}; only a waiting job's priority can be set"):
-            await priorities.set_priority(database, job_id, HIGH)
+            await set_priority(database, job_id, HIGH)
         assert read_job(sql, job_id) == before
         with pytest.raises(TransitionRefused, match="does not exist"):
-            await priorities.set_priority(database, new_job_id(), HIGH)
+            await set_priority(database, new_job_id(), HIGH)
 
     async def test_where_postgresql_refuses_the_row(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, dispatch=2**52)  # of a job that was never claimed no more can be counted
         with pytest.raises(TransitionRefused, match=r"cannot be set: .* jobs_numbers"):
-            await priorities.set_priority(database, job_id, HIGH)
+            await set_priority(database, job_id, HIGH)
 
     async def test_two_at_once(self, database: Database, sql: Sql, winner: Winner) -> None:
         job_id = insert_job(sql)
         winner.run(priorities.SET_PRIORITY, {"ids": [job_id], "priority": HIGH})
-        second = asyncio.create_task(priorities.set_priority(database, job_id, HIGH))
+        second = asyncio.create_task(set_priority(database, job_id, HIGH))
         await winner.blocks()
         winner.commit()
         await second
@@ -179,7 +179,7 @@ class TestSetPriority:
     async def test_claim_first(self, database: Database, sql: Sql, winner: Winner) -> None:
         job_id = insert_job(sql)
         winner.claims(job_id, OTHER_WORKER)
-        setting = asyncio.create_task(priorities.set_priority(database, job_id, HIGH))
+        setting = asyncio.create_task(set_priority(database, job_id, HIGH))
         await winner.blocks()
         winner.commit()
         with pytest.raises(TransitionRefused, match="is processing"):
@@ -203,7 +203,7 @@ class TestSetPriority:
     ) -> None:
         job_id = insert_job(sql, needs_publish=True)
         winner.marks(job_id)
-        setting = asyncio.create_task(priorities.set_priority(database, job_id, LOW))
+        setting = asyncio.create_task(set_priority(database, job_id, LOW))
         await winner.blocks()
         winner.commit()
         await setting
@@ -214,7 +214,7 @@ class TestSetPriority:
     async def test_beside_a_promotion(self, database: Database, sql: Sql, winner: Winner) -> None:
         job_id = insert_job(sql, "scheduled", run_at=ago(1))
         winner.run(publish.PROMOTE, {"limit": 10, "within": 1e9})
-        setting = asyncio.create_task(priorities.set_priority(database, job_id, HIGH))
+        setting = asyncio.create_task(set_priority(database, job_id, HIGH))
         await winner.blocks()
         winner.commit()
         await setting
@@ -224,7 +224,7 @@ class TestSetPriority:
     async def test_beside_a_cancel(self, database: Database, sql: Sql, winner: Winner) -> None:
         job_id = insert_job(sql)
         winner.cancels(job_id)
-        setting = asyncio.create_task(priorities.set_priority(database, job_id, HIGH))
+        setting = asyncio.create_task(set_priority(database, job_id, HIGH))
         await winner.blocks()
         winner.commit()
         with pytest.raises(TransitionRefused, match="is cancelled"):

@@ -14,12 +14,12 @@ from sqlalchemy import Connection, Engine
 from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
 from jsworker.ownership.schema import FINAL, STATUSES
-from jsworker.ownership.transitions import control, prune
+from jsworker.ownership.transitions import prune
 from jsworker.ownership.transitions.enqueue import NewJob, enqueue, new_job_id
 from jsworker.ownership.transitions.prune import Batch, Ended, next_limit
 from jsworker.ownership.transitions.workflows import advance
 
-from .calls import claimed, opened
+from .calls import claimed, opened, retry
 from .conftest import TestDatabases
 from .flows import Stored, change, stored
 from .polling import eventually
@@ -93,7 +93,7 @@ class TestWhatGoes:
     async def test_a_job_that_was_retried_stays(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, "failed", finished_at=ago(2 * DAY))
         ended = await a_day_ago(database)
-        await control.retry(database, job_id)
+        await retry(database, job_id)
         assert (await prune.prune(database, ended, since=None, limit=10)).jobs == 0
         assert jobs_left(sql) == {job_id}
 
@@ -208,7 +208,7 @@ class TestBesideOthers:
         job_id = insert_job(sql, "failed", finished_at=ago(2 * DAY))
         with engine.begin() as pruner:
             assert prune_in(pruner, limit=1) == 1
-            retrying = asyncio.create_task(control.retry(database, job_id))
+            retrying = asyncio.create_task(retry(database, job_id))
             await eventually(lambda: bool(read_value(sql, WAITING)), "the retry waits")
         with pytest.raises(TransitionRefused, match="does not exist"):
             await retrying

@@ -7,11 +7,10 @@ from uuid import UUID
 import pytest
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.transitions import control
 from jsworker.ownership.transitions.settle import Settled, Snoozing
 from jsworker.ownership.transitions.snooze import snooze
 
-from .calls import claimed
+from .calls import claimed, retry
 from .rows import (
     OTHER_WORKER,
     WORKER,
@@ -139,5 +138,5 @@ async def test_a_locked_row_is_not_waited_for_in_a_batch(
 async def test_a_retry_by_hand_begins_to_count_anew(database: Database, sql: Sql) -> None:
     job_id = insert_job(sql, "processing", snoozes=5)
     assert await put_off(database, job_id, most=5) is Settled.FAILED
-    await control.retry(database, job_id)
+    await retry(database, job_id)
     assert (read_job(sql, job_id)["snoozes"], counters(read_job(sql, job_id))) == (0, (0, 0, 0))

@@ -10,11 +10,11 @@ import pytest
 from jsworker.core.errors import OwnershipLost
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
-from jsworker.ownership.transitions import control, prune, reset
+from jsworker.ownership.transitions import prune, reset
 from jsworker.ownership.transitions.prune import Ended
 from jsworker.ownership.transitions.steps import FoundStep, find_step, keep_step, steps_of
 
-from .calls import claimed, complete, reset_stale, suspect
+from .calls import claimed, complete, reset_stale, retry, suspect
 from .rows import (
     OTHER_WORKER,
     WORKER,
@@ -169,7 +169,7 @@ async def test_steps_outlive_a_reset_by_hand_and_a_retry(database: Database, sql
     assert len(await steps_of(database, job_id)) == 1
     failed = insert_job(sql, "failed")
     sql.execute("INSERT INTO jsworker.job_steps (job_id, name, fencing_token) VALUES (%s, 'a', 1)", [failed])
-    await control.retry(database, failed)
+    await retry(database, failed)
     assert len(await steps_of(database, failed)) == 1
 
 

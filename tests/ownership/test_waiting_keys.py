@@ -17,11 +17,10 @@ from jsworker.ownership.transitions import claim, control, publish, reset, settl
 from jsworker.ownership.transitions.claim import look_at_refused
 from jsworker.ownership.transitions.enqueue import Enqueued, JobTerms, NewJob, new_job_id
 from jsworker.ownership.transitions.enqueue_terms import enqueue_many, enqueue_one, statement_for
-from jsworker.ownership.transitions.reschedule import reschedule
 from jsworker.ownership.transitions.settle import Settled
 from jsworker.ownership.transitions.waiting_keys import DEFER, WAKE, defer, wake
 
-from .calls import claimed, complete, fail, release, reset_stale, suspect
+from .calls import claimed, complete, fail, release, reschedule, reset_stale, retry, suspect
 from .rows import (
     KIND,
     LIMITS,
@@ -521,9 +520,9 @@ async def test_a_failed_job_is_not_retried_while_another_waits(database: Databas
     failed = insert_job(sql, "failed", waiting_key=KEY)
     waits = (await enqueue(database)).id
     with pytest.raises(TransitionRefused, match=r"cannot be retried: a live job holds its unique key$"):
-        await control.retry(database, failed)
+        await retry(database, failed)
     await control.cancel(database, [waits])
-    await control.retry(database, failed)
+    await retry(database, failed)
     assert read_job(sql, failed)["status"] == "queued"
 
 
@@ -533,7 +532,7 @@ async def test_a_failed_job_is_retried_beside_one_that_has_expired(
 ) -> None:
     failed = insert_job(sql, "failed", **columns)
     expired = insert_job(sql, **columns, expires_at=ago(1))
-    await control.retry(database, failed)
+    await retry(database, failed)
     assert read_job(sql, failed)["status"] == "queued"
     assert read_job(sql, expired)["failure_reason"] == "expired"
 

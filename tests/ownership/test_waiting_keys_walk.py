@@ -18,6 +18,7 @@ from jsworker.ownership.transitions.expire import expire
 from jsworker.ownership.transitions.settle import Settled
 from jsworker.ownership.transitions.waiting_keys import defer, wake
 
+from .calls import retry
 from .rows import KIND, LIMITS, OTHER_WORKER, Sql, read_value
 
 STEPS, ACTORS, KEYS = 150, 6, 3
@@ -106,7 +107,7 @@ class Actor:
         ids = await self.ids("failed") if self.random.random() < 0.5 else []
         if ids:
             try:
-                await control.retry(self.database, ids[0])
+                await retry(self.database, ids[0])
             except TransitionRefused as error:
                 assert "holds its unique key" in str(error) or "only a failed or cancelled job" in str(error)  # noqa: PT017
         elif ids := await self.ids("processing") if self.random.random() < 0.5 else await self.ids("queued"):

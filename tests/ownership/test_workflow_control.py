@@ -18,7 +18,7 @@ from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
 from jsworker.ownership.transitions.workflow_control import add_members, cancel_workflow, retry_workflow
 from jsworker.ownership.transitions.workflows import Advanced, advance, left_undone
 
-from .calls import claimed
+from .calls import claimed, retry
 from .flows import Stored, change, stored
 from .rows import KIND, OTHER_WORKER, WORKER, Sql, ago, change_job, event_names, insert_job, read_job
 from .transitions import without
@@ -54,7 +54,7 @@ async def failed(database: Database, sql: Sql) -> Stored:
 async def test_a_retried_member_opens_its_batch_and_what_was_cancelled_for_it_is_held_again(
     database: Database, sql: Sql, failed: Stored
 ) -> None:
-    await control.retry(database, failed.member("a"))
+    await retry(database, failed.member("a"))
     job = read_job(sql, failed.member("a"))
     assert (job["status"], job["dispatch"], job["errors"], job["needs_publish"]) == ("queued", 2, 0, True)
     assert [failed.outcome(name) for name in "abc"] == [None, None, None]
@@ -74,7 +74,7 @@ async def test_a_retried_member_opens_its_batch_and_what_was_cancelled_for_it_is
 
 
 async def test_a_second_failure_cancels_again(database: Database, failed: Stored) -> None:
-    await control.retry(database, failed.member("a"))
+    await retry(database, failed.member("a"))
     await failed.fail(failed.member("a"))
     assert (await advance(database, [failed.batch("a")])).cancelled == 3
     assert failed.outcome("c") == "cancelled"
@@ -84,7 +84,7 @@ async def test_what_was_cancelled_for_another_need_is_cancelled_again(database: 
     flow = await stored(database, sql, ("a", 1, ()), ("b", 1, ()), ("both", 1, ("a", "b")))
     await flow.fail(flow.member("a"), flow.member("b"))
     await advance(database, [flow.batch("a"), flow.batch("b")])
-    await control.retry(database, flow.member("a"))
+    await retry(database, flow.member("a"))
     assert flow.status("both") == "scheduled"
     await flow.complete(flow.member("a"))
     await advance(database, [flow.batch("a")])
@@ -92,11 +92,11 @@ async def test_what_was_cancelled_for_another_need_is_cancelled_again(database: 
 
 
 async def test_what_an_operator_has_cancelled_stays(database: Database, failed: Stored) -> None:
-    await control.retry(database, failed.member("a"))
+    await retry(database, failed.member("a"))
     await control.cancel(database, [failed.member("c")])
     await failed.fail(failed.member("a"))
     await advance(database, [failed.batch("a")])
-    await control.retry(database, failed.member("a"))
+    await retry(database, failed.member("a"))
     assert failed.statuses("b") == ["scheduled", "scheduled"]
     assert (failed.status("c"), failed.outcome("c")) == ("cancelled", "cancelled")
 
@@ -105,7 +105,7 @@ async def test_what_ran_after_a_failure_is_not_held_again(database: Database, sq
     flow = await stored(database, sql, ("a", 1, ()), ("tidy", 1, ("a",)), on_failure={"tidy": "run"})
     await flow.fail(flow.member("a"))
     await advance(database, [flow.batch("a")])
-    await control.retry(database, flow.member("a"))
+    await retry(database, flow.member("a"))
     assert flow.status("tidy") == "queued"
 
 
@@ -186,7 +186,7 @@ async def test_a_member_that_is_retried_after_its_needs_were_propagated_is_never
     await advance(database, [flow.batch("a")])
     await flow.fail(flow.member("b"))
     assert flow.row("a")["propagated"]
-    await control.retry(database, flow.member("b"))
+    await retry(database, flow.member("b"))
     assert not flow.row("a")["propagated"]
     change_job(
         sql,
@@ -202,16 +202,16 @@ async def test_a_member_that_is_retried_after_its_needs_were_propagated_is_never
 
 async def test_a_retry_that_is_refused_changes_nothing(database: Database, sql: Sql, failed: Stored) -> None:
     with pytest.raises(TransitionRefused, match="only a failed or cancelled job can be retried"):
-        await control.retry(database, failed.members("a")[1])
+        await retry(database, failed.members("a")[1])
     with pytest.raises(TransitionRefused, match="it was cancelled because of what it needs: retry that"):
-        await control.retry(database, failed.member("b"))
+        await retry(database, failed.member("b"))
     assert failed.outcome("a") == "failed"
     change(sql, "workflows", "cancelled_at = clock_timestamp()", failed.id)
     with pytest.raises(TransitionRefused, match=f"workflow {failed.id} was cancelled"):
-        await control.retry(database, failed.member("a"))
+        await retry(database, failed.member("a"))
     sql.execute("DELETE FROM jsworker.workflows")
     with pytest.raises(TransitionRefused, match="its workflow is gone"):
-        await control.retry(database, failed.member("a"))
+        await retry(database, failed.member("a"))
 
 
 async def test_a_member_that_an_operator_has_cancelled_is_retried_and_waits(
@@ -219,13 +219,13 @@ async def test_a_member_that_an_operator_has_cancelled_is_retried_and_waits(
 ) -> None:
     flow = await stored(database, sql, ("a", 1, ()), ("b", 2, ("a",)), ("c", 1, ("b",)))
     await control.cancel(database, [flow.members("b")[0]])
-    await control.retry(database, flow.members("b")[0])
+    await retry(database, flow.members("b")[0])
     assert flow.statuses("b") == ["scheduled", "scheduled"]
     await flow.complete(flow.member("a"))
     await advance(database, [flow.batch("a")])
     await control.cancel(database, flow.members("b"))
     assert (flow.outcome("b"), flow.status("c")) == ("cancelled", "cancelled")
-    await control.retry(database, flow.members("b")[0])
+    await retry(database, flow.members("b")[0])
     assert (flow.statuses("b"), flow.outcome("b")) == (["queued", "cancelled"], None)
     assert flow.status("c") == "scheduled"
 
@@ -237,11 +237,11 @@ async def test_a_member_that_an_operator_has_cancelled_never_runs_without_its_ne
     await control.cancel(database, [flow.members("b")[0]])
     await flow.fail(flow.member("a"))
     await advance(database, [flow.batch("a")])
-    await control.retry(database, flow.members("b")[0])
+    await retry(database, flow.members("b")[0])
     assert flow.statuses("b") == ["scheduled", "scheduled"]
     await sweep(database)
     assert flow.statuses("b") == ["cancelled", "cancelled"]
-    await control.retry(database, flow.member("a"))
+    await retry(database, flow.member("a"))
     assert flow.statuses("b") == ["scheduled", "scheduled"]
 
 
@@ -292,7 +292,7 @@ async def test_what_a_retry_holds_beside_the_end_of_its_need_is_found_by_the_swe
     for name in "ab":
         await flow.fail(flow.member(name))
         await advance(database, [flow.batch(name)])
-    await control.retry(database, flow.member("a"))
+    await retry(database, flow.member("a"))
     await flow.complete(flow.member("a"))
     retries(winner, flow, "b")
     [a] = await database.run(workflows.FINISH, {"ids": uuid_array([flow.batch("a")])})
@@ -307,7 +307,7 @@ async def test_a_retried_member_has_all_its_snoozes_again(
     database: Database, sql: Sql, failed: Stored
 ) -> None:
     change_job(sql, failed.member("a"), snoozes=1000)
-    await control.retry(database, failed.member("a"))
+    await retry(database, failed.member("a"))
     assert read_job(sql, failed.member("a"))["snoozes"] == 0
 
 
@@ -328,7 +328,7 @@ async def test_a_retry_that_comes_late_leaves_a_finished_workflow_finished(
 
 
 async def test_two_retries_at_once_put_it_back_once(database: Database, sql: Sql, failed: Stored) -> None:
-    calls = (control.retry(database, failed.member("a")) for _ in range(10))
+    calls = (retry(database, failed.member("a")) for _ in range(10))
     answers = await asyncio.gather(*calls, return_exceptions=True)
     assert [answer for answer in answers if not isinstance(answer, TransitionRefused)] == [None]
     assert read_job(sql, failed.member("a"))["dispatch"] == 2
@@ -342,7 +342,7 @@ async def test_retries_beside_settles_leave_nobody_behind(database: Database, sq
 
     async def retried(job_id: Any) -> None:
         await asyncio.sleep(0.002 * (seed % 4))
-        await control.retry(database, job_id)
+        await retry(database, job_id)
 
     await asyncio.gather(
         advance(database, [flow.batch("a")]), *map(retried, flow.members("a")), sweep(database)

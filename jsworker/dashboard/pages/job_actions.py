@@ -142,7 +142,7 @@ async def _act_on(visit: Visit, verb: str, ids: Sequence[UUID], form: FormData, 
     match verb:
         case "retry":
             retried = await control.retry_all(database, ids, entry=entry)
-            outcome.add(len(retried.retried), retried.refused)
+            outcome.add(len(retried.changed), retried.refused)
         case "cancel":
             cancelled = await control.cancel(database, ids, entry=entry)
             ended = {each: f"job {each} is {status} already" for each, status in cancelled.final.items()}

@@ -28,6 +28,7 @@ from jsworker.ownership.statements import NOT_HELD, NOW, compiled, entry, given_
 from jsworker.ownership.transitions import reopen, workflows
 from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 from jsworker.ownership.transitions.expire import write_beside_expired
+from jsworker.ownership.transitions.priorities import Changed
 from jsworker.ownership.transitions.publish import QUEUED_AGAIN
 
 _RETRIED_AT_ONCE: Final = 500
@@ -185,15 +186,7 @@ async def _look_after(database: Database, batches: Collection[UUID]) -> None:
         await workflows.advance(database, batches)
 
 
-@dataclass(frozen=True, slots=True)
-class Retried:
-    """The result of a retry: the jobs that wait again, and the refused ones, each with the reason."""
-
-    retried: list[UUID]
-    refused: dict[UUID, str]
-
-
-async def retry_all(database: Database, ids: Sequence[UUID], *, entry: AuditEntry | None = None) -> Retried:
+async def retry_all(database: Database, ids: Sequence[UUID], *, entry: AuditEntry | None = None) -> Changed:
     """Put failed or cancelled jobs back into the queue, with their counters at zero.
 
     A member of a batch opens its batch again, and waits if a need of the batch is unfinished or has failed. A job is
@@ -231,14 +224,7 @@ async def retry_all(database: Database, ids: Sequence[UUID], *, entry: AuditEntr
     refused |= {
         each: _unretryable(each, left.get(each)) for each in wanted if each not in done | refused.keys()
     }
-    return Retried([each for each in wanted if each in done], refused)
-
-
-async def retry(database: Database, job_id: UUID, *, entry: AuditEntry | None = None) -> None:
-    """Put one job back into the queue like ``retry_all``; raises TransitionRefused with the reason."""
-    done = await retry_all(database, [job_id], entry=entry)
-    if job_id in done.refused:
-        raise TransitionRefused(done.refused[job_id])
+    return Changed([each for each in wanted if each in done], [], refused)
 
 
 async def _statuses(database: Database, ids: Sequence[UUID]) -> dict[UUID, Row]:

@@ -87,6 +87,11 @@ class Changed:
     unchanged: list[UUID]
     refused: dict[UUID, str]
 
+    def check(self) -> None:
+        """Raise TransitionRefused with the reason if a job was refused."""
+        for why in self.refused.values():
+            raise TransitionRefused(why)
+
 
 async def set_priorities(
     database: Database, ids: Sequence[UUID], priority: int, *, entry: AuditEntry | None = None
@@ -122,15 +127,6 @@ async def set_priorities(
                 left.append(each)
     refused |= {each: f"job {each} goes in and out of the queue too fast; try again" for each in left}
     return Changed(changed, unchanged, refused)
-
-
-async def set_priority(
-    database: Database, job_id: UUID, priority: int, *, entry: AuditEntry | None = None
-) -> None:
-    """Give a waiting job another priority; raises TransitionRefused with the reason."""
-    done = await set_priorities(database, [job_id], priority, entry=entry)
-    if job_id in done.refused:
-        raise TransitionRefused(done.refused[job_id])
 
 
 async def lanes_with_jobs(database: Database, lanes: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:

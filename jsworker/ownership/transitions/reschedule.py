@@ -7,7 +7,6 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from jsworker.core.errors import TransitionRefused
 from jsworker.ownership import statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row, uuid_array
@@ -62,15 +61,6 @@ async def reschedule_all(
         found = {row.id: row for row in await database.run(WAITS, {"ids": uuid_array(missed)})}
         refused |= {each: _why_not(each, found.get(each)) for each in missed}
     return Changed([each for each in wanted if each in done], [], refused)
-
-
-async def reschedule(
-    database: Database, job_id: UUID, run_at: datetime, *, entry: AuditEntry | None = None
-) -> None:
-    """Let one job wait for another time; raises TransitionRefused with the reason."""
-    done = await reschedule_all(database, [job_id], run_at, entry=entry)
-    if job_id in done.refused:
-        raise TransitionRefused(done.refused[job_id])
 
 
 def _why_not(job_id: UUID, row: Row | None) -> str:

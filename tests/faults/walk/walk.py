@@ -30,7 +30,6 @@ from jsworker.ownership.transitions import (
 from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
 from jsworker.ownership.transitions.limits import Numbers
 from jsworker.ownership.transitions.publish import Sent
-from jsworker.ownership.transitions.reschedule import reschedule
 from jsworker.ownership.transitions.reset import Suspect
 from jsworker.ownership.transitions.schedules import NewSchedule
 from jsworker.ownership.transitions.workflow_enqueue import NewBatch, enqueue_workflow
@@ -41,6 +40,7 @@ from tests.faults.history import Cancel, History, Life, Try
 from tests.faults.walk.bus import Bus
 from tests.faults.walk.worker import HEARTBEAT_SECONDS, KINDS, STALE_SECONDS, Worker, World
 from tests.faults.workload import WORKFLOW
+from tests.ownership.calls import reschedule, retry
 
 HOSTS = ("h-1", "h-10", "h-2")
 """The first is a prefix of the second."""
@@ -316,7 +316,7 @@ class Walk:
                     await self._cancel(job_id)
             for job_id, _ in (await self._some("failed"))[:1]:
                 with suppress(TransitionRefused):
-                    await control.retry(self._world.database, job_id)
+                    await retry(self._world.database, job_id)
             for job_id, _ in (await self._some("scheduled"))[:1]:
                 with suppress(TransitionRefused):
                     await reschedule(self._world.database, job_id, datetime.now(UTC))
