@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -18,11 +18,12 @@ from jsworker.core.errors import DatabaseUnavailable, UsageError
 from jsworker.core.names import shown
 from jsworker.core.processor import JobProcessor
 from jsworker.dashboard.access import Access
-from jsworker.dashboard.filters import FILTERS
+from jsworker.dashboard.filters import FILTERS, number
 from jsworker.dashboard.live import Poller
 from jsworker.ownership.database import Database
 
 _DIGITS: Final = 9
+_REASONS: Final = 2
 _STATEMENTS: Final = 4
 """All reads of a page together may take as long as so many statements that reach the time-out."""
 
@@ -63,6 +64,13 @@ class Done:
 
     says: str
     to: str
+
+    @classmethod
+    def of_several(cls, changed: str, refused: Sequence[str], to: str) -> Self:
+        """Return the result of an action on several, with the first of the reasons why some were refused."""
+        if refused:
+            changed += f"; {number(len(refused))} refused: {'; '.join(refused[:_REASONS])}"
+        return cls(changed, to)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,11 @@ from typing import Any, Final
 from starlette.datastructures import FormData
 
 from jsworker.client import dead_messages
-from jsworker.dashboard.filters import number, plural
+from jsworker.dashboard.filters import plural
 from jsworker.dashboard.visit import Done, Question, Visit, WrongFilter
 from jsworker.ownership.transitions.dead_messages import KEPT_MESSAGES, list_dead
 
 _PAGE: Final = 100
-_SHOWN: Final = 2
 _LONGEST_ID: Final = 18
 VERBS: Final[Mapping[str, tuple[str, str, str]]] = {
     "replay": ("Replay", "replayed", "Each message is sent to its subject again, and removed from the list."),
@@ -52,10 +51,8 @@ async def act(verb: str, visit: Visit, form: FormData) -> Done:
         )
         outcomes = [outcome async for outcome in replaying]
     refused = [outcome.refusal for outcome in outcomes if outcome.refusal is not None]
-    says = f"{plural(len(outcomes) - len(refused), 'message')} {VERBS[verb][1]}"
-    if refused:
-        says += f"; {number(len(refused))} refused: {'; '.join(refused[:_SHOWN])}"
-    return Done(says, visit.url("dead-messages"))
+    changed = f"{plural(len(outcomes) - len(refused), 'message')} {VERBS[verb][1]}"
+    return Done.of_several(changed, refused, visit.url("dead-messages"))
 
 
 async def _ids(visit: Visit, form: FormData) -> list[int]:

@@ -1,7 +1,6 @@
 """Actions on one job, several, or all that match: retry, cancel, take back, priority, reschedule."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, cast
 from uuid import UUID
 
@@ -17,12 +16,13 @@ from jsworker.client.selected_jobs import (
 from jsworker.client.terms import instant_of
 from jsworker.core.names import printable, shown
 from jsworker.core.priorities import PRIORITIES, priority_number
-from jsworker.dashboard.filters import number, plural
+from jsworker.dashboard.filters import plural
 from jsworker.dashboard.pages.jobs import NAMES, POSSIBLE, JobSearch, instant
 from jsworker.dashboard.visit import Done, Question, Visit, WrongFilter, is_short_number
 from jsworker.ownership.queries import listing
 from jsworker.ownership.transitions import control, priorities, reset
 from jsworker.ownership.transitions.audit import AuditEntry
+from jsworker.ownership.transitions.priorities import Changed
 from jsworker.ownership.transitions.reschedule import reschedule_all
 
 _CLEARED: Final = (
@@ -46,26 +46,7 @@ VERBS: Final[Mapping[str, tuple[str, str, str]]] = {
 }
 """The verb, the participle, and what will happen."""
 _MOST_NAMED: Final = 1_000
-_SHOWN: Final = 2
 _LONGEST: Final = 100
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """How many jobs were changed, and why others were not."""
-
-    changed: int = 0
-    refused: list[str] = field(default_factory=list)
-
-    def add(self, changed: int, refused: Mapping[UUID, str]) -> None:
-        self.changed += changed
-        self.refused += refused.values()
-
-    def says(self, participle: str) -> str:
-        line = f"{plural(self.changed, 'job')} {participle}"
-        if not self.refused:
-            return line
-        return f"{line}; {number(len(self.refused))} refused: {'; '.join(self.refused[:_SHOWN])}"
 
 
 async def ask(verb: str, visit: Visit, form: FormData) -> Question:
@@ -114,15 +95,16 @@ def _in_words(filters: Sequence[tuple[str, str]]) -> str:
 
 async def act(verb: str, visit: Visit, form: FormData) -> Done:
     """Act on jobs, and say how many were changed."""
-    outcome, ids, actor = _Outcome(), _ids(visit, form), visit.access.name
+    changed, refused, ids = 0, list[str](), _ids(visit, form)
     if ids:
-        await _act_on(visit, verb, ids, form, outcome)
+        done = await _act_on(visit, verb, ids, form)
+        changed, refused = len(done.changed), [*done.refused.values()]
     else:
         how = _how(verb, form)
         for selected in _selected(verb, visit, form):
-            done = await _ACTS[verb](selected, *(() if how is None else (how,)), actor=actor)
-            outcome.add(done.changed, done.refused)
-    return Done(outcome.says(VERBS[verb][1]), _back(visit, form))
+            some = await _ACTS[verb](selected, *(() if how is None else (how,)), actor=visit.access.name)
+            changed, refused = changed + some.changed, [*refused, *some.refused.values()]
+    return Done.of_several(f"{plural(changed, 'job')} {VERBS[verb][1]}", refused, _back(visit, form))
 
 
 _ACTS: Final[Mapping[str, Callable[..., Awaitable[BulkOutcome]]]] = {
@@ -134,23 +116,25 @@ _ACTS: Final[Mapping[str, Callable[..., Awaitable[BulkOutcome]]]] = {
 }
 
 
-async def _act_on(visit: Visit, verb: str, ids: Sequence[UUID], form: FormData, outcome: _Outcome) -> None:
+async def _act_on(visit: Visit, verb: str, ids: Sequence[UUID], form: FormData) -> Changed:
     """Act on jobs that are named by their ids, with one entry in the audit."""
     how = _how(verb, form)
     client, database = visit.site.client, visit.site.client.database
     entry = AuditEntry.of_jobs(verb, ids, actor=visit.access.name)
     match verb:
         case "retry":
-            retried = await control.retry_all(database, ids, entry=entry)
-            outcome.add(len(retried.changed), retried.refused)
+            done = await control.retry_all(database, ids, entry=entry)
+        case "priority":
+            done = await priorities.set_priorities(database, ids, priority_number(how), entry=entry)
+        case "reschedule":
+            done = await reschedule_all(database, ids, how, entry=entry)
         case "cancel":
             cancelled = await control.cancel(database, ids, entry=entry)
             ended = {each: f"job {each} is {status} already" for each, status in cancelled.final.items()}
             unknown = {each: f"job {each} does not exist" for each in cancelled.unknown}
-            outcome.add(
-                len(cancelled.cancelled) + len(cancelled.requested), cancelled.refused | ended | unknown
-            )
-        case "clear":
+            changed = [*cancelled.cancelled, *cancelled.requested]
+            done = Changed(changed, [], cancelled.refused | ended | unknown)
+        case _:
             seen, tokens = await listing.look_up(database, list(ids)), _tokens(form)
             running = [
                 (each.id, tokens.get(each.id, each.fencing_token))
@@ -158,20 +142,16 @@ async def _act_on(visit: Visit, verb: str, ids: Sequence[UUID], form: FormData, 
                 if each.status == "processing"
             ]
             taken = await reset.reset_by_operator(database, seen=running, reason=how, entry=entry)
-            done = {each.id for each in taken.resets}
+            resets = {each.id for each in taken.resets}
             why = {
                 each: f"job {each} does not run, has begun another run, or its worker writes it right now"
                 for each in ids
+                if each not in resets
             }
-            outcome.add(len(done), {each: line for each, line in why.items() if each not in done})
-        case "priority":
-            moved = await priorities.set_priorities(database, ids, priority_number(how), entry=entry)
-            outcome.add(len(moved.changed), moved.refused)
-        case "reschedule":
-            put_off = await reschedule_all(database, ids, how, entry=entry)
-            outcome.add(len(put_off.changed), put_off.refused)
+            done = Changed([*resets], [], why)
     await entry.end(database, matched=len(ids))
     await client.publish_pending()
+    return done
 
 
 def _ids(visit: Visit, form: FormData) -> list[UUID]:
