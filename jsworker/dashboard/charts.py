@@ -102,7 +102,7 @@ def time_chart(
         parts += [_drawn(form, frame, times, each.look, layer) for each, layer in drawn]
         parts += [_columns(frame, times, series, unit)]
     else:
-        parts.append(_text(_WIDTH / 2, _HEIGHT / 2, "no data yet", "chart-empty", "middle"))
+        parts.append(text("chart-empty", _WIDTH / 2, _HEIGHT / 2, "no data yet", "middle"))
     svg = Markup(
         '<svg class="chart" viewBox="0 0 {} {}" role="img"><title>{}</title><desc>{}</desc>{}</svg>'
     ).format(_WIDTH, _HEIGHT, title, _summary(times, series, unit), Markup("").join(parts))
@@ -177,7 +177,7 @@ def _values_axis(frame: _Frame, unit: Unit) -> Markup:
     for value in round_steps(frame.top, whole=not unit):
         y = frame.y(value)
         parts.append(Markup('<path class="chart-grid" d="M{} {:.1f}H{}"/>').format(_LEFT, y, _WIDTH - _RIGHT))
-        parts.append(_text(_LEFT - 6, y + 4, number(value, unit), "chart-tick", "end"))
+        parts.append(text("chart-tick", _LEFT - 6, y + 4, number(value, unit), "end"))
     return Markup("").join(parts)
 
 
@@ -191,7 +191,7 @@ def _times_axis(frame: _Frame) -> Markup:
         time = datetime.fromtimestamp(tick, UTC)
         x = frame.x(time)
         anchor = "end" if x > _WIDTH - 30 else "middle"
-        parts.append(_text(x, _HEIGHT - 6, f"{time:{pattern}}", "chart-tick", anchor))
+        parts.append(text("chart-tick", x, _HEIGHT - 6, f"{time:{pattern}}", anchor))
     return Markup("").join(parts)
 
 
@@ -295,7 +295,8 @@ def _name(series: Series) -> str:
     return printable(series.name, _LONGEST_NAME)
 
 
-def _text(x: float, y: float, words: str, look: str, anchor: str) -> Markup:
+def text(look: str, x: float, y: float, words: str, anchor: str = "start") -> Markup:
+    """Return a text as SVG; ``anchor`` is the part of it that is at ``x``: start, middle or end."""
     return Markup('<text class="{}" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(
         look, x, y, anchor, words
     )

@@ -71,16 +71,17 @@ def exact(time: datetime | None) -> str | Markup:
     """Return a time to the millisecond, in UTC."""
     if time is None or isinstance(time, FarTime):
         return ago(time)
-    return _time(time, _moment(time))
+    return _time(time, moment(time))
 
 
 def _time(time: datetime, words: str) -> Markup:
     stored = time.astimezone(UTC)
     form = Markup('<time datetime="{}" title="{}">{}</time>')
-    return form.format(stored.isoformat(), f"{_moment(stored)} UTC", words)
+    return form.format(stored.isoformat(), f"{moment(stored)} UTC", words)
 
 
-def _moment(time: datetime) -> str:
+def moment(time: datetime) -> str:
+    """Return a time to the millisecond, in UTC, as text."""
     stored = time.astimezone(UTC)
     return f"{stored:%Y-%m-%d %H:%M:%S}.{stored.microsecond // 1000:03d}"
 

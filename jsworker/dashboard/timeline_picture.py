@@ -16,7 +16,8 @@ from typing import Final
 from markupsafe import Markup
 
 from jsworker.core.names import printable
-from jsworker.dashboard.filters import duration
+from jsworker.dashboard.charts import text
+from jsworker.dashboard.filters import duration, moment
 from jsworker.dashboard.timeline_story import Story, StoryMark, StoryRun, Wait
 from jsworker.ownership.queries.listing import MOST_EVENTS
 
@@ -129,7 +130,7 @@ class _Lane:
         found = next((each for each in words if len(each) <= most), "")
         if most >= _WORTH_CUTTING:
             found = printable(words[0], most)
-        return _text(f"timeline-label {looks}", x, self.middle + 25, found, "start") if found else Markup("")
+        return text(f"timeline-label {looks}", x, self.middle + 25, found) if found else Markup("")
 
 
 def timeline_picture(story: Story) -> Markup:
@@ -183,7 +184,7 @@ def timeline_table(story: Story) -> Markup:
             "<td>{}</td></tr>"
         ).format(
             line.at.astimezone(UTC).isoformat(),
-            f"{line.at.astimezone(UTC):%Y-%m-%d %H:%M:%S}.{line.at.microsecond // 1000:03d}",
+            moment(line.at),
             duration(max((line.at - story.begin).total_seconds(), 0.0)),
             line.token or "",
             line.words,
@@ -231,7 +232,7 @@ def _background(story: Story, scale: _Scale, lanes: dict[str, _Lane], height: fl
             parts.append(_rect("timeline-band", left, _TOP - 6, right - left, bottom - _TOP + 6))
         words = str(duration(seconds))
         if right - left >= len(words) * _CHARACTER + 4:
-            parts.append(_text("timeline-tick", (left + right) / 2, bottom + 18, words, "middle"))
+            parts.append(text("timeline-tick", (left + right) / 2, bottom + 18, words, "middle"))
         parts.append(
             Markup('<path class="timeline-grid" d="M{:.1f} {}V{}"/>').format(right, _TOP - 6, bottom + 4)
         )
@@ -241,17 +242,17 @@ def _background(story: Story, scale: _Scale, lanes: dict[str, _Lane], height: fl
     ]
     parts.append(Markup('<path class="timeline-lane" d="M0 {}H{}"/>').format(bottom, scale.width))
     begin = f"{story.begin.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-    parts.append(_text("timeline-tick", 4, bottom + 18, begin, "start"))
+    parts.append(text("timeline-tick", 4, bottom + 18, begin))
     return Markup("").join(parts)
 
 
 def _names(lanes: dict[str, _Lane]) -> Iterator[Markup]:
-    yield _text("timeline-name", 4, _TOP + 22, "queue", "start")
+    yield text("timeline-name", 4, _TOP + 22, "queue")
     for lane in {id(lane): lane for lane in lanes.values()}.values():
         name = printable(lane.name, 200)
         short = name if len(name) <= _LANE_NAME else f"{name[:8]}…{name[9 - _LANE_NAME :]}"
         yield Markup("<g><title>{}</title>{}</g>").format(
-            f"worker {name}", _text("timeline-name", 4, lane.middle + 4, short, "start")
+            f"worker {name}", text("timeline-name", 4, lane.middle + 4, short)
         )
 
 
@@ -263,7 +264,7 @@ def _wait(wait: Wait, scale: _Scale) -> Markup:
     label = ""
     for each in (words, took):
         if right - left >= len(each) * _CHARACTER:
-            label = _text("timeline-label", (left + right) / 2, _TOP + 37, printable(each, 100), "middle")
+            label = text("timeline-label", (left + right) / 2, _TOP + 37, printable(each, 100), "middle")
             break
     return Markup("<g><title>{}</title>{}{}</g>").format(words, bar, label)
 
@@ -296,11 +297,11 @@ def _run(run: StoryRun, scale: _Scale, lane: _Lane) -> Markup:
     inside = next((each for each in (f"{name} · {took}", name) if len(each) <= fitting), None)
     labels = [run.label]
     if inside is not None:
-        parts.append(_text("timeline-inside", left + 7, lane.middle + 4, inside, "start"))
+        parts.append(text("timeline-inside", left + 7, lane.middle + 4, inside))
     else:
         labels = [f"{name} · {took} · {run.label}", f"{name} · {took}", name]
     parts.append(lane.label(left, scale.width - 4, f"look-{run.look}", *labels))
-    words = f"{run.words} (from {_moment(run.begin)}, {took})"
+    words = f"{run.words} (from {moment(run.begin)} UTC, {took})"
     return Markup("<g><title>{}</title>{}</g>").format(words, Markup("").join(parts))
 
 
@@ -336,7 +337,7 @@ def _all_marks(story: Story, scale: _Scale, lanes: dict[str, _Lane]) -> Iterator
         y = _TOP + 18 if lane is None else lane.middle
         if mark.name == "cancel_requested" and lane is not None:
             y -= _BAR / 2  # not over the words within the bar
-        words = f"{mark.words} ({_moment(mark.at)})"
+        words = f"{mark.words} ({moment(mark.at)} UTC)"
         if mark.name == "step":
             drawn = Markup('<circle class="timeline-step" cx="{:.1f}" cy="{:.1f}" r="3.5"/>').format(
                 x, y + _BAR / 2
@@ -414,18 +415,7 @@ def _summary(story: Story) -> str:
     return " ".join([f"{len(story.runs)} runs within {took}.", *runs, "The table beside it has every event."])
 
 
-def _moment(time: datetime) -> str:
-    utc = time.astimezone(UTC)
-    return f"{utc:%Y-%m-%d %H:%M:%S}.{utc.microsecond // 1000:03d} UTC"
-
-
 def _rect(look: str, x: float, y: float, width: float, height: float, *, rounded: int = 0) -> Markup:
     return Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" rx="{}"/>').format(
         look, x, y, width, height, rounded
-    )
-
-
-def _text(look: str, x: float, y: float, words: str, anchor: str) -> Markup:
-    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(
-        look, x, y, anchor, words
     )

@@ -7,6 +7,7 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from jsworker.core.names import printable
+from jsworker.dashboard.charts import text
 
 MOST_DRAWN: Final = 150
 """Most nodes of a graph that is drawn; a larger one is shown only as a table."""
@@ -122,8 +123,8 @@ def _node(node: Mapping[str, Any], x: float, y: float, link: str | None) -> Mark
         Markup('<rect class="workflow-box look-{}" x="{}" y="{}" width="{}" height="{}" rx="8"/>').format(
             look, x, y, _WIDTH, _HEIGHT
         ),
-        _text("workflow-name", x + 12, y + 21, printable(name, _LONGEST_NAME)),
-        _text("workflow-count", x + 12, y + 38, _progress(jobs, every)),
+        text("workflow-name", x + 12, y + 21, printable(name, _LONGEST_NAME)),
+        text("workflow-count", x + 12, y + 38, _progress(jobs, every)),
     ]
     left = x + 12.0
     room = _WIDTH - 24
@@ -153,7 +154,3 @@ def _progress(jobs: Mapping[str, int], every: int) -> str:
         return next(status for status in _STATUSES if jobs.get(status)) if in_words(jobs) != "no jobs" else ""
     failed = f", {jobs['failed']:,} failed" if jobs.get("failed") else ""
     return f"{jobs.get('completed', 0):,} of {every:,}{failed}"
-
-
-def _text(look: str, x: float, y: float, words: str) -> Markup:
-    return Markup('<text class="{}" x="{}" y="{}">{}</text>').format(look, x, y, words)
