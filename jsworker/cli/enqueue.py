@@ -138,7 +138,6 @@ def enqueue(
 async def _enqueue_many(
     kind: Kind, payload: Any, count: int, options: dict[str, Any], *, as_json: bool
 ) -> None:
-    """Enqueue equal jobs and print their ids."""
     enqueued: list[Enqueued] = []
     watched = count >= _LARGE_COUNT and progress_wanted(as_json=as_json)
     try:
@@ -169,7 +168,6 @@ def _enqueue_one(
     timeout: float | None,
     as_json: bool,
 ) -> None:
-    """Enqueue a job and print its id, or with ``wait`` its result."""
     known: dict[str, Any] = {}
 
     async def enqueue_and_wait() -> None:

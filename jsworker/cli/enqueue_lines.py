@@ -128,7 +128,6 @@ def _checked(
 
 
 def _texts(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield lines that are not blank, with their numbers."""
     number = 0
     while text := file.readline(_LONGEST_LINE):
         number += 1

@@ -251,7 +251,6 @@ def _detail(job: Mapping[str, Any], services: _Services) -> Iterator[str]:
 
 
 def _held(job: Mapping[str, Any]) -> str:
-    """Return what a job waits for."""
     key = f" of {cell(job['limit_key'])}" if job["limit_key"] else ""
     return _WAITS_FOR.get(job["held_by"], f"held by {cell(job['held_by'])}").replace("{key}", key)
 
@@ -269,7 +268,6 @@ def _expiry(job: Mapping[str, Any]) -> str:
 
 
 def _progress(job: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the progress that a job reports: stage and share, then its message."""
     share = None if job["progress"] is None else f"{job['progress']:.0%}"
     yield " ".join(filter(None, (cell(job["stage"]), share)))
     yield cell(job["message"])

@@ -44,7 +44,6 @@ class _Reloader:
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
-        """Run until a signal comes."""
         numbers = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup, and stays so
             numbers.append(signal.SIGHUP)

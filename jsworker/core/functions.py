@@ -217,8 +217,6 @@ def _processor_of(function: Any, attributes: dict[str, Any]) -> type[JobProcesso
 
 
 def _process(function: Callable[[Any], Any], *, takes_job: bool, is_async: bool) -> Callable[..., Any]:
-    """Return the method ``process`` that calls a function."""
-
     async def process_async(_: Any, job: Job[Any]) -> Any:
         return await function(job if takes_job else job.payload)
 

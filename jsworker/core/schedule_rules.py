@@ -254,8 +254,6 @@ def named_schedules(kind: str, given: Any) -> dict[str, Schedule]:
 
 
 def _between(schedule: Schedule, first: datetime, now: datetime) -> Iterator[datetime]:
-    """Yield the instants after ``first`` up to now."""
-
     def following() -> Iterator[datetime]:
         instant = first
         while True:

@@ -331,7 +331,6 @@ def _visit(request: Request, name: str) -> tuple[Visit, CsrfTokens]:
 
 
 async def _tell(request: Request, error: Exception) -> Response:
-    """Respond with an error in one line."""
     visit, _ = _visit(request, "error")
     if isinstance(error, HTTPException):
         status = error.status_code

@@ -173,7 +173,7 @@ def timeline_picture(story: Story) -> Markup:
     return Markup(
         '<figure class="timeline-figure"><div class="timeline-scroll" role="region" tabindex="0" '
         'aria-label="Timeline of the job, as a picture">{}</div><figcaption>{}{}</figcaption></figure>'
-    ).format(svg, _key(story), Markup('<span class="timeline-note">{}</span>').format(" ".join(note)))
+    ).format(svg, _legend(story), Markup('<span class="timeline-note">{}</span>').format(" ".join(note)))
 
 
 def timeline_table(story: Story) -> Markup:
@@ -380,8 +380,7 @@ _NAMES: Final = {
 }
 
 
-def _key(story: Story) -> Markup:
-    """Return the legend for the colours and signs that are used."""
+def _legend(story: Story) -> Markup:
     used = {run.look for run in story.runs} | {wait.look for wait in story.waits}
     item = Markup('<span class="legend-item">{}{}</span>')
     square = Markup(

@@ -85,7 +85,6 @@ def workers(registered: Sequence[RegisteredWorker], facts: Facts) -> Iterator[Fi
 
 
 def _jobs_wait(facts: Facts) -> bool:
-    """Return whether jobs are known to wait for a worker."""
     due = not isinstance(facts.overdue, Unknown) and facts.overdue.jobs > 0
     known = (rows for rows in (facts.queues, facts.silent_owners) if not isinstance(rows, Unknown))
     return due or any(known)

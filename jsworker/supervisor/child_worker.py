@@ -140,7 +140,6 @@ class _Life:
             worker.on(name, self._note)
 
     async def wait(self) -> None:
-        """Wait until the worker has stopped."""
         try:
             await self._running
         except asyncio.CancelledError:

@@ -35,7 +35,6 @@ class _Wanted(NamedTuple):
     due_within: float | None
 
     def fits(self, row: Row) -> bool:
-        """Return whether a job has these properties."""
         seconds = row.seconds or 0.0
         return (
             (not self.has_payload or self._fits_payload(row.payload))
@@ -49,7 +48,6 @@ class _Wanted(NamedTuple):
         return bool(self.payload == payload) if self.is_whole else _is_part_of(self.payload, payload)
 
     def __str__(self) -> str:
-        """Return the properties in words."""
         words = [f"of kind {self.kind}"]
         if self.has_payload:
             words.append(f"with payload {_line(self.payload)}")

@@ -235,5 +235,4 @@ def _text(value: Any, most_bytes: int) -> str | None:
 
 
 def _added_jobs(kind: str, new: Iterable[Any]) -> list[AddedJob]:
-    """Return new jobs with their payloads as JSON values."""
     return [AddedJob(job.id, kind, strict_json.loads(job.payload)) for job in new]

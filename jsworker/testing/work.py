@@ -188,7 +188,6 @@ async def advance(
 
 
 def _job_in_words(row: Row) -> str:
-    """Return the state of a job that is left, in words."""
     words = [f"job {row.id} of kind {row.kind} is {row.status}"]
     if row.held_by is not None:
         words.append(f"held by {row.held_by}")

@@ -182,7 +182,6 @@ class Components:
         return [each.name for each in self.pipeline.consumers if each.priority != NORMAL]
 
     def _open_lane(self, kind: str, priority: int) -> None:
-        """Begin to pull and poll for the jobs of a kind and priority."""
         pipeline, room = self.pipeline, self._context.room
         if pipeline.slots.is_closed:
             return

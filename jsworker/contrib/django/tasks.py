@@ -195,7 +195,6 @@ class DjangoTask(JobProcessor[TaskCall]):
 
 
 def _contents_of(job: Any) -> tuple[Any, Any]:
-    """Return payload and result of a stored job, decoded."""
     contents = Contents.of(jsworker_settings(), jobs_client().codec)
     owner = owner_of_payload(job.id, job.waiting_key, is_scheduled=job.scheduled_for is not None)
     return (

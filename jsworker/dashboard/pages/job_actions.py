@@ -81,7 +81,6 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
 
 
 def _in_words(filters: Sequence[tuple[str, str]]) -> str:
-    """Return which jobs are affected."""
     words = [
         "one kind of error" if name == "failure" else f"{name.replace('_', ' ')} {printable(value, _LONGEST)}"
         for name, value in filters
@@ -170,7 +169,6 @@ def _ids(visit: Visit, form: FormData) -> list[UUID]:
 
 
 def _tokens(form: FormData) -> dict[UUID, int]:
-    """Return the fencing tokens that the question named."""
     found: dict[UUID, int] = {}
     for given in map(str, form.getlist("token")):
         job_id, _, token = given.partition(":")

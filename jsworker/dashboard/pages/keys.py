@@ -22,7 +22,6 @@ async def read(visit: Visit) -> Mapping[str, Any]:
 
 
 def _place(after: str | None) -> tuple[str, str]:
-    """Return the kind and the key after which a page begins."""
     if after is None:
         return "", ""
     kind, colon, key = after.partition(":")

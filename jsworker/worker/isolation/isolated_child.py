@@ -155,7 +155,6 @@ class _Work:
 
     @property
     def middleware(self) -> set[Middleware]:
-        """What is around the jobs of any kind."""
         return {each for kind in self._kinds.values() for each in kind.middleware}
 
     def send_state(self) -> None:
@@ -183,7 +182,6 @@ class _Work:
                 self._send(wire.RunStacks(stacks=within_bounds(stacks)))
 
     async def tear_down(self) -> None:
-        """Close what the processors have set up."""
         for kind in self._kinds.values():
             try:
                 async with asyncio.timeout(TEARDOWN_SECONDS):

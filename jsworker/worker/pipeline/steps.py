@@ -174,7 +174,6 @@ class Steps:
         return text, kept
 
     def _read(self, step: "NamedStep", found: FoundStep) -> Any:
-        """Return a stored result."""
         text = found.result
         if text is not None:
             text = self._services.contents.decode(text, step.column, self._run.kind.name, self._run.id)
