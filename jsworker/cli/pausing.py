@@ -1,4 +1,4 @@
-"""``jsworker pause`` and ``resume``: stop and allow the start of jobs of a kind or a key."""
+"""``jsworker pause``, ``resume``, ``drain``, ``undrain``: stop and allow jobs of a kind, a key, a worker."""
 
 import math
 from datetime import timedelta
@@ -11,12 +11,13 @@ from jsworker.cli.output import moment, print_line
 from jsworker.cli.selection import warn_unless_served
 from jsworker.client.terms import LONGEST_DELAY
 from jsworker.core.exit_codes import WrongUsage
-from jsworker.core.names import check_kind
+from jsworker.core.names import cell, check_kind
 from jsworker.ownership.transitions.limits import named
 
 app = new_app()
 
 Key = Annotated[str | None, argument("[KEY]", "A limit key; left out: the whole kind.")]
+WorkerId = Annotated[str, argument("ID", "The worker, as `jsworker workers` names it.")]
 
 
 @app.command()
@@ -51,3 +52,26 @@ def resume(kind: Kind, key: Key = None) -> None:
     """
     ask_client(lambda client: client.resume(check_kind(kind), key))
     print_line(f"{named(kind, key or '')} goes on")
+
+
+@app.command()
+def drain(worker_id: WorkerId) -> None:
+    """Let a worker claim no more jobs; its running jobs continue.
+
+    It learns of it with its next heartbeat, and hands back at once what it has claimed ahead. It stays
+    drained until `jsworker undrain`, or until its process starts anew.
+
+    Example: `jsworker drain jsworker-0-17-5f1c8a2e`
+    """
+    ask_client(lambda client: client.drain_worker(worker_id))
+    print_line(f"worker {cell(worker_id)} is to be drained")
+
+
+@app.command()
+def undrain(worker_id: WorkerId) -> None:
+    """Let a drained worker claim jobs again.
+
+    Example: `jsworker undrain jsworker-0-17-5f1c8a2e`
+    """
+    ask_client(lambda client: client.undrain_worker(worker_id))
+    print_line(f"worker {cell(worker_id)} claims jobs again")
