@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from jsworker.core.errors import JsworkerError, ServersUnavailable, SettingsError
 from jsworker.core.settings import Settings, load_settings, variable_of
@@ -102,13 +102,6 @@ def settings_at(servers: RunningServers, stream: str = "TEST") -> Settings:
         return load_settings()
 
 
-class Given(NamedTuple):
-    """The URLs of servers that the caller or the environment has given."""
-
-    database_url: str | None
-    nats_url: str | None
-
-
 @contextmanager
 def running_servers(
     folder: Path | None = None, *, database_url: str | None = None, nats_url: str | None = None
@@ -130,13 +123,11 @@ def running_servers(
         SettingsError: only one of the two URLs is given, or one is not valid.
         DatabaseUnavailable, DatabaseRefused, StreamUnavailable, StreamRefused: a given server cannot be used.
     """
-    given = Given(
-        database_url or os.environ.get(TEST_SERVERS["database_url"]),
-        nats_url or os.environ.get(TEST_SERVERS["nats_url"]),
-    )
+    database_url = database_url or os.environ.get(TEST_SERVERS["database_url"])
+    nats_url = nats_url or os.environ.get(TEST_SERVERS["nats_url"])
     with ExitStack() as opened:
-        if any(given):
-            servers = _given_servers(given)
+        if database_url or nats_url:
+            servers = _given_servers(database_url, nats_url)
             opened.callback(servers.close)
             _wait_for(check_answers(settings_at(servers), _ANSWER_SECONDS))
         else:
@@ -154,17 +145,15 @@ def servers_of_process() -> RunningServers:
     return _running[-1]
 
 
-def _given_servers(given: Given) -> RunningServers:
-    if given.database_url is None or given.nats_url is None:
-        is_there, missing = (
-            ("database_url", "nats_url") if given.database_url else ("nats_url", "database_url")
-        )
+def _given_servers(database_url: str | None, nats_url: str | None) -> RunningServers:
+    if database_url is None or nats_url is None:
+        is_there, missing = ("database_url", "nats_url") if database_url else ("nats_url", "database_url")
         raise SettingsError(
             f"{TEST_SERVERS[is_there]} must come with {TEST_SERVERS[missing]}: name both servers, or neither"
         )
-    raw = RunningServers(given.database_url, given.nats_url, are_given=True)
+    raw = RunningServers(database_url, nats_url, are_given=True)
     try:
-        return RunningServers(settings_at(raw).database_dsn(), given.nats_url, are_given=True)
+        return RunningServers(settings_at(raw).database_dsn(), nats_url, are_given=True)
     except SettingsError as error:
         text = str(error)
         for name, variable in TEST_SERVERS.items():
