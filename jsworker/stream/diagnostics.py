@@ -1,12 +1,12 @@
-"""Reading the state of NATS for a diagnosis: server, account, stream and consumers. Nothing is written."""
+"""Reading the state of NATS for a diagnosis: server, stream and consumers. Nothing is written."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from nats.js.api import AccountInfo, ClusterInfo, ConsumerInfo
+from nats.js.api import ConsumerInfo
 
 from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.core.events import Events
@@ -47,12 +47,11 @@ class NatsServer:
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """The stream as it is; ``peers``: the servers that keep its replicas, and whether each is current."""
+    """The stream as it is."""
 
     installation: str | None
     differences: tuple[Difference, ...]
     replicas: int
-    peers: Mapping[str, bool]
     clustered: bool
     messages: int
     bytes: int
@@ -72,7 +71,7 @@ class ConsumerReport:
 
 
 class Inspector(JetStreamApi):
-    """Reads server, account, stream and consumers; raises as ``JetStreamApi`` does."""
+    """Reads server, stream and consumers; raises as ``JetStreamApi`` does."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(Connection(settings, events=Events(), name="jsworker doctor"), settings)
@@ -93,10 +92,6 @@ class Inspector(JetStreamApi):
             offers_jetstream=bool(info.get("jetstream")),
         )
 
-    async def account(self) -> AccountInfo:
-        """Return JetStream's information about the account."""
-        return await self.ask("INFO", self.manager.account_info())
-
     async def stream(self) -> StreamReport | None:
         """Return the stream as it is; None: there is none of this name."""
         try:
@@ -108,7 +103,6 @@ class Inspector(JetStreamApi):
             installation=(info.config.metadata or {}).get(INSTALLATION),
             differences=tuple(stream_differences(info.config, wanted)),
             replicas=info.config.num_replicas or 1,
-            peers=_peers(info.cluster),
             clustered=bool(info.cluster and info.cluster.name),
             messages=info.state.messages,
             bytes=info.state.bytes,
@@ -173,11 +167,3 @@ class Inspector(JetStreamApi):
             requests=info.num_waiting or 0,
             paused=bool(info.paused),
         )
-
-
-def _peers(cluster: ClusterInfo | None) -> dict[str, bool]:
-    if cluster is None or not cluster.name:
-        return {}
-    leader = {cluster.leader: True} if cluster.leader else {}
-    replicas = cluster.replicas or []
-    return leader | {peer.name or "unknown": bool(peer.current) and not peer.offline for peer in replicas}

@@ -48,7 +48,7 @@ SERVER = Server(
 )
 LINK = Link(encrypted=True, local=False, sharing="direct")
 NATS = NatsServer("nats:4222", "n1", (2, 15, 1), True, False, True)
-STREAM = StreamReport(None, (), 1, {}, clustered=False, messages=0, bytes=0)
+STREAM = StreamReport(None, (), 1, clustered=False, messages=0, bytes=0)
 
 
 def having(**changed: str) -> Server:
