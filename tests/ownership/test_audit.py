@@ -39,9 +39,9 @@ async def test_each_action_on_jobs_is_told_with_what_it_changed(database: Databa
     moved = await priorities.set_priorities(
         database, [*failed, done], 0, entry=AuditEntry("set_priority", {"to": "high"}, actor="bob")
     )
-    assert (moved.changed, moved.unchanged, list(moved.refused)) == (failed, [], [done])
+    assert (moved.changed, list(moved.refused)) == (failed, [done])
     again = await priorities.set_priorities(database, failed, 0, entry=AuditEntry("set_priority", {}))
-    assert (again.changed, again.unchanged) == ([], failed)  # which nobody needs to be told
+    assert (again.changed, again.refused) == ([], {})  # which nobody needs to be told
     await control.cancel(database, [waiting, running], entry=AuditEntry("cancel", {}))
     await reset.reset_by_operator(
         database, seen=[(running, 1)], reason="r", entry=AuditEntry("clear", {"reason": "r"})

@@ -132,7 +132,7 @@ async def _act_on(visit: Visit, verb: str, ids: Sequence[UUID], form: FormData) 
             ended = {each: f"job {each} is {status} already" for each, status in cancelled.final.items()}
             unknown = {each: f"job {each} does not exist" for each in cancelled.unknown}
             changed = [*cancelled.cancelled, *cancelled.requested]
-            done = Changed(changed, [], cancelled.refused | ended | unknown)
+            done = Changed(changed, cancelled.refused | ended | unknown)
         case _:
             seen, tokens = await listing.look_up(database, list(ids)), _tokens(form)
             running = [
@@ -147,7 +147,7 @@ async def _act_on(visit: Visit, verb: str, ids: Sequence[UUID], form: FormData) 
                 for each in ids
                 if each not in resets
             }
-            done = Changed([*resets], [], why)
+            done = Changed([*resets], why)
     await entry.end(database, matched=len(ids))
     await client.publish_pending()
     return done

@@ -224,7 +224,7 @@ async def retry_all(database: Database, ids: Sequence[UUID], *, entry: AuditEntr
     refused |= {
         each: _unretryable(each, left.get(each)) for each in wanted if each not in done | refused.keys()
     }
-    return Changed([each for each in wanted if each in done], [], refused)
+    return Changed([each for each in wanted if each in done], refused)
 
 
 async def _statuses(database: Database, ids: Sequence[UUID]) -> dict[UUID, Row]:

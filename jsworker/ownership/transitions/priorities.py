@@ -75,16 +75,14 @@ FROM unnest(CAST(:kinds AS text[]), CAST(:priorities AS smallint[])) AS lane(kin
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The result of a change of jobs.
+    """The result of a change of jobs; those that already were as asked for are in neither.
 
     Attributes:
         changed: jobs that were changed.
-        unchanged: jobs that already were as asked for.
-        refused: the other jobs, each with the reason.
+        refused: jobs that could not be changed, each with the reason.
     """
 
     changed: list[UUID]
-    unchanged: list[UUID]
     refused: dict[UUID, str]
 
     def check(self) -> None:
@@ -104,7 +102,6 @@ async def set_priorities(
 
     left = list(dict.fromkeys(ids))
     changed: list[UUID] = []
-    unchanged: list[UUID] = []
     refused: dict[UUID, str] = {}
     for _ in range(_TRIES):  # a job may, for example, be released between the two statements
         rows, bad = await in_halves(left, write, size=_AT_ONCE)
@@ -112,7 +109,7 @@ async def set_priorities(
         refused |= {each: f"the priority of job {each} cannot be set: {error}" for each, error in bad}
         missed = [each for each in left if each not in {*changed, *refused}]
         if not missed:
-            return Changed(changed, unchanged, refused)
+            return Changed(changed, refused)
         found = {row.id: row for row in await database.run(STANDING, {"ids": uuid_array(missed)})}
         left = []
         for each in missed:
@@ -121,12 +118,10 @@ async def set_priorities(
             elif found[each].status not in {"queued", "scheduled"}:
                 rule = "only a waiting job's priority can be set"
                 refused[each] = f"job {each} is {found[each].status}; {rule}"
-            elif found[each].priority == priority:
-                unchanged.append(each)
-            else:
+            elif found[each].priority != priority:
                 left.append(each)
     refused |= {each: f"job {each} goes in and out of the queue too fast; try again" for each in left}
-    return Changed(changed, unchanged, refused)
+    return Changed(changed, refused)
 
 
 async def lanes_with_jobs(database: Database, lanes: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:

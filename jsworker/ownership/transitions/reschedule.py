@@ -60,7 +60,7 @@ async def reschedule_all(
     if missed:
         found = {row.id: row for row in await database.run(WAITS, {"ids": uuid_array(missed)})}
         refused |= {each: _why_not(each, found.get(each)) for each in missed}
-    return Changed([each for each in wanted if each in done], [], refused)
+    return Changed([each for each in wanted if each in done], refused)
 
 
 def _why_not(job_id: UUID, row: Row | None) -> str:
