@@ -331,10 +331,17 @@ class Worker:
         await self._once_answered(components.heartbeat.seen)
         if supervision is not None:
             supervision.registered(self.id)
-        if (name := self._settings.worker_id) is not None:
-            await self._once_answered(lambda: self._refuse_duplicate(name))
-        await self._once_answered(self._write_schedules)
-        await self._once_answered(lambda: write_limits(self._context))
+        context, presence = self._context, components.presence
+        try:
+            if (name := self._settings.worker_id) is not None:
+                await self._once_answered(
+                    partial(refuse_live_duplicate, context, name=name, presence=presence)
+                )
+            await self._once_answered(partial(write_schedules, context))
+        except SettingsError:
+            await self._once_answered(lambda: components.heartbeat.seen("stopped"))
+            raise
+        await self._once_answered(partial(write_limits, context))
         await self._once_answered(components.relay_look.look)
         self._opened.callback(components.scheduler.close)
         self._opened.callback(components.admissions.close)
@@ -358,20 +365,6 @@ class Worker:
             if self._settings.recovery == "on":
                 reason = "by JSWORKER_RECOVER_ON_START=false"
             self.events.emit("recovery.off", rules=off, reason=reason)
-
-    async def _write_schedules(self) -> None:
-        try:
-            await write_schedules(self._context)
-        except SettingsError:
-            await self._components.heartbeat.seen("stopped")
-            raise
-
-    async def _refuse_duplicate(self, name: str) -> None:
-        try:
-            await refuse_live_duplicate(self._context, name=name, presence=self._components.presence)
-        except SettingsError:
-            await self._components.heartbeat.seen("stopped")
-            raise
 
     async def _close_once_stopped(self) -> int:
         await self._stopping.wait()
