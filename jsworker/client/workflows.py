@@ -1,8 +1,7 @@
 """Workflows: graphs of batches, enqueued in one transaction; and the actions of operators on them."""
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from graphlib import CycleError, TopologicalSorter
@@ -60,8 +59,10 @@ class Node:
     is_batch: bool = field(repr=False)
 
 
-class Nodes(ABC):
+class Nodes:
     """Takes the nodes of a workflow; subclasses enqueue it with or without ``await``."""
+
+    _add: Callable[..., Node]
 
     @overload
     def job(
@@ -153,21 +154,6 @@ class Nodes(ABC):
             max_attempts=max_attempts,
             max_stalls=max_stalls,
         )
-
-    @abstractmethod
-    def _add(
-        self,
-        kind: Any,
-        payloads: Iterable[Any],
-        after: "Node | str | Iterable[Node | str]",
-        *,
-        is_batch: bool,
-        on_failure: OnFailure,
-        name: str | None,
-        max_attempts: int | None,
-        max_stalls: int | None,
-    ) -> Node:
-        """Add a node; see ``batch``."""
 
 
 class Flow(Nodes):
