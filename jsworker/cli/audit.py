@@ -46,11 +46,8 @@ def _row(action: Action) -> list[str]:
     changed = str(action.changed)
     if action.matched > action.changed:
         changed += f" of {action.matched}"
-    return [moment(action.at), cell(action.actor), cell(action.action), changed, cell(_target(action.target))]
-
-
-def _target(target: Mapping[str, Any]) -> str:
-    return ", ".join(_words(target))
+    target = ", ".join(_words(action.target))
+    return [moment(action.at), cell(action.actor), cell(action.action), changed, cell(target)]
 
 
 def _words(target: Mapping[str, Any]) -> Iterator[str]:

@@ -174,10 +174,7 @@ class _Opened:
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._until_stopped())
-
-    async def _until_stopped(self) -> None:
-        await self._stopped.wait()
+            runner.run(self._stopped.wait())
 
 
 _everywhere: "weakref.WeakSet[ClientThread]" = weakref.WeakSet()
