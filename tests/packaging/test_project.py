@@ -18,8 +18,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import jsworker
+from tests.packaging.conftest import ROOT, Releases
 
-ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 VERSION = PROJECT["version"]
 LOCK = ROOT / "requirements-dev.lock"
@@ -35,28 +35,6 @@ def tree(folder: str) -> set[str]:
 
 
 # Wheel and sdist
-
-
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project among what running it leaves behind, at a path that nothing else names."""
-    folder = tmp_path_factory.mktemp("machine") / "project"
-    # Not the byte code of this very run: another test may be writing it.
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__"))
-    for made in (".venv/bin/python", "tests/__pycache__/test_project.pyc", "jsworker/__pycache__/job.pyc"):
-        (folder / made).parent.mkdir(parents=True, exist_ok=True)
-        (folder / made).write_text("made by running")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def dist(machine: Path) -> Path:
-    """The sdist, and the wheel made from that sdist."""
-    folder = machine.parent / "dist"
-    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(machine)]
-    result = subprocess.run(build, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +91,9 @@ def test_sdist_holds_the_sources_and_the_tests(sdist: dict[str, bytes]) -> None:
 
 
 def test_no_archive_names_the_machine_that_built_it(
-    machine: Path, wheel: dict[str, bytes], sdist: dict[str, bytes]
+    releases: Releases, wheel: dict[str, bytes], sdist: dict[str, bytes]
 ) -> None:
-    place = str(machine.parent).encode()
+    place = str(releases.machine.parent).encode()
     assert not [name for name, content in (*wheel.items(), *sdist.items()) if place in content]
 
 

@@ -10,8 +10,10 @@ import sys
 import tarfile
 from pathlib import Path
 
+import pytest
+
 import jsworker as jsworker_package
-from tests.packaging.conftest import ROOT, copy_of_the_project
+from tests.packaging.conftest import ROOT, Releases
 from tests.supervisor.parent_process import ParentProcess
 from tests.support.polling import eventually
 from tests.support.servers import TestServers, ThrowawayPostgres
@@ -32,15 +34,12 @@ def digests(folder: Path) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
 
 
-def test_make_dist_gives_the_same_bytes_of_one_commit_wherever_and_whenever(tmp_path: Path) -> None:
-    one, another = (copy_of_the_project(tmp_path / name / "project") for name in ("here", "else where"))
-    for file in another.rglob("*"):
-        os.utime(file, (1_000_000_000, 1_000_000_000))
-    made = [make_dist(project, at=1_700_000_000) for project in (one, another)]
+def test_make_dist_gives_the_same_bytes_of_one_commit_wherever_and_whenever(releases: Releases) -> None:
+    made = [releases.machine, releases.another]
     assert digests(made[0] / "dist") == digests(made[1] / "dist")
     [sdist] = (made[0] / "dist").glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
-        assert {member.mtime for member in archive.getmembers()} == {1_700_000_000}
+        assert {member.mtime for member in archive.getmembers()} == {releases.made_at}
     bills = [(folder / "build/jsworker.cdx.json").read_text() for folder in made]
     assert bills[0] == bills[1]
     bill = json.loads(bills[0])
@@ -48,24 +47,6 @@ def test_make_dist_gives_the_same_bytes_of_one_commit_wherever_and_whenever(tmp_
     assert (root["name"], root["version"]) == ("jsworker", jsworker_package.__version__)
     locked = re.findall(r"(?m)^([a-z0-9.-]+)(?:\[.*\])?==", (ROOT / "deploy/requirements.lock").read_text())
     assert {part["name"] for part in bill["components"]} == set(locked)
-
-
-def make_dist(project: Path, at: int) -> Path:
-    """Run ``make dist`` in a clone whose commit is of this time."""
-    who = {f"GIT_{role}_{what}": "test" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    when = {"GIT_AUTHOR_DATE": f"{at} +0000", "GIT_COMMITTER_DATE": f"{at} +0000"}
-    environment = {name: value for name, value in os.environ.items() if name != "SOURCE_DATE_EPOCH"}
-    for command in (
-        ["git", "init", "--quiet"],
-        ["git", "commit", "--quiet", "--allow-empty", "--message", "a release"],
-        # This environment has what the lock holds: nothing is installed.
-        ["make", f"VENV={sys.prefix}", f"--old-file={sys.prefix}/.project", "dist"],
-    ):
-        result = subprocess.run(
-            command, cwd=project, env=environment | who | when, capture_output=True, text=True, check=False
-        )
-        assert result.returncode == 0, result.stdout + result.stderr
-    return project
 
 
 def jsworker(programs: Path, folder: Path, environment: dict[str, str], *arguments: str) -> str:
@@ -87,8 +68,9 @@ def place_of_the_package(programs: Path, folder: Path) -> Path:
 
 
 async def test_an_installed_wheel_migrates_enqueues_and_runs(
-    programs: Path, servers: TestServers, tmp_path: Path
+    programs: Path, servers: TestServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     (tmp_path / "my_jobs.py").write_text(WORDS)
     postgres: ThrowawayPostgres = servers.postgres
     environment = {
