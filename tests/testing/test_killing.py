@@ -25,8 +25,12 @@ def effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jsworker_settings: 
     return lambda: file.read_text().splitlines()
 
 
-async def test_killed_at_the_end_all_is_done_twice(effects: Lines) -> None:
-    killed = await kill_worker_during(Effects, {})
+async def test_killed_at_the_end_all_is_done_twice_and_an_encrypted_result_is_read(
+    effects: Lines, jsworker_settings: Settings
+) -> None:
+    keys = SecretStr(text_of_keys(old=OLD))
+    sealed = jsworker_settings.model_copy(update={"encryption_keys": keys})
+    killed = await kill_worker_during(Effects, {}, settings=sealed)
     assert (killed.status, killed.result, killed.runs, killed.error) == ("completed", "result", 2, None)
     assert effects() == ["begun", "half", "done"] * 2
     assert "its worker was killed" in str(killed.timeline)
@@ -36,14 +40,6 @@ async def test_killed_at_a_step_only_that_one_is_called_twice(effects: Lines) ->
     killed = await kill_worker_during(Stepwise, {}, at=AtStep("second"))
     assert (killed.result, killed.runs) == (["first", "second", "third"], 2)
     assert effects() == ["first", "second", "second", "third"]
-
-
-async def test_the_result_of_an_encrypted_job_is_read(effects: Lines, jsworker_settings: Settings) -> None:
-    keys = SecretStr(text_of_keys(old=OLD))
-    sealed = jsworker_settings.model_copy(update={"encryption_keys": keys})
-    killed = await kill_worker_during(Effects, {}, settings=sealed)
-    assert (killed.result, killed.runs) == ("result", 2)
-    assert effects() == ["begun", "half", "done"] * 2
 
 
 async def test_killed_at_a_progress(effects: Lines) -> None:
