@@ -48,11 +48,11 @@ def pid_of(parent: ParentProcess, worker_id: str) -> int:
     return int(pid)
 
 
-async def test_a_killed_childs_job_runs_again_at_once_and_the_child_too(
+async def test_the_job_of_a_child_that_is_killed_or_taken_down_runs_again_at_once_and_the_child_too(
     supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
-    # Slow rules: on a machine with no time to spare the two witnesses might be faster than the parent.
-    parent = supervise("Nap", processes=2, **SLOW_RULES)
+    # Slow rules: only what the parent has seen of its child takes a job back.
+    parent = supervise("Nap", "Aborts", "Blocks", "HoldsGil", processes=2, **SLOW_RULES)
     await parent.ready(2)
     job_id = (await client.enqueue("nap", {"seconds": 3600})).id
     owner = await owner_of_sleeper(sql)
@@ -73,6 +73,19 @@ async def test_a_killed_childs_job_runs_again_at_once_and_the_child_too(
     again = (await parent.tells("child.started", 3))[-1]
     assert again["generation"] == 2
     assert not parent.lines("child.restart_delayed")
+
+    for number, kind in enumerate(("aborts", "blocks", "holds-gil")):
+        job_id = (await client.enqueue(kind, {})).id
+        assert counters(await ends_completed(sql, job_id)) == (2, 0, 1)
+        [reset] = [event for event in read_events(sql, job_id) if event["event"] == "reset"]
+        assert reset["detail"]["cause"] == "dead"
+        died = (await parent.tells("child.died", number + 2))[-1]
+        if kind == "aborts":
+            assert died["how"] == "signal SIGABRT"
+            continue
+        assert died["how"] in {"signal SIGKILL", "exit code 0"}
+        assert len(await parent.tells("child.hung", number)) == number
+    await parent.says("my_jobs.py")  # the stacks
 
 
 async def test_an_only_childs_job_is_taken_back_by_the_parent_itself(
@@ -171,43 +184,40 @@ async def test_a_job_that_kills_every_process_shares_two_whatever_its_limit(
     assert len(aborted) == 2, "\n".join(str(event) for event in read_events(sql, job_id))
 
 
-async def test_a_job_that_exits_in_a_task_of_its_own_is_counted_and_ends(
+WAYS_TO_END_A_WORKER = {
+    "stop": "Event loop stopped before Future completed",
+    "interrupt": "in _interrupt",
+    "cancel": "CancelledError",
+    "terminate": "it got SIGTERM, but not from its parent",
+    "memory": "in _fail",
+}
+
+
+async def test_a_job_that_ends_its_worker_in_any_way_is_counted_and_ends(
     supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
-    parent = supervise("Exits", **SLOW_RULES)
+    parent = supervise("Ends", "Exits", shutdown_timeout=0.5, **SLOW_RULES)
     await parent.ready()
-    job_id = (await client.enqueue("exits", {}, max_stalls=2)).id
+    for number, (how, said) in enumerate(WAYS_TO_END_A_WORKER.items(), start=1):
+        before = len(parent.log)
+        job_id = (await client.enqueue("ends", {"how": how})).id
+        assert counters(await ends_completed(sql, job_id)) == (2, 0, 1), how
+        assert (await parent.tells("child.died", number))[-1]["how"] == "exit code 1", how
+        assert len(parent.lines("worker.died")) == number, how
+        assert said in parent.log[before:], how
+
+    before = len(parent.log)
+    exits = (await client.enqueue("exits", {}, max_stalls=2)).id
 
     async def failed() -> dict[str, Any]:
-        job = read_job(sql, job_id)
+        job = read_job(sql, exits)
         assert (job["status"], job["failure_reason"]) == ("failed", "stalled"), job
         return job
 
     assert (await eventually(failed, seconds=60))["stalls"] == 2
-    assert (await parent.tells("child.died"))[0]["how"] == "exit code 1"
-    await parent.says("in _leave")  # the traceback
-
-
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ("stop", "Event loop stopped before Future completed"),
-        ("interrupt", "in _interrupt"),
-        ("cancel", "CancelledError"),
-        ("terminate", "it got SIGTERM, but not from its parent"),
-        ("memory", "in _fail"),
-    ],
-)
-async def test_a_job_that_ends_its_worker_in_any_way_is_counted_and_ends(
-    how: str, said: str, supervise: Supervise, client: JobClient, sql: Sql
-) -> None:
-    parent = supervise("Ends", shutdown_timeout=0.5, **SLOW_RULES)
-    await parent.ready()
-    job_id = (await client.enqueue("ends", {"how": how})).id
-    assert counters(await ends_completed(sql, job_id)) == (2, 0, 1)
-    assert (await parent.tells("child.died"))[0]["how"] == "exit code 1"
-    assert len(parent.lines("worker.died")) == 1
-    await parent.says(said)
+    died = await parent.tells("child.died", len(WAYS_TO_END_A_WORKER) + 1)
+    assert died[-1]["how"] == "exit code 1"
+    assert "in _leave" in parent.log[before:]  # the traceback
 
 
 async def test_what_a_job_does_to_its_process_counts_also_while_the_parent_stands_still(
@@ -230,36 +240,6 @@ async def test_what_a_job_does_to_its_process_counts_also_while_the_parent_stand
     assert counters(await ends_completed(sql, job_id)) == (2, 0, 1)
 
 
-async def test_a_job_that_takes_its_process_down_runs_again(
-    supervise: Supervise, client: JobClient, sql: Sql
-) -> None:
-    # Slow rules: only what the parent has seen of its child takes a job back.
-    parent = supervise("Aborts", "Blocks", "HoldsGil", processes=2, **SLOW_RULES)
-    await parent.ready(2)
-    for number, kind in enumerate(("aborts", "blocks", "holds-gil"), start=1):
-        job_id = (await client.enqueue(kind, {})).id
-        assert counters(await ends_completed(sql, job_id)) == (2, 0, 1)
-        [reset] = [event for event in read_events(sql, job_id) if event["event"] == "reset"]
-        assert reset["detail"]["cause"] == "dead"
-        died = (await parent.tells("child.died", number))[-1]
-        if kind == "aborts":
-            assert died["how"] == "signal SIGABRT"
-            continue
-        assert died["how"] in {"signal SIGKILL", "exit code 0"}
-        assert len(await parent.tells("child.hung", number - 1)) == number - 1
-    await parent.says("my_jobs.py")  # the stacks
-
-
-async def test_an_announced_quiet_phase_is_not_taken_for_a_hang(
-    supervise: Supervise, client: JobClient, sql: Sql
-) -> None:
-    parent = supervise("Quiet")
-    await parent.ready()
-    job = await ends_completed(sql, (await client.enqueue("quiet", {})).id)
-    assert counters(job) == (1, 0, 0)
-    assert parent.lines("child.hung") == []
-
-
 async def test_a_job_that_keeps_the_event_loop_in_its_quiet_phase_costs_its_neighbours_nothing(
     supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
@@ -276,38 +256,43 @@ async def test_a_job_that_keeps_the_event_loop_in_its_quiet_phase_costs_its_neig
     assert watcher.lines("job.stalled") == []
 
 
-async def test_a_quiet_phase_that_its_job_has_left_hides_no_hang(
+async def test_a_quiet_phase_is_not_taken_for_a_hang_and_hides_none_once_its_job_has_left_it(
     supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
-    parent = supervise("LeavesQuiet", "Blocks")
+    parent = supervise("Quiet", "LeavesQuiet", "Blocks")
     await parent.ready()
+    quiet = await ends_completed(sql, (await client.enqueue("quiet", {})).id)
+    assert counters(quiet) == (1, 0, 0)
+    assert parent.lines("child.hung") == []
     await ends_completed(sql, (await client.enqueue("leaves-quiet", {})).id)
     blocking = (await client.enqueue("blocks", {})).id
     assert counters(await ends_completed(sql, blocking)) == (2, 0, 1)
     assert len(await parent.tells("child.hung")) == 1
 
 
-@pytest.mark.parametrize("kind", ["stubborn", "swallows"])
 async def test_a_run_that_ignores_its_time_out_ends_with_its_process_and_is_named(
-    kind: str, supervise: Supervise, client: JobClient, sql: Sql
+    supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
     parent = supervise("Stubborn", "Swallows", "Nap")
-    [pid] = await parent.ready()
-    innocent = (await client.enqueue("nap", {"seconds": 3600})).id
-    await owner_of_sleeper(sql)
-    culprit = (await client.enqueue(kind, {})).id
-    assert counters(await ends_completed(sql, culprit)) == (2, 0, 1)
-    assert counters(await ends_completed(sql, innocent)) == (1, 0, 0)
-    [condemned] = await parent.tells("child.stop_ignored")
-    assert (condemned["pid"], condemned["culprits"]) == (pid, [str(culprit)])
-    [ignored] = await parent.tells("job.stop_ignored")
-    assert (ignored["level"], ignored["job_id"], ignored["stop"]) == ("error", str(culprit), "timeout")
-    for job_id, counted in ((culprit, True), (innocent, False)):
-        [reset] = [event for event in read_events(sql, job_id) if event["event"] == "reset"]
-        assert reset["detail"]["counted"] is counted
-        assert f"job {culprit} went on although it was told to stop: timeout" in reset["detail"]["reason"]
-    if kind == "stubborn":
-        await parent.says("my_jobs.py")  # the stack
+    for number, kind in enumerate(("stubborn", "swallows"), start=1):
+        pid = (await parent.ready(number))[-1]
+        innocent = (await client.enqueue("nap", {"seconds": 3600})).id
+        await owner_of_sleeper(sql)
+        culprit = (await client.enqueue(kind, {})).id
+        assert counters(await ends_completed(sql, culprit)) == (2, 0, 1)
+        assert counters(await ends_completed(sql, innocent)) == (1, 0, 0)
+        condemned = (await parent.tells("child.stop_ignored", number))[-1]
+        assert (condemned["pid"], condemned["culprits"]) == (pid, [str(culprit)])
+        ignored = (await parent.tells("job.stop_ignored", number))[-1]
+        assert (ignored["level"], ignored["job_id"], ignored["stop"]) == ("error", str(culprit), "timeout")
+        for job_id, counted in ((culprit, True), (innocent, False)):
+            [reset] = [event for event in read_events(sql, job_id) if event["event"] == "reset"]
+            assert reset["detail"]["counted"] is counted
+            told = f"job {culprit} went on although it was told to stop: timeout"
+            assert told in reset["detail"]["reason"]
+        if kind == "stubborn":
+            await parent.says("my_jobs.py")  # the stack
+    assert len(parent.lines("child.stop_ignored")) == len(parent.lines("job.stop_ignored")) == number
 
 
 async def test_the_dead_are_remembered_while_the_database_is_away(
