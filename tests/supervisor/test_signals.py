@@ -29,39 +29,27 @@ async def are_gone(pids: list[int], seconds: float = 60.0) -> None:
 
 
 @pytest.mark.parametrize("to", ["parent", "group"])
-async def test_sigterm_drains(
-    to: str,
-    supervise: Supervise,
-    client: JobClient,
-    sql: Sql,
-) -> None:
-    parent = supervise("Nap", processes=2)
-    await parent.ready(2)
-    job_id = (await client.enqueue("nap", {"seconds": 1.0})).id
-    await owner_of_sleeper(sql)
-    if to == "group":  # as systemd does: children get it from there and from their parent
-        os.killpg(parent.pid, signal.SIGTERM)
-    else:
-        parent.send(signal.SIGTERM)
-    assert await parent.ends() == 0
-    assert (read_job(sql, job_id)["status"], read_value(sql, STATES)) == ("completed", "stopped")
-    assert parent.lines("child.died") == []
-
-
-@pytest.mark.parametrize("to", ["parent", "group"])
-async def test_what_a_drain_does_not_end_is_handed_back_and_not_counted(
+async def test_sigterm_drains_and_what_that_does_not_end_is_handed_back_and_not_counted(
     to: str, supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
-    parent = supervise("Nap", shutdown_timeout=1.0, **SLOW_RULES)
-    await parent.ready()
-    job_id = (await client.enqueue("nap", {"seconds": 3600})).id
+    parent = supervise("Nap", processes=2, shutdown_timeout=4.0, **SLOW_RULES)
+    await parent.ready(2)
+    long = (await client.enqueue("nap", {"seconds": 3600})).id
     await owner_of_sleeper(sql)
+    short = (await client.enqueue("nap", {"seconds": 1.0})).id
+    await eventually(lambda: sleeps(sql, short))
+    # With the group, as systemd does it, children get it from there and from their parent.
     os.kill(-parent.pid if to == "group" else parent.pid, signal.SIGTERM)
     assert await parent.ends() == 0
-    job = read_job(sql, job_id)
+    assert (read_job(sql, short)["status"], read_value(sql, STATES)) == ("completed", "stopped")
+    job = read_job(sql, long)
     assert (job["status"], counters(job)) == ("queued", (0, 0, 0))
     assert job["clear_reason"] == "the worker was stopped"
-    assert parent.lines("worker.died") == []
+    assert parent.lines("child.died") == parent.lines("worker.died") == []
+
+
+async def sleeps(sql: Sql, job_id: Any) -> None:
+    assert read_job(sql, job_id)["stage"] == "asleep"
 
 
 async def test_ctrl_c_reaches_the_group_and_drains(supervise: Supervise, client: JobClient, sql: Sql) -> None:
@@ -144,15 +132,6 @@ async def test_a_parent_that_was_frozen_kills_nobody(
     await ends_completed(sql, job_id)
     assert [process.pid for process in psutil.Process(parent.pid).children()] == pids
     assert parent.lines("child.hung") == []
-
-
-async def test_what_a_job_forks_can_be_ended_as_usual(
-    supervise: Supervise, client: JobClient, sql: Sql
-) -> None:
-    parent = supervise("Forks")
-    await parent.ready()
-    job = await ends_completed(sql, (await client.enqueue("forks", {})).id)
-    assert job["result"] == signal.SIGTERM
 
 
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
