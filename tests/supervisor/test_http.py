@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 import urllib.error
 import urllib.request
 from http import HTTPStatus
@@ -58,7 +59,7 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     }
 
 
-async def test_a_fleet_that_works(supervise: Supervise, client: JobClient) -> None:
+async def test_a_fleet_that_works(supervise: Supervise, client: JobClient, sql: Sql) -> None:
     parent = supervise("Nap", processes=2, http_port=0)
     base = await base_of(parent)
     await answers(f"{base}/startupz", HTTPStatus.OK)
@@ -106,36 +107,40 @@ async def test_a_fleet_that_works(supervise: Supervise, client: JobClient) -> No
 
     await eventually(counted)
 
-
-async def test_without_a_port_nothing_listens(supervise: Supervise) -> None:
-    parent = supervise("Nap")
-    await parent.ready()
-    assert parent.lines("http.listening") == []
-
-
-async def test_a_hung_child_is_not_ready_then_killed_and_counted(
-    supervise: Supervise, client: JobClient
-) -> None:
-    parent = supervise("Blocks", http_port=0, watchdog_timeout=8.0, stale_threshold=30.0, ack_wait=60.0)
-    base = await base_of(parent)
+    # Kinds that nobody works on take no room: one INSERT can bring more of them than a report may name.
+    sql.execute("""
+        INSERT INTO jsworker.jobs (id, kind, payload, status, dispatch, stream_seq, queued_at)
+        SELECT gen_random_uuid(), 'junk-' || n, '{}', 'queued', 1, 1, now()
+        FROM generate_series(1, 20000) AS n
+    """)
+    told = 'jsworker_jobs{kind="_other",process="1",status="queued"} 20000.0'
+    text = await answers(f"{base}/metrics", HTTPStatus.OK, told, 'jsworker_report_age_seconds{process="1"}')
+    assert "junk" not in text
+    assert 'jsworker_runs_ended_total{kind="nap"' in text
     await answers(f"{base}/readyz", HTTPStatus.OK)
-    await client.enqueue("blocks", {})
-    await answers(f"{base}/readyz", HTTPStatus.SERVICE_UNAVAILABLE, "has not come round for")
-    await answers(f"{base}/livez", HTTPStatus.OK)  # the supervisor kills it: no reason to kill the pod
-    await parent.tells("child.hung")
-    await answers(f"{base}/metrics", HTTPStatus.OK, 'jsworker_process_deaths_total{how="hung"} 1.0')
-    await answers(f"{base}/readyz", HTTPStatus.OK)  # its successor
+    assert parent.lines("report.failed") == []
 
 
-async def test_a_child_that_asked_to_be_killed_is_counted_apart(
+async def test_a_hung_child_is_not_ready_then_killed_and_one_that_asked_for_it_is_counted_apart(
     supervise: Supervise, client: JobClient
 ) -> None:
-    parent = supervise("Stubborn", http_port=0)
+    parent = supervise(
+        "Stubborn", "Blocks", http_port=0, watchdog_timeout=8.0, stale_threshold=30.0, ack_wait=60.0
+    )
     base = await base_of(parent)
     await answers(f"{base}/readyz", HTTPStatus.OK)
     await client.enqueue("stubborn", {})
     await parent.tells("child.stop_ignored")
-    await answers(f"{base}/metrics", HTTPStatus.OK, 'jsworker_process_deaths_total{how="stop_ignored"} 1.0')
+    asked = 'jsworker_process_deaths_total{how="stop_ignored"} 1.0'
+    await answers(f"{base}/metrics", HTTPStatus.OK, asked)
+    await answers(f"{base}/readyz", HTTPStatus.OK)  # its successor
+    await client.enqueue("blocks", {})
+    await answers(f"{base}/readyz", HTTPStatus.SERVICE_UNAVAILABLE, "has not come round for")
+    await answers(f"{base}/livez", HTTPStatus.OK)  # the supervisor kills it: no reason to kill the pod
+    await parent.tells("child.hung")
+    hung = 'jsworker_process_deaths_total{how="hung"} 1.0'
+    await answers(f"{base}/metrics", HTTPStatus.OK, hung, asked)
+    await answers(f"{base}/readyz", HTTPStatus.OK)
 
 
 def stalls(text: str, cause: str) -> dict[str, float]:
@@ -195,30 +200,16 @@ async def test_figures_of_hundreds_of_kinds_arrive_and_outages_are_still_told(
     assert parent.lines("report.failed") == []
 
 
-async def test_kinds_that_nobody_works_on_take_no_room(supervise: Supervise, sql: Sql) -> None:
-    """One INSERT of a producer can bring more kinds than a report may name."""
-    sql.execute("""
-        INSERT INTO jsworker.jobs (id, kind, payload, status, dispatch, stream_seq, queued_at)
-        SELECT gen_random_uuid(), 'junk-' || n, '{}', 'queued', 1, 1, now()
-        FROM generate_series(1, 20000) AS n
-    """)
-    parent = supervise("Nap", http_port=0)
-    base = await base_of(parent)
-    await answers(f"{base}/readyz", HTTPStatus.OK)
-    told = 'jsworker_jobs{kind="_other",process="1",status="queued"} 20000.0'
-    text = await answers(f"{base}/metrics", HTTPStatus.OK, told, 'jsworker_report_age_seconds{process="1"}')
-    assert "junk" not in text
-    assert 'jsworker_runs_ended_total{kind="nap"' in text
-    await answers(f"{base}/readyz", HTTPStatus.OK)
-    assert parent.lines("report.failed") == []
-
-
-async def test_servers_that_are_away_are_named(supervise: Supervise, settings: Settings) -> None:
+async def test_servers_that_are_away_are_named_and_so_is_draining(
+    supervise: Supervise, client: JobClient, settings: Settings
+) -> None:
     async with (
         proxied(settings.database_url) as (postgresql, database_url),
         proxied(settings.nats_url) as (nats, nats_url),
     ):
-        parent = supervise("Nap", http_port=0, database_url=database_url, nats_url=nats_url)
+        parent = supervise(
+            "Nap", http_port=0, shutdown_timeout=20.0, database_url=database_url, nats_url=nats_url
+        )
         base = await base_of(parent)
         await answers(f"{base}/readyz", HTTPStatus.OK)
         postgresql.cut()
@@ -234,19 +225,14 @@ async def test_servers_that_are_away_are_named(supervise: Supervise, settings: S
         await answers(f"{base}/startupz", HTTPStatus.OK)
         nats.restore()
         await answers(f"{base}/readyz", HTTPStatus.OK)
-
-
-async def test_draining_is_told(supervise: Supervise, client: JobClient) -> None:
-    parent = supervise("Nap", http_port=0, shutdown_timeout=20.0)
-    base = await base_of(parent)
-    await answers(f"{base}/readyz", HTTPStatus.OK)
-    await client.enqueue("nap", {"seconds": 3600})
-    await answers(f"{base}/metrics", HTTPStatus.OK, 'jsworker_runs_in_flight{kind="nap",process="1"} 1.0')
-    parent.send(signal.SIGTERM)
-    await answers(f"{base}/readyz", HTTPStatus.SERVICE_UNAVAILABLE, "draining")
-    await answers(f"{base}/livez", HTTPStatus.OK)
-    parent.send(signal.SIGTERM)
-    assert await parent.ends() == 0
+        await client.enqueue("nap", {"seconds": 3600})
+        running = 'jsworker_runs_in_flight{kind="nap",process="1"} 1.0'
+        await answers(f"{base}/metrics", HTTPStatus.OK, running)
+        parent.send(signal.SIGTERM)
+        await answers(f"{base}/readyz", HTTPStatus.SERVICE_UNAVAILABLE, "draining")
+        await answers(f"{base}/livez", HTTPStatus.OK)
+        parent.send(signal.SIGTERM)
+        assert await parent.ends() == 0
 
 
 @pytest.mark.parametrize("port", ["70000", "http"])
@@ -259,12 +245,12 @@ async def test_a_wrong_port_is_a_wrong_setting(supervise: Supervise, port: str) 
 
 
 async def test_a_port_that_is_taken_ends_in_one_line(supervise: Supervise) -> None:
-    first = supervise("Nap", http_port=0)
-    [line] = await first.tells("http.listening")
-    second = supervise("Nap", http_port=line["port"])
-    assert await second.ends() == 1
-    [last] = second.log.splitlines()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        parent = supervise("Nap", http_port=port)
+        assert await parent.ends() == 1
+    [last] = parent.log.splitlines()
     assert last.endswith(
-        f"JSWORKER_HTTP_PORT={line['port']} on JSWORKER_HTTP_HOST=127.0.0.1 cannot be "
+        f"JSWORKER_HTTP_PORT={port} on JSWORKER_HTTP_HOST=127.0.0.1 cannot be "
         "listened to: Address already in use"
     )
