@@ -25,29 +25,22 @@ async def without_stderr(parent: ParentProcess, client: JobClient, sql: Sql, how
     return pid
 
 
-async def test_the_last_resort_is_postponed(
+async def test_the_last_resort_is_postponed_and_jobs_are_handed_back_when_the_parent_is_killed(
     how: str, supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
     parent = supervise("LosesStderr", "Nap", "Quiet", watchdog_timeout=WATCHDOG_SECONDS)
-    await without_stderr(parent, client, sql, how)
+    pid = await without_stderr(parent, client, sql, how)
     naps = (await client.enqueue("nap", {"seconds": LONGER_THAN_LAST_RESORT})).id
     await owner_of_sleeper(sql)
     quiet = (await client.enqueue("quiet", {})).id
     for job_id in (quiet, naps):
         assert counters(await ends_completed(sql, job_id)) == (1, 0, 0)
     assert parent.lines("child.died") == []
-
-
-async def test_its_jobs_are_handed_back_when_the_parent_is_killed(
-    how: str, supervise: Supervise, client: JobClient, sql: Sql
-) -> None:
-    parent = supervise("LosesStderr", "Nap", watchdog_timeout=WATCHDOG_SECONDS)
-    pid = await without_stderr(parent, client, sql, how)
-    job_id = (await client.enqueue("nap", {"seconds": 3600})).id
+    held = (await client.enqueue("nap", {"seconds": 3600})).id
     await owner_of_sleeper(sql)
     parent.send(signal.SIGKILL)
     await are_gone([pid])
-    job = read_job(sql, job_id)
+    job = read_job(sql, held)
     assert (job["status"], counters(job)) == ("queued", (0, 0, 0))
 
 
