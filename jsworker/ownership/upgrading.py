@@ -53,6 +53,12 @@ _LOCK: Final = f"SELECT pg_advisory_xact_lock({_ONE_MIGRATION_AT_A_TIME})"
 # never waits for long. But it waits longer than deadlock_timeout (a second), after which PostgreSQL ends an
 # autovacuum that is in the way.
 _NEVER_FOR_LONG: Final = "SET LOCAL lock_timeout = '1500ms'"
+# An index or a check of many jobs takes as long as it takes. By pg_settings, because not every version has all.
+_NO_TIME_LIMITS: Final = """\
+SELECT set_config(name, '0', {is_local}) FROM pg_settings
+WHERE name IN ('statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')"""
+_IN_SESSION: Final = _NO_TIME_LIMITS.format(is_local="false")
+_IN_TRANSACTION: Final = _NO_TIME_LIMITS.format(is_local="true")
 _SCRIPT_HEAD: Final = """\
 -- jsworker's tables from {since} to {until}. Each part is a transaction of its own; indexes are built between them, beside
 -- those who write. Run it statement by statement and stop at the first error: psql -v ON_ERROR_STOP=1 -f FILE
@@ -111,6 +117,8 @@ def upgrade_script(since: str = "base") -> str:
     except (CommandError, RevisionError):
         raise ValueError(f"revision {since} is none of this version's: {', '.join(REVISIONS)}") from None
     written.write(_SCRIPT_HEAD.format(since="nothing" if since == "base" else since, until=REVISIONS[-1]))
+    if steps:
+        written.write(f"\n{_IN_SESSION};\n")
     for step in steps:
         written.write(f"\n-- {step.revision}: {' '.join(step.doc.split())}\n\n")
         for name, build in getattr(step.module, "CONCURRENTLY", {}).items():
@@ -212,13 +220,14 @@ def _build_indexes(connection: Connection, revision: str, tell: Callable[[str], 
             time.sleep(_LOOK_AGAIN_SECONDS)
             continue
         try:
+            connection.execute(text(_IN_SESSION))
             # The build waits for every transaction under way, but no statement waits for the build.
             connection.execute(text("SET lock_timeout = '60s'"))
             for drop, build in _to_build(connection, revision):
                 connection.exec_driver_sql(drop)
                 connection.exec_driver_sql(build)
         finally:
-            connection.execute(text("RESET lock_timeout"))
+            connection.execute(text("RESET ALL"))
             connection.execute(text("SELECT pg_advisory_unlock(:key)"), lock)
 
 
@@ -317,6 +326,7 @@ def _ours(name: str | None, kind: str, __parents: Any) -> bool:
 
 
 def _lock(connection: Connection) -> None:
+    connection.execute(text(_IN_TRANSACTION))
     connection.execute(text(_LOCK))
     connection.execute(text(_NEVER_FOR_LONG))
 

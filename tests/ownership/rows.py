@@ -150,3 +150,32 @@ def waits(sql: Sql) -> bool:
         """,
     )
     return bool(found)
+
+
+def limit_the_time(sql: Sql) -> None:
+    """Give the database long time limits, and refuse changes of its schema under any of them."""
+    sql.execute("""
+DO $$
+DECLARE
+  limited text;
+BEGIN
+  FOR limited IN
+    SELECT name FROM pg_settings
+    WHERE name IN ('statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')
+  LOOP
+    EXECUTE format('ALTER DATABASE %I SET %I = ''1h''', current_database(), limited);
+  END LOOP;
+END
+$$;
+CREATE FUNCTION public.refuse_under_a_limit() RETURNS event_trigger LANGUAGE plpgsql AS $$
+DECLARE
+  limits text := concat_ws(', ', current_setting('statement_timeout'),
+    current_setting('idle_in_transaction_session_timeout'), current_setting('transaction_timeout', true));
+BEGIN
+  IF limits NOT IN ('0, 0', '0, 0, 0') THEN
+    RAISE 'the time is limited: %', limits;
+  END IF;
+END
+$$;
+CREATE EVENT TRIGGER refuse_under_a_limit ON ddl_command_start EXECUTE FUNCTION public.refuse_under_a_limit()
+""")

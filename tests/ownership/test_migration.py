@@ -31,7 +31,7 @@ from tests.support.migrations import downgrade_database
 from .catalog import describe_schema
 from .conftest import TestDatabases
 from .polling import eventually
-from .rows import Sql, insert_job, read_job
+from .rows import Sql, insert_job, limit_the_time, read_job
 
 HEAD = levels.REVISIONS[-1]
 ROOT = Path(__file__).resolve().parents[2]
@@ -352,6 +352,18 @@ def test_an_index_that_was_half_built_is_built_anew(
         assert built(sql) == {"jobs_failed": False}
         assert upgrade_database(url, "0008") == "0008"
         assert built(sql) == dict.fromkeys(BUILT, True)
+
+
+@pytest.mark.parametrize("since", ["base", "0007"])
+def test_no_time_limit_of_the_database_ends_a_migration(
+    databases: TestDatabases, at_revision: AtRevision, since: str
+) -> None:
+    url = databases.create() if since == "base" else at_revision(since)
+    with connected(url) as sql:
+        if since != "base":
+            sql.execute(MANY)
+        limit_the_time(sql)
+    assert upgrade_database(url, "0008") == "0008"
 
 
 async def test_two_upgrades_build_an_index_once(at_revision: AtRevision) -> None:

@@ -16,7 +16,7 @@ from tests.support.servers import TestServers
 
 from .catalog import describe_schema
 from .conftest import TestDatabases
-from .rows import Sql, insert_job
+from .rows import Sql, insert_job, limit_the_time
 
 HEAD = REVISIONS[-1]
 Psql = Callable[[str, str], subprocess.CompletedProcess[str]]
@@ -69,6 +69,15 @@ def test_from_a_revision_it_brings_a_database_with_jobs_to_the_newest(
         assert done.returncode == 0, done.stderr
         assert describe_schema(connection) == describe_schema(observer)
         assert connection.execute("SELECT 1 FROM jsworker.jobs").rowcount == 1
+    assert current_revision(url) == HEAD
+
+
+def test_no_time_limit_of_the_database_ends_it(databases: TestDatabases, psql: Psql) -> None:
+    url = databases.create()
+    with psycopg.connect(url, autocommit=True, row_factory=dict_row) as connection:
+        limit_the_time(connection)
+    done = psql(url, upgrade_script())
+    assert done.returncode == 0, done.stderr
     assert current_revision(url) == HEAD
 
 
