@@ -18,6 +18,7 @@ from sqlalchemy import make_url
 from jsworker.core.errors import SettingsError
 from jsworker.core.settings import (
     Settings,
+    changed_environment,
     check_timing,
     load_settings,
     redact_url,
@@ -60,6 +61,14 @@ def faults(**overrides: Any) -> list[str]:
     with pytest.raises(SettingsError) as caught:
         load_settings(**overrides)
     return caught.value.lines
+
+
+def may_be_none(name: str) -> bool:
+    try:
+        Settings(**{"database_url": URL, name: None})
+    except SettingsError:
+        return False
+    return True
 
 
 class TestValues:
@@ -111,6 +120,19 @@ class TestValues:
     def test_an_empty_variable_is_not_set(self, put: Set, name: str) -> None:
         put(**{name: ""})
         assert getattr(load_settings(), name.lower()) is None
+
+    @pytest.mark.parametrize("name", [name for name in Settings.model_fields if may_be_none(name)])
+    def test_none_is_not_set_for_another_process_whatever_it_inherits(
+        self, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        inherited = {variable_of(name): "1", f"{variable_of(name)}_FILE": "/x", "JSWORKER_DATABASE_URL": URL}
+        monkeypatch.setattr(os, "environ", changed_environment(inherited, {name: None}))
+        assert getattr(load_settings(), name) is None
+
+    def test_another_process_gets_the_secrets_themselves(self) -> None:
+        values = {"nats_token": SecretStr(CANARY), "concurrency": 3}
+        changed = changed_environment({"HOME": "/x", "JSWORKER_NATS_TOKEN_FILE": "/t"}, values)
+        assert changed == {"HOME": "/x", "JSWORKER_NATS_TOKEN": CANARY, "JSWORKER_CONCURRENCY": "3"}
 
     @pytest.mark.usefixtures("put")
     def test_log_format_follows_the_terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:

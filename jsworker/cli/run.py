@@ -10,7 +10,7 @@ import resource
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -23,7 +23,7 @@ import jsworker
 from jsworker.cli.options import argument, flag, new_app
 from jsworker.telemetry.logs import configure_logs, is_terminal, write_line
 from jsworker.supervisor.parent import Supervisor
-from jsworker.core.settings import Settings, load_settings, unknown_variables, variable_of
+from jsworker.core.settings import Settings, changed_environment, load_settings, unknown_variables
 
 _ALIASES = {"watchdog_timeout": ["--heartbeat-timeout"]}
 _MARKDOWN = re.compile(r"[\\`*_<]")
@@ -149,7 +149,7 @@ def run(
     if reload:
         from jsworker.cli.reload import run_reloading  # noqa: PLC0415 -- for development alone
 
-        return run_reloading([*_python("jsworker"), "run", *targets], _environment(given))
+        return run_reloading([*_python("jsworker"), "run", *targets], changed_environment(os.environ, given))
     configure_logs(format=loaded.log_format, level=loaded.log_level)
     # Core dumps would hold payloads and passwords. Children inherit the limit; a job may lift it for itself.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -158,7 +158,7 @@ def run(
     supervisor = Supervisor(
         loaded,
         command=_command(targets),
-        environment=_environment(given),
+        environment=changed_environment(os.environ, given),
         shows_work=loaded.log_format == "console" and is_terminal(sys.stderr),
     )
     code, words = asyncio.run(supervisor.run())
@@ -177,11 +177,3 @@ def _python(module: str) -> list[str]:
     # -P: no file in the working directory replaces a module of Python's. Not if jsworker is imported from it.
     safe = [] if Path(jsworker.__file__).parents[1] == Path.cwd() or "-P" in flags else ["-P"]
     return [sys.executable, *flags, *safe, "-m", module]
-
-
-def _environment(given: Mapping[str, str]) -> dict[str, str]:
-    environment = dict(os.environ)
-    for name, value in given.items():
-        environment[variable_of(name)] = value
-        environment.pop(f"{variable_of(name)}_FILE", None)
-    return environment

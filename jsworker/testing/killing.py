@@ -20,7 +20,7 @@ from jsworker.client.job_info import JobEvent
 from jsworker.core.errors import InvalidTarget
 from jsworker.core.names import shown
 from jsworker.core.processor import JobProcessor
-from jsworker.core.settings import Settings, variable_of
+from jsworker.core.settings import Settings, changed_environment
 from jsworker.embedded import start_with_parent
 from jsworker.testing.killed_worker import ENDED_BEFORE
 from jsworker.testing.servers import settings_in_use
@@ -185,7 +185,6 @@ def _run(settings: Settings, order: Mapping[str, Any], seconds: float) -> _Ended
     values = {name: getattr(settings, name) for name in settings.model_fields_set}
     # The caller takes the job back, as a supervisor does; no worker may do it before.
     values["recover_on_start"] = False
-    environment = {**os.environ, **{variable_of(name): _text(value) for name, value in values.items()}}
     flags = ["-P"] if sys.flags.safe_path else []
     command = [sys.executable, *flags, "-m", "jsworker.testing.killed_worker", json.dumps(order)]
     with tempfile.TemporaryDirectory(prefix="jsworker-killed-") as folder:
@@ -193,7 +192,7 @@ def _run(settings: Settings, order: Mapping[str, Any], seconds: float) -> _Ended
         with output.open("wb") as stdout, log.open("wb") as stderr:
             process = start_with_parent(
                 command,
-                env=environment,
+                env=changed_environment(os.environ, values),
                 death_signal=signal.SIGKILL,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
@@ -208,8 +207,3 @@ def _run(settings: Settings, order: Mapping[str, Any], seconds: float) -> _Ended
             process.wait()
         worker_id, _, said = output.read_text(errors="replace").partition("\n")
         return _Ended(code, worker_id, said.strip(), log.read_text(errors="replace")[-_SHOWN_CHARACTERS:])
-
-
-def _text(value: Any) -> str:
-    secret = getattr(value, "get_secret_value", None)
-    return str(value if secret is None else secret())

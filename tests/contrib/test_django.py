@@ -53,7 +53,7 @@ from jsworker.contrib.django.tasks import DjangoTask
 from jsworker.core.errors import Fail, InvalidPayload, TransitionRefused
 from jsworker.core.job import Job
 from jsworker.core.schedule_rules import Every
-from jsworker.core.settings import Settings
+from jsworker.core.settings import Settings, load_settings
 from jsworker.core.targets import load_processors
 from tests.client.test_enqueue import Order as NumberedOrder
 from tests.client.test_enqueue import ShipOrder
@@ -308,7 +308,21 @@ class TestSettings:
         assert jsworker_settings().database_dsn() == "postgresql://other@db/jobs"
         with override_settings(JSWORKER={"DATABASE_URL": "postgresql://third@db/jobs"}):
             assert jsworker_settings().database_dsn() == "postgresql://third@db/jobs"
-            assert environment() == {"JSWORKER_DATABASE_URL": "postgresql://third@db/jobs"}
+            assert environment()["JSWORKER_DATABASE_URL"] == "postgresql://third@db/jobs"
+
+    def test_none_is_not_set_for_workers_either(
+        self, monkeypatch: pytest.MonkeyPatch, database_url: str
+    ) -> None:
+        inherited = {"POD_UID": "pod", "NATS_USER": "u", "DATABASE_URL": "postgresql://other@db/jobs"}
+        for name, value in inherited.items():
+            monkeypatch.setenv(f"JSWORKER_{name}", value)
+        names = [*inherited, "CONTAINER", "ENCRYPTION_KEYS", "NATS_TLS_CA", "WORKER_ID", "RETENTION"]
+        with override_settings(JSWORKER=dict.fromkeys(names)):
+            here, variables = jsworker_settings(), environment()
+        monkeypatch.setattr(os, "environ", variables)
+        there = load_settings()
+        assert here.database_dsn() == there.database_dsn() == database_url
+        assert {getattr(there, name.lower()) for name in names if name != "DATABASE_URL"} == {None}
 
     @pytest.mark.parametrize(
         ("given", "line"),

@@ -42,6 +42,14 @@ async def test_killed_at_a_step_only_that_one_is_called_twice(effects: Lines) ->
     assert effects() == ["first", "second", "second", "third"]
 
 
+async def test_a_setting_that_is_none_is_not_set(
+    effects: Lines, jsworker_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JSWORKER_CODEC", "not_there:CODEC")
+    plain = jsworker_settings.model_copy(update={"codec": None, "nats_tls_ca": None})
+    assert (await kill_worker_during(Effects, {}, settings=plain)).runs == 2
+
+
 async def test_killed_at_a_progress(effects: Lines) -> None:
     assert (await kill_worker_during(Effects, {}, at=AtProgress(0.4))).runs == 2
     assert effects() == ["begun", "begun", "half", "done"]

@@ -13,7 +13,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 
 from jsworker.core.errors import SettingsError
 from jsworker.core.names import shown
-from jsworker.core.settings import Settings, load_settings, variable_of
+from jsworker.core.settings import Settings, changed_environment, load_settings
 from jsworker.core.settings.variables import database_parts, likely
 
 _OWN_NAMES: Final = frozenset({"DATABASE", "TARGETS"})
@@ -60,7 +60,7 @@ def jsworker_settings() -> Settings:
     alias = database_alias()
     values = {name.lower(): value for name, value in given().items() if name not in _OWN_NAMES}
     is_set = any(os.environ.get(name) for name in ("JSWORKER_DATABASE_URL", "JSWORKER_DATABASE_URL_FILE"))
-    if "database_url" not in values and not is_set:
+    if not values.get("database_url", is_set):
         values["database_url"] = url_of(connections[alias].settings_dict)
     try:
         settings = load_settings(**values)
@@ -87,16 +87,15 @@ def _name_in(settings: Settings) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return environment variables that give another process the same settings; they contain secrets."""
+    """Return this process's environment with the settings of Django in it; it contains secrets."""
     values = {name.lower(): value for name, value in given().items() if name not in _OWN_NAMES}
-    found = {variable_of(name): str(value) for name, value in values.items()}
     settings = jsworker_settings()
     if settings.database_password is None:
-        found[variable_of("database_url")] = settings.database_dsn()
+        values["database_url"] = settings.database_dsn()
     else:
-        found[variable_of("database_url")] = settings.database_url
-        found[variable_of("database_password")] = settings.database_password.get_secret_value()
-    return found
+        values["database_url"] = settings.database_url
+        values["database_password"] = settings.database_password
+    return changed_environment(os.environ, values)
 
 
 def url_of(database: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from jsworker.core.settings.variables import (
     PREFIX,
     TEST_SERVERS,
     as_given,
+    changed_environment,
     database_parts,
     is_service_link,
     known_variables,
@@ -23,6 +24,7 @@ from jsworker.core.settings.variables import (
 __all__ = [
     "RECOVERY_RULES",
     "Settings",
+    "changed_environment",
     "check_timing",
     "load_settings",
     "redact_url",

@@ -4,7 +4,7 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -41,6 +41,20 @@ _SECRET_IN_QUERY = re.compile(r"([?&][^=&]*(?:pass|pwd|secret|token|key)[^=&]*=)
 def variable_of(name: str) -> str:
     """Return the environment variable of a setting: ``ack_wait`` is ``JSWORKER_ACK_WAIT``."""
     return PREFIX + name.upper()
+
+
+def changed_environment(environment: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, str]:
+    """Return an environment in which settings have these values, for another process; None: not set.
+
+    It contains secrets. Files that the environment names for these settings are not read there.
+    """
+    changed = dict(environment)
+    for name, value in values.items():
+        secret = getattr(value, "get_secret_value", None)
+        # Empty, not left out: every setting that may be None reads it so.
+        changed[variable_of(name)] = "" if value is None else str(value if secret is None else secret())
+        changed.pop(f"{variable_of(name)}_FILE", None)
+    return changed
 
 
 def broken(rule: str) -> PydanticCustomError:

@@ -50,7 +50,7 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from None
         if not targets:
             raise CommandError("no processors: name targets, set JSWORKER['TARGETS'], or write APP/jobs.py")
-        variables = {**os.environ, **environment()}
+        variables = environment()
         for name, own in (("JSWORKER_PRELOAD", _SETUP), ("JSWORKER_MIDDLEWARE", _MIDDLEWARE)):
             named = [each.strip() for each in variables.get(name, "").split(",") if each.strip()]
             variables[name] = ",".join([own, *(each for each in named if each != own)])
