@@ -324,6 +324,17 @@ class TestSettings:
         assert here.database_dsn() == there.database_dsn() == database_url
         assert {getattr(there, name.lower()) for name in names if name != "DATABASE_URL"} == {None}
 
+    @pytest.mark.parametrize("name", ["DATABASE_URL", "DATABASE_PASSWORD"])
+    def test_what_a_file_holds_is_passed_on_without_the_file(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+    ) -> None:
+        (tmp_path / "held").write_text({"DATABASE_URL": "postgresql://u@db/jobs"}.get(name, "secret"))
+        monkeypatch.setenv(f"JSWORKER_{name}_FILE", str(tmp_path / "held"))
+        monkeypatch.setitem(connections["default"].settings_dict, "PASSWORD", "")
+        here = jsworker_settings()
+        monkeypatch.setattr(os, "environ", environment())
+        assert load_settings().database_dsn() == here.database_dsn()
+
     @pytest.mark.parametrize(
         ("given", "line"),
         [
@@ -728,6 +739,17 @@ class TestCommands:
         assert str(job.id) in out
         with manage("jsworker", "job", str(uuid4())) as refused:
             assert refused.wait(timeout=60) == 1
+
+    def test_a_file_that_the_environment_names_does_not_contradict_them(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, database_url: str, capfd: Any
+    ) -> None:
+        (tmp_path / "url").write_text(database_url)
+        monkeypatch.setattr(
+            os, "environ", {**os.environ, "JSWORKER_DATABASE_URL_FILE": str(tmp_path / "url")}
+        )
+        job = enqueue(KIND, {})
+        call_command("jsworker", "jobs", "--json")
+        assert str(job.id) in capfd.readouterr().out
 
 
 def _thank() -> Any:

@@ -23,6 +23,8 @@ class Command(BaseCommand):
 
     def handle(self, *_: Any, arguments: list[str], **__: Any) -> None:
         """Run the command in this process."""
-        os.environ.update(environment())
+        variables = environment()
+        os.environ.clear()  # a variable JSWORKER_..._FILE would contradict the setting from Django
+        os.environ.update(variables)
         if code := run_command(arguments):
             sys.exit(code)
