@@ -139,7 +139,7 @@ class ProxyHeaders:
 
     The proxy proves itself by the header ``X-Jsworker-Secret``; without it, a request is refused. It must
     remove this header and those of the user and the groups from the requests that it receives; a request
-    with one of them twice is refused.
+    with one of them twice is refused. Names are read as UTF-8.
     """
 
     def __init__(
@@ -171,18 +171,23 @@ class ProxyHeaders:
 
     def __call__(self, request: Request) -> Access | None:
         """Return the access of a request's user; None: no access, or the request is not from the proxy."""
-        given = request.headers.getlist(_PROOF)
-        if len(given) != 1 or not hmac.compare_digest(given[0].encode(), self._secret):
+        given = _values(request, _PROOF)
+        if len(given) != 1 or not hmac.compare_digest(given[0], self._secret):
             return None
-        users, named = map(request.headers.getlist, self._headers)
+        users, named = (_values(request, header) for header in self._headers)
         if len(users) != 1 or not users[0] or len(named) > 1:
             return None
-        [user], groups = users, ",".join(named)
+        user, groups = (b",".join(values).decode(errors="replace") for values in (users, named))
         member_of = {group.strip() for group in groups.split(",")}
         held = [access for group, access in self._groups.items() if group in member_of]
         if not held and self._everybody is not None:
             held = [self._everybody]
         return _together(held, user) if held else None
+
+
+def _values(request: Request, header: str) -> list[bytes]:
+    """Return a header's values as they came; Starlette reads them as Latin-1."""
+    return [value.encode("latin-1") for value in request.headers.getlist(header)]
 
 
 def _together(held: Iterable[Access], name: str) -> Access:

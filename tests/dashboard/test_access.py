@@ -3,6 +3,7 @@ import base64
 import os
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -409,6 +410,16 @@ def test_users_of_a_proxy_have_the_rights_of_their_groups() -> None:
         assert proxy(request) is None
     with pytest.raises(SettingsError):
         ProxyHeaders("short")
+
+
+def test_secret_user_and_groups_of_a_proxy_are_utf8() -> None:
+    secret = "ein Geheimnis für den Proxy"
+    proxy = ProxyHeaders(secret, groups={"Büro": Access.ALL})
+    told = {"x-jsworker-secret": secret, "x-forwarded-user": "jürgen", "x-forwarded-groups": "ops,Büro"}
+    assert proxy(asked(told)) == replace(Access.ALL, name="jürgen")
+    request = asked({"x-jsworker-secret": secret, "x-forwarded-groups": "Büro"})
+    request.scope["headers"].append((b"x-forwarded-user", "jürgen".encode("latin-1")))
+    assert proxy(request) == replace(Access.ALL, name="j\N{REPLACEMENT CHARACTER}rgen")
 
 
 async def _raises(request: Request) -> Access:
