@@ -79,8 +79,8 @@ class Schedules:
 
         Raises:
             TransitionRefused: a schedule of that name exists.
-            InvalidName, InvalidPayload, InvalidJson: the kind or the payload cannot be used.
-            ValueError: the name cannot be used, or the priority does not exist.
+            InvalidName, InvalidPayload, InvalidJson: the name, the kind or the payload cannot be used.
+            ValueError: the priority does not exist.
             TypeError: ``schedule`` is not a schedule.
         """
         if not isinstance(schedule, Cron | Every):

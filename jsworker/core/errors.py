@@ -32,7 +32,7 @@ class SettingsError(UsageError):
 
 
 class InvalidName(UsageError, ValueError):
-    """A kind, unique key or step has a name that is not allowed."""
+    """A kind, unique key, step or schedule has a name that is not allowed."""
 
 
 class InvalidJson(UsageError, ValueError):

@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
 
+from jsworker.core.errors import InvalidName
 from jsworker.core.names import shown
 
 ON_TIME_SECONDS: Final = 60.0
@@ -228,11 +229,11 @@ def check_schedule_name(name: str) -> str:
     """Return ``name`` when it may name a schedule: 1 to 100 printable characters.
 
     Raises:
-        ValueError: it may not.
+        InvalidName: it may not.
     """
     if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_NAME or not name.isprintable():
         rule = f"must be text of 1 to {_LONGEST_NAME} printable characters"
-        raise ValueError(f"name {shown(name)} of a schedule {rule}")
+        raise InvalidName(f"name {shown(name)} of a schedule {rule}")
     return name
 
 
@@ -240,7 +241,7 @@ def named_schedules(kind: str, given: Any) -> dict[str, Schedule]:
     """Return the schedules of a processor by their names; a single schedule has the name of the kind.
 
     Raises:
-        ValueError: a name is not allowed.
+        InvalidName: a name is not allowed.
         TypeError: a value is not a schedule.
     """
     if given is None:

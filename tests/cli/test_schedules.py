@@ -82,6 +82,12 @@ def test_wrong_rules(cli: Cli, arguments: list[str], said: str) -> None:
     assert said in cli("schedules", "add", "nightly", "tidy", *arguments).refused(2)
 
 
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 101])
+def test_a_wrong_name(cli: Cli, name: str) -> None:
+    line = cli("schedules", "add", name, "tidy", "--every", "60").refused(2)
+    assert line.endswith(" of a schedule must be text of 1 to 100 printable characters")
+
+
 def test_unknown_names(cli: Cli) -> None:
     for action in ("pause", "resume", "run-now", "remove"):
         assert cli("schedules", action, "x").refused(1) == "there is no schedule 'x'"
