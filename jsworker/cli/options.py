@@ -22,6 +22,10 @@ arguments: ContextVar[Sequence[str]] = ContextVar("jsworker_arguments", default=
 """Arguments of the command that is running."""
 
 
+# So Python keeps bytes of an argument that are not UTF-8.
+_NOT_UTF8 = re.compile("[\ud800-\udfff]")
+
+
 class _Plain:
     """Shows --help without the type of a value, because it takes none."""
 
@@ -33,7 +37,17 @@ class _Plain:
 
 
 class _Command(_Plain, TyperCommand):
-    """A command."""
+    """A command; it refuses text that PostgreSQL cannot store."""
+
+    def invoke(self, context: Any) -> Any:
+        # Options end where another program's command begins, whose arguments may be any bytes.
+        for each in self.params if context.allow_interspersed_args else ():
+            given = context.params.get(each.name)
+            texts = given if isinstance(given, list | tuple) else (given,)
+            if any(isinstance(text, str) and _NOT_UTF8.search(text) for text in texts):
+                name = each.metavar if each.param_type_name == "argument" else each.opts[0]
+                raise WrongUsage(f"{name} must be text in UTF-8")  # without the value, which may be a secret
+        return super().invoke(context)
 
 
 class Group(_Plain, TyperGroup):

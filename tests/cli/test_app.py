@@ -115,6 +115,22 @@ def test_wrong_usage_is_one_line(arguments: list[str], line: str, cli: Cli) -> N
     assert line in cli(*arguments).refused(2)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *("jobs --error X", "jobs --key X", "jobs --unique-key X", "jobs --worker X", "retry --error X"),
+        *("workers --after X", "status --after X", "enqueue tidy --payload X", "pause tidy --reason X"),
+        *("run --database-url X cli_jobs:Double", "drain X", "workers X --stack", "schedules pause X"),
+        *("cancel -y --error X", "jobs --limit 5 --error=X"),
+    ],
+)
+def test_bytes_that_are_not_utf8_are_refused_by_the_name_of_the_option(cli: Cli, arguments: str) -> None:
+    line = cli(*arguments.replace("X", os.fsdecode(b"a\xff")).split()).refused(2)
+    name, _, rule = line.partition(" ")
+    assert rule == "must be text in UTF-8"
+    assert name in {"WORKER", "NAME", "ID"} or f"{name}{'=' if '=' in arguments else ' '}X" in arguments
+
+
 def test_help_fits_a_terminal_of_100_columns(tmp_path: Path) -> None:
     terminal = Terminal("run", "--help", cwd=tmp_path, environment=os.environ)
     assert terminal.wait() == 0

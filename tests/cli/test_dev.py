@@ -66,7 +66,8 @@ def data() -> Iterator[Path]:
 def test_a_command_gets_the_variables_and_its_code_is_handed_on(data: Path, spawn: Spawn) -> None:
     script = "env | grep ^JSWORKER_ | sort; exit 7"
     others = {"JSWORKER_NATS_USER": "me", "JSWORKER_NATS_PASSWORD": "x", "JSWORKER_STREAM": "MINE"}
-    ended = spawn("dev", "--data", data, "--", "sh", "-c", script, **others).wait()
+    any_bytes = os.fsdecode(b"\xff")
+    ended = spawn("dev", "--data", data, "--", "sh", "-c", script, any_bytes, **others).wait()
     assert (ended.code, ended.err) == (7, "")
     names = [line.partition("=")[0] for line in ended.lines]
     assert "JSWORKER_NATS_USER" not in names
