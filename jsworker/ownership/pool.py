@@ -26,8 +26,11 @@ from psycopg.types.numeric import FloatLoader
 from sqlalchemy import TextClause, text
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
 
+from jsworker.core.errors import SettingsError
 from jsworker.core.own_sockets import own
+from jsworker.core.settings.variables import shown_url
 
 Parameters: TypeAlias = Mapping[str, Any]
 Connection: TypeAlias = psycopg.AsyncConnection[Any]
@@ -246,8 +249,17 @@ def arguments_of(url: URL) -> dict[str, Any]:
 
 
 def driver_url(dsn: str) -> URL:
-    """Return a PostgreSQL URL for SQLAlchemy, with the driver in it."""
-    return make_url(dsn).set(drivername="postgresql+psycopg")
+    """Return a PostgreSQL URL for SQLAlchemy, with the driver in it.
+
+    Raises SettingsError when SQLAlchemy cannot read the hosts and ports in its query.
+    """
+    url = make_url(dsn).set(drivername="postgresql+psycopg")
+    try:
+        arguments_of(url)
+    except (ArgumentError, ValueError):
+        rule = "must list hosts and ports in its query as ?host=a,b&port=1,2 or as ?host=a:1&host=b:2"
+        raise SettingsError(f"{shown_url('database_url', dsn)} {rule}") from None
+    return url
 
 
 def uuid_array(ids: Iterable[UUID]) -> str:

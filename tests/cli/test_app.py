@@ -158,6 +158,24 @@ def test_a_misspelled_setting_is_named_with_the_one_that_is_missing(
         ]
 
 
+@pytest.mark.parametrize(
+    ("command", "query"),
+    [
+        ("doctor", "port=abc"),
+        ("db upgrade", "port=1,2"),
+        ("run cli_jobs:Double", "host=a&host=b&port=1"),
+        ("jobs", "host=a:1:2&host=b:1:2"),
+    ],
+)
+def test_wrong_ports_of_a_url_are_named_without_its_password(
+    cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch, command: str, query: str
+) -> None:
+    monkeypatch.setenv("JSWORKER_DATABASE_URL", f"postgresql://u:sesame@h/d?{query}")
+    line = cli(*command.split()).refused(2)
+    rule = "must list hosts and ports in its query as ?host=a,b&port=1,2 or as ?host=a:1&host=b:2"
+    assert line == f"JSWORKER_DATABASE_URL='postgresql://u:***@h/d?{query}' {rule}"
+
+
 def test_wrong_settings_are_shown_line_by_line(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, cli_environment: Mapping[str, str]
 ) -> None:
