@@ -59,7 +59,7 @@ def ends_by(worker: Process, number: signal.Signals) -> None:
     assert psutil.wait_procs(children, timeout=60)[1] == []
 
 
-def test_a_changed_file_is_loaded_after_running_jobs_have_ended(
+def test_a_changed_file_is_loaded_after_running_jobs_have_ended_and_a_broken_one_is_told_of(
     cli: Cli, sql: Sql, here: Path, worker: Process
 ) -> None:
     assert run_job(cli) == 1
@@ -75,22 +75,17 @@ def test_a_changed_file_is_loaded_after_running_jobs_have_ended(
     assert run_job(cli) == 2
     row = cli("job", running, "--json").json
     assert (row["attempts"], row["timeline"]) == (1, [])
-    ends_by(worker, signal.SIGTERM)
 
-
-def test_a_file_that_cannot_be_loaded_is_told_of_and_the_next_change_is_waited_for(
-    cli: Cli, here: Path, worker: Process
-) -> None:
     write(here, "def version(:\n")
     worker.read_errors_until("target versions: module versions cannot be imported: SyntaxError: ")
     told = worker.read_errors_until("exit code").strip()
     assert told == "the worker ended with exit code 2; it is started anew when a Python file changes"
-    (here / "notes.txt").write_text("no Python")
+    (here / "notes.txt").write_text("no Python")  # is none
     write(here, MODULE.replace("{version}", "3"))
     assert worker.read_errors_until("changed").startswith("versions.py changed")
     worker.read_errors_until('"worker.started"')
     assert run_job(cli) == 3
-    ends_by(worker, signal.SIGINT)
+    ends_by(worker, signal.SIGTERM)
 
 
 def test_without_it_nothing_is_left_of_the_worker(worker: Process) -> None:
