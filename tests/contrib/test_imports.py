@@ -1,45 +1,54 @@
 """What is slow to load is loaded by those who use it alone."""
 
+import json
 import subprocess
 import sys
 
-EXTRAS = ("django", "django_tasks", "fastapi", "flask", "sentry_sdk", "starlette")
+import pytest
+
+# One interpreter loads one thing after the other, and tells after each what is loaded by then.
+LOADS = """
+import json, sys
+before = set(sys.modules)
+told = {}
+def tell(what):
+    told[what] = sorted(sys.modules.keys() - before)
+import jsworker
+tell("jsworker")
+import jsworker.worker.isolation.isolated_child
+tell("isolated child")
+import jsworker.supervisor.child_worker
+tell("worker")
+from jsworker import Worker, JobClient, JobProcessor, enqueue_statement
+import jsworker.contrib, jsworker.cli.run
+tell("everything")
+print(json.dumps(told))
+"""
 
 
-def printed(code: str) -> str:
-    """Return what a new interpreter prints."""
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, set[str]]:
+    told = subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True, check=True).stdout
+    return {what: set(names) for what, names in json.loads(told).items()}
 
 
-def test_jsworker_loads_no_framework() -> None:
-    names = "Worker, JobClient, JobProcessor, enqueue_statement"
-    code = (
-        f"import sys; from jsworker import {names}; import jsworker.contrib, jsworker.cli.run; "
-        f"print(sorted({set(EXTRAS)!r} & sys.modules.keys()))"
-    )
-    assert printed(code) == "[]\n"
+def test_jsworker_loads_no_framework(loaded: dict[str, set[str]]) -> None:
+    extras = {"django", "django_tasks", "fastapi", "flask", "sentry_sdk", "starlette"}
+    assert {"jsworker.cli.run", "sqlalchemy", "nats"} <= loaded["everything"]
+    assert extras & loaded["everything"] == set()
 
 
-def test_jsworker_itself_loads_nothing() -> None:
-    code = (
-        "import sys; before = set(sys.modules); import jsworker; "
-        "print(*{name.partition('.')[0] for name in sys.modules.keys() - before} - sys.stdlib_module_names, "
-        "'asyncio' in sys.modules)"
-    )
-    assert printed(code) == "jsworker False\n"
+def test_jsworker_itself_loads_nothing(loaded: dict[str, set[str]]) -> None:
+    packages = {name.partition(".")[0] for name in loaded["jsworker"]}
+    assert packages - sys.stdlib_module_names == {"jsworker"}
+    assert "asyncio" not in loaded["jsworker"]
 
 
-def test_a_process_for_isolated_jobs_loads_no_nats() -> None:
-    code = (
-        "import sys; import jsworker.worker.isolation.isolated_child; "
-        "print([name for name in ('nats', 'aiohttp', 'prometheus_client', 'alembic') if name in sys.modules])"
-    )
-    assert printed(code) == "[]\n"
+def test_a_process_for_isolated_jobs_loads_no_nats(loaded: dict[str, set[str]]) -> None:
+    assert {"nats", "aiohttp", "prometheus_client", "alembic"} & loaded["isolated child"] == set()
 
 
-def test_a_worker_loads_no_sessions_of_sqlalchemy_before_a_job_begins_a_transaction() -> None:
-    code = (
-        "import sys; import jsworker.worker.isolation.isolated_child, jsworker.supervisor.child_worker; "
-        "print([name for name in ('sqlalchemy.orm', 'sqlalchemy.ext.asyncio') if name in sys.modules])"
-    )
-    assert printed(code) == "[]\n"
+def test_a_worker_loads_no_sessions_of_sqlalchemy_before_a_job_begins_a_transaction(
+    loaded: dict[str, set[str]],
+) -> None:
+    assert {"sqlalchemy.orm", "sqlalchemy.ext.asyncio"} & loaded["worker"] == set()
