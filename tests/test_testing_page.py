@@ -24,7 +24,7 @@ def test_its_files_are_tests_that_pass(tmp_path: Path, servers: TestServers) -> 
     )
     given = {"JSWORKER_TEST_DATABASE_URL": servers.postgres.url, "JSWORKER_TEST_NATS_URL": servers.nats.url}
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"],
         cwd=tmp_path,
         env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST")} | given,
         capture_output=True,

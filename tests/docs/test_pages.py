@@ -113,7 +113,7 @@ def test_the_tests_of_the_concepts_pass(tmp_path: Path, servers: TestServers) ->
     given = {"JSWORKER_TEST_DATABASE_URL": servers.postgres.url, "JSWORKER_TEST_NATS_URL": servers.nats.url}
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"],
         cwd=tmp_path,
         env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
         | given
