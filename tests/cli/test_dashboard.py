@@ -9,8 +9,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from jsworker.dashboard.login import login_line
-
 from .commands import Cli, Process, Spawn, Terminal
 
 
@@ -38,18 +36,6 @@ def test_it_serves_until_it_is_told_to_end(spawn: Spawn, here: Path) -> None:
         process.signal(signal.SIGTERM)
         ended = process.wait()
     assert (ended.code, ended.out, ended.err) == (0, "", "")
-
-
-def test_with_logins_it_asks_for_one_on_every_address(spawn: Spawn, tmp_path: Path) -> None:
-    (tmp_path / "logins").write_text(login_line("ann", "right", "read"))
-    process = spawn("dashboard", "--host", "0.0.0.0", "--port", "0", "--logins", "logins")  # noqa: S104
-    address = address_of(process)
-    assert httpx.get(address).status_code == 401
-    assert httpx.get(address, auth=("ann", "wrong")).status_code == 401
-    assert httpx.get(address, auth=("ann", "right")).status_code == 200
-    (tmp_path / "logins").write_text("# nobody\nann\n")
-    assert httpx.get(address, auth=("ann", "right")).status_code == 200
-    assert process.read_errors_until("line 2: must be as").startswith("logins logins, line 2: ")
 
 
 def test_a_port_that_is_taken_is_named(spawn: Spawn) -> None:
@@ -96,17 +82,27 @@ def test_options_that_make_no_sense_are_refused_in_one_line(
     assert says in cli("dashboard", *arguments).refused(2)
 
 
-def test_a_login_is_made_of_a_password_from_stdin(
+def test_a_login_is_made_of_a_password_from_stdin_and_asked_for_on_every_address(
     cli: Cli, spawn: Spawn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("right\n"))
     made = cli("dashboard", "--new-login", "ann", "--rights", "retry,payloads")
     assert (made.code, made.errors) == (0, ["the password of 'ann' is read from stdin, one line"])
     (tmp_path / "logins").write_text(made.out)
-    address = address_of(spawn("dashboard", "--port", "0", "--logins", "logins"))
+    process = spawn("dashboard", "--host", "0.0.0.0", "--port", "0", "--logins", "logins")  # noqa: S104
+    address = address_of(process)
+    assert httpx.get(address).status_code == 401
+    assert httpx.get(address, auth=("ann", "wrong")).status_code == 401
     assert httpx.get(address, auth=("ann", "right")).status_code == 200
-    ended = spawn("dashboard", "--new-login", "ann").wait()  # stdin is empty
-    assert (ended.code, ended.err.splitlines()[1:]) == (2, ["--new-login ann: no password was given"])
+    (tmp_path / "logins").write_text("# nobody\nann\n")
+    assert httpx.get(address, auth=("ann", "right")).status_code == 200
+    assert process.read_errors_until("line 2: must be as").startswith("logins logins, line 2: ")
+
+
+def test_without_a_password_on_stdin_no_login_is_made(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    ended = cli("dashboard", "--new-login", "ann")
+    assert (ended.code, ended.errors[1:]) == (2, ["--new-login ann: no password was given"])
 
 
 @pytest.mark.parametrize(

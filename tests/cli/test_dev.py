@@ -95,14 +95,16 @@ def test_a_command_that_a_signal_killed_is_128_and_its_number(data: Path, spawn:
     assert spawn("dev", "--data", data, "--", "sh", "-c", "kill -KILL $$").wait().code == 137
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_signals_reach_the_command(number: signal.Signals, data: Path, spawn: Spawn) -> None:
-    script = f"trap 'echo asked; exit 3' TERM INT HUP; echo ready; {LOOP}"
-    running = spawn("dev", "--data", data, "--", "sh", "-c", script)
+def test_signals_reach_the_command(data: Path, spawn: Spawn) -> None:
+    asked = "trap 'echo TERM' TERM; trap 'echo INT' INT; trap 'echo HUP; exit 3' HUP"
+    running = spawn("dev", "--data", data, "--", "sh", "-c", f"{asked}; echo ready; {LOOP}")
     assert running.read_line() == "ready"
-    running.signal(number)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        running.signal(number)
+        assert f"SIG{running.read_line()}" == number.name
+    running.signal(signal.SIGHUP)
     ended = running.wait()
-    assert (ended.code, ended.out) == (3, "asked\n")
+    assert (ended.code, ended.out) == (3, "HUP\n")
 
 
 def test_ctrl_c_on_a_terminal_reaches_the_command_once(data: Path, tmp_path: Path) -> None:

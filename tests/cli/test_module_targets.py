@@ -87,26 +87,26 @@ def test_those_of_a_package_are_all_that_its_modules_define() -> None:
     assert kinds("shop.orders:tidy_up") == ["tidy-up"]
 
 
-@pytest.mark.parametrize(
-    ("target", "told"),
-    [
-        ("empty", "target empty: module empty defines no JobProcessor"),
-        (
-            "misspelled",
-            "JobProcessor that can run: misspelled:SendMail is abstract, it must define process; ",
-        ),
-        ("nowhere", "target nowhere: there is no module nowhere in "),
-        ("empty.py", "target empty.py is a file: write the module, empty"),
-        ("broken", "target broken: module broken.half cannot be imported: SyntaxError: "),
-    ],
-)
-def test_what_has_none_is_refused_in_one_line(target: str, told: str, cli: Cli) -> None:
+REFUSALS = {
+    "empty": "target empty: module empty defines no JobProcessor",
+    "misspelled": "JobProcessor that can run: misspelled:SendMail is abstract, it must define process; ",
+    "nowhere": "target nowhere: there is no module nowhere in ",
+    "empty.py": "target empty.py is a file: write the module, empty",
+    "broken": "target broken: module broken.half cannot be imported: SyntaxError: ",
+}
+
+
+@pytest.mark.parametrize("target", REFUSALS)
+def test_what_has_none_is_refused(target: str) -> None:
     with pytest.raises(InvalidTarget) as refusal:
         load_processors(target)
-    assert told in str(refusal.value)
-    found = cli("run", target)
+    assert REFUSALS[target] in str(refusal.value)
+
+
+def test_a_worker_is_refused_in_one_line(cli: Cli) -> None:
+    found = cli("run", "broken")
     assert (found.code, found.out) == (2, "")
-    assert told in found.errors[-1]
+    assert REFUSALS["broken"] in found.errors[-1]
     assert "Traceback" not in found.err
 
 
