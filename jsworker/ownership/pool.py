@@ -31,6 +31,7 @@ from sqlalchemy.exc import ArgumentError
 from jsworker.core.errors import SettingsError
 from jsworker.core.own_sockets import own
 from jsworker.core.settings.variables import shown_url
+from jsworker.ownership.session_settings import BEGIN_SESSION
 
 Parameters: TypeAlias = Mapping[str, Any]
 Connection: TypeAlias = psycopg.AsyncConnection[Any]
@@ -47,15 +48,6 @@ CONNECT_ARGUMENTS: Final[Parameters] = {
     "keepalives_count": 3,
 }
 """The driver's arguments for every connection of jsworker."""
-KEEPALIVES: Final = """
-SELECT set_config('tcp_keepalives_idle', '5', false), set_config('tcp_keepalives_interval', '3', false),
-  set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '14000', false)
-WHERE pg_backend_pid() = %s AND CAST(current_setting('tcp_keepalives_idle') AS integer) NOT BETWEEN 1 AND 600
-"""
-"""For a new connection, with its ``backend_pid``: PostgreSQL ends a session whose host is gone after 14 s, and its
-locks with it, unless somebody has said that it should within ten minutes. By Linux's defaults that takes two hours,
-and the next run of the job may wait for these locks. A pooler's connection, whose session has another pid, is left
-alone. Not by pg_settings, which takes 2 ms for each connection."""
 ALONG_INDEX: Final = "SET LOCAL enable_sort = off"
 """For one transaction: the planner has no statistics of the partial indexes' predicates, and would
 rather fetch and sort every row of a long queue than read the first few along the index."""
@@ -198,7 +190,7 @@ class Pool:
         connection = await connect(self._to_connect)
         _read_anything(connection)
         try:
-            await connection.execute(KEEPALIVES, [connection.info.backend_pid])
+            await connection.execute(BEGIN_SESSION, [connection.info.backend_pid])
             if self._keeps_plans:
                 await _keep_plans(connection)
         except BaseException:

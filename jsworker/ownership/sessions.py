@@ -5,7 +5,7 @@ The first transaction imports SQLAlchemy's sessions: they take megabytes that mo
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cached_property, partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
@@ -14,14 +14,12 @@ from psycopg.errors import LockNotAvailable
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.engine import URL, Engine, ExceptionContext
-from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.pool import ConnectionPoolEntry
 
 from jsworker.core.errors import OwnershipLost
-from jsworker.core.own_sockets import own
-from jsworker.ownership.pool import CONNECT_ARGUMENTS, KEEPALIVES, arguments_of, connect
+from jsworker.ownership.pool import CONNECT_ARGUMENTS, arguments_of, connect
 from jsworker.ownership.refusals import is_answer_of_its_own, is_behind, is_read_only, server_fault
+from jsworker.ownership.session_settings import begin_sessions
 from jsworker.ownership.transitions.child_jobs import insertions
 from jsworker.ownership.transitions.settle import Completion, complete_statement
 from jsworker.ownership.transitions.timeline import REJECTED
@@ -220,15 +218,7 @@ class Sessions:
 
 
 def _prepare(engine: Engine) -> None:
-    @event.listens_for(engine, "connect")
-    def prepare(connection: DBAPIConnection, record: ConnectionPoolEntry) -> None:
-        driver, autocommit = record.driver_connection, connection.autocommit
-        if driver is not None:
-            own(driver)
-            connection.autocommit = True
-            with closing(connection.cursor()) as cursor:
-                cursor.execute(KEEPALIVES, [driver.info.backend_pid])
-            connection.autocommit = autocommit
+    begin_sessions(engine)
 
     @event.listens_for(engine, "handle_error")
     def note(context: ExceptionContext) -> None:

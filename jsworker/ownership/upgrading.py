@@ -28,6 +28,7 @@ from jsworker.ownership.database import REVISIONS, place_of
 from jsworker.ownership.pool import CONNECT_ARGUMENTS, driver_url
 from jsworker.ownership.refusals import map_error
 from jsworker.ownership.schema import SCHEMA, metadata
+from jsworker.ownership.session_settings import begin_sessions
 
 if TYPE_CHECKING:
     from alembic.runtime.environment import EnvironmentContext
@@ -147,7 +148,9 @@ def run_migrations(context: "EnvironmentContext") -> None:
 
 def _engine(url: URL) -> Engine:
     arguments = dict(CONNECT_ARGUMENTS)
-    return create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=arguments)
+    engine = create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=arguments)
+    begin_sessions(engine)
+    return engine
 
 
 def _is_locked(error: BaseException) -> bool:

@@ -1,0 +1,46 @@
+"""The settings that jsworker's sessions need, whatever a database or role sets for its sessions."""
+
+from contextlib import closing
+from typing import Final
+
+from sqlalchemy import Engine, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from jsworker.core.own_sockets import own
+
+SESSION_SETTINGS: Final = {
+    # A statement that has waited for a lock must see what the lock's last holder has committed.
+    "default_transaction_isolation": "read committed",
+}
+"""Settings by name, each with the value that it must have."""
+_CALLS: Final = ", ".join(
+    f"set_config('{name}', '{value}', false)" for name, value in SESSION_SETTINGS.items()
+)
+BEGIN_SESSION: Final = f"""
+SELECT {_CALLS},
+  CASE WHEN CAST(current_setting('tcp_keepalives_idle') AS integer) NOT BETWEEN 1 AND 600 THEN concat(
+    set_config('tcp_keepalives_idle', '5', false), set_config('tcp_keepalives_interval', '3', false),
+    set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '14000', false)) END
+WHERE pg_backend_pid() = %s
+"""
+"""For a new connection, with its ``backend_pid``: set what jsworker needs. A pooler's connection, whose session has another
+pid, is left alone.
+
+PostgreSQL ends a session whose host is gone after 14 s, and its locks with it, unless somebody has said that it should
+within ten minutes. By Linux's defaults that takes two hours, and the next run of the job may wait for these locks. Not
+by pg_settings, which takes 2 ms for each connection."""
+
+
+def begin_sessions(engine: Engine) -> None:
+    """Have each new connection of an engine set what jsworker needs."""
+
+    @event.listens_for(engine, "connect")
+    def begin(connection: DBAPIConnection, record: ConnectionPoolEntry) -> None:
+        driver, autocommit = record.driver_connection, connection.autocommit
+        if driver is not None:
+            own(driver)
+            connection.autocommit = True
+            with closing(connection.cursor()) as cursor:
+                cursor.execute(BEGIN_SESSION, [driver.info.backend_pid])
+            connection.autocommit = autocommit

@@ -1,0 +1,111 @@
+"""Sessions have the settings that jsworker needs, whatever the database sets for its sessions."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from uuid import UUID
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+from psycopg.sql import SQL, Identifier
+from sqlalchemy import text
+from sqlalchemy.engine import make_url
+
+from jsworker.core.errors import OwnershipLost
+from jsworker.ownership.database import Database
+from jsworker.ownership.pool import Row, Transaction
+from jsworker.ownership.session_settings import SESSION_SETTINGS
+from jsworker.ownership.sessions import Sessions
+from jsworker.ownership.transitions.settle import Completion
+from jsworker.ownership.upgrading import _migrating
+
+from .calls import opened
+from .conftest import TestDatabases
+from .polling import eventually
+from .rows import Sql, insert_job
+from .test_errors import waiting
+
+UNFIT = {"default_transaction_isolation": "repeatable read"}
+FOUND = text("SELECT " + ", ".join(f"current_setting('{name}') AS {name}" for name in SESSION_SETTINGS))
+COUNT = text("SELECT count(*) FROM jsworker.jobs")
+NONE = Completion(UUID(int=0), 1, None)
+LOCK = text("SELECT pg_advisory_xact_lock(1)")
+
+
+def alter(url: str, **settings: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        for name, value in settings.items():
+            altered = SQL("ALTER DATABASE {} SET {} = {}").format(
+                Identifier(make_url(url).database or ""), Identifier(name), value
+            )
+            connection.execute(altered)
+
+
+@pytest.fixture
+def unfit_url(databases: TestDatabases, migrated: str) -> str:
+    url = databases.create(migrated)
+    alter(url, **UNFIT)
+    return url
+
+
+@pytest.fixture
+async def unfit(unfit_url: str) -> AsyncIterator[Database]:
+    async with opened(unfit_url, 30.0) as database:
+        yield database
+
+
+@pytest.fixture
+def holder(unfit_url: str) -> Iterator[Sql]:
+    with psycopg.connect(unfit_url, autocommit=True, row_factory=dict_row) as connection:
+        connection.execute("SELECT pg_advisory_lock(1)")
+        yield connection
+
+
+def needed(row: Row) -> bool:
+    return [value.partition(",")[0] for value in row] == list(SESSION_SETTINGS.values())
+
+
+async def test_statements_run_with_them(unfit: Database) -> None:
+    async def read(transaction: Transaction) -> Row:
+        [row] = await transaction.run(FOUND)
+        return row
+
+    assert needed(await unfit.in_transaction(read))
+    for run in (unfit.run, unfit.run_heartbeat):
+        [row] = await run(FOUND)
+        assert needed(row)
+    [row] = await unfit.run_by_key(FOUND, {})
+    assert needed(row)
+
+
+async def test_transactions_of_jobs_run_with_them(unfit: Database) -> None:
+    sessions = Sessions(unfit.url, worker_id="w", size=1, lock_seconds=1.0)
+    rows: list[Row] = []
+    try:
+        with suppress(OwnershipLost):
+            async with sessions.transaction(lambda: NONE) as session:
+                rows += await session.execute(FOUND)
+        with suppress(OwnershipLost), sessions.sync_transaction(lambda: NONE) as plain:
+            rows += plain.execute(FOUND)
+    finally:
+        await sessions.close()
+    assert [needed(row) for row in rows] == [True, True]
+
+
+@pytest.mark.parametrize("in_transaction", [True, False])
+def test_migrations_run_with_them(unfit_url: str, *, in_transaction: bool) -> None:
+    found = _migrating(
+        unfit_url, lambda connection: connection.execute(FOUND).one(), in_transaction=in_transaction
+    )
+    assert needed(found)
+
+
+async def test_a_statement_sees_what_the_holder_of_its_lock_has_committed(
+    unfit: Database, holder: Sql
+) -> None:
+    count = asyncio.create_task(unfit.run_by_key(COUNT, {}, first=LOCK))
+    await eventually(lambda: waiting(holder) == 1, "it waits for the lock")
+    insert_job(holder)
+    holder.execute("SELECT pg_advisory_unlock(1)")
+    assert await count == [(1,)]
