@@ -31,7 +31,7 @@ from sqlalchemy.exc import ArgumentError
 from jsworker.core.errors import SettingsError
 from jsworker.core.own_sockets import own
 from jsworker.core.settings.variables import shown_url
-from jsworker.ownership.session_settings import BEGIN_SESSION
+from jsworker.ownership.session_settings import BEGIN_SESSION, SESSION_SETTINGS
 
 Parameters: TypeAlias = Mapping[str, Any]
 Connection: TypeAlias = psycopg.AsyncConnection[Any]
@@ -43,6 +43,8 @@ CONNECT_ARGUMENTS: Final[Parameters] = {
     # For each host of the URL: the next is tried within a statement time-out. The driver's least.
     "connect_timeout": 2,
     "application_name": "jsworker",
+    # Before the first statement: the driver returns bytes for text in SQL_ASCII. PgBouncer passes it on.
+    "client_encoding": SESSION_SETTINGS["client_encoding"],
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,

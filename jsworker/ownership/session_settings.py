@@ -12,8 +12,13 @@ from jsworker.core.own_sockets import own
 SESSION_SETTINGS: Final = {
     # A statement that has waited for a lock must see what the lock's last holder has committed.
     "default_transaction_isolation": "read committed",
+    "array_nulls": "on",  # else NULL in an array is a text
+    "client_encoding": "UTF8",
+    # The driver reads times and intervals in these styles only. The order of day and month may be any.
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
 }
-"""Settings by name, each with the value that it must have."""
+"""Settings by name, each with the value that it must have, up to a comma."""
 _CALLS: Final = ", ".join(
     f"set_config('{name}', '{value}', false)" for name, value in SESSION_SETTINGS.items()
 )
@@ -24,12 +29,12 @@ SELECT {_CALLS},
     set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '14000', false)) END
 WHERE pg_backend_pid() = %s
 """
-"""For a new connection, with its ``backend_pid``: set what jsworker needs. A pooler's connection, whose session has another
-pid, is left alone.
+"""For a new connection, with its ``backend_pid``: set what jsworker needs. A pooler's connection, whose session
+has another pid, is left alone.
 
-PostgreSQL ends a session whose host is gone after 14 s, and its locks with it, unless somebody has said that it should
-within ten minutes. By Linux's defaults that takes two hours, and the next run of the job may wait for these locks. Not
-by pg_settings, which takes 2 ms for each connection."""
+PostgreSQL ends a session whose host is gone after 14 s, and its locks with it, unless somebody has said that it
+should within ten minutes. By Linux's defaults that takes two hours, and the next run of the job may wait for these
+locks. Not by pg_settings, which takes 2 ms for each connection."""
 
 
 def begin_sessions(engine: Engine) -> None:

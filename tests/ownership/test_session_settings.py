@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import psycopg
@@ -13,12 +14,12 @@ from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
 from jsworker.core.errors import OwnershipLost
-from jsworker.ownership.database import Database
+from jsworker.ownership.database import REVISIONS, Database
 from jsworker.ownership.pool import Row, Transaction
 from jsworker.ownership.session_settings import SESSION_SETTINGS
 from jsworker.ownership.sessions import Sessions
 from jsworker.ownership.transitions.settle import Completion
-from jsworker.ownership.upgrading import _migrating
+from jsworker.ownership.upgrading import _migrating, upgrade_database
 
 from .calls import opened
 from .conftest import TestDatabases
@@ -26,9 +27,20 @@ from .polling import eventually
 from .rows import Sql, insert_job
 from .test_errors import waiting
 
-UNFIT = {"default_transaction_isolation": "repeatable read"}
+UNFIT = {
+    "default_transaction_isolation": "repeatable read",
+    "array_nulls": "off",
+    "client_encoding": "SQL_ASCII",
+    "DateStyle": "German, DMY",
+    "IntervalStyle": "iso_8601",
+}
 FOUND = text("SELECT " + ", ".join(f"current_setting('{name}') AS {name}" for name in SESSION_SETTINGS))
 COUNT = text("SELECT count(*) FROM jsworker.jobs")
+NEW_YEAR = datetime(2027, 1, 1, tzinfo=UTC)
+VALUES = text("""
+SELECT (CAST(:texts AS text[]))[1], (CAST('{NULL}' AS text[]))[1],
+  CAST(:at AS timestamptz), interval '1 day 2 hours'
+""")
 NONE = Completion(UUID(int=0), 1, None)
 LOCK = text("SELECT pg_advisory_xact_lock(1)")
 
@@ -109,3 +121,19 @@ async def test_a_statement_sees_what_the_holder_of_its_lock_has_committed(
     insert_job(holder)
     holder.execute("SELECT pg_advisory_unlock(1)")
     assert await count == [(1,)]
+
+
+async def test_values_are_sent_and_read_as_they_are(unfit: Database) -> None:
+    values = {"texts": ["☃", None], "at": NEW_YEAR}
+    assert await unfit.run_by_key(VALUES, values) == [("☃", None, NEW_YEAR, timedelta(days=1, hours=2))]
+
+
+async def test_the_order_of_day_and_month_stays(unfit: Database) -> None:
+    [row] = await unfit.run(text("SELECT current_setting('DateStyle') AS style"))
+    assert row.style == "ISO, DMY"
+
+
+def test_a_database_is_migrated_whatever_its_sessions_are_like(databases: TestDatabases) -> None:
+    url = databases.create()
+    alter(url, **UNFIT)
+    assert upgrade_database(url) == REVISIONS[-1]
