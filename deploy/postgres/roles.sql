@@ -4,12 +4,18 @@
 --   jsworker_worker    `jsworker run` and the commands of operators
 --   jsworker_operator  commands of operators and a dashboard that acts: enqueues, retries, cancels, clears, pauses, sets
 --                      limits and schedules. It deletes no job, no timeline, and nothing of who did what.
---   jsworker_producer  enqueues: JobClient.enqueue, enqueue_many, enqueue_statement. It may INSERT and lock no row.
+--   jsworker_producer  enqueues: JobClient.enqueue, enqueue_many, enqueue_statement. It may INSERT jobs and workflows, and
+--                      lock no row of a job. It may lock and change every row of unique_windows: enqueues of such a key wait,
+--                      or find it taken or free. It may add needs to any batch whose id it knows, which waits for them.
 --   jsworker_publisher beside jsworker_producer, for applications that you trust with more: notes in the rows what was
 --                      published, and publishes what is due: JobClient.publish_pending. Without it workers do
 --                      both. Who may write one column of a row may also lock the row, and so hold up that job.
---   jsworker_debouncer beside jsworker_producer, for applications that debounce: replaces the payload of jobs that wait and
---                      moves them back. It may lock rows, as jsworker_publisher may.
+--   jsworker_debouncer beside jsworker_producer, for applications that debounce and that you trust with all jobs: replaces the
+--                      payload of jobs that wait and moves them back. The right is to columns, not to rows: it may write
+--                      payload, checkpoint, limit_key, run_at, debounce_until and expires_at of any job, running or not. So it
+--                      can cancel a job that has not begun (expires_at), let more jobs of a key run than its limit allows
+--                      (limit_key), and change what the next attempt works on. It may delete the steps of any job, and
+--                      lock rows, as jsworker_publisher may.
 --   jsworker_reader    looks: `jsworker jobs`, `job`, `workers`. Payloads and results are among what it sees.
 --   jsworker_metrics   counts: KEDA, dashboards. It sees kinds, states, times and counters: no payload, result, error or id.
 --
@@ -115,7 +121,7 @@ BEGIN
   GRANT INSERT ON jsworker.installation TO jsworker_worker;
 
   -- Producers: a job that waits. With the table's constraints these columns make nothing but queued and scheduled
-  -- jobs: no owner, no token, no counter, no result. Without UPDATE of any column no row can be locked.
+  -- jobs: no owner, no token, no counter, no result. Without UPDATE of any column no row of a job can be locked.
   GRANT INSERT (
     id, kind, payload, unique_key, max_attempts, max_stalls, traceparent, tracestate,
     status, run_at, dispatch, needs_publish, publish_after, queued_at
@@ -143,7 +149,8 @@ BEGIN
   ) THEN
     GRANT INSERT (expires_at, waiting_key) ON jsworker.jobs TO jsworker_producer;
     GRANT SELECT (waiting_key, expires_at, fencing_token) ON jsworker.jobs TO jsworker_producer;
-    -- Who debounces writes the job of the key that waits. A trigger refuses it of jobs that have ended.
+    -- Who debounces writes the job of the key that waits, and may write any other: of jobs that have ended, a trigger
+    -- refuses another payload.
     GRANT INSERT (debounce_until) ON jsworker.jobs TO jsworker_debouncer;
     GRANT SELECT (
       id, kind, status, dispatch, waiting_key, fencing_token, run_at, behind, held_by, debounce_until, expires_at
@@ -151,7 +158,7 @@ BEGIN
     GRANT UPDATE (payload, checkpoint, limit_key, run_at, debounce_until, expires_at)
       ON jsworker.jobs TO jsworker_debouncer;
   END IF;
-  -- Keys of which one job is enqueued in a window: who enqueues it takes the window.
+  -- Keys of which one job is enqueued in a window: who enqueues it takes the window, or could move any other.
   IF to_regclass('jsworker.unique_windows') IS NOT NULL THEN
     GRANT INSERT, UPDATE, DELETE ON jsworker.unique_windows TO jsworker_worker;
     GRANT SELECT, INSERT, UPDATE ON jsworker.unique_windows TO jsworker_producer;
@@ -191,7 +198,7 @@ BEGIN
     GRANT INSERT ON jsworker.batch_needs TO jsworker_operator;
     GRANT DELETE ON jsworker.dead_messages TO jsworker_operator;
   END IF;
-  -- Workflows: producers enqueue them whole, and change none that is there.
+  -- Workflows: producers enqueue them whole. Of one that is there they could only add needs to a batch.
   IF to_regclass('jsworker.workflows') IS NOT NULL THEN
     GRANT INSERT, UPDATE, DELETE ON jsworker.workflows, jsworker.batches TO jsworker_worker;
     GRANT INSERT ON jsworker.batch_needs TO jsworker_worker;  -- a workflow takes them along

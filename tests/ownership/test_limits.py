@@ -10,7 +10,7 @@ from sqlalchemy import Engine, TextClause, text
 
 from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
-from jsworker.ownership.transitions import limits, looks
+from jsworker.ownership.transitions import admission, limits, looks
 from jsworker.ownership.transitions.limits import Numbers
 
 from .rows import HELD, KIND, OTHER_WORKER, WORKER, Sql, change_job, insert_job, read_job, read_value
@@ -181,6 +181,22 @@ async def test_keys_of_held_jobs_stay(database: Database, sql: Sql) -> None:
     insert_job(sql, "scheduled", **HELD, kind="k", limit_key="a")
     await limits.tidy(database)
     assert read_value(sql, "SELECT count(*) FROM jsworker.limits") == 1
+
+
+async def test_a_held_job_without_a_key_begins_under_that_of_its_kind(database: Database, sql: Sql) -> None:
+    """Its key was removed by hand, or it was inserted without one."""
+    held = insert_job(sql, "scheduled", **HELD)
+    others = [
+        insert_job(sql, "scheduled", **HELD, limit_key=KEY),
+        insert_job(sql, "scheduled", **HELD | {"held_by": "needs"}),
+        insert_job(sql),
+    ]
+    before = [read_job(sql, job_id) for job_id in others]
+    await limits.tidy(database)
+    assert [read_job(sql, job_id) for job_id in others] == before
+    assert (KIND, "") in [(key.kind, key.key) for key in await admission.waiting_keys(database)]
+    assert await admission.wake(database, worker_id=WORKER, kind=KIND, keys=[""]) == 1
+    assert read_job(sql, held)["status"] == "queued"
 
 
 @pytest.mark.parametrize("what", IN_USE)

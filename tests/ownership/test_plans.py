@@ -23,6 +23,7 @@ from jsworker.ownership.transitions import (
     control,
     expire,
     heartbeat,
+    limits,
     looks,
     priorities,
     publish,
@@ -594,6 +595,11 @@ class TestManyKinds:
         held = access_paths(many_kinds, inspection.LIMITS, beginning)
         assert {path for path in held if "jobs" in path} == {"jobs_held_by_key", "jobs_slots"}
         assert rows_read(many_kinds, inspection.LIMITS, beginning) == 0
+
+    def test_held_jobs_without_a_key_are_found_among_the_held(self, many_kinds: Connection) -> None:
+        paths = access_paths(many_kinds, limits.GIVE_KEYS, {})
+        assert paths in ({"jobs_held_by_key", "jobs_pkey"}, {"jobs_held", "jobs_pkey"})
+        assert rows_read(many_kinds, limits.GIVE_KEYS, {}) == 0
 
 
 MIDDLE = text("""

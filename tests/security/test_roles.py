@@ -101,6 +101,7 @@ MAY: dict[str, list[str]] = {
             " ON CONFLICT (kind, key) DO UPDATE SET until = excluded.until WHERE w.until < now()"
         ),
         "SELECT id FROM jsworker.jobs WHERE kind = 'echo' AND waiting_key = 'a' AND status = 'queued'",
+        "SELECT job_id FROM jsworker.unique_windows FOR UPDATE",  # more than it needs: SECURITY.md, X16
         insert(limit_key="'tenant-7'"),
         "SELECT id, kind, unique_key, status, dispatch FROM jsworker.jobs",
         "SELECT version_num FROM jsworker.alembic_version",
@@ -127,6 +128,9 @@ MAY: dict[str, list[str]] = {
             " WHERE waiting_key IS NOT NULL AND status IN ('scheduled', 'queued')"
             " DO UPDATE SET payload = '{}', checkpoint = NULL, run_at = least(excluded.run_at, jobs.run_at)"
         ),
+        # More than it needs: SECURITY.md, X16.
+        "UPDATE jsworker.jobs SET payload = '{}', limit_key = NULL WHERE status = 'processing'",
+        "UPDATE jsworker.jobs SET expires_at = now() WHERE status = 'scheduled'",
     ],
     "operator": [
         ENQUEUE,

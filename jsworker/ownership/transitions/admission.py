@@ -216,7 +216,7 @@ SELECT id FROM woken
 )
 
 # Keys with held jobs, found by leaps through the index, from a place on. Held rows without a key, which no statement
-# makes, are left out: they have no row of a key to be locked.
+# makes, are left out: they have no row of a key to be locked, until ``limits.tidy`` gives them the key of their kind.
 _LEAP: Final = """leap AS (
   (SELECT j.kind, j.limit_key, 1 AS place FROM jsworker.jobs AS j
    WHERE {held} AND (j.kind, j.limit_key) > (CAST(:after_kind AS text), CAST(:after_key AS text))

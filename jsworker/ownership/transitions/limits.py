@@ -12,7 +12,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import has_no_limit_key, mine, of_kind, processing_indexed
 from jsworker.ownership.schema import limits
 from jsworker.ownership.statements import NOW, compiled, filled, given, given_seconds, j
-from jsworker.ownership.transitions.admission import state
+from jsworker.ownership.transitions.admission import state, waits_for_admission, waits_for_admission_indexed
 from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 
 _numbers: Final = {
@@ -61,6 +61,18 @@ _counted = (
 # Skips rows that others have locked, and returns one of these if there is any.
 COUNT_RUNNING = compiled(
     sa.select(j.c.id).where(_uncounted, j.c.id.not_in(sa.select(_counted.c.id))).limit(1)
+)
+
+
+# A role that enqueues or debounces can hold a job without a key, where no search of a key finds it.
+_lost = sa.and_(waits_for_admission_indexed, has_no_limit_key)
+_found = sa.select(j.c.id).where(_lost).limit(1_000).with_for_update(key_share=True, skip_locked=True)
+_keyless = _found.cte("keyless")
+GIVE_KEYS = compiled(
+    sa.update(j)
+    .values(limit_key="")
+    .where(j.c.id == _keyless.c.id, waits_for_admission, has_no_limit_key)
+    .returning(j.c.id)
 )
 
 _until = NOW + given_seconds("seconds")
@@ -283,10 +295,14 @@ async def list_limits(
 
 
 async def tidy(database: Database) -> None:
-    """Delete rows of keys unused for an hour, a thousand at a time."""
-    for _ in range(_MOST_TIDIED):
-        if len(await database.run(TIDY)) < _TIDIED_AT_ONCE:
-            return
+    """Delete rows of keys unused for an hour, and give held jobs without a key that of their kind.
+
+    A thousand of each at a time.
+    """
+    for statement in (TIDY, GIVE_KEYS):
+        for _ in range(_MOST_TIDIED):
+            if len(await database.run(statement)) < _TIDIED_AT_ONCE:
+                break
 
 
 def named(kind: str, key: str) -> str:
