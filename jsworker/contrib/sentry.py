@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import sentry_sdk
 from sentry_sdk.types import Event, Hint
+from sentry_sdk.utils import current_stacktrace, iter_event_frames
 
 from jsworker.core.errors import Retry, Snooze
 from jsworker.core.job import Job
@@ -21,6 +22,8 @@ from jsworker.worker.pipeline.concealment import LEFT_OUT
 from jsworker.worker.pipeline.outcomes import clean
 
 _NO_FAILURES: Final = (Retry, Snooze, asyncio.CancelledError, GeneratorExit)
+_NO_STACK_ADDED: Final = {"type", "exception", "stacktrace", "threads"}
+"""What an event holds to which Sentry adds no stack; only events other than errors have a type."""
 
 
 class SentryScope:
@@ -62,6 +65,11 @@ def _without_values(event: Event, _hint: Hint, *, conceals: bool) -> Event:
             error["value"] = LEFT_OUT
         elif error.get("value"):
             error["value"] = clean(error["value"])
-        for frame in (error.get("stacktrace") or {}).get("frames", ()):
-            frame.pop("vars", None)
+    # Sentry would add the stack later, with the variables.
+    if sentry_sdk.get_client().options["attach_stacktrace"] and not _NO_STACK_ADDED & event.keys():
+        stack = current_stacktrace(include_local_variables=False)
+        stack["frames"].pop()  # this function
+        event["threads"] = {"values": [{"stacktrace": stack, "crashed": False, "current": True}]}
+    for frame in iter_event_frames(event):
+        frame.pop("vars", None)
     return event

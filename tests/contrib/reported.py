@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,8 @@ class Failing(JobProcessor):
                 raise Retry(after=3600)
             case "snooze":
                 raise Snooze(after=3600)
+            case "log":
+                logging.getLogger("shop").error("card refused", stack_info=job.payload["stack_info"])
             case "wait":
                 await asyncio.Event().wait()
 

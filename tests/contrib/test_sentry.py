@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,21 @@ from tests.worker.running import StartWorker
 SECRET = "a secret of the payload"
 
 
+@contextmanager
+def reported(**options: Any) -> Iterator[list[dict[str, Any]]]:
+    transport = Collecting()
+    sentry_sdk.init(dsn="https://public@sentry.example/1", transport=transport, **options)
+    try:
+        yield transport.events
+    finally:
+        sentry_sdk.get_client().close()
+        sentry_sdk.get_global_scope().set_client(None)
+
+
 @pytest.fixture
 def events() -> Iterator[list[dict[str, Any]]]:
-    transport = Collecting()
-    sentry_sdk.init(dsn="https://public@sentry.example/1", transport=transport)
-    yield transport.events
-    sentry_sdk.get_client().close()
-    sentry_sdk.get_global_scope().set_client(None)
+    with reported() as events:
+        yield events
 
 
 async def test_a_failed_attempt_is_an_event_with_its_job(
@@ -43,6 +52,24 @@ async def test_a_failed_attempt_is_an_event_with_its_job(
     assert {name: event["contexts"]["job"][name] for name in facts} == facts
     assert event["tags"] == {"jsworker.kind": "failing", "jsworker.job_id": str(job.id)}
     assert error["stacktrace"]["frames"][-1]["function"] == "process"
+    assert SECRET not in json.dumps(event)
+
+
+@pytest.mark.parametrize("stack_info", [True, False], ids=["of the log", "of every event"])
+async def test_a_logged_message_has_its_stack_without_the_payload(
+    client: JobClient, rows: Rows, start: StartWorker, *, stack_info: bool
+) -> None:
+    with reported(attach_stacktrace=not stack_info) as events:
+        await start(Failing)
+        payload = {"does": "log", "stack_info": stack_info, "secret": SECRET}
+        job = await client.enqueue("failing", payload)
+        await rows.becomes(job.id, "completed")
+    [event] = events
+    [thread] = event["threads"]["values"]
+    assert event["logentry"]["message"] == "card refused"
+    functions = [frame["function"] for frame in thread["stacktrace"]["frames"]]
+    assert "process" in functions
+    assert functions[-1] != "_without_values"
     assert SECRET not in json.dumps(event)
 
 
