@@ -21,7 +21,7 @@ from jsworker.core.processor import JobProcessor
 from jsworker.worker.pipeline.concealment import LEFT_OUT
 from jsworker.worker.pipeline.outcomes import clean
 
-_NO_FAILURES: Final = (Retry, Snooze, asyncio.CancelledError, GeneratorExit)
+_NO_FAILURES: Final = (Retry, Snooze, GeneratorExit)
 _NO_STACK_ADDED: Final = {"type", "exception", "stacktrace", "threads"}
 """What an event holds to which Sentry adds no stack; only events other than errors have a type."""
 
@@ -29,7 +29,8 @@ _NO_STACK_ADDED: Final = {"type", "exception", "stacktrace", "threads"}
 class SentryScope:
     """Middleware: give each run an isolation scope, and capture in it the error that the run raises.
 
-    ``Retry``, ``Snooze`` and cancellations are not failures and are not captured.
+    A run that is cancelled for its time limit is captured as a TimeoutError. ``Retry``, ``Snooze`` and other
+    cancellations are not failures and are not captured.
     """
 
     @asynccontextmanager
@@ -45,6 +46,10 @@ class SentryScope:
             scope.add_event_processor(partial(_without_values, conceals=conceals))
             try:
                 yield
+            except asyncio.CancelledError as error:
+                if limit := job._ownership.passed_limit:  # noqa: SLF001 -- as above
+                    sentry_sdk.capture_exception(TimeoutError(limit).with_traceback(error.__traceback__))
+                raise
             except _NO_FAILURES:
                 raise
             except BaseException as error:

@@ -120,6 +120,24 @@ async def test_only_what_is_a_failure_is_reported(
     assert len(events) == count
 
 
+async def test_a_time_limit_is_reported_with_the_place_where_it_waited(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    events: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Failing, "timeout", 1.0)
+    await start(Failing)
+    job = await client.enqueue("failing", {"does": "wait", "secret": SECRET})
+    await rows.becomes(job.id, "scheduled")
+    [event] = events
+    [error] = event["exception"]["values"]
+    assert (error["type"], error["value"]) == ("TimeoutError", "timed out after 1 s")
+    assert "process" in [frame["function"] for frame in error["stacktrace"]["frames"]]
+    assert SECRET not in json.dumps(event)
+
+
 async def test_a_cancelled_run_is_not_reported(
     client: JobClient, rows: Rows, start: StartWorker, events: list[dict[str, Any]]
 ) -> None:

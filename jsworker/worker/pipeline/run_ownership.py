@@ -33,7 +33,7 @@ from jsworker.ownership.transitions.enqueue import ChildJob, NewJob
 from jsworker.ownership.transitions.settle import Completion, complete_statement, was_committed
 from jsworker.worker.pipeline import child_jobs
 from jsworker.worker.pipeline.in_flight import Run
-from jsworker.worker.pipeline.outcomes import check_size, result_text
+from jsworker.worker.pipeline.outcomes import check_size, passed_limit, result_text
 from jsworker.worker.pipeline.run_writes import PAUSES, LeaseServices, until_answered, write_owned
 from jsworker.worker.pipeline.steps import Steps
 from jsworker.worker.pipeline.threads import refuse_on_a_loop, wait_for_loop
@@ -120,6 +120,11 @@ class RunLease:
     def conceals(self) -> bool:
         """Whether errors of the run are shown without their messages."""
         return self._run.kind.conceals
+
+    @property
+    def passed_limit(self) -> str:
+        """In words the time limit for which the run was stopped; empty if it was not."""
+        return passed_limit(self._run)
 
     async def update_progress(self, stage: str | None, progress: float | None, message: str | None) -> None:
         """Store how far the run is."""
