@@ -50,7 +50,7 @@ from jsworker.contrib.django.configuration import (
 from jsworker.contrib.django.management.commands.jsworker_run import Command
 from jsworker.contrib.django.models import StoredJob
 from jsworker.contrib.django.tasks import DjangoTask
-from jsworker.core.errors import Fail, InvalidPayload, TransitionRefused
+from jsworker.core.errors import Fail, InvalidPayload, JobFailed, TransitionRefused
 from jsworker.core.job import Job
 from jsworker.core.schedule_rules import Every
 from jsworker.core.settings import Settings, load_settings
@@ -486,6 +486,24 @@ def gives_up() -> None:
     raise Fail("for good")
 
 
+@task
+def raises(how: str) -> None:
+    class Local(Exception):
+        pass
+
+    match how:
+        case "message":
+            raise ValueError("the server said:\nsecret.Path: 5\nhint")
+        case "note":
+            error = KeyError("x")
+            error.add_note("hint")
+            raise error from ValueError("a\nb")
+        case "local":
+            raise Local
+        case "group":
+            raise ExceptionGroup("all", [ValueError("wrong")])
+
+
 async def in_thread(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     return await asyncio.to_thread(closing, call, *arguments, **named)
 
@@ -552,6 +570,24 @@ class TestTasks:
         assert 'raise ValueError("wrong")' in error.traceback
         assert given_up.exception_class_path == "jsworker.JobFailed"
         assert given_up.traceback == "for good"
+
+    async def test_the_class_of_an_error_is_not_taken_from_its_message(
+        self, start: StartWorker, rows: Rows
+    ) -> None:
+        await start(DjangoTask)
+        expected = {
+            "message": ("builtins.ValueError", ValueError),
+            "note": ("builtins.KeyError", KeyError),
+            "local": (f"{__name__}.raises.<locals>.Local", JobFailed),
+            "group": ("builtins.ExceptionGroup", ExceptionGroup),
+        }
+        failed = {how: await raises.aenqueue(how) for how in expected}
+        await rows.query("UPDATE jsworker.jobs SET max_attempts = 1")
+        for how, result in failed.items():
+            await rows.becomes(UUID(result.id), "failed")
+            await result.arefresh()
+            [error] = result.errors
+            assert (error.exception_class_path, error.exception_class) == expected[how]
 
     def test_it_is_part_of_the_transaction(self) -> None:
         with pytest.raises(RuntimeError):

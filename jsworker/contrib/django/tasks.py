@@ -35,7 +35,7 @@ from jsworker.contrib.django.configuration import database_alias, jsworker_setti
 from jsworker.contrib.django.enqueueing import enqueue, jobs_client
 from jsworker.contrib.django.middleware import fresh_connections
 from jsworker.core.contents import Contents, owner_of_payload
-from jsworker.core.errors import Fail
+from jsworker.core.errors import Fail, JobFailed
 from jsworker.core.job import Job
 from jsworker.core.priorities import Priority
 from jsworker.core.processor import JobProcessor
@@ -46,7 +46,8 @@ _STATUS: Final = {
     "processing": TaskResultStatus.RUNNING,
     "completed": TaskResultStatus.SUCCESSFUL,
 }
-_RAISED: Final = re.compile(r"^(?P<path>[A-Za-z_][\w.]*)(:|$)", re.MULTILINE)
+_TRACEBACK: Final = "Traceback (most recent call last):\n"
+_UNINDENTED: Final = re.compile(r"^[^\s:]+", re.MULTILINE)
 _UNKNOWN_ERROR: Final = "jsworker.JobFailed"
 
 
@@ -60,6 +61,18 @@ class TaskCall(BaseModel):
     queue_name: str
     priority: int
     run_after: datetime | None = None
+
+
+class _Error(TaskError):
+    """An error of a task; its class may be local to a function, or not installed here."""
+
+    @property
+    def exception_class(self) -> type[BaseException]:
+        try:
+            found: type[BaseException] = super().exception_class
+        except (ImportError, ValueError):
+            return JobFailed
+        return found
 
 
 class JsworkerBackend(BaseTaskBackend):
@@ -146,7 +159,7 @@ class JsworkerBackend(BaseTaskBackend):
             kwargs=call.named,
             backend=call.backend,
             errors=[
-                TaskError(exception_class_path=_class_of(each.error), traceback=each.error) for each in failed
+                _Error(exception_class_path=_class_of(each.error), traceback=each.error) for each in failed
             ],
             worker_ids=[""] * (job.attempts - len(workers)) + workers,
         )
@@ -228,8 +241,8 @@ def _priority_of(number: int) -> Priority:
 
 
 def _class_of(error: str) -> str:
-    """Return the path of an error's class, as the last line of a traceback names it."""
-    named = [match["path"] for match in _RAISED.finditer(error) if match["path"] != "Traceback"]
-    if "Traceback (most recent call last):" not in error or not named:
+    """Return the path of an error's class: the first line that follows the frames of the last traceback."""
+    _, found, behind = error.rpartition(_TRACEBACK)
+    if not found or not (named := _UNINDENTED.search(behind) or _UNINDENTED.match(error)):
         return _UNKNOWN_ERROR
-    return named[-1] if "." in named[-1] else f"builtins.{named[-1]}"
+    return named[0] if "." in named[0] else f"builtins.{named[0]}"
