@@ -192,8 +192,10 @@ def _import(target: str, name: str) -> ModuleType:
     except (Exception, SystemExit) as error:  # noqa: BLE001 -- the user's code; raised below as another
         fault = error
     cause = _cause(fault)
-    if isinstance(fault, ModuleNotFoundError) and name.startswith(_CONTRIB):
-        cause = f"{cause}; pip install 'jsworker[{name.removeprefix(_CONTRIB).partition('.')[0]}]'"
+    extra = name.removeprefix(_CONTRIB).partition(".")[0]
+    missing = str(fault.name) if isinstance(fault, ModuleNotFoundError) else ""
+    if name.startswith(_CONTRIB) and missing.startswith(extra):  # not a module of the user's settings
+        cause = f"{cause}; pip install 'jsworker[{extra}]'"
     raise InvalidTarget(f"target {target}: module {name} cannot be imported: {cause}") from fault
 
 

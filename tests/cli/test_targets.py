@@ -167,3 +167,14 @@ def test_a_module_of_contrib_names_the_extra_that_it_needs(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "sentry_sdk", None)  # as if it were not installed
     with pytest.raises(InvalidTarget, match=r"sentry_sdk.*; pip install 'jsworker\[sentry\]'$"):
         load_named("jsworker.contrib.sentry:sentry_scope", "NAME", "my_jobs:around")
+
+
+def test_a_module_of_the_users_that_one_of_contrib_does_not_find_needs_no_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def import_module(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'site_settings'", name="site_settings")
+
+    monkeypatch.setattr("importlib.import_module", import_module)
+    with pytest.raises(InvalidTarget, match=r"No module named 'site_settings' \(\S+, line \d+\)$"):
+        load_named("jsworker.contrib.django.setup:x", "NAME", "my_jobs:around")

@@ -6,7 +6,7 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -687,13 +687,21 @@ def manage(settings: Settings) -> Callable[..., subprocess.Popen[str]]:
         "JSWORKER_NATS_URL": settings.nats_url,
         "JSWORKER_STREAM": settings.stream,
         "JSWORKER_SUBJECT_PREFIX": settings.subject_prefix,
-        "DJANGO_SETTINGS_MODULE": "django_app.settings",
     }
 
-    def start(*arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "django_app.manage", *arguments]
+    def start(
+        *arguments: str,
+        program: Sequence[str] = ("-m", "django_app.manage"),
+        settings_module: str = "django_app.settings",
+        folder: Path | None = None,
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            command, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [sys.executable, *program, *arguments],
+            env=variables | {"DJANGO_SETTINGS_MODULE": settings_module},
+            cwd=folder,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
 
     return start
@@ -718,6 +726,31 @@ class TestCommands:
                 out, err = workers.communicate(timeout=60)
         assert workers.returncode == 0, (out, err)
         assert (await rows.job(job.id))["result"] == {"receipt": "tea: 2.50"}
+
+    async def test_run_finds_the_modules_that_manage_py_finds_from_any_folder(
+        self, manage: Callable[..., subprocess.Popen[str]], tmp_path: Path, rows: Rows
+    ) -> None:
+        for folder in ("project", "more/elsewhere", "work"):
+            (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / "project" / "manage.py").write_text((ROOT / "examples/django_app/manage.py").read_text())
+        (tmp_path / "project" / "site_settings.py").write_text(
+            "from django_app.settings import *\n\nINSTALLED_APPS = [*INSTALLED_APPS, 'elsewhere']\n"
+        )
+        (tmp_path / "more" / "elsewhere" / "__init__.py").touch()
+        order = await in_thread(Order.objects.create, item="tea", cents=250)
+        job = await in_thread(enqueue, "write-receipt", {"order": order.pk})
+        with manage(
+            *("jsworker_run", "--pythonpath", "../more"),
+            program=[str(tmp_path / "project" / "manage.py")],
+            settings_module="site_settings",
+            folder=tmp_path / "work",
+        ) as workers:
+            try:
+                await rows.becomes(job.id, "completed", seconds=120)
+            finally:
+                workers.terminate()
+                out, err = workers.communicate(timeout=60)
+        assert workers.returncode == 0, (out, err)
 
     def test_processors_of_an_app_are_those_that_run_finds_in_its_module(
         self, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,8 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from django.apps import apps
@@ -54,9 +56,17 @@ class Command(BaseCommand):
         for name, own in (("JSWORKER_PRELOAD", _SETUP), ("JSWORKER_MIDDLEWARE", _MIDDLEWARE)):
             named = [each.strip() for each in variables.get(name, "").split(",") if each.strip()]
             variables[name] = ",".join([own, *(each for each in named if each != own)])
+        variables["PYTHONPATH"] = _python_path()
         self.stdout.flush()
         command = [sys.executable, "-m", "jsworker", "run", *targets, *arguments[first:]]
         os.execve(sys.executable, command, variables)  # noqa: S606 -- this very Python, without a shell
+
+
+def _python_path() -> str:
+    """Return what precedes Python's own modules on the path: manage.py's folder, --pythonpath, PYTHONPATH."""
+    zipped = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+    own = takewhile(lambda each: Path(each).name != zipped, sys.path)
+    return os.pathsep.join(map(os.path.abspath, own))
 
 
 def _targets() -> Iterator[str]:
