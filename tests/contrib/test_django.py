@@ -447,11 +447,53 @@ class TestSettings:
                 {"HOST": "::1", "NAME": "s", "OPTIONS": {"sslmode": "verify-full", "pool": True}},
                 "postgresql://[::1]/s?sslmode=verify-full",
             ),
+            (
+                {"HOST": "a,b", "PORT": "1,2", "NAME": "s", "OPTIONS": {"target_session_attrs": "any"}},
+                "postgresql:///s?target_session_attrs=any&host=a%2Cb&port=1%2C2",
+            ),
+            ({"HOST": "a,::1", "PORT": 1, "NAME": "s"}, "postgresql:///s?host=a%2C%3A%3A1&port=1%2C1"),
+            ({"HOST": "a,b", "NAME": "s"}, "postgresql:///s?host=a%2Cb"),
+            (
+                {"OPTIONS": {"service": "main", "passfile": Path("/x/y"), "application_name": "shop"}},
+                "postgresql:///?service=main&passfile=%2Fx%2Fy",
+            ),
         ],
     )
     def test_urls_of_databases(self, database: dict[str, Any], url: str) -> None:
         assert url_of({"ENGINE": "django.db.backends.postgresql", **database}) == url
         assert Settings(database_url=url).database_dsn() == url
+
+    @pytest.mark.parametrize("option", ["dbname", "host"])
+    def test_an_option_that_names_another_database_is_refused(
+        self, monkeypatch: pytest.MonkeyPatch, option: str
+    ) -> None:
+        monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", {option: "x"})
+        line = (
+            f"workers do not read '{option}' in OPTIONS of DATABASES['default']:"
+            " set JSWORKER['DATABASE_URL'] to the same database"
+        )
+        assert [error.msg for error in check_configuration()] == [line]
+        with override_settings(JSWORKER={"DATABASE_URL": "postgresql://db/jobs"}):
+            assert jsworker_settings().database_dsn() == "postgresql://db/jobs"
+
+    @pytest.mark.parametrize("how", ["service", "hosts"])
+    def test_clients_connect_to_the_server_that_django_connects_to(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
+    ) -> None:
+        entry = connections["default"].settings_dict
+        job = enqueue(KIND, {})
+        if how == "service":
+            place = {"host": "HOST", "port": "PORT", "user": "USER", "password": "PASSWORD", "dbname": "NAME"}
+            lines = [f"{name}={entry[part]}" for name, part in place.items() if entry[part]]
+            (tmp_path / "services").write_text("\n".join(["[main]", *lines, ""]))
+            monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+            for part in place.values():
+                monkeypatch.setitem(entry, part, "")
+            monkeypatch.setitem(entry, "OPTIONS", {"service": "main"})
+        else:
+            monkeypatch.setitem(entry, "PORT", f"1,{entry['PORT']}")
+            monkeypatch.setitem(entry, "HOST", f"{entry['HOST']},{entry['HOST']}")
+        assert jobs_client().get(job.id).kind == KIND
 
     def test_jobs_need_postgresql(self) -> None:
         with pytest.raises(

@@ -17,8 +17,15 @@ from jsworker.core.settings import Settings, changed_environment, load_settings
 from jsworker.core.settings.variables import database_parts, likely
 
 _OWN_NAMES: Final = frozenset({"DATABASE", "TARGETS"})
-_PASSED_ON: Final = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "target_session_attrs")
+_PASSED_ON: Final = (
+    *("service", "servicefile", "hostaddr", "target_session_attrs", "load_balance_hosts"),
+    *("passfile", "require_auth", "channel_binding", "requirepeer", "gssencmode", "krbsrvname"),
+    *("sslmode", "sslnegotiation", "sslrootcert", "sslcert", "sslkey", "sslpassword", "sslcertmode"),
+    *("sslcrl", "sslcrldir", "sslsni", "ssl_min_protocol_version", "ssl_max_protocol_version"),
+)
 """Options of libpq in DATABASES that determine which server is connected to, and how securely."""
+_REFUSED: Final = ("dbname", "host", "port", "user", "password")
+"""Options that name another database or login than the entry of DATABASES itself."""
 
 
 def given() -> dict[str, Any]:
@@ -99,7 +106,10 @@ def environment() -> dict[str, str]:
 
 
 def url_of(database: Mapping[str, Any]) -> str:
-    """Return the URL of an entry of DATABASES; ImproperlyConfigured: it is not PostgreSQL."""
+    """Return the URL of an entry of DATABASES.
+
+    Raises ImproperlyConfigured if it is not PostgreSQL, or cannot be written as a URL.
+    """
     engine = str(database.get("ENGINE", ""))
     if "postg" not in engine.rpartition(".")[2]:
         raise ImproperlyConfigured(
@@ -110,15 +120,24 @@ def url_of(database: Mapping[str, Any]) -> str:
     )
     options = database.get("OPTIONS") or {}
     query = {option: str(options[option]) for option in _PASSED_ON if option in options}
-    if host.startswith("/"):  # the folder of a socket
+    if refused := [option for option in _REFUSED if option in options]:
+        raise ImproperlyConfigured(
+            f"workers do not read {refused[0]!r} in OPTIONS of DATABASES[{database_alias()!r}]:"
+            " set JSWORKER['DATABASE_URL'] to the same database"
+        )
+    port = str(database.get("PORT") or "")
+    if "," in host and port and "," not in port:  # one port of all hosts
+        port = ",".join([port] * len(host.split(",")))
+    if host.startswith(("/", "@")) or "," in host:  # a socket, or several servers
         query["host"], host = host, ""
     login = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
     place = f"[{host}]" if ":" in host else host
-    port = f":{database['PORT']}" if database.get("PORT") and place else ""
-    if database.get("PORT") and not place:
-        query["port"] = str(database["PORT"])
+    if port and place:
+        place += f":{port}"
+    elif port:
+        query["port"] = port
     tail = f"?{urlencode(query)}" if query else ""
-    return f"postgresql://{login}{'@' if login else ''}{place}{port}/{quote(name, safe='')}{tail}"
+    return f"postgresql://{login}{'@' if login else ''}{place}/{quote(name, safe='')}{tail}"
 
 
 def check_configuration(**_: Any) -> list[CheckMessage]:
