@@ -829,6 +829,16 @@ class TestCommands:
         Command().run_from_argv(["manage.py", "jsworker_run", *given])
         assert commands[0][4:] == passed_on
 
+    @pytest.mark.parametrize("named", ["app:A", ["app:A"]], ids=["text", "list"])
+    def test_targets_of_the_settings_are_a_list_or_one_text(
+        self, named: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        commands: list[list[str]] = []
+        monkeypatch.setattr("os.execve", lambda _program, command, _variables: commands.append(command))
+        with override_settings(JSWORKER={"TARGETS": named}):
+            call_command("jsworker_run")
+        assert commands[0][4:] == ["app:A"]
+
     def test_a_module_that_cannot_be_imported_is_named_in_one_line(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

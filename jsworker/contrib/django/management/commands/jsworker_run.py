@@ -46,16 +46,18 @@ class Command(BaseCommand):
         """Replace this process by the workers' supervisor, which does not use Django."""
         options = [each for each in arguments if each.startswith("-")]
         first = arguments.index(options[0]) if options else len(arguments)
+        named = given().get("TARGETS") or []
+        named = [named] if isinstance(named, str) else list(named)
         try:
-            targets = arguments[:first] or list(given().get("TARGETS", ())) or list(_targets())
+            targets = arguments[:first] or named or list(_targets())
         except InvalidTarget as error:
             raise CommandError(str(error)) from None
         if not targets:
             raise CommandError("no processors: name targets, set JSWORKER['TARGETS'], or write APP/jobs.py")
         variables = environment()
         for name, own in (("JSWORKER_PRELOAD", _SETUP), ("JSWORKER_MIDDLEWARE", _MIDDLEWARE)):
-            named = [each.strip() for each in variables.get(name, "").split(",") if each.strip()]
-            variables[name] = ",".join([own, *(each for each in named if each != own)])
+            others = [each.strip() for each in variables.get(name, "").split(",") if each.strip()]
+            variables[name] = ",".join([own, *(each for each in others if each != own)])
         variables["PYTHONPATH"] = _python_path()
         self.stdout.flush()
         command = [sys.executable, "-m", "jsworker", "run", *targets, *arguments[first:]]
