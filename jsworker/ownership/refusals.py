@@ -23,6 +23,10 @@ _COMES_BACK = (
 )
 """Parts of the texts of login refusals that are temporary: libpq's, the last one PgBouncer's."""
 _READ_ONLY = "25006"  # a failover left the connection on a standby
+_WRITES_NOTHING = (
+    "is read-only, as a standby is or with default_transaction_read_only = on;"
+    " let JSWORKER_DATABASE_URL name the primary, or set that off"
+)
 _ENDED = ("25P03", "25P04")  # by PostgreSQL, because this process was stopped or slow within a transaction
 _NOT_TEXT = "22021"  # invalid text; the driver refuses most such bytes before they are sent
 _OF_A_ROW = frozenset({"21", "22", "23", "27", "2F", "38", "39", "44", "54", "P0"})
@@ -115,7 +119,8 @@ def map_error(error: Exception, place: str) -> JsworkerError:
         return RowRefused(sqlstate, diagnosis.constraint_name)
     if sqlstate[:2] in {"08", "53", "57"} or sqlstate in (_READ_ONLY, *_ENDED):
         unavailable = DatabaseTimeout if sqlstate == _QUERY_CANCELED else DatabaseUnavailable
-        return unavailable(f"PostgreSQL at {place} is not available: SQLSTATE {sqlstate}")
+        why = _WRITES_NOTHING if sqlstate == _READ_ONLY else "is not available"
+        return unavailable(f"PostgreSQL at {place} {why}: SQLSTATE {sqlstate}")
     reason = (diagnosis.message_primary or "no reason given")[:200]
     kind = LockTimeout if sqlstate == LockTimeout.sqlstate else DatabaseRefused
     refused = kind(f"PostgreSQL at {place} refused a statement: {reason} (SQLSTATE {sqlstate})")

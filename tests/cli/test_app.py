@@ -176,6 +176,16 @@ def test_wrong_ports_of_a_url_are_named_without_its_password(
     assert line == f"JSWORKER_DATABASE_URL='postgresql://u:***@h/d?{query}' {rule}"
 
 
+def test_a_read_only_server_is_named_with_what_to_do(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, cli_environment: Mapping[str, str]
+) -> None:
+    url = cli_environment["JSWORKER_DATABASE_URL"]
+    options = f"{'&' if '?' in url else '?'}options=-c%20default_transaction_read_only%3Don"
+    monkeypatch.setenv("JSWORKER_DATABASE_URL", url + options)
+    line = cli("enqueue", "tidy").refused(1)
+    assert " is read-only, as a standby is or with default_transaction_read_only = on; let " in line
+
+
 def test_wrong_settings_are_shown_line_by_line(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, cli_environment: Mapping[str, str]
 ) -> None:
