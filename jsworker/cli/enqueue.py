@@ -11,7 +11,7 @@ import typer
 
 from jsworker.cli.enqueue_lines import enqueue_lines, enqueuers_right
 from jsworker.cli.options import argument, flag, new_app, option
-from jsworker.cli.output import print_json, print_line, progress_bar, progress_wanted, remark
+from jsworker.cli.output import json_text, print_stored, progress_bar, progress_wanted, remark
 from jsworker.cli.selection import warn_unless_served
 from jsworker.client.enqueueing import Kind, kind_name
 from jsworker.client.job_client import JobClient
@@ -149,13 +149,13 @@ async def _enqueue_many(
                     if as_json:
                         enqueued += batch
                     else:
-                        print_line("\n".join(str(each.id) for each in batch))
+                        print_stored("\n".join(str(each.id) for each in batch))
                     advance(len(batch))
             await client.publish_pending()
         _remark_unpublished(client, options)
     finally:  # committed jobs are printed, whatever came after the commit
         if as_json:
-            print_json([{"id": each.id, "created": each.created} for each in enqueued])
+            print_stored(json_text([{"id": each.id, "created": each.created} for each in enqueued]))
 
 
 def _enqueue_one(
@@ -177,7 +177,7 @@ def _enqueue_one(
                 one = await client.enqueue(kind, payload, unique_key=unique_key, **options)
             known.update(id=one.id, created=one.created)
             if not (as_json or wait):
-                print_line(str(one.id))
+                print_stored(str(one.id))
             if not one.created:
                 remark(_existing_in_words(unique_key, options))
             if wait:
@@ -187,7 +187,7 @@ def _enqueue_one(
                     known.update(status=_status(error), reason=error.reason, error=error.error)
                     raise
                 if not as_json:
-                    print_line(strict_json.dumps(known["result"]))
+                    print_stored(strict_json.dumps(known["result"]))
         if one.created and not wait:
             _remark_unpublished(client, options)
 
@@ -202,7 +202,7 @@ def _enqueue_one(
         raise
     finally:  # a committed job is printed, whatever came after the commit
         if as_json:
-            print_json([known] if known else [])
+            print_stored(json_text([known] if known else []))
 
 
 def _status(error: JobNotCompleted) -> str:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 import typer
 
-from jsworker.cli.output import print_json, print_line, progress_bar, progress_wanted, remark
+from jsworker.cli.output import json_text, print_stored, progress_bar, progress_wanted, remark
 from jsworker.client.enqueueing import JobOptions, Kind, new_jobs
 from jsworker.client.job_client import JobClient
 from jsworker.core import strict_json
@@ -53,7 +53,7 @@ def enqueue_lines(
     def take(batch: Sequence[Enqueued]) -> None:
         enqueued.extend(batch)
         if not as_json:
-            print_line("\n".join(str(each.id) for each in batch))
+            print_stored("\n".join(str(each.id) for each in batch))
 
     with _opened(source) as (name, file):
         total = os.fstat(file.fileno()).st_size if progress_wanted(as_json=as_json) else 0
@@ -65,7 +65,7 @@ def enqueue_lines(
                 asyncio.run(_enqueue(name, file, kind, options, key_field=key_field, take=take, total=total))
         finally:  # committed jobs are printed, whatever came after the commit
             if as_json:
-                print_json([{"id": each.id, "created": each.created} for each in enqueued])
+                print_stored(json_text([{"id": each.id, "created": each.created} for each in enqueued]))
             existed = sum(not each.created for each in enqueued)
             more = f"; {existed} existed already" if existed else ""
             if existed or len(enqueued) < lines:

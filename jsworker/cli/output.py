@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from jsworker.cli.options import arguments
-from jsworker.core.exit_codes import DONE, FAILED, WrongUsage
+from jsworker.core.exit_codes import DONE, FAILED, OutputFailed, WrongUsage, writing_stdout
 from jsworker.core.names import cell, shown
 from jsworker.core.strict_json import plain
 from jsworker.ownership.pool import FarTime
@@ -34,13 +34,29 @@ _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
 
 def print_json(value: Any) -> None:
     """Write one JSON document: UUIDs as text, times in ISO 8601 UTC, durations in seconds."""
-    indent = 2 if sys.stdout.isatty() else None
-    sys.stdout.write(json.dumps(value, default=_json_value, indent=indent) + "\n")
+    print_line(json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """Return the JSON document that ``print_json`` writes."""
+    return json.dumps(value, default=_json_value, indent=2 if sys.stdout.isatty() else None)
 
 
 def print_line(line: str) -> None:
     """Write one line to stdout."""
-    sys.stdout.write(f"{line}\n")
+    with writing_stdout():
+        sys.stdout.write(f"{line}\n")
+
+
+def print_stored(line: str) -> None:
+    """Write at once what names jobs that have been stored; to stderr if stdout cannot be written."""
+    try:
+        with writing_stdout():
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+    except OutputFailed:
+        remark(line)
+        raise
 
 
 def remark(line: str) -> None:
@@ -122,10 +138,16 @@ def folded(name: str, *, at_least: int) -> Column:
     return Column(name, overflow="fold", min_width=at_least)
 
 
+class _Console(Console):
+    def print(self, *objects: Any, **options: Any) -> None:
+        with writing_stdout():
+            super().print(*objects, **options)
+
+
 def console(*, piped_columns: int = _UNCUT) -> Console:
     """Return a console on stdout; without a terminal it has no colours and, by default, breaks no lines."""
     fitted = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if fitted else piped_columns, highlight=False, markup=False, emoji=False)
+    return _Console(width=None if fitted else piped_columns, highlight=False, markup=False, emoji=False)
 
 
 def progress_wanted(*, as_json: bool = False) -> bool:

@@ -15,6 +15,7 @@ from jsworker.cli.output import (
     page_of,
     print_json,
     print_line,
+    print_stored,
     print_table,
     remark,
     remark_next_page,
@@ -183,7 +184,7 @@ def run_now(name: Name) -> None:
 
     Example: `jsworker schedules run-now nightly`
     """
-    print_line(str(ask_client(lambda client: client.schedules.run_now(name)).id))
+    print_stored(str(ask_client(lambda client: client.schedules.run_now(name)).id))
 
 
 @app.command()

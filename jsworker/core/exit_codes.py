@@ -3,7 +3,8 @@
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from jsworker.core.errors import JobNotCompleted, JsworkerError, ServersUnavailable, SettingsError, UsageError
@@ -15,6 +16,10 @@ NOT_COMPLETED, TIMED_OUT = 3, 4
 
 class WrongUsage(UsageError):
     """The command was called in a way that makes no sense."""
+
+
+class OutputFailed(JsworkerError):
+    """Standard output cannot be written, for example because the disk is full."""
 
 
 _OF_SEVERAL_LINES: Final = (SettingsError, ServersUnavailable)
@@ -36,7 +41,8 @@ def exit_code_of(
     """
     try:
         code = command()
-        sys.stdout.flush()
+        with writing_stdout():
+            sys.stdout.flush()
     except JsworkerError as error:
         show(error)
         return code_of(error)
@@ -68,6 +74,23 @@ def show(error: JsworkerError) -> None:
     for line in lines_of(error):
         sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
+
+
+@contextmanager
+def writing_stdout() -> Iterator[None]:
+    """Discard further output when stdout cannot be written.
+
+    Raises:
+        OutputFailed: it cannot be written.
+        BrokenPipeError: its reader has gone.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        discard_stdout()
+        raise OutputFailed(f"standard output: {error.strerror}") from None
 
 
 def discard_stdout() -> None:

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,6 +101,43 @@ def test_a_reader_that_has_gone_is_no_traceback(
             check=False,
         )
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["jobs", "jobs --json", "doctor --json", "schedules list --json"])
+def test_a_full_disk_is_one_line(
+    command: str, unbuffered: str, sql: Sql, cli_environment: Mapping[str, str]
+) -> None:
+    insert_job(sql, "failed", last_error="long " * 100_000)
+    done = _onto_a_full_disk(command, cli_environment, unbuffered)
+    assert (done.returncode, done.stderr) == (1, "standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize("options", ["", " --count 3", " --json", " --from lines", " --from lines --json"])
+def test_ids_of_stored_jobs_are_not_lost_on_a_full_disk(
+    options: str, sql: Sql, here: Path, cli_environment: Mapping[str, str]
+) -> None:
+    (here / "lines").write_text("{}\n{}\n")
+    done = _onto_a_full_disk(f"enqueue tidy{options}", cli_environment, "")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "standard output: No space left on device"
+    stored = [row["id"] for row in sql.execute("SELECT id FROM jsworker.jobs ORDER BY id")]
+    assert stored
+    assert all(str(each) in done.stderr for each in stored)
+
+
+def _onto_a_full_disk(
+    command: str, environment: Mapping[str, str], unbuffered: str
+) -> subprocess.CompletedProcess[str]:
+    with Path("/dev/full").open("wb") as full:
+        return subprocess.run(
+            [*COMMAND, *command.split()],
+            env=os.environ | environment | {"PYTHONUNBUFFERED": unbuffered},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
 
 
 def test_text_that_the_terminal_cannot_show_is_escaped(sql: Sql, cli_environment: Mapping[str, str]) -> None:
