@@ -1,13 +1,14 @@
 """Repairs that are safe at any time, also twice. Workers make each of them by themselves sooner or later.
 
 No repair takes a job from its owner, ends a job, or changes data other than jsworker's own bookkeeping. A
-repair returns one line on what it did, or None if the facts do not require it or do not allow it.
+repair yields one line on what it did, unless the facts do not require it or do not allow it.
 """
 
+from collections.abc import AsyncIterator
 from typing import Final
 
 from jsworker.client.job_client import JobClient
-from jsworker.core.errors import JsworkerError
+from jsworker.core.errors import JsworkerError, StreamRefused
 from jsworker.core.events import Event, Events
 from jsworker.core.names import is_kind
 from jsworker.doctor.finding import Finding, counted
@@ -30,25 +31,24 @@ async def repair(facts: Facts) -> list[Finding]:
     done: list[Finding] = []
     for name, mend in _REPAIRS.items():
         try:
-            says = await mend(facts)
+            async for says in mend(facts):
+                done.append(Finding(name, "ok", says))  # noqa: PERF401 -- kept also if an error follows
         except JsworkerError as error:
             says = f"could not be mended: {' '.join(str(error).split())}"
             done.append(Finding(name, "error", says, "See the findings below."))
-        else:
-            done += [Finding(name, "ok", says)] if says else []
     return done or [Finding("fix.nothing", "ok", "there was nothing that may be mended without you")]
 
 
-async def _ensure_stream(facts: Facts) -> str | None:
+async def _ensure_stream(facts: Facts) -> AsyncIterator[str]:
     """Create the stream and its consumers, or correct them, as a worker does when it starts."""
     stream, registered, reports = facts.stream, facts.registered, facts.consumers
     if isinstance(stream, Unknown) or isinstance(registered, Unknown):
-        return None
+        return
     if isinstance(facts.installation, Unknown) or not is_usable(stream, facts.installation):
-        return None
+        return
     if isinstance(reports, Unknown):
         if stream is not None:
-            return None  # the consumers may be correct already
+            return  # the consumers may be correct already
         reports = []
     at_least = facts.settings.ack_wait
     missing = sorted(set(served_kinds(registered)) - {report.name for report in reports})
@@ -57,23 +57,31 @@ async def _ensure_stream(facts: Facts) -> str | None:
         if is_kind(lane_of(report.name)[0]) and _can_be_mended(report, at_least):
             ack_waits[report.name] = max(report.ack_wait, at_least)
     if stream is not None and not stream.differences and not ack_waits:
-        return None
-    changes: list[Event] = []
+        return
+    done: list[str] = []
+    refused: list[str] = []
     events = Events()
-    events.on("stream.changed", changes.append)
+    events.on("stream.changed", lambda event: done.append(_change(event)))
     async with opened(facts.settings) as database:
         installation = await installation_id(database)
     async with ensured_stream(
         facts.settings,
         installation,
-        list(ack_waits),
-        ack_waits,
         events=events,
         client_name="jsworker doctor",
         seconds=_CONNECT_SECONDS,
-    ):
-        pass
-    return "; ".join([*map(_change, changes), *(f"made consumer {kind}" for kind in missing)]) or None
+    ) as ensured:
+        for name in ack_waits:
+            try:
+                await ensured.ensure([name], ack_waits)
+            except StreamRefused as refusal:  # others can still be mended
+                refused.append(str(refusal))
+            else:
+                done += [f"made consumer {name}"] if name in missing else []
+    if done:
+        yield "; ".join(done)
+    if refused:
+        raise StreamRefused("; ".join(refused))
 
 
 def _can_be_mended(report: ConsumerReport, at_least: float) -> bool:
@@ -89,10 +97,10 @@ def _change(event: Event) -> str:
     return f"{fields['what']}: {fields['setting']} is {shown(fields['is'])} now, was {shown(fields['was'])}"
 
 
-async def _queue_and_publish(facts: Facts) -> str | None:
+async def _queue_and_publish(facts: Facts) -> AsyncIterator[str]:
     late = [each for each in (facts.unpublished, facts.overdue) if not isinstance(each, Unknown)]
     if not any(each.jobs for each in late):
-        return None
+        return
     queued, promoted = 0, _PROMOTE_AT_ONCE
     async with opened(facts.settings) as database:
         refused_rows = RefusedRows(database, worker_id=None)
@@ -101,19 +109,20 @@ async def _queue_and_publish(facts: Facts) -> str | None:
             queued += promoted
     done = f"queued {counted(queued, 'scheduled job')}"
     if isinstance(facts.nats, Unknown):
-        return f"{done}; nothing was published because {facts.nats.because}"
+        yield f"{done}; nothing was published because {facts.nats.because}"
+        return
     async with JobClient(facts.settings) as client:
         published = await client.publish_pending()
         refused = f"; others were not: {client.unpublished_because}" if client.unpublished_because else ""
-    return f"{done}, published {counted(published, 'message')}{refused}"
+    yield f"{done}, published {counted(published, 'message')}{refused}"
 
 
-async def _try_refused_rows(facts: Facts) -> str | None:
+async def _try_refused_rows(facts: Facts) -> AsyncIterator[str]:
     if isinstance(facts.refusals, Unknown) or not facts.refusals:
-        return None
+        return
     async with opened(facts.settings) as database:
         found = await try_again(database)
-    return f"{counted(found, 'refused row')} tried again by the workers' next rounds"
+    yield f"{counted(found, 'refused row')} tried again by the workers' next rounds"
 
 
 _REPAIRS: Final = {

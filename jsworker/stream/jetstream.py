@@ -101,15 +101,12 @@ class Stream(JetStreamApi):
         self._publisher.stream_created = await self._topology.ensure(kinds, self._ack_waits, timeout)
         self._publisher.has_lanes = self._topology.has_lanes
 
-    async def keep_in_shape(self, kinds: Sequence[str]) -> None:
-        """Revert changes that others have made since ``ensure``; raises as ``ensure`` does.
+    async def keep_consumer_in_shape(self, name: str) -> None:
+        """Revert changes that others have made to a consumer since ``ensure``; raises as ``ensure`` does.
 
         An ack_wait that is longer than asked for is left alone: a worker with other settings may need it.
         """
-        self._publisher.stream_created = await self._topology.ensure(
-            kinds, self._ack_waits, 0.0, shortens=False
-        )
-        self._publisher.has_lanes = self._topology.has_lanes
+        await self._topology.ensure_consumer(name, self._ack_waits, shortens=False)
 
     async def publish_many(
         self,

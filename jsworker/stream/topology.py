@@ -185,16 +185,13 @@ class Topology:
         self._may_have_lanes = True
         self.has_lanes = False
 
-    async def ensure(
-        self, kinds: Iterable[str], ack_waits: Mapping[str, float], seconds: float, *, shortens: bool = True
-    ) -> datetime:
+    async def ensure(self, kinds: Iterable[str], ack_waits: Mapping[str, float], seconds: float) -> datetime:
         """Create or change the stream and the consumers, and return when the stream was created.
 
         Args:
             kinds: the names of the consumers: kinds, or names of one priority of a kind, by ``consumer_of``.
             ack_waits: seconds by name; for other names, the ``ack_wait`` of the settings.
             seconds: how long to try without an answer, for example while a cluster elects its leaders.
-            shortens: whether to shorten an ack_wait that is longer than asked for, which does no harm.
 
         Raises StreamUnavailable, or StreamRefused: the message names what cannot be changed.
         """
@@ -203,8 +200,7 @@ class Topology:
                 info = await self._ensure_stream()
                 self.has_lanes = set(self._lanes) <= set(info.config.subjects or ())
                 for kind in kinds:
-                    ack_wait = ack_waits.get(kind, self._settings.ack_wait)
-                    await self._ensure_consumer(kind, ack_wait, shortens=shortens)
+                    await self.ensure_consumer(kind, ack_waits)
         return self._api.created(info)
 
     async def _ensure_stream(self) -> StreamInfo:
@@ -296,9 +292,15 @@ class Topology:
             f"{self._stream} cannot have subjects={shown(subjects)}: {other} overlaps; {_SEPARATE}"
         )
 
-    async def _ensure_consumer(self, kind: str, ack_wait: float, *, shortens: bool) -> None:
+    async def ensure_consumer(
+        self, kind: str, ack_waits: Mapping[str, float], *, shortens: bool = True
+    ) -> None:
+        """Create or change one consumer; raises as ``ensure`` does.
+
+        ``shortens``: whether to shorten an ack_wait that is longer than asked for, which does no harm.
+        """
         what = f"consumer {kind} of {self._stream}"
-        wanted = consumer_config(self._settings, kind, ack_wait)
+        wanted = consumer_config(self._settings, kind, ack_waits.get(kind, self._settings.ack_wait))
         try:
             info = await self._api.consumer_state(kind)
         except NotThere:

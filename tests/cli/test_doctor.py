@@ -574,6 +574,21 @@ class TestNats:
         assert "ack_wait is 600 now, was 100" in the_finding(mended, "fix.stream")["says"]
         assert errors(mended) == set()
 
+    def test_fix_changes_what_can_be_changed_beside_a_consumer_that_cannot_be_made(
+        self, world: World
+    ) -> None:
+        world.start_worker(KIND)
+        world.change_consumer(
+            KIND, name="=taken=", durable_name="=taken=", filter_subject=f"{world.stream}.before"
+        )
+        world.sql.execute(WORKER_ROW, ["beta", ["before"], 0])
+        world.change_consumer(KIND, max_deliver=3)
+        mended = world.findings("--fix")
+        done, refused = (each for each in mended if each["check"] == "fix.stream")
+        assert "max_deliver is -1 now, was 3" in done["says"]
+        assert (done["level"], refused["level"]) == ("ok", "error")
+        assert f"consumer before of stream {world.stream} cannot be made" in refused["says"]
+
     def test_a_consumer_that_waits_longer_is_left_alone(self, world: World) -> None:
         world.start_worker(KIND)
         world.change_consumer(KIND, ack_wait=4000.0)

@@ -100,7 +100,7 @@ async def test_who_may_not_change_the_stream_publishes_beside_the_normal_jobs(
     assert message is not None
     assert message.subject == "jobs.resize"
     await admin.ensure([])  # an operator's login may
-    await reader.keep_in_shape([])
+    await reader.ensure([])
     await reader.publish_many([WireMessage(uuid4(), "resize", 1, priority=LOW)])
     message = await reader.get(2)
     assert message is not None

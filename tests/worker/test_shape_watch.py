@@ -6,6 +6,7 @@ from typing import Any
 import nats
 import pytest
 from nats.js import JetStreamContext
+from nats.js.errors import APIError
 
 from jsworker.core.settings import Settings
 from jsworker.stream.topology import INSTALLATION
@@ -74,3 +75,30 @@ async def test_what_cannot_be_put_right_is_told_once_and_so_is_its_end(
     [restored] = await running.events.told("worker.restored")
     assert restored["what"] == "stream settings"
     assert len(running.events.of("worker.degraded")) == 1
+
+
+async def test_a_consumer_that_cannot_be_used_keeps_no_other_from_being_put_right(
+    settings: Settings, start: StartWorker, jetstream: JetStreamContext
+) -> None:
+    running = await start(scripted(echo, kind="first"), scripted(echo))
+
+    async def replaced() -> None:
+        subject = f"{settings.subject_prefix}.first"
+        await jetstream.delete_consumer(settings.stream, "first")
+        try:
+            await jetstream.add_consumer(
+                settings.stream, name="first", durable_name="first", filter_subject=subject, max_waiting=3
+            )
+        except APIError as faster:  # the worker made it again
+            raise AssertionError from faster
+
+    await eventually(replaced)
+    await edit_consumer(jetstream, settings.stream, max_deliver=3)
+
+    async def put_right() -> None:
+        assert (await jetstream.consumer_info(settings.stream, KIND)).config.max_deliver == -1
+        refused = {each["what"]: each["reason"] for each in running.events.of("worker.degraded")}
+        line = f"consumer first of stream {settings.stream} cannot be used: max_waiting=3"
+        assert line in refused.get("settings of consumer first", "")
+
+    await eventually(put_right)

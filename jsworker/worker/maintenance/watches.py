@@ -74,15 +74,17 @@ class DatabaseWatch:
 async def keep_in_shape(context: WorkerContext, lanes: Callable[[], Sequence[str]]) -> None:
     """Compare stream and consumers once with the settings, and correct them.
 
-    Those of ``lanes``, the consumers of other priorities, come last, and by themselves.
+    Each consumer by itself: one that cannot be used does not keep the others from being corrected. Those of
+    ``lanes``, the consumers of other priorities, come last.
     """
-    if context.stream.connected:
-        with context.complaints.of_stream("stream settings"):
-            await context.stream.keep_in_shape(list(context.kinds))
-            context.complaints.end("stream settings")
-        for consumer in lanes():
+    if not context.stream.connected:
+        return
+    with context.complaints.of_stream("stream settings"):
+        await context.stream.ensure([], timeout=0.0)
+        context.complaints.end("stream settings")
+        for consumer in (*context.kinds, *lanes()):
             with context.complaints.of_stream(f"settings of consumer {consumer}"):
-                await context.stream.keep_in_shape([consumer])
+                await context.stream.keep_consumer_in_shape(consumer)
                 context.complaints.end(f"settings of consumer {consumer}")
 
 
