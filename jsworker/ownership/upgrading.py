@@ -230,7 +230,7 @@ def _build_indexes(connection: Connection, revision: str, tell: Callable[[str], 
                 connection.exec_driver_sql(drop)
                 connection.exec_driver_sql(build)
         finally:
-            connection.execute(text("RESET ALL"))
+            connection.execute(text("RESET lock_timeout"))
             connection.execute(text("SELECT pg_advisory_unlock(:key)"), lock)
 
 
