@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+import re
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +25,10 @@ _TURN_SECONDS: Final = 0.05
 """A lane that waits for its turn checks so often; a consumer silent for so long counts as dry."""
 _FEW: Final = 10  # messages
 MOST_REQUESTS: Final = 8  # the consumer's ``max_waiting`` is shared by the whole fleet
+_SHORTEST_SECONDS: Final = 0.1
+_LIMIT: Final = re.compile(r"Exceeded MaxRequest(?:Batch of (\d+)|Expires of ([\d.hms]+))")
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s)")  # as Go writes it: 1m30s
+_UNITS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
 
 class _Inbox(NamedTuple):
@@ -31,6 +37,14 @@ class _Inbox(NamedTuple):
     client: Client
     subject: str
     number: int
+
+
+class _Limits(NamedTuple):
+    """Of one request: messages, seconds that it waits, seconds between signs of life."""
+
+    most: int
+    expires: float
+    idle_heartbeat: float
 
 
 class Credit:
@@ -96,6 +110,8 @@ class Puller:
     When the room shrinks, messages on their way are still delivered, and requests that stay too large for
     a second are cancelled. ``deliver`` and ``undecodable`` must not block. A request waits at the server for
     ``expires`` seconds, which sends a sign of life every ``idle_heartbeat`` seconds, at most half of that.
+    Where the server or the consumer allows fewer messages in a request, or a shorter wait, it asks for
+    that until the next connection.
 
     With a ``priority`` other than normal a missing consumer is created. ``gives_way`` returns for how many
     seconds other lanes may ask first, ``awaits_turn`` whether there is room that is left to other lanes.
@@ -130,8 +146,8 @@ class Puller:
         self._undecodable = undecodable
         self._room = room
         self._waiting = waiting
-        self._expires = expires
         self._idle_heartbeat = idle_heartbeat
+        self._limits = self._no_limits = _Limits(sys.maxsize, expires, idle_heartbeat)
         self._request_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.{self.name}"
         self._answer = stream.connection.answer
 
@@ -248,13 +264,17 @@ class Puller:
             subject = f"{client.new_inbox()}."
             number = client.open_inbox(f"{subject}*", partial(self._take, subject))
             self._inbox = _Inbox(client, subject, number)
+        most, expires, idle_heartbeat = self._limits
+        if batch > most:
+            batch = most
+            self._signal.set()  # the rest in further requests
         now = time.monotonic()
         if not self._credit.total:
             self._heard_at = now
         self._moved_at = now
         self._request += 1
-        self._credit.ask(self._request, batch, now + self._expires + 2 * self._idle_heartbeat)
-        limits = (batch, round(self._expires * 1e9), round(self._idle_heartbeat * 1e9))
+        self._credit.ask(self._request, batch, now + expires + 2 * self._idle_heartbeat)
+        limits = (batch, round(expires * 1e9), round(idle_heartbeat * 1e9))
         request = b'{"batch":%d,"expires":%d,"idle_heartbeat":%d}' % limits
         self._inbox.client.post(self._request_subject, request, f"{self._inbox.subject}{self._request}")
 
@@ -320,6 +340,10 @@ class Puller:
             self._credit.ended(int(request), int(owed))
         elif status == "408":  # from a server that does not tell the number of missing messages
             self._leave()
+        elif self._learn_limit(headers.get("Description", "")):
+            self._leave()
+            self._signal.set()
+            return
         else:
             text = headers.get("Description", "").partition("\n")[0]
             self._gone = self._gone or status == "503" or text == "Consumer Deleted"
@@ -328,6 +352,21 @@ class Puller:
         if status != "408":
             self._begin_pause()
         self._signal.set()
+
+    def _learn_limit(self, description: str) -> bool:
+        """Note the limit of requests that a refusal tells; return whether it is a new one."""
+        if (told := _LIMIT.match(description)) is None:
+            return False
+        batch, wait = told.groups()
+        before = self._limits
+        if batch:
+            self._limits = before._replace(most=min(before.most, max(1, int(batch))))
+        else:
+            told_seconds = sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(wait))
+            seconds = min(before.expires, max(_SHORTEST_SECONDS, told_seconds))
+            idle_heartbeat = min(before.idle_heartbeat, seconds / 2)
+            self._limits = before._replace(expires=seconds, idle_heartbeat=idle_heartbeat)
+        return self._limits != before
 
     def _sign_of_life(self) -> None:
         self._heard_at = time.monotonic()
@@ -364,4 +403,5 @@ class Puller:
     def _on_reconnect(self) -> None:
         self._failures = 0
         self._paused_until = 0.0
+        self._limits = self._no_limits
         self._signal.set()

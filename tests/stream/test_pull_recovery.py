@@ -1,7 +1,9 @@
 """The pull loop in bad times: no accident of server, stream or consumer stops it or loses a message."""
 
 import asyncio
+import json
 import signal
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -141,6 +143,52 @@ async def test_a_request_that_the_server_forgets_beside_another_is_found(
         await until(lambda: len(heard) == 2)
         assert ['"batch":2,' in heard[0], '"batch":8,' in heard[1]] == [True, True]
         await until(lambda: '"batch":10,' in heard[-1])
+
+
+async def edit_consumer(plain: NatsClient, **changes: Any) -> None:
+    """Change settings that nats-py does not know."""
+    config = json.loads((await plain.request("$JS.API.CONSUMER.INFO.JOBS.resize")).data)["config"] | changes
+    request = json.dumps({"stream_name": "JOBS", "config": config, "action": "update"})
+    answer = await plain.request("$JS.API.CONSUMER.CREATE.JOBS.resize.jobs.resize", request.encode())
+    assert "error" not in json.loads(answer.data), answer.data
+
+
+@pytest.mark.parametrize(
+    ("limit", "asked"),
+    [({"max_batch": 3}, '"batch":3,'), ({"max_expires": 1_500_000_000}, '"expires":1500000000,')],
+)
+async def test_no_more_is_asked_for_than_a_consumer_allows(
+    stream: TestStream, open_desk: OpenDesk, plain: NatsClient, limit: dict[str, int], asked: str
+) -> None:
+    await edit_consumer(plain, **limit)
+    jobs = await publish(stream, 18)
+    async with pulls_heard(plain) as heard:
+        desk = await open_desk(stream, room=9)
+        await desk.has(9)
+        assert sorted(desk.jobs) == sorted(jobs[:9])
+        await desk.ack_all()
+        await desk.has(9)
+        await desk.ack_all()
+        await until(lambda: desk.puller.outstanding == 9)
+        await plain.flush()
+    assert any(asked in request for request in heard)
+    assert len(heard) < 40
+    assert stream.told_of("worker.degraded") == []
+
+
+async def test_a_limit_is_forgotten_with_the_connection(
+    stream: TestStream, server: NatsServer, open_desk: OpenDesk, plain: NatsClient
+) -> None:
+    await edit_consumer(plain, max_batch=3)
+    desk = await open_desk(stream, room=9)
+    await until(lambda: desk.puller.outstanding == 9)
+    assert desk.puller._limits.most == 3
+    await edit_consumer(plain, max_batch=0)
+    await server.restart(signal.SIGTERM)
+    jobs = await publish(stream, 3)
+    await desk.has(3)
+    assert desk.jobs == jobs
+    assert desk.puller._limits.most > 9
 
 
 async def test_a_refusal_is_not_asked_for_in_a_hot_loop(
