@@ -2,8 +2,11 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime
+from typing import Final
 from uuid import UUID
 
+from jsworker.core.clock import boottime
 from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
@@ -15,6 +18,8 @@ from jsworker.stream.message import WireMessage
 from jsworker.stream.publisher import Headers, Published, Publisher, PublishOutcome
 from jsworker.stream.result_hints import HintReceiver, HintSender
 from jsworker.stream.topology import Topology
+
+_KNOWN_SECONDS: Final = 60.0
 
 
 class Stream(JetStreamApi):
@@ -32,6 +37,7 @@ class Stream(JetStreamApi):
         self._topology = Topology(self, installation_id=installation_id, events=events)
         self._publisher = Publisher(self.connection, settings)
         self._highest_seq = 0
+        self._learnt_at = 0.0
 
     async def connect(self, timeout: float = 10.0) -> None:  # noqa: ASYNC109 -- how long to try is the caller's business
         """Connect and check that JetStream answers; try for ``timeout`` seconds, but raise a refusal at once.
@@ -98,7 +104,7 @@ class Stream(JetStreamApi):
     ) -> None:
         """Create the stream and a consumer for each kind, or change them; see ``Topology.ensure``."""
         self._ack_waits.update(ack_waits or {})
-        self._publisher.stream_created = await self._topology.ensure(kinds, self._ack_waits, timeout)
+        self._learn(await self._topology.ensure(kinds, self._ack_waits, timeout))
         self._publisher.has_lanes = self._topology.has_lanes
 
     async def keep_consumer_in_shape(self, name: str) -> None:
@@ -125,12 +131,14 @@ class Stream(JetStreamApi):
         new = [each.stream_seq for each in outcomes if isinstance(each, Published) and not each.duplicate]
         if not new:
             return outcomes
-        if min(new) > highest:
+        is_known = boottime() - self._learnt_at < _KNOWN_SECONDS
+        if min(new) > highest and is_known:
             self._highest_seq = max(self._highest_seq, *new)
             return outcomes
-        # The stream was deleted and created anew during this connection: with the old stream's date, these
-        # messages would be taken for lost.
+        # The stream was deleted and created anew during this connection, or may have been, and others have
+        # published to it since: with the old stream's date, these messages would be taken for lost.
         self._highest_seq = max(new)
+        self._learnt_at = boottime()  # also without an answer: no publisher waits for one again and again
         try:
             created = (await self.state()).created
         except (StreamUnavailable, StreamRefused):
@@ -149,8 +157,12 @@ class Stream(JetStreamApi):
     async def state(self) -> StreamState:
         """Return the stream's state."""
         state = await super().state()
-        self._publisher.stream_created = state.created
+        self._learn(state.created)
         return state
+
+    def _learn(self, created: datetime) -> None:
+        self._publisher.stream_created = created
+        self._learnt_at = boottime()
 
 
 @asynccontextmanager

@@ -53,6 +53,21 @@ async def test_a_stream_that_was_made_anew_is_named_by_its_own_date(
     assert [each.stream_created for each in after if isinstance(each, Published)] == [made_anew] * 2
 
 
+async def test_who_published_nothing_for_long_names_the_stream_that_was_made_anew_meanwhile(
+    stream: TestStream, open_stream: OpenStream, plain: NatsClient
+) -> None:
+    """Others have published to it since, so that no number is lower than an earlier one."""
+    idle = await open_stream()
+    await idle.ensure([])
+    await plain.jetstream().delete_stream(stream.name)
+    await stream.ensure(["resize"])
+    await stream.publish_many(messages(3))
+    made_anew = (await stream.state()).created
+    idle._learnt_at -= 61.0
+    [published] = await idle.publish_many(messages(1))
+    assert published == Published(4, made_anew, duplicate=False)
+
+
 async def test_headers_reach_the_reader(stream: TestStream, plain: NatsClient) -> None:
     heard: list[Msg] = []
 
