@@ -11,7 +11,7 @@ import nats.errors
 from nats.aio.client import Client as NatsClient
 from nats.aio.transport import TcpTransport
 from nats.js.errors import APIError
-from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
+from nats.protocol.parser import AWAITING_CONTROL_LINE, AWAITING_MSG_PAYLOAD, Parser
 
 from jsworker.core.own_sockets import own
 
@@ -21,10 +21,9 @@ _CLOSE_SECONDS = 2.0
 _BARRIER_SECONDS = 1
 _CANCEL_AGAIN_SECONDS = 0.05
 
-_LARGE_BYTES = 64 * 1024
-_ARRIVAL = re.compile(rb"(?:HMSG (\S+) (\d+) (\S+) (\d+)|MSG (\S+) (\d+)) (\d+)\r\n")
-"""The line before a message with headers and a reply subject, as JetStream delivers messages with an id, or
-before a message with neither, as it acknowledges published ones."""
+_ARRIVAL = re.compile(rb"(H)?MSG ([^ ]++) (\d++) (?:([^ \r\n]++) )?(?(1)(\d++) )(\d++)\r\n")
+"""The line before a message: H if it has headers, subject, number of the inbox, reply subject if any, size of
+the headers if any, whole size. A subject holds any byte but those at which the server splits."""
 
 Take = Callable[[str, bytes, bytes, dict[str, str] | None], None]
 """Receives a message of an inbox: subject, reply subject, content, and the headers of a status."""
@@ -52,9 +51,11 @@ async def end_tasks(tasks: Collection[asyncio.Task[Any]], seconds: float = math.
 
 
 class _InboxParser(Parser):
-    """nats-py's parser, extended: passes whole messages at the beginning of the data straight to inboxes.
+    """nats-py's parser, extended: passes whole messages straight to inboxes.
 
-    nats-py takes five times as long for each message. It parses everything else that the server sends.
+    nats-py takes five times as long for each message, and splits subjects where the server does not: whoever
+    may publish could end the connection or write to other inboxes. So it never reads the line before a
+    message; it gets the content of messages that are cut off or have a status, and all that is no message.
     """
 
     def __init__(self, client: "Client") -> None:
@@ -62,32 +63,42 @@ class _InboxParser(Parser):
         self._client = client
 
     async def parse(self, data: bytes = b"") -> None:
+        buffer = self.buf
         if self.state == AWAITING_CONTROL_LINE:
-            data = bytes(self.buf) + data
-            self.buf.clear()
-            rest = 0
-            while (line := _ARRIVAL.match(data, rest)) is not None:
-                subject, number, reply, head, acknowledged, inbox, size = line.groups()
-                take = self._client.inboxes.get(int(number or inbox))
-                begin = line.end()
-                end = begin + int(size)
-                if take is None or end - begin > _LARGE_BYTES:
-                    break
-                if len(data) < end + 2:  # cut off
-                    self.buf.extend(data[rest:])
-                    return
-                rest = end + 2
-                try:
-                    take(
-                        (subject or acknowledged).decode(),
-                        reply or b"",
-                        data[begin + int(head or 0) : end],
-                        None,
-                    )
-                except Exception as error:  # noqa: BLE001 -- a fault of one message must not end all reading
-                    await self._client._error_cb(error)  # noqa: SLF001 -- see the first line of this file
-            data = data[rest:]
-        await super().parse(data)
+            data = bytes(buffer) + data
+            buffer.clear()
+        rest = 0
+        while rest < len(data) and self.buf is buffer:  # nats-py replaces it when the connection is lost
+            if self.state == AWAITING_CONTROL_LINE:
+                rest = await self._pass(data, rest)
+            if self.state == AWAITING_MSG_PAYLOAD:
+                end = rest + self.needed + 2 - len(buffer)
+            elif not (end := data.find(b"\n", rest) + 1):  # cut off
+                buffer.extend(data[rest:])
+                return
+            await super().parse(data[rest:end])
+            rest = end
+
+    async def _pass(self, data: bytes, rest: int) -> int:
+        """Pass messages on; return where the content or line begins that nats-py gets."""
+        inboxes = self._client.inboxes
+        while (line := _ARRIVAL.match(data, rest)) is not None:
+            _, subject, number, reply, head, size = line.groups()
+            take = inboxes.get(int(number))
+            begin = line.end()
+            end = begin + int(size)
+            if take is None or (head and not reply) or len(data) < end + 2:
+                self.msg_arg = {"subject": subject, "sid": int(number), "reply": reply or b""}
+                self.header_needed, self.needed = int(head or 0), int(size)
+                self.state = AWAITING_MSG_PAYLOAD
+                return begin
+            rest = end + 2
+            try:
+                content = data[begin + int(head or 0) : end]
+                take(subject.decode("utf-8", "replace"), reply or b"", content, None)
+            except Exception as error:  # noqa: BLE001 -- a fault of one message must not end all reading
+                await self._client._error_cb(error)  # noqa: SLF001 -- see the first line of this file
+        return rest
 
 
 class Client(NatsClient):
@@ -239,12 +250,16 @@ class Client(NatsClient):
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         take = self.inboxes.get(sid)
-        if take is None:
-            await super()._process_msg(sid, subject, reply, data, headers)
-            return
-        status = await self._process_headers(headers) if headers and not reply else None
         try:
-            take(subject.decode(), reply, data, status)
+            if take is None:
+                await super()._process_msg(sid, subject, reply, data, headers)
+                return
+            status = await self._process_headers(headers) if headers and not reply else None
+        except (IndexError, ValueError):  # whose texts the sender could vary without end
+            await self._error_cb(ValueError("a message was dropped, because its headers cannot be read"))
+            return
+        try:
+            take(subject.decode("utf-8", "replace"), reply, data, status)
         except Exception as error:  # noqa: BLE001 -- a fault of one message must not end all reading
             await self._error_cb(error)
 

@@ -1,6 +1,7 @@
 """NATS's shipped users: each can do its own, and the server refuses the rest."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -14,8 +15,10 @@ from jsworker import JobClient
 from jsworker.core.errors import SettingsError, StreamRefused
 from jsworker.core.settings import Settings
 from jsworker.stream.liveness import Answer, Reply, ask_stacks
+from jsworker.stream.message import WireMessage
 from tests.security.guarded import nats_user
-from tests.stream.nats_server import NatsServer
+from tests.stream.desk import Desk, until
+from tests.stream.nats_server import HOST, NatsServer
 from tests.stream.streams import TestStream, settings_for
 from tests.support.polling import eventually
 
@@ -268,3 +271,77 @@ async def test_an_application_hears_what_becomes_of_jobs(open_as: OpenAs, guarde
 
         assert await eventually(one_is_heard) == "jobs.events.echo.completed"
         assert complaints == []
+
+
+HEADERS = [
+    b"",
+    b"X",
+    b"NATS/1.0",
+    b"NATS/1.0 ",
+    b"NATS/1.0\r\n\r\n",
+    b"NATS/1.0\r\nfoo\r\n\r\n",
+    b"NATS/1.0\r\n\xff: \xff\r\n\r\n",
+    b"NATS/1.0 \xff\xff\xff\r\n\r\n",
+    b"NATS/1.0 503\r\n\r\n",
+    b"NATS/1.0 404 \xff\r\n\r\n",
+    b"NATS/1.0 100 a\r\n\xff\xfe\r\n\r\n",
+]
+"""Blocks that a server passes on as they are; with the empty one a message has none."""
+
+
+def publication(subject: bytes, reply: bytes, headers: bytes, content: bytes) -> bytes:
+    """Return the command that publishes this."""
+    sizes = b"%d %d" % (len(headers), len(headers + content)) if headers else b"%d" % len(content)
+    line = b" ".join([b"HPUB" if headers else b"PUB", subject, *([reply] if reply else []), sizes])
+    return b"%b\r\n%b%b\r\n" % (line, headers, content)
+
+
+async def test_nothing_that_a_producer_publishes_disconnects_or_misleads_anybody(
+    open_as: OpenAs, guarded_nats: NatsServer
+) -> None:
+    await (await open_as("operator")).ensure(["echo"], WAITS)
+    worker, client = await open_as("worker"), await open_as("producer")
+    hints, hinted = worker.hint_sender(lambda _: None), client.hint_receiver()
+    await hints.step()
+    hinted.announce([uuid4()])
+    assert await worker.witness("pod-1-9-ff").prove(30.0)
+    heard = worker.connection.client.inboxes
+    desk = Desk(worker, kind="echo")
+    desk.puller.begin()
+    await until(lambda: desk.puller.outstanding == 10)
+    assert len(heard) == 3
+
+    odd = [bytes([byte]) for byte in range(256) if byte not in b" \t\r\n"]  # at which the server splits
+    others = [b"jsworker.worker.pod-1-9-ff", b"jsworker.ended." + hinted._token.encode()]
+    awaited = [b"jsworker.awaited.a%b%d" % (byte, number) for byte in odd for number in range(6)]
+    subjects = [b"jsworker.awaited.0123456789abcdef", b"jobs.echo", b"jobs.echo.high", b"jobs.\x0becho"]
+    attack = [publication(subject, b"", b"", b"x" * 16) for subject in awaited]
+    attack += [publication(b"jobs.echo", reply, b"", b"{}") for reply in [*awaited, *others]]
+    attack += [
+        publication(subject, reply, headers, b"y" * size)
+        for headers in HEADERS
+        for subject in subjects
+        for reply, size in [(b"", 0), (b"", 16), (b"7", 2), (b"a\x0c7", 16), *((each, 2) for each in others)]
+    ]
+    attack += [publication(subject, b"", HEADERS[-1], b"z" * 60_000) for subject in subjects]
+    login = nats_user("producer")
+    words = {"user": login["nats_user"], "pass": login["nats_password"], "headers": True, "verbose": False}
+    reader, writer = await asyncio.open_connection(HOST, guarded_nats.port)
+    reading = asyncio.create_task(reader.read())
+    writer.write(b"CONNECT %b\r\n" % json.dumps(words).encode() + b"".join(attack) + b"PING\r\n")
+    await writer.drain()
+    writer.write_eof()
+    async with asyncio.timeout(60):
+        assert b"PONG" in await reading
+    writer.close()
+
+    assert await worker.flush(30.0)
+    assert await client.flush(30.0)
+    reason = "ValueError: a message was dropped, because its headers cannot be read"
+    assert worker.told_of("worker.degraded") == [{"what": "nats client", "reason": reason}]
+    assert client.told == []
+    assert worker.connection.client.inboxes is heard
+    assert len(heard) == 3
+    await client.publish(WireMessage(uuid4(), "echo", 1))
+    await desk.has(1)
+    await desk.puller.stop()

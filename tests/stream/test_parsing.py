@@ -9,13 +9,15 @@ import nats.errors
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nats.aio.subscription import Subscription
 
 from jsworker.stream.nats_client import Client
 
 INBOX = 7
 LARGE = 70_000
-"""Bytes of content: more than is taken out of one read."""
+"""Bytes of content: more than one read gives."""
 STATUS = b"NATS/1.0 408 Request Timeout\r\n\r\n"
+UNREADABLE = "a message was dropped, because its headers cannot be read"
 HEADERS = b"NATS/1.0\r\nNats-Msg-Id: 1:1\r\n\r\n"
 
 
@@ -116,6 +118,49 @@ def test_wherever_it_is_cut(places: list[int]) -> None:
         return inbox
 
     check(asyncio.run(run()))
+
+
+SUBJECT = st.binary(min_size=1, max_size=12).filter(lambda subject: not set(subject) & set(b" \t\r\n"))
+BLOCK = st.builds(
+    bytes.__add__, st.sampled_from([b"", b"NATS/1.0", b"NATS/1.0 ", b"NATS/1.0 503\r\n"]), st.binary()
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(SUBJECT, SUBJECT | st.just(b""), BLOCK, st.binary()), max_size=6),
+    st.sampled_from([INBOX, 8, 9]),
+    st.integers(1, 200),
+)
+def test_whatever_subjects_and_headers_hold(
+    messages: list[tuple[bytes, bytes, bytes, bytes]], number: int, size: int
+) -> None:
+    """Number 8 is a subscription of nats-py's own, number 9 none."""
+    taken: list[tuple[str, bytes, bytes]] = []
+    numbered = [(*rest, b"%d %b" % (index, content)) for index, (*rest, content) in enumerate(messages)]
+
+    async def run() -> Inbox:
+        inbox = Inbox()
+        inbox.client.inboxes[INBOX] = lambda *message: taken.append(message[:3])
+        inbox.client._subs[8] = Subscription(inbox.client, 8, "subject")
+        sent = b""
+        for subject, reply, block, content in numbered:
+            words = [subject, b"%d" % number, *([reply] if reply else [])]
+            sizes = [b"%d" % len(block)] if block else []
+            line = b" ".join([b"HMSG" if block else b"MSG", *words, *sizes, b"%d" % len(block + content)])
+            sent += b"%b\r\n%b%b\r\n" % (line, block, content) + acknowledgement(b"next")
+        await inbox.read(*[sent[begin : begin + size] for begin in range(0, len(sent), size)])
+        return inbox
+
+    inbox = asyncio.run(run())
+    assert {str(fault) for fault in inbox.faults if isinstance(fault, ValueError)} <= {UNREADABLE}
+    assert len([message for message in taken if message == ("_INBOX.1.5", b"", b"next")]) == len(messages)
+    readable = [
+        (subject.decode("utf-8", "replace"), reply, content)
+        for subject, reply, block, content in numbered
+        if number == INBOX and (reply or not block)
+    ]
+    assert [message for message in taken if message in readable] == readable
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 61, 4096, 32768])
