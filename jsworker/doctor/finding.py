@@ -63,7 +63,11 @@ def listed(names: Sequence[str]) -> str:
 
 
 def seconds(value: float) -> str:
-    """Return a duration in words: ``0.4 s``, ``42 s``, ``5 min``, ``3 h``, ``2 d``; infinity is ``ever``."""
+    """Return a duration in words: ``0.4 s``, ``42 s``, ``5 min``, ``3 h``, ``2 d``; infinity is ``ever``.
+
+    Below zero it is ``0 s``: the clock was set back since it began.
+    """
+    value = max(value, 0.0)
     if value == inf:
         return "ever"
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):

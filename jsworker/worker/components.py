@@ -114,6 +114,9 @@ class Components:
             self.database_watch.step,
             _HEARTBEATS_A_FAILOVER_LOOK * settings.heartbeat_interval,
         )
+        self.clock = self._scan(
+            "clock", partial(watches.follow_the_clock, context), watches.CLOCK_SECONDS, at_once=False
+        )
         self._scan("unconsumed", watches.Unconsumed(context).step, watches.LOOK_SECONDS)
 
         # Recovery.

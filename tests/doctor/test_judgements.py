@@ -279,8 +279,8 @@ def test_words() -> None:
     assert counted(1001, "job", bound=1001) == "more than 1,000 jobs"
     assert counted(2, "entry", plural="entries") == "2 entries"
     assert listed("abcdefghij") == "a, b, c, d, e, f, g, h and 2 more"
-    assert [seconds(each) for each in (0.0123, 1, 42, 119, 120, 7200, 172_800, math.inf)] == [
-        *("0.012 s", "1 s", "42 s", "119 s", "2 min", "2 h", "2 d", "ever")
+    assert [seconds(each) for each in (-3600, 0.0123, 1, 42, 119, 120, 7200, 172_800, math.inf)] == [
+        *("0 s", "0.012 s", "1 s", "42 s", "119 s", "2 min", "2 h", "2 d", "ever")
     ]
 
 

@@ -8,7 +8,16 @@ from sqlalchemy import ColumnElement, DateTime, Text, Uuid, any_, bindparam
 
 from jsworker.ownership import predicates
 from jsworker.ownership.statements import AT_START, NOW, condition, given_array, given_runs, j
-from jsworker.ownership.transitions import claim, control, expire, priorities, publish, republish, reset
+from jsworker.ownership.transitions import (
+    claim,
+    clock_ahead,
+    control,
+    expire,
+    priorities,
+    publish,
+    republish,
+    reset,
+)
 from jsworker.ownership.transitions.enqueue import new_job_id
 from jsworker.ownership.transitions.reschedule import RESCHEDULE
 
@@ -194,6 +203,21 @@ NOT_OWNER = [
         lambda job: {"ids": [job["id"]]},
         _expired(),
         columns={"expires_at": ago(1)},
+    ),
+    Transition(
+        "BRING BACK",
+        clock_ahead.BRING_BACK,
+        "processing",
+        lambda job: {"ids": [job["id"]]},
+        [
+            *statuses(predicates.live, "scheduled", "queued", "processing"),
+            Flip(
+                "named",
+                j.c.id == any_(given_array("ids", Uuid)),
+                parameters=lambda _: {"ids": [new_job_id()]},
+            ),
+        ],
+        columns={"last_activity_at": ago(-3600)},
     ),
     Transition(
         "CLAIM of a stale owner's job",

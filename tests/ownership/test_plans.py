@@ -20,6 +20,7 @@ from jsworker.ownership.queries.job_filter import ANY_JOB
 from jsworker.ownership.queries.job_report import BACKLOG, MOST_HELD, MOST_QUEUES
 from jsworker.ownership.transitions import (
     claim,
+    clock_ahead,
     control,
     expire,
     heartbeat,
@@ -375,6 +376,13 @@ class TestSweeps:
     def test_suspects(self, table: Connection) -> None:
         parameters = {"heartbeat_interval": 5.0, "limit": 500}
         assert of_jobs(access_paths(table, reset.LATE, parameters)) == {"jobs_owned"}
+
+    def test_instants_ahead(self, table: Connection) -> None:
+        paths = {"jobs_owned", "jobs_to_publish", "jobs_queued_in_order"}
+        assert access_paths(table, clock_ahead.AHEAD, {"kinds": [KIND]}) == paths
+        # The running jobs, which a bitmap counts twice, and none that is queued.
+        assert rows_read(table, clock_ahead.AHEAD, {"kinds": [KIND]}) <= 2 * FEW
+        assert access_paths(table, clock_ahead.BRING_BACK, hand(some(table, "queued", 500))) == {"jobs_pkey"}
 
     @pytest.mark.parametrize("culprits", [0, 3])
     def test_reset_of_the_dead(self, table: Connection, culprits: int) -> None:

@@ -1,4 +1,4 @@
-"""What may change below a running worker: the database by a failover, its schema, and the stream."""
+"""What may change below a worker: the database by a failover, its schema, its clock, and the stream."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -9,12 +9,13 @@ from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, MigrationMissing
 from jsworker.core.names import is_kind
 from jsworker.ownership.database import DatabaseHistory, check_level, read_history, upgrade_advice
-from jsworker.ownership.transitions import republish
+from jsworker.ownership.transitions import clock_ahead, republish
 from jsworker.stream.api import StreamState
 from jsworker.worker.context import WorkerContext
 
 SHAPE_SECONDS: Final = 30.0
 LOOK_SECONDS: Final = 600.0
+CLOCK_SECONDS: Final = 60.0
 
 _REMOVAL: Final = "removal of messages that no consumer takes"
 _LEFT_SECONDS: Final = 3600.0
@@ -69,6 +70,13 @@ class DatabaseWatch:
     def _report_failover(self, what: str, was: object, now: object) -> None:
         self._context.events.emit("database.changed", **{"what": what, "was": was, "is": now})
         self._on_failover()
+
+
+async def follow_the_clock(context: WorkerContext) -> None:
+    """Bring back once what lies ahead of the database's clock, which was ahead before it was corrected."""
+    if context.health.up:
+        with context.noting("instants ahead of the database's clock"):
+            await clock_ahead.bring_back(context.database, kinds=list(context.kinds))
 
 
 async def keep_in_shape(context: WorkerContext, lanes: Callable[[], Sequence[str]]) -> None:

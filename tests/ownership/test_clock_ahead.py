@@ -1,0 +1,98 @@
+"""The database's clock was ahead and is corrected: what was written meanwhile lies ahead of it."""
+
+from typing import Any
+
+import pytest
+
+from jsworker.ownership.database import Database
+from jsworker.ownership.transitions import clock_ahead, heartbeat, publish, republish, reset
+from jsworker.ownership.transitions.clock_ahead import bring_back
+
+from .rows import KIND, OTHER_WORKER, WORKER, Sql, ago, change_job, insert_job, read_job, seconds
+
+HOUR = ago(-3600)
+
+
+async def late(database: Database) -> list[reset.Suspect]:
+    return (await reset.look_for_late(database, heartbeat_interval=5.0, limit=10)).suspects
+
+
+async def test_a_silent_owner_is_late_a_whole_threshold_later(database: Database, sql: Sql) -> None:
+    job_id = insert_job(sql, "processing", last_activity_at=HOUR)
+    assert await bring_back(database, kinds=[]) == 1
+    assert await late(database) == []
+    sql.execute("UPDATE jsworker.jobs SET last_activity_at = last_activity_at - interval '31 s'")
+    [suspect] = await late(database)
+    taken = await reset.reset_stale(
+        database, worker_id=OTHER_WORKER, stale=[suspect], reason="silent", counted=True
+    )
+    assert [job.id for job in taken.resets] == [job_id]
+
+
+async def test_a_live_owner_goes_on(database: Database, sql: Sql) -> None:
+    """Its heartbeats are accepted before and afterwards, and its row is never late."""
+    job_id = insert_job(sql, "processing", last_activity_at=HOUR)
+    in_flight = [(job_id, 1)]
+    await bring_back(database, kinds=[KIND])
+    assert (await heartbeat.heartbeat(database, worker_id=WORKER, in_flight=in_flight)).alive == {(job_id, 1)}
+    assert await late(database) == []
+    change_job(sql, job_id, last_activity_at=HOUR)
+    assert (await heartbeat.heartbeat(database, worker_id=WORKER, in_flight=in_flight)).alive == {(job_id, 1)}
+    assert await bring_back(database, kinds=[KIND]) == 0
+    assert read_job(sql, job_id)["fencing_token"] == 1
+
+
+async def test_a_heartbeat_that_came_first_stays(database: Database, sql: Sql) -> None:
+    """The row was found, and then its owner wrote it."""
+    job_id = insert_job(sql, "processing", last_activity_at=ago(20))
+    before = read_job(sql, job_id)
+    await database.run(clock_ahead.BRING_BACK, {"ids": [job_id]})
+    assert read_job(sql, job_id) == before
+
+
+async def test_a_message_is_published_and_the_idle_poll_finds_the_job(database: Database, sql: Sql) -> None:
+    job_id = insert_job(sql, needs_publish=True, publish_after=HOUR, queued_at=HOUR)
+    waiting: dict[str, Any] = {"kind": KIND, "older_than": 0.0, "limit": 5, "besides": []}
+    assert await publish.take_outgoing(database, limit=5) == []
+    assert await republish.waiting(database, **waiting) == []
+    assert await bring_back(database, kinds=[KIND]) == 1
+    assert [one.id for one in await publish.take_outgoing(database, limit=5)] == [job_id]
+    assert await republish.waiting(database, **waiting) == [job_id]
+
+
+@pytest.mark.parametrize(
+    ("status", "columns"),
+    [
+        ("scheduled", {"run_at": HOUR}),
+        ("processing", {"last_activity_at": ago(-30)}),
+        ("processing", {"stale_after": seconds(9000)}),
+        ("queued", {"needs_publish": True, "publish_after": ago(-30), "queued_at": ago(-30)}),
+        ("queued", {"kind": "of-others", "queued_at": HOUR}),
+        ("completed", {"queued_at": HOUR, "publish_after": HOUR}),
+    ],
+)
+async def test_what_may_lie_ahead_stays(
+    database: Database, sql: Sql, status: str, columns: dict[str, Any]
+) -> None:
+    job_id = insert_job(sql, status, **columns)
+    before = read_job(sql, job_id)
+    assert await bring_back(database, kinds=[KIND]) == 0
+    await database.run(clock_ahead.BRING_BACK, {"ids": [job_id] if status == "completed" else []})
+    assert read_job(sql, job_id) == before
+
+
+async def test_more_than_one_batch_and_a_refused_row(
+    database: Database, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock_ahead, "_BATCH", 2)
+    ids = [insert_job(sql, "processing", last_activity_at=HOUR) for _ in range(5)]
+    sql.execute("""
+        CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE ''no''; END';
+        CREATE TRIGGER refuse BEFORE UPDATE ON jsworker.jobs FOR EACH ROW WHEN (OLD.message = 'no')
+          EXECUTE FUNCTION public.refuse()
+    """)
+    try:
+        sql.execute("UPDATE jsworker.jobs SET message = 'no' WHERE id = %s", [ids[0]])
+        assert await bring_back(database, kinds=[]) == 4
+    finally:
+        sql.execute("DROP TRIGGER refuse ON jsworker.jobs; DROP FUNCTION public.refuse()")

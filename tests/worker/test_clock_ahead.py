@@ -1,0 +1,27 @@
+"""A worker mends what was written while the database's clock was ahead."""
+
+from jsworker import JobClient
+from tests.worker.processors import KIND, echo, scripted
+from tests.worker.rows import Rows
+from tests.worker.running import StartWorker
+
+
+async def test_jobs_do_not_wait_until_the_clock_is_there_again(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    unpublished, unowned = [(await client.enqueue(KIND, {}, delay=3600)).id for _ in range(2)]
+    await rows.query(
+        "UPDATE jsworker.jobs SET status = 'queued', run_at = NULL, dispatch = 1, needs_publish = true,"
+        " publish_after = clock_timestamp() + interval '1 h', queued_at = clock_timestamp() + interval '1 h'"
+    )
+    await rows.query(
+        "UPDATE jsworker.jobs SET status = 'processing', needs_publish = false, worker_id = 'gone-1-a',"
+        " fencing_token = 1, attempts = 1, max_attempts = 3, max_stalls = 3, claimed_at = clock_timestamp(),"
+        " stale_after = '2 s', last_activity_at = clock_timestamp() + interval '1 h' WHERE id = %s",
+        unowned,
+    )
+    running = await start(scripted(echo))
+    running.worker._components.clock.wake()
+    await rows.becomes(unpublished, "completed")
+    row = await rows.becomes(unowned, "completed")
+    assert (row["fencing_token"], row["stalls"]) == (2, 1)
