@@ -156,7 +156,7 @@ def copied_or_inserted(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 @pytest.fixture
 async def database(settings: Settings) -> AsyncIterator[Database]:
     opened = Database(settings.database_dsn(), statement_timeout=5.0)
-    await opened.check_migrated()
+    await opened.check_usable()
     yield opened
     await opened.close()
 

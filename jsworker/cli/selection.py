@@ -42,7 +42,7 @@ async def connected_database() -> AsyncIterator[Database]:
     settings = load_settings()
     statement_timeout = max(settings.statement_timeout, _STATEMENT_SECONDS)
     async with Database(settings.database_dsn(), statement_timeout=statement_timeout) as database:
-        await database.check_migrated()
+        await database.check_usable()
         yield database
 
 

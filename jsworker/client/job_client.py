@@ -225,7 +225,7 @@ class JobClient:
         self._unusable_because = "being opened"
         self.database.open()
         try:
-            await self.database.check_migrated()
+            await self.database.check_usable()
             await self._publisher.open()
             stream = self._publisher.stream
             self._results.open(None if stream is None else stream.hint_receiver())

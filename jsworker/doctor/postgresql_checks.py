@@ -9,6 +9,7 @@ from jsworker.core.settings import Settings
 from jsworker.doctor import finding
 from jsworker.doctor.finding import Finding, counted, error, info, listed, ok, warning
 from jsworker.doctor.gather import Login
+from jsworker.ownership import session_settings
 from jsworker.ownership.database import REVISIONS, check_level, upgrade_advice
 from jsworker.ownership.queries.job_report import RegisteredWorker
 from jsworker.ownership.queries.server_report import (
@@ -132,6 +133,12 @@ def pooler(link: Link) -> Iterator[Finding]:
     yield _POOLERS[link.sharing]
 
 
+def sessions(server: Server) -> Iterator[Finding]:
+    """Sessions have the settings that jsworker needs."""
+    for says, do in session_settings.faults(server.settings):
+        yield error(says, do)
+
+
 def encryption(link: Link) -> Iterator[Finding]:
     """Whether payloads and passwords can be read on the way."""
     yield finding.encryption(
@@ -204,5 +211,5 @@ def _allowed_connections(server: Server) -> int:
     return min([allowed, *limits])
 
 
-CHECKS: Final = (connection, migration, durability, rights, encryption, pooler, connections)
+CHECKS: Final = (connection, sessions, migration, durability, rights, encryption, pooler, connections)
 TABLE_CHECKS: Final = (indexes, constraints)

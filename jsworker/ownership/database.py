@@ -13,6 +13,7 @@ from sqlalchemy.engine import URL
 from jsworker.core.errors import DatabaseRefused, DatabaseTimeout, MigrationMissing
 from jsworker.ownership.pool import Parameters, Pool, Row, Transaction, driver_url
 from jsworker.ownership.refusals import CONFLICTS, map_error
+from jsworker.ownership.session_settings import SESSION, check_session
 
 T = TypeVar("T")
 
@@ -178,7 +179,7 @@ class Database:
             raise DatabaseTimeout(f"PostgreSQL at {self.place} did not answer within {seconds:g} s")
         try:
             return task.result()
-        except (psycopg.Error, OSError, UnicodeError) as error:
+        except (psycopg.Error, OSError, UnicodeError, NotImplementedError) as error:
             raise map_error(error, self.place) from None
 
     async def migrated_to(self) -> str | None:
@@ -192,8 +193,10 @@ class Database:
         self.revision = rows[0].version_num if rows else None
         return self.revision
 
-    async def check_migrated(self) -> str:
-        """Refuse a database whose schema this version cannot work with, as ``check_level``."""
+    async def check_usable(self) -> str:
+        """Refuse a database that this version cannot work with: as ``check_session`` and ``check_level``."""
+        [session] = await self.run(SESSION)
+        check_session(session._asdict(), self.place)
         return check_level(await self.migrated_to())
 
     async def __aenter__(self) -> Self:

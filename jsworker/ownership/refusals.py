@@ -111,6 +111,8 @@ def is_behind(cause: BaseException, error: BaseException) -> bool:
 def map_error(error: Exception, place: str) -> JsworkerError:
     """Return jsworker's error for a driver's: SQLSTATE and constraint, never the row (its DETAIL holds payloads)."""
     cause = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(cause, NotImplementedError):  # of a time in a style that a pooler's session has
+        return DatabaseRefused(f"PostgreSQL at {place} sent what the driver cannot read: {str(cause)[:200]}")
     if not isinstance(cause, psycopg.Error) or cause.sqlstate is None:
         is_no_text = isinstance(cause, psycopg.DataError | UnicodeError)
         return RowRefused(_NOT_TEXT, None) if is_no_text else _unconnected(cause, place)

@@ -1,12 +1,14 @@
 """The settings that jsworker's sessions need, whatever a database or role sets for its sessions."""
 
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Final
 
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, event, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from jsworker.core.errors import DatabaseRefused
 from jsworker.core.own_sockets import own
 
 SESSION_SETTINGS: Final = {
@@ -19,6 +21,7 @@ SESSION_SETTINGS: Final = {
     "IntervalStyle": "postgres",
 }
 """Settings by name, each with the value that it must have, up to a comma."""
+ENCODING: Final = "server_encoding"
 _CALLS: Final = ", ".join(
     f"set_config('{name}', '{value}', false)" for name, value in SESSION_SETTINGS.items()
 )
@@ -35,6 +38,35 @@ has another pid, is left alone.
 PostgreSQL ends a session whose host is gone after 14 s, and its locks with it, unless somebody has said that it
 should within ten minutes. By Linux's defaults that takes two hours, and the next run of the job may wait for these
 locks. Not by pg_settings, which takes 2 ms for each connection."""
+
+SESSION: Final = text(
+    "SELECT "
+    + ", ".join(f"current_setting('{name}') AS \"{name}\"" for name in (*SESSION_SETTINGS, ENCODING))
+)
+"""The settings of a session that ``faults`` looks at, by name."""
+
+
+def faults(found: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield each setting of a session that jsworker cannot work with, in words, and what to do.
+
+    Only a pooler's sessions have settings other than ``BEGIN_SESSION`` sets.
+    """
+    if found[ENCODING] != "UTF8":
+        yield (
+            f"the database's encoding is {found[ENCODING]}, and must be UTF8",
+            "Let JSWORKER_DATABASE_URL name another one: CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0",
+        )
+    for name, needed in SESSION_SETTINGS.items():
+        if found[name].partition(",")[0] != needed:
+            says = f"{name} is {found[name]} in the sessions of a pooler, and must be {needed}"
+            undo = f"Undo it with ALTER ROLE … RESET {name} or ALTER DATABASE … RESET {name}, or in postgresql.conf"
+            yield says, f"{undo}, and reconnect the pooler."
+
+
+def check_session(found: Mapping[str, str], place: str) -> None:
+    """Raise DatabaseRefused if jsworker cannot work with a session's settings."""
+    for says, do in faults(found):
+        raise DatabaseRefused(f"PostgreSQL at {place} cannot be used: {says}. {do}")
 
 
 def begin_sessions(engine: Engine) -> None:

@@ -28,7 +28,7 @@ from jsworker.ownership.database import REVISIONS, place_of
 from jsworker.ownership.pool import CONNECT_ARGUMENTS, driver_url
 from jsworker.ownership.refusals import map_error
 from jsworker.ownership.schema import SCHEMA, metadata
-from jsworker.ownership.session_settings import begin_sessions
+from jsworker.ownership.session_settings import SESSION, begin_sessions, check_session
 
 if TYPE_CHECKING:
     from alembic.runtime.environment import EnvironmentContext
@@ -79,8 +79,9 @@ def upgrade_database(
 
     Raises:
         DatabaseUnavailable: no answer, or the login was refused.
-        DatabaseRefused: the role may not do this, the database is at a revision that this version does
-            not know, or a transaction held a table, or delayed the build of an index, for a minute.
+        DatabaseRefused: the role may not do this, the database's encoding is not UTF8, the database is at a
+            revision that this version does not know, or a transaction held a table, or delayed the build of
+            an index, for a minute.
     """
     turns = Retrying(
         retry=retry_if_exception(_is_locked),
@@ -142,7 +143,7 @@ def run_migrations(context: "EnvironmentContext") -> None:
     if not dsn:
         raise SettingsError("JSWORKER_DATABASE_URL must be set")
     with _engine(driver_url(dsn)).begin() as opened:
-        _lock(opened)
+        _begin(opened)
         _migrate(context, opened)
 
 
@@ -191,7 +192,7 @@ def _upgrade_by_one(connection: Connection, revision: str) -> tuple[str | None, 
     While a migration is still to be done: if the previous one has left work for afterwards, this does only
     that work; if indexes must be built first, it does nothing.
     """
-    _lock(connection)
+    _begin(connection)
     ahead, behind = _ways(connection, revision)
     current = _current(connection)
     if current is not None and current not in REVISIONS:
@@ -328,7 +329,10 @@ def _ours(name: str | None, kind: str, __parents: Any) -> bool:
     return not (kind == "table" and name == "alembic_version")
 
 
-def _lock(connection: Connection) -> None:
+def _begin(connection: Connection) -> None:
+    """Refuse a database that jsworker cannot work with, then wait for other migrations to end."""
+    session = connection.execute(SESSION).one()
+    check_session(session._asdict(), place_of(connection.engine.url))
     connection.execute(text(_IN_TRANSACTION))
     connection.execute(text(_LOCK))
     connection.execute(text(_NEVER_FOR_LONG))

@@ -253,7 +253,7 @@ class Worker:
         settings = self._settings
         self._database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
         self._opened.push_async_callback(self._database.close)
-        await self._once_answered(self._database.check_migrated)
+        await self._once_answered(self._database.check_usable)
         sessions = Sessions(
             self._database.url,
             worker_id=self.id,

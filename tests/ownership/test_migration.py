@@ -507,8 +507,8 @@ class TestLevel:
 async def test_a_worker_refuses_an_empty_database_and_takes_a_migrated_one(empty_url: str) -> None:
     database = Database(empty_url, statement_timeout=3.0)
     with pytest.raises(MigrationMissing):
-        await database.check_migrated()
+        await database.check_usable()
     await asyncio.to_thread(upgrade_database, empty_url)
-    await database.check_migrated()
+    await database.check_usable()
     assert await database.migrated_to() == HEAD
     await database.close()

@@ -1,6 +1,7 @@
 """Sessions have the settings that jsworker needs, whatever the database sets for its sessions."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -13,9 +14,11 @@ from psycopg.sql import SQL, Identifier
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
-from jsworker.core.errors import OwnershipLost
+from jsworker.core.errors import DatabaseRefused, OwnershipLost
+from jsworker.doctor import postgresql_checks
 from jsworker.ownership.database import REVISIONS, Database
 from jsworker.ownership.pool import Row, Transaction
+from jsworker.ownership.queries.server_report import read_server
 from jsworker.ownership.session_settings import SESSION_SETTINGS
 from jsworker.ownership.sessions import Sessions
 from jsworker.ownership.transitions.settle import Completion
@@ -26,6 +29,7 @@ from .conftest import TestDatabases
 from .polling import eventually
 from .rows import Sql, insert_job
 from .test_errors import waiting
+from .test_pool import pooled
 
 UNFIT = {
     "default_transaction_isolation": "repeatable read",
@@ -137,3 +141,54 @@ def test_a_database_is_migrated_whatever_its_sessions_are_like(databases: TestDa
     url = databases.create()
     alter(url, **UNFIT)
     assert upgrade_database(url) == REVISIONS[-1]
+
+
+@pytest.mark.parametrize("name", [name for name in UNFIT if name != "client_encoding"])
+async def test_a_poolers_sessions_that_have_others_are_refused(
+    name: str, databases: TestDatabases, migrated: str
+) -> None:
+    url = databases.create(migrated)
+    alter(url, **{name: UNFIT[name]})
+    async with pooled(url) as (_, pooled_url), opened(pooled_url, 30.0) as database:
+        with pytest.raises(DatabaseRefused) as refused:
+            await database.check_usable()
+        found = await read_server(database)
+    says = f"{name} is {UNFIT[name]} in the sessions of a pooler, and must be {SESSION_SETTINGS[name]}"
+    repair = (
+        f"Undo it with ALTER ROLE … RESET {name} or ALTER DATABASE … RESET {name}, or in postgresql.conf, "
+        "and reconnect the pooler."
+    )
+    assert str(refused.value) == f"PostgreSQL at {database.place} cannot be used: {says}. {repair}"
+    [finding] = postgresql_checks.sessions(found)
+    assert (finding.level, finding.says, finding.do) == ("error", says, repair)
+
+
+async def test_a_time_that_the_driver_cannot_read_is_an_error_of_ours(unfit_url: str) -> None:
+    async with pooled(unfit_url) as (_, url), opened(url, 30.0) as database:
+        with pytest.raises(DatabaseRefused, match=r"sent what the driver cannot read: .* 'German, DMY'"):
+            await database.run(text("SELECT clock_timestamp()"))
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+async def test_a_database_in_another_encoding_is_refused(server_url: str, encoding: str) -> None:
+    name = f"test_{encoding.lower()}_{os.getpid()}"
+    url = make_url(server_url).set(database=name).render_as_string(hide_password=False)
+    says = f"the database's encoding is {encoding}, and must be UTF8"
+    with psycopg.connect(server_url, autocommit=True) as administration:
+        create = f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"
+        administration.execute(create.encode())
+        try:
+            with pytest.raises(DatabaseRefused, match=says):
+                upgrade_database(url)
+            async with opened(url, 30.0) as database:
+                with pytest.raises(DatabaseRefused, match=says):
+                    await database.check_usable()
+                [finding] = postgresql_checks.sessions(await read_server(database))
+            assert finding.says == says
+        finally:
+            administration.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+async def test_direct_sessions_have_no_fault(unfit: Database) -> None:
+    await unfit.check_usable()
+    assert list(postgresql_checks.sessions(await read_server(unfit))) == []

@@ -479,7 +479,7 @@ class TestThroughTheCode:
     async def test_a_reader_lists_jobs_workers_and_timelines(self, guarded: Guarded, sql: Sql) -> None:
         job_id = insert_job(sql)
         async with opened(guarded.url("reader")) as database:
-            await database.check_migrated()
+            await database.check_usable()
             assert [row["id"] for row in (await listing.list_jobs(database)).jobs] == [job_id]
             assert await listing.get_job(database, job_id)
             assert await listing.timeline(database, job_id) == []

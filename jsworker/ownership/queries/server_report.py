@@ -14,6 +14,7 @@ from sqlalchemy.schema import CreateIndex
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import DIALECT, Connection, Row, arguments_of, backend_of, connect
 from jsworker.ownership.schema import metadata
+from jsworker.ownership.session_settings import ENCODING, SESSION_SETTINGS
 
 _LINK_SECONDS: Final = 10.0
 _SHARING_ROUNDS: Final = 5
@@ -40,17 +41,19 @@ _NEEDED_RIGHTS: Final = {
 """The privileges on each table that the statements of a worker need."""
 _NEEDED_OF_A_COLUMN: Final = ("untold_resets", "UPDATE", "at")
 
+_OF_SESSIONS: Final = ", ".join(f"'{name}'" for name in (*SESSION_SETTINGS, ENCODING))
+
 # Without pg_read_all_stats the type of other roles' backends is not shown, but the login and database of each is.
-SERVER = text("""
+SERVER = text(f"""
 SELECT r.rolname AS role, r.rolsuper AS superuser, r.rolconnlimit AS role_limit, d.datconnlimit AS database_limit,
   pg_is_in_recovery() AS standby,
   CAST(current_setting('server_version_num') AS integer) AS version,
   (SELECT count(*) FROM pg_stat_activity WHERE usesysid IS NOT NULL AND datid IS NOT NULL) AS connections,
   (SELECT jsonb_object_agg(name, setting) FROM pg_settings WHERE name IN (
     'server_version', 'fsync', 'full_page_writes', 'synchronous_commit', 'default_transaction_read_only',
-    'max_connections', 'superuser_reserved_connections', 'reserved_connections')) AS settings
+    'max_connections', 'superuser_reserved_connections', 'reserved_connections', {_OF_SESSIONS})) AS settings
 FROM pg_roles AS r, pg_database AS d WHERE r.rolname = current_user AND d.datname = current_database()
-""")
+""")  # noqa: S608 -- constants
 
 # By the oids of the tables, because their names cannot be looked up in a schema that the role may not use.
 RIGHTS = text("""
