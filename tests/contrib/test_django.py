@@ -44,6 +44,7 @@ from jsworker.contrib.django.configuration import (
     check_configuration,
     environment,
     jsworker_settings,
+    names_at_start,
     task_backends,
     url_of,
 )
@@ -402,6 +403,12 @@ class TestSettings:
         monkeypatch.setenv("JSWORKER_DATABASE_URL", f"postgresql://{place.format(own)}")
         assert check_configuration() == []
 
+    def test_the_names_at_the_start_outlast_a_change_of_the_apps(self) -> None:
+        before = dict(names_at_start)
+        with modify_settings(INSTALLED_APPS={"append": "tests.client"}):
+            assert names_at_start == before
+        assert before["default"] != connections["default"].settings_dict["NAME"]
+
     @pytest.mark.parametrize(
         ("url", "database", "found"),
         [
@@ -430,6 +437,8 @@ class TestSettings:
         assert settings.database_dsn() == f"postgresql://{found or url}"
         assert settings.nats_is_set is (found is None)
         assert (settings == jsworker_settings(), settings.stream) == (True, "JOBS")
+        monkeypatch.setitem(names_at_start, "default", database["NAME"])  # no test runner has replaced it
+        assert jsworker_settings().database_dsn() == f"postgresql://{url}"
 
     @pytest.mark.parametrize(
         ("database", "url"),

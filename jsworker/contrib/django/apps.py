@@ -4,11 +4,17 @@ from typing import Any
 
 from django.apps import AppConfig
 from django.core.checks import register
+from django.db import connections
 from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.backends.signals import connection_created
 from django.db.models.signals import post_migrate
 
-from jsworker.contrib.django.configuration import check_configuration, database_alias, jsworker_settings
+from jsworker.contrib.django.configuration import (
+    check_configuration,
+    database_alias,
+    jsworker_settings,
+    names_at_start,
+)
 from jsworker.contrib.django.enqueueing import close_clients
 from jsworker.ownership.upgrading import upgrade_database
 
@@ -23,6 +29,9 @@ class JsworkerApp(AppConfig):
 
     def ready(self) -> None:
         """Register the check of the settings, and the tables' upgrade after Django's migrations."""
+        for alias, entry in connections.settings.items():
+            # Not anew: a test that changes INSTALLED_APPS calls this again.
+            names_at_start.setdefault(alias, entry.get("NAME"))
         register(check_configuration)
         post_migrate.connect(_migrate, sender=self)
         connection_created.connect(_let_go)

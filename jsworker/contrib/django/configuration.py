@@ -26,6 +26,8 @@ _PASSED_ON: Final = (
 """Options of libpq in DATABASES that determine which server is connected to, and how securely."""
 _REFUSED: Final = ("dbname", "host", "port", "user", "password")
 """Options that name another database or login than the entry of DATABASES itself."""
+names_at_start: Final[dict[str, Any]] = {}
+"""The names of the databases in DATABASES when Django started: what runs tests replaces them there."""
 
 
 def given() -> dict[str, Any]:
@@ -73,13 +75,18 @@ def jsworker_settings() -> Settings:
         settings = load_settings(**values)
     except SettingsError as error:
         raise ImproperlyConfigured(str(error)) from None
-    return _in_tests(settings, connections[alias].settings_dict)
+    return _in_tests(settings, alias)
 
 
-def _in_tests(settings: Settings, database: Mapping[str, Any]) -> Settings:
+def _in_tests(settings: Settings, alias: str) -> Settings:
+    database = connections[alias].settings_dict
     name, own = _name_in(settings), str(database.get("NAME") or "")
     tested = (database.get("TEST") or {}).get("NAME") or f"test_{name}"  # parallel tests append _1, _2 …
-    if not name or name == own or not (own == tested or own.startswith(f"{tested}_")):
+    if (
+        not name
+        or own in (name, names_at_start.get(alias))
+        or not (own == tested or own.startswith(f"{tested}_"))
+    ):
         return settings
     head, mark, query = settings.database_url.partition("?")
     url = f"{head.rpartition('/')[0]}/{quote(own, safe='')}{mark}{query}"
