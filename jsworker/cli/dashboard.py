@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from jsworker.cli.options import argument, new_app, option
 from jsworker.cli.output import print_line, remark
 from jsworker.client.job_client import JobClient
+from jsworker.core.errors import DatabaseRefused
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import is_loopback, shown
 from jsworker.core.settings import load_settings
@@ -98,6 +99,8 @@ def dashboard(
         settings = load_settings()
         changed = {"statement_timeout": max(settings.statement_timeout, _STATEMENT_SECONDS)}
         async with JobClient(settings.model_copy(update=changed)) as client:
+            if read_role is not None:
+                await _check_role(client, read_role)
             served = new_dashboard(
                 client,
                 authorize=authorize,
@@ -110,6 +113,13 @@ def dashboard(
             await serve(served, listening, started=lambda: remark(f"dashboard: {address_of(listening)}"))
 
     asyncio.run(run())
+
+
+async def _check_role(client: JobClient, role: str) -> None:
+    try:
+        await client.database.for_reading(seconds=_STATEMENT_SECONDS, role=role).ping()
+    except DatabaseRefused as error:
+        raise WrongUsage(f"--read-role {shown(role)}: {error}") from None
 
 
 def _authorize(

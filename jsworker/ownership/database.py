@@ -48,8 +48,10 @@ SELECT set_config('transaction_read_only', 'on', true), set_config('statement_ti
   set_config('enable_sort', :read_sort, true)
 """)
 """Makes the transaction that it is sent with read-only and limits the time of its statements."""
-READ_ONLY_AS = text(f"{READ_ONLY.text}, set_config('role', :read_role, true)")
-"""The same, with the rights of a role."""
+READ_ONLY_AS = text(f"""
+{READ_ONLY.text}, set_config('role', CASE WHEN CAST(quote_ident(:read_role) AS regrole) IS NOT NULL THEN :read_role END, true)
+""")
+"""The same, with the rights of a role; the cast refuses one that does not exist by its name, not as a wrong value."""
 _LATER_SECONDS = 1.0
 """A reader waits this much longer than the server's own time-out."""
 
@@ -263,6 +265,10 @@ class Reads(Database):
     async def run_along_index(self, statement: TextClause, parameters: Parameters) -> Sequence[Row]:
         """Run one reading statement; see ``Database.run_along_index``."""
         return await self._execute(self._reading(statement, parameters, read_sort="off"))
+
+    async def ping(self) -> None:
+        """Ask for a sign of life, with the rights of the role; with the errors of ``run``."""
+        await self.run(_PING)
 
     def _reading(self, statement: TextClause, parameters: Parameters | None, **read: str) -> Any:
         values = {**(parameters or {}), **self._read, **read}

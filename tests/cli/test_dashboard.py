@@ -2,12 +2,17 @@
 
 import io
 import os
+import secrets
 import signal
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
 import pytest
+
+from tests.ownership.rows import Sql
+from tests.support.servers import as_role
 
 from .commands import Cli, Process, Spawn, Terminal
 
@@ -80,6 +85,25 @@ def test_options_that_make_no_sense_are_refused_in_one_line(
     (here / "short").write_text("short\n")
     (here / "garbled").write_text("ann:scrypt$AAAAA$AAAA:all\n")
     assert says in cli("dashboard", *arguments).refused(2)
+
+
+def test_a_read_role_that_cannot_be_used_is_named_before_it_serves(
+    cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch, cli_environment: Mapping[str, str]
+) -> None:
+    line = cli("dashboard", "--read-role", "No such", "--port", "0").refused(2)
+    assert line.startswith("--read-role 'No such': ")
+    assert 'role "No such" does not exist' in line
+    plain, other = (f"{each}_{secrets.token_hex(4)}" for each in ("plain", "other"))
+    for statement in (
+        *(f"CREATE ROLE {role} LOGIN" for role in (plain, other)),
+        f"GRANT USAGE ON SCHEMA jsworker TO {plain}",
+        f"GRANT SELECT ON ALL TABLES IN SCHEMA jsworker TO {plain}",
+    ):
+        sql.execute(statement.encode())
+    monkeypatch.setenv("JSWORKER_DATABASE_URL", as_role(cli_environment["JSWORKER_DATABASE_URL"], plain))
+    line = cli("dashboard", "--read-role", other, "--port", "0").refused(2)
+    assert line.startswith(f"--read-role '{other}': ")
+    assert f'permission denied to set role "{other}"' in line
 
 
 def test_a_login_is_made_of_a_password_from_stdin_and_asked_for_on_every_address(

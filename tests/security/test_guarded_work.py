@@ -344,7 +344,9 @@ async def test_the_dashboard_reads_as_the_role_that_it_is_told(
         other = Viewer(dashboard(client, read_role="jsworker_metrics"))
         for address in ("/jobs", "/jobs/cancel?all=yes", "/kinds/set-limits?kind=echo"):
             assert "permission denied to set role" in (await other.see(address, 502)).text
-        for each in (viewer, other):
+        missing = Viewer(dashboard(client, read_role="No such"))
+        assert 'role "No such" does not exist' in (await missing.see("/jobs", 502)).text
+        for each in (viewer, other, missing):
             await each.http.aclose()
     assert read_job(sql, job_id)["status"] == "queued"
 
