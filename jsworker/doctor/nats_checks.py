@@ -17,6 +17,7 @@ from jsworker.stream.topology import Difference
 _LEAST_VERSION: Final = (2, 10, 0)
 _LOSING_VERSIONS: Final = ((2, 10, 20), (2, 10, 22))
 _FIX: Final = "Workers change it within a minute; `jsworker doctor --fix` does it now."
+_FIX_UNSERVED: Final = "`jsworker doctor --fix` changes it; no worker that would is alive."
 _FIX_STREAM: Final = "First mend the stream (above)."
 _FIX_PAIRING: Final = "Leave it: it belongs to another installation (below)."
 
@@ -80,11 +81,28 @@ def stream(nats: NatsServer, facts: Facts) -> Iterator[Finding]:
             f"`nats stream rm {name}`; or name another one: JSWORKER_STREAM.",
         )
     elif report.differences:
-        fix = _FIX if _may_be_mended(facts) else _FIX_PAIRING
+        fix = _fix(served=_served(facts) != []) if _may_be_mended(facts) else _FIX_PAIRING
         yield error(f"stream {name} is not as it must be: {_list(report.differences)}", fix)
-    else:
+    elif not report.overlapping:
         messages = counted(report.messages, "message")
         yield ok(f"stream {name} is as it must be: {messages}, {report.bytes:,} bytes")
+
+    if report.overlapping:
+        yield warning(
+            f"stream {name} cannot have subjects for priorities: stream {printable(report.overlapping, 64)} "
+            f"has one that overlaps; messages of high and low jobs go with the normal ones",
+            "Give workers and producers of this installation another JSWORKER_SUBJECT_PREFIX, one that no "
+            "other installation's prefix begins with, and start them anew.",
+        )
+
+
+def _fix(*, served: bool) -> str:
+    return _FIX if served else _FIX_UNSERVED
+
+
+def _served(facts: Facts) -> list[str] | None:
+    """Return the kinds that workers serve; None if that is not known."""
+    return None if isinstance(facts.registered, Unknown) else served_kinds(facts.registered)
 
 
 def pairing(stream: StreamReport | None, installation: UUID | None, settings: Settings) -> Iterator[Finding]:
@@ -126,8 +144,10 @@ def consumers(facts: Facts) -> Iterator[Finding]:
     if isinstance(reports, Unknown):
         yield _lacking(reports) or unchecked(reports.because, failed=reports.failed)
         return
-    fix = _FIX if _may_be_mended(facts) else _FIX_STREAM
+    served, may_be_mended = _served(facts), _may_be_mended(facts)
     for report in reports:
+        is_served = served is None or lane_of(report.name)[0] in served
+        fix = _fix(served=is_served) if may_be_mended else _FIX_STREAM
         yield from _of_consumer(report, settings, fix=fix)
     if len(reports) >= MOST_CONSUMERS:
         yield info(

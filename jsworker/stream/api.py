@@ -125,6 +125,13 @@ class JetStreamApi:
         asking: Coroutine[Any, Any, ConsumerInfo] = self.manager.consumer_info(self.name, name)
         return await self.ask(f"CONSUMER.INFO.{self.name}.{name}", asking)
 
+    async def stream_with(self, subject: str) -> str | None:
+        """Return the name of a stream whose subjects overlap with this one; None: none, or no answer."""
+        try:
+            return await self.ask("STREAM.NAMES", self.manager.find_stream_name_by_subject(subject))
+        except (StreamRefused, StreamUnavailable):
+            return None
+
     async def state(self) -> StreamState:
         """Return the stream's state."""
         info = await self.stream_info()

@@ -20,6 +20,7 @@ from jsworker.stream.topology import (
     Difference,
     consumer_config,
     consumer_differences,
+    lane_subjects,
     stream_config,
     stream_differences,
 )
@@ -47,7 +48,7 @@ class NatsServer:
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """The stream as it is."""
+    """The stream as it is; ``overlapping`` is another one, which has subjects of its priorities."""
 
     installation: str | None
     differences: tuple[Difference, ...]
@@ -55,6 +56,7 @@ class StreamReport:
     clustered: bool
     messages: int
     bytes: int
+    overlapping: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +100,25 @@ class Inspector(JetStreamApi):
             info = await self.stream_info()
         except NotThere:
             return None
-        wanted = stream_config(self.settings, None)
+        differences = stream_differences(info.config, stream_config(self.settings, None))
+        overlapping = None
+        if self.subject_of("*") in (info.config.subjects or ()):
+            others = [each for each in differences if each.setting != "subjects"]
+            if others != differences and (overlapping := await self._other_with_lanes()) is not None:
+                differences = others  # nobody can add the subjects that are missing
         return StreamReport(
             installation=(info.config.metadata or {}).get(INSTALLATION),
-            differences=tuple(stream_differences(info.config, wanted)),
+            differences=tuple(differences),
             replicas=info.config.num_replicas or 1,
             clustered=bool(info.cluster and info.cluster.name),
             messages=info.state.messages,
             bytes=info.state.bytes,
+            overlapping=overlapping,
         )
+
+    async def _other_with_lanes(self) -> str | None:
+        found = await self.stream_with(lane_subjects(self.settings)[0])
+        return found if found != self.name else None
 
     async def unconsumed_subjects(self) -> dict[str, int]:
         """Return subjects whose messages no consumer takes, and how many they are; of very many, some."""

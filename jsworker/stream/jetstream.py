@@ -107,6 +107,11 @@ class Stream(JetStreamApi):
         self._learn(await self._topology.ensure(kinds, self._ack_waits, timeout))
         self._publisher.has_lanes = self._topology.has_lanes
 
+    @property
+    def lacks_lanes_because(self) -> str | None:
+        """Why the stream was refused the subjects of the priorities; None: it has them."""
+        return None if self._topology.has_lanes else self._topology.lanes_refused
+
     async def keep_consumer_in_shape(self, name: str) -> None:
         """Revert changes that others have made to a consumer since ``ensure``; raises as ``ensure`` does.
 

@@ -21,7 +21,7 @@ from nats.js.api import (
     StreamInfo,
 )
 
-from jsworker.core.errors import StreamRefused, StreamUnavailable
+from jsworker.core.errors import StreamRefused
 from jsworker.core.events import Events
 from jsworker.core.priorities import HIGH, LOW
 from jsworker.core.settings import Settings
@@ -172,7 +172,8 @@ class Topology:
 
     Without an ``installation_id`` the stream's owner is neither claimed nor checked. Every change is emitted
     as ``stream.changed``. The stream of an older version gets the subjects of the priorities; ``has_lanes``
-    is False if it cannot: this login may not change it, or another stream has these subjects.
+    is False if it cannot: this login may not change it, or another stream has these subjects, as
+    ``lanes_refused`` says; this object does not ask for them again.
     """
 
     def __init__(self, api: JetStreamApi, *, installation_id: UUID | None, events: Events) -> None:
@@ -182,7 +183,7 @@ class Topology:
         self._events = events
         self._stream = f"stream {api.name}"
         self._lanes = lane_subjects(api.settings)
-        self._may_have_lanes = True
+        self.lanes_refused: str | None = None
         self.has_lanes = False
 
     async def ensure(self, kinds: Iterable[str], ack_waits: Mapping[str, float], seconds: float) -> datetime:
@@ -215,10 +216,10 @@ class Topology:
         try:
             info = await self._update_stream(info.config, wanted, differences)
         except ApiRefused as refused:
-            if self._may_have_lanes and self._lacks_lanes_alone(info.config):
-                self._may_have_lanes = False  # this object does not ask for them again
-                return await self._ensure_stream()
             asked = f"cannot be changed: {_list(differences)}"
+            if self.lanes_refused is None and self._lacks_lanes_alone(info.config):
+                await self._do_without_lanes(wanted, refused, asked)
+                return await self._ensure_stream()
             raise await self._stream_refusal(wanted, refused, asked) from refused
         left = self._check_stream(info.config, wanted)
         was_unmarked = any(each.setting == "metadata" for each in differences)
@@ -249,8 +250,8 @@ class Topology:
         except ApiRefused as refused:
             if refused.code == _NAME_IN_USE:  # another worker, or another installation, was faster
                 return await self._api.stream_info()
-            if refused.code == _SUBJECTS_OVERLAP and self._may_have_lanes:
-                self._may_have_lanes = False
+            if refused.code == _SUBJECTS_OVERLAP and self.lanes_refused is None:
+                await self._do_without_lanes(wanted, refused, "cannot be made")
                 return await self._create_stream(replace(wanted, subjects=(wanted.subjects or [])[:1]))
             raise await self._stream_refusal(wanted, refused, "cannot be made") from refused
         made = Difference("created", None, shown(info.created), changeable=True)
@@ -267,7 +268,7 @@ class Topology:
                 f"its metadata has {INSTALLATION}={owner}, this database is {own}; {_SEPARATE}"
             )
         differences = stream_differences(actual, wanted)
-        if self._lacks_lanes_alone(actual) and (owner is None or not self._may_have_lanes):
+        if self._lacks_lanes_alone(actual) and (owner is None or self.lanes_refused is not None):
             differences = [each for each in differences if each.setting != "subjects"]
         fixed = [each for each in differences if not each.changeable]
         if owner is None:  # an unmarked stream may serve another application: leave its subjects
@@ -278,16 +279,18 @@ class Topology:
             differences.append(Difference("metadata", actual.metadata, wanted.metadata, changeable=True))
         return differences
 
+    async def _do_without_lanes(self, wanted: StreamConfig, refused: ApiRefused, asked: str) -> None:
+        self.lanes_refused = str(
+            await self._stream_refusal(replace(wanted, subjects=self._lanes), refused, asked)
+        )
+
     async def _stream_refusal(self, wanted: StreamConfig, refused: ApiRefused, asked: str) -> StreamRefused:
         """Return an error with the server's reason, or with the name of the stream whose subjects overlap."""
         if refused.code != _SUBJECTS_OVERLAP:
             return StreamRefused(f"{self._stream} {asked}; the server says: {refused.reason}")
         subjects = wanted.subjects or []
-        try:
-            looking_up = self._api.manager.find_stream_name_by_subject(subjects[0])
-            other = f"stream {await self._api.ask('STREAM.NAMES', looking_up)}"
-        except (StreamRefused, StreamUnavailable):  # not permitted to ask, or no answer
-            other = "another stream"
+        found = await self._api.stream_with(subjects[0])
+        other = f"stream {found}" if found else "another stream"
         return StreamRefused(
             f"{self._stream} cannot have subjects={shown(subjects)}: {other} overlaps; {_SEPARATE}"
         )

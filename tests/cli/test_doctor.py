@@ -595,6 +595,39 @@ class TestNats:
         assert errors(world.findings()) == set()
         assert the_finding(world.findings("--fix"), "fix.nothing")
 
+    def test_a_stream_that_has_the_subjects_of_the_priorities_is_named(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def make() -> None:
+            client = await nats.connect(load_settings().nats_url)
+            try:
+                await client.jetstream().add_stream(name="EU", subjects=[f"{world.stream}.eu.*"])
+            finally:
+                await client.close()
+
+        asyncio.run(make())
+        world.start_worker(KIND)
+        found = world.findings()
+        assert errors(found) == set()
+        overlap = the_finding(found, "nats.stream")
+        assert overlap["level"] == "warning"
+        assert "stream EU has one that overlaps" in overlap["says"]
+        assert the_finding(world.findings("--fix"), "fix.nothing")
+        assert "another JSWORKER_SUBJECT_PREFIX" in overlap["do"]
+        monkeypatch.setenv("JSWORKER_SUBJECT_PREFIX", f"{world.stream}-us")
+        world.start_worker(KIND)
+        assert the_finding(world.findings(), "nats.stream")["level"] == "ok"
+
+    def test_a_consumer_that_no_worker_would_change_is_changed_by_fix(self, world: World) -> None:
+        world.start_worker("gone")
+        world.change_consumer("gone", max_deliver=3)
+        assert "Workers change it" in the_finding(world.findings(), "nats.consumers")["do"]
+        world.sql.execute("UPDATE jsworker.workers SET kinds = '{other}'")
+        wrong = the_finding(world.findings(), "nats.consumers")
+        assert wrong["do"] == "`jsworker doctor --fix` changes it; no worker that would is alive."
+        mended = world.findings("--fix")
+        assert the_finding(mended, "nats.consumers")["level"] == "ok"
+
     def test_a_consumer_without_workers(self, world: World) -> None:
         world.start_worker("gone")
         world.sql.execute("DELETE FROM jsworker.workers")

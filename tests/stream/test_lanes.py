@@ -99,8 +99,10 @@ async def test_who_may_not_change_the_stream_publishes_beside_the_normal_jobs(
     message = await reader.get(1)
     assert message is not None
     assert message.subject == "jobs.resize"
+    assert "cannot be changed: subjects=[jobs.*]" in (reader.lacks_lanes_because or "")
     await admin.ensure([])  # an operator's login may
     await reader.ensure([])
+    assert reader.lacks_lanes_because is None
     await reader.publish_many([WireMessage(uuid4(), "resize", 1, priority=LOW)])
     message = await reader.get(2)
     assert message is not None
@@ -117,4 +119,10 @@ async def test_another_stream_has_the_subjects_of_the_lanes(
     assert (await jetstream.stream_info("JOBS")).config.subjects == ["jobs.*"]
     await stream.publish_many([WireMessage(uuid4(), "resize", 1, priority=HIGH)])
     assert (await jetstream.get_msg("JOBS", 1)).subject == "jobs.resize"
-    await (await open_stream()).ensure(["resize"])
+    again = await open_stream()
+    await again.ensure(["resize"])
+    for each in (stream, again):
+        assert each.lacks_lanes_because == (
+            "stream JOBS cannot have subjects=[jobs.*.high, jobs.*.low]: stream OTHER overlaps; "
+            "give this installation its own JSWORKER_STREAM and JSWORKER_SUBJECT_PREFIX"
+        )

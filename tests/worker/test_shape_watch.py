@@ -102,3 +102,15 @@ async def test_a_consumer_that_cannot_be_used_keeps_no_other_from_being_put_righ
         assert line in refused.get("settings of consumer first", "")
 
     await eventually(put_right)
+
+
+async def test_that_another_stream_has_the_subjects_of_the_priorities_is_told(
+    settings: Settings, start: StartWorker, jetstream: JetStreamContext
+) -> None:
+    other = f"{settings.stream}_EU"
+    await jetstream.add_stream(name=other, subjects=[f"{settings.subject_prefix}.eu.*"])
+    running = await start(scripted(echo))
+    [degraded] = await running.events.told("worker.degraded")
+    assert degraded["what"] == "lanes"
+    assert f"stream {other} overlaps" in degraded["reason"]
+    await jetstream.delete_stream(other)

@@ -90,6 +90,7 @@ async def keep_in_shape(context: WorkerContext, lanes: Callable[[], Sequence[str
     with context.complaints.of_stream("stream settings"):
         await context.stream.ensure([], timeout=0.0)
         context.complaints.end("stream settings")
+        context.complaints.note("lanes", context.stream.lacks_lanes_because)
         for consumer in (*context.kinds, *lanes()):
             with context.complaints.of_stream(f"settings of consumer {consumer}"):
                 await context.stream.keep_consumer_in_shape(consumer)
