@@ -1,7 +1,8 @@
 """JetStream's requests about one stream, within a time limit, and its refusals as errors."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+import json
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import nats.errors
 from nats.js import JetStreamManager
-from nats.js.api import ConsumerInfo, RawStreamMsg, StreamInfo
+from nats.js.api import ConsumerConfig, ConsumerInfo, RawStreamMsg, StreamInfo
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from jsworker.core.errors import InvalidName, StreamRefused, StreamUnavailable
@@ -20,7 +21,16 @@ from jsworker.stream.connection import Connection
 from jsworker.stream.message import consumer_of, subject_of
 from jsworker.stream.nats_client import reason_of
 
-__all__ = ["ApiRefused", "ConsumerInfo", "JetStreamApi", "NotThere", "StreamState", "api_errors"]
+__all__ = [
+    "ApiRefused",
+    "ConsumerInfo",
+    "ConsumerShape",
+    "JetStreamApi",
+    "NotThere",
+    "StreamState",
+    "api_errors",
+    "read_consumer",
+]
 
 T = TypeVar("T")
 
@@ -75,6 +85,22 @@ class StreamState:
     messages: int
 
 
+@dataclass
+class ConsumerShape(ConsumerConfig):
+    """A consumer's configuration, with settings that nats-py drops."""
+
+    priority_policy: str | None = None
+    priority_groups: list[str] | None = None
+
+
+def read_consumer(answer: dict[str, Any]) -> ConsumerInfo:
+    """Return what JetStream says of a consumer, whose configuration is a ``ConsumerShape``."""
+    config = dict(answer["config"])  # nats-py converts it in place
+    info: ConsumerInfo = ConsumerInfo.from_response(answer)
+    info.config = ConsumerShape.from_response(config)
+    return info
+
+
 class JetStreamApi:
     """JetStream's requests about the stream that the settings name.
 
@@ -116,14 +142,26 @@ class JetStreamApi:
         with api_errors(f"stream {self.name}"):
             return await self.connection.answered(f"$JS.API.{request}", asking)
 
+    async def request(self, request: str, read: Callable[[dict[str, Any]], T], **content: Any) -> T:
+        """Return what ``read`` makes of the answer to a request, where nats-py's reading drops something."""
+
+        async def answer() -> T:
+            data = json.dumps(content).encode() if content else b""
+            reply = await self.connection.client.request(f"$JS.API.{request}", data, timeout=_SECONDS)
+            answered = json.loads(reply.data)
+            if "error" in answered:
+                APIError.from_error(answered["error"])  # raises
+            return read(answered)
+
+        return await self.ask(request, answer())
+
     async def stream_info(self, **options: Any) -> StreamInfo:
         """Return the stream's configuration and state."""
         return await self.ask(f"STREAM.INFO.{self.name}", self.manager.stream_info(self.name, **options))
 
     async def consumer_state(self, name: str) -> ConsumerInfo:
         """Return a consumer's configuration and state."""
-        asking: Coroutine[Any, Any, ConsumerInfo] = self.manager.consumer_info(self.name, name)
-        return await self.ask(f"CONSUMER.INFO.{self.name}.{name}", asking)
+        return await self.request(f"CONSUMER.INFO.{self.name}.{name}", read_consumer)
 
     async def stream_with(self, subject: str) -> str | None:
         """Return the name of a stream whose subjects overlap with this one; None: none, or no answer."""

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from nats.js.api import ConsumerInfo
 
@@ -12,7 +12,7 @@ from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.core.events import Events
 from jsworker.core.names import is_loopback
 from jsworker.core.settings import Settings
-from jsworker.stream.api import JetStreamApi, NotThere
+from jsworker.stream.api import JetStreamApi, NotThere, read_consumer
 from jsworker.stream.connection import Connection
 from jsworker.stream.liveness import REFUSED, SUBJECT, ask
 from jsworker.stream.topology import (
@@ -70,6 +70,10 @@ class ConsumerReport:
     unanswered: int
     requests: int
     paused: bool
+
+
+def _read_page(answer: dict[str, Any]) -> list[ConsumerInfo]:
+    return [read_consumer(each) for each in answer["consumers"]]
 
 
 class Inspector(JetStreamApi):
@@ -157,8 +161,7 @@ class Inspector(JetStreamApi):
         try:
             async with asyncio.timeout(_LIST_SECONDS):
                 for offset in range(0, MOST_CONSUMERS, _PAGE):
-                    listing = self.manager.consumers_info(self.name, offset)
-                    page = await self.ask(f"CONSUMER.LIST.{self.name}", listing)
+                    page = await self.request(f"CONSUMER.LIST.{self.name}", _read_page, offset=offset)
                     if not page:  # a short page may lack consumers of one of the cluster's servers
                         break
                     found |= {info.name: info for info in page}

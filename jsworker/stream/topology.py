@@ -25,7 +25,7 @@ from jsworker.core.errors import StreamRefused
 from jsworker.core.events import Events
 from jsworker.core.priorities import HIGH, LOW
 from jsworker.core.settings import Settings
-from jsworker.stream.api import ApiRefused, JetStreamApi, NotThere
+from jsworker.stream.api import ApiRefused, ConsumerShape, JetStreamApi, NotThere, read_consumer
 from jsworker.stream.login import while_unavailable
 from jsworker.stream.message import LIMIT_BYTES, lane_of, subject_of
 
@@ -74,6 +74,8 @@ _CONSUMER_CHANGEABLE: Final[dict[str, Any]] = {
     "headers_only": None,
     "inactive_threshold": None,
     "rate_limit_bps": None,
+    "priority_policy": None,  # requests that name no group are refused
+    "priority_groups": None,
 }
 _SUBJECTS_OVERLAP: Final = 10065
 _NAME_IN_USE: Final = 10058
@@ -120,7 +122,7 @@ def stream_config(settings: Settings, installation_id: UUID | None) -> StreamCon
 
 def consumer_config(settings: Settings, name: str, ack_wait: float) -> ConsumerConfig:
     """Return the configuration of a consumer of a kind, or of one priority of it; ``ack_wait`` in seconds."""
-    return ConsumerConfig(
+    return ConsumerShape(
         name=name,
         durable_name=name,
         filter_subject=subject_of(settings.subject_prefix, *lane_of(name)),
@@ -343,7 +345,8 @@ class Topology:
 
     async def _put_consumer(self, config: ConsumerConfig) -> ConsumerInfo:
         request = f"CONSUMER.CREATE.{self._api.name}.{config.name}.{config.filter_subject}"
-        return await self._api.ask(request, self._api.manager.add_consumer(self._api.name, config))
+        content = {"stream_name": self._api.name, "config": config.as_dict()}
+        return await self._api.request(request, read_consumer, **content)
 
     def _emit_changes(self, what: str, made: Iterable[Difference]) -> None:
         for each in made:

@@ -1,5 +1,6 @@
 """Whoever takes the deliveries of a puller, as tests need them."""
 
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -70,6 +71,14 @@ async def until(check: Callable[[], bool], seconds: float = 60.0) -> None:
         assert check()
 
     await eventually(checked, seconds=seconds)
+
+
+async def edit_consumer(plain: NatsClient, **changes: Any) -> None:
+    """Change settings that nats-py does not know."""
+    config = json.loads((await plain.request("$JS.API.CONSUMER.INFO.JOBS.resize")).data)["config"] | changes
+    request = json.dumps({"stream_name": "JOBS", "config": config, "action": "update"})
+    answer = await plain.request("$JS.API.CONSUMER.CREATE.JOBS.resize.jobs.resize", request.encode())
+    assert "error" not in json.loads(answer.data), answer.data
 
 
 @asynccontextmanager

@@ -1,9 +1,7 @@
 """The pull loop in bad times: no accident of server, stream or consumer stops it or loses a message."""
 
 import asyncio
-import json
 import signal
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -11,7 +9,7 @@ from nats.aio.client import Client as NatsClient
 
 from jsworker.stream.message import Delivery, WireMessage
 from tests.stream.conftest import OpenDesk, OpenStream
-from tests.stream.desk import Desk, publish, pulls_heard, until
+from tests.stream.desk import Desk, edit_consumer, publish, pulls_heard, until
 from tests.stream.nats_server import NatsServer
 from tests.stream.streams import TestStream
 
@@ -143,14 +141,6 @@ async def test_a_request_that_the_server_forgets_beside_another_is_found(
         await until(lambda: len(heard) == 2)
         assert ['"batch":2,' in heard[0], '"batch":8,' in heard[1]] == [True, True]
         await until(lambda: '"batch":10,' in heard[-1])
-
-
-async def edit_consumer(plain: NatsClient, **changes: Any) -> None:
-    """Change settings that nats-py does not know."""
-    config = json.loads((await plain.request("$JS.API.CONSUMER.INFO.JOBS.resize")).data)["config"] | changes
-    request = json.dumps({"stream_name": "JOBS", "config": config, "action": "update"})
-    answer = await plain.request("$JS.API.CONSUMER.CREATE.JOBS.resize.jobs.resize", request.encode())
-    assert "error" not in json.loads(answer.data), answer.data
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Stream and consumers: made, compared, changed, or refused with a clear line."""
 
 import asyncio
+import json
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,8 +16,10 @@ from nats.js import JetStreamContext
 
 from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.stream.api import JetStreamApi
+from jsworker.stream.diagnostics import Inspector
 from jsworker.stream.topology import INSTALLATION, stream_config, stream_differences
 from tests.stream.conftest import OpenStream, StartServer
+from tests.stream.desk import edit_consumer
 from tests.stream.nats_server import HOST, NatsServer
 from tests.stream.streams import INSTALLATION as OWN
 from tests.stream.streams import settings_for
@@ -132,6 +135,28 @@ async def test_backoff_which_overrides_ack_wait_is_removed(
     await stream.ensure(["resize"], WAITS)
     config = (await jetstream.consumer_info("JOBS", "resize")).config
     assert (config.ack_wait, config.backoff) == (600.0, None)
+
+
+@pytest.mark.parametrize("policy", ["overflow", "pinned_client"])
+async def test_groups_of_priorities_whose_requests_would_be_refused_are_removed(
+    open_stream: OpenStream, plain: NatsClient, policy: str
+) -> None:
+    stream = await open_stream()
+    await stream.ensure(["resize"], WAITS)
+    await edit_consumer(plain, priority_policy=policy, priority_groups=["A"])
+    stream.told.clear()
+    inspector = Inspector(stream.settings)
+    await inspector.connect()
+    [report] = await inspector.consumers([])
+    await inspector.close()
+    assert f"priority_policy={policy}, must be none" in map(str, report.differences)
+    await stream.keep_consumer_in_shape("resize")
+    assert [(told["setting"], told["was"]) for told in stream.told_of("stream.changed")] == [
+        ("priority_policy", policy),
+        ("priority_groups", ["A"]),
+    ]
+    answer = json.loads((await plain.request("$JS.API.CONSUMER.INFO.JOBS.resize")).data)
+    assert "priority_groups" not in answer["config"]
 
 
 async def test_an_ack_wait_that_a_float_cannot_hold_is_right_the_first_time(
