@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 import secrets
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -38,7 +39,8 @@ class Connection:
     It emits ``worker.degraded`` and ``worker.restored`` with ``what="nats"``, then calls the
     ``lost_callbacks`` or ``restored_callbacks``. A permissions violation is passed to the
     ``denied_callbacks``, as the server's text in lower case. Complaints of server or client are emitted
-    as ``worker.degraded`` with ``what="nats client"``, each text once.
+    as ``worker.degraded`` with ``what="nats client"``, each text once; subjects that differ only in what each
+    message or inbox has of its own count as one.
     """
 
     def __init__(self, settings: Settings, *, events: Events, name: str) -> None:
@@ -51,6 +53,8 @@ class Connection:
         self._up = asyncio.Event()
         self._cause = _CAUSE
         self._complaints: set[str] = set()
+        own = re.escape(settings.nats_inbox_prefix.lower())
+        self._varying = re.compile(rf'(?<="{own}\.)[^"]*|(?:\.\d+){{5}}[^"]*')
         self._failures: dict[asyncio.Future[str | None], str] = {}
         self.lost_callbacks: list[Callback] = []
         self.restored_callbacks: list[Callback] = []
@@ -233,9 +237,9 @@ class Connection:
                 self._client = await self._open(_REPLACE_SECONDS)
                 self._restore(self._client)
             except JsworkerError as fault:
-                self._complain(str(fault))
+                self._complain_of_outage(str(fault))
             except Exception as error:  # noqa: BLE001 -- the watch must go on after any error
-                self._complain(f"{type(error).__name__}: {error}")
+                self._complain_of_outage(f"{type(error).__name__}: {error}")
 
     def _lose(self, client: Client) -> None:
         if client is self._client and self._up.is_set():
@@ -280,6 +284,13 @@ class Connection:
             self._complain(f"{type(error).__name__}: {text}")
 
     def _complain(self, text: str) -> None:
-        if text not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
-            self._complaints.add(text)
+        key = self._varying.sub("", text)
+        if key not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
+            self._complaints.add(key)
+            self._events.emit("worker.degraded", what="nats client", reason=text)
+
+    def _complain_of_outage(self, text: str) -> None:
+        """Tell why there is still no connection: in each outage, whatever was complained of before."""
+        if text != self._cause:
+            self._cause = text
             self._events.emit("worker.degraded", what="nats client", reason=text)

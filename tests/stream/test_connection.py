@@ -243,6 +243,39 @@ async def test_what_is_not_permitted_is_told_once(open_stream: OpenStream, start
     ]
 
 
+@pytest.mark.usefixtures("impatient")
+async def test_many_refusals_of_one_kind_hide_no_other_complaint(
+    open_stream: OpenStream, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_MOST_COMPLAINTS", 3)
+    users = """authorization { users: [ { user: a, password: %s, permissions: {
+      publish: { deny: ["$JS.ACK.>", "_INBOX_A.*", "secret"] }, subscribe: { deny: "_INBOX_A.no.*" }
+    } } ] }"""
+    server = await start_server(users % "b")
+    stream = await open_stream(url=f"nats://a:b@{HOST}:{server.port}", nats_inbox_prefix="_INBOX_A")
+    client = stream.connection.client
+    for number in range(5):
+        client.post(f"$JS.ACK.JOBS.resize.1.{number}.{number}.1795825506890368019.0", b"+ACK")
+        client.post(f"_INBOX_A.{number}", b"")
+    client.post("secret", b"")
+    client.open_inbox("_INBOX_A.no.1", lambda *_: None)  # more than the most
+    assert await stream.flush(30.0)
+    denied = 'permissions violation for publish to "'
+    assert [fields["reason"] for fields in stream.told_of("worker.degraded")] == [
+        f'{denied}$js.ack.jobs.resize.1.0.0.1795825506890368019.0"',
+        f'{denied}_inbox_a.0"',
+        f'{denied}secret"',
+    ]
+    await server.stop()
+    server.configure(users % "another")
+    await server.start()
+
+    def reasons() -> list[str]:
+        return [fields["reason"] for fields in stream.told_of("worker.degraded")[4:]]
+
+    await until(lambda: any("refused the login" in reason for reason in reasons()))
+
+
 async def test_of_what_waits_for_a_lost_connection_only_verdicts_are_kept(
     stream: TestStream, plain: NatsClient
 ) -> None:
