@@ -278,6 +278,8 @@ class Connection:
                     failure.set_result(text)
             for callback in self.denied_callbacks:
                 callback(text)
+        elif isinstance(error, nats.errors.UnexpectedEOF) and self._cause != _CAUSE:
+            return  # it follows the server's reason for closing the connection
         elif isinstance(error, nats.errors.Error | OSError):
             self._cause = text
         else:

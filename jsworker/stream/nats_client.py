@@ -11,7 +11,7 @@ import nats.errors
 from nats.aio.client import Client as NatsClient
 from nats.aio.transport import TcpTransport
 from nats.js.errors import APIError
-from nats.protocol.parser import AWAITING_CONTROL_LINE, AWAITING_MSG_PAYLOAD, Parser
+from nats.protocol.parser import AWAITING_CONTROL_LINE, AWAITING_MSG_PAYLOAD, PERMISSIONS_ERR, Parser
 
 from jsworker.core.own_sockets import own
 
@@ -262,6 +262,12 @@ class Client(NatsClient):
             take(subject.decode("utf-8", "replace"), reply, data, status)
         except Exception as error:  # noqa: BLE001 -- a fault of one message must not end all reading
             await self._error_cb(error)
+
+    async def _process_err(self, err_msg: str) -> None:
+        """Tell the server's reason for closing the connection, too: nats-py keeps it to itself."""
+        if PERMISSIONS_ERR not in err_msg:
+            await self._error_cb(nats.errors.Error(err_msg.strip("'")))
+        await super()._process_err(err_msg)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002 -- nats-py's signature
         """Require TLS of the server before the login is sent: nats-py would go on in clear text."""

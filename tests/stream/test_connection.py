@@ -67,6 +67,7 @@ async def test_an_error_that_nats_py_takes_for_final_is_survived(
     for number in range(5):
         first.open_inbox(f"crowd.{number}", lambda *_: None)
     await until(lambda: stream.connected and stream.connection.client is not first)
+    assert stream.told_of("worker.degraded") == [{"what": "nats", "reason": "maximum subscriptions exceeded"}]
 
 
 @pytest.mark.usefixtures("impatient")
