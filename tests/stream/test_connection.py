@@ -334,3 +334,23 @@ async def test_a_cancellation_that_comes_with_the_answer_is_kept(
     await asyncio.wait({task}, timeout=20)
     server.thaw()
     assert task.cancelled()
+
+
+async def test_an_error_that_comes_with_the_cancellation_of_a_question_is_read(
+    stream: TestStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def ask() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise NatsError("no answer") from None
+
+    asking = asyncio.create_task(stream.connection.answered("a.subject", ask()))
+    await until(lambda: bool(stream.connection._failures))
+    asking.cancel()
+    await asyncio.wait({asking}, timeout=20)
+    assert asking.cancelled()
+    await asyncio.sleep(0)
+    del asking
+    gc.collect()
+    assert caplog.messages == []
