@@ -160,7 +160,7 @@ class Puller:
         self._failures = 0
         self._paused_until = 0.0
         self._gone = priority != NORMAL
-        self._degraded = False
+        self._reasons: list[str] = []
 
         self._stopping = False
         self._signal = asyncio.Event()
@@ -169,7 +169,7 @@ class Puller:
     @property
     def is_pulling(self) -> bool:
         """Whether messages are requested as soon as there is room."""
-        return self._stream.connected and not self._degraded and self._task is not None
+        return self._stream.connected and not self._reasons and self._task is not None
 
     def begin(self) -> None:
         """Begin to pull; the event loop runs."""
@@ -371,13 +371,14 @@ class Puller:
     def _sign_of_life(self) -> None:
         self._heard_at = time.monotonic()
         self._failures = 0
-        if self._degraded:
-            self._degraded = False
+        if self._reasons:
+            self._reasons.clear()
             self._stream.events.emit("worker.restored", what=f"consumer {self.name}")
 
     def _degrade(self, reason: str) -> None:
-        if not self._degraded:
-            self._degraded = True
+        """Tell a reason, each once until the consumer works again: two may take turns."""
+        if reason not in self._reasons:
+            self._reasons.append(reason)
             self._stream.events.emit("worker.degraded", what=f"consumer {self.name}", reason=reason)
 
     def _pause_left(self) -> float:

@@ -212,6 +212,9 @@ async def test_a_stream_that_cannot_be_made_again_is_not_tried_in_a_hot_loop(
         await asyncio.sleep(1.0)
         await plain.flush()
     assert len(heard) < 40
+    reasons = [told["reason"] for told in stream.told_of("worker.degraded")]
+    assert len(reasons) == len(set(reasons))
+    assert any("stream OTHER overlaps" in reason for reason in reasons[1:])
     await jetstream.delete_stream("OTHER")
     await stream.publish(WireMessage(uuid4(), "resize", 1), timeout=10.0)
     await desk.has(1)
