@@ -1,6 +1,7 @@
 """The pull loop: asks JetStream for as many messages as there is room for, and starts anew after faults."""
 
 import asyncio
+import math
 import random
 import re
 import sys
@@ -21,6 +22,8 @@ _SHORT_SECONDS: Final = 1.0
 _STOP_SECONDS: Final = 2.0
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 5.0
+_DENIED_SECONDS: Final = 60.0
+"""After so long without a verdict that was refused, a sign of life means that verdicts are permitted."""
 _TURN_SECONDS: Final = 0.05
 """A lane that waits for its turn checks so often; a consumer silent for so long counts as dry."""
 _FEW: Final = 10  # messages
@@ -161,6 +164,7 @@ class Puller:
         self._paused_until = 0.0
         self._gone = priority != NORMAL
         self._reasons: list[str] = []
+        self._denied_at = -math.inf
 
         self._stopping = False
         self._signal = asyncio.Event()
@@ -171,11 +175,17 @@ class Puller:
         """Whether messages are requested as soon as there is room."""
         return self._stream.connected and not self._reasons and self._task is not None
 
+    @property
+    def reason(self) -> str:
+        """Why the consumer does not work, as told last; empty if it works or this is not known."""
+        return self._reasons[-1] if self._reasons else ""
+
     def begin(self) -> None:
         """Begin to pull; the event loop runs."""
         if self._task is None and not self._stopping:
             self._stream.connection.lost_callbacks.append(self._on_disconnect)
             self._stream.connection.restored_callbacks.append(self._on_reconnect)
+            self._stream.connection.denied_callbacks.append(self._on_denied)
             self._task = asyncio.create_task(self._run(), name=f"pull {self.name}")
             self._task.add_done_callback(self._on_end)
 
@@ -371,7 +381,7 @@ class Puller:
     def _sign_of_life(self) -> None:
         self._heard_at = time.monotonic()
         self._failures = 0
-        if self._reasons:
+        if self._reasons and self._heard_at - self._denied_at > _DENIED_SECONDS:
             self._reasons.clear()
             self._stream.events.emit("worker.restored", what=f"consumer {self.name}")
 
@@ -397,6 +407,18 @@ class Puller:
             self._degrade(f"{type(error).__name__}: {error}")
             self._died(error)
 
+    def _on_denied(self, text: str) -> None:
+        """Name a right that requests or verdicts lack; without the first jobs come late, from the table."""
+        before, consumer, _ = text.partition(f".{self._stream.name}.{self.name}.".lower())
+        if f'"{self._request_subject.lower()}"' in text:
+            self._degrade(text)
+            self._leave()
+            self._begin_pause()
+            self._signal.set()
+        elif consumer and '"$js.ack' in before:
+            self._denied_at = time.monotonic()
+            self._degrade(f'{before}{consumer}>"')  # each message has a subject of its own
+
     def _on_disconnect(self) -> None:
         self._leave()
         self._signal.set()
@@ -405,4 +427,5 @@ class Puller:
         self._failures = 0
         self._paused_until = 0.0
         self._limits = self._no_limits
+        self._denied_at = -math.inf
         self._signal.set()

@@ -237,7 +237,11 @@ class Components:
     def status(self, *, draining: bool) -> WorkerStatus:
         """Return the status of the worker from what is known now, without asking a server."""
         context = self._context
-        not_pulled = [puller.name for puller in self.pipeline.pullers if not puller.is_pulling]
+        not_pulled = [
+            f"{puller.name} ({puller.reason})" if puller.reason else puller.name
+            for puller in self.pipeline.pullers
+            if not puller.is_pulling
+        ]
         # Only of normal priority: jobs of others come from the table, too, and any producer may use them.
         is_pulling = all(each.is_pulling for each in self.pipeline.pullers if each.priority == NORMAL)
         # Copied at once, because figures may be collected in another thread.

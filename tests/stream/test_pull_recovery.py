@@ -8,9 +8,9 @@ import pytest
 from nats.aio.client import Client as NatsClient
 
 from jsworker.stream.message import Delivery, WireMessage
-from tests.stream.conftest import OpenDesk, OpenStream
+from tests.stream.conftest import OpenDesk, OpenStream, StartServer
 from tests.stream.desk import Desk, edit_consumer, publish, pulls_heard, until
-from tests.stream.nats_server import NatsServer
+from tests.stream.nats_server import HOST, NatsServer
 from tests.stream.streams import TestStream
 
 
@@ -218,6 +218,66 @@ async def test_a_stream_that_cannot_be_made_again_is_not_tried_in_a_hot_loop(
     await jetstream.delete_stream("OTHER")
     await stream.publish(WireMessage(uuid4(), "resize", 1), timeout=10.0)
     await desk.has(1)
+
+
+USERS = """authorization { users: [
+  { user: all, password: a }
+  { user: worker, password: b, permissions: { publish: { deny: [%s] } } }
+] }"""
+
+
+def denied(subject: str) -> dict[str, str]:
+    return {"what": "consumer resize", "reason": f'permissions violation for publish to "{subject}"'}
+
+
+async def asks_again(desk: Desk) -> None:
+    request = desk.puller._request
+    await until(lambda: desk.puller._request > request)
+
+
+async def test_a_missing_right_to_ask_for_messages_is_told_until_it_is_given(
+    open_stream: OpenStream, open_desk: OpenDesk, start_server: StartServer
+) -> None:
+    server = await start_server(USERS % '"$JS.API.CONSUMER.MSG.NEXT.>"')
+    everyone = await open_stream(url=f"nats://all:a@{HOST}:{server.port}")
+    await everyone.ensure(["resize"], {"resize": 600.0})
+    stream = await open_stream(url=f"nats://worker:b@{HOST}:{server.port}")
+    desk = await open_desk(stream)
+    await until(lambda: desk.puller._request > 2)  # and asks again before a silence would show
+    assert denied("$js.api.consumer.msg.next.jobs.resize") in stream.told_of("worker.degraded")
+    assert not desk.puller.is_pulling
+    assert '"$js.api.consumer.msg.next.jobs.resize"' in desk.puller.reason
+    server.configure(USERS % "nothing")
+    server.reload()
+    await publish(everyone, 1)
+    await desk.has(1)
+    assert desk.puller.is_pulling
+    assert {"what": "consumer resize"} in stream.told_of("worker.restored")
+    assert stream.told_of("worker.degraded").count(denied("$js.api.consumer.msg.next.jobs.resize")) == 1
+
+
+async def test_a_missing_right_to_acknowledge_is_told_until_it_is_given(
+    open_stream: OpenStream,
+    open_desk: OpenDesk,
+    start_server: StartServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = await start_server(USERS % '"$JS.ACK.>"')
+    everyone = await open_stream(url=f"nats://all:a@{HOST}:{server.port}")
+    await everyone.ensure(["resize"], {"resize": 600.0})
+    stream = await open_stream(url=f"nats://worker:b@{HOST}:{server.port}")
+    desk = await open_desk(stream, expires=0.6, idle_heartbeat=0.2)
+    for _ in range(3):  # a delivery and signs of life follow a refusal
+        await publish(everyone, 1)
+        await desk.has(1)
+        await desk.ack_all()
+        await asks_again(desk)
+    assert stream.told_of("worker.degraded").count(denied("$js.ack.jobs.resize.>")) == 1
+    assert not desk.puller.is_pulling
+    assert stream.told_of("worker.restored") == []
+    monkeypatch.setattr("jsworker.stream.puller._DENIED_SECONDS", 0.0)
+    await until(lambda: desk.puller.is_pulling)
+    assert stream.told_of("worker.restored") == [{"what": "consumer resize"}]
 
 
 async def test_a_fault_of_the_receiver_does_not_end_the_connection(

@@ -312,3 +312,23 @@ async def test_with_both_back_work_goes_on_at_once(
 
 async def misses(running: Running, *servers: str) -> None:
     assert {*servers} <= what(running, "worker.degraded")
+
+
+async def test_a_worker_that_may_not_ask_for_messages_says_so(
+    start: StartWorker, settings: Settings, nats_server: NatsServer
+) -> None:
+    permissions = 'permissions: { publish: { deny: "$JS.API.CONSUMER.MSG.NEXT.>" } }'
+    user = f"{{ user: worker, password: secret, {permissions} }}"
+    nats_server.configure(f"authorization {{ users: [{user}] }}\nno_auth_user: worker")
+    await nats_server.restart()
+    running = await start(scripted(Gate().process, kind=LOAD), with_settings=settings)
+
+    async def named() -> None:
+        status = running.worker.status()
+        assert status is not None
+        assert not status.readiness.pulling
+        subject = f"$js.api.consumer.msg.next.{settings.stream.lower()}.{LOAD}"
+        denial = f'permissions violation for publish to "{subject}"'
+        assert status.readiness.ailing == [f"not pulled: {LOAD} ({denial})"]
+
+    await eventually(named)
