@@ -35,8 +35,6 @@ from jsworker.ownership.transitions.audit import AuditEntry, os_user
 _BATCH = 500
 _MOST_ASKED_FOR = 2_000
 """If a filter matches more jobs, the question does not count them, and they are searched for after it."""
-_TRIES = 3
-_TRY_AGAIN_SECONDS = 0.05
 _LONGEST_REASON = 1000
 _FILTERS_OF_RUNS = "--status/--kind/--priority/--error/--stale-for/--running-for/--no-progress-for"
 
@@ -261,7 +259,7 @@ async def _cancel(
         elif job_id in done.unknown:
             yield refused(job_id, f"no job has id {job_id}")
         elif job_id in done.refused:
-            yield refused(job_id, f"job {job_id} cannot be cancelled: {done.refused[job_id]}")
+            yield refused(job_id, done.refused[job_id])
         else:
             yield ActionOutcome(job_id, "cancelled" if job_id in done.cancelled else "cancel_requested")
 
@@ -269,29 +267,20 @@ async def _cancel(
 async def _clear(
     database: Database, found: Found, entry: AuditEntry, *, reason: str, age: RunAge
 ) -> AsyncIterator[ActionOutcome]:
-    """Take back running jobs; rows that are locked, by a heartbeat for example, are tried again."""
     seen = await listing.look_up(database, [job_id for job_id, _ in found])
     refusals = {job_id: _unclearable(job_id, token, seen.get(job_id)) for job_id, token in found}
     left = [(job_id, seen[job_id].fencing_token) for job_id, why in refusals.items() if why is None]
-    taken: dict[UUID, str] = {}
-    bad: dict[UUID, str] = {}
-    for pause in (0.0, *[_TRY_AGAIN_SECONDS] * (_TRIES - 1)):
-        if left:
-            await asyncio.sleep(pause)
-            done = await reset.reset_by_operator(database, seen=left, reason=reason, age=age, entry=entry)
-            taken |= {each.id: each.status for each in done.resets}
-            bad |= {job_id: str(error) for job_id, error in done.refused.items()}
-            left = [each for each in left if each[0] not in taken | bad]
+    done = await reset.reset_by_operator(database, seen=left, reason=reason, age=age, entry=entry)
+    taken = {each.id: each.status for each in done.resets}
     for job_id, token in found:
         if why := refusals[job_id]:
             yield refused(job_id, why, has_changed=token is not None)
         elif job_id in taken:
             yield ActionOutcome(job_id, taken[job_id])
-        elif job_id in bad:
-            yield refused(job_id, f"job {job_id} cannot be cleared: {bad[job_id]}")
+        elif job_id in done.refused:
+            yield refused(job_id, f"job {job_id} cannot be cleared: {done.refused[job_id]}")
         else:
-            why = f"job {job_id}: {_since_found(age)}, or it is being written right now"
-            yield refused(job_id, why, has_changed=bool(age))
+            yield refused(job_id, f"job {job_id}: {_since_found(age)}", has_changed=bool(age))
 
 
 def _unclearable(job_id: UUID, token: int | None, job: listing.SeenJob | None) -> str | None:

@@ -544,7 +544,9 @@ class JobClient:
     async def cancel(self, *job_ids: UUID | str, actor: str | None = None) -> Cancelled:
         """Cancel waiting jobs at once; running jobs are asked to stop within one heartbeat.
 
-        If ``actor`` names who does it, ``audit`` lists the action; the same applies to the calls below.
+        A job that another transaction keeps locked for a second is ``refused``; the calls below raise
+        TransitionRefused for it. If ``actor`` names who does it, ``audit`` lists the action; the same applies
+        to these calls.
         """
         ids = [job_uuid(job_id) for job_id in job_ids]
         with operators_rights("cancel"):
@@ -621,7 +623,7 @@ class JobClient:
         if wanted in taken.refused:
             raise TransitionRefused(f"job {wanted} cannot be cleared: {taken.refused[wanted]}")
         if not taken.resets:
-            raise TransitionRefused(f"job {wanted}: its owner has just settled it, or writes it right now")
+            raise TransitionRefused(f"job {wanted}: its owner has just settled it")
         self._publisher.publish_in_background()
         return taken.resets[0]
 

@@ -131,7 +131,10 @@ class SelectedJobs:
             taken = await reset.reset_by_operator(
                 self._database, seen=found, reason=line, age=self.selection.age, entry=entry
             )
-            outcome.add(len(taken.resets), {each: str(error) for each, error in taken.refused.items()})
+            refused = taken.refused.items()
+            outcome.add(
+                len(taken.resets), {each: f"job {each} cannot be cleared: {why}" for each, why in refused}
+            )
 
         return await self._act("clear", {"processing"}, act, actor, reason=line)
 

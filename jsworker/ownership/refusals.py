@@ -1,8 +1,10 @@
 """PostgreSQL's refusals as jsworker's errors: never with the contents of a row."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TypeVar
+from typing import Final, TypeVar
+from uuid import UUID
 
 import psycopg
 from sqlalchemy.exc import DBAPIError
@@ -59,8 +61,18 @@ class RowRefused(DatabaseRefused):
         super().__init__(f"PostgreSQL refused a row: SQLSTATE {sqlstate}{named}")
 
 
+class RowLocked(RowRefused):
+    """Another transaction keeps a row locked, or is taking its unique key."""
+
+    def __init__(self, constraint: str | None = None) -> None:
+        super().__init__(LockTimeout.sqlstate, constraint)
+        self.args = ("locked by another transaction: try again",)
+
+
 _TAKEN_MEANWHILE = ("23505", "jobs_unique_waiting")
 _TRIES = 5
+_PAUSES: Final = (0.02, 0.1, 0.3, 0.6)
+"""Seconds between the tries for locked rows."""
 
 T = TypeVar("T")
 Refused = list[tuple[T, RowRefused]]
@@ -196,3 +208,54 @@ async def in_halves(
                 middle = len(batch) // 2
                 batches[:0] = [batch[:middle], batch[middle:]]
     return rows, refused
+
+
+async def write_unlocked(
+    ids: Sequence[UUID],
+    write: Callable[[Sequence[UUID]], Awaitable[Sequence[Row]]],
+    look: Callable[[Sequence[UUID]], Awaitable[Sequence[Row]]],
+    is_meant: Callable[[Row], bool] = lambda _: True,
+    *,
+    size: int | None = None,
+) -> tuple[list[Row], Refused[UUID], dict[UUID, Row]]:
+    """Write jobs with a statement that skips locked rows and waits for keys only briefly, several times if needed.
+
+    It waits for locked rows between the tries, where it holds no locks itself: whoever locks one row may do so for
+    as long as they like, and must not hold up the heartbeats of the others.
+
+    Args:
+        ids: the jobs; a job is written once, however often it is named.
+        write: returns a row with the id of each job that it has written; with more than one, it is called for
+            halves after a refusal.
+        look: returns rows of jobs that were not written, without locks.
+        is_meant: whether ``write`` should have written a job, by its row from ``look``.
+        size: how many jobs a statement writes at most.
+
+    Returns:
+        the rows of ``write``; the refused jobs, those that stay locked with RowLocked; and by id the rows of
+        ``look`` of all others.
+    """
+
+    async def briefly(some: Sequence[UUID]) -> Sequence[Row]:
+        try:
+            return await write(some)
+        except LockTimeout:
+            raise RowLocked from None
+
+    rows: list[Row] = []
+    refused: Refused[UUID] = []
+    seen: dict[UUID, Row] = {}
+    left = list(dict.fromkeys(ids))
+    for pause in (*_PAUSES, None):
+        some, bad = await in_halves(left, briefly, size=size)
+        rows += some
+        refused += [one for one in bad if not isinstance(one[1], RowLocked)]
+        done = {row.id for row in some}.union(job_id for job_id, _ in refused)
+        left = [job_id for job_id in left if job_id not in done]
+        found = {row.id: row for row in await look(left)} if left else {}
+        seen |= {job_id: row for job_id, row in found.items() if not is_meant(row)}
+        left = [job_id for job_id, row in found.items() if is_meant(row)]
+        if not left or pause is None:
+            break
+        await asyncio.sleep(pause)
+    return rows, [*refused, *((job_id, RowLocked()) for job_id in left)], seen

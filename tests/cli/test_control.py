@@ -96,6 +96,19 @@ class TestCancel:
             f"no job has id {unknown}",
         ]
 
+    def test_a_locked_one_is_named_and_the_others_are_cancelled(
+        self, cli: Cli, sql: Sql, cli_environment: Mapping[str, str]
+    ) -> None:
+        jobs = [insert_job(sql, kind="double") for _ in range(3)]
+        with psycopg.connect(cli_environment["JSWORKER_DATABASE_URL"]) as other:
+            other.execute("SELECT FROM jsworker.jobs WHERE id = %s FOR UPDATE", [jobs[1]])
+            found = cli("cancel", "--status", "queued", "--yes")
+        assert found.code == 1
+        assert set(found.lines) == {f"{jobs[0]} cancelled", f"{jobs[2]} cancelled"}
+        assert found.errors == [
+            f"job {jobs[1]} cannot be cancelled: locked by another transaction: try again"
+        ]
+
     def test_more_jobs_than_fit_one_statement(self, cli: Cli, sql: Sql) -> None:
         for _ in range(501):
             insert_job(sql, kind="double")
@@ -152,7 +165,7 @@ class TestClear:
         with psycopg.connect(cli_environment["JSWORKER_DATABASE_URL"]) as owner:
             owner.execute("SELECT FROM jsworker.jobs WHERE id = %s FOR UPDATE", [running])
             line = cli("clear", running, "--reason", "x").refused(1)
-        assert line == f"job {running}: its worker has just settled it, or it is being written right now"
+        assert line == f"job {running} cannot be cleared: locked by another transaction: try again"
 
     @pytest.mark.parametrize("reason", ["", "  ", "two\nlines", "x" * 1001])
     def test_the_reason_is_a_line_of_text(self, reason: str, cli: Cli) -> None:
@@ -256,16 +269,14 @@ class TestChoice:
         monkeypatch.setattr("sys.stdin", keyboard)
         found = cli("clear", "--stale-for", 300, "--reason", "x")
         assert (found.code, found.lines) == (1, [f"{silent} queued"])
-        assert found.errors[-2].endswith(
-            f"job {lively}: its worker gave a sign of life, or it is being written right now"
-        )
+        assert found.errors[-2].endswith(f"job {lively}: its worker gave a sign of life")
         assert found.errors[-1] == "1 job was left out: it had changed since it was found"
         assert status(sql, lively) == "processing"
 
     @pytest.mark.parametrize(
         ("verb", "left"),
         [
-            ("clear", "it has progressed, or it is being written right now"),
+            ("clear", "it has progressed"),
             ("cancel", "it has progressed, or it has been claimed anew"),
         ],
     )

@@ -173,7 +173,7 @@ async def test_a_clear_gives_way_to_an_owner_that_is_just_settling(
     await gate.met()
     async with rows.connection.transaction():
         await rows.query("SELECT 1 FROM jsworker.jobs WHERE id = %s FOR UPDATE", job.id)
-        with pytest.raises(TransitionRefused, match="its owner has just settled it, or writes it right now"):
+        with pytest.raises(TransitionRefused, match="locked by another transaction: try again"):
             await client.clear_and_reenqueue(job.id, "why")
     gate.open()
     assert (await rows.becomes(job.id, "completed"))["fencing_token"] == 1

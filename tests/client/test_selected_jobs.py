@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from jsworker import JobClient
+from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.queries import listing
 from tests.worker.processors import KIND
 from tests.worker.rows import Rows
@@ -57,6 +58,25 @@ async def test_waiting_jobs_are_moved_and_cancelled(client: JobClient, rows: Row
     assert [job.id for job in await client.list(status="scheduled")] == [other.id]
     told = [(each.action, each.matched, each.changed) for each in await client.audit()]
     assert told == [("cancel", 0, 0), ("cancel", 2, 2), ("set_priority", 2, 2), ("reschedule", 2, 2)]
+
+
+async def test_a_job_that_is_locked_by_others_is_named(client: JobClient, rows: Rows) -> None:
+    [locked, *others] = await client.enqueue_many(KIND, [{}] * 20, delay=60.0)
+    waiting = client.select(status="scheduled", kind=KIND)
+    reason = "locked by another transaction: try again"
+    async with rows.connection.transaction():
+        await rows.query("SELECT FROM jsworker.jobs WHERE id = %s FOR UPDATE", locked.id)
+        for done in [
+            await waiting.reschedule(datetime.now(UTC) + timedelta(days=3)),
+            await waiting.set_priority("low"),
+            await waiting.cancel(),
+        ]:
+            assert (done.matched, done.changed) == (20, len(others))
+            assert list(done.refused) == [locked.id]
+            assert f"job {locked.id} cannot be" in done.refused[locked.id]
+            assert done.refused[locked.id].endswith(f": {reason}")
+        with pytest.raises(TransitionRefused, match=f"^job {locked.id} cannot be rescheduled: {reason}$"):
+            await client.reschedule(locked.id, datetime.now(UTC) + timedelta(days=3))
 
 
 async def test_what_cannot_be_done_is_refused_before_anything_is(client: JobClient) -> None:

@@ -117,6 +117,23 @@ async def test_what_is_not_possible_any_more_is_said(viewer: Viewer, put: PutJob
     assert "is cancelled already" in page.text
 
 
+async def test_a_job_that_another_transaction_keeps_locked_is_named(
+    viewer: Viewer, put: PutJob, rows: Rows
+) -> None:
+    job_id, other = await put("processing", kind="crop"), await put("processing", kind="crop")
+    reason = "locked by another transaction: try again"
+    async with rows.connection.transaction():
+        await rows.query("SELECT FROM jsworker.jobs WHERE id = %s FOR UPDATE", job_id)
+        page = await viewer.see("/jobs", kind="crop")
+        question = await viewer.press(page, "Cancel", {"all": "yes"})
+        page = await viewer.press(question, "Cancel 2 jobs")
+        assert f"1 job cancelled; 1 refused: job {job_id} cannot be cancelled: {reason}" in page.text
+        question = await viewer.see(f"/jobs/{job_id}/clear")
+        page = await viewer.press(question, "Take back", {"reason": "it hangs"})
+        assert f"0 jobs taken back; 1 refused: job {job_id} cannot be taken back: {reason}" in page.text
+    assert (await rows.job(other))["cancel_requested"]
+
+
 async def test_two_who_act_at_once_change_a_job_once(client: JobClient, put: PutJob, rows: Rows) -> None:
     job_id = await put("failed")
     tabs = [Viewer(dashboard(client)) for _ in range(4)]

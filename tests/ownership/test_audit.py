@@ -130,7 +130,7 @@ class TestReschedule:
         job_id = insert_job(sql, "scheduled", run_at=ago(1))
         winner.run(publish.PROMOTE, {"limit": 10, "within": 1e9})
         moving = asyncio.create_task(reschedule(database, job_id, LATER))
-        await winner.blocks()
+        await winner.is_passed_over()
         winner.commit()
         with pytest.raises(TransitionRefused, match="is queued; only a job that waits for a time"):
             await moving

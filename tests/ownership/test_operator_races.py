@@ -1,10 +1,11 @@
 """CANCEL, RETRY and producers beside the owner: each sees the side of the other that was committed."""
 
 import asyncio
+from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import TextClause
 
 from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
@@ -32,7 +33,7 @@ class TestCancel:
     ) -> None:
         winner.fails(running)
         cancel = asyncio.create_task(control.cancel(database, [running]))
-        await winner.blocks()
+        await winner.is_passed_over()
         winner.commit()
         done = await cancel
         assert (done.cancelled, done.requested, done.final) == ([running], [], {})
@@ -45,7 +46,7 @@ class TestCancel:
     ) -> None:
         winner.fails(running, permanent="permanent")
         cancel = asyncio.create_task(control.cancel(database, [running]))
-        await winner.blocks()
+        await winner.is_passed_over()
         winner.commit()
         assert (await cancel).final == {running: "failed"}
         assert event_names(sql, running) == ["failed"]
@@ -53,7 +54,7 @@ class TestCancel:
     async def test_fail_undone(self, database: Database, sql: Sql, winner: Winner, running: UUID) -> None:
         winner.fails(running)
         cancel = asyncio.create_task(control.cancel(database, [running]))
-        await winner.blocks()
+        await winner.is_passed_over()
         winner.rollback()
         assert (await cancel).requested == [running]
         assert read_job(sql, running)["cancel_requested"]
@@ -95,7 +96,7 @@ class TestCancel:
     ) -> None:
         winner.resets(running)
         cancel = asyncio.create_task(control.cancel(database, [running]))
-        await winner.blocks()
+        await winner.is_passed_over()
         winner.commit()
         assert (await cancel).cancelled == [running]
         job = read_job(sql, running)
@@ -105,7 +106,7 @@ class TestCancel:
         job_id = insert_job(sql)
         winner.claims(job_id, WORKER)
         cancel = asyncio.create_task(control.cancel(database, [job_id]))
-        await winner.blocks()
+        await winner.is_passed_over()
         winner.commit()
         assert (await cancel).requested == [job_id]
 
@@ -126,17 +127,19 @@ class TestCancel:
         assert read_job(sql, job_id)["status"] == "cancelled"
 
     async def test_a_job_that_is_retried_while_it_is_looked_at(
-        self, database: Database, sql: Sql, winner: Winner
+        self, database: Database, sql: Sql, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """CANCEL saw it failed, the look afterwards finds it queued: it is live, so it is cancelled too."""
-        held, retried = insert_job(sql), insert_job(sql, "failed")
-        winner.run(text("SELECT 1 FROM jsworker.jobs WHERE id = :id FOR UPDATE"), {"id": held})
-        cancel = asyncio.create_task(control.cancel(database, [held, retried]))
-        await winner.blocks()
-        await retry(database, retried)
-        winner.commit()
-        done = await cancel
-        assert (set(done.cancelled), done.final) == ({held, retried}, {})
+        job_id, run = insert_job(sql, "failed"), database.run
+
+        async def retried_before_the_look(statement: TextClause, *given: Any, **options: Any) -> Any:
+            if statement is control.MISSED and read_job(sql, job_id)["status"] == "failed":
+                await retry(database, job_id)
+            return await run(statement, *given, **options)
+
+        monkeypatch.setattr(database, "run", retried_before_the_look)
+        done = await control.cancel(database, [job_id])
+        assert (done.cancelled, done.final) == ([job_id], {})
 
 
 class TestRetry:
@@ -144,7 +147,7 @@ class TestRetry:
         job_id = insert_job(sql, "failed")
         winner.retries(job_id)
         second = asyncio.create_task(retry(database, job_id))
-        await winner.blocks()
+        await winner.is_passed_over()
         winner.commit()
         with pytest.raises(
             TransitionRefused, match=r"is queued; only a failed or cancelled job can be retried$"

@@ -169,7 +169,7 @@ class TestSetPriority:
         job_id = insert_job(sql)
         winner.run(priorities.SET_PRIORITY, {"ids": [job_id], "priority": HIGH})
         second = asyncio.create_task(set_priority(database, job_id, HIGH))
-        await winner.blocks()
+        await winner.is_passed_over()
         winner.commit()
         await second
         job = read_job(sql, job_id)
@@ -180,7 +180,7 @@ class TestSetPriority:
         job_id = insert_job(sql)
         winner.claims(job_id, OTHER_WORKER)
         setting = asyncio.create_task(set_priority(database, job_id, HIGH))
-        await winner.blocks()
+        await winner.is_passed_over()
         winner.commit()
         with pytest.raises(TransitionRefused, match="is processing"):
             await setting
@@ -204,7 +204,7 @@ class TestSetPriority:
         job_id = insert_job(sql, needs_publish=True)
         winner.marks(job_id)
         setting = asyncio.create_task(set_priority(database, job_id, LOW))
-        await winner.blocks()
+        await winner.is_passed_over()
         winner.commit()
         await setting
         assert await publish.mark(database, [Sent(job_id, 1, 9, None)]) == 0
@@ -215,7 +215,7 @@ class TestSetPriority:
         job_id = insert_job(sql, "scheduled", run_at=ago(1))
         winner.run(publish.PROMOTE, {"limit": 10, "within": 1e9})
         setting = asyncio.create_task(set_priority(database, job_id, HIGH))
-        await winner.blocks()
+        await winner.is_passed_over()
         winner.commit()
         await setting
         job = read_job(sql, job_id)
@@ -225,7 +225,7 @@ class TestSetPriority:
         job_id = insert_job(sql)
         winner.cancels(job_id)
         setting = asyncio.create_task(set_priority(database, job_id, HIGH))
-        await winner.blocks()
+        await winner.is_passed_over()
         winner.commit()
         with pytest.raises(TransitionRefused, match="is cancelled"):
             await setting

@@ -11,6 +11,8 @@ import pytest
 from sqlalchemy import text
 
 from jsworker.ownership.database import Database
+from jsworker.ownership.predicates import ANY_AGE
+from jsworker.ownership.statements import waiting
 from jsworker.ownership.transitions import control, heartbeat, publish, reset
 from jsworker.ownership.transitions.claim import look_at_refused
 from jsworker.ownership.transitions.enqueue import new_job_id
@@ -245,9 +247,10 @@ class TestLockOrder:
             insert_job(sql, id=job_id, needs_publish=True)
         winner.run(text("SELECT 1 FROM jsworker.jobs WHERE id = :id FOR UPDATE"), {"id": ids[4]})
         given = [*ids[6:], *ids[:6]]
-        waiting = asyncio.create_task(control.cancel(database, given))
+        values = {"ids": given, "statuses": list(control.LIVE), **ANY_AGE.values()}
+        cancelling = asyncio.create_task(database.run(waiting(control.CANCEL), values))
         await winner.blocks()
         free = sql.execute("SELECT id FROM jsworker.jobs ORDER BY id FOR UPDATE SKIP LOCKED").fetchall()
         assert [row["id"] for row in free] == ids[5:]
         winner.commit()
-        await waiting
+        assert len(await cancelling) == len(ids)

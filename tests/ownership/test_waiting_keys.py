@@ -462,7 +462,7 @@ async def test_a_lock_on_one_that_has_expired_holds_up_the_recovery_of_no_other_
         assert {each.id for each in taken.resets} == set(ids)
         assert {job_id: error.sqlstate for job_id, error in taken.refused.items()} == {keyed: "55P03"}
         assert await fail(database, keyed) is Settled.REFUSED
-    assert len(statements) < 30
+    assert len(statements) < (90 if cause == "operator" else 30)  # an operator's reset is tried several times
     assert read_job(sql, keyed)["status"] == "processing"
     assert await fail(database, keyed) is Settled.SCHEDULED
     assert read_job(sql, expired)["failure_reason"] == "expired"

@@ -155,7 +155,7 @@ async def test_a_refused_member_is_named_and_the_others_are_cancelled(database: 
     flow = await stored(database, sql, ("a", 3, ()), ("b", 1, ("a",)))
     bad = flow.members("a")[1]
     await claimed(database, flow.member("a"))
-    expected = rf"^3 jobs were cancelled, 1 were not; the first one: job {bad}: "
+    expected = rf"^3 jobs were cancelled, 1 were not; the first one: job {bad} cannot be cancelled: "
     with refusing(sql, bad, "cancelled"), pytest.raises(TransitionRefused, match=expected):
         await cancel_workflow(database, flow.id)
     assert [read_job(sql, each)["status"] for each in (*flow.members("a"), flow.member("b"))] == [

@@ -61,6 +61,14 @@ class Winner:
         """Wait until so many statements wait for this transaction."""
         await eventually(lambda: self.blocked() == statements, f"{statements} waiting for the winner")
 
+    async def is_passed_over(self) -> None:
+        """Wait until an operator's statement has skipped locked rows and its caller has looked at them."""
+        looked = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle'"
+            r" AND query ~ '^SELECT (j\.)?id'"
+        )
+        await eventually(lambda: read_value(self._sql, looked) > 0, "a look at what the winner has locked")
+
     def claims(self, job_id: UUID, worker_id: str) -> None:
         """Claim, and leave the claim open."""
         parameters = {

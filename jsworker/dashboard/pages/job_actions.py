@@ -143,7 +143,9 @@ async def _act_on(visit: Visit, verb: str, ids: Sequence[UUID], form: FormData) 
             taken = await reset.reset_by_operator(database, seen=running, reason=how, entry=entry)
             resets = {each.id for each in taken.resets}
             why = {
-                each: f"job {each} does not run, has begun another run, or its worker writes it right now"
+                each: f"job {each} cannot be taken back: {taken.refused[each]}"
+                if each in taken.refused
+                else f"job {each} does not run, or has begun another run"
                 for each in ids
                 if each not in resets
             }

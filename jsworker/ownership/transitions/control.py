@@ -22,9 +22,19 @@ from jsworker.ownership.predicates import (
     processing,
     without_batch,
 )
-from jsworker.ownership.refusals import in_halves
+from jsworker.ownership.refusals import in_halves, write_unlocked
 from jsworker.ownership.schema import FINAL, STATUSES
-from jsworker.ownership.statements import NOT_HELD, NOW, compiled, entry, given_array, j, json_object
+from jsworker.ownership.statements import (
+    NOT_HELD,
+    NOW,
+    WAITS_BRIEFLY,
+    compiled,
+    entry,
+    given_array,
+    j,
+    json_object,
+    locked,
+)
 from jsworker.ownership.transitions import reopen, workflows
 from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 from jsworker.ownership.transitions.expire import write_beside_expired
@@ -39,10 +49,9 @@ _ids = given_array("ids", sa.Uuid)
 _is_meant = sa.and_(j.c.status == sa.any_(given_array("statuses", sa.Text)), as_old_as_chosen)
 
 
-def _cancel(*, skip_locked: bool = False) -> sa.TextClause:
+def _cancel() -> sa.TextClause:
     """Return CANCEL, one UPDATE with a CASE on the status: two could both miss a job that fails in between."""
-    meant = sa.select(j.c.id).where(j.c.id == sa.any_(_ids), live, _is_meant)
-    locked = meant.order_by(j.c.id).with_for_update(key_share=True, skip_locked=skip_locked).cte("live")
+    taken = locked(sa.select(j.c.id).where(j.c.id == sa.any_(_ids), live, _is_meant), "live")
     asked = (
         sa.update(j)
         .values(
@@ -52,7 +61,7 @@ def _cancel(*, skip_locked: bool = False) -> sa.TextClause:
             finished_at=sa.case((~processing, NOW)),
             **NOT_HELD,
         )
-        .where(j.c.id == locked.c.id, live)
+        .where(j.c.id == taken.c.id, live)
         .returning(*j.c["id", "status", "worker_id", "fencing_token", "batch_id"])
         .cte("asked")
     )
@@ -70,8 +79,8 @@ def _retry() -> sa.TextClause:
     The job is queued at once, even if it waited for a time, an event or its key when it was cancelled.
     """
     found = sa.select(*j.c["id", "status", "failure_reason"])
-    dead = found.where(j.c.id == sa.any_(_ids), may_be_retried, without_batch)
-    locked = dead.order_by(j.c.id).with_for_update(key_share=True).cte("dead")
+    found = found.where(j.c.id == sa.any_(_ids), may_be_retried, without_batch, WAITS_BRIEFLY)
+    dead = locked(found, "dead")
     retried = (
         sa.update(j)
         .values(
@@ -82,8 +91,8 @@ def _retry() -> sa.TextClause:
             **NOT_HELD,
             expires_at=sa.case((~is_over, j.c.expires_at)),
         )
-        .where(j.c.id == locked.c.id, may_be_retried)
-        .returning(*j.c["id", "fencing_token", "dispatch"], locked.c.status, locked.c.failure_reason)
+        .where(j.c.id == dead.c.id, may_be_retried)
+        .returning(*j.c["id", "fencing_token", "dispatch"], dead.c.status, dead.c.failure_reason)
         .cte("retried")
     )
     detail = json_object(
@@ -93,7 +102,6 @@ def _retry() -> sa.TextClause:
 
 
 CANCEL = _cancel()
-CANCEL_UNLOCKED = _cancel(skip_locked=True)
 RETRY = _retry()
 STATUS = compiled(
     sa.select(*j.c["id", "status", "batch_id"], may_be_retried.label("may_be_retried")).where(
@@ -112,7 +120,8 @@ class Cancelled:
         requested: running jobs, whose owners learn of it with their next heartbeat.
         final: jobs that had already ended, with their status.
         unknown: ids without a job.
-        refused: jobs whose row PostgreSQL refused to update, each with the reason.
+        refused: jobs that another transaction keeps locked, or whose row PostgreSQL refused to update, each with
+            the reason.
         other: live jobs that do not, or no longer, meet the conditions, with their status.
     """
 
@@ -140,39 +149,30 @@ async def cancel(
     async def write(some: Sequence[UUID]) -> Sequence[Row]:
         return await run_noted(database, CANCEL, {"ids": list(some), **wanted}, entry)
 
+    async def look(some: Sequence[UUID]) -> Sequence[Row]:
+        return await database.run(MISSED, {"ids": list(some), **wanted})
+
     meant = LIVE if statuses is None else LIVE.intersection(statuses)
     wanted = {"statuses": list(meant), **age.values()}
-    asked: dict[UUID, str] = {}
-    batches: set[UUID] = set()
-    seen: dict[UUID, str] = {}
-    refused: dict[UUID, str] = {}
-    missed = list(ids)
-    while missed:  # again for jobs that were retried between the two statements
-        rows, bad = await in_halves(missed, write)
-        asked |= {row.id: row.status for row in rows}
-        batches |= _ended_in(rows)
-        refused |= {job_id: str(error) for job_id, error in bad}
-        missed = [job_id for job_id in missed if job_id not in asked and job_id not in refused]
-        if missed:
-            found = await database.run(MISSED, {"ids": missed, **wanted})
-            seen |= {row.id: row.status for row in found}
-            missed = [row.id for row in found if row.meant]
-    await _look_after(database, batches)
-    left = {job_id: status for job_id, status in seen.items() if job_id not in asked | refused}
+    rows, bad, found = await write_unlocked(ids, write, look, lambda row: bool(row.meant))
+    await _look_after(database, _ended_in(rows))
+    asked: dict[UUID, str] = {row.id: row.status for row in rows}
+    refused = {job_id: f"job {job_id} cannot be cancelled: {error}" for job_id, error in bad}
+    left: dict[UUID, str] = {row.id: row.status for row in found.values()}
     return Cancelled(
         cancelled=[job_id for job_id, status in asked.items() if status == "cancelled"],
         requested=[job_id for job_id, status in asked.items() if status == "processing"],
         final={job_id: status for job_id, status in left.items() if status not in LIVE},
-        unknown=[job_id for job_id in ids if job_id not in asked | refused | seen],
+        unknown=[job_id for job_id in ids if job_id not in asked | refused | left],
         refused=refused,
         other={job_id: status for job_id, status in left.items() if status in LIVE},
     )
 
 
 async def cancel_unlocked(database: Database, ids: Sequence[UUID]) -> None:
-    """Cancel live jobs like ``cancel``, but skip locked rows: for sweeps, which come again."""
+    """Cancel live jobs like ``cancel``, but try locked rows only once: for sweeps, which come again."""
     wanted = {"statuses": list(LIVE), **ANY_AGE.values()}
-    rows, _ = await in_halves(ids, lambda some: database.run(CANCEL_UNLOCKED, {"ids": list(some), **wanted}))
+    rows, _ = await in_halves(ids, lambda some: database.run(CANCEL, {"ids": list(some), **wanted}))
     await _look_after(database, _ended_in(rows))
 
 
@@ -198,15 +198,19 @@ async def retry_all(database: Database, ids: Sequence[UUID], *, entry: AuditEntr
         retry = partial(run_noted, database, RETRY, {"ids": uuid_array(some)}, entry)
         return await write_beside_expired(database, some, retry)
 
+    async def look(some: Sequence[UUID]) -> Sequence[Row]:
+        return await database.run(STATUS, {"ids": uuid_array(some)})
+
     wanted = list(dict.fromkeys(ids))
-    rows, bad = await in_halves(wanted, write, size=_RETRIED_AT_ONCE)
+    rows, bad, left = await write_unlocked(
+        wanted, write, look, lambda row: row.may_be_retried and row.batch_id is None, size=_RETRIED_AT_ONCE
+    )
     done = {row.id for row in rows}
     refused: dict[UUID, str] = {}
     for job_id, error in bad:
         is_taken = error.constraint in ("jobs_unique_live", "jobs_unique_waiting")
         why = "a live job holds its unique key" if is_taken else str(error)
         refused[job_id] = f"job {job_id} cannot be retried: {why}"
-    left = await _statuses(database, [each for each in wanted if each not in done | refused.keys()])
     members: dict[UUID, list[UUID]] = {}
     for row in left.values():
         if row.may_be_retried and row.batch_id is not None:
@@ -214,22 +218,17 @@ async def retry_all(database: Database, ids: Sequence[UUID], *, entry: AuditEntr
     for batch, some in members.items():
         retry = partial(reopen.retry_members, database, batch, entry=entry)
         try:
-            rows, bad = await in_halves(some, retry)
+            rows, bad, found = await write_unlocked(some, retry, look, lambda row: bool(row.may_be_retried))
         except TransitionRefused as error:
             refused |= {each: f"job {each} cannot be retried: {error}" for each in some}
             continue
         done |= {row.id for row in rows}
         refused |= {each: f"job {each} cannot be retried: {error}" for each, error in bad}
-    left |= await _statuses(database, [each for some in members.values() for each in some])
+        left |= found
     refused |= {
         each: _unretryable(each, left.get(each)) for each in wanted if each not in done | refused.keys()
     }
     return Changed([each for each in wanted if each in done], refused)
-
-
-async def _statuses(database: Database, ids: Sequence[UUID]) -> dict[UUID, Row]:
-    rows = await database.run(STATUS, {"ids": uuid_array(ids)}) if ids else ()
-    return {row.id: row for row in rows}
 
 
 def _unretryable(job_id: UUID, row: Row | None) -> str:

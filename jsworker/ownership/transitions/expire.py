@@ -6,11 +6,11 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from jsworker.core.errors import DatabaseRefused, LockTimeout, TransitionRefused
+from jsworker.core.errors import DatabaseRefused, TransitionRefused
 from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row, uuid_array
-from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.refusals import RowLocked, RowRefused
 from jsworker.ownership.statements import (
     AT_START,
     NOT_HELD,
@@ -120,7 +120,7 @@ async def write_beside_expired(
     """Return what ``write`` returns; if expired jobs hold keys of ``ids``, cancel these jobs and write again.
 
     Raises:
-        RowRefused: by ``write``; as a lock timeout if a locked expired job may hold its key for long.
+        RowRefused: by ``write``; RowLocked if a locked expired job may hold its key for long.
     """
     try:
         return await write()
@@ -139,4 +139,4 @@ async def write_beside_expired(
             raise
         if over.isdisjoint(row.id for row in await database.run(OVER_BESIDE, named)):
             raise  # another job has taken the key since
-        raise RowRefused(LockTimeout.sqlstate, error.constraint) from None
+        raise RowLocked(error.constraint) from None

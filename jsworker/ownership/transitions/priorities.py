@@ -13,11 +13,11 @@ from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row, uuid_array
 from jsworker.ownership.predicates import has_other_priority, queued, waits_for_a_run
-from jsworker.ownership.refusals import in_halves
+from jsworker.ownership.refusals import write_unlocked
 from jsworker.ownership.statements import NOW, compiled, condition, filled, given, given_array, j, json_object
 from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 
-_TRIES: Final = 3
+_WAITING: Final = ("queued", "scheduled")
 _AT_ONCE: Final = 500
 
 
@@ -31,7 +31,7 @@ def _set_priority() -> sa.TextClause:
     chosen = sa.select(j.c.id, j.c.priority.label("was")).where(
         j.c.id == sa.any_(given_array("ids", sa.Uuid)), waits_for_a_run, has_other_priority
     )
-    locked = chosen.order_by(j.c.id).with_for_update(key_share=True).cte("chosen")
+    locked = statements.locked(chosen, "chosen")
     moved = (
         sa.update(j)
         .values(
@@ -100,27 +100,23 @@ async def set_priorities(
         values = {"ids": uuid_array(some), "priority": priority}
         return await run_noted(database, SET_PRIORITY, values, entry)
 
-    left = list(dict.fromkeys(ids))
-    changed: list[UUID] = []
-    refused: dict[UUID, str] = {}
-    for _ in range(_TRIES):  # a job may, for example, be released between the two statements
-        rows, bad = await in_halves(left, write, size=_AT_ONCE)
-        changed += [row.id for row in rows]
-        refused |= {each: f"the priority of job {each} cannot be set: {error}" for each, error in bad}
-        missed = [each for each in left if each not in {*changed, *refused}]
-        if not missed:
-            return Changed(changed, refused)
-        found = {row.id: row for row in await database.run(STANDING, {"ids": uuid_array(missed)})}
-        left = []
-        for each in missed:
-            if each not in found:
-                refused[each] = f"job {each} does not exist"
-            elif found[each].status not in {"queued", "scheduled"}:
-                rule = "only a waiting job's priority can be set"
-                refused[each] = f"job {each} is {found[each].status}; {rule}"
-            elif found[each].priority != priority:
-                left.append(each)
-    refused |= {each: f"job {each} goes in and out of the queue too fast; try again" for each in left}
+    async def look(some: Sequence[UUID]) -> Sequence[Row]:
+        return await database.run(STANDING, {"ids": uuid_array(some)})
+
+    def is_meant(row: Row) -> bool:
+        return row.status in _WAITING and row.priority != priority
+
+    rows, bad, left = await write_unlocked(ids, write, look, is_meant, size=_AT_ONCE)
+    changed = [row.id for row in rows]
+    refused = {each: f"the priority of job {each} cannot be set: {error}" for each, error in bad}
+    known = {*changed, *refused, *left}
+    refused |= {each: f"job {each} does not exist" for each in ids if each not in known}
+    rule = "only a waiting job's priority can be set"
+    refused |= {
+        each: f"job {each} is {row.status}; {rule}"
+        for each, row in left.items()
+        if row.status not in _WAITING
+    }
     return Changed(changed, refused)
 
 

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
 
+from psycopg.errors import LockNotAvailable
 from sqlalchemy import TextClause
 
-from jsworker.core.errors import TransitionRefused
-from jsworker.ownership import predicates
+from jsworker.core.errors import LockTimeout, TransitionRefused
+from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row, Transaction, uuid_array
+from jsworker.ownership.refusals import RowLocked
 from jsworker.ownership.statements import condition, filled, sql
 from jsworker.ownership.transitions.audit import AuditEntry
 
@@ -26,6 +28,7 @@ _PARTS: Final = {
     "cancelled_for_needs": condition(predicates.cancelled_for_needs),
     "is_over": condition(predicates.is_over),
     "not_cancelled": sql(predicates.not_cancelled),
+    "briefly": sql(statements.WAITS_BRIEFLY),
 }
 
 
@@ -42,7 +45,8 @@ RETURNING w.id
 WORKFLOW_OF = _statement("SELECT b.workflow FROM jsworker.batches AS b WHERE b.id = CAST(:batch AS uuid)")
 
 # Opens the batches of the retried jobs, then the batches that need one of these and have members cancelled
-# for their needs, and so on.
+# for their needs, and so on. From here on the transaction waits only briefly: a job's own transaction that adds to
+# its batch keeps that locked.
 REOPEN = _statement("""
 WITH RECURSIVE opened(id) AS (
   SELECT j.batch_id FROM jsworker.jobs AS j JOIN jsworker.batches AS b ON b.id = j.batch_id
@@ -51,7 +55,8 @@ WITH RECURSIVE opened(id) AS (
   SELECT n.batch FROM opened JOIN jsworker.batch_needs AS n ON n.needs = opened.id
   WHERE EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.batch_id = n.batch AND {cancelled_for_needs})
 ), mine AS (
-  SELECT b.id FROM jsworker.batches AS b JOIN opened ON opened.id = b.id ORDER BY b.id FOR NO KEY UPDATE OF b
+  SELECT b.id FROM jsworker.batches AS b JOIN opened ON opened.id = b.id
+  WHERE {briefly} ORDER BY b.id FOR NO KEY UPDATE OF b
 )
 UPDATE jsworker.batches AS b SET
   generation = b.generation + 1, finished_at = NULL, outcome = NULL, propagated = false
@@ -80,7 +85,7 @@ WITH dead AS MATERIALIZED (
         OR b.on_failure = 'cancel' AND need.outcome <> 'completed')) AS waits
   FROM jsworker.jobs AS j
   WHERE j.id = ANY(CAST(:ids AS uuid[])) AND j.batch_id = ANY(CAST(:batches AS uuid[])) AND ({may_be_retried})
-  ORDER BY j.id FOR NO KEY UPDATE OF j
+  ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
 ), retried AS (
   UPDATE jsworker.jobs AS j SET
     status = CASE WHEN dead.waits THEN 'scheduled' ELSE 'queued' END,
@@ -124,7 +129,7 @@ RETURNING job_id AS id
 
 
 class _NoneIsLeft(Exception):
-    """None of the members can be retried any more."""
+    """None of the members can be retried any more, or all of them are locked."""
 
 
 async def retry_members(
@@ -133,8 +138,9 @@ async def retry_members(
     """Put failed or cancelled jobs of the workflow of a batch back into the queue; return the retried ones.
 
     Raises:
-        TransitionRefused: the workflow was cancelled or is gone.
-        RowRefused: PostgreSQL refuses a row; none is retried.
+        TransitionRefused: the workflow was cancelled or is gone, or another transaction has locked a batch, or a
+            job that is to be held again.
+        RowRefused: PostgreSQL refuses a row; none is retried. RowLocked: another transaction takes a unique key.
     """
 
     async def write(transaction: Transaction) -> Sequence[Row]:
@@ -149,7 +155,12 @@ async def retry_members(
             raise _NoneIsLeft  # retried by somebody else meanwhile: the workflow stays as it is
         opened = {"batches": uuid_array(row.id for row in rows)}
         await transaction.run(LOOK_AGAIN, opened)
-        retried = await transaction.run(RETRY_MEMBERS, given | opened)
+        try:
+            retried = await transaction.run(RETRY_MEMBERS, given | opened)
+        except LockNotAvailable:
+            raise RowLocked from None
+        if not retried:
+            raise _NoneIsLeft
         await transaction.run(HOLD_AGAIN, opened)
         if entry is not None:
             await entry.note(transaction, changed=len(retried))
@@ -159,3 +170,6 @@ async def retry_members(
         return await database.in_transaction(write, seconds=_SECONDS)
     except _NoneIsLeft:
         return []
+    except LockTimeout:
+        says = f"batch {batch}, or what needs it, is locked by another transaction: try again"
+        raise TransitionRefused(says) from None

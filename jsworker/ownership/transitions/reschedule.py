@@ -11,7 +11,7 @@ from jsworker.ownership import statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row, uuid_array
 from jsworker.ownership.predicates import waits_for_a_time
-from jsworker.ownership.refusals import in_halves
+from jsworker.ownership.refusals import write_unlocked
 from jsworker.ownership.statements import compiled, given, given_array, j, json_object
 from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 from jsworker.ownership.transitions.priorities import Changed
@@ -27,7 +27,7 @@ def _reschedule() -> sa.TextClause:
     chosen = sa.select(j.c.id, j.c.run_at.label("was")).where(
         j.c.id == sa.any_(given_array("ids", sa.Uuid)), waits_for_a_time
     )
-    locked = chosen.order_by(j.c.id).with_for_update(key_share=True).cte("chosen")
+    locked = statements.locked(chosen, "chosen")
     moved = (
         sa.update(j)
         .values(run_at=given("run_at", sa.DateTime(timezone=True)), behind=sa.null())
@@ -52,14 +52,18 @@ async def reschedule_all(
         values = {"ids": uuid_array(some), "run_at": run_at}
         return await run_noted(database, RESCHEDULE, values, entry)
 
+    async def look(some: Sequence[UUID]) -> Sequence[Row]:
+        return await database.run(WAITS, {"ids": uuid_array(some)})
+
+    def is_meant(row: Row) -> bool:
+        return row.status == "scheduled" and row.held_by is None
+
     wanted = list(dict.fromkeys(ids))
-    rows, bad = await in_halves(wanted, write, size=_AT_ONCE)
+    rows, bad, left = await write_unlocked(wanted, write, look, is_meant, size=_AT_ONCE)
     done = {row.id for row in rows}
     refused = {each: f"job {each} cannot be rescheduled: {error}" for each, error in bad}
-    missed = [each for each in wanted if each not in done and each not in refused]
-    if missed:
-        found = {row.id: row for row in await database.run(WAITS, {"ids": uuid_array(missed)})}
-        refused |= {each: _why_not(each, found.get(each)) for each in missed}
+    known = done.union(refused)
+    refused |= {each: _why_not(each, left.get(each)) for each in wanted if each not in known}
     return Changed([each for each in wanted if each in done], refused)
 
 

@@ -12,12 +12,12 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from jsworker.core.errors import DatabaseRefused
+from jsworker.core.errors import LockTimeout
 from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
 from jsworker.ownership.predicates import ANY_AGE, RunAge
-from jsworker.ownership.refusals import RowRefused, in_halves
+from jsworker.ownership.refusals import RowLocked, RowRefused, in_halves, write_unlocked
 from jsworker.ownership.schema import untold_resets
 from jsworker.ownership.statements import NOW, compiled, given, given_array, j
 from jsworker.ownership.transitions.audit import AuditEntry, run_noted
@@ -27,7 +27,6 @@ InLine = dict[tuple[UUID, int], bool]
 """Whether a job of a dead owner had not begun, by id and fencing token, when it was first seen."""
 
 _BATCH: Final = 500
-_LOCK_NOT_AVAILABLE: Final = "55P03"
 
 
 def _reset(
@@ -123,6 +122,9 @@ RESET_BY_OPERATOR = _reset(
     sa.select().select_from(j.join(_chosen, _chosen.c.id == j.c.id)).where(*_as_chosen),
     counted=sa.false(),
     is_reported=False,
+)
+STILL_CHOSEN = compiled(
+    sa.select(j.c.id).select_from(j.join(_chosen, _chosen.c.id == j.c.id)).where(*_as_chosen)
 )
 
 # One worker deletes each row and then reports it: if that worker dies in between, the reset stays unreported,
@@ -249,7 +251,7 @@ class Reset:
 
 
 class TakenBack(NamedTuple):
-    """The jobs that were taken back, and the refused rows; other rows had changed or were locked."""
+    """The jobs that were taken back, and the refused rows; other rows had changed, or a sweep found them locked."""
 
     resets: list[Reset]
     refused: Mapping[UUID, RowRefused]
@@ -339,12 +341,22 @@ async def reset_by_operator(
     entry: AuditEntry | None = None,
 ) -> TakenBack:
     """Take back jobs for an operator, each at the token that was seen, if it still meets ``age``."""
-    values = {"worker_id": None, "reason": reason, **age.values()}
-    rows: dict[str, list[Any]] = {
-        "ids": [job_id for job_id, _ in seen],
-        "tokens": [token for _, token in seen],
-    }
-    return await _take_back(database, RESET_BY_OPERATOR, values, rows, entry)
+    tokens, chosen = dict(seen), age.values()
+
+    def of(some: Sequence[UUID]) -> dict[str, Any]:
+        return {"ids": list(some), "tokens": [tokens[job_id] for job_id in some], **chosen}
+
+    async def write(some: Sequence[UUID]) -> Sequence[Row]:
+        values = {"worker_id": None, "reason": reason, **of(some)}
+        return await write_beside_expired(
+            database, some, partial(run_noted, database, RESET_BY_OPERATOR, values, entry)
+        )
+
+    async def look(some: Sequence[UUID]) -> Sequence[Row]:
+        return await database.run(STILL_CHOSEN, of(some))
+
+    taken, refused, _ = await write_unlocked(list(tokens), write, look, size=_BATCH)
+    return TakenBack([Reset(*row) for row in taken], dict(refused))
 
 
 async def take_unreported(database: Database) -> list[Reset]:
@@ -357,19 +369,16 @@ async def _take_back(
     statement: sa.TextClause,
     values: dict[str, Any],
     rows: Mapping[str, Sequence[Any]],
-    entry: AuditEntry | None = None,
 ) -> TakenBack:
     """Take back ``rows``, given as columns; a row is refused while a transaction is taking its unique key."""
 
     async def write(places: Sequence[int]) -> Sequence[Row]:
         some = {name: [column[place] for place in places] for name, column in rows.items()}
         try:
-            reset = partial(run_noted, database, statement, values | some, entry)
+            reset = partial(database.run, statement, values | some)
             return await write_beside_expired(database, some["ids"], reset)
-        except DatabaseRefused as error:
-            if error.sqlstate != _LOCK_NOT_AVAILABLE:
-                raise
-            raise RowRefused(_LOCK_NOT_AVAILABLE, "jobs_unique_waiting") from None
+        except LockTimeout:
+            raise RowLocked("jobs_unique_waiting") from None
 
     taken, refused = await in_halves(range(len(rows["ids"])), write, size=_BATCH)
     return TakenBack([Reset(*row) for row in taken], {rows["ids"][place]: error for place, error in refused})

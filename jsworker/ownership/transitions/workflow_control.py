@@ -11,7 +11,7 @@ from jsworker.core.errors import OwnershipLost, TransitionRefused
 from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row, uuid_array
-from jsworker.ownership.refusals import Refused, RowRefused, in_halves
+from jsworker.ownership.refusals import Refused, RowRefused, write_unlocked
 from jsworker.ownership.statements import condition, filled, sql
 from jsworker.ownership.transitions import control, reopen
 from jsworker.ownership.transitions.audit import AuditEntry, run_noted
@@ -125,8 +125,8 @@ async def cancel_workflow(
     """Cancel the live jobs of a workflow; the workers' scans cancel members that are added meanwhile.
 
     Raises:
-        TransitionRefused: there is no such workflow, or it has ended; or PostgreSQL refused the rows of some
-            jobs, and the others were cancelled.
+        TransitionRefused: there is no such workflow, or it has ended; or the rows of some jobs were refused or
+            locked, and the others were cancelled; the workers' scans cancel locked ones later.
     """
     if not await run_noted(database, CANCEL_WORKFLOW, {"id": workflow}, entry):
         await _refuse(database, workflow, "cancelled")
@@ -137,10 +137,9 @@ async def cancel_workflow(
         refused |= done.refused
     [row] = await database.run(CANCELLED_SINCE, {"id": workflow}, seconds=_COUNT_SECONDS)  # also by NEEDS
     if refused:
-        job_id, reason = next(iter(refused.items()))
         raise TransitionRefused(
             f"{row.jobs + requested} jobs were cancelled, {len(refused)} were not;"
-            f" the first one: job {job_id}: {reason}"
+            f" the first one: {next(iter(refused.values()))}"
         )
     return CancelledWorkflow(row.jobs, requested)
 
@@ -172,11 +171,15 @@ async def retry_workflow(database: Database, workflow: UUID, *, entry: AuditEntr
         TransitionRefused: there is no such workflow, it was cancelled, or none of its jobs has failed; or some
             jobs cannot be retried, and the others were.
     """
+
+    async def look(some: Sequence[UUID]) -> Sequence[Row]:
+        return await database.run(control.STATUS, {"ids": uuid_array(some)})
+
     retried, refused = 0, Refused[UUID]()
     async for rows in _pages(database, FAILED_MEMBERS, workflow, "failed"):
         members = [row.id for row in rows]
         retry = partial(reopen.retry_members, database, rows[0].batch_id, entry=entry)
-        done, bad = await in_halves(members, retry)
+        done, bad, _ = await write_unlocked(members, retry, look, lambda row: row.status == "failed")
         retried += len(done)
         refused += bad
     if refused:
