@@ -20,6 +20,7 @@ from jsworker.ownership.queries.server_report import (
     Sharing,
     wanted_constraints,
     wanted_indexes,
+    wanted_shapes,
 )
 
 _LEAST_VERSION: Final = 12
@@ -172,11 +173,18 @@ def rights(rights: list[MissingRight], server: Server, login: Login = "worker") 
 
 
 def indexes(schema: Schema) -> Iterator[Finding]:
-    """All indexes are there and valid."""
+    """All indexes are there, as they must be, and valid."""
+    shapes = wanted_shapes()
     for name, statement in sorted(wanted_indexes().items()):
+        create = statement.replace("INDEX ", "INDEX CONCURRENTLY ", 1)
         if name not in schema.indexes:
-            create = statement.replace("INDEX ", "INDEX CONCURRENTLY ", 1)
             yield error(f"index {name} is missing: searches read whole tables", create)
+        elif (shape := schema.indexes[name].shape) != shapes[name]:
+            yield error(
+                f"index {name} is {printable(shape, 200)}, must be {shapes[name]}: searches are slow, and a"
+                " unique index refuses nothing or too much",
+                f"DROP INDEX CONCURRENTLY jsworker.{name}; {create}",
+            )
     for index in schema.indexes.values():
         if not index.valid:
             yield error(
@@ -199,6 +207,15 @@ def constraints(schema: Schema) -> Iterator[Finding]:
             yield error(f"trigger {name} is disabled: {fear}", enable)
 
 
+def persistence(schema: Schema) -> Iterator[Finding]:
+    """No table is emptied by a crash of the server."""
+    for name in schema.unlogged:
+        yield error(
+            f"table {name} is UNLOGGED: PostgreSQL empties it after a crash, and standbys have none of it",
+            f"ALTER TABLE jsworker.{_quoted(name)} SET LOGGED",
+        )
+
+
 def _quoted(name: str) -> str:
     return '"' + printable(name, 100).replace('"', '""') + '"'
 
@@ -212,4 +229,4 @@ def _allowed_connections(server: Server) -> int:
 
 
 CHECKS: Final = (connection, sessions, migration, durability, rights, encryption, pooler, connections)
-TABLE_CHECKS: Final = (indexes, constraints)
+TABLE_CHECKS: Final = (indexes, constraints, persistence)

@@ -360,6 +360,25 @@ BROKEN_TABLES = [
         "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'jsworker.jobs_queued_in_order'::regclass",
         *("tables.indexes", "error", "index jobs_queued_in_order on jobs is invalid"),
     ),
+    *(
+        (
+            f"DROP INDEX jsworker.{name}; CREATE {wrong}",
+            *("tables.indexes", "error", f"index {name} is {shape}"),
+        )
+        for name, wrong, shape in (
+            (
+                "jobs_unique_live",
+                "INDEX jobs_unique_live ON jsworker.jobs (kind)",
+                "jobs (kind), must be UNIQUE jobs (kind, unique_key) WHERE …: ",
+            ),
+            (
+                "jobs_failures",
+                "INDEX jobs_failures ON jsworker.jobs (kind, lower(kind), finished_at, id)",
+                "jobs (kind, …, finished_at, id), must be jobs (kind, …, finished_at, id) WHERE …: ",
+            ),
+        )
+    ),
+    ("ALTER TABLE jsworker.audit SET UNLOGGED", "tables.persistence", "error", "table audit is UNLOGGED: "),
     (
         "ALTER TABLE jsworker.jobs DROP CONSTRAINT jobs_conservation",
         *("tables.constraints", "error", "jobs_conservation"),
@@ -382,7 +401,8 @@ def test_tables_out_of_shape(world: World, statement: str, check: str, level: st
     assert finding["level"] == level
     assert says in finding["says"]
     if "Restore" not in finding["do"]:
-        world.sql.execute(finding["do"].encode())
+        for one in finding["do"].split("; "):  # as psql sends them
+            world.sql.execute(one.encode())
         assert the_finding(world.findings(), check)["level"] == "ok"
 
 

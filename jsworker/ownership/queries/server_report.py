@@ -70,17 +70,25 @@ SELECT NULL, 'USAGE' WHERE NOT has_schema_privilege(to_regnamespace('jsworker'),
 
 # Triggers fire on a plain connection when they are enabled for the origin or always.
 CATALOG = text("""
-SELECT 'index' AS what, c.relname AS name, t.relname AS "table", i.indisvalid AND i.indisready AS holds
+SELECT 'index' AS what, c.relname AS name, t.relname AS "table", i.indisvalid AND i.indisready AS holds,
+  concat(CASE WHEN i.indisunique THEN 'UNIQUE ' END, t.relname, ' (', (
+    SELECT string_agg(coalesce(a.attname, '…'), ', ' ORDER BY k.place)
+    FROM unnest(i.indkey) WITH ORDINALITY AS k(attribute, place)
+    LEFT JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attribute
+  ), ')', CASE WHEN i.indpred IS NOT NULL THEN ' WHERE …' END) AS shape
 FROM pg_index AS i
 JOIN pg_class AS c ON c.oid = i.indexrelid
 JOIN pg_class AS t ON t.oid = i.indrelid
 WHERE t.relnamespace = to_regnamespace('jsworker')
 UNION ALL
-SELECT 'constraint', con.conname, t.relname, con.convalidated
+SELECT 'constraint', con.conname, t.relname, con.convalidated, NULL
 FROM pg_constraint AS con JOIN pg_class AS t ON t.oid = con.conrelid
 WHERE con.connamespace = to_regnamespace('jsworker') AND con.contype = 'c'
 UNION ALL
-SELECT 'trigger', tg.tgname, c.relname, tg.tgenabled IN ('O', 'A')
+SELECT 'table', c.relname, c.relname, c.relpersistence <> 'u', NULL
+FROM pg_class AS c WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relkind = 'r'
+UNION ALL
+SELECT 'trigger', tg.tgname, c.relname, tg.tgenabled IN ('O', 'A'), NULL
 FROM pg_trigger AS tg JOIN pg_class AS c ON c.oid = tg.tgrelid
 WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relname = 'jobs' AND NOT tg.tgisinternal
 ORDER BY what, name
@@ -128,22 +136,29 @@ class Link:
 
 
 class IndexState(NamedTuple):
-    """An index; one that is not ``valid`` is never read."""
+    """An index; one that is not ``valid`` is never read.
+
+    ``shape`` is its table and columns, with ``…`` for expressions, and whether it is unique and partial. PostgreSQL
+    writes expressions and conditions in its own words, so they are left out.
+    """
 
     name: str
     table: str
     valid: bool
+    shape: str
 
 
 class Schema(NamedTuple):
     """The indexes, constraints and triggers that the tables have.
 
     Attributes:
+        unlogged: names of tables that PostgreSQL empties after a crash.
         constraints: names of CHECK constraints.
         triggers: those on ``jobs`` by name, and whether each fires.
     """
 
     indexes: Mapping[str, IndexState]
+    unlogged: Collection[str]
     constraints: Collection[str]
     triggers: Mapping[str, bool]
 
@@ -172,6 +187,21 @@ def wanted_indexes() -> dict[str, str]:
     }
 
 
+def wanted_shapes() -> dict[str, str]:
+    """Return the ``shape`` that each index must have, by name."""
+    return {
+        str(index.name): "".join(
+            (
+                "UNIQUE " if index.unique else "",
+                f"{table.name} ({', '.join(getattr(each, 'name', '…') for each in index.expressions)})",
+                "" if index.dialect_options["postgresql"]["where"] is None else " WHERE …",
+            )
+        )
+        for table in metadata.tables.values()
+        for index in table.indexes
+    }
+
+
 def wanted_constraints() -> set[str]:
     """Return the names of the CHECK constraints that the tables must have."""
     return {
@@ -184,11 +214,12 @@ def wanted_constraints() -> set[str]:
 
 async def read_schema(database: Database) -> Schema:
     """Return the indexes, constraints and triggers that the tables have."""
-    found: dict[str, list[Row]] = {"index": [], "constraint": [], "trigger": []}
+    found: dict[str, list[Row]] = {"index": [], "constraint": [], "table": [], "trigger": []}
     for row in await database.run(CATALOG):
         found[row.what].append(row)
     return Schema(
         indexes={row.name: IndexState(*row[1:]) for row in found["index"]},
+        unlogged=[row.name for row in found["table"] if not row.holds],
         constraints={row.name for row in found["constraint"]},
         triggers={row.name: row.holds for row in found["trigger"]},
     )
