@@ -143,6 +143,11 @@ async def test_a_high_job_begins_before_all_that_were_claimed_ahead(
     high = await client.enqueue(KIND, {"as": "high"}, priority="high")
     if expects_short_runs:
         await rows.becomes(high.id, "processing")  # claimed though the line was full of others
+
+        async def in_line() -> None:  # the answer to the claim is a moment behind its commit
+            assert slots._in_line[0] == 1
+
+        await eventually(in_line)
     order.gate.set()
     names = await begun(order, 2)
     assert "high" in names[:2], names[:20]
