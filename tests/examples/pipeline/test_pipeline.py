@@ -89,7 +89,7 @@ async def test_a_log_is_counted_from_where_it_was_saved(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("jsworker_settings")
 async def test_a_log_whose_worker_is_killed_is_read_on_behind_what_was_saved(tmp_path: Path) -> None:
     log = tmp_path / "large.log"
-    write_sample(log, lines=4_000, seed=1)
+    write_sample(log, lines=40_000, seed=1)
     payload = LogFile(path=str(log), disk="disk-0")
     killed = await kill_worker_during(CountLog, payload, at=AtProgress(0.5), timeout=DEADLINE)
     assert (killed.status, killed.runs) == ("completed", 2)
