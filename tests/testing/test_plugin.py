@@ -402,23 +402,21 @@ def sessions(servers: TestServers, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-@pytest.mark.parametrize(
-    ("session", "begins", "holds"),
-    [
+def test_missing_servers_are_told_in_one_line(sessions: Path) -> None:
+    """One test, for the processes of pytest-xdist would each run the sessions for their part of several."""
+    for session, begins, holds in (
         ("no_wheel", NO_WHEEL, ""),
         ("one_alone", ONE_ALONE, ""),
         ("no_postgres", NO_POSTGRES, ""),
         ("postgres_away", "", NOWHERE),
         ("nats_away", "", NOWHERE),
-    ],
-)
-def test_missing_servers_are_told_in_one_line(sessions: Path, session: str, begins: str, holds: str) -> None:
-    said = (sessions / session / "said").read_text()
-    assert "1 error" in said
-    [told] = [each for each in said.splitlines() if each.startswith("jsworker_servers")]
-    assert told.removeprefix("jsworker_servers: ").startswith(begins)
-    assert holds in told
-    assert "Traceback" not in said
+    ):
+        said = (sessions / session / "said").read_text()
+        assert "1 error" in said
+        [told] = [each for each in said.splitlines() if each.startswith("jsworker_servers")]
+        assert told.removeprefix("jsworker_servers: ").startswith(begins)
+        assert holds in told
+        assert "Traceback" not in said
 
 
 def test_it_works_as_the_only_plugin(project: Callable[[dict[str, str]], RunPytest]) -> None:
