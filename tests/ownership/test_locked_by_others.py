@@ -28,6 +28,13 @@ LOCK = text("SELECT 1 FROM jsworker.jobs WHERE id = :id FOR UPDATE")
 Result = tuple[set[UUID], dict[UUID, str]]
 
 
+@pytest.fixture
+def gives_up(winner: Winner, monkeypatch: pytest.MonkeyPatch) -> Winner:
+    """The other transaction, in tests that wait for the refusal."""
+    monkeypatch.setattr("jsworker.ownership.refusals._PAUSES", (0.02,))
+    return winner
+
+
 async def cancel(database: Database, ids: list[UUID]) -> Result:
     done = await control.cancel(database, ids)
     assert (done.final, done.unknown, done.other) == ({}, [], {})
@@ -66,16 +73,16 @@ ACTIONS: dict[str, tuple[Callable[[Database, list[UUID]], Coroutine[Any, Any, Re
 
 @pytest.mark.parametrize("action", ACTIONS)
 async def test_all_jobs_but_the_locked_one_are_changed(
-    database: Database, sql: Sql, winner: Winner, action: str
+    database: Database, sql: Sql, gives_up: Winner, action: str
 ) -> None:
     act, status, prefix = ACTIONS[action]
     ids = [insert_job(sql, status) for _ in range(20)]
     locked = ids[7]
-    winner.run(LOCK, {"id": locked})
+    gives_up.run(LOCK, {"id": locked})
     done, refused = await act(database, ids)
     assert done == {*ids} - {locked}
     assert refused == {locked: prefix.format(id=locked) + REASON}
-    winner.rollback()
+    gives_up.rollback()
     assert await act(database, [locked]) == ({locked}, {})
 
 
@@ -101,56 +108,56 @@ async def test_heartbeats_of_the_other_jobs_go_on(
 
 
 async def test_a_key_that_is_being_taken_keeps_only_its_own_job_from_being_retried(
-    database: Database, sql: Sql, winner: Winner
+    database: Database, sql: Sql, gives_up: Winner
 ) -> None:
     ids = [insert_job(sql, "failed", unique_key=f"k-{n}") for n in range(20)]
-    winner.run(statement_for(KIND, NewJob(new_job_id(), "{}", unique_key="k-7")))
+    gives_up.run(statement_for(KIND, NewJob(new_job_id(), "{}", unique_key="k-7")))
     done, refused = await retry(database, ids)
     assert done == {*ids} - {ids[7]}
     assert refused == {ids[7]: f"job {ids[7]} cannot be retried: {REASON}"}
-    winner.commit()
+    gives_up.commit()
     refused = (await retry(database, [ids[7]]))[1]
     assert refused == {ids[7]: f"job {ids[7]} cannot be retried: a live job holds its unique key"}
 
 
 async def test_members_beside_a_locked_one_are_retried_and_cancelled(
-    database: Database, sql: Sql, winner: Winner
+    database: Database, sql: Sql, gives_up: Winner
 ) -> None:
     flow = await stored(database, sql, ("a", 5, ()))
     members = flow.members("a")
     await flow.fail(*members)
-    winner.run(LOCK, {"id": members[2]})
+    gives_up.run(LOCK, {"id": members[2]})
     assert await retry(database, members) == (
         {*members} - {members[2]},
         {members[2]: f"job {members[2]} cannot be retried: {REASON}"},
     )
     said = f"4 jobs were cancelled, 1 were not; the first one: job {members[2]} cannot be cancelled: {REASON}"
-    winner.rollback()
+    gives_up.rollback()
     await retry(database, [members[2]])
-    winner.run(LOCK, {"id": members[2]})
+    gives_up.run(LOCK, {"id": members[2]})
     with pytest.raises(TransitionRefused, match=f"^{said}$"):
         await cancel_workflow(database, flow.id)
 
 
 async def test_a_retry_of_a_workflow_names_the_locked_one(
-    database: Database, sql: Sql, winner: Winner
+    database: Database, sql: Sql, gives_up: Winner
 ) -> None:
     flow = await stored(database, sql, ("a", 5, ()))
     await flow.fail(*flow.members("a"))
     locked = flow.members("a")[2]
-    winner.run(LOCK, {"id": locked})
+    gives_up.run(LOCK, {"id": locked})
     said = f"4 jobs were retried, 1 were not; the first one: job {locked}: {REASON}"
     with pytest.raises(TransitionRefused, match=f"^{said}$"):
         await retry_workflow(database, flow.id)
 
 
 async def test_all_members_are_locked_and_their_batch_stays_as_it_is(
-    database: Database, sql: Sql, winner: Winner
+    database: Database, sql: Sql, gives_up: Winner
 ) -> None:
     flow = await stored(database, sql, ("a", 1, ()))
     await flow.fail(flow.member("a"))
     before = flow.row("a")
-    winner.run(LOCK, {"id": flow.member("a")})
+    gives_up.run(LOCK, {"id": flow.member("a")})
     assert await reopen.retry_members(database, flow.batch("a"), flow.members("a")) == []
     assert flow.row("a") == before
 

@@ -25,11 +25,9 @@ from .flows import Stored, change, stored
 from .polling import eventually
 from .rows import KIND, Sql, ago, insert_job, read_value
 from .test_plans import access_paths, connected, rows_read
+from .winner import Winner
 
 DAY = 86_400.0
-WAITING = """
-SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
-"""
 
 
 def insert_event(sql: Sql, job_id: UUID) -> None:
@@ -202,14 +200,14 @@ class TestBesideOthers:
             pruner.rollback()
         assert {job.id for job in taken} == set(waiting)
 
-    async def test_a_retry_waits_for_the_pruning_and_finds_nothing(
-        self, database: Database, sql: Sql, engine: Engine
+    async def test_a_retry_passes_over_what_is_being_pruned_and_then_finds_nothing(
+        self, database: Database, sql: Sql, engine: Engine, winner: Winner
     ) -> None:
         job_id = insert_job(sql, "failed", finished_at=ago(2 * DAY))
         with engine.begin() as pruner:
             assert prune_in(pruner, limit=1) == 1
             retrying = asyncio.create_task(retry(database, job_id))
-            await eventually(lambda: bool(read_value(sql, WAITING)), "the retry waits")
+            await winner.is_passed_over()
         with pytest.raises(TransitionRefused, match="does not exist"):
             await retrying
 
