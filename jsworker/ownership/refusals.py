@@ -73,6 +73,8 @@ _TAKEN_MEANWHILE = ("23505", "jobs_unique_waiting")
 _TRIES = 5
 _PAUSES: Final = (0.02, 0.1, 0.3, 0.6)
 """Seconds between the tries for locked rows."""
+_MOST_TIMEOUTS: Final = 50
+"""So often one action waits for a lock in vain, for 0.2 s each; the halves that are left are refused without a try."""
 
 T = TypeVar("T")
 Refused = list[tuple[T, RowRefused]]
@@ -235,11 +237,16 @@ async def write_unlocked(
         the rows of ``write``; the refused jobs, those that stay locked with RowLocked; and by id the rows of
         ``look`` of all others.
     """
+    timeouts = 0
 
     async def briefly(some: Sequence[UUID]) -> Sequence[Row]:
+        nonlocal timeouts
+        if timeouts == _MOST_TIMEOUTS:
+            raise RowLocked
         try:
             return await write(some)
         except LockTimeout:
+            timeouts += 1
             raise RowLocked from None
 
     rows: list[Row] = []
@@ -255,7 +262,7 @@ async def write_unlocked(
         found = {row.id: row for row in await look(left)} if left else {}
         seen |= {job_id: row for job_id, row in found.items() if not is_meant(row)}
         left = [job_id for job_id, row in found.items() if is_meant(row)]
-        if not left or pause is None:
+        if not left or pause is None or timeouts == _MOST_TIMEOUTS:
             break
         await asyncio.sleep(pause)
     return rows, [*refused, *((job_id, RowLocked()) for job_id in left)], seen

@@ -12,6 +12,7 @@ from sqlalchemy import Engine, text
 from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import control, heartbeat, priorities, reopen, reset
+from jsworker.ownership.transitions.audit import run_noted
 from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
 from jsworker.ownership.transitions.enqueue_terms import statement_for
 from jsworker.ownership.transitions.reschedule import reschedule_all
@@ -118,6 +119,26 @@ async def test_a_key_that_is_being_taken_keeps_only_its_own_job_from_being_retri
     gives_up.commit()
     refused = (await retry(database, [ids[7]]))[1]
     assert refused == {ids[7]: f"job {ids[7]} cannot be retried: a live job holds its unique key"}
+
+
+async def test_many_keys_that_are_being_taken_do_not_keep_a_retry_for_ever(
+    monkeypatch: pytest.MonkeyPatch, database: Database, sql: Sql, gives_up: Winner
+) -> None:
+    monkeypatch.setattr("jsworker.ownership.refusals._MOST_TIMEOUTS", 3)
+    ids = [insert_job(sql, "failed", unique_key=f"k-{n}") for n in range(20)]
+    for n in range(20):
+        gives_up.run(statement_for(KIND, NewJob(new_job_id(), "{}", unique_key=f"k-{n}")))
+    tried: list[object] = []
+
+    async def counted(*arguments: Any) -> Any:
+        tried.append(arguments)
+        return await run_noted(*arguments)
+
+    monkeypatch.setattr(control, "run_noted", counted)
+    done, refused = await retry(database, ids)
+    assert done == set()
+    assert refused == {each: f"job {each} cannot be retried: {REASON}" for each in ids}
+    assert len(tried) == 3
 
 
 async def test_members_beside_a_locked_one_are_retried_and_cancelled(
