@@ -234,6 +234,7 @@ class Client(NatsClient):
             writer.transport.abort()
 
     async def _connect_to_server(self, s: Any) -> None:
+        self._abort()  # nats-py leaves the socket of a refused attempt to the garbage collector
         await super()._connect_to_server(s)
         transport = self._transport
         if isinstance(transport, TcpTransport):

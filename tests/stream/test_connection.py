@@ -277,6 +277,29 @@ async def test_many_refusals_of_one_kind_hide_no_other_complaint(
     await until(lambda: any("refused the login" in reason for reason in reasons()))
 
 
+async def test_an_attempt_to_reconnect_that_is_refused_leaves_no_socket(
+    open_stream: OpenStream, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_RECONNECT_SECONDS", 0.05)
+    users = "authorization { users: [ { user: a, password: %s } ] }"
+    server = await start_server(users % "b")
+    await open_stream(url=f"nats://a:b@{HOST}:{server.port}")
+    writers: list[asyncio.StreamWriter] = []
+    dial = asyncio.open_connection
+
+    async def note(*address: Any, **options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        streams = await dial(*address, **options)
+        writers.append(streams[1])
+        return streams
+
+    monkeypatch.setattr(asyncio, "open_connection", note)
+    await server.stop()
+    server.configure(users % "another")
+    await server.start()
+    await until(lambda: len(writers) > 3)
+    assert all(writer.is_closing() for writer in writers[:-1])
+
+
 async def test_of_what_waits_for_a_lost_connection_only_verdicts_are_kept(
     stream: TestStream, plain: NatsClient
 ) -> None:
