@@ -155,7 +155,7 @@ def _filter(
         raise WrongUsage(f"--{refused_text}".replace("=", " ", 1)) from None
     statuses = choose_statuses(verb, status, possible, age)
     if verb == "retry" and status is None:
-        statuses = ("failed",)  # whoever cancelled a job did not want it to run
+        statuses = ("failed",)  # a cancelled job is not wanted any more
     is_any = bool(status or kind or age or priority or error)
     lane = None if priority is None else priority_number(priority)
     return Selection(statuses, kind, lane, age, where) if is_any else None

@@ -157,7 +157,7 @@ class _Call(Coroutine[Any, Any, Any]):
 
 
 def _awaited(method: Method) -> Method:
-    """Decorate a method so that its run is told of calls that are never awaited."""
+    """Decorate a method so that its run learns of calls that are never awaited."""
 
     @wraps(method)
     def made(job: "Job[Any]", *args: Any, **named: Any) -> Any:

@@ -222,8 +222,8 @@ async def write_unlocked(
 ) -> tuple[list[Row], Refused[UUID], dict[UUID, Row]]:
     """Write jobs with a statement that skips locked rows and waits for keys only briefly, several times if needed.
 
-    It waits for locked rows between the tries, where it holds no locks itself: whoever locks one row may do so for
-    as long as they like, and must not hold up the heartbeats of the others.
+    It waits for locked rows between the tries, where it holds no locks itself: a transaction that locks one row
+    may last as long as it likes, and must not hold up the heartbeats of the others.
 
     Args:
         ids: the jobs; a job is written once, however often it is named.

@@ -119,7 +119,7 @@ class Connection:
         failure: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._failures[failure] = f'"{subject.lower()}"'
         task = asyncio.create_task(asking, name=f"ask {subject}")
-        # Reads an error that comes with the cancellation, else asyncio logs that nobody has.
+        # Reads an error that comes with the cancellation, else asyncio logs that it was never read.
         task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         try:
             either: set[asyncio.Future[Any]] = {task, failure}

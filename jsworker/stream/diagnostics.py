@@ -109,7 +109,7 @@ class Inspector(JetStreamApi):
         if self.subject_of("*") in (info.config.subjects or ()):
             others = [each for each in differences if each.setting != "subjects"]
             if others != differences and (overlapping := await self._other_with_lanes()) is not None:
-                differences = others  # nobody can add the subjects that are missing
+                differences = others  # no worker can add the subjects that are missing
         return StreamReport(
             installation=(info.config.metadata or {}).get(INSTALLATION),
             differences=tuple(differences),

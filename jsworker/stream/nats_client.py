@@ -53,8 +53,8 @@ async def end_tasks(tasks: Collection[asyncio.Task[Any]], seconds: float = math.
 class _InboxParser(Parser):
     """nats-py's parser, extended: passes whole messages straight to inboxes.
 
-    nats-py takes five times as long for each message, and splits subjects where the server does not: whoever
-    may publish could end the connection or write to other inboxes. So it never reads the line before a
+    nats-py takes five times as long for each message, and splits subjects where the server does not: any
+    producer could end the connection or write to other inboxes. So it never reads the line before a
     message; it gets the content of messages that are cut off or have a status, and all that is no message.
     """
 

@@ -177,7 +177,7 @@ class Puller:
 
     @property
     def reason(self) -> str:
-        """Why the consumer does not work, as told last; empty if it works or this is not known."""
+        """Why the consumer does not work, as reported last; empty if it works or this is not known."""
         return self._reasons[-1] if self._reasons else ""
 
     def begin(self) -> None:
@@ -365,9 +365,9 @@ class Puller:
 
     def _learn_limit(self, description: str) -> bool:
         """Note the limit of requests that a refusal tells; return whether it is a new one."""
-        if (told := _LIMIT.match(description)) is None:
+        if (limit := _LIMIT.match(description)) is None:
             return False
-        batch, wait = told.groups()
+        batch, wait = limit.groups()
         before = self._limits
         if batch:
             self._limits = before._replace(most=min(before.most, max(1, int(batch))))

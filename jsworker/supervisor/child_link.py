@@ -190,7 +190,7 @@ def _open_stderr() -> int:
 
 
 def _show_stacks(lines: TextIO | LineWriter) -> None:
-    """Write the stacks of all threads; a stderr that nobody reads does not block this."""
+    """Write the stacks of all threads; an unread stderr does not block this."""
     with suppress(OSError), open_memory() as stacks:
         faulthandler.dump_traceback(stacks, all_threads=True)
         stacks.seek(0)

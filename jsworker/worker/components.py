@@ -345,7 +345,7 @@ class Components:
         return await self.pipeline.abandon()
 
     async def _publish_the_rest(self) -> None:
-        """Publish released jobs now instead of leaving them to the next relay tick of other workers.
+        """Publish released jobs now, not only at the next relay tick of other workers.
 
         Other relays publish the rest of the outbox, because a process that ends too slowly is killed.
         """

@@ -188,7 +188,7 @@ def _selected(verb: str, visit: Visit, form: FormData) -> list[SelectedJobs]:
     search = JobSearch.of(given, payloads=visit.access.payloads)
     statuses = [each for each in POSSIBLE[verb] if search.status in (None, each)]
     if verb == "retry" and search.status is None:
-        statuses = ["failed"]  # whoever cancelled a job did not want it to run
+        statuses = ["failed"]  # a cancelled job is not wanted any more
     if not statuses:
         raise WrongFilter(
             f"status={search.status}: {verb} acts on jobs that are {' or '.join(POSSIBLE[verb])}"

@@ -69,7 +69,7 @@ class FleetSurvey:
         return max((present - since for since in self._left_since.values()), default=0.0)
 
     def _note_lanes(self, found: Backlog) -> None:
-        """Show a lane that had jobs as empty instead of leaving it out."""
+        """Show a lane that had jobs as empty."""
         for kind, priority in map(lane_of, self._open_lanes()):
             self._lanes.setdefault(kind, set()).add(PRIORITIES[priority])
         for kind, waiting in found.kinds.items():

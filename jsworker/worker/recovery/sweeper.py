@@ -24,10 +24,10 @@ if TYPE_CHECKING:  # both import runs, whose claims use what is proven here
 _LOOKED_AT = 5000  # the most late rows of one scan, the longest overdue first
 _ASKED_AT_ONCE = 50
 _REST = 20  # shorter than for other searches, because jobs of dead owners wait for this one
-_FEWEST_OWNERS = 3  # with fewer owners, a mass event cannot be told from a single death
+_FEWEST_OWNERS = 3  # with fewer owners, a mass event looks like a single death
 BELIEVED_SECONDS = 86_400.0
 """An answer on NATS replaces heartbeats for at most so long beyond the crash threshold: a client with a
-worker's login could answer for a dead worker, or hide that nobody answers. A live owner stops before."""
+worker's login could answer for a dead worker, or hide that there is no answer. A live owner stops before."""
 
 
 @dataclass(slots=True)
