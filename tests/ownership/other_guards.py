@@ -13,6 +13,7 @@ from jsworker.ownership.transitions import (
     clock_ahead,
     control,
     expire,
+    limits,
     priorities,
     publish,
     republish,
@@ -21,7 +22,7 @@ from jsworker.ownership.transitions import (
 from jsworker.ownership.transitions.enqueue import new_job_id
 from jsworker.ownership.transitions.reschedule import RESCHEDULE
 
-from .rows import KIND, OTHER_WORKER, STATES, WORKER, ago, seconds
+from .rows import HELD, KIND, OTHER_WORKER, STATES, WORKER, ago, seconds
 from .transitions import Flip, Parameters, Row, Transition, statuses
 
 _seen_rows = given_runs("seen", activity=given_array("activities", DateTime(timezone=True)))
@@ -31,6 +32,9 @@ _OLDER = predicates.queued_before("older_than")
 _INDEXED = r"CAST\(j\.needs_publish AS INTEGER\) = 1"
 _WAITING = "|".join(re.escape(condition(each)) for each in (predicates.waiting_indexed, predicates.waiting))
 _OVER = "|".join(re.escape(condition(j.c.expires_at <= now)) for now in (NOW, AT_START))
+_HELD_BY = (
+    r"(?:\(j\.status \|\| ''\)|j\.status) = 'scheduled' AND j\.held_by IN \('limit', 'rate', 'paused'\)"
+)
 _NEEDS_PUBLISH = r"(?<=AND )j\.needs_publish\b"
 
 
@@ -218,6 +222,20 @@ NOT_OWNER = [
             ),
         ],
         columns={"last_activity_at": ago(-3600)},
+    ),
+    Transition(
+        "A held job without a key gets that of its kind",
+        limits.GIVE_KEYS,
+        "scheduled",
+        lambda _: {},
+        [
+            *statuses(_HELD_BY, "scheduled"),
+            Flip("held by its needs", _HELD_BY, {"held_by": "needs"}),
+            Flip("not held", _HELD_BY, {"held_by": None}),
+            Flip("key", predicates.has_no_limit_key, {"limit_key": "tenant-7"}),
+        ],
+        columns=HELD,
+        names_rows=False,
     ),
     Transition(
         "CLAIM of a stale owner's job",
