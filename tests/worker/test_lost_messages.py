@@ -323,13 +323,13 @@ async def test_a_deep_backlog_is_never_published_again(
 ) -> None:
     async with JobClient(make_settings(statement_timeout=10.0)) as client:
         await client.enqueue_many(LOST, [{}] * DEEP)
-        await client.publish_pending()
 
-    async def all_are_marked() -> None:
-        waiting = "SELECT count(*) FROM jsworker.jobs WHERE NOT needs_publish AND stream_seq IS NOT NULL"
-        assert await rows.value(waiting) == DEEP
+        async def all_are_marked() -> None:
+            await client.publish_pending()
+            waiting = "SELECT count(*) FROM jsworker.jobs WHERE NOT needs_publish AND stream_seq IS NOT NULL"
+            assert await rows.value(waiting) == DEEP
 
-    await eventually(all_are_marked, seconds=60)
+        await eventually(all_are_marked, seconds=60)
     await age(rows)
     running = await start(scripted(echo, kind="other"))
     scans = count_rounds(running.worker._components.repairs)

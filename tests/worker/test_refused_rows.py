@@ -142,6 +142,11 @@ async def marks_are_gone(rows: Rows) -> None:
     await eventually(gone)
 
 
+def nothing_degraded(running: Running) -> None:
+    """Check that no search failed; on a busy machine the event loop itself may stand still."""
+    assert {event["what"] for event in running.events.of("worker.degraded")} <= {"event loop"}
+
+
 async def told_once(running: Running, job_id: UUID, attempted: str, sqlstate: str = "P0001") -> None:
     """Check that the row was named once, with everything that helps to find the reason, and no more."""
     told = await running.events.told("row.refused")
@@ -153,7 +158,7 @@ async def told_once(running: Running, job_id: UUID, attempted: str, sqlstate: st
         "jobs": 1,
     }
     assert [{**event, "kind": None} for event in told] == [{**facts, "kind": None}]
-    assert not running.events.of("worker.degraded")
+    nothing_degraded(running)
 
 
 @pytest.mark.parametrize(
@@ -388,7 +393,7 @@ async def test_a_refused_completion_fails_the_job_and_says_why(
     [failed] = await running.events.told("job.failed")
     assert (failed["job_id"], failed["error"]) == (str(hostile.id), row["last_error"])
     assert running.events.of("row.refused") == []
-    assert not running.events.of("worker.degraded")
+    nothing_degraded(running)
 
 
 async def test_a_row_that_takes_no_outcome_at_all_is_left_in_peace(
@@ -423,7 +428,7 @@ async def test_a_row_that_takes_no_outcome_at_all_is_left_in_peace(
     running.worker._components.heartbeat.look_for_orphaned_claims()
     await rounds_pass(beats, 4)
     assert await refusing.times() == times
-    assert not running.events.of("worker.degraded")
+    nothing_degraded(running)
 
 
 async def test_a_job_that_is_never_stale_ends_once_its_failure_is_refused_no_more(
@@ -670,7 +675,7 @@ async def test_instants_that_python_cannot_hold_stop_no_search(
     await eventually(dispatched_again)
     job = await client.enqueue(KIND, {})
     await rows.becomes(job.id, "completed")
-    assert not running.events.of("worker.degraded")
+    nothing_degraded(running)
 
 
 async def test_a_worker_whose_own_row_is_refused_goes_on(
