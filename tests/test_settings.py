@@ -331,6 +331,20 @@ class TestFiles:
         put(NATS_TOKEN_FILE=f"{tmp_path}/secret")
         assert load_settings().nats_token == SecretStr(" two\nlines \n")
 
+    def test_what_came_from_a_file_is_read_again_and_nothing_else(self, put: Set, tmp_path: Path) -> None:
+        for name in ("user", "token"):
+            (tmp_path / name).write_text("old")
+        put(NATS_USER_FILE=f"{tmp_path}/user", NATS_TOKEN_FILE=f"{tmp_path}/token")
+        settings = Settings(nats_token="given", concurrency=7)
+        for name in ("user", "token"):
+            (tmp_path / name).write_text("new")
+        again = settings.read_again(["nats_user", "nats_token"]).read_again(["nats_user"])
+        assert again == settings.model_copy(update={"nats_user": "new"})
+        assert settings.read_again(["nats_token"]) is settings
+        (tmp_path / "user").unlink()
+        with pytest.raises(SettingsError, match=r"JSWORKER_NATS_USER_FILE=.* cannot be read"):
+            settings.read_again(["nats_user"])
+
     def test_urls_and_the_user_name_come_from_files(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:

@@ -18,6 +18,7 @@ from jsworker.core.settings import Settings, redact_url
 from jsworker.stream.nats_client import reason_of
 
 _DEFAULT_PORT = 4222
+_FROM_FILES = ("nats_url", "nats_user", "nats_password", "nats_token")
 _USER_SEED = re.compile(r"\bSU[A-Z2-7]{56}\b")
 _USER_JWT = re.compile(r"BEGIN NATS USER JWT-+\s+\S+")
 _CREDS_SEED = re.compile(r"BEGIN USER NKEY SEED-+\s+SU[A-Z2-7]{56}\b")
@@ -38,7 +39,11 @@ class Login:
 
 
 def login_of(settings: Settings) -> Login:
-    """Read addresses, credentials and certificates; raises SettingsError if one of them cannot be used."""
+    """Read addresses, credentials and certificates, also those in files, which may have changed since.
+
+    Raises SettingsError if one of them cannot be used.
+    """
+    settings = settings.read_again(_FROM_FILES)
     urls = [urlsplit(url) for url in map(str.strip, settings.nats_url.split(",")) if url]
     options = _credentials(settings, urls) | _tls(settings)
     require_tls = "tls" in options or any(url.scheme == "tls" for url in urls)

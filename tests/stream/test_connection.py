@@ -4,6 +4,7 @@ import asyncio
 import gc
 import signal
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -68,6 +69,26 @@ async def test_an_error_that_nats_py_takes_for_final_is_survived(
         first.open_inbox(f"crowd.{number}", lambda *_: None)
     await until(lambda: stream.connected and stream.connection.client is not first)
     assert stream.told_of("worker.degraded") == [{"what": "nats", "reason": "maximum subscriptions exceeded"}]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_password_whose_file_changed_is_read_again(
+    open_stream: OpenStream, start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authorization = 'authorization {{ user: "resizer", password: "{}" }}'
+    secret = tmp_path / "secret"
+    secret.write_text("old-secret\n")
+    monkeypatch.setenv("JSWORKER_NATS_PASSWORD_FILE", str(secret))
+    server = await start_server(authorization.format("old-secret"))
+    stream = await open_stream(url=server.url, nats_user="resizer")
+    server.configure(authorization.format("new-secret"))
+    server.reload()
+    refused = f"NATS at {HOST}:{server.port} refused the login: authorization violation"
+    await until(lambda: refused in [told.get("reason") for told in stream.told_of("worker.degraded")])
+    secret.write_text("new-secret\n")
+    await until(lambda: stream.connected)
+    assert stream.told_of("worker.restored")[-1] == {"what": "nats"}
+    await stream.ensure(["resize"], {})
 
 
 @pytest.mark.usefixtures("impatient")

@@ -4,7 +4,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -14,6 +14,7 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    PrivateAttr,
     SecretStr,
     TypeAdapter,
     ValidationError,
@@ -35,6 +36,7 @@ from jsworker.core.settings.variables import (
     broken,
     database_parts,
     from_environment,
+    names_from_files,
     no_setting,
     redact_url,
     refused,
@@ -281,6 +283,8 @@ class Settings(BaseSettings):
         description="seconds between status lines of a worker that is not idle; none: no such lines",
     )
 
+    _from_files: frozenset[str] = PrivateAttr(frozenset())
+
     def __init__(self, **values: Any) -> None:
         faults: dict[str, str] = {}
         try:
@@ -290,6 +294,17 @@ class Settings(BaseSettings):
         if faults:  # raised outside of the except block: a chained ValidationError would show the values
             values.clear()
             raise FieldFaults(faults)
+        self._from_files = names_from_files() - values.keys()
+
+    def read_again(self, names: Iterable[str]) -> "Settings":
+        """Return these settings, with those of ``names`` that came from files as the files hold them now.
+
+        Raises SettingsError if a file cannot be read, or holds a wrong value.
+        """
+        again = self._from_files.intersection(names)
+        if not again:
+            return self
+        return type(self)(**{name: value for name, value in self if name not in again})
 
     @classmethod
     def settings_customise_sources(

@@ -84,6 +84,11 @@ def from_environment(names: Iterable[str]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def names_from_files() -> frozenset[str]:
+    """Return the settings whose text the environment keeps in files."""
+    return frozenset(name for name in FROM_FILES if os.environ.get(f"{variable_of(name)}_FILE"))
+
+
 def _given(name: str, variable: str) -> Any:
     value = os.environ.get(variable)
     if name not in FROM_FILES:
