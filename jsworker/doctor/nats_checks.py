@@ -175,7 +175,10 @@ def _of_consumer(report: ConsumerReport, settings: Settings, *, fix: str) -> Ite
     elif bad:
         yield error(f"consumer {name} is not as it must be: {_list(bad)}", fix)
     if report.paused:
-        yield warning(f"consumer {name} is paused", f"`nats consumer resume {settings.stream} {name}`")
+        yield warning(
+            f"consumer {name} is paused: its jobs start late, from the table",
+            f"`nats consumer resume {settings.stream} {name}`; to hold jobs back, `jsworker pause`.",
+        )
 
 
 def subjects(unconsumed: Mapping[str, int]) -> Iterator[Finding]:

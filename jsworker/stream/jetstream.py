@@ -112,12 +112,14 @@ class Stream(JetStreamApi):
         """Why the stream was refused the subjects of the priorities; None: it has them."""
         return None if self._topology.has_lanes else self._topology.lanes_refused
 
-    async def keep_consumer_in_shape(self, name: str) -> None:
+    async def keep_consumer_in_shape(self, name: str) -> bool:
         """Revert changes that others have made to a consumer since ``ensure``; raises as ``ensure`` does.
 
-        An ack_wait that is longer than asked for is left alone: a worker with other settings may need it.
+        An ack_wait that is longer than asked for is left alone: a worker with other settings may need it. So
+        is a pause, which is somebody's intention: returns whether the consumer delivers, so is not paused.
         """
-        await self._topology.ensure_consumer(name, self._ack_waits, shortens=False)
+        info = await self._topology.ensure_consumer(name, self._ack_waits, shortens=False)
+        return not info.paused
 
     async def publish_many(
         self,

@@ -299,8 +299,8 @@ class Topology:
 
     async def ensure_consumer(
         self, kind: str, ack_waits: Mapping[str, float], *, shortens: bool = True
-    ) -> None:
-        """Create or change one consumer; raises as ``ensure`` does.
+    ) -> ConsumerInfo:
+        """Create or change one consumer, and return its state; raises as ``ensure`` does.
 
         ``shortens``: whether to shorten an ack_wait that is longer than asked for, which does no harm.
         """
@@ -321,7 +321,7 @@ class Topology:
         if fixed:
             raise StreamRefused(f"{what} cannot be used: {_list(fixed)}; delete it, and it is made anew")
         if not differences:
-            return
+            return info
         names: dict[str, Any] = {"name": wanted.name, "durable_name": wanted.durable_name}
         reason = "it took the change and did not make it"
         try:
@@ -331,6 +331,7 @@ class Topology:
         left = consumer_differences(info.config, wanted)
         self._refuse_harm(what, [each for each in left if _does_harm(each)], reason)
         self._emit_changes(what, [each for each in differences if each not in left])
+        return info
 
     def _refuse_harm(self, what: str, bad: list[Difference], reason: str) -> None:
         stale, scan = self._settings.stale_threshold, self._settings.scan_interval

@@ -60,6 +60,23 @@ async def test_a_longer_ack_wait_is_left_to_the_worker_that_asked_for_it(
     await eventually(looked)
 
 
+async def test_a_paused_consumer_is_told_until_it_is_resumed(
+    settings: Settings, start: StartWorker, jetstream: JetStreamContext
+) -> None:
+    running = await start(scripted(echo))
+    await jetstream.pause_consumer(settings.stream, KIND, pause_until="2100-01-01T00:00:00Z")
+    [degraded] = await running.events.told("worker.degraded")
+    assert degraded["what"] == f"settings of consumer {KIND}"
+    assert degraded["reason"] == (
+        "it is paused: jobs start late, from the table, "
+        f"until `nats consumer resume {settings.stream} {KIND}`"
+    )
+    await running.worker._components.shape._step()
+    await jetstream.resume_consumer(settings.stream, KIND)
+    assert await running.events.told("worker.restored") == [{"what": f"settings of consumer {KIND}"}]
+    assert len(running.events.of("worker.degraded")) == 1
+
+
 async def test_what_cannot_be_put_right_is_told_once_and_so_is_its_end(
     settings: Settings, start: StartWorker, jetstream: JetStreamContext
 ) -> None:

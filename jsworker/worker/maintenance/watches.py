@@ -92,9 +92,12 @@ async def keep_in_shape(context: WorkerContext, lanes: Callable[[], Sequence[str
         context.complaints.end("stream settings")
         context.complaints.note("lanes", context.stream.lacks_lanes_because)
         for consumer in (*context.kinds, *lanes()):
-            with context.complaints.of_stream(f"settings of consumer {consumer}"):
-                await context.stream.keep_consumer_in_shape(consumer)
-                context.complaints.end(f"settings of consumer {consumer}")
+            what = f"settings of consumer {consumer}"
+            with context.complaints.of_stream(what):
+                delivers = await context.stream.keep_consumer_in_shape(consumer)
+                resume = f"`nats consumer resume {context.stream.name} {consumer}`"
+                paused = f"it is paused: jobs start late, from the table, until {resume}"
+                context.complaints.note(what, None if delivers else paused)
 
 
 class Unconsumed:
