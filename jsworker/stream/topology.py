@@ -18,6 +18,7 @@ from nats.js.api import (
     RetentionPolicy,
     StorageType,
     StreamConfig,
+    StreamConsumerLimits,
     StreamInfo,
 )
 
@@ -58,6 +59,7 @@ _STREAM_CHANGEABLE: Final[dict[str, Any]] = {
     "duplicate_window": 120.0,
     "no_ack": False,
     "subject_transform": None,
+    "consumer_limits": None,  # a new consumer would take them over
 }
 _CONSUMER_FIXED: Final[dict[str, Any]] = {
     "deliver_policy": DeliverPolicy.ALL,
@@ -98,6 +100,8 @@ def shown(value: Any) -> str:
     """Return a setting as JetStream's own tools show it."""
     if isinstance(value, list):
         return f"[{', '.join(map(shown, value))}]"
+    if isinstance(value, dict):
+        return f"[{', '.join(f'{name} {shown(each)}' for name, each in value.items())}]"
     if isinstance(value, Enum):
         return str(value.value)
     return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
@@ -157,10 +161,17 @@ def _differences(
     actual: Any, wanted: Any, fixed: Collection[str], changeable: Collection[str]
 ) -> list[Difference]:
     compared = (
-        Difference(name, getattr(actual, name), getattr(wanted, name), changeable=name in changeable)
+        Difference(name, _plain(getattr(actual, name)), getattr(wanted, name), changeable=name in changeable)
         for name in (*fixed, *changeable)
     )
     return [each for each in compared if not _same(each.actual, each.wanted)]
+
+
+def _plain(value: Any) -> Any:
+    """Return the limits that are set of a stream's limits for consumers; any other value as it is."""
+    if not isinstance(value, StreamConsumerLimits):
+        return value
+    return {name: limit for name, limit in vars(value).items() if limit is not None}
 
 
 def _same(has: Any, wants: Any) -> bool:

@@ -13,6 +13,7 @@ import pytest
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
+from nats.js.api import StreamConsumerLimits
 
 from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.stream.api import JetStreamApi
@@ -135,6 +136,22 @@ async def test_backoff_which_overrides_ack_wait_is_removed(
     await stream.ensure(["resize"], WAITS)
     config = (await jetstream.consumer_info("JOBS", "resize")).config
     assert (config.ack_wait, config.backoff) == (600.0, None)
+
+
+async def test_limits_for_new_consumers_are_removed(
+    open_stream: OpenStream, jetstream: JetStreamContext
+) -> None:
+    stream = await open_stream()
+    await stream.ensure([], WAITS)
+    config = (await jetstream.stream_info("JOBS")).config
+    limits = StreamConsumerLimits(inactive_threshold=3600.0, max_ack_pending=7)
+    await jetstream.update_stream(config, consumer_limits=limits)
+    stream.told.clear()
+    await stream.ensure(["resize"], WAITS)
+    changes = [("stream JOBS", "consumer_limits", {"inactive_threshold": 3600.0, "max_ack_pending": 7}, None)]
+    assert [tuple(told.values()) for told in stream.told_of("stream.changed")] == changes
+    consumer = (await jetstream.consumer_info("JOBS", "resize")).config
+    assert (consumer.inactive_threshold, consumer.max_ack_pending) == (None, -1)
 
 
 @pytest.mark.parametrize("policy", ["overflow", "pinned_client"])
