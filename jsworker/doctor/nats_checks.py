@@ -10,8 +10,8 @@ from jsworker.doctor import finding
 from jsworker.doctor.finding import Finding, counted, error, info, listed, ok, unchecked, warning
 from jsworker.doctor.gather import Facts, Unknown, served_kinds
 from jsworker.ownership.queries.job_report import RegisteredWorker
-from jsworker.stream.diagnostics import MOST_CONSUMERS, ConsumerReport, NatsServer, StreamReport
-from jsworker.stream.message import lane_of
+from jsworker.stream.diagnostics import MOST_CONSUMERS, ConsumerReport, NatsServer, StreamReport, overlap
+from jsworker.stream.message import lane_of, subject_of
 from jsworker.stream.topology import Difference
 
 _LEAST_VERSION: Final = (2, 10, 0)
@@ -147,6 +147,16 @@ def consumers(facts: Facts) -> Iterator[Finding]:
     served, may_be_mended = _served(facts), _may_be_mended(facts)
     for report in reports:
         is_served = served is None or lane_of(report.name)[0] in served
+        if report.takes and not is_served:
+            name = printable(report.name, 64)
+            yield error(
+                f"consumer {name} is none of a kind of jobs, and takes messages of "
+                f"{printable(listed(report.takes), 200)}: workers get them late or not at all, and then take "
+                "the jobs from the table",
+                f"Find out who made it, then delete it: `nats consumer rm {settings.stream} {name}`. Workers "
+                "then make the consumers that they miss within a minute.",
+            )
+            continue
         fix = _fix(served=is_served) if may_be_mended else _FIX_STREAM
         yield from _of_consumer(report, settings, fix=fix)
     if len(reports) >= MOST_CONSUMERS:
@@ -216,7 +226,7 @@ def service(
     served = served_kinds(registered)
     for report in consumers:
         kind = lane_of(report.name)[0]
-        if kind in served or report.requests:
+        if kind in served or report.requests or report.takes:
             continue
         name, waiting = printable(report.name, 64), report.pending + report.unanswered
         holds = f"holds {counted(waiting, 'message')}" if waiting else "is empty"
@@ -229,9 +239,11 @@ def service(
             f"`nats consumer rm {facts.settings.stream} {name}`.",
         )
     for kind in sorted(set(served) - {report.name for report in consumers}):
+        subject = subject_of(facts.settings.subject_prefix, kind)
+        takers = [each.name for each in consumers if any(overlap(taken, subject) for taken in each.takes)]
         yield error(
             f"workers for {printable(kind, 64)} are alive, and there is no consumer of this name",
-            makes,
+            f"First delete consumer {printable(takers[0], 64)} (above)." if takers else makes,
         )
 
 

@@ -51,10 +51,13 @@ async def _ensure_stream(facts: Facts) -> AsyncIterator[str]:
             return  # the consumers may be correct already
         reports = []
     at_least = facts.settings.ack_wait
-    missing = sorted(set(served_kinds(registered)) - {report.name for report in reports})
+    served = set(served_kinds(registered))
+    missing = sorted(served - {report.name for report in reports})
     ack_waits = dict.fromkeys(missing, at_least)
     for report in reports:
-        if is_kind(lane_of(report.name)[0]) and _can_be_mended(report, at_least):
+        kind, _ = lane_of(report.name)
+        is_foreign = report.takes and kind not in served
+        if is_kind(kind) and not is_foreign and _can_be_mended(report, at_least):
             ack_waits[report.name] = max(report.ack_wait, at_least)
     if stream is not None and not stream.differences and not ack_waits:
         return

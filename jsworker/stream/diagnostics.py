@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Final
 
 from nats.js.api import ConsumerInfo
@@ -61,7 +62,10 @@ class StreamReport:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerReport:
-    """A consumer as it is; ``pending`` messages were never delivered, ``requests`` wait for messages."""
+    """A consumer as it is; ``pending`` messages were never delivered, ``requests`` wait for messages.
+
+    ``takes``: subjects, with wildcards, of messages that workers of other kinds expect; empty: it takes none.
+    """
 
     name: str
     differences: tuple[Difference, ...]
@@ -70,6 +74,19 @@ class ConsumerReport:
     unanswered: int
     requests: int
     paused: bool
+    takes: tuple[str, ...] = ()
+
+
+def overlap(one: str, other: str) -> bool:
+    """Return whether there are subjects that match both of these, which may hold wildcards."""
+    for token, others in zip_longest(one.split("."), other.split(".")):
+        if token is None or others is None:
+            return False
+        if ">" in (token, others):
+            return True
+        if token != others and "*" not in (token, others):
+            return False
+    return True
 
 
 def _read_page(answer: dict[str, Any]) -> list[ConsumerInfo]:
@@ -173,6 +190,8 @@ class Inspector(JetStreamApi):
 
     def _report(self, info: ConsumerInfo) -> ConsumerReport:
         wanted = consumer_config(self.settings, info.name, self.settings.ack_wait)
+        filters = info.config.filter_subjects or [info.config.filter_subject or ">"]
+        is_own = wanted.filter_subject in filters
         return ConsumerReport(
             name=info.name,
             differences=tuple(consumer_differences(info.config, wanted)),
@@ -181,4 +200,5 @@ class Inspector(JetStreamApi):
             unanswered=info.num_ack_pending or 0,
             requests=info.num_waiting or 0,
             paused=bool(info.paused),
+            takes=() if is_own else tuple(each for each in filters if overlap(each, self.subject_of(">"))),
         )

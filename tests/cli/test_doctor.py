@@ -133,6 +133,17 @@ class World:
 
         asyncio.run(update())
 
+    def consumer(self, name: str) -> ConsumerConfig:
+        async def read() -> ConsumerConfig:
+            client = await nats.connect(load_settings().nats_url)
+            try:
+                config: ConsumerConfig = (await client.jetstream().consumer_info(self.stream, name)).config
+            finally:
+                await client.close()
+            return config
+
+        return asyncio.run(read())
+
     def change_consumer(self, kind: str, **changes: Any) -> None:
         async def update() -> None:
             client = await nats.connect(load_settings().nats_url)
@@ -608,6 +619,23 @@ class TestNats:
         assert "max_deliver is -1 now, was 3" in done["says"]
         assert (done["level"], refused["level"]) == ("ok", "error")
         assert f"consumer before of stream {world.stream} cannot be made" in refused["says"]
+
+    def test_a_consumer_of_somebody_else_is_named_and_left_alone(self, world: World) -> None:
+        world.start_worker(KIND)
+        subject = f"{world.stream}.resize"
+        world.change_consumer(KIND, name="audit", durable_name="audit", filter_subject=subject)
+        world.sql.execute(WORKER_ROW, ["beta", ["resize"], 0])
+        found = world.findings()
+        assert errors(found) == {"nats.consumers", "nats.service"}
+        foreign = the_finding(found, "nats.consumers")
+        assert f"consumer audit is none of a kind of jobs, and takes messages of {subject}" in foreign["says"]
+        assert f"`nats consumer rm {world.stream} audit`" in foreign["do"]
+        missing = the_finding(found, "nats.service")
+        assert "workers for resize are alive, and there is no consumer" in missing["says"]
+        assert missing["do"] == "First delete consumer audit (above)."
+        refused = the_finding(world.findings("--fix"), "fix.stream")
+        assert f"consumer resize of stream {world.stream} cannot be made" in refused["says"]
+        assert world.consumer("audit").filter_subject == subject
 
     def test_a_consumer_that_waits_longer_is_left_alone(self, world: World) -> None:
         world.start_worker(KIND)
