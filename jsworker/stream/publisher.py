@@ -23,6 +23,8 @@ _SILENCE_SECONDS: Final = 2.0  # without any acknowledgement; then unacknowledge
 _UNAVAILABLE: Final = 503
 _FULL: Final = frozenset({10023, 10047, 10077})
 """JetStream's error codes for no room on the server, in its storage or in the stream; these last longer."""
+_IN_PROCESS: Final = 10158
+"""JetStream's error code for a message that was sent before and still waits for a majority of the servers."""
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 
@@ -230,6 +232,9 @@ class _Batch:
                 self.fail(index, "it was stored by another stream", PublishRefused)
         elif error["code"] == _UNAVAILABLE and error.get("err_code") not in _FULL:
             self.reason = error.get("description", "JetStream is not available")
+        elif error.get("err_code") == _IN_PROCESS:
+            reason = "JetStream has it, but not a majority of the stream's servers"
+            self.fail(index, reason, PublishRefused)
         else:
             reason = error.get("description", f"JetStream answered {error['code']}")
             self.fail(index, reason, PublishRefused)

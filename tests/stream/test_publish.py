@@ -1,6 +1,7 @@
 """Publishing: stored once, in order, tried again while the server is away, and honest about the rest."""
 
 import asyncio
+import json
 import signal
 from collections import Counter
 from functools import partial
@@ -222,6 +223,20 @@ async def test_another_stream_that_took_the_message(stream: TestStream, plain: N
     await plain.jetstream().add_stream(name="OTHER", subjects=["jobs.>"])
     with pytest.raises(PublishFailed, match="it was stored by another stream"):
         await stream.publish(messages(1)[0], timeout=1.0)
+
+
+async def test_a_stream_without_a_majority_says_why(stream: TestStream, plain: NatsClient) -> None:
+    """What a leader answered that had lost both followers, to a message that was sent to it again."""
+
+    async def answer(request: Msg) -> None:
+        error = {"code": 409, "err_code": 10158, "description": "duplicate message id is in process"}
+        await request.respond(json.dumps({"error": error, "stream": "JOBS", "seq": 0}).encode())
+
+    await plain.jetstream().delete_stream("JOBS")
+    await plain.subscribe("jobs.resize", cb=answer)
+    await plain.flush()
+    with pytest.raises(PublishRefused, match="not a majority of the stream's servers"):
+        await stream.publish(messages(1)[0], timeout=60.0)
 
 
 async def test_a_full_stream_says_why(stream: TestStream, plain: NatsClient) -> None:
