@@ -128,6 +128,13 @@ def replicas(stream: StreamReport | None, settings: Settings) -> Iterator[Findin
     """Whether the stream survives the loss of a server."""
     if stream is None:
         yield unchecked("there is no stream")
+    elif stream.behind:
+        copies = counted(stream.replicas, "copy", plural="copies")
+        yield warning(
+            f"of {copies} of the stream, {len(stream.behind)} away or behind, on "
+            f"{printable(listed(stream.behind), 200)}: it needs a majority of them to store messages",
+            "Start these nats-servers; remove one that is gone for good: `nats server cluster peer-remove`.",
+        )
     elif stream.clustered and stream.replicas == 1:
         yield warning(
             "the stream has one copy in a cluster: while its server is away, jobs start late, from the table",

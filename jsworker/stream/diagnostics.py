@@ -49,7 +49,10 @@ class NatsServer:
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """The stream as it is; ``overlapping`` is another one, which has subjects of its priorities."""
+    """The stream as it is; ``overlapping`` is another one, which has subjects of its priorities.
+
+    ``behind``: servers whose copy of the stream is away, or lacks messages.
+    """
 
     installation: str | None
     differences: tuple[Difference, ...]
@@ -58,6 +61,7 @@ class StreamReport:
     messages: int
     bytes: int
     overlapping: str | None = None
+    behind: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,13 @@ class Inspector(JetStreamApi):
             messages=info.state.messages,
             bytes=info.state.bytes,
             overlapping=overlapping,
+            behind=tuple(
+                sorted(
+                    each.name or "one without a name"
+                    for each in (info.cluster and info.cluster.replicas) or ()
+                    if each.offline or not each.current
+                )
+            ),
         )
 
     async def _other_with_lanes(self) -> str | None:

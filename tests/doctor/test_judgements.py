@@ -109,6 +109,16 @@ def test_a_superuser_may_do_too_much() -> None:
     assert remark.do
 
 
+def test_copies_that_are_away() -> None:
+    three = replace(STREAM, replicas=3, clustered=True)
+    assert only(nats_checks.replicas(three, a_settings())).level == "ok"
+    remark = only(nats_checks.replicas(replace(three, behind=("nats-1",)), a_settings()))
+    assert remark.level == "warning"
+    assert remark.says.startswith("of 3 copies of the stream, 1 away or behind, on nats-1: ")
+    assert remark.do is not None
+    assert "Start these nats-servers" in remark.do
+
+
 def test_messages_without_a_consumer() -> None:
     assert list(nats_checks.subjects({})) == []
     remark = only(nats_checks.subjects({"jobs.b": 2, "jobs.a": 1}))

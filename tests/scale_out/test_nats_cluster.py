@@ -1,12 +1,19 @@
 """Three nats-servers, stream R3: nodes may go, one at a time."""
 
+import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
+from jsworker.core.events import Events
+from jsworker.core.settings import Settings
+from jsworker.stream.diagnostics import Inspector
+from jsworker.stream.jetstream import Stream
 from tests.scale_out.nats_cluster import Cluster
 from tests.scale_out.pods import SHORT
 from tests.scale_out.scenarios import leader_killed, nodes_restarted
+from tests.support.polling import eventually
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.thorough]
 
@@ -25,6 +32,38 @@ async def test_a_rolling_restart_loses_nothing(cluster: Cluster, tmp_path: Path)
     assert outcome.enqueued >= 4 * BETWEEN
     assert outcome.longest_gap() < LONGEST_GAP, figures.log
     assert figures.changes == []  # it is the database's history, not the stream's
+
+
+async def test_the_diagnosis_names_a_server_whose_copy_is_away(cluster: Cluster) -> None:
+    settings = Settings(
+        database_url="postgresql://nobody@localhost/nothing",
+        nats_url=",".join(node.url for node in cluster.stores.nodes),
+        stream="COPIES",
+        subject_prefix="copies",
+        stream_replicas=3,
+    )
+    inspector = Inspector(settings)
+
+    async def behind(*names: str) -> None:
+        report = await inspector.stream()
+        assert report
+        assert report.behind == names
+
+    async with AsyncExitStack() as ending:
+        stream = Stream(settings, installation_id=None, events=Events(), client_name="test")
+        ending.push_async_callback(stream.close)
+        ending.push_async_callback(inspector.close)
+        await stream.connect()
+        await stream.ensure([])
+        await inspector.connect()
+        await eventually(behind)
+        leader = await cluster.leader_of("COPIES")
+        away = next(node for node in cluster.stores.nodes if node is not leader)
+        await asyncio.to_thread(away.kill)
+        await eventually(lambda: behind(away.server_name))
+        await asyncio.to_thread(away.start)
+        await cluster.healthy()
+        await eventually(behind)
 
 
 async def test_the_leaders_death_loses_nothing(cluster: Cluster, tmp_path: Path) -> None:
