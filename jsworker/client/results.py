@@ -115,6 +115,7 @@ class Results:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait({self._reading})
+            self._reading = None  # the client may be opened next in another event loop
         self._fail(list(self._awaited), RuntimeError(_CLOSED))
 
     async def _refuse_deadlock(self, job_id: UUID, served: frozenset[str]) -> None:

@@ -448,3 +448,21 @@ def test_a_client_that_was_closed_can_be_opened_in_another_event_loop(settings: 
 
     asyncio.run(use())
     asyncio.run(use())
+
+
+def test_a_client_that_has_waited_for_a_result_in_one_event_loop_closes_in_the_next(
+    settings: Settings,
+) -> None:
+    client = JobClient(settings)
+
+    async def wait_for_result() -> None:
+        async with client:
+            with pytest.raises(TimeoutError):
+                await (await client.enqueue(KIND, {})).result(timeout=0.5)
+
+    async def close() -> None:
+        await client.open()
+        await asyncio.wait_for(client.close(), 60)
+
+    asyncio.run(wait_for_result())
+    asyncio.run(close())
