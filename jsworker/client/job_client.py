@@ -1,6 +1,7 @@
 """The client: enqueue jobs, read them, and cancel, retry or clear them."""
 
 import asyncio
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
@@ -68,6 +69,14 @@ _PUBLISH_EVERY_SECONDS = 1.0
 _MOST_LISTED = 2**31 - 1
 _NOT_OPEN = "not open: use `async with`, or call open()"
 _CLOSED = "closed"
+_OTHER_LOOP = (
+    "the client was opened in another event loop, and works in that one only: open a client in each loop"
+    " (each asyncio.run has its own), or use SyncJobClient"
+)
+_OTHER_PROCESS = (
+    "the client was opened before this process was forked, and its connections belong to the parent process:"
+    " open a client here, or use SyncJobClient"
+)
 
 
 class JobClient:
@@ -107,6 +116,7 @@ class JobClient:
         )
         self._results = Results(self.database, self._contents)
         self._unusable_because: str | None = _NOT_OPEN
+        self._opened_in: tuple[int, asyncio.AbstractEventLoop] | None = None
 
     @classmethod
     def from_env(cls, **overrides: Any) -> Self:
@@ -221,8 +231,10 @@ class JobClient:
             RuntimeError: the client is open already.
         """
         if self._unusable_because not in (_NOT_OPEN, _CLOSED):
+            self._refuse_elsewhere()
             raise RuntimeError("the client is open already: close() it first, or use the one that is open")
         self._unusable_because = "being opened"
+        self._opened_in = os.getpid(), asyncio.get_running_loop()
         self.database.open()
         try:
             await self.database.check_usable()
@@ -236,7 +248,11 @@ class JobClient:
         self._unusable_because = None
 
     async def close(self) -> None:
-        """Finish publishing the enqueued jobs, within seconds, and disconnect."""
+        """Finish publishing the enqueued jobs, within seconds, and disconnect.
+
+        Raises RuntimeError if the client was opened in another event loop, or before this process was forked.
+        """
+        self._refuse_elsewhere()
         self._unusable_because = _CLOSED
         try:
             await self._results.close()
@@ -246,6 +262,7 @@ class JobClient:
             try:
                 await self._publisher.close()
             finally:
+                self._opened_in = None
                 await self.database.close()
 
     @overload
@@ -630,7 +647,22 @@ class JobClient:
     def _opened(self) -> Database:
         if self._unusable_because is not None:
             raise RuntimeError(f"the client is {self._unusable_because}")
+        self._refuse_elsewhere()
         return self.database
+
+    def _refuse_elsewhere(self) -> None:
+        """Raise RuntimeError where the connections cannot be used: a wait for them would never end there."""
+        if self._opened_in is None:
+            return
+        process, loop = self._opened_in
+        if process != os.getpid():
+            raise RuntimeError(_OTHER_PROCESS)
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:  # plain code that prepares a call, such as ``client.select``
+            return
+        if here is not loop:
+            raise RuntimeError(_OTHER_LOOP)
 
     async def _result(self, job_id: UUID, timeout: float | timedelta | None) -> Any:  # noqa: ASYNC109 -- see result
         self._opened()

@@ -1,10 +1,12 @@
 """Calls that a newcomer gets wrong: what is wrong is said by name, before anything is written."""
 
 import asyncio
+import multiprocessing
 import re
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -466,3 +468,52 @@ def test_a_client_that_has_waited_for_a_result_in_one_event_loop_closes_in_the_n
 
     asyncio.run(wait_for_result())
     asyncio.run(close())
+
+
+def test_a_client_that_is_open_in_another_event_loop_says_so_instead_of_waiting_for_ever(
+    settings: Settings,
+) -> None:
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        client = JobClient(settings)
+        first.run(client.open())
+        job = first.run(client.enqueue(KIND, {}))
+        with pytest.raises(TimeoutError):
+            first.run(job.result(timeout=0.5))  # its reader lives in this loop
+        calls: list[Callable[[], Awaitable[Any]]] = [
+            *(partial(call, client) for call in CALLS.values()),
+            partial(job.result, timeout=60),
+            client.open,
+            client.close,
+        ]
+        for call in calls:
+            with pytest.raises(RuntimeError, match=r"^the client was opened in another event loop"):
+                second.run(asyncio.wait_for(call(), 60))
+        assert first.run(client.get(job.id)) is not None
+        first.run(client.close())
+        second.run(client.open())
+        second.run(client.close())
+
+
+def test_a_client_that_was_opened_before_a_fork_is_refused_in_the_child_process(settings: Settings) -> None:
+    with asyncio.Runner() as runner:
+        client = JobClient(settings)
+        runner.run(client.open())
+
+        def use() -> None:
+            calls: list[Callable[[], Awaitable[Any]]] = [
+                *(partial(call, client) for call in CALLS.values()),
+                client.close,
+            ]
+            for call in calls:
+                with pytest.raises(
+                    RuntimeError, match=r"^the client was opened before this process was forked"
+                ):
+                    runner.run(asyncio.wait_for(call(), 60))
+
+        child = multiprocessing.get_context("fork").Process(target=use)
+        child.start()
+        child.join(120)
+        assert child.exitcode == 0
+        job = runner.run(client.enqueue(KIND, {}))
+        assert runner.run(client.get(job.id)) is not None
+        runner.run(client.close())
