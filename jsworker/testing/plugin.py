@@ -20,7 +20,7 @@ _INI = {
     "jsworker_nats_url": "URL of a NATS server for jsworker's fixtures, instead of an embedded one",
 }
 _ASYNC_CLIENT = "_jsworker_async_client"
-_ASYNCIO_CLIENT = "_jsworker_asyncio_client"
+_TESTS_LOOP = "asyncio_default_test_loop_scope"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,11 +30,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the client's fixture of pytest-asyncio, whose strict mode accepts only its own fixtures."""
-    if config.pluginmanager.hasplugin("asyncio"):
+    """Register the client's fixtures of pytest-asyncio, whose strict mode accepts only its own fixtures."""
+    if config.pluginmanager.hasplugin("asyncio") and _knows_loop_scopes(config):
         from jsworker.testing import asyncio_client  # noqa: PLC0415 -- pytest-asyncio may be missing
 
         config.pluginmanager.register(asyncio_client, "jsworker-asyncio")
+
+
+def _knows_loop_scopes(config: pytest.Config) -> bool:
+    try:
+        config.getini(_TESTS_LOOP)
+    except ValueError:
+        return False
+    return True
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -119,7 +127,11 @@ def job_client(request: pytest.FixtureRequest) -> "JobClient":
         if (backend := request.getfixturevalue("anyio_backend_name")) != "asyncio":
             pytest.fail(f"job_client needs anyio's backend asyncio, not {backend}", pytrace=False)
     elif request.config.pluginmanager.hasplugin("asyncio") and inspect.iscoroutinefunction(request.function):
-        name = _ASYNCIO_CLIENT
+        if not _knows_loop_scopes(request.config):
+            pytest.fail("job_client needs pytest-asyncio 0.26 or later", pytrace=False)
+        from jsworker.testing.asyncio_client import client_of_test  # noqa: PLC0415 -- as above
+
+        name = client_of_test(request.node)
     else:
         pytest.fail("job_client needs an async test that pytest-asyncio or anyio runs", pytrace=False)
     client: JobClient = request.getfixturevalue(name)

@@ -249,6 +249,55 @@ def test_every_kind_of_test_works_in_processes_that_share_servers(
     assert servers_processes() <= before
 
 
+LOOPS = """
+    import pytest
+    from jsworker.testing import work_until_empty
+    from words import CountWords
+
+
+    async def count(client):
+        job = await client.enqueue(CountWords, {"text": "a b"})
+        await work_until_empty([CountWords])
+        assert await job.result(timeout=60) == 2
+        await client.list()
+
+
+    @pytest.mark.asyncio
+    async def test_in_the_default_loop(job_client):
+        await count(job_client)
+
+
+    @pytest.mark.asyncio(loop_scope="module")
+    async def test_in_the_loop_of_the_module(job_client):
+        await count(job_client)
+
+
+    @pytest.mark.asyncio(loop_scope="session")
+    class TestCounting:
+        async def test_in_the_loop_of_the_session(self, job_client):
+            await count(job_client)
+
+        @pytest.mark.asyncio(loop_scope="class")
+        async def test_in_the_loop_of_the_class(self, job_client):
+            await count(job_client)
+"""
+
+
+@pytest.mark.parametrize(("fixtures", "tests"), [("session", "function"), ("function", "session")])
+def test_the_client_is_open_in_the_event_loop_of_its_test(
+    project: Callable[[dict[str, str]], RunPytest], servers: TestServers, fixtures: str, tests: str
+) -> None:
+    result = project({"test_loops.py": LOOPS})(
+        "-o",
+        f"asyncio_default_fixture_loop_scope={fixtures}",
+        "-o",
+        f"asyncio_default_test_loop_scope={tests}",
+        JSWORKER_TEST_DATABASE_URL=servers.postgres.url,
+        JSWORKER_TEST_NATS_URL=servers.nats.url,
+    )
+    assert "4 passed" in result.stdout, result.stdout + result.stderr
+
+
 def test_failures_show_what_is_wrong(
     project: Callable[[dict[str, str]], RunPytest], servers: TestServers, jsworker_servers: RunningServers
 ) -> None:
