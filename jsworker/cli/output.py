@@ -68,20 +68,36 @@ def remark(line: str) -> None:
 def new_table(
     columns: Sequence[str | Column], rows: Iterable[Sequence[str | Text]], *, spare: Sequence[str] = ()
 ) -> Table:
-    """Return a table in the common style; columns of ``spare`` are left out, in this order, until it fits."""
+    """Return a table in the common style; columns of ``spare`` are left out, in this order, until it fits.
+
+    A table that does not fit even so keeps its width, and the terminal breaks its lines.
+    """
     headers = [Column(each, no_wrap=True) if isinstance(each, str) else each for each in columns]
     cells = [list(row) for row in rows]
     widths = [_width(column, [row[place] for row in cells]) for place, column in enumerate(headers)]
     kept = list(range(len(headers)))
+    columns_of_terminal = console().width
+    needed = _table_width(widths, kept)
     for name in spare:
-        if sum(widths[place] + _GAP for place in kept) - _GAP <= console().width:
+        if needed <= columns_of_terminal:
             break
         kept = [place for place in kept if headers[place].header != name]
-    shown = [headers[place] for place in kept]
-    table = Table(*shown, box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
+        needed = _table_width(widths, kept)
+    table = Table(
+        *(headers[place] for place in kept),
+        box=None,
+        padding=(0, _GAP, 0, 0),
+        pad_edge=False,
+        header_style="bold",
+        width=needed if needed > columns_of_terminal else None,  # else rich cuts the text of every column
+    )
     for row in cells:
         table.add_row(*(row[place] for place in kept))
     return table
+
+
+def _table_width(widths: Sequence[int], kept: Sequence[int]) -> int:
+    return sum(widths[place] + _GAP for place in kept) - _GAP
 
 
 def _width(column: Column, cells: Iterable[str | Text]) -> int:
@@ -141,7 +157,7 @@ def folded(name: str, *, at_least: int) -> Column:
 class _Console(Console):
     def print(self, *objects: Any, **options: Any) -> None:
         with writing_stdout():
-            super().print(*objects, **options)
+            super().print(*objects, **{"crop": False, **options})
 
 
 def console(*, piped_columns: int = _UNCUT) -> Console:

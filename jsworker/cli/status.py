@@ -31,6 +31,8 @@ _FEW: Final = 10.0
 _NAMED: Final = 5
 """Most kinds that a line names."""
 
+_SPARE: Final = ("IN/MIN", "HELD", "BAD/MIN", "LATER", "DONE/MIN", "OLDEST")
+
 app = new_app()
 
 
@@ -77,7 +79,7 @@ async def _picture(database: Database, *, limit: int, after: str | None) -> Grou
 def _shown(found: Status) -> Group:
     numbers = ("QUEUED", "OLDEST", "RUNNING", "LATER", "HELD", "FAILED", "IN/MIN", "DONE/MIN", "BAD/MIN")
     columns = [folded("KIND", at_least=8), *map(right, (*numbers, "WORKERS"))]
-    table = new_table(columns, map(_row, found.kinds), spare=("IN/MIN", "HELD", "BAD/MIN", "LATER"))
+    table = new_table(columns, map(_row, found.kinds), spare=_SPARE)
     return Group(table, *map(Text, ["", *_lines(found)]))
 
 

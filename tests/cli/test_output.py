@@ -6,7 +6,17 @@ from uuid import UUID
 
 import pytest
 
-from jsworker.cli.output import ActionOutcome, print_json, report, seconds_in_words, since, until
+from jsworker.cli.output import (
+    ActionOutcome,
+    folded,
+    print_json,
+    print_table,
+    report,
+    right,
+    seconds_in_words,
+    since,
+    until,
+)
 from jsworker.core.errors import JsworkerError
 from jsworker.core.names import cell, headline
 
@@ -55,6 +65,21 @@ def test_cells_cannot_steer_the_terminal() -> None:
     assert len(cell("x" * 1000)) == 300
     assert headline("\n ValueError: no\nmore") == "ValueError: no"
     assert headline(None) == ""
+
+
+@pytest.mark.parametrize("columns", [10, 25, 40])
+def test_a_table_that_is_too_wide_loses_spare_columns_and_nothing_else(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = [folded("KIND", at_least=8), right("QUEUED"), right("HELD"), right("WORKERS")]
+    print_table(shown, [["count-words", "12345", "678", "9"]], spare=["HELD"])
+    words = capsys.readouterr().out.split()
+    assert [word for word in words if word not in ("HELD", "678")] == [
+        *("KIND", "QUEUED", "WORKERS"),
+        *("count-words", "12345", "9"),
+    ]
+    assert ("HELD" in words) == (columns == 40)
 
 
 async def test_a_report_that_is_cut_short_says_how_far_it_came(capsys: pytest.CaptureFixture[str]) -> None:
