@@ -108,7 +108,7 @@ class JobClient:
         self._settings = settings
         self._contents = Contents.of(settings, codec)
         self.events = Events()
-        dsn, seconds = settings.database_dsn(), settings.statement_timeout
+        dsn, seconds = settings.current_database_dsn, settings.statement_timeout
         self.database = Database(dsn, statement_timeout=seconds, owner="client")
         self._publisher = ClientPublisher(settings, self.database, self.events, died=self._died)
         self._inserts = SharedInserts(

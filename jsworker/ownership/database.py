@@ -11,7 +11,7 @@ from sqlalchemy import TextClause, text
 from sqlalchemy.engine import URL
 
 from jsworker.core.errors import DatabaseRefused, DatabaseTimeout, MigrationMissing
-from jsworker.ownership.pool import Parameters, Pool, Row, Transaction, driver_url
+from jsworker.ownership.pool import Parameters, Pool, Row, Transaction, arguments_of, driver_url
 from jsworker.ownership.refusals import CONFLICTS, map_error
 from jsworker.ownership.session_settings import SESSION, check_session
 
@@ -64,6 +64,7 @@ class Database:
 
     Attributes:
         url: for SQLAlchemy engines; its ``repr`` hides the password.
+        arguments: returns the driver's arguments for a new connection; raises OSError if a file cannot be read.
         place: where the database is, for messages: ``host:port/name``.
         revision: of its schema, as ``migrated_to`` found it last; None: not asked yet, or there is none.
     """
@@ -71,17 +72,25 @@ class Database:
     revision: str | None = None
 
     def __init__(
-        self, dsn: str, *, statement_timeout: float, pool_size: int = 5, owner: str = "connection"
+        self,
+        dsn: str | Callable[[], str],
+        *,
+        statement_timeout: float,
+        pool_size: int = 5,
+        owner: str = "connection",
     ) -> None:
         """Prepare the pools; nothing connects yet.
 
+        ``dsn``: a function is called for each new connection; what it returns may have another password by then.
         ``statement_timeout`` is the seconds until a statement is given up; after ``close`` every statement raises
         RuntimeError, which says that the ``owner`` is closed.
         """
-        self.url = driver_url(dsn)
+        current = dsn if callable(dsn) else lambda: dsn
+        self.url = driver_url(current())
+        self.arguments: Callable[[], dict[str, Any]] = lambda: arguments_of(driver_url(current()))
         self.place = place_of(self.url)
         self._statement_timeout = statement_timeout
-        pool = partial(Pool, self.url, owner=owner)
+        pool = partial(Pool, self.arguments, owner=owner)
         self._statements = pool(size=pool_size, overflow=pool_size)
         self._by_key = pool(size=pool_size, overflow=pool_size, keeps_plans=True)
         self._heartbeats = pool(size=1, overflow=2, keeps_plans=True)

@@ -77,11 +77,17 @@ class Pool:
     """
 
     def __init__(
-        self, url: URL, *, size: int, overflow: int, owner: str = "connection", keeps_plans: bool = False
+        self,
+        arguments: Callable[[], Mapping[str, Any]],
+        *,
+        size: int,
+        overflow: int,
+        owner: str = "connection",
+        keeps_plans: bool = False,
     ) -> None:
         """Prepare a pool of ``size`` connections that stay open, and ``overflow`` that are closed after use.
 
-        ``owner`` is what the error of a call after ``close`` names as closed.
+        ``arguments`` returns the driver's arguments for each new connection. ``owner`` is what the error of a call after ``close`` names as closed.
 
         A pool with ``keeps_plans`` is for statements that find their rows by key: PostgreSQL plans them once
         for each connection and always by index, whatever it believes the size of the table to be. Behind a
@@ -89,7 +95,7 @@ class Pool:
         """
         self.limit = size + overflow
         self.in_use = 0
-        self._to_connect = arguments_of(url) | {"autocommit": True}
+        self._arguments = arguments
         self._keeps_plans = keeps_plans
         self._size = size
         self._owner = owner
@@ -189,7 +195,7 @@ class Pool:
             if not _has_unasked_input(lent):
                 return lent
             await lent.close()
-        connection = await connect(self._to_connect)
+        connection = await connect({**self._arguments(), "autocommit": True})
         _read_anything(connection)
         try:
             await connection.execute(BEGIN_SESSION, [connection.info.backend_pid])

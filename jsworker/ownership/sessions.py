@@ -6,18 +6,20 @@ The first transaction imports SQLAlchemy's sessions: they take megabytes that mo
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from functools import cached_property, partial
+from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
+import psycopg
 from psycopg.errors import LockNotAvailable
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, create_engine, event, text
-from sqlalchemy.engine import URL, Engine, ExceptionContext
+from sqlalchemy.engine import Engine, ExceptionContext
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from jsworker.core.errors import OwnershipLost
-from jsworker.ownership.pool import CONNECT_ARGUMENTS, arguments_of, connect
+from jsworker.ownership.database import Database
+from jsworker.ownership.pool import connect
 from jsworker.ownership.refusals import is_answer_of_its_own, is_behind, is_read_only, server_fault
 from jsworker.ownership.session_settings import begin_sessions
 from jsworker.ownership.transitions.child_jobs import insertions
@@ -91,18 +93,19 @@ class Attempt:
 class Sessions:
     """Pools for the jobs' own transactions, apart from the worker's: a job that hoards connections harms itself."""
 
-    def __init__(self, url: URL, *, worker_id: str, size: int, lock_seconds: float) -> None:
+    def __init__(self, database: Database, *, worker_id: str, size: int, lock_seconds: float) -> None:
         """Prepare two pools, for coroutines and for threads; an unused one connects nothing.
 
         Args:
-            url: the database.
+            database: whose login the connections use.
             worker_id: the owner of the jobs that are completed here.
             size: connections of each: the worker's job slots.
             lock_seconds: how long a child job waits for a unique key that another transaction is taking.
         """
         self._worker_id = worker_id
         self._wait = {"milliseconds": str(max(1, round(lock_seconds * 1000)))}
-        self._url = url
+        self._url = database.url
+        self._arguments = database.arguments
         self._options: dict[str, Any] = {
             "isolation_level": "READ COMMITTED",
             "hide_parameters": True,
@@ -117,14 +120,17 @@ class Sessions:
     def _async_engine(self) -> "AsyncEngine":
         from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 -- see the first lines
 
-        connecting = partial(connect, arguments_of(self._url))
-        engine = create_async_engine(self._url, async_creator=connecting, **self._options)
+        engine = create_async_engine(
+            self._url, async_creator=lambda: connect(self._arguments()), **self._options
+        )
         _prepare(engine.sync_engine)
         return engine
 
     @cached_property
     def _engine(self) -> Engine:
-        engine = create_engine(self._url, connect_args=dict(CONNECT_ARGUMENTS), **self._options)
+        engine = create_engine(
+            self._url, creator=lambda: psycopg.connect(**self._arguments()), **self._options
+        )
         _prepare(engine)
         return engine
 

@@ -104,7 +104,7 @@ class DeadChildren:
 
         timeout = self._settings.statement_timeout
         async with Database(
-            self._settings.database_dsn(), statement_timeout=timeout, pool_size=1
+            self._settings.current_database_dsn, statement_timeout=timeout, pool_size=1
         ) as database:
             unmarked = await reset_dead_owner(
                 database,

@@ -149,7 +149,7 @@ def _services(settings: Settings, kind: str) -> LeaseServices:
         settings=settings,
         contents=PLAIN,
         database=database,
-        sessions=Sessions(database.url, worker_id=_WORKER_ID, size=1, lock_seconds=1.0),
+        sessions=Sessions(database, worker_id=_WORKER_ID, size=1, lock_seconds=1.0),
         events=Events(),
         loop=asyncio.get_running_loop(),
         kinds=frozenset({kind}),

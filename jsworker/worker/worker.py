@@ -251,11 +251,11 @@ class Worker:
             self.events.emit("row.refused", **asdict(row) | {"job_id": str(row.job_id)})
 
         settings = self._settings
-        self._database = Database(settings.database_dsn(), statement_timeout=settings.statement_timeout)
+        self._database = Database(settings.current_database_dsn, statement_timeout=settings.statement_timeout)
         self._opened.push_async_callback(self._database.close)
         await self._once_answered(self._database.check_usable)
         sessions = Sessions(
-            self._database.url,
+            self._database,
             worker_id=self.id,
             size=settings.concurrency,
             lock_seconds=settings.statement_timeout,

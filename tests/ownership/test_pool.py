@@ -4,6 +4,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -189,7 +190,7 @@ async def test_a_connection_that_comes_back_half_way_is_not_lent_again(
         driver.pipeline_sync()
         raise psycopg.OperationalError("cannot exit pipeline mode with uncollected results")
 
-    connections = pool.Pool(pool.driver_url(database_url), size=1, overflow=0)
+    connections = pool.Pool(partial(pool.arguments_of, pool.driver_url(database_url)), size=1, overflow=0)
     try:
         assert await connections.execute(text("SELECT 0"), None, plain=True) == [(0,)]
         with monkeypatch.context() as patch:
@@ -229,7 +230,12 @@ async def test_a_connection_that_is_being_made_is_closed_when_its_caller_goes_aw
     gc.disable()
     try:
         for milliseconds in range(30):
-            making = pool.Pool(pool.driver_url(database_url), size=1, overflow=0, keeps_plans=keeps_plans)
+            making = pool.Pool(
+                partial(pool.arguments_of, pool.driver_url(database_url)),
+                size=1,
+                overflow=0,
+                keeps_plans=keeps_plans,
+            )
             caller = asyncio.create_task(kept(errors, making.execute(MODE, None)))
             await asyncio.wait({caller}, timeout=milliseconds / 1000)  # wherever that finds it
             caller.cancel()

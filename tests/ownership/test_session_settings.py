@@ -96,7 +96,7 @@ async def test_statements_run_with_them(unfit: Database) -> None:
 
 
 async def test_transactions_of_jobs_run_with_them(unfit: Database) -> None:
-    sessions = Sessions(unfit.url, worker_id="w", size=1, lock_seconds=1.0)
+    sessions = Sessions(unfit, worker_id="w", size=1, lock_seconds=1.0)
     rows: list[Row] = []
     try:
         with suppress(OwnershipLost):

@@ -34,7 +34,7 @@ async def quiet(database: Database, job_id: UUID) -> None:
 
 
 async def in_transaction(database: Database, job_id: UUID) -> None:
-    sessions = Sessions(database.url, worker_id=WORKER, size=1, lock_seconds=5.0)
+    sessions = Sessions(database, worker_id=WORKER, size=1, lock_seconds=5.0)
     try:
         async with sessions.transaction(lambda: Completion(job_id, 1, "{}")):
             pass
@@ -43,7 +43,7 @@ async def in_transaction(database: Database, job_id: UUID) -> None:
 
 
 async def in_plain_transaction(database: Database, job_id: UUID) -> None:
-    sessions = Sessions(database.url, worker_id=WORKER, size=1, lock_seconds=5.0)
+    sessions = Sessions(database, worker_id=WORKER, size=1, lock_seconds=5.0)
     try:
         with sessions.sync_transaction(lambda: Completion(job_id, 1, "{}")):
             pass

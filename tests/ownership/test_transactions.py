@@ -39,7 +39,7 @@ def winner(engine: Engine, sql: Sql) -> Iterator[Winner]:
 async def sessions(database: Database, sql: Sql) -> AsyncIterator[Sessions]:
     """Sessions of ``WORKER``, and a table of the user's own."""
     sql.execute("CREATE TABLE lines (count integer PRIMARY KEY)")
-    opened = Sessions(database.url, worker_id=WORKER, size=2, lock_seconds=5.0)
+    opened = Sessions(database, worker_id=WORKER, size=2, lock_seconds=5.0)
     yield opened
     await opened.close()
     sql.execute("DROP TABLE lines")
@@ -184,9 +184,7 @@ async def test_a_run_that_is_cancelled_beside_a_silent_server_ends(
 ) -> None:
     """As the fence does, cancel twice: a polite rollback would wait for an answer that never comes."""
     async with proxied(database_url) as (proxy, url):
-        sessions = Sessions(
-            Database(url, statement_timeout=5.0).url, worker_id=WORKER, size=2, lock_seconds=5.0
-        )
+        sessions = Sessions(Database(url, statement_timeout=5.0), worker_id=WORKER, size=2, lock_seconds=5.0)
         reached = asyncio.Event()
 
         async def process() -> None:

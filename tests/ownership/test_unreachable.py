@@ -2,23 +2,32 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.sql import SQL, Literal
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ProgrammingError
 
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.core.settings import Settings
 from jsworker.embedded.resources import free_port
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import map_error
+from jsworker.ownership.sessions import Sessions
 from jsworker.ownership.transitions.enqueue import NewJob, enqueue, new_job_id
+from jsworker.ownership.transitions.settle import Completion
 from jsworker.ownership.upgrading import current_revision, upgrade_database
 from tests.support.servers import THROWAWAY_SETTINGS, ThrowawayPostgres
 
 from .calls import ONE, everything_said, opened
 from .polling import eventually
-from .rows import KIND, Sql
+from .rows import KIND, WORKER, Sql
+
+NONE = Completion(new_job_id(), 1, None)
 
 
 class TestUnreachable:
@@ -101,6 +110,48 @@ class TestLogin:
             ) as error:
                 await database.run(ONE)
         assert "wr0ng-one" not in everything_said(error.value)
+
+    async def test_a_password_whose_file_changed_is_read_again(
+        self,
+        own_server: ThrowawayPostgres,
+        guarded_url: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        await eventually_password_needed(guarded_url)
+        secret = tmp_path / "secret"
+        secret.write_text("right\n")
+        monkeypatch.setenv("JSWORKER_DATABASE_PASSWORD_FILE", str(secret))
+        settings = Settings(database_url=guarded_url)
+        with psycopg.connect(own_server.url, autocommit=True) as administrator:
+
+            def change(password: str) -> None:
+                administrator.execute(SQL("ALTER ROLE guarded PASSWORD {}").format(Literal(password)))
+                administrator.execute(
+                    "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = 'guarded'"
+                )
+
+            async with Database(settings.current_database_dsn, statement_timeout=10.0) as database:
+                sessions = Sessions(database, worker_id=WORKER, size=1, lock_seconds=1.0)
+                await database.run(ONE)
+                change("another")
+                try:
+                    with pytest.raises(DatabaseRefused, match="refused the login"):
+                        await database.run(ONE)
+                    secret.write_text("another\n")
+                    assert [row.one for row in await database.run(ONE)] == [1]
+                    with suppress(ProgrammingError):  # no schema
+                        async with sessions.transaction(lambda: NONE) as session:
+                            assert await session.scalar(ONE) == 1
+                    with suppress(ProgrammingError), sessions.sync_transaction(lambda: NONE) as plain:
+                        assert plain.scalar(ONE) == 1
+                    await sessions.close()
+                    secret.unlink()
+                    change("another")
+                    with pytest.raises(DatabaseUnavailable, match=r"PASSWORD_FILE=.* cannot be read"):
+                        await database.run(ONE)
+                finally:
+                    change("right")
 
 
 async def eventually_password_needed(url: str) -> None:

@@ -37,7 +37,7 @@ def make_context(
         kinds={},
         me=replace(identify(settings, []), id=worker_id),
         database=database,
-        sessions=Sessions(database.url, worker_id=worker_id, size=1, lock_seconds=5.0),
+        sessions=Sessions(database, worker_id=worker_id, size=1, lock_seconds=5.0),
         stream=stream or Stream(settings, installation_id=None, events=events, client_name=worker_id),
         events=events,
         supervision=None,

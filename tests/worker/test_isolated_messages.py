@@ -79,6 +79,7 @@ def test_an_introduction_arrives_with_its_settings_and_secrets() -> None:
         path=["/a", "/not\udcffutf8"],
         worker_id="w",
         settings=settings,
+        from_files=frozenset({"database_password"}),
         kinds=frozenset({"a", "b"}),
     )
     assert read_by_isolated(introduction) == introduction

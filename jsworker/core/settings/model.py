@@ -296,6 +296,17 @@ class Settings(BaseSettings):
             raise FieldFaults(faults)
         self._from_files = names_from_files() - values.keys()
 
+    @property
+    def from_files(self) -> frozenset[str]:
+        """The names of the settings that came from files, which ``read_again`` reads."""
+        return self._from_files
+
+    def with_files(self, names: frozenset[str]) -> "Settings":
+        """Return a copy in which the settings of these names count as ``from_files``."""
+        copy = self.model_copy()
+        copy._from_files = names  # noqa: SLF001 -- its own class
+        return copy
+
     def read_again(self, names: Iterable[str]) -> "Settings":
         """Return these settings, with those of ``names`` that came from files as the files hold them now.
 
@@ -358,6 +369,16 @@ class Settings(BaseSettings):
         user = quote(unquote_to_bytes(parts["user"]), safe="")
         login = f"{user}:{quote(password, safe='')}" if password else user
         return f"postgresql://{login}@{parts['place']}" if login else f"postgresql://{parts['place']}"
+
+    def current_database_dsn(self) -> str:
+        """Return the same, with URL and password as their files hold them now.
+
+        Raises OSError if one of the files cannot be used.
+        """
+        try:
+            return self.read_again(("database_url", "database_password")).database_dsn()
+        except SettingsError as error:
+            raise OSError(str(error)) from None
 
     @property
     def nats_is_set(self) -> bool:

@@ -123,7 +123,7 @@ class _Work:
     """The processors of this process, and the run that one of them has in hand."""
 
     def __init__(self, owner: wire.Introduction, send: Callable[..., None]) -> None:
-        settings = owner.settings
+        settings = owner.settings.with_files(owner.from_files)
         self._settings = settings
         self._contents = Contents.of(settings)
         self._send = send
@@ -132,7 +132,9 @@ class _Work:
         self._tasks: set[asyncio.Task[None]] = set()
         self._wanted: frozenset[str] = frozenset()
         database = Database(
-            settings.database_dsn(), statement_timeout=settings.statement_timeout, pool_size=_CONNECTIONS
+            settings.current_database_dsn,
+            statement_timeout=settings.statement_timeout,
+            pool_size=_CONNECTIONS,
         )
         events = Events()
         events.on("job.progress", self._forward)
@@ -143,7 +145,7 @@ class _Work:
             contents=self._contents,
             database=database,
             sessions=Sessions(
-                database.url, worker_id=owner.worker_id, size=1, lock_seconds=settings.statement_timeout
+                database, worker_id=owner.worker_id, size=1, lock_seconds=settings.statement_timeout
             ),
             events=events,
             loop=asyncio.get_running_loop(),

@@ -16,14 +16,15 @@ from jsworker.worker.stacks import Stack
 class Introduction(Message):
     """What an isolated process needs to know of its owner, whatever it runs; the first message.
 
-    ``path`` is the owner's ``sys.path``, ``kinds`` what it serves. The settings hold secrets: they pass
-    through the socket alone.
+    ``path`` is the owner's ``sys.path``, ``kinds`` what it serves, ``from_files`` which settings the process
+    may read again, as its owner does. The settings hold secrets: they pass through the socket alone.
     """
 
     what: Literal["introduction"] = "introduction"
     path: list[str]
     worker_id: str
     settings: Settings
+    from_files: frozenset[str]
     kinds: frozenset[str]
 
 

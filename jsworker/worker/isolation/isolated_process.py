@@ -110,6 +110,7 @@ class IsolatedProcess:
             path=[each for each in sys.path if isinstance(each, str)],  # Python ignores what is no text
             worker_id=context.worker_id,
             settings=context.settings,
+            from_files=context.settings.from_files,
             kinds=frozenset(context.kinds),
         )
         ours, theirs = socket.socketpair()
