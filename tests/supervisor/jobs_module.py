@@ -236,6 +236,24 @@ class LeaksApart(JobProcessor):
         return os.getpid()
 
 
+class ReplacesSigchld(JobProcessor):
+    """Takes SIGCHLD for itself, in the worker's process."""
+
+    async def process(self, _job: Job[dict[str, Any]]) -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+class DiesApart(JobProcessor):
+    """Kills the isolated process in which its first attempt runs."""
+
+    isolation = "process"
+
+    async def process(self, job: Job[dict[str, Any]]) -> int:
+        if job.attempt == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return os.getpid()
+
+
 class Quiet(JobProcessor):
     """Keeps the event loop for longer than the watchdog waits, and says so before."""
 

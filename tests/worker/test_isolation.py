@@ -1,5 +1,6 @@
 """Isolated kinds: their jobs run in warm processes of the worker, and what those do harms nobody else."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -303,6 +304,17 @@ async def test_a_job_that_ends_its_process_stalls_alone(
     assert (row["fencing_token"], row["stalls"]) == (1, 0)
 
 
+async def test_the_end_of_a_process_is_seen_where_the_system_has_no_pidfd(
+    begin: Any, client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    await begin(Isolated)
+    job = await client.enqueue("isolated", {"does": "exit"})
+    row = await rows.becomes(job.id, "scheduled", seconds=STARTED)
+    assert row["stalls"] == 1
+    assert "ended with exit code 3" in row["last_error"]
+
+
 async def test_sys_exit_is_an_error_of_the_job_alone(begin: Any, client: JobClient, rows: Rows) -> None:
     await begin(Isolated)
     pid = (await result_of(client, rows))["pid"]
@@ -412,11 +424,11 @@ async def test_setup_that_fails_at_the_start_ends_it(
 async def test_a_process_that_the_system_cannot_start_at_the_start_ends_it_in_one_line(
     begin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def no_thread(*_: object, **__: object) -> None:
-        raise RuntimeError("can't start new thread")  # of the thread that waits for the end of the process
+    def no_process(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))  # as at the limit of processes
 
-    monkeypatch.setattr("asyncio.create_subprocess_exec", no_thread)
-    with pytest.raises(SetupFailed, match="could not be started: RuntimeError: can't start") as raised:
+    monkeypatch.setattr("jsworker.worker.isolation.isolated_process.subprocess.Popen", no_process)
+    with pytest.raises(SetupFailed, match="could not be started: BlockingIOError: ") as raised:
         await begin(Isolated)
     assert "\n" not in str(raised.value)
     assert children() == []

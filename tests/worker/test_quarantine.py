@@ -1,5 +1,6 @@
 """Quarantine: a job whose next stall would be its last runs alone, and harms nobody but itself."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -170,15 +171,15 @@ async def test_a_process_that_does_not_start_is_an_error_and_no_stall(
 async def test_a_process_that_the_system_cannot_start_is_no_error_of_the_job(
     running: Running, client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def no_thread(*_: object, **__: object) -> None:
-        raise RuntimeError("can't start new thread")  # of the thread that waits for the end of the process
+    def no_process(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "no process")
 
     with monkeypatch.context() as broken:
-        broken.setattr("asyncio.create_subprocess_exec", no_thread)
+        broken.setattr("jsworker.worker.isolation.isolated_process.subprocess.Popen", no_process)
         job = await client.enqueue("perilous", {"does": "return"}, max_attempts=1)
         [degraded] = await running.events.told("worker.degraded")
         assert degraded["what"] == "quarantine"
-        assert degraded["reason"].endswith("could not be started: RuntimeError: can't start new thread")
+        assert degraded["reason"].endswith("could not be started: BlockingIOError: [Errno 11] no process")
         await running.events.told("job.released")
     row = await rows.becomes(job.id, "completed")
     assert (row["errors"], row["stalls"], row["attempts"]) == (0, 0, 1)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess  # nosec B404
 import sys
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -41,6 +42,8 @@ _GRACE_HEARTBEATS: Final = 2
 """A job may go on for so many heartbeat intervals after it was asked to stop."""
 _STACKS_SECONDS: Final = 2.0
 """The time in which a process must answer; shorter than the caller waits."""
+_LOOK_SECONDS: Final = 0.1
+"""The time between two looks whether a process lives, where the system tells of its end in no other way."""
 _LINK_SECONDS: Final = 5.0
 """The longest wait between the end of a process and the end of its messages, in either order."""
 
@@ -68,7 +71,7 @@ class IsolatedProcess:
         self,
         context: WorkerContext,
         introduction: wire.Introduction,
-        process: asyncio.subprocess.Process,
+        process: subprocess.Popen[bytes],
         end: socket.socket,
     ) -> None:
         settings = context.settings
@@ -104,7 +107,7 @@ class IsolatedProcess:
         self._watching = asyncio.create_task(self._see_end(), name=f"end of isolated process {process.pid}")
 
     @classmethod
-    async def start(cls, context: WorkerContext) -> "IsolatedProcess":
+    def start(cls, context: WorkerContext) -> "IsolatedProcess":
         """Start a process with a new interpreter; raises what the system raises if it cannot start it."""
         introduction = wire.Introduction(
             path=[each for each in sys.path if isinstance(each, str)],  # Python ignores what is no text
@@ -119,11 +122,9 @@ class IsolatedProcess:
         module = ["-m", "jsworker.worker.isolation.isolated_child", *map(str, numbers)]
         with theirs:
             try:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    *flags,
-                    *module,
-                    stdin=asyncio.subprocess.DEVNULL,
+                process = subprocess.Popen(  # noqa: S603 -- this interpreter and its own module  # nosec B603
+                    [sys.executable, *flags, *module],
+                    stdin=subprocess.DEVNULL,
                     pass_fds=[each for each in numbers[1:] if each >= 0],
                 )
             except BaseException:
@@ -199,13 +200,13 @@ class IsolatedProcess:
 
     def kill(self, cause: Cause, why: str | None = None) -> None:
         """Kill the process; ``why`` becomes part of the error of the job that it runs."""
-        if self._process.returncode is None:
+        if self._process.poll() is None:
             self.ended_because = self.ended_because or cause
             self._killed_why = self._killed_why or why
             self._process.kill()
 
     async def _see_end(self) -> None:
-        exited = asyncio.create_task(self._process.wait())
+        exited = asyncio.create_task(self._exit_code())
         either: set[asyncio.Future[Any]] = {exited, self._link_ended}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         # A program that a job has started may keep the link open. A process that has closed it is useless.
@@ -220,6 +221,26 @@ class IsolatedProcess:
         self.over.set_result(None)
         _resolve(self._prepared, None)
         _resolve(self._run_ended, None)
+
+    async def _exit_code(self) -> int:
+        """Wait for the end of the process and return its exit code, or minus the number of its signal.
+
+        Not by SIGCHLD: a job, or a library, may have replaced its handler in this process.
+        """
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):  # another system, an old kernel, or one that forbids it
+            while (code := self._process.poll()) is None:  # noqa: ASYNC110 -- nothing else tells of it
+                await asyncio.sleep(_LOOK_SECONDS)
+            return code
+        over: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_reader(pidfd, _resolve, over, None)
+        try:
+            await over
+        finally:
+            self._loop.remove_reader(pidfd)
+            os.close(pidfd)
+        return self._process.wait()
 
     @property
     def _why(self) -> str:

@@ -213,7 +213,7 @@ class IsolatedRunner:
     async def _started(self, *, in_pool: bool) -> IsolatedProcess:
         self._in_pool += in_pool
         try:
-            process = await IsolatedProcess.start(self._context)
+            process = IsolatedProcess.start(self._context)
         except BaseException as error:
             self._in_pool -= in_pool
             self._changed.set()
