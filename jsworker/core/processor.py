@@ -181,7 +181,11 @@ class JobProcessor(ABC, Generic[P]):
         """Close what ``setup`` opened; called once, after the last job."""
 
     async def on_failed(self, job: Job[P], error: BaseException) -> None:
-        """React to a job that has failed for good."""
+        """React to a run after which its job has failed for good.
+
+        It is called in that run's process, at most once. It is not called if the process has died, or if the
+        payload could not be read: a job that others take back and fail (``stalled``) has no such run.
+        """
 
     async def on_lost(self, job: Job[P]) -> None:
         """React to a run that lost its job; it has been stopped, its writes are refused."""

@@ -28,7 +28,7 @@ from jsworker.ownership.queries import workflow_listing
 from jsworker.ownership.transitions import workflow_control, workflows
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
-from tests.worker.processors import Gate, scripted
+from tests.worker.processors import Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
@@ -325,22 +325,38 @@ async def test_the_scan_finds_what_others_left(client: JobClient, rows: Rows, st
     assert await flow.result(timeout=60) == {"sum": 0, "members": 1}
 
 
+STALLED_TOO_OFTEN = """
+UPDATE jsworker.jobs SET status = 'processing', worker_id = 'gone-1-aaaa', fencing_token = 1,
+  attempts = 1, needs_publish = false, claimed_at = now() - interval '1 h',
+  last_activity_at = now() - interval '1 h',
+  stale_after = interval '1 s', max_stalls = 1, max_attempts = 1 WHERE kind = %s
+"""
+
+
 async def test_a_job_that_stalled_too_often_ends_its_batch(
     client: JobClient, rows: Rows, start: StartWorker
 ) -> None:
     async with client.workflow("sums") as flow:
         flow.job("elsewhere", {}, name="parts")
         flow.job("total", {}, after="parts")
-    await rows.query(
-        "UPDATE jsworker.jobs SET status = 'processing', worker_id = 'gone-1-aaaa', fencing_token = 1,"
-        " attempts = 1, needs_publish = false, claimed_at = now() - interval '1 h',"
-        " last_activity_at = now() - interval '1 h',"
-        " stale_after = interval '1 s', max_stalls = 1, max_attempts = 1 WHERE kind = 'elsewhere'"
-    )
+    await rows.query(STALLED_TOO_OFTEN, "elsewhere")
     await start(scripted(total, kind="total"))
     with pytest.raises(WorkflowFailed, match="is cancelled"):
         await flow.result(timeout=60)
     assert (await client.workflows.get(flow.id))["status"] == "failed"
+
+
+async def test_what_has_to_follow_a_job_that_others_fail_is_a_node_and_no_hook(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    async with client.workflow("order") as flow:
+        flow.job("order", {})
+        flow.job("compensate", {}, after="order", on_failure="run")
+    await rows.query(STALLED_TOO_OFTEN, "order")
+    order = scripted(echo, kind="order")
+    await start(order, scripted(echo, kind="compensate"))
+    await flow.result(timeout=60)
+    assert order.failed == []
 
 
 async def test_what_is_refused_waits_for_the_next_scan_or_end(
