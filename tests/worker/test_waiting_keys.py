@@ -41,6 +41,36 @@ async def test_the_second_begins_when_the_first_has_ended(
     await running.stream_is_empty()
 
 
+async def test_a_job_that_sleeps_is_superseded_or_waits_with_its_steps(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    gate = Gate()
+
+    async def process(job: Job[Any]) -> None:
+        await job.step("read", lambda: job.payload["n"])
+        await gate.process(job)
+        await job.sleep(3600.0, name="nap")
+
+    await start(scripted(process))
+    first = await client.enqueue(KIND, {"n": 1}, unique_key="a", unique="waiting")
+    assert (await gate.met()).id == first.id
+    second = await client.enqueue(KIND, {"n": 2}, unique_key="a", unique="waiting")
+    assert second.created
+    gate.open()
+    assert (await rows.becomes(first.id, "cancelled"))["failure_reason"] == "superseded"
+    assert (await gate.met()).id == second.id
+
+    async def naps() -> None:
+        steps = await client.steps(second.id)
+        assert [(step.name, step.result) for step in steps] == [("read", 2), ("nap", None)]
+
+    await eventually(naps)
+    await rows.becomes(second.id, "scheduled")
+    third = await client.enqueue(KIND, {"n": 3}, unique_key="a", unique="waiting")
+    assert (third.id, third.created) == (second.id, False)
+    await naps()
+
+
 async def test_runs_of_a_key_never_overlap_beside_two_workers(
     client: JobClient, rows: Rows, start: StartWorker
 ) -> None:
