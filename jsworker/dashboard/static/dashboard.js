@@ -38,29 +38,72 @@ if (current) {
 // After a refusal, of a proxy whose server is away for example, the extension would wait longer each time, up to a
 // minute: a stream opens itself again after some seconds, not all viewers' at the same time.
 const streams = new Set();
+
+// A page whose server is away, or refuses the viewer by now, would go on to show old figures as if they were new. The
+// server ends each stream after 30 s and the browser opens the next one, so one that does not open is late.
+const OPENS_WITHIN = 10_000;
+const OPENS_AGAIN_WITHIN = 45_000;
+const late = new Set();
+const notice = document.querySelector("[data-late]");
+const showLate = () => {
+  if (notice.hidden && late.size) {
+    const since = new Date(Math.min(...[...late].map((stream) => stream.openedAt)));
+    notice.firstElementChild.textContent = since.toLocaleTimeString();
+  }
+  notice.hidden = !late.size;
+};
+
 class Stream {
   #listeners = [];
   #timer = null;
+  #watch = null;
+  #isAwaited = false;
   constructor(url) {
     this.url = url;
+    this.openedAt = Date.now();
     streams.add(this);
     if (!document.hidden) this.open();
   }
   open() {
-    this.rest();
+    clearTimeout(this.#timer);
+    this.source?.close();
     this.source = new EventSource(this.url);
     for (const given of this.#listeners) this.source.addEventListener(...given);
+    this.#await();
+    this.source.onopen = () => {
+      this.openedAt = Date.now();
+      this.#isAwaited = false;
+      late.delete(this);
+      showLate();
+      this.#expectWithin(OPENS_AGAIN_WITHIN);
+    };
     this.source.onerror = (event) => {
+      this.#await();
       if (event.target.readyState === EventSource.CLOSED) this.#timer = setTimeout(() => this.open(), 1000 + 5000 * Math.random());
     };
   }
+  #await() {
+    if (!this.#isAwaited) this.#expectWithin(OPENS_WITHIN);
+    this.#isAwaited = true;
+  }
+  #expectWithin(milliseconds) {
+    clearTimeout(this.#watch);
+    this.#watch = setTimeout(() => {
+      late.add(this);
+      showLate();
+    }, milliseconds);
+  }
   rest() {
     clearTimeout(this.#timer);
+    clearTimeout(this.#watch);
+    this.#isAwaited = false;
     this.source?.close();
   }
   close() {
     this.rest();
     streams.delete(this);
+    late.delete(this);
+    showLate();
   }
   addEventListener(...given) {
     this.#listeners.push(given);
