@@ -194,7 +194,7 @@ def _of_consumer(report: ConsumerReport, settings: Settings, *, fix: str) -> Ite
     if report.paused:
         yield warning(
             f"consumer {name} is paused: its jobs start late, from the table",
-            f"`nats consumer resume {settings.stream} {name}`; to hold jobs back, `jsworker pause`.",
+            f"`nats consumer resume {settings.stream} {name}`; to hold jobs back, `jsworker pause KIND`.",
         )
 
 
