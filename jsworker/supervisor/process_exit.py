@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NoReturn
 
 EXIT_SECONDS = 3.0
 """The event loop, and then the interpreter, may each take so long to end."""
@@ -13,15 +14,19 @@ EXIT_SECONDS = 3.0
 def exit_within(seconds: float, code: int) -> Callable[[], None]:
     """End the process after ``seconds``, unless the returned function is called before.
 
-    The event loop and the interpreter wait at their end for the processors' threads, which may never end.
+    The event loop and the interpreter wait at their end for the processors' threads, which may never end. If
+    the system starts no thread for the timer, because jobs have left too many, the process ends now.
     """
     timer = threading.Timer(seconds, exit_now, [code])
     timer.daemon = True
-    timer.start()
+    try:
+        timer.start()
+    except (RuntimeError, MemoryError):
+        exit_now(code)
     return timer.cancel
 
 
-def exit_now(code: int) -> None:
+def exit_now(code: int) -> NoReturn:
     """End the process without finalizing the interpreter, which aborts if a thread still writes."""
     from jsworker.telemetry.logs import drain_logs  # noqa: PLC0415 -- a child's first steps load nothing slow
 

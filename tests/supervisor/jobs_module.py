@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -241,6 +242,18 @@ class ReplacesSigchld(JobProcessor):
 
     async def process(self, _job: Job[dict[str, Any]]) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+class TakesAllThreads(JobProcessor):
+    """Leaves a thread that does not end in time, and lets the system start no more."""
+
+    async def process(self, _job: Job[dict[str, Any]]) -> None:
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        threading._start_new_thread = self._refuse  # type: ignore[attr-defined]
+
+    @staticmethod
+    def _refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
 
 
 class DiesApart(JobProcessor):

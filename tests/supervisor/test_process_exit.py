@@ -1,9 +1,13 @@
 """The end of a worker process, whatever its jobs have done to its streams."""
 
+import signal
 import subprocess
 import sys
 
 import pytest
+
+from jsworker import JobClient
+from tests.supervisor.conftest import Supervise
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
@@ -13,3 +17,15 @@ def test_a_process_ends_with_its_code_though_a_job_has_closed_a_stream(stream: s
     code = f"{loads}; {how.format(stream)}; exit_now(0)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+@pytest.mark.hurried
+async def test_a_worker_ends_well_though_jobs_have_left_no_thread_to_start(
+    supervise: Supervise, client: JobClient
+) -> None:
+    parent = supervise("TakesAllThreads")
+    await parent.ready()
+    await (await client.enqueue("takes-all-threads", {})).result(120.0)
+    parent.send(signal.SIGTERM)
+    assert await parent.ends() == 0
+    assert parent.lines("child.killed") == []
