@@ -1,12 +1,16 @@
-"""What the script of the pages does, in Node with a clock and streams of the test."""
+"""What the script of the dashboard's pages does, in Node with a clock and streams of the test.
 
-import shutil
+Run by ``make verify``; needs nodejs (Debian package).
+"""
+
 import subprocess
 from pathlib import Path
 
 import pytest
 
 import jsworker.dashboard
+
+pytestmark = pytest.mark.verify
 
 SCRIPT = Path(jsworker.dashboard.__file__).parent / "static" / "dashboard.js"
 
@@ -101,7 +105,6 @@ STORIES = {
 }
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
 @pytest.mark.parametrize("story", STORIES)
 def test_a_page_says_when_it_is_not_updated_any_more(story: str) -> None:
     program = "\n".join([BROWSER, SCRIPT.read_text(), 'htmx.createEventSource("/");', STORIES[story]])
