@@ -8,6 +8,7 @@ from nats.aio.client import Client as NatsClient
 from tests.stream.conftest import OpenDesk, OpenStream
 from tests.stream.desk import Desk, publish, pulls_heard, stored, until
 from tests.stream.streams import TestStream
+from tests.support.polling import eventually
 
 
 async def test_never_more_is_outstanding_than_there_is_room_for(
@@ -26,8 +27,12 @@ async def test_never_more_is_outstanding_than_there_is_room_for(
     desk.puller.wake()
     await desk.has(8)
     assert desk.jobs == jobs[3:11]
-    state = await stream.consumer_state("resize")
-    assert (state.num_ack_pending, state.num_pending, state.num_waiting) == (8, 9, 0)
+
+    async def counted() -> None:
+        state = await stream.consumer_state("resize")
+        assert (state.num_ack_pending, state.num_pending, state.num_waiting) == (8, 9, 0)
+
+    await eventually(counted)
 
 
 async def test_a_flood_rides_in_few_requests(

@@ -24,6 +24,7 @@ from tests.stream.desk import edit_consumer
 from tests.stream.nats_server import HOST, NatsServer
 from tests.stream.streams import INSTALLATION as OWN
 from tests.stream.streams import settings_for
+from tests.support.polling import eventually
 
 WAITS = {"resize": 600.0}
 
@@ -390,10 +391,14 @@ async def test_the_state_of_stream_and_consumer(open_stream: OpenStream, jetstre
     assert (state.first_seq, state.last_seq, state.messages) == (2, 4, 3)
     assert state.created == (await jetstream.stream_info("JOBS")).created
     assert state.created.tzinfo is not None
-    consumer = await stream.consumer_state("resize")
-    assert (consumer.num_pending, consumer.num_ack_pending) == (2, 1)
-    assert consumer.ack_floor is not None
-    assert consumer.ack_floor.stream_seq == 1
+
+    async def counted() -> None:  # a little later than acknowledged
+        consumer = await stream.consumer_state("resize")
+        assert (consumer.num_pending, consumer.num_ack_pending) == (2, 1)
+        assert consumer.ack_floor is not None
+        assert consumer.ack_floor.stream_seq == 1
+
+    await eventually(counted)
     message = await stream.get(4)
     assert message is not None
     assert (message.subject, message.data) == ("jobs.resize", b"last")
