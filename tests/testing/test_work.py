@@ -31,6 +31,10 @@ class Shout(JobProcessor):
         return str(job.payload["text"]).upper()
 
 
+class Hushed(Shout):
+    pass
+
+
 class Split(JobProcessor):
     """Enqueues a job for each word, in its own transaction."""
 
@@ -107,10 +111,10 @@ async def test_all_that_was_cancelled_is_counted(job_client: JobClient) -> None:
     await advance(minutes=2)
     async with job_client.workflow("mine") as flow:
         fails = flow.job(Broken, {"raises": "Fail"})
-        flow.batch("of-others", [{}, {}], after=fails)
-    done = await work_until_empty([Shout, Broken], raise_failures=False)
+        flow.batch(Hushed, [{"text": "one"}, {"text": "two"}], after=fails)
+    done = await work_until_empty([Shout, Hushed, Broken], raise_failures=False)
     assert done.failed == {"broken": 1}
-    assert done.cancelled == {"shout": 1, "of-others": 2}
+    assert done.cancelled == {"shout": 1, "hushed": 2}
 
 
 async def test_back_offs_pass_by_advancing(job_client: JobClient) -> None:
