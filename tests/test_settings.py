@@ -339,8 +339,10 @@ class TestFiles:
         for name in ("user", "token"):
             (tmp_path / name).write_text("new")
         again = settings.read_again(["nats_user", "nats_token"]).read_again(["nats_user"])
-        assert again == settings.model_copy(update={"nats_user": "new"})
+        assert dict(again) == dict(settings.model_copy(update={"nats_user": "new"}))
         assert settings.read_again(["nats_token"]) is settings
+        given = settings.model_copy(update={"nats_user": "in a test"})
+        assert given.read_again(["nats_user"]).nats_user == "in a test"
         (tmp_path / "user").unlink()
         with pytest.raises(SettingsError, match=r"JSWORKER_NATS_USER_FILE=.* cannot be read"):
             settings.read_again(["nats_user"])

@@ -301,6 +301,12 @@ class Settings(BaseSettings):
         """The names of the settings that came from files, which ``read_again`` reads."""
         return self._from_files
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> "Settings":
+        """Return a copy, as pydantic does; no file replaces the values of ``update``."""
+        copy = super().model_copy(update=update, deep=deep)
+        copy._from_files = self._from_files.difference(update or ())  # noqa: SLF001 -- its own class
+        return copy
+
     def with_files(self, names: frozenset[str]) -> "Settings":
         """Return a copy in which the settings of these names count as ``from_files``."""
         copy = self.model_copy()
@@ -371,7 +377,7 @@ class Settings(BaseSettings):
         return f"postgresql://{login}@{parts['place']}" if login else f"postgresql://{parts['place']}"
 
     def current_database_dsn(self) -> str:
-        """Return the same, with URL and password as their files hold them now.
+        """Return ``database_dsn()`` of the URL and the password that their files hold now.
 
         Raises OSError if one of the files cannot be used.
         """
