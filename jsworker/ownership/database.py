@@ -6,12 +6,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Self, TypeVar
 
-import psycopg
 from sqlalchemy import TextClause, text
 from sqlalchemy.engine import URL
 
 from jsworker.core.errors import DatabaseRefused, DatabaseTimeout, MigrationMissing
-from jsworker.ownership.pool import Parameters, Pool, Row, Transaction, arguments_of, driver_url
+from jsworker.ownership.pool import (
+    DRIVER_ERRORS,
+    Parameters,
+    Pool,
+    Row,
+    Transaction,
+    arguments_of,
+    driver_url,
+)
 from jsworker.ownership.refusals import CONFLICTS, map_error
 from jsworker.ownership.session_settings import SESSION, check_session
 
@@ -190,7 +197,7 @@ class Database:
             raise DatabaseTimeout(f"PostgreSQL at {self.place} did not answer within {seconds:g} s")
         try:
             return task.result()
-        except (psycopg.Error, OSError, UnicodeError, NotImplementedError) as error:
+        except DRIVER_ERRORS as error:
             raise map_error(error, self.place) from None
 
     async def migrated_to(self) -> str | None:

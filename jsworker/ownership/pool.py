@@ -9,7 +9,7 @@ import json
 import math
 import select
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from datetime import MAXYEAR, MINYEAR, UTC, datetime, tzinfo
 from functools import lru_cache
 from traceback import clear_frames
@@ -31,7 +31,11 @@ from sqlalchemy.exc import ArgumentError
 from jsworker.core.errors import SettingsError
 from jsworker.core.own_sockets import own
 from jsworker.core.settings.variables import shown_url
-from jsworker.ownership.session_settings import BEGIN_SESSION, SESSION_SETTINGS
+from jsworker.ownership.session_settings import (
+    BEGIN_SESSION,
+    BEGIN_SESSION_THAT_KEEPS_PLANS,
+    SESSION_SETTINGS,
+)
 
 Parameters: TypeAlias = Mapping[str, Any]
 Connection: TypeAlias = psycopg.AsyncConnection[Any]
@@ -60,8 +64,14 @@ _HAS_END_AFTER: Final = 170_000  # the version of PostgreSQL that has it
 BY_INDEX: Final = text("SELECT set_config('enable_seqscan', 'off', true)")
 """For the transaction that it is sent with. Without it MARK of a thousand ids read the whole table for each of
 them, as long as the planner took the table for a short one."""
+DRIVER_ERRORS: Final = (psycopg.Error, OSError, UnicodeError, NotImplementedError)
+"""What the driver raises."""
 _LONGEST_INTEGER: Final = 4_000
 """Digits; Python refuses to read more than 4,300."""
+_SPARE_SECONDS: Final = 10.0
+"""A connection of the overflow that nobody has needed for so long is closed when the next one comes back."""
+_LATE_SECONDS: Final = 10.0
+"""A connection may be made so long after its statement was given up."""
 DIALECT: Final = dialect.dialect()  # type: ignore[no-untyped-call] # SQLAlchemy has not typed its dialects
 
 
@@ -85,7 +95,7 @@ class Pool:
         owner: str = "connection",
         keeps_plans: bool = False,
     ) -> None:
-        """Prepare a pool of ``size`` connections that stay open, and ``overflow`` that are closed after use.
+        """Prepare a pool of ``size`` connections that stay open, and ``overflow`` that are closed after a while.
 
         ``arguments`` returns the driver's arguments for each new connection. ``owner`` is what the error of a call after ``close`` names as closed.
 
@@ -99,7 +109,7 @@ class Pool:
         self._keeps_plans = keeps_plans
         self._size = size
         self._owner = owner
-        self._idle: list[Connection] = []
+        self._idle: list[tuple[Connection, float]] = []  # and when each came back
         self.open()
 
     def open(self) -> None:
@@ -129,7 +139,7 @@ class Pool:
         """
         async with self._lend() as lent:
             cursor = lent.cursor(row_factory=tuple_row if plain else namedtuple_row)
-            # A pooler's connection keeps no plans (see _keep_plans): each transaction sets the option.
+            # A pooler's connection keeps no plans: each transaction sets the option.
             by_index = BY_INDEX if self._keeps_plans and lent.prepare_threshold is None else None
             if before := [each for each in (by_index, first) if each is not None]:
                 # The statements of a pipeline are one transaction, without BEGIN and COMMIT.
@@ -161,46 +171,65 @@ class Pool:
         """Close every connection; one that is lent is closed when it comes back."""
         self._closed = True
         while self._idle:
-            await self._idle.pop().close()
+            await self._idle.pop()[0].close()
 
     @asynccontextmanager
     async def _lend(self) -> AsyncIterator[Connection]:
-        """Lend a connection; one that is broken, or whose statement was given up half-way, is dropped.
+        """Lend a connection; one that is not idle when it comes back is dropped.
 
-        A connection that is not idle when it comes back is dropped too: the next statement would get the
-        rest of the previous answer. So is a connection whose server has become read only: another server may
-        be the primary by now.
+        The next statement would get the rest of the previous answer. Dropped too is a connection whose server
+        has become read only: another server may be the primary by now. One whose statement was given up is kept
+        once PostgreSQL has said that it has ended: an overloaded server must not be asked for another as well.
         """
         async with self._lendable:
             if self._closed:
                 raise RuntimeError(f"the {self._owner} is closed")
             lent = await self._idle_or_new()
             self.in_use += 1
-            is_usable = True
+            is_writable = True
             try:
                 yield lent
-            except BaseException as error:
-                is_usable = isinstance(error, psycopg.Error) and not isinstance(error, ReadOnlySqlTransaction)
+            except ReadOnlySqlTransaction:
+                is_writable = False
                 raise
             finally:
                 self.in_use -= 1
-                if is_usable and _is_idle(lent) and not self._closed and len(self._idle) < self._size:
-                    self._idle.append(lent)
-                else:
-                    await lent.close()
+                await self._keep_or_close(lent, is_usable=is_writable and _is_idle(lent))
+
+    async def _keep_or_close(self, connection: Connection, *, is_usable: bool = True) -> None:
+        now = asyncio.get_running_loop().time()
+        if is_usable and not self._closed:
+            self._idle.append((connection, now))
+        else:
+            await connection.close()
+        while len(self._idle) > self._size and self._idle[0][1] < now - _SPARE_SECONDS:
+            await self._idle.pop(0)[0].close()
 
     async def _idle_or_new(self) -> Connection:
         while self._idle:
-            lent = self._idle.pop()
+            lent, _ = self._idle.pop()
             if not _has_unasked_input(lent):
                 return lent
             await lent.close()
+        making = asyncio.create_task(self._make())
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # If every statement that is given up took its half-made connection with it, an overloaded server
+            # would make nothing but connections that nobody waits for any more, and stay overloaded by that.
+            with suppress(*DRIVER_ERRORS):  # TimeoutError is an OSError
+                async with asyncio.timeout(_LATE_SECONDS):
+                    await self._keep_or_close(await making)
+            raise
+
+    async def _make(self) -> Connection:
         connection = await connect({**self._arguments(), "autocommit": True})
         _read_anything(connection)
         try:
-            await connection.execute(BEGIN_SESSION, [connection.info.backend_pid])
-            if self._keeps_plans:
-                await _keep_plans(connection)
+            begin = BEGIN_SESSION_THAT_KEEPS_PLANS if self._keeps_plans else BEGIN_SESSION
+            begun = await connection.execute(begin, [connection.info.backend_pid])
+            if self._keeps_plans and begun.rowcount > 0:
+                connection.prepare_threshold = 0
         except BaseException:
             await connection.close()
             raise
@@ -276,12 +305,6 @@ async def backend_of(connection: Connection) -> int:
     """Return the process id of the server's backend; behind a pooler it differs from the connection's own."""
     [pid] = await (await connection.execute("SELECT pg_backend_pid()")).fetchone() or [0]
     return int(pid)
-
-
-async def _keep_plans(connection: Connection) -> None:
-    if await backend_of(connection) == connection.info.backend_pid:
-        await connection.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
-        connection.prepare_threshold = 0
 
 
 def _has_rows(cursor: psycopg.AsyncCursor[Row]) -> bool:

@@ -25,19 +25,23 @@ ENCODING: Final = "server_encoding"
 _CALLS: Final = ", ".join(
     f"set_config('{name}', '{value}', false)" for name, value in SESSION_SETTINGS.items()
 )
-BEGIN_SESSION: Final = f"""
+_BEGIN: Final = f"""
 SELECT {_CALLS},
   CASE WHEN CAST(current_setting('tcp_keepalives_idle') AS integer) NOT BETWEEN 1 AND 600 THEN concat(
     set_config('tcp_keepalives_idle', '5', false), set_config('tcp_keepalives_interval', '3', false),
-    set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '14000', false)) END
-WHERE pg_backend_pid() = %s
-"""
+    set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '14000', false)) END"""
+_OF_THIS_BACKEND: Final = "\nWHERE pg_backend_pid() = %s\n"
+BEGIN_SESSION: Final = _BEGIN + _OF_THIS_BACKEND
 """For a new connection, with its ``backend_pid``: set what jsworker needs. A pooler's connection, whose session
 has another pid, is left alone.
 
 PostgreSQL ends a session whose host is gone after 14 s, and its locks with it, unless somebody has said that it
 should within ten minutes. By Linux's defaults that takes two hours, and the next run of the job may wait for these
 locks. Not by pg_settings, which takes 2 ms for each connection."""
+
+BEGIN_SESSION_THAT_KEEPS_PLANS: Final = f"""{_BEGIN},
+  set_config('plan_cache_mode', 'force_generic_plan', false), set_config('enable_seqscan', 'off', false){_OF_THIS_BACKEND}"""
+"""The same, and each statement is planned once, and always by index. A pooler's connection gets no row."""
 
 SESSION: Final = text(
     "SELECT "

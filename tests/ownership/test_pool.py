@@ -15,9 +15,10 @@ from sqlalchemy.engine import make_url
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership import pool
 from jsworker.ownership.database import Database
+from tests.support.proxy import proxied
 
 from .calls import opened
-from .polling import eventually
+from .polling import answered, eventually
 from .rows import Sql
 
 PREPARED = text("SELECT count(*)::int AS prepared FROM pg_prepared_statements")
@@ -26,6 +27,7 @@ KEEPALIVES = text("""
 SELECT current_setting('tcp_keepalives_idle') AS idle, current_setting('tcp_keepalives_interval') AS interval,
   current_setting('tcp_keepalives_count') AS count, current_setting('tcp_user_timeout') AS unanswered
 """)
+PID = text("SELECT pg_backend_pid() AS pid")
 SLEEP = text("SELECT pg_sleep(0.1)")
 BACKENDS = """
 SELECT count(*) AS n FROM pg_stat_activity
@@ -141,13 +143,18 @@ async def test_behind_a_pooler_nothing_is_prepared_and_no_session_is_changed(dat
         assert pooler.greeted == 2
 
 
-async def test_only_so_many_connections_stay_open(database_url: str, sql: Sql) -> None:
-    database = Database(database_url, statement_timeout=5.0, pool_size=2)
+async def test_connections_that_nobody_needs_any_more_are_closed(
+    database_url: str, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(database_url, statement_timeout=30.0, pool_size=2)
     try:
-        await asyncio.gather(*(database.run(SLEEP) for _ in range(4)))
-        await eventually(lambda: backends(sql) == 2, "two connections are left")
         await asyncio.gather(*(database.run(SLEEP) for _ in range(9)))  # more than there may be
-        await eventually(lambda: backends(sql) == 2, "two connections are left again")
+        for _ in range(3):
+            await database.run(SLEEP)
+        assert backends(sql) == 4  # the next rush finds them
+        monkeypatch.setattr(pool, "_SPARE_SECONDS", 0.0)
+        await database.run(SLEEP)
+        await eventually(lambda: backends(sql) == 2, "two connections are left")
     finally:
         await database.close()
     await eventually(lambda: backends(sql) == 0, "all are closed")
@@ -166,18 +173,30 @@ async def test_whoever_waits_too_long_for_a_connection_is_told(database_url: str
         await database.close()
 
 
-async def test_a_statement_that_is_given_up_costs_its_connection_and_no_place(
+async def test_a_statement_that_is_given_up_costs_no_connection_once_the_server_has_ended_it(
     database_url: str, sql: Sql
 ) -> None:
-    database = Database(database_url, statement_timeout=0.3, pool_size=1)
-    try:
+    async with Database(database_url, statement_timeout=5.0, pool_size=1) as database:
+        [before] = await database.run(PID)
         for _ in range(4):  # there are two places
             with pytest.raises(DatabaseUnavailable):
-                await database.run(text("SELECT pg_sleep(3)"))
-        await eventually(lambda: backends(sql) == 0, "none of them is used again")
-        assert [row.one for row in await database.run(text("SELECT 1 AS one"))] == [1]
-    finally:
-        await database.close()
+                await database.run(text("SELECT pg_sleep(60)"), seconds=0.5)
+            await eventually(lambda: not database.pools_by_name()["statements"].in_use, "it has come back")
+        assert [await database.run(PID) for _ in range(3)] == [
+            [before]
+        ] * 3  # and no answer of the statement before
+        assert backends(sql) == 1
+
+
+async def test_a_connection_that_is_made_too_late_for_its_statement_serves_the_next(
+    database_url: str,
+) -> None:
+    async with proxied(database_url) as (proxy, url), opened(url, statement_timeout=1.0) as database:
+        # Enough for a statement, which goes and comes once; a new connection does so three times.
+        proxy.slow_down(0.25)
+        with pytest.raises(DatabaseUnavailable, match="did not answer within 1 s"):
+            await database.run(PID)
+        await answered(lambda: database.run(PID))
 
 
 async def test_a_connection_that_comes_back_half_way_is_not_lent_again(
@@ -206,12 +225,9 @@ async def test_a_connection_that_comes_back_half_way_is_not_lent_again(
 async def test_a_connection_that_cannot_be_prepared_for_use_is_closed(
     database_url: str, sql: Sql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(connection: object) -> None:
-        raise OSError("the network went away")
-
-    monkeypatch.setattr(pool, "_keep_plans", fail)
+    monkeypatch.setattr(pool, "BEGIN_SESSION_THAT_KEEPS_PLANS", "SELECT 1 / 0 WHERE %s IS NOT NULL")
     async with opened(database_url) as database:
-        with pytest.raises(DatabaseUnavailable):
+        with pytest.raises(DatabaseRefused):
             await database.run_by_key(MODE, {})
         await eventually(lambda: backends(sql) == 0, "the connection is closed")
 

@@ -76,11 +76,8 @@ async def age(rows: Rows) -> None:
 @pytest.fixture
 def no_prepared_statements(monkeypatch: pytest.MonkeyPatch) -> None:
     """The proxy knows statements by their words, which a prepared one sends only once."""
-
-    async def keep_none(connection: object) -> None:
-        pass
-
-    monkeypatch.setattr("jsworker.ownership.pool._keep_plans", keep_none)
+    no_row = "SELECT WHERE %s IS NULL"  # as from a pooler
+    monkeypatch.setattr("jsworker.ownership.pool.BEGIN_SESSION_THAT_KEEPS_PLANS", no_row)
 
 
 @pytest.fixture
