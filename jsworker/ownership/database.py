@@ -52,7 +52,7 @@ _BYTES_A_SECOND = 1_000_000
 _MOST_DOUBLINGS = 6
 READ_ONLY = text("""
 SELECT set_config('transaction_read_only', 'on', true), set_config('statement_timeout', :read_milliseconds, true),
-  set_config('enable_sort', :read_sort, true)
+  set_config('enable_sort', :read_sort, true), set_config('jit', 'off', true)
 """)
 """Makes the transaction that it is sent with read-only and limits the time of its statements."""
 READ_ONLY_AS = text(f"""

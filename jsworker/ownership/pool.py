@@ -32,7 +32,7 @@ from jsworker.core.errors import SettingsError
 from jsworker.core.own_sockets import own
 from jsworker.core.settings.variables import shown_url
 from jsworker.ownership.session_settings import (
-    BEGIN_SESSION,
+    BEGIN_OWN_SESSION,
     BEGIN_SESSION_THAT_KEEPS_PLANS,
     SESSION_SETTINGS,
 )
@@ -54,14 +54,15 @@ CONNECT_ARGUMENTS: Final[Parameters] = {
     "keepalives_count": 3,
 }
 """The driver's arguments for every connection of jsworker."""
-ALONG_INDEX: Final = "SET LOCAL enable_sort = off"
+ALONG_INDEX: Final = "SET LOCAL enable_sort = off; SET LOCAL jit = off"
 """For one transaction: the planner has no statistics of the partial indexes' predicates, and would
-rather fetch and sort every row of a long queue than read the first few along the index."""
+rather fetch and sort every row of a long queue than read the first few along the index. It adds so much to the cost
+of a sort that is necessary that PostgreSQL would compile the statement, also in a pooler's session."""
 END_AFTER: Final = text("SELECT set_config('transaction_timeout', :milliseconds, true)")
 """For one transaction that takes locks which others wait for, and then waits for its client, which may have been
 stopped: PostgreSQL ends it. No other time-out does: between the statements of a pipeline a connection is active."""
 _HAS_END_AFTER: Final = 170_000  # the version of PostgreSQL that has it
-BY_INDEX: Final = text("SELECT set_config('enable_seqscan', 'off', true)")
+BY_INDEX: Final = text("SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)")
 """For the transaction that it is sent with. Without it MARK of a thousand ids read the whole table for each of
 them, as long as the planner took the table for a short one."""
 DRIVER_ERRORS: Final = (psycopg.Error, OSError, UnicodeError, NotImplementedError)
@@ -226,7 +227,7 @@ class Pool:
         connection = await connect({**self._arguments(), "autocommit": True})
         _read_anything(connection)
         try:
-            begin = BEGIN_SESSION_THAT_KEEPS_PLANS if self._keeps_plans else BEGIN_SESSION
+            begin = BEGIN_SESSION_THAT_KEEPS_PLANS if self._keeps_plans else BEGIN_OWN_SESSION
             begun = await connection.execute(begin, [connection.info.backend_pid])
             if self._keeps_plans and begun.rowcount > 0:
                 connection.prepare_threshold = 0

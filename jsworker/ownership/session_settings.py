@@ -39,8 +39,13 @@ PostgreSQL ends a session whose host is gone after 14 s, and its locks with it, 
 should within ten minutes. By Linux's defaults that takes two hours, and the next run of the job may wait for these
 locks. Not by pg_settings, which takes 2 ms for each connection."""
 
+BEGIN_OWN_SESSION: Final = f"""{_BEGIN},
+  set_config('jit', 'off', false){_OF_THIS_BACKEND}"""
+"""The same for a connection whose statements are all jsworker's: they read few rows, but their estimated costs are high
+enough for PostgreSQL to compile them. Where it was built with LLVM, that took half a second for each execution."""
 BEGIN_SESSION_THAT_KEEPS_PLANS: Final = f"""{_BEGIN},
-  set_config('plan_cache_mode', 'force_generic_plan', false), set_config('enable_seqscan', 'off', false){_OF_THIS_BACKEND}"""
+  set_config('jit', 'off', false), set_config('plan_cache_mode', 'force_generic_plan', false),
+  set_config('enable_seqscan', 'off', false){_OF_THIS_BACKEND}"""
 """The same, and each statement is planned once, and always by index. A pooler's connection gets no row."""
 
 SESSION: Final = text(

@@ -27,6 +27,7 @@ KEEPALIVES = text("""
 SELECT current_setting('tcp_keepalives_idle') AS idle, current_setting('tcp_keepalives_interval') AS interval,
   current_setting('tcp_keepalives_count') AS count, current_setting('tcp_user_timeout') AS unanswered
 """)
+JIT = text("SELECT current_setting('jit') AS jit")
 PID = text("SELECT pg_backend_pid() AS pid")
 SLEEP = text("SELECT pg_sleep(0.1)")
 BACKENDS = """
@@ -115,6 +116,24 @@ async def test_postgresql_looks_for_hosts_that_are_gone(database: Database) -> N
     for run in (database.run, database.run_heartbeat):
         assert [tuple(row) for row in await run(KEEPALIVES)] == [("5", "3", "3", "14000")]
     assert await database.run_by_key(KEEPALIVES, {}) == [("5", "3", "3", "14000")]
+
+
+async def test_postgresql_compiles_no_statement(database: Database) -> None:
+    """Where it was built with LLVM it would, for half a second, whenever held jobs are looked for."""
+    for run in (database.run, database.run_heartbeat):
+        assert [tuple(row) for row in await run(JIT)] == [("off",)]
+    assert await database.run_by_key(JIT, {}) == [("off",)]
+
+
+async def test_nor_does_it_in_the_sessions_of_a_pooler(database_url: str) -> None:
+    async with pooled(database_url) as (_, url), opened(url) as database:
+        assert await database.run_by_key(JIT, {}) == [("off",)]
+        reads = database.for_reading(seconds=5.0)
+        for run in (database.run_along_index, reads.run, reads.run_along_index):
+            assert [tuple(row) for row in await run(JIT, {})] == [("off",)]
+        assert [tuple(row) for row in await database.run(JIT)] == [
+            ("on",)
+        ]  # the session itself is not changed
 
 
 async def test_what_somebody_has_set_for_such_hosts_stays(database_url: str) -> None:
