@@ -71,7 +71,7 @@ _LONGEST_INTEGER: Final = 4_000
 """Digits; Python refuses to read more than 4,300."""
 _SPARE_SECONDS: Final = 10.0
 """A connection of the overflow that nobody has needed for so long is closed when the next one comes back."""
-_LATE_SECONDS: Final = 10.0
+_LATE_SECONDS: Final = 5.0
 """A connection may be made so long after its statement was given up."""
 DIALECT: Final = dialect.dialect()  # type: ignore[no-untyped-call] # SQLAlchemy has not typed its dialects
 
