@@ -216,6 +216,24 @@ def persistence(schema: Schema) -> Iterator[Finding]:
         )
 
 
+def row_security(schema: Schema) -> Iterator[Finding]:
+    """Row-level security hides no row from this login."""
+    for name, has_policy in sorted(schema.filtered.items()):
+        disable = f"ALTER TABLE jsworker.{_quoted(name)} DISABLE ROW LEVEL SECURITY"
+        if has_policy:
+            yield warning(
+                f"row-level security of table {name} shows this login only what its policies allow: jobs of"
+                " other rows are never run",
+                disable,
+            )
+        else:
+            yield error(
+                f"row-level security of table {name} hides every row from this login: jobs wait for ever, and"
+                " no worker reports it",
+                disable,
+            )
+
+
 def _quoted(name: str) -> str:
     return '"' + printable(name, 100).replace('"', '""') + '"'
 
@@ -229,4 +247,4 @@ def _allowed_connections(server: Server) -> int:
 
 
 CHECKS: Final = (connection, sessions, migration, durability, rights, encryption, pooler, connections)
-TABLE_CHECKS: Final = (indexes, constraints, persistence)
+TABLE_CHECKS: Final = (indexes, constraints, persistence, row_security)

@@ -391,6 +391,18 @@ BROKEN_TABLES = [
     ),
     ("ALTER TABLE jsworker.audit SET UNLOGGED", "tables.persistence", "error", "table audit is UNLOGGED: "),
     (
+        "ALTER TABLE jsworker.jobs ENABLE ROW LEVEL SECURITY",
+        *(
+            "tables.row_security",
+            "error",
+            "row-level security of table jobs hides every row from this login: ",
+        ),
+    ),
+    (
+        "ALTER TABLE jsworker.jobs ENABLE ROW LEVEL SECURITY; CREATE POLICY a ON jsworker.jobs USING (true)",
+        *("tables.row_security", "warning", "of table jobs shows this login only what its policies allow"),
+    ),
+    (
         "ALTER TABLE jsworker.jobs DROP CONSTRAINT jobs_conservation",
         *("tables.constraints", "error", "jobs_conservation"),
     ),

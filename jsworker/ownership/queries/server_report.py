@@ -88,6 +88,10 @@ UNION ALL
 SELECT 'table', c.relname, c.relname, c.relpersistence <> 'u', NULL
 FROM pg_class AS c WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relkind = 'r'
 UNION ALL
+SELECT 'filtered', c.relname, c.relname, EXISTS (SELECT FROM pg_policy AS p WHERE p.polrelid = c.oid), NULL
+FROM pg_class AS c
+WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relrowsecurity AND row_security_active(c.oid)
+UNION ALL
 SELECT 'trigger', tg.tgname, c.relname, tg.tgenabled IN ('O', 'A'), NULL
 FROM pg_trigger AS tg JOIN pg_class AS c ON c.oid = tg.tgrelid
 WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relname = 'jobs' AND NOT tg.tgisinternal
@@ -155,12 +159,15 @@ class Schema(NamedTuple):
         unlogged: names of tables that PostgreSQL empties after a crash.
         constraints: names of CHECK constraints.
         triggers: those on ``jobs`` by name, and whether each fires.
+        filtered: names of tables of which row-level security hides rows from this login, and whether there is a
+            policy that may show it some.
     """
 
     indexes: Mapping[str, IndexState]
     unlogged: Collection[str]
     constraints: Collection[str]
     triggers: Mapping[str, bool]
+    filtered: Mapping[str, bool]
 
 
 async def read_server(database: Database) -> Server:
@@ -214,7 +221,7 @@ def wanted_constraints() -> set[str]:
 
 async def read_schema(database: Database) -> Schema:
     """Return the indexes, constraints and triggers that the tables have."""
-    found: dict[str, list[Row]] = {"index": [], "constraint": [], "table": [], "trigger": []}
+    found: dict[str, list[Row]] = {"index": [], "constraint": [], "table": [], "filtered": [], "trigger": []}
     for row in await database.run(CATALOG):
         found[row.what].append(row)
     return Schema(
@@ -222,6 +229,7 @@ async def read_schema(database: Database) -> Schema:
         unlogged=[row.name for row in found["table"] if not row.holds],
         constraints={row.name for row in found["constraint"]},
         triggers={row.name: row.holds for row in found["trigger"]},
+        filtered={row.name: row.holds for row in found["filtered"]},
     )
 
 
