@@ -6,7 +6,7 @@ from typing import Final
 from jsworker.core.names import printable, shell_word
 from jsworker.core.schedule_rules import ON_TIME_SECONDS
 from jsworker.core.settings import Settings
-from jsworker.doctor.finding import Finding, counted, info, listed, ok, seconds, warning
+from jsworker.doctor.finding import Finding, counted, error, info, listed, ok, seconds, warning
 from jsworker.doctor.gather import Facts, Unknown, served_kinds
 from jsworker.ownership.queries.job_report import (
     BOUND,
@@ -31,6 +31,8 @@ _MANY_FAILED: Final = 0.1
 _LAG_SECONDS: Final = 86_400.0
 _RECENT_SECONDS: Final = 3_600.0
 _REFERENCED: Final = "23503"
+_TAKEN: Final = "23505"
+_EVENTS_KEY: Final = "job_events_pkey"
 """SQLSTATE foreign_key_violation."""
 _RUN_A_WORKER: Final = "Run a worker: `jsworker run MODULE:CLASS`."
 _IDLE_SECONDS: Final = 60.0
@@ -38,6 +40,10 @@ _IDLE_SECONDS: Final = 60.0
 _UNUSED_SECONDS: Final = 120.0
 """Several scan intervals: a worker that scans would have woken held jobs in this time."""
 _ANY: Final = 1_000_000
+_SET_SEQUENCE: Final = (
+    "As the tables' owner: SELECT setval(pg_get_serial_sequence('jsworker.job_events', 'id'), max(id)) "
+    "FROM jsworker.job_events; then `jsworker doctor --fix`"
+)
 _CLEAR: Final = "`jsworker clear --stale-for SECONDS --reason …`"
 
 
@@ -248,15 +254,24 @@ def refused_rows(refusals: Sequence[RefusalGroup]) -> Iterator[Finding]:
     for each in refusals:
         constraint = "" if each.constraint is None else f", {printable(each.constraint, 120)}"
         jobs = counted(each.jobs, "job", bound=MOST_MARKS)
+        says = (
+            f"{jobs} set aside: PostgreSQL refuses to {each.attempted}, SQLSTATE {each.sqlstate}"
+            f"{constraint}, first {seconds(each.oldest)} ago, one of them {each.job_id}"
+        )
         if (each.attempted, each.sqlstate) == ("prune", _REFERENCED):
             yield info(
                 f"{jobs} kept beyond JSWORKER_RETENTION: a foreign key refers to them{constraint}",
                 "Leave it, or give the foreign key ON DELETE CASCADE or SET NULL (docs/runbook/queue.md).",
             )
+        elif (each.sqlstate, each.constraint) == (_TAKEN, _EVENTS_KEY):
+            yield error(
+                f"{says}: the sequence of jsworker.job_events is behind its rows, as logical replication and"
+                " a restore of data alone leave it, so most jobs can neither fail nor be taken back",
+                _SET_SEQUENCE,
+            )
         else:
             yield warning(
-                f"{jobs} set aside: PostgreSQL refuses to {each.attempted}, SQLSTATE {each.sqlstate}"
-                f"{constraint}, first {seconds(each.oldest)} ago, one of them {each.job_id}",
+                says,
                 "A trigger, a constraint or a value of the row; once that is mended, `jsworker doctor --fix` "
                 "tries them again at once.",
             )

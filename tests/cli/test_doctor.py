@@ -521,6 +521,28 @@ class TestJobs:
         assert kept["level"] == "info"
         assert kept["says"].endswith("a foreign key refers to them, their_key")
 
+    def test_a_sequence_that_is_behind_its_rows(self, world: World) -> None:
+        """As it is on the subscriber of a logical replication, to which no sequence is copied."""
+        world.start_worker(KIND)
+        job_id = insert_job(world.sql, "scheduled", run_at=ago(0))
+        event = "INSERT INTO jsworker.job_events (job_id, event) VALUES (%s, 'released')"
+        for _ in range(3):
+            world.sql.execute(event, [job_id])
+        world.sql.execute("ALTER TABLE jsworker.job_events ALTER COLUMN id RESTART")
+        with pytest.raises(psycopg.errors.UniqueViolation) as refused:
+            world.sql.execute(event, [job_id])
+        world.sql.execute(
+            "INSERT INTO jsworker.refused_rows (job_id, attempted, kind, status, fencing_token, dispatch,"
+            " sqlstate, constraint_name, retry_at)"
+            " VALUES (%s, 'reset', 'k', 'processing', 1, 1, %s, %s, now())",
+            [job_id, refused.value.sqlstate, refused.value.diag.constraint_name],
+        )
+        finding = the_finding(world.findings(), "jobs.refused_rows")
+        assert finding["level"] == "error"
+        assert "the sequence of jsworker.job_events is behind its rows" in finding["says"]
+        world.sql.execute(finding["do"].partition(": ")[2].partition(";")[0].encode())
+        world.sql.execute(event, [job_id])
+
     def test_failures_dead_messages_and_what_was_kept_too_long(self, world: World) -> None:
         world.start_worker(KIND)
         for _ in range(20):
