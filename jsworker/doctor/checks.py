@@ -76,6 +76,14 @@ _CURES_BY_WORDS: Final = (
         "Raise max_connections or the role's limit, run fewer processes, or put PgBouncer between.",
     ),
     (
+        ("statement timeout",),
+        "Raise the statement_timeout, or undo it: ALTER ROLE … RESET statement_timeout, or ALTER DATABASE ….",
+    ),
+    (
+        ("no space left", "SQLSTATE 53100"),
+        "Free space on the server's disk; workers go on by themselves.",
+    ),
+    (
         ("the database system is", "SQLSTATE 57P0"),
         "Wait until the server has started, then try again; its log tells what it does.",
     ),

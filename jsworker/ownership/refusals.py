@@ -133,11 +133,11 @@ def map_error(error: Exception, place: str) -> JsworkerError:
     sqlstate, diagnosis = cause.sqlstate, cause.diag
     if _is_of_a_row(cause, sqlstate):
         return RowRefused(sqlstate, diagnosis.constraint_name)
+    reason = (diagnosis.message_primary or "no reason given")[:200]
     if sqlstate[:2] in {"08", "53", "57"} or sqlstate in (_READ_ONLY, *_ENDED):
         unavailable = DatabaseTimeout if sqlstate == _QUERY_CANCELED else DatabaseUnavailable
-        why = _WRITES_NOTHING if sqlstate == _READ_ONLY else "is not available"
-        return unavailable(f"PostgreSQL at {place} {why}: SQLSTATE {sqlstate}")
-    reason = (diagnosis.message_primary or "no reason given")[:200]
+        why = _WRITES_NOTHING if sqlstate == _READ_ONLY else f"is not available: {reason}"
+        return unavailable(f"PostgreSQL at {place} {why} (SQLSTATE {sqlstate})")
     kind = LockTimeout if sqlstate == LockTimeout.sqlstate else DatabaseRefused
     refused = kind(f"PostgreSQL at {place} refused a statement: {reason} (SQLSTATE {sqlstate})")
     refused.sqlstate = sqlstate

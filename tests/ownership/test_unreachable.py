@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ProgrammingError
 
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.core.errors import DatabaseRefused, DatabaseTimeout, DatabaseUnavailable
 from jsworker.core.settings import Settings
 from jsworker.embedded.resources import free_port
 from jsworker.ownership.database import Database
@@ -194,9 +194,16 @@ class TestRestart:
     async def test_a_backend_that_is_terminated_in_a_statement(self, sql: Sql, database: Database) -> None:
         call = asyncio.create_task(database.run(text("SELECT pg_sleep(30)")))
         await eventually(lambda: bool(terminated(sql)), "the backend is found at work")
-        with pytest.raises(DatabaseUnavailable, match=r"SQLSTATE 57P01$"):
+        said = r"is not available: terminating connection due to administrator command \(SQLSTATE 57P01\)$"
+        with pytest.raises(DatabaseUnavailable, match=said):
             await call
         assert [row.one for row in await database.run(ONE)] == [1]
+
+    async def test_a_time_out_that_the_role_sets_is_named(self, database_url: str) -> None:
+        async with opened(f"{database_url}?options=-cstatement_timeout%3D1s") as database:
+            said = r"is not available: canceling statement due to statement timeout \(SQLSTATE 57014\)$"
+            with pytest.raises(DatabaseTimeout, match=said):
+                await database.run(text("SELECT pg_sleep(60)"), seconds=60.0)
 
 
 def terminated(sql: Sql) -> int:
@@ -252,7 +259,7 @@ class TestWords:
 async def test_a_standby_is_not_available(databases_url_read_only: str) -> None:
     async with opened(databases_url_read_only) as database:
         assert [row.one for row in await database.run(ONE)] == [1]
-        with pytest.raises(DatabaseUnavailable, match=r" is read-only, .* SQLSTATE 25006$"):
+        with pytest.raises(DatabaseUnavailable, match=r" is read-only, .* \(SQLSTATE 25006\)$"):
             await enqueue(database, KIND, NewJob(new_job_id(), "{}"), publish_after=0.0)
 
 
@@ -260,7 +267,7 @@ async def test_a_connection_to_what_has_become_a_standby_is_not_lent_again(
     databases_url_read_only: str, sql: Sql
 ) -> None:
     async with opened(databases_url_read_only) as database:
-        with pytest.raises(DatabaseUnavailable, match=r" is read-only, .* SQLSTATE 25006$"):
+        with pytest.raises(DatabaseUnavailable, match=r" is read-only, .* \(SQLSTATE 25006\)$"):
             await enqueue(database, KIND, NewJob(new_job_id(), "{}"), publish_after=0.0)
         name = psycopg.sql.Identifier(make_url(databases_url_read_only).database or "")
         sql.execute(psycopg.sql.SQL("ALTER DATABASE {} RESET default_transaction_read_only").format(name))
