@@ -1,5 +1,6 @@
 """Checks of the PostgreSQL server, of this login and its connection, and of jsworker's tables."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -37,6 +38,7 @@ _TRIGGERS: Final = {
     "jobs_guard": "a final job could change, a fencing token could go back",
     "jobs_live_stay": "a job that waits or runs could be deleted",
 }
+_LEFT_BY_REINDEX: Final = re.compile(r"_cc(?:new|old)\d*$")
 _RESTORE: Final = "Restore it as `jsworker db upgrade` makes it in an empty database: pg_dump --schema-only."
 _POOLERS: Final[dict[Sharing, Finding]] = {
     "direct": ok("no pooler between: statements that find rows by key are prepared"),
@@ -186,10 +188,17 @@ def indexes(schema: Schema) -> Iterator[Finding]:
                 f"DROP INDEX CONCURRENTLY jsworker.{name}; {create}",
             )
     for index in schema.indexes.values():
-        if not index.valid:
+        if index.valid:
+            continue
+        says = f"index {index.name} on {index.table} is invalid"
+        if _LEFT_BY_REINDEX.search(index.name):  # to rebuild it would make a second index of the same columns
             yield error(
-                f"index {index.name} on {index.table} is invalid: it is never read",
-                f"REINDEX INDEX CONCURRENTLY jsworker.{_quoted(index.name)}",
+                f"{says}: a REINDEX CONCURRENTLY that was broken off has left it, and every write keeps it",
+                f"DROP INDEX CONCURRENTLY jsworker.{_quoted(index.name)}",
+            )
+        else:
+            yield error(
+                f"{says}: it is never read", f"REINDEX INDEX CONCURRENTLY jsworker.{_quoted(index.name)}"
             )
 
 

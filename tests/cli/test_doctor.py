@@ -389,6 +389,13 @@ BROKEN_TABLES = [
             ),
         )
     ),
+    (
+        (
+            "CREATE INDEX due_ccnew ON jsworker.jobs (run_at); UPDATE pg_index SET indisvalid = false"
+            " WHERE indexrelid = 'jsworker.due_ccnew'::regclass"
+        ),
+        *("tables.indexes", "error", "a REINDEX CONCURRENTLY that was broken off has left it"),
+    ),
     ("ALTER TABLE jsworker.audit SET UNLOGGED", "tables.persistence", "error", "table audit is UNLOGGED: "),
     (
         "ALTER TABLE jsworker.jobs ENABLE ROW LEVEL SECURITY",
