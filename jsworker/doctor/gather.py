@@ -24,10 +24,12 @@ from jsworker.ownership.queries.job_report import (
     Statement,
 )
 from jsworker.ownership.queries.server_report import (
+    Holder,
     Link,
     MissingRight,
     Schema,
     Server,
+    read_holders,
     read_link,
     read_missing_rights,
     read_schema,
@@ -91,6 +93,7 @@ class Facts:
     revision: Learnt[str | None] = _NO_POSTGRESQL
     rights: Learnt[list[MissingRight]] = _NO_POSTGRESQL
     schema: Learnt[Schema] = _NO_POSTGRESQL
+    holders: Learnt[Sequence[Holder]] = _NO_POSTGRESQL
     installation: Learnt[UUID | None] = _NO_POSTGRESQL
     registered: Learnt[Sequence[RegisteredWorker]] = _NO_POSTGRESQL
     unpublished: Learnt[Late] = _NO_POSTGRESQL
@@ -111,7 +114,17 @@ class Facts:
 
 
 _OF_TABLES: Final = (
-    *("rights", "schema", "installation", "registered", "unpublished", "overdue", "queues", "schedules"),
+    *(
+        "rights",
+        "schema",
+        "holders",
+        "installation",
+        "registered",
+        "unpublished",
+        "overdue",
+        "queues",
+        "schedules",
+    ),
     *("limits", "left_batches", "silent_owners", "refusals", "ended", "dead_messages"),
 )
 """Facts that only a migrated database has."""
@@ -160,6 +173,7 @@ async def _ask_postgresql(database: Database, facts: Facts) -> None:
             return
     facts.rights = await _learn(read_missing_rights(database))
     facts.schema = await _learn(read_schema(database))
+    facts.holders = await _learn(read_holders(database))
     await _ask_for_rows(database, facts)
 
 

@@ -8,12 +8,13 @@ from jsworker.core.errors import MigrationMissing
 from jsworker.core.names import printable
 from jsworker.core.settings import Settings
 from jsworker.doctor import finding
-from jsworker.doctor.finding import Finding, counted, error, info, listed, ok, warning
+from jsworker.doctor.finding import Finding, counted, error, info, listed, ok, seconds, warning
 from jsworker.doctor.gather import Login
 from jsworker.ownership import session_settings
 from jsworker.ownership.database import REVISIONS, check_level, upgrade_advice
 from jsworker.ownership.queries.job_report import RegisteredWorker
 from jsworker.ownership.queries.server_report import (
+    Holder,
     Link,
     MissingRight,
     Schema,
@@ -243,6 +244,24 @@ def row_security(schema: Schema) -> Iterator[Finding]:
             )
 
 
+def locks(holders: Sequence[Holder]) -> Iterator[Finding]:
+    """No transaction has held locks on the tables for long."""
+    for each in holders:
+        who = f"role {printable(each.role or 'unknown', 60)}"
+        if each.pid is None:
+            gid = "'" + printable(each.gid or "", 200).replace("'", "''") + "'"
+            held = f"prepared transaction {gid} of {who}"
+            do = f"End it, which only this can: ROLLBACK PREPARED {gid}, or COMMIT PREPARED."
+        else:
+            held = f"a transaction of {who}, pid {each.pid},"
+            do = f"See what it is in pg_stat_activity, then end it: SELECT pg_terminate_backend({each.pid})"
+        since = "" if each.seconds is None else f" for {seconds(each.seconds)}"
+        waits = f"; {counted(each.waiting, 'session')} waiting for it" if each.waiting else ""
+        where = listed(sorted(each.tables))
+        says = f"{held} holds locks on {where}{since}{waits}: jobs that it locks stand still"
+        yield info(says, do) if each.seconds is None and not each.waiting else warning(says, do)
+
+
 def _quoted(name: str) -> str:
     return '"' + printable(name, 100).replace('"', '""') + '"'
 
@@ -256,4 +275,4 @@ def _allowed_connections(server: Server) -> int:
 
 
 CHECKS: Final = (connection, sessions, migration, durability, rights, encryption, pooler, connections)
-TABLE_CHECKS: Final = (indexes, constraints, persistence, row_security)
+TABLE_CHECKS: Final = (indexes, constraints, persistence, row_security, locks)

@@ -6,6 +6,7 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -434,6 +435,28 @@ def test_tables_out_of_shape(world: World, statement: str, check: str, level: st
         for one in finding["do"].split("; "):  # as psql sends them
             world.sql.execute(one.encode())
         assert the_finding(world.findings(), check)["level"] == "ok"
+
+
+def test_a_transaction_that_holds_locks(world: World, sound: Sound) -> None:
+    world.start_worker(KIND)
+    job_id = insert_job(world.sql, "queued")
+    assert the_finding(world.findings(), "tables.locks")["level"] == "ok"
+    url = sound.postgres.database_url(world.role)
+    with ThreadPoolExecutor() as threads, psycopg.connect(url) as waiter, psycopg.connect(url) as holder:
+        holder.execute("SELECT FROM jsworker.jobs WHERE id = %s FOR UPDATE", [job_id])
+        pid = holder.info.backend_pid
+        found = the_finding(world.findings(), "tables.locks")
+        assert (found["level"], f"pid {pid}, holds locks on jobs: " in found["says"]) == ("info", True)
+        waits = threads.submit(waiter.execute, "LOCK TABLE jsworker.jobs IN EXCLUSIVE MODE")
+        waiting = "SELECT count(*) FROM pg_locks WHERE relation = 'jsworker.jobs'::regclass AND NOT granted"
+        wait_until(lambda: read_value(world.sql, waiting) == 1, "a session waits for the lock")
+        found = the_finding(world.findings(), "tables.locks")
+        assert (found["level"], "; 1 session waiting for it" in found["says"]) == ("warning", True)
+        world.sql.execute(found["do"].partition(": ")[2])
+        waits.result(timeout=60)
+        waiter.rollback()
+        holder.close()
+    assert the_finding(world.findings(), "tables.locks")["level"] == "ok"
 
 
 def late_message(world: World) -> UUID:

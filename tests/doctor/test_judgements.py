@@ -24,7 +24,7 @@ from jsworker.ownership.queries.job_report import (
     RegisteredWorker,
     SilentOwner,
 )
-from jsworker.ownership.queries.server_report import Link, Server
+from jsworker.ownership.queries.server_report import Holder, Link, Server
 from jsworker.stream.diagnostics import NatsServer, StreamReport
 
 SERVER = Server(
@@ -145,6 +145,16 @@ def test_migrations(found: str | None, level: str, part: str) -> None:
     remark = only(postgresql_checks.migration(found))
     assert remark.level == level
     assert part in remark.says
+
+
+def test_a_prepared_transaction_that_holds_locks() -> None:
+    forgotten = Holder("4/7", None, "it's", "app", ["jobs", "job_events"], 90.0, 0)
+    remark = only(postgresql_checks.locks([forgotten]))
+    assert remark.level == "warning"
+    held = "prepared transaction 'it''s' of role app holds locks on job_events, jobs for 90 s"
+    assert remark.says.startswith(held)
+    assert remark.do is not None
+    assert "ROLLBACK PREPARED 'it''s'" in remark.do
 
 
 class TestConnections:

@@ -1,7 +1,8 @@
 """What PostgreSQL reports of itself, of this login and of the tables, and what the tables must be like."""
 
+import asyncio
 import ipaddress
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -98,6 +99,32 @@ WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relname = 'jobs' AND NO
 ORDER BY what, name
 """)
 
+# Locks that keep others from writing: not those of readers, of VACUUM and of CREATE INDEX CONCURRENTLY. Whoever is
+# neither of the same role nor in pg_read_all_stats does not see since when a transaction has been open.
+HOLDERS = text("""
+SELECT h.transaction, h.pid, p.gid, coalesce(a.usename, p.owner) AS role, h.tables,
+  CAST(extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared)) AS double precision) AS seconds,
+  (SELECT count(DISTINCT w.pid) FROM pg_locks AS w
+   WHERE NOT w.granted AND coalesce(h.pid, 0) = ANY (pg_blocking_pids(w.pid))) AS waiting
+FROM (
+  SELECT l.virtualtransaction AS transaction, l.pid, array_agg(DISTINCT CAST(c.relname AS text)) AS tables
+  FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation AND c.relkind IN ('r', 'p')
+  WHERE c.relnamespace = to_regnamespace('jsworker') AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
+    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND l.mode NOT IN ('AccessShareLock', 'ShareUpdateExclusiveLock')
+  GROUP BY l.virtualtransaction, l.pid
+) AS h
+LEFT JOIN pg_stat_activity AS a ON a.pid = h.pid
+LEFT JOIN pg_locks AS x ON h.pid IS NULL AND x.pid IS NULL AND x.virtualtransaction = h.transaction
+  AND x.locktype = 'transactionid' AND x.granted
+LEFT JOIN pg_prepared_xacts AS p ON p.transaction = x.transactionid
+ORDER BY waiting DESC, seconds DESC NULLS LAST LIMIT 20
+""")
+HELD_SECONDS: Final = 30.0
+"""Transactions that hold locks on jsworker's tables are told of from this age on, or if others wait for them."""
+_SEEN_SECONDS: Final = 3.0
+"""A transaction whose age is not visible is told of if it is seen again after this time."""
+
 Sharing: TypeAlias = Literal["direct", "statement", "transaction", "unclear"]
 """Whether a pooler is in between, and what it lends a server connection for: a statement, a transaction, or
 (``unclear``) a session, unless it was too busy for us to find out."""
@@ -137,6 +164,24 @@ class Link:
     encrypted: bool
     local: bool
     sharing: Sharing
+
+
+class Holder(NamedTuple):
+    """A transaction that holds locks on jsworker's tables.
+
+    Attributes:
+        pid: of its session; None: it is a prepared transaction, and has the name ``gid``.
+        seconds: how long it has been open; None: this login may not see it, and it is older than a few seconds.
+        waiting: number of sessions that wait for it.
+    """
+
+    transaction: str
+    pid: int | None
+    gid: str | None
+    role: str | None
+    tables: Sequence[str]
+    seconds: float | None
+    waiting: int
 
 
 class IndexState(NamedTuple):
@@ -231,6 +276,17 @@ async def read_schema(database: Database) -> Schema:
         triggers={row.name: row.holds for row in found["trigger"]},
         filtered={row.name: row.holds for row in found["filtered"]},
     )
+
+
+async def read_holders(database: Database) -> list[Holder]:
+    """Return transactions that have held locks on the tables for long, or for which others wait."""
+    found = [Holder(*row) for row in await database.run(HOLDERS)]
+    told = [one for one in found if one.waiting or (one.seconds is not None and one.seconds >= HELD_SECONDS)]
+    if unclear := {one.transaction for one in found if one.seconds is None and not one.waiting}:
+        await asyncio.sleep(_SEEN_SECONDS)
+        again = [Holder(*row) for row in await database.run(HOLDERS)]
+        told += [one for one in again if one.transaction in unclear]
+    return told
 
 
 async def read_link(database: Database) -> Link:
