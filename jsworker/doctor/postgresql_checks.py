@@ -40,6 +40,7 @@ _TRIGGERS: Final = {
     "jobs_live_stay": "a job that waits or runs could be deleted",
 }
 _LEFT_BY_REINDEX: Final = re.compile(r"_cc(?:new|old)\d*$")
+_SLOWER: Final = "searches for jobs get slower from hour to hour, and the tables grow"
 _RESTORE: Final = "Restore it as `jsworker db upgrade` makes it in an empty database: pg_dump --schema-only."
 _POOLERS: Final[dict[Sharing, Finding]] = {
     "direct": ok("no pooler between: statements that find rows by key are prepared"),
@@ -244,6 +245,21 @@ def row_security(schema: Schema) -> Iterator[Finding]:
             )
 
 
+def vacuum(server: Server, schema: Schema) -> Iterator[Finding]:
+    """Autovacuum removes the dead rows of all tables."""
+    for name in ("autovacuum", "track_counts"):
+        if server.settings.get(name) == "off":
+            yield warning(
+                f"{name} is off, so no dead row is removed: {_SLOWER}",
+                f"Set {name} = on in postgresql.conf, and reload.",
+            )
+    for name in schema.unvacuumed:
+        yield warning(
+            f"autovacuum_enabled of table {name} is off, so no dead row of it is removed: {_SLOWER}",
+            f"ALTER TABLE jsworker.{_quoted(name)} RESET (autovacuum_enabled)",
+        )
+
+
 def locks(holders: Sequence[Holder]) -> Iterator[Finding]:
     """No transaction has held locks on the tables for long."""
     for each in holders:
@@ -275,4 +291,4 @@ def _allowed_connections(server: Server) -> int:
 
 
 CHECKS: Final = (connection, sessions, migration, durability, rights, encryption, pooler, connections)
-TABLE_CHECKS: Final = (indexes, constraints, persistence, row_security, locks)
+TABLE_CHECKS: Final = (indexes, constraints, persistence, row_security, vacuum, locks)

@@ -397,6 +397,10 @@ BROKEN_TABLES = [
         ),
         *("tables.indexes", "error", "a REINDEX CONCURRENTLY that was broken off has left it"),
     ),
+    (
+        "ALTER TABLE jsworker.jobs SET (autovacuum_enabled = off)",
+        *("tables.vacuum", "warning", "autovacuum_enabled of table jobs is off, "),
+    ),
     ("ALTER TABLE jsworker.audit SET UNLOGGED", "tables.persistence", "error", "table audit is UNLOGGED: "),
     (
         "ALTER TABLE jsworker.jobs ENABLE ROW LEVEL SECURITY",

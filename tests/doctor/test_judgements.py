@@ -24,7 +24,7 @@ from jsworker.ownership.queries.job_report import (
     RegisteredWorker,
     SilentOwner,
 )
-from jsworker.ownership.queries.server_report import Holder, Link, Server
+from jsworker.ownership.queries.server_report import Holder, Link, Schema, Server
 from jsworker.stream.diagnostics import NatsServer, StreamReport
 
 SERVER = Server(
@@ -99,6 +99,15 @@ def test_the_server(judge: Callable[..., Iterable[Finding]], server: Server, lev
 def test_what_is_committed_is_on_the_disk() -> None:
     for server in (SERVER, having(synchronous_commit="local")):
         assert list(postgresql_checks.durability(server)) == []
+
+
+@pytest.mark.parametrize("name", ["autovacuum", "track_counts"])
+def test_a_server_that_removes_no_dead_rows(name: str) -> None:
+    schema = Schema({}, (), (), {}, {}, ())
+    assert list(postgresql_checks.vacuum(SERVER, schema)) == []
+    remark = only(postgresql_checks.vacuum(having(**{name: "off"}), schema))
+    assert remark.level == "warning"
+    assert remark.says.startswith(f"{name} is off")
 
 
 def test_a_superuser_may_do_too_much() -> None:

@@ -52,7 +52,7 @@ SELECT r.rolname AS role, r.rolsuper AS superuser, r.rolconnlimit AS role_limit,
   (SELECT count(*) FROM pg_stat_activity WHERE usesysid IS NOT NULL AND datid IS NOT NULL) AS connections,
   (SELECT jsonb_object_agg(name, setting) FROM pg_settings WHERE name IN (
     'server_version', 'fsync', 'full_page_writes', 'synchronous_commit', 'default_transaction_read_only',
-    'max_connections', 'superuser_reserved_connections', 'reserved_connections', {_OF_SESSIONS})) AS settings
+    'autovacuum', 'track_counts', 'max_connections', 'superuser_reserved_connections', 'reserved_connections', {_OF_SESSIONS})) AS settings
 FROM pg_roles AS r, pg_database AS d WHERE r.rolname = current_user AND d.datname = current_database()
 """)  # noqa: S608 -- constants
 
@@ -92,6 +92,11 @@ UNION ALL
 SELECT 'filtered', c.relname, c.relname, EXISTS (SELECT FROM pg_policy AS p WHERE p.polrelid = c.oid), NULL
 FROM pg_class AS c
 WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relrowsecurity AND row_security_active(c.oid)
+UNION ALL
+SELECT 'unvacuumed', c.relname, c.relname, false, NULL
+FROM pg_class AS c, pg_options_to_table(c.reloptions) AS o
+WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relkind = 'r'
+  AND o.option_name = 'autovacuum_enabled' AND NOT CAST(o.option_value AS boolean)
 UNION ALL
 SELECT 'trigger', tg.tgname, c.relname, tg.tgenabled IN ('O', 'A'), NULL
 FROM pg_trigger AS tg JOIN pg_class AS c ON c.oid = tg.tgrelid
@@ -206,6 +211,7 @@ class Schema(NamedTuple):
         triggers: those on ``jobs`` by name, and whether each fires.
         filtered: names of tables of which row-level security hides rows from this login, and whether there is a
             policy that may show it some.
+        unvacuumed: names of tables that autovacuum leaves out.
     """
 
     indexes: Mapping[str, IndexState]
@@ -213,6 +219,7 @@ class Schema(NamedTuple):
     constraints: Collection[str]
     triggers: Mapping[str, bool]
     filtered: Mapping[str, bool]
+    unvacuumed: Collection[str]
 
 
 async def read_server(database: Database) -> Server:
@@ -266,7 +273,8 @@ def wanted_constraints() -> set[str]:
 
 async def read_schema(database: Database) -> Schema:
     """Return the indexes, constraints and triggers that the tables have."""
-    found: dict[str, list[Row]] = {"index": [], "constraint": [], "table": [], "filtered": [], "trigger": []}
+    kinds = ("index", "constraint", "table", "filtered", "unvacuumed", "trigger")
+    found: dict[str, list[Row]] = {kind: [] for kind in kinds}
     for row in await database.run(CATALOG):
         found[row.what].append(row)
     return Schema(
@@ -275,6 +283,7 @@ async def read_schema(database: Database) -> Schema:
         constraints={row.name for row in found["constraint"]},
         triggers={row.name: row.holds for row in found["trigger"]},
         filtered={row.name: row.holds for row in found["filtered"]},
+        unvacuumed=[row.name for row in found["unvacuumed"]],
     )
 
 
