@@ -66,37 +66,49 @@ _CURES: Final = {
     "nats.connection": "Check JSWORKER_NATS_URL and the login (JSWORKER_NATS_…), and that the server runs.",
 }
 """What to do if the facts that these checks need could not be read."""
-_CURES_BY_WORDS: Final = (
-    (
-        ("max_client_conn", "no more connections allowed", "max client"),  # PgBouncer's and Supavisor's
-        "Raise the pooler's limit of clients (PgBouncer: max_client_conn), or run fewer processes.",
+_CURES_BY_WORDS: Final = {
+    "postgresql.connection": (
+        (
+            ("max_client_conn", "no more connections allowed", "max client"),  # PgBouncer's and Supavisor's
+            "Raise the pooler's limit of clients (PgBouncer: max_client_conn), or run fewer processes.",
+        ),
+        (
+            ("too many", "connection slots", "SQLSTATE 53300"),
+            "Raise max_connections or the role's limit, run fewer processes, or put PgBouncer between.",
+        ),
+        (
+            ("statement timeout",),
+            "Raise the statement_timeout, or undo it: ALTER ROLE … RESET statement_timeout, or ALTER DATABASE ….",
+        ),
+        (
+            ("no space left", "SQLSTATE 53100"),
+            "Free space on the server's disk; workers go on by themselves.",
+        ),
+        (
+            ("the database system is", "SQLSTATE 57P0"),
+            "Wait until the server has started, then try again; its log tells what it does.",
+        ),
+        (
+            (': database "', 'for database "', "no such database"),
+            "Correct the database's name in JSWORKER_DATABASE_URL, or create it; let this role connect.",
+        ),
+        (
+            ("refused the login", "no password supplied"),
+            "Check the user in JSWORKER_DATABASE_URL, JSWORKER_DATABASE_PASSWORD, and pg_hba.conf.",
+        ),
     ),
-    (
-        ("too many", "connection slots", "SQLSTATE 53300"),
-        "Raise max_connections or the role's limit, run fewer processes, or put PgBouncer between.",
+    "nats.connection": (
+        (
+            ("maximum connections", "max_connections"),
+            "Raise max_connections in the nats-server's configuration, or run fewer processes.",
+        ),
+        (
+            ("handshake_first", "did not answer"),
+            "Check JSWORKER_NATS_URL, and that the server runs; if it has handshake_first: true, use auto.",
+        ),
     ),
-    (
-        ("statement timeout",),
-        "Raise the statement_timeout, or undo it: ALTER ROLE … RESET statement_timeout, or ALTER DATABASE ….",
-    ),
-    (
-        ("no space left", "SQLSTATE 53100"),
-        "Free space on the server's disk; workers go on by themselves.",
-    ),
-    (
-        ("the database system is", "SQLSTATE 57P0"),
-        "Wait until the server has started, then try again; its log tells what it does.",
-    ),
-    (
-        (': database "', 'for database "', "no such database"),
-        "Correct the database's name in JSWORKER_DATABASE_URL, or create it; it must let this role connect.",
-    ),
-    (
-        ("refused the login", "no password supplied"),
-        "Check the user in JSWORKER_DATABASE_URL, JSWORKER_DATABASE_PASSWORD, and the server's pg_hba.conf.",
-    ),
-)
-"""What to do, by words in PostgreSQL's error: errors of connecting usually come without a SQLSTATE."""
+}
+"""What to do, by words in the error: PostgreSQL's errors of connecting usually come without a SQLSTATE."""
 
 CHECKS: Final = {f"{area}.{judge.__name__}": judge for area, judges in _JUDGES.items() for judge in judges}
 """Checks by name. A check is called with the facts that its parameters name (``facts``: all of them), but
@@ -110,7 +122,7 @@ def examine(facts: Facts) -> list[Finding]:
 
 
 def _cure(name: str, because: str) -> str:
-    by_words = _CURES_BY_WORDS if name == "postgresql.connection" else ()
+    by_words = _CURES_BY_WORDS[name]
     fitting = (cure for words, cure in by_words if any(word.lower() in because.lower() for word in words))
     return next(fitting, _CURES[name])
 

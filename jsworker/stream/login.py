@@ -18,6 +18,8 @@ from jsworker.core.settings import Settings, redact_url
 from jsworker.stream.nats_client import reason_of
 
 _DEFAULT_PORT = 4222
+_HUNG_UP = "closed the connection before the TLS handshake, as it does when its max_connections is reached"
+_CLEAR_TEXT = "WRONG_VERSION_NUMBER"
 _FROM_FILES = ("nats_url", "nats_user", "nats_password", "nats_token")
 _USER_SEED = re.compile(r"\bSU[A-Z2-7]{56}\b")
 _USER_JWT = re.compile(r"BEGIN NATS USER JWT-+\s+\S+")
@@ -145,29 +147,45 @@ def login_error(error: Exception, servers: str) -> StreamRefused | StreamUnavail
     match error:
         case SecureConnWantedError():
             return StreamRefused(f"{nats}: it offers no TLS, which tls:// and JSWORKER_NATS_TLS_CA ask for")
-        case ssl.SSLCertVerificationError(verify_message=why):
-            reason = f"its TLS certificate cannot be verified, {why} (see JSWORKER_NATS_TLS_CA)"
-            return StreamRefused(f"{nats}: {reason}")
-        case ssl.SSLError(reason="TLSV13_ALERT_CERTIFICATE_REQUIRED" | "SSLV3_ALERT_BAD_CERTIFICATE"):
-            reason = "it wants a client certificate that it trusts (see JSWORKER_NATS_TLS_CERT)"
-            return StreamRefused(f"{nats}: {reason}")
-        case ssl.SSLError():
-            name = error.reason or "no handshake"
-            words = re.sub("^(SSL|TLS)V[0-9]+_ALERT_", "", name).replace("_", " ").lower()
-            reason = f"TLS failed, {words}"
-            if re.search("ALERT_(CERTIFICATE|UNKNOWN_CA)", name):
-                reason = f"it refuses the client's certificate, {words} (see JSWORKER_NATS_TLS_CERT)"
-            return StreamRefused(f"{nats}: {reason}")
-        case _ if any(word in str(error).lower() for word in ("authorization", "authentication")):
+        case ssl.SSLError() if error.reason != _CLEAR_TEXT:
+            return StreamRefused(f"{nats}: {_tls_fault(error)}")
+        case _ if "authentication timeout" in (words := str(error).lower()):
+            return StreamUnavailable(f"{nats} did not receive the login in time: authentication timeout")
+        case _ if any(word in words for word in ("authorization", "authentication")):
             return StreamRefused(f"{nats} refused the login: authorization violation")
+    return StreamUnavailable(f"{nats} {_outage(error)}")
+
+
+def _tls_fault(error: ssl.SSLError) -> str:
+    """Return why TLS cannot be spoken until a setting or a certificate is changed."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its TLS certificate cannot be verified, {error.verify_message} (see JSWORKER_NATS_TLS_CA)"
+    name = error.reason or "no handshake"
+    if name in {"TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_BAD_CERTIFICATE"}:
+        return "it wants a client certificate that it trusts (see JSWORKER_NATS_TLS_CERT)"
+    words = re.sub("^(SSL|TLS)V[0-9]+_ALERT_", "", name).replace("_", " ").lower()
+    if re.search("ALERT_(CERTIFICATE|UNKNOWN_CA)", name):
+        return f"it refuses the client's certificate, {words} (see JSWORKER_NATS_TLS_CERT)"
+    return f"TLS failed, {words}"
+
+
+def _outage(error: Exception) -> str:
+    """Return what keeps a server from being reached or used at the moment."""
+    match error:
         case ConnectionRefusedError():
             reason = "refused the connection: no server listens there"
         case socket.gaierror():
             reason = "cannot be found: the host name cannot be resolved"
         case TimeoutError():
             reason = "did not answer"
+        case ssl.SSLError():  # an -ERR in clear text
+            reason = _HUNG_UP
+        case ConnectionError() if not str(error):  # as the TLS handshake raises it
+            reason = _HUNG_UP
         case OSError():
             reason = f"cannot be reached: {error.strerror or error}"
+        case _ if "expecting INFO" in str(error):
+            reason = "sent no INFO: is it a nats-server? With TLS, handshake_first must be auto or false"
         case _:
             reason = f"cannot be used: {reason_of(error)}"
-    return StreamUnavailable(f"{nats} {reason}")
+    return reason

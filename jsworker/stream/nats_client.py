@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import nats.errors
@@ -33,7 +34,10 @@ def reason_of(error: Exception) -> str:
     """Return an error of nats-py in the server's own words."""
     if isinstance(error, APIError):
         return error.description or f"JetStream answered {error.code}"
-    return str(error).removeprefix("nats: ") or type(error).__name__
+    words = str(error).removeprefix("nats: ")
+    if words.startswith("'"):  # as the protocol quotes it
+        words = words.strip("'")
+    return words or type(error).__name__
 
 
 async def end_tasks(tasks: Collection[asyncio.Task[Any]], seconds: float = math.inf) -> None:
@@ -240,8 +244,28 @@ class Client(NatsClient):
         if isinstance(transport, TcpTransport):
             # Python 3.12's own, and 3.13's until 2025, watches a lost connection's socket again: connections
             # that get the same file descriptor then fail, github.com/python/cpython/issues/136234.
-            write: Callable[[bytes], None] = transport.write
+            write: Callable[[bytes], None] = partial(TcpTransport.write, transport)
             transport.writelines = lambda commands: write(b"".join(commands))  # type: ignore[method-assign]
+
+    def _connect_command(self) -> bytes:
+        """Let CONNECT leave in one write with the PING that nats-py sends next.
+
+        A server that refuses the connection has closed it by then: a second write would fail, and the reason
+        that the server sent would not be read.
+        """
+        command: bytes = super()._connect_command()
+        transport = self._transport
+        if not isinstance(transport, TcpTransport):
+            return command
+        write: Callable[[bytes], None] = partial(TcpTransport.write, transport)
+
+        def write_both(ping: bytes) -> None:
+            if ping:
+                transport.write = write  # type: ignore[method-assign]
+                write(command + ping)
+
+        transport.write = write_both  # type: ignore[method-assign]  # until the PING, or the next login
+        return b""
 
     async def _attempt_reconnect(self) -> None:
         if (attempt := asyncio.current_task()) is not None:  # nats-py may forget a running one

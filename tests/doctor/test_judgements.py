@@ -501,3 +501,24 @@ def test_a_connection_that_fails_is_mended_by_its_cause(because: str, cure: str)
     assert finding.do is not None
     assert finding.do.startswith(cure), finding.do
     assert (finding.level, finding.says) == ("error", unknown.because)
+
+
+@pytest.mark.parametrize(
+    ("because", "cure"),
+    [
+        ("cannot be used: maximum connections exceeded", "Raise max_connections "),
+        (
+            "closed the connection before the TLS handshake, as it does when its max_connections is reached",
+            "Raise max_connections ",
+        ),
+        ("sent no INFO: With TLS, handshake_first must be auto or false", "Check JSWORKER_NATS_URL, "),
+        ("did not answer", "Check JSWORKER_NATS_URL, "),
+        ("refused the login: authorization violation", "Check JSWORKER_NATS_URL and the login "),
+    ],
+)
+def test_a_connection_to_nats_that_fails_is_mended_by_its_cause(because: str, cure: str) -> None:
+    facts = Facts(settings=a_settings(), place="db:5432/jobs", nats=Unknown(f"NATS at nats:4222 {because}"))
+    name = "nats.connection"
+    [finding] = checks.found_by(name, CHECKS[name], facts)
+    assert finding.do is not None
+    assert finding.do.startswith(cure), finding.do

@@ -275,6 +275,56 @@ async def test_a_server_that_hangs_up_during_the_login() -> None:
     await server.wait_closed()
 
 
+@pytest.mark.parametrize("is_secure", [False, True])
+async def test_a_full_server_is_named_every_time_and_asked_again(
+    start_server: StartServer, authority: Authority, *, is_secure: bool
+) -> None:
+    """It closes the connection before it has read anything."""
+    secure = tls(authority.issue("server")) if is_secure else ""
+    server = await start_server(f"{secure}\nmax_connections: 1")
+    changes: dict[str, Any] = {"nats_tls_ca": authority.certificate} if is_secure else {}
+    only = TestStream(settings_for(server.url, **changes), installation_id=None)
+    await only.connect(30.0)  # until the server has forgotten who asked whether it listens
+    reason = "cannot be used: maximum connections exceeded"
+    if is_secure:
+        reason = (
+            "closed the connection before the TLS handshake, as it does when its max_connections is reached"
+        )
+    for _ in range(8):
+        line = await refusal(server.url, StreamUnavailable, timeout=0.5, **changes)
+        assert line == f"NATS at {HOST}:{server.port} {reason}"
+    await only.close()
+
+
+async def test_a_server_that_waits_for_the_tls_handshake_is_told_from_a_silent_one(
+    start_server: StartServer, authority: Authority
+) -> None:
+    pair = authority.issue("server")
+    files = f'cert_file: "{pair.certificate}", key_file: "{pair.key}"'
+    server = await start_server(f"tls {{ {files}, handshake_first: true, timeout: 0.5 }}")
+    line = await refusal(server.url, StreamUnavailable, nats_tls_ca=authority.certificate)
+    assert line.startswith(f"NATS at {HOST}:{server.port} sent no INFO")
+    assert "handshake_first" in line
+
+
+async def test_a_login_that_comes_too_late_is_sent_again() -> None:
+    """As from a machine that stands still: no later login would be refused."""
+
+    async def lose_patience(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"x","version":"2.15.1","max_payload":1048576,"headers":true}\r\n')
+        await reader.readline()
+        writer.write(b"-ERR 'Authentication Timeout'\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(lose_patience, HOST, 0)
+    port = server.sockets[0].getsockname()[1]
+    line = await refusal(at(port), StreamUnavailable, timeout=0.5)
+    assert line == f"NATS at {HOST}:{port} did not receive the login in time: authentication timeout"
+    await asyncio.sleep(0.01)  # for its side of the connections to end
+    server.close()
+    await server.wait_closed()
+
+
 async def test_jetstream_disabled(start_server: StartServer) -> None:
     server = await start_server(jetstream=False)
     line = await refusal(at(server.port, "resizer:hunter2"), StreamRefused, timeout=60.0)
