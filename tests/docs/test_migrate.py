@@ -68,6 +68,12 @@ import bridge
 for _ in range(2):
     rq.Queue(connection=redis, is_async=False).enqueue(bridge.send_receipt, 7, job_id="the-same")
 bridge.jobs.close()
+import waiting
+queue = rq.Queue("drained", connection=redis)
+first = queue.enqueue(tasks.send_receipt, 9)
+queue.enqueue(tasks.send_receipt, 10, depends_on=first)
+counts = waiting.waiting(redis)
+assert counts == {"drained queued": 1, "drained deferred": 1, "default scheduled": 1}, counts
 """
 PROCRASTINATE = """
 import asyncio, procrastinate, tasks
