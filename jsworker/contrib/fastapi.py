@@ -30,10 +30,16 @@ async def jobs_lifespan(app: FastAPI, settings: Settings | None = None) -> Async
 
 
 def job_client(connection: HTTPConnection) -> JobClient:
-    """Return the client of the application; RuntimeError: ``jobs_lifespan`` has not opened one."""
+    """Return the client of the application; RuntimeError: ``jobs_lifespan`` has not opened one.
+
+    A mounted application has no lifespan of its own: give it the state of the outer one.
+    """
     client: JobClient | None = getattr(connection.app.state, "job_client", None)
     if client is None:
-        raise RuntimeError("the application has no client of jsworker: FastAPI(lifespan=jobs_lifespan)")
+        raise RuntimeError(
+            "the application has no client of jsworker: FastAPI(lifespan=jobs_lifespan); "
+            "if it is mounted in another one: mounted.state = outer.state"
+        )
     return client
 
 

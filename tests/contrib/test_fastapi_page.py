@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx
 import pytest
@@ -73,3 +73,29 @@ async def test_a_route_of_an_application_without_a_client_says_what_is_missing()
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         with pytest.raises(RuntimeError, match=r"FastAPI\(lifespan=jobs_lifespan\)"):
             await http.get("/")
+
+
+async def test_a_mounted_application_shares_the_client_of_the_outer_one(names: dict[str, Any]) -> None:
+    api: FastAPI = names["api"]
+
+    @api.post("/words")
+    async def count(client: Client) -> str:
+        return str((await client.enqueue("count-words", {"text": "to be"})).id)
+
+    async with names["calling"](names["app"]) as http:
+        placed = await http.post("/api/words")
+    assert placed.status_code == 200
+    assert UUID(placed.json())
+
+
+async def test_a_mounted_application_without_the_state_says_what_to_do(names: dict[str, Any]) -> None:
+    alone = FastAPI()
+
+    @alone.get("/")
+    async def route(client: Client) -> None:
+        raise AssertionError(client)
+
+    names["app"].mount("/alone", alone)
+    async with names["calling"](names["app"]) as http:
+        with pytest.raises(RuntimeError, match=r"mounted\.state = outer\.state"):
+            await http.get("/alone/")
