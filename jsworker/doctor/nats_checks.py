@@ -271,7 +271,8 @@ def _silent(unknown: Unknown, nats: NatsServer) -> Finding:
         )
     return error(
         f"NATS at {nats.place} has JetStream disabled",
-        "Add a jetstream block to its configuration, with store_dir on a disk that stays.",
+        "Add a jetstream block to its configuration, with store_dir on a disk that stays. If it is a leaf "
+        "node, connect to the servers that have the stream.",
     )
 
 

@@ -803,10 +803,9 @@ class TestNats:
             finally:
                 server.kill()
         assert found.code == 1
-        assert (
-            the_finding(found.json, "nats.stream")["says"]
-            == f"NATS at 127.0.0.1:{port} has JetStream disabled"
-        )
+        finding = the_finding(found.json, "nats.stream")
+        assert finding["says"] == f"NATS at 127.0.0.1:{port} has JetStream disabled"
+        assert "If it is a leaf node, connect to the servers that have the stream" in finding["do"]
 
 
 def test_the_environment_is_that_of_every_command(cli: Cli, cli_environment: Mapping[str, str]) -> None:

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import nats
 import pytest
 
 from jsworker.core.errors import SettingsError, StreamRefused, StreamUnavailable
@@ -18,6 +19,7 @@ from tests.stream.conftest import StartServer
 from tests.stream.nats_server import HOST
 from tests.stream.operator_mode import operator_mode, user_identity
 from tests.stream.streams import TestStream, settings_for
+from tests.support.polling import eventually
 
 
 async def enter(url: str, timeout: float = 5.0, **changes: Any) -> None:  # noqa: ASYNC109 -- passed on
@@ -330,6 +332,29 @@ async def test_jetstream_disabled(start_server: StartServer) -> None:
     line = await refusal(at(server.port, "resizer:hunter2"), StreamRefused, timeout=60.0)
     assert "has JetStream disabled" in line
     assert "hunter2" not in line
+
+
+async def test_a_leaf_node_does_not_lead_to_the_stream_of_its_hub(start_server: StartServer) -> None:
+    """As docs/scale-out.md says."""
+    gate = free_port()
+    hub = await start_server(f'server_name: hub\nleafnodes {{ listen: "{HOST}:{gate}" }}')
+    leaf = await start_server(
+        f'server_name: leaf\nleafnodes {{ remotes: [ {{ url: "nats://{HOST}:{gate}" }} ] }}', jetstream=False
+    )
+    await enter(hub.url)
+    at_hub, at_leaf = await nats.connect(hub.url), await nats.connect(leaf.url)
+    heard = await at_hub.subscribe("linked")
+
+    async def is_linked() -> None:
+        await at_leaf.publish("linked")
+        await at_leaf.flush()
+        assert heard.pending_msgs
+
+    await eventually(is_linked)
+    for each in (at_hub, at_leaf):
+        await each.close()
+    line = await refusal(leaf.url, StreamRefused, timeout=60.0)
+    assert line == f"NATS at {leaf.url} has JetStream disabled"
 
 
 async def test_a_request_that_is_not_permitted_is_named(start_server: StartServer) -> None:
