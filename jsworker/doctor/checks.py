@@ -78,7 +78,7 @@ _CURES_BY_WORDS: Final = {
         ),
         (
             ("statement timeout",),
-            "Raise the statement_timeout, or undo it: ALTER ROLE … RESET statement_timeout, or ALTER DATABASE ….",
+            "Raise statement_timeout, or undo it: ALTER ROLE … RESET statement_timeout, or ALTER DATABASE ….",
         ),
         (
             ("no space left", "SQLSTATE 53100"),
