@@ -472,7 +472,7 @@ def test_batches_that_nobody_has_looked_after() -> None:
         ("is not available: out of slots (SQLSTATE 53300)", "Raise max_connections "),
         (
             "is not available: canceling statement due to statement timeout (SQLSTATE 57014)",
-            "Raise the statement_timeout, ",
+            "Raise statement_timeout, ",
         ),
         ('is not available: could not extend file "base/5/1249": … (SQLSTATE 53100)', "Free space "),
         ("is not available: FATAL:  no more connections allowed (max_client_conn)", "Raise the pooler's "),
