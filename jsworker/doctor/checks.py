@@ -69,6 +69,11 @@ _CURES: Final = {
 _CURES_BY_WORDS: Final = {
     "postgresql.connection": (
         (
+            # PgBouncer's.
+            ("query_wait_timeout", "server_login_retry", "cannot connect to server", "server down"),
+            "The pooler answers but has no connection to PostgreSQL: see there whether it runs, and the log.",
+        ),
+        (
             ("max_client_conn", "no more connections allowed", "max client"),  # PgBouncer's and Supavisor's
             "Raise the pooler's limit of clients (PgBouncer: max_client_conn), or run fewer processes.",
         ),

@@ -21,9 +21,11 @@ from jsworker.ownership.pool import Row
 
 _COMES_BACK = (
     *("starting up", "shutting down", "recovery mode", "accepting connections", "terminating connection"),
-    *("too many", "connection slots", "no more connections"),
+    *("too many", "connection slots"),
+    *("no more connections", "query_wait_timeout"),
+    *("server_login_retry", "cannot connect to server", "server down"),
 )
-"""Parts of the texts of login refusals that are temporary: libpq's, the last one PgBouncer's."""
+"""Parts of the texts of login refusals that are temporary: PostgreSQL's, then PgBouncer's."""
 _READ_ONLY = "25006"  # a failover left the connection on a standby
 _WRITES_NOTHING = (
     "is read-only, as a standby is or with default_transaction_read_only = on;"

@@ -476,6 +476,11 @@ def test_batches_that_nobody_has_looked_after() -> None:
         ),
         ('is not available: could not extend file "base/5/1249": … (SQLSTATE 53100)', "Free space "),
         ("is not available: FATAL:  no more connections allowed (max_client_conn)", "Raise the pooler's "),
+        ("is not available: FATAL:  query_wait_timeout", "The pooler answers "),
+        (
+            "is not available: server login has been failing, try again later (server_login_retry)",
+            "The pooler answers ",
+        ),
         ("is not available: FATAL:  the database system is starting up", "Wait "),
         ("is not available: FATAL:  the database system is shutting down", "Wait "),
         ("is not available: terminated (SQLSTATE 57P01)", "Wait "),

@@ -232,6 +232,10 @@ class TestWords:
             'too many connections for role "jsworker"',
             "terminating connection due to administrator command",
             "no more connections allowed (max_client_conn)",
+            "query_wait_timeout",
+            "server login has been failing, try again later (server_login_retry)",
+            "pgbouncer cannot connect to server",
+            "client_login_timeout (server down)",
         ],
     )
     def test_a_refusal_that_ends_by_itself(self, reason: str) -> None:
