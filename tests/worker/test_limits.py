@@ -500,3 +500,30 @@ async def test_no_more_held_jobs_are_claimed_than_there_is_room_for(
     assert not running.events.of("job.released")
     release.set()
     await ended(rows, 62)
+
+
+async def test_freed_keys_that_wait_for_an_admission_get_the_room_that_it_leaves(
+    client: JobClient, rows: Rows, make_settings: Callable[..., Settings], start: StartWorker
+) -> None:
+    release = asyncio.Event()
+
+    async def process(_: Job[Any]) -> None:
+        await release.wait()
+
+    settings = make_settings(concurrency=2, scan_interval=600.0, stale_threshold=3600.0, ack_wait=7200.0)
+    running = await start(scripted(process, limit=Limit(100)), with_settings=settings)
+    await client.enqueue_many("elsewhere", [{}] * 6, delay=3600)
+    await rows.query(
+        "UPDATE jsworker.jobs SET kind = %s, run_at = NULL, held_by = 'limit', held_at = now(),"
+        " limit_key = '' WHERE kind = 'elsewhere'",
+        KIND,
+    )
+    pipeline = running.worker._components.pipeline
+    async with pipeline.states[KIND].admitting:
+        twice = [asyncio.create_task(pipeline._admit(pipeline.of_kind[KIND], [""])) for _ in range(2)]
+        await asyncio.sleep(0)  # both have found room for two
+    await asyncio.gather(*twice)
+    assert len(running.worker._context.in_flight.runs) == 2
+    release.set()
+    await ended(rows, 6)
+    assert not running.events.of("job.released")

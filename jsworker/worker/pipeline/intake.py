@@ -231,51 +231,56 @@ class Consumer:
         finally:
             self.state.plain_claims -= 1
 
-    async def claim_freed(self, keys: Collection[str]) -> list[Run]:
-        """Claim held jobs of keys while there is room, wake the rest for other workers; return the runs."""
+    async def claim_freed(self, keys: Collection[str]) -> tuple[list[Run], bool]:
+        """Claim held jobs of keys while there is room; return the runs, and whether others may take the rest."""
         runs: list[Run] = []
+        room = 0
         if not self._context.health.up:  # the sweep finds them later
-            return runs
-        if (room := self.room()) > 0:
+            return runs, False
+        if self.room() > 0:
             # A job that is being claimed now is not found, but may be held a moment later.
             self.state.freed_meanwhile.update(keys)
-            try:
-                runs = await self._admitted(keys=keys, most=room)
-            except RowRefused:  # wake the jobs: the refused one is then claimed alone and set aside
-                room = 0
+            async with self.state.admitting:
+                if (room := self.room()) > 0:  # an admission before this one may have used it
+                    try:
+                        runs = await self._admit_some(keys=keys, most=room)
+                    except RowRefused:  # wake the jobs: the refused one is then claimed alone and set aside
+                        room = 0
         if not any(each.consumer.kind is self.kind for each in self._in_flight.claiming.values()):
             self.state.freed_meanwhile.clear()
-        if len(runs) >= room:
-            await self._wake(keys)
-        elif self.state.is_rated:  # the remaining jobs wait for a token, not for a slot
-            self._context.held.notify()
-        return runs
+        is_full = len(runs) >= room
+        if self.state.is_rated and not is_full:
+            self._context.held.notify()  # the remaining jobs wait for a token, not for a slot
+        return runs, is_full
 
-    async def _admitted(self, ids: Sequence[UUID] = (), **what: Any) -> list[Run]:
-        """Claim jobs by admission, one call after the other, and return the runs.
+    async def _admitted(self, ids: Sequence[UUID]) -> list[Run]:
+        """Claim jobs by admission, one call after the other, and return the runs."""
+        async with self.state.admitting:
+            if not (ids := self.undecided(ids)):  # an earlier admission has claimed them
+                return []
+            # Jobs that were held before may have been claimed in place of these and use their room.
+            room = len(ids) + self._slots.room(self.kind, **self._place)
+            if room <= 0:
+                self._put_off(ids, 0.0)
+                return []
+            return await self._admit_some(ids, most=min(len(ids), room))
+
+    async def _admit_some(self, ids: Sequence[UUID] = (), **what: Any) -> list[Run]:
+        """Claim jobs by the admission that is under way, and return the runs.
 
         An admission may claim jobs that were not asked for, so a read-back could not tell two of them apart.
         """
-        async with self.state.admitting:
-            if ids:
-                if not (ids := self.undecided(ids)):  # an earlier admission has claimed them
-                    return []
-                # Jobs that were held before may have been claimed in place of these and use their room.
-                room = len(ids) + self._slots.room(self.kind, **self._place)
-                if room <= 0:
-                    self._put_off(ids, 0.0)
-                    return []
-                what["most"] = min(len(ids), room)
-            besides = self._in_hand().difference(ids)
-            ask = partial(admission.admit, self._context.database, ids=ids, besides=besides, **what)
-            return await self._adopt(ask, ids, besides=besides)
+        besides = self._in_hand().difference(ids)
+        ask = partial(admission.admit, self._context.database, ids=ids, besides=besides, **what)
+        return await self._adopt(ask, ids, besides=besides)
 
     @property
     def _goes_by_admission(self) -> bool:
         """Whether claims go by admission: keys are counted, or one was just freed."""
         return self.state.is_limited or self.state.admitting.locked()
 
-    async def _wake(self, keys: Collection[str]) -> None:
+    async def wake(self, keys: Collection[str]) -> None:
+        """Queue held jobs of keys that may begin now, for other workers."""
         with self._context.noting(f"held jobs of {self.kind.name}"):
             await wake_held(self._context, self.kind.name, keys)
 

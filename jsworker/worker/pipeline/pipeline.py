@@ -141,7 +141,10 @@ class Pipeline:
         self._context.room.notify()  # refused messages make room, without the end of a run
 
     async def _admit(self, consumer: Consumer, keys: Collection[str]) -> None:
-        self._wait_for_slots(await consumer.claim_freed(keys))
+        runs, is_full = await consumer.claim_freed(keys)
+        self._wait_for_slots(runs)  # before another admission counts the room
+        if is_full:
+            await consumer.wake(keys)
 
     # --- Slots: as many runs as there are slots execute, the others wait. ---
 
