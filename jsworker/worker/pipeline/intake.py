@@ -232,7 +232,7 @@ class Consumer:
             self.state.plain_claims -= 1
 
     async def claim_freed(self, keys: Collection[str]) -> tuple[list[Run], bool]:
-        """Claim held jobs of keys while there is room; return the runs and whether others may take the rest."""
+        """Claim held jobs of keys while there is room; return them and whether others may take the rest."""
         runs: list[Run] = []
         room = 0
         if not self._context.health.up:  # the sweep finds them later
