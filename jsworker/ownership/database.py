@@ -194,7 +194,7 @@ class Database:
             raise
         if not done:
             self._give_up(task)
-            raise DatabaseTimeout(f"PostgreSQL at {self.place} did not answer within {round(seconds, 2):g} s")
+            raise DatabaseTimeout(f"PostgreSQL at {self.place} did not answer within {round(seconds, 3):g} s")
         try:
             return task.result()
         except DRIVER_ERRORS as error:

@@ -70,7 +70,7 @@ DRIVER_ERRORS: Final = (psycopg.Error, OSError, UnicodeError, NotImplementedErro
 _LONGEST_INTEGER: Final = 4_000
 """Digits; Python refuses to read more than 4,300."""
 _SPARE_SECONDS: Final = 10.0
-"""A connection of the overflow that nobody has needed for so long is closed when the next one comes back."""
+"""A connection of the overflow that was not used for so long is closed when the next one comes back."""
 _LATE_SECONDS: Final = 5.0
 """A connection may be made so long after its statement was given up."""
 DIALECT: Final = dialect.dialect()  # type: ignore[no-untyped-call] # SQLAlchemy has not typed its dialects
@@ -217,7 +217,7 @@ class Pool:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
             # If every statement that is given up took its half-made connection with it, an overloaded server
-            # would make nothing but connections that nobody waits for any more, and stay overloaded by that.
+            # would make nothing but connections that no statement waits for any more, and stay overloaded by that.
             with suppress(*DRIVER_ERRORS):  # TimeoutError is an OSError
                 async with asyncio.timeout(_LATE_SECONDS):
                     await self._keep_or_close(await making)

@@ -165,6 +165,7 @@ async def test_behind_a_pooler_nothing_is_prepared_and_no_session_is_changed(dat
 async def test_connections_that_nobody_needs_any_more_are_closed(
     database_url: str, sql: Sql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pool, "_SPARE_SECONDS", 3600.0)
     database = Database(database_url, statement_timeout=30.0, pool_size=2)
     try:
         await asyncio.gather(*(database.run(SLEEP) for _ in range(9)))  # more than there may be

@@ -17,7 +17,7 @@ from jsworker.worker.maintenance import admissions
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, Gate, echo, scripted
 from tests.worker.rows import Rows
-from tests.worker.running import StartWorker
+from tests.worker.running import Running, StartWorker
 
 
 class Crowd:
@@ -471,10 +471,10 @@ async def test_messages_of_a_limited_kind_do_not_wait_for_the_runs_before_them(
     await ended(rows, 6)
 
 
-async def test_no_more_held_jobs_are_claimed_than_there_is_room_for(
-    client: JobClient, rows: Rows, make_settings: Callable[..., Settings], start: StartWorker
-) -> None:
-    """As right after a limit was raised: the message of a new job brings jobs that were held before it."""
+async def start_with_held_jobs(
+    client: JobClient, rows: Rows, make_settings: Callable[..., Settings], start: StartWorker, number: int
+) -> tuple[Running, asyncio.Event]:
+    """Start a worker with two slots whose limit was just raised; the event lets its jobs end."""
     release = asyncio.Event()
 
     async def process(_: Job[Any]) -> None:
@@ -482,12 +482,20 @@ async def test_no_more_held_jobs_are_claimed_than_there_is_room_for(
 
     settings = make_settings(concurrency=2, scan_interval=600.0, stale_threshold=3600.0, ack_wait=7200.0)
     running = await start(scripted(process, limit=Limit(100)), with_settings=settings)
-    await client.enqueue_many("elsewhere", [{}] * 60, delay=3600)
+    await client.enqueue_many("elsewhere", [{}] * number, delay=3600)
     await rows.query(
         "UPDATE jsworker.jobs SET kind = %s, run_at = NULL, held_by = 'limit', held_at = now(),"
         " limit_key = '', queued_at = now() - interval '1 hour' WHERE kind = 'elsewhere'",
         KIND,
     )
+    return running, release
+
+
+async def test_no_more_held_jobs_are_claimed_than_there_is_room_for(
+    client: JobClient, rows: Rows, make_settings: Callable[..., Settings], start: StartWorker
+) -> None:
+    """The message of a new job brings jobs that were held before it."""
+    running, release = await start_with_held_jobs(client, rows, make_settings, start, 60)
     await client.enqueue_many(KIND, [{}] * 2)
     await running.events.told("job.started", times=2)
     in_flight = running.worker._context.in_flight
@@ -505,19 +513,7 @@ async def test_no_more_held_jobs_are_claimed_than_there_is_room_for(
 async def test_freed_keys_that_wait_for_an_admission_get_the_room_that_it_leaves(
     client: JobClient, rows: Rows, make_settings: Callable[..., Settings], start: StartWorker
 ) -> None:
-    release = asyncio.Event()
-
-    async def process(_: Job[Any]) -> None:
-        await release.wait()
-
-    settings = make_settings(concurrency=2, scan_interval=600.0, stale_threshold=3600.0, ack_wait=7200.0)
-    running = await start(scripted(process, limit=Limit(100)), with_settings=settings)
-    await client.enqueue_many("elsewhere", [{}] * 6, delay=3600)
-    await rows.query(
-        "UPDATE jsworker.jobs SET kind = %s, run_at = NULL, held_by = 'limit', held_at = now(),"
-        " limit_key = '' WHERE kind = 'elsewhere'",
-        KIND,
-    )
+    running, release = await start_with_held_jobs(client, rows, make_settings, start, 6)
     pipeline = running.worker._components.pipeline
     async with pipeline.states[KIND].admitting:
         twice = [asyncio.create_task(pipeline._admit(pipeline.of_kind[KIND], [""])) for _ in range(2)]

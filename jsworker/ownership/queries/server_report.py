@@ -104,8 +104,8 @@ WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relname = 'jobs' AND NO
 ORDER BY what, name
 """)
 
-# Locks that keep others from writing: not those of readers, of VACUUM and of CREATE INDEX CONCURRENTLY. Whoever is
-# neither of the same role nor in pg_read_all_stats does not see since when a transaction has been open.
+# Locks that keep others from writing: not those of readers, of VACUUM and of CREATE INDEX CONCURRENTLY. A
+# login that is neither of the same role nor in pg_read_all_stats does not see how long a transaction has been open.
 HOLDERS = text("""
 SELECT h.transaction, h.pid, p.gid, coalesce(a.usename, p.owner) AS role, h.tables,
   CAST(extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared)) AS double precision) AS seconds,
@@ -126,9 +126,9 @@ LEFT JOIN pg_prepared_xacts AS p ON p.transaction = x.transactionid
 ORDER BY waiting DESC, seconds DESC NULLS LAST LIMIT 20
 """)
 HELD_SECONDS: Final = 30.0
-"""Transactions that hold locks on jsworker's tables are told of from this age on, or if others wait for them."""
+"""Transactions that hold locks on jsworker's tables are reported from this age on, or if others wait for them."""
 _SEEN_SECONDS: Final = 3.0
-"""A transaction whose age is not visible is told of if it is seen again after this time."""
+"""A transaction whose age is not visible is reported if it is seen again after this time."""
 
 Sharing: TypeAlias = Literal["direct", "statement", "transaction", "unclear"]
 """Whether a pooler is in between, and what it lends a server connection for: a statement, a transaction, or
@@ -290,12 +290,14 @@ async def read_schema(database: Database) -> Schema:
 async def read_holders(database: Database) -> list[Holder]:
     """Return transactions that have held locks on the tables for long, or for which others wait."""
     found = [Holder(*row) for row in await database.run(HOLDERS)]
-    told = [one for one in found if one.waiting or (one.seconds is not None and one.seconds >= HELD_SECONDS)]
+    reported = [
+        one for one in found if one.waiting or (one.seconds is not None and one.seconds >= HELD_SECONDS)
+    ]
     if unclear := {one.transaction for one in found if one.seconds is None and not one.waiting}:
         await asyncio.sleep(_SEEN_SECONDS)
         again = [Holder(*row) for row in await database.run(HOLDERS)]
-        told += [one for one in again if one.transaction in unclear]
-    return told
+        reported += [one for one in again if one.transaction in unclear]
+    return reported
 
 
 async def read_link(database: Database) -> Link:
