@@ -511,8 +511,16 @@ async def test_no_more_held_jobs_are_claimed_than_there_is_room_for(
 
 
 async def test_freed_keys_that_wait_for_an_admission_get_the_room_that_it_leaves(
-    client: JobClient, rows: Rows, make_settings: Callable[..., Settings], start: StartWorker
+    client: JobClient,
+    rows: Rows,
+    make_settings: Callable[..., Settings],
+    start: StartWorker,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    async def wake_none(*_: object) -> None:
+        """The second admission would find nothing held if the first one's wake were faster."""
+
+    monkeypatch.setattr("jsworker.worker.pipeline.intake.wake_held", wake_none)
     running, release = await start_with_held_jobs(client, rows, make_settings, start, 6)
     pipeline = running.worker._components.pipeline
     async with pipeline.states[KIND].admitting:
