@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.campaign import Plan, run
-from tests.security.least_rights import LEAST
+from tests.security.least_rights import least_rights
 
 NEMESES = (
     "sigkill_child",
@@ -39,8 +39,9 @@ def logs_in(folder: Path) -> str:
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 async def test_no_fault_of_a_short_run_loses_a_job_or_completes_one_twice(tmp_path: Path) -> None:
-    plan = Plan(seed=SEED, kills=KILLS, only=NEMESES, rate=12.0, breath_seconds=1.0)
-    result = await run(plan, tmp_path, lambda _what, _share: None, LEAST)
+    plan = Plan(seed=SEED, kills=KILLS, only=NEMESES, rate=8.0, kill_seconds=2.4, slowed=3.0)
+    access = least_rights(plan.times["ack_wait"])
+    result = await run(plan, tmp_path, lambda _what, _share: None, access)
     print(f"seed {SEED}: {result}")  # noqa: T201 -- all that is known of a red run
     assert result["findings"] == {}
     assert result["process_kills"] >= KILLS

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 
 from jsworker.core.errors import JsworkerError
 from jsworker.core.events import Events
@@ -12,7 +13,6 @@ from jsworker.ownership.transitions.workers import installation_id
 from jsworker.ownership.upgrading import upgrade_database
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.message import consumer_of
-from tests.faults.campaign import TIME_SCALE
 from tests.faults.records import ROLE, prepare
 from tests.faults.stores import PREFIX, STREAM, Access, Stores
 from tests.faults.workload import KINDS
@@ -36,14 +36,14 @@ def migrate(stores: Stores) -> None:
     prepare(stores.admin_url, rights="")
 
 
-async def operate(stores: Stores) -> None:
+async def operate(stores: Stores, ack_wait: float) -> None:
     """Make stream and consumers, and again after they were lost: what the operator's user is for."""
     settings = Settings(
         database_url=stores.url_of(ROLE),
         nats_url=stores.nats_url,
         stream=STREAM,
         subject_prefix=PREFIX,
-        ack_wait=TIME_SCALE["ack_wait"],
+        ack_wait=ack_wait,
         **nats_user("operator"),
     )
     while True:
@@ -66,12 +66,14 @@ async def ensure(settings: Settings) -> None:
         await stream.close()
 
 
-LEAST = Access(
-    fleet=nats_user("worker"),
-    producers=nats_user("producer"),
-    harness=HARNESS,
-    producer_role=LOGINS["producer"],
-    nats_config=with_passwords(nats_permissions(stream=STREAM, prefix=PREFIX)),
-    migrate=migrate,
-    operate=operate,
-)
+def least_rights(ack_wait: float) -> Access:
+    """Return the least rights that are shipped, for consumers with an ``ack_wait`` of so many seconds."""
+    return Access(
+        fleet=nats_user("worker"),
+        producers=nats_user("producer"),
+        harness=HARNESS,
+        producer_role=LOGINS["producer"],
+        nats_config=with_passwords(nats_permissions(stream=STREAM, prefix=PREFIX)),
+        migrate=migrate,
+        operate=partial(operate, ack_wait=ack_wait),
+    )
