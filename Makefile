@@ -91,7 +91,7 @@ check: $(VENV)/.project ## Check format, lint, types, layers, spelling and known
 
 chaos: $(VENV)/.project ## Kill 1,000 processes, break everything else, publish what came of the jobs. About an hour.
 	@mkdir -p $(dir $(CHAOS)) docs && rm -f $(CHAOS)
-	$(BIN)/python -m tests.faults --kills 300 --every 2.4 --rate 20 --json $(CHAOS) $(ARGS)
+	$(BIN)/python -m tests.faults --kills 300 --every 2.4 --rate 20 --slowed 2 --json $(CHAOS) $(ARGS)
 	$(BIN)/python -m tests.faults --kills 60 --every 6 --rate 20 --only $(KILLS) --json $(CHAOS)
 	$(BIN)/python -m tests.faults --cluster --kills 10 --json $(CHAOS)
 	$(BIN)/python -m tests.faults --only none --seconds 600 --json $(CHAOS)

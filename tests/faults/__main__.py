@@ -33,6 +33,7 @@ def main() -> int:
         rate=options.rate,
         cluster=options.cluster,
         kill_seconds=options.every,
+        slowed=options.slowed,
     )
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
@@ -72,6 +73,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60.0, help="length of the kill phase")
     parser.add_argument("--kills", type=int, help="faults of the kill phase, instead of its length")
     parser.add_argument("--every", type=float, default=1.2, help="seconds from one kill to the next")
+    parser.add_argument(
+        "--slowed", type=float, default=1.0, help="factor for the fleet's times, for a crowded machine"
+    )
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="of dice and workload")
     parser.add_argument(
         "--only", nargs="*", default=[], choices=names, metavar="NEMESIS", help=", ".join(names)

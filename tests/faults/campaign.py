@@ -176,6 +176,7 @@ async def run(plan: Plan, folder: Path, progress: Progress, access: Access = EVE
     planned = {
         "rate": plan.rate,
         "kill_seconds": plan.kill_seconds if plan.kill_names else None,
+        "slowed": plan.slowed,
         "must_see": sorted(plan.must_see),
     }
     return {"ok": verdict.ok, **planned, "seed": plan.seed, **surroundings(), **figures(history, verdict)}

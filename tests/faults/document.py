@@ -30,6 +30,7 @@ busy.
 _CALM_SECONDS = 3.0
 _COUNTS = (
     ("jobs a second", "rate"),
+    ("times longer than in the time scale above", "slowed"),
     ("jobs", "jobs"),
     ("processes killed", "process_kills"),
     ("jobs lost", "lost"),

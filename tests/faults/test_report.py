@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.faults.campaign import EVERY_PATH, Plan
+from tests.faults.campaign import EVERY_PATH, TIME_SCALE, Plan, fleet_settings
 from tests.faults.checker import check
 from tests.faults.document import document
 from tests.faults.figures import figures
@@ -24,7 +24,7 @@ from tests.faults.test_checker import HEARTBEAT, recovered
 
 def result_of(history: History) -> dict[str, object]:
     verdict = check(history, heartbeat_interval=HEARTBEAT)
-    planned = {"rate": 20.0, "kill_seconds": 1.2, "must_see": sorted(history.must_see)}
+    planned = {"rate": 20.0, "kill_seconds": 1.2, "slowed": 3.0, "must_see": sorted(history.must_see)}
     return {"ok": verdict.ok, **planned, "seed": 42, **surroundings(), **figures(history, verdict)}
 
 
@@ -47,6 +47,13 @@ def test_the_report_tells_which_paths_the_verdict_demanded() -> None:
     assert "had to be seen: reset: stale" in document([result_of(history)])
     history.must_see = frozenset()
     assert "had to be seen: none: not a long run" in printed(history)
+
+
+def test_the_page_says_how_much_longer_the_times_of_a_run_were() -> None:
+    assert "| times longer than in the time scale above | 3.0 |" in document([result_of(recovered())])
+    times = Plan(seed=1, slowed=3.0).times
+    assert times == {name: 3.0 * seconds for name, seconds in TIME_SCALE.items()}
+    assert fleet_settings(Plan(seed=1, slowed=3.0)).items() >= times.items()
 
 
 def test_paths_are_demanded_of_long_runs_only() -> None:
