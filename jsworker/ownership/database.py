@@ -43,6 +43,12 @@ SELECT CAST((SELECT system_identifier FROM pg_control_system()) AS text) AS syst
   CASE WHEN pg_is_in_recovery() THEN NULL ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END AS timeline
 """)
 
+_HIDDEN = text("""
+SELECT c.relname FROM pg_class AS c
+WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relrowsecurity AND row_security_active(c.oid)
+  AND NOT EXISTS (SELECT FROM pg_policy AS p WHERE p.polrelid = c.oid)
+ORDER BY c.relname
+""")
 _NO_SUCH_TABLE = frozenset({"42P01", "3F000"})
 _CONFLICT_TRIES = 5
 _END_AFTER = 2
@@ -210,6 +216,10 @@ class Database:
             rows = ()
         self.revision = rows[0].version_num if rows else None
         return self.revision
+
+    async def hidden_tables(self) -> list[str]:
+        """Return the names of tables whose rows PostgreSQL's row-level security hides from this login, all of them."""
+        return [row.relname for row in await self.run(_HIDDEN)]
 
     async def check_usable(self) -> str:
         """Refuse a database that this version cannot work with: as ``check_session`` and ``check_level``."""

@@ -124,3 +124,29 @@ async def test_a_role_that_may_not_ask_is_told_of_once(database_url: str) -> Non
                 assert watched.health.up  # everything else goes on
         finally:
             connection.execute("DROP ROLE unlucky")
+
+
+async def test_row_level_security_that_hides_all_rows_is_told_of(database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE filtered LOGIN")
+        connection.execute("GRANT USAGE ON SCHEMA jsworker TO filtered")
+        connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA jsworker TO filtered")
+        connection.execute("GRANT EXECUTE ON FUNCTION pg_control_system() TO filtered")
+        try:
+            async with connected(as_role(database_url, "filtered")) as database:
+                watched = Watched(database)
+                assert await watched.look() == []
+                connection.execute("ALTER TABLE jsworker.jobs ENABLE ROW LEVEL SECURITY")
+                [degraded] = await watched.look()
+                assert degraded.fields["what"] == "row-level security"
+                *_, statement = degraded.fields["reason"].split(": ")
+                assert "hides every row of jobs from this login" in degraded.fields["reason"]
+                connection.execute("CREATE POLICY everything ON jsworker.jobs USING (true)")
+                await watched.look()
+                connection.execute("DROP POLICY everything ON jsworker.jobs")
+                assert len(await watched.look()) == 2  # it was over in between
+                connection.execute(statement.encode())
+                assert await database.hidden_tables() == []
+        finally:
+            connection.execute("DROP OWNED BY filtered")
+            connection.execute("DROP ROLE filtered")

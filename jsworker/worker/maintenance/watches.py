@@ -55,6 +55,8 @@ class DatabaseWatch:
         with suppress(DatabaseUnavailable, DatabaseRefused):  # heartbeats fail likewise, and report it
             advice = upgrade_advice(await self._context.database.migrated_to())
             self._context.complaints.note("schema", self.misfit or advice)
+            hidden = await self._context.database.hidden_tables()
+            self._context.complaints.note("row-level security", _hides(hidden) if hidden else None)
 
     def _compare(self, found: DatabaseHistory) -> None:
         last, self._last = self._last, found
@@ -70,6 +72,11 @@ class DatabaseWatch:
     def _report_failover(self, what: str, was: object, now: object) -> None:
         self._context.events.emit("database.changed", **{"what": what, "was": was, "is": now})
         self._on_failover()
+
+
+def _hides(tables: Sequence[str]) -> str:
+    disable = "; ".join(f'ALTER TABLE jsworker."{name}" DISABLE ROW LEVEL SECURITY' for name in tables)
+    return f"row-level security hides every row of {', '.join(tables)} from this login: {disable}"
 
 
 async def follow_the_clock(context: WorkerContext) -> None:
