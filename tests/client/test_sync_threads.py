@@ -105,17 +105,23 @@ def test_closing_cuts_off_the_calls_of_other_threads(settings: Settings) -> None
 
 
 def interrupt(call: Callable[[], Any], client: SyncJobClient) -> None:
-    """Send this thread Ctrl-C once the call is under way."""
-    main = threading.get_ident()
+    """Send this thread Ctrl-C once the call is under way.
+
+    And again after a while: Python does not notice a signal that comes just before a thread begins to wait.
+    """
+    main, interrupted = threading.get_ident(), threading.Event()
 
     def send() -> None:
         soon(lambda: bool(tasks_of(client)))
-        signal.pthread_kill(main, signal.SIGINT)
+        while not interrupted.is_set():
+            signal.pthread_kill(main, signal.SIGINT)
+            interrupted.wait(10.0)
 
     thread = threading.Thread(target=send)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         call()
+    interrupted.set()
     thread.join()
     soon(lambda: not tasks_of(client))
 
