@@ -268,16 +268,22 @@ async def _act(action: ActionRoute, request: Request) -> Response:
             return refused
         _check_text(form.multi_items())
         if form.get("confirmed") == "yes":
-            done = await action.act(visit, form)
-            if isinstance(done, Done):
-                return _redirect(done)
-            return _question(visit, tokens, done)
+            return await _perform(action, visit, tokens, form)
     else:
         _check_text(visit.query)
         form = FormData(list[tuple[str, str | UploadFile]](request.query_params.multi_items()))
     async with request.app.state.reading:
         question = await action.ask(visit, form)
     return _question(visit, tokens, question)
+
+
+async def _perform(action: ActionRoute, visit: Visit, tokens: CsrfTokens, form: FormData) -> Response:
+    """Act, and lead to the page that shows it; or ask again."""
+    try:
+        done = await action.act(visit, form)
+    except DatabaseUnavailable as error:
+        return _error(visit, 503, " ".join(lines_of(error)), may_be_done=not _writes_nothing(error))
+    return _redirect(done) if isinstance(done, Done) else _question(visit, tokens, done)
 
 
 def _refused_unread(request: Request) -> Response | None:
@@ -337,7 +343,12 @@ async def _tell(request: Request, error: Exception) -> Response:
         line = f"there is no page {shown(request.url.path)}" if status == _NO_PAGE else error.detail
     else:
         status, line = _status(error), _line(visit.site, error)
-    return _page(visit, "error.html", {"status": status, "line": line}, status)
+    return _error(visit, status, line)
+
+
+def _error(visit: Visit, status: int, line: str, *, may_be_done: bool = False) -> Response:
+    """Return the page of an error; ``may_be_done``: the answer to an action is missing, not the action."""
+    return _page(visit, "error.html", {"status": status, "line": line, "may_be_done": may_be_done}, status)
 
 
 async def _fail(request: Request, error: Exception) -> Response:  # noqa: ARG001 -- a handler's shape
@@ -367,6 +378,11 @@ def _line(site: Site, error: Exception) -> str:
 def _took_long(error: DatabaseUnavailable) -> bool:
     """Return whether PostgreSQL answered, and worked until the time-out of a statement or of a page."""
     return "57014" in str(error) or "did not answer in time" in str(error)
+
+
+def _writes_nothing(error: DatabaseUnavailable) -> bool:
+    """Return whether PostgreSQL answered that it takes no writes, as a standby does."""
+    return "25006" in str(error)
 
 
 class _Guard:

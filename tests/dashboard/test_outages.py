@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jsworker import JobClient
+from jsworker import Every, JobClient
 from jsworker.core.settings import Settings
 from jsworker.dashboard import dashboard, live
 from tests.dashboard.conftest import PutJob
@@ -15,6 +15,7 @@ from tests.dashboard.test_live import stream_of
 from tests.dashboard.viewer import Viewer
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, proxied
+from tests.worker.rows import Rows
 
 ADDRESSES = ("/", "/jobs", "/failures", "/keys", "/audit", "/jobs/cancel?all=yes", "/kinds/pause?kind=crop")
 
@@ -66,3 +67,33 @@ async def test_an_open_page_says_that_it_is_not_up_to_date_and_recovers(
     await eventually(partial(shows, "resize"))
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_an_action_whose_answer_is_lost_is_not_said_to_have_failed(
+    cuttable: tuple[Proxy, Any], client: JobClient, rows: Rows
+) -> None:
+    proxy, app = cuttable
+    await client.schedules.add("nightly", "resize", Every(days=1))
+    viewer = Viewer(app)
+    question = await viewer.see("/schedules/run-now?name=nightly")
+    lost = proxy.lose_next_answer(b"COMMIT")
+    page = await viewer.press(question, "Run now", status=503)
+    assert lost.done()
+    assert await rows.value("SELECT count(*) FROM jsworker.jobs") == 1
+    assert "It may have been done, or not" in page.text
+    assert "Not now" not in page.text
+    assert page.links["Audit"] == "/audit"
+
+
+async def test_a_database_that_takes_no_writes_has_done_nothing(
+    settings: Settings, put: PutJob, rows: Rows
+) -> None:
+    job_id = await put("queued")
+    url = f"{settings.database_dsn()}?options=-c%20default_transaction_read_only%3Don"
+    given = {name: getattr(settings, name) for name in settings.model_fields_set - {"nats_url"}}
+    async with JobClient(Settings(**{**given, "database_url": url})) as client:
+        viewer = Viewer(dashboard(client))
+        page = await viewer.press(await viewer.see(f"/jobs/{job_id}/cancel"), "Cancel", status=503)
+    assert "Not now" in page.text
+    assert "is read-only" in page.text
+    assert (await rows.job(job_id))["status"] == "queued"
