@@ -66,7 +66,8 @@ def retry(
     Example: `jsworker retry --kind count-words --error "connection refused"`
     """
     wanted = _filter("retry", ("failed", "cancelled"), status, kind, priority=priority, error=error)
-    return _perform("retry", _retry, ids, wanted, yes=yes, as_json=as_json)
+    action = partial(_retry, statuses=wanted.statuses if wanted else None)
+    return _perform("retry", action, ids, wanted, yes=yes, as_json=as_json)
 
 
 @app.command()
@@ -233,13 +234,30 @@ async def _pages(database: Database, known: Found, wanted: Selection | None) -> 
             remark(f"no job matches: {_in_words(wanted)}")
 
 
-async def _retry(database: Database, found: Found, entry: AuditEntry) -> AsyncIterator[ActionOutcome]:
-    done = await control.retry_all(database, [job_id for job_id, _ in found], entry=entry)
+async def _retry(
+    database: Database, found: Found, entry: AuditEntry, *, statuses: Sequence[str] | None
+) -> AsyncIterator[ActionOutcome]:
+    """Retry these jobs; with ``statuses``, only those that still have one of them, and have not run since."""
+    seen = {} if statuses is None else await listing.look_up(database, [job_id for job_id, _ in found])
+    left = {
+        job_id: why
+        for job_id, token in found
+        if job_id in seen and (why := _changed(seen[job_id], token, statuses or ()))
+    }
+    done = await control.retry_all(database, [each for each, _ in found if each not in left], entry=entry)
     for job_id, _ in found:
-        if job_id in done.refused:
+        if job_id in left:
+            yield refused(job_id, left[job_id], has_changed=True)
+        elif job_id in done.refused:
             yield refused(job_id, done.refused[job_id])
         else:
             yield ActionOutcome(job_id, "queued")
+
+
+def _changed(job: listing.SeenJob, token: int | None, statuses: Sequence[str]) -> str | None:
+    if job.status not in statuses:
+        return f"job {job.id} is {job.status} by now"
+    return None if token == job.fencing_token else f"job {job.id} has run again since it was found"
 
 
 async def _cancel(

@@ -325,6 +325,30 @@ class TestChoice:
         ]
         assert (status(sql, claimed), read_job(sql, claimed)["cancel_requested"]) == ("processing", False)
 
+    def test_failed_jobs_that_others_have_acted_on_by_then_are_not_retried(
+        self, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cancelled, ran, failed = (insert_job(sql, "failed") for _ in range(3))
+
+        def think(_: int = -1) -> str:
+            again = {**STATES["queued"], "dispatch": 2, "finished_at": None, "failure_reason": None}
+            change_job(sql, cancelled, **again, status="queued")
+            change_job(sql, cancelled, status="cancelled", finished_at=NOW)
+            change_job(sql, ran, fencing_token=2)
+            return "y\n"
+
+        keyboard = Keyboard()
+        monkeypatch.setattr(keyboard, "readline", think)
+        monkeypatch.setattr("sys.stdin", keyboard)
+        found = cli("retry", "--kind", "count-lines")
+        assert (found.code, found.lines) == (1, [f"{failed} queued"])
+        assert [error.rpartition("] ")[2] for error in found.errors] == [
+            f"job {cancelled} is cancelled by now",
+            f"job {ran} has run again since it was found",
+            "2 jobs were left out: they had changed since they were found",
+        ]
+        assert [status(sql, each) for each in (cancelled, ran)] == ["cancelled", "failed"]
+
     def test_ctrl_c_at_the_question_ends_at_once(
         self, sql: Sql, tmp_path: Path, cli_environment: Mapping[str, str]
     ) -> None:

@@ -90,9 +90,25 @@ async def test_a_run_that_began_after_the_question_is_not_taken_back(
     assert "0 jobs taken back; 1 refused" in page.text
     assert "has begun another run" in page.text
     assert (await rows.job(job_id))["status"] == "processing"
-    for token in ("x", f"{job_id}:-1", f"{job_id}:{10**20}"):
+    for seen in ("x", f"{job_id}:processing:-1", f"{job_id}:processing:{10**20}", f"{job_id}:x:1"):
         wrong = await viewer.see(f"/jobs/{job_id}/clear")
-        await viewer.press(wrong, "Take back", {"reason": "it hangs", "token": token}, status=400)
+        await viewer.press(wrong, "Take back", {"reason": "it hangs", "seen": seen}, status=400)
+
+
+async def test_a_job_that_others_have_acted_on_since_the_question_is_not_retried(
+    viewer: Viewer, client: JobClient, put: PutJob, rows: Rows
+) -> None:
+    cancelled, ran, failed = [await put("failed") for _ in range(3)]
+    page = await viewer.see("/jobs", status="failed")
+    question = await viewer.press(page, "Retry", {"id": [str(each) for each in (cancelled, ran, failed)]})
+    await client.retry(cancelled)
+    await client.cancel(cancelled)
+    await rows.query("UPDATE jsworker.jobs SET fencing_token = fencing_token + 1 WHERE id = %s", ran)
+    page = await viewer.press(question, "Retry 3 jobs")
+    assert "1 job retried; 2 refused" in page.text
+    assert f"job {cancelled} is cancelled, and was acted on or has run since you were asked" in page.text
+    found = [(await rows.job(each))["status"] for each in (cancelled, ran, failed)]
+    assert found == ["cancelled", "failed", "queued"]
 
 
 async def test_priority_and_time_are_set(viewer: Viewer, put: PutJob, rows: Rows, client: JobClient) -> None:

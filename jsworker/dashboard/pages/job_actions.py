@@ -20,6 +20,8 @@ from jsworker.dashboard.filters import plural
 from jsworker.dashboard.pages.jobs import NAMES, POSSIBLE, JobSearch, instant
 from jsworker.dashboard.visit import Done, Question, Visit, WrongFilter, is_short_number
 from jsworker.ownership.queries import listing
+from jsworker.ownership.queries.listing import SeenJob
+from jsworker.ownership.schema import STATUSES
 from jsworker.ownership.transitions import control, priorities, reset
 from jsworker.ownership.transitions.audit import AuditEntry
 from jsworker.ownership.transitions.priorities import Changed
@@ -55,9 +57,9 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
     ids = _ids(visit, form)
     if ids:
         values = [("id", str(each)) for each in ids]
-        if verb == "clear":  # a job that runs anew by the time of the answer is left alone
+        if verb in {"clear", "retry"}:  # a job that has run by the time of the answer is left alone
             seen = await listing.look_up(visit.site.reads, ids)
-            values += [("token", f"{each.id}:{each.fencing_token}") for each in seen.values()]
+            values += [("seen", ":".join(map(str, each))) for each in seen.values()]
         jobs, is_all = len(ids), True
         which = f" This affects job {ids[0]}." if len(ids) == 1 else ""
     else:
@@ -122,7 +124,16 @@ async def _act_on(visit: Visit, verb: str, ids: Sequence[UUID], form: FormData) 
     entry = AuditEntry.of_jobs(verb, ids, actor=visit.access.name)
     match verb:
         case "retry":
-            done = await control.retry_all(database, ids, entry=entry)
+            then, now = _seen(form), await listing.look_up(database, list(ids))
+            left = {
+                each: f"job {each} is {now[each].status}, and was acted on or has run since you were asked"
+                for each in ids
+                if each in now and then.get(each, now[each]) != now[each]
+            }
+            retried = await control.retry_all(
+                database, [each for each in ids if each not in left], entry=entry
+            )
+            done = Changed(retried.changed, retried.refused | left)
         case "priority":
             done = await priorities.set_priorities(database, ids, priority_number(how), entry=entry)
         case "reschedule":
@@ -134,10 +145,10 @@ async def _act_on(visit: Visit, verb: str, ids: Sequence[UUID], form: FormData) 
             changed = [*cancelled.cancelled, *cancelled.requested]
             done = Changed(changed, cancelled.refused | ended | unknown)
         case _:
-            seen, tokens = await listing.look_up(database, list(ids)), _tokens(form)
+            then, now = _seen(form), await listing.look_up(database, list(ids))
             running = [
-                (each.id, tokens.get(each.id, each.fencing_token))
-                for each in seen.values()
+                (each.id, then.get(each.id, each).fencing_token)
+                for each in now.values()
                 if each.status == "processing"
             ]
             taken = await reset.reset_by_operator(database, seen=running, reason=how, entry=entry)
@@ -170,16 +181,19 @@ def _ids(visit: Visit, form: FormData) -> list[UUID]:
         raise WrongFilter("a job's id must be a UUID") from None
 
 
-def _tokens(form: FormData) -> dict[UUID, int]:
-    found: dict[UUID, int] = {}
-    for given in map(str, form.getlist("token")):
-        job_id, _, token = given.partition(":")
-        if not is_short_number(token):
-            raise WrongFilter(f"token={shown(given)} must be ID:NUMBER")
+def _seen(form: FormData) -> dict[UUID, SeenJob]:
+    """Return the jobs as they were when the question was asked."""
+    found: dict[UUID, SeenJob] = {}
+    for given in map(str, form.getlist("seen")):
+        job_id, _, rest = given.partition(":")
+        status, _, token = rest.partition(":")
+        wrong = WrongFilter(f"seen={shown(given)} must be ID:STATUS:NUMBER")
+        if status not in STATUSES or not is_short_number(token):
+            raise wrong
         try:
-            found[UUID(job_id)] = int(token)
+            found[UUID(job_id)] = SeenJob(UUID(job_id), status, int(token))
         except ValueError:
-            raise WrongFilter(f"token={shown(given)} must be ID:NUMBER") from None
+            raise wrong from None
     return found
 
 
