@@ -68,6 +68,10 @@ class Browser:
 
         self._steady(click)
 
+    def click(self, selector: str) -> None:
+        """Click on the first element that a CSS selector finds."""
+        self._steady(lambda: self.find(selector).click())
+
     def type(self, name: str, words: str) -> None:
         """Write into an input, which is emptied before."""
         field = self.find(f'main [name="{name}"]')

@@ -182,6 +182,42 @@ def test_what_was_opened_stays_open_while_the_page_changes(browser: Browser, sho
     assert browser.driver.focused().text == "In words"
 
 
+def test_a_click_into_a_table_does_not_keep_it_from_changing(browser: Browser, shop: Shop) -> None:
+    browser.open("/")
+    browser.shows("send-invoice")
+    browser.click("main tbody td.number")
+    assert browser.run("return document.activeElement.getAttribute('role')") == "region"
+    shop.enqueue("report-after-a-click", {})
+    browser.shows("report-after-a-click")
+
+
+def test_what_was_scrolled_stays_scrolled_while_the_page_changes(browser: Browser, pages: list[str]) -> None:
+    browser.look("light", PHONE)
+    for path in ("/workers", pages[len(PAGES)]):
+        browser.open(path)
+        browser.run(
+            "const all = document.querySelectorAll('main .scroll, main .timeline-scroll');"
+            "window.old = [...all].find((each) => each.scrollWidth > each.clientWidth);"
+            "window.old.scrollLeft = 30; window.name = window.old.getAttribute('aria-label')"
+        )
+        wait_for(lambda: browser.run("return !window.old.isConnected"), lambda: "nothing changes")
+        script = 'return document.querySelector(`[aria-label="${window.name}"]`).scrollLeft'
+        assert (path, browser.run(script)) == (path, 30)
+
+
+def test_a_list_in_which_jobs_are_ticked_says_that_it_is_kept(browser: Browser, shop: Shop) -> None:
+    listed = "return [...document.querySelectorAll('input[name=id]')].map((each) => each.value)"
+    first = str(shop.enqueue("report-to-tick", {}))
+    browser.open("/jobs?kind=report-to-tick")
+    browser.click("input[name=id]")
+    second = str(shop.enqueue("report-to-tick", {}))
+    browser.shows("Kept as it was at", "boxes are ticked")
+    assert browser.run(listed) == [first]
+    browser.click("input[name=id]")
+    wait_for(lambda: browser.run(listed) == [second, first], lambda: browser.text)
+    wait_for(lambda: "Kept as it was at" not in browser.text, lambda: browser.text)
+
+
 def fail(shop: Shop, number: int) -> list[UUID]:
     """Have so many jobs failed, and no others of their kind."""
     for job in shop.client.list(status="failed", kind="charge-card"):

@@ -1,26 +1,61 @@
 // What pages do beyond HTML; they work without it.
 "use strict";
 
-// A live part does not replace what the viewer is working with: selected text, ticked boxes, the focus. An opened
-// <details> is open again in the new one, which is known by its summary.
+// A live part does not replace what the viewer is working with: selected text, ticked boxes, what has the focus of the
+// keyboard. A click leaves a focus, too, but not one to keep: the part would stay old for as long as nobody clicks
+// elsewhere. An opened <details> is open again in the new part, which is known by its summary, and what was scrolled
+// stays scrolled.
 const summaryOf = (details) => details.querySelector("summary").textContent;
-let opened = [];
-let focused = null;
-document.addEventListener("htmx:sseBeforeMessage", (event) => {
-  const part = event.target;
+const scrollersOf = (part) =>
+  [...part.querySelectorAll('[tabindex="0"]')].map((each, place) => [each.getAttribute("aria-label") ?? place, each]);
+const isInUse = (part) => {
   const selection = document.getSelection();
   const isSelecting = selection && !selection.isCollapsed && part.contains(selection.anchorNode);
+  return isSelecting || part.querySelector("input:checked, :focus-visible:not(summary)") !== null;
+};
+let opened = [];
+let focused = null;
+let scrolled = new Map();
+document.addEventListener("htmx:sseBeforeMessage", (event) => {
+  const part = event.target;
+  if (isInUse(part)) {
+    event.preventDefault();
+    keep(part);
+  }
   const focus = part.contains(document.activeElement) ? document.activeElement : null;
   focused = focus?.matches("summary") ? focus.textContent : null;
-  if (isSelecting || part.querySelector("input:checked") || (focus && focused === null)) event.preventDefault();
   opened = [...part.querySelectorAll("details[open]")].map(summaryOf);
+  scrolled = new Map(scrollersOf(part).map(([name, each]) => [name, [each.scrollLeft, each.scrollTop]]));
 });
 document.addEventListener("htmx:sseMessage", (event) => {
   for (const details of event.target.querySelectorAll("details")) {
     details.open = opened.includes(summaryOf(details));
     if (summaryOf(details) === focused) details.querySelector("summary").focus();
   }
+  for (const [name, each] of scrollersOf(event.target)) [each.scrollLeft, each.scrollTop] = scrolled.get(name) ?? [0, 0];
 });
+
+// Parts that are kept as they are would pass for new ones. When the viewer has done, the stream brings what they missed.
+const KEPT_UNTOLD = 10_000;
+const kept = new Map();
+const keep = (part) => {
+  if (!kept.size) setTimeout(watchKept, 1000);
+  if (!kept.has(part)) kept.set(part, Date.now());
+};
+const watchKept = () => {
+  let isMissing = false;
+  for (const part of kept.keys()) {
+    if (part.isConnected && isInUse(part)) continue;
+    kept.delete(part);
+    isMissing = true;
+  }
+  if (isMissing && !document.hidden) for (const stream of streams) stream.open();
+  const notice = document.querySelector("[data-kept]");
+  const since = Math.min(...kept.values());
+  notice.hidden = Date.now() - since < KEPT_UNTOLD || !kept.size;
+  notice.firstElementChild.textContent = new Date(kept.size ? since : 0).toLocaleTimeString();
+  if (kept.size) setTimeout(watchKept, 1000);
+};
 
 document.addEventListener("change", (event) => {
   if (!event.target.matches("input[data-selects-all]")) return;
