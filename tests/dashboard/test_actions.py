@@ -2,6 +2,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
+import httpx
 import pytest
 from pydantic import BaseModel
 
@@ -55,6 +56,22 @@ async def test_all_that_match_are_acted_on(
     assert (await rows.job(other))["status"] == "failed"
     [action] = await client.audit()
     assert (action.action, action.changed) == ("retry", 60)
+
+
+async def test_jobs_that_are_enqueued_after_the_question_are_left_alone(
+    viewer: Viewer, put: PutJob, rows: Rows, client: JobClient
+) -> None:
+    for _ in range(3):
+        await put("queued", kind="crop")
+    question = await viewer.see("/jobs/cancel?all=yes&kind=crop")
+    assert "Jobs that are enqueued from now on are left alone." in question.text
+    later = await put("queued", kind="crop")
+    page = await viewer.press(question, "Cancel 3 jobs")
+    assert "3 jobs cancelled" in page.text
+    assert httpx.URL(page.address).query == b"kind=crop"
+    assert (await rows.job(later))["status"] == "queued"
+    assert sum(action.changed for action in await client.audit()) == 3
+    await viewer.press(question, "Cancel 3 jobs", {"asked_at": "yesterday"}, status=400)
 
 
 async def test_by_the_list_all_that_match_are_acted_on(viewer: Viewer, put: PutJob, rows: Rows) -> None:

@@ -1,6 +1,7 @@
 """Actions on one job, several, or all that match: retry, cancel, take back, priority, reschedule."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, cast
 from uuid import UUID
 
@@ -26,6 +27,7 @@ from jsworker.ownership.transitions import control, priorities, reset
 from jsworker.ownership.transitions.audit import AuditEntry
 from jsworker.ownership.transitions.priorities import Changed
 from jsworker.ownership.transitions.reschedule import reschedule_all
+from jsworker.ownership.transitions.schedules import database_now
 
 _CLEARED: Final = (
     "Running jobs are taken from their workers and queued again; what their workers still write is refused."
@@ -65,7 +67,8 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
     else:
         values = [("all", "yes"), *((name, str(form[name])) for name in NAMES if form.get(name))]
         jobs, is_all = 0, True
-        which = _in_words(values[1:])
+        which = f"{_in_words(values[1:])} Jobs that are enqueued from now on are left alone."
+        values.append(("asked_at", (await database_now(visit.site.reads)).isoformat()))
         for selected in _selected(verb, visit, form):
             found = await count_jobs(visit.site.reads, selected.selection)
             jobs, is_all = jobs + found.jobs, is_all and found.is_all
@@ -207,7 +210,10 @@ def _selected(verb: str, visit: Visit, form: FormData) -> list[SelectedJobs]:
         raise WrongFilter(
             f"status={search.status}: {verb} acts on jobs that are {' or '.join(POSSIBLE[verb])}"
         )
-    conditions = cast("JobConditions", search.where.values())
+    where, asked_at = search.where, instant("asked_at", str(form.get("asked_at") or ""))
+    if asked_at is not None:  # more jobs may match by the time of the answer than the question has counted
+        where = replace(where, until=min(asked_at, where.until or asked_at))
+    conditions = cast("JobConditions", where.values())
     try:
         return [
             visit.site.client.select(status=status, kind=search.kind, priority=search.priority, **conditions)
