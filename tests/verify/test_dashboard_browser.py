@@ -259,6 +259,15 @@ def test_retry_of_all_that_failed_and_cancelling_one(browser: Browser, shop: Sho
     assert (shop.status(waiting), shop.status(other)) == ("cancelled", "scheduled")
 
 
+def test_a_double_click_enqueues_one_job(browser: Browser, shop: Shop) -> None:
+    count = "SELECT count(*) FROM jsworker.jobs WHERE kind = 'report-of-two-clicks'"
+    for number in range(1, 4):
+        browser.open("/enqueue?kind=report-of-two-clicks")
+        browser.find("main button.primary").double_click()
+        browser.shows("is enqueued")
+        assert shop.value(count) == number
+
+
 def test_acting_on_one_job(browser: Browser, shop: Shop) -> None:
     running = shop.enqueue("encode-video", {"file": "long.mov", "seconds": 1})
     shop.wait_until(running, "processing")

@@ -100,6 +100,14 @@ class Element:
     def click(self) -> None:
         self._chrome.ask("POST", f"{self._path}/click")
 
+    def double_click(self) -> None:
+        pressed = [{"type": "pointerDown", "button": 0}, {"type": "pointerUp", "button": 0}]
+        here = {_ELEMENT: self._path.removeprefix("/element/")}
+        moved = {"type": "pointerMove", "origin": here, "x": 0, "y": 0}
+        pause = {"type": "pause", "duration": 60}
+        mouse = {"type": "pointer", "id": "mouse", "actions": [moved, *pressed, pause, *pressed]}
+        self._chrome.ask("POST", "/actions", actions=[mouse])
+
     def type(self, keys: str) -> None:
         self._chrome.ask("POST", f"{self._path}/value", text=keys)
 

@@ -62,6 +62,17 @@ document.addEventListener("change", (event) => {
   for (const box of event.target.form.querySelectorAll('input[name="id"]')) box.checked = event.target.checked;
 });
 
+// Of a double click the second one would send the form again: two jobs. For a while only, for a viewer may stop a page.
+const SENT_ONCE_WITHIN = 10_000;
+document.addEventListener("submit", (event) => {
+  const form = event.target;
+  if (form.dataset.sent) event.preventDefault();
+  else if (form.method === "post") {
+    form.dataset.sent = "yes";
+    setTimeout(() => delete form.dataset.sent, SENT_ONCE_WITHIN);
+  }
+});
+
 // On a phone the navigation is wider than the page. Not by scrollIntoView, which moves where the first Tab begins.
 const current = document.querySelector(".top nav [aria-current]");
 if (current) {
