@@ -172,7 +172,8 @@ async def test_each_action_needs_its_right(client: JobClient, put: PutJob, rows:
     job_id = await put("queued")
     others = Access(RIGHTS - {action.right}, payloads=True)
     viewer = Viewer(dashboard(client, authorize=lambda _: others))
-    form = (await viewer.see("/jobs")).forms[-1]
+    allowed = "retry" if action.right == "cancel" else "cancel"
+    form = (await viewer.see(f"/jobs/{job_id}/{allowed}")).forms[-1]
     address = action.path.replace("{id:uuid}", str(job_id))
     given = {"confirmed": "yes", "id": str(job_id), "kind": "crop", "payload": "{}", "reason": "x"}
     given |= {"csrf": dict(form.values)["csrf"], "worker": "w", "name": "n", "to": "high"}

@@ -73,7 +73,7 @@ async def test_each_filter_finds_its_job(
     given = {**query, "status": "processing"}
     page = await viewer.see("/jobs", **given)
     assert jobs_of(page) == [str(wanted)]
-    [form] = [each for each in page.forms if each.method == "get"]
+    [form] = [each for each in page.forms if each.action == "/jobs"]
     assert given.items() <= dict(form.values).items()
 
 

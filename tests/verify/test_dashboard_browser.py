@@ -259,6 +259,19 @@ def test_retry_of_all_that_failed_and_cancelling_one(browser: Browser, shop: Sho
     assert (shop.status(waiting), shop.status(other)) == ("cancelled", "scheduled")
 
 
+def test_back_from_an_action_on_ticked_jobs_leads_to_its_question(browser: Browser, shop: Shop) -> None:
+    waiting = shop.enqueue("report-to-cancel", {}, delay=LATER)
+    browser.open("/jobs?kind=report-to-cancel")
+    browser.click("input[name=id]")
+    browser.press("Cancel", within="main form#chosen")
+    browser.press("Cancel 1 job")
+    browser.shows("1 job cancelled")
+    browser.driver.ask("POST", "/back")
+    browser.shows("Cancel 1 job?", str(waiting))
+    browser.press("Cancel 1 job")
+    browser.shows("0 jobs cancelled; 1 refused", "is cancelled already")
+
+
 def test_a_double_click_enqueues_one_job(browser: Browser, shop: Shop) -> None:
     count = "SELECT count(*) FROM jsworker.jobs WHERE kind = 'report-of-two-clicks'"
     for number in range(1, 4):
