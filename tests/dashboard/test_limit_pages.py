@@ -175,6 +175,23 @@ async def test_limits_are_set_and_reset(viewer: Viewer, client: JobClient) -> No
     await viewer.see("/kinds/pause", 400)
 
 
+async def test_limits_that_others_have_changed_are_asked_about_again(
+    viewer: Viewer, client: JobClient
+) -> None:
+    question = await viewer.see("/kinds/set-limits?kind=mail")
+    await client.limits.set("mail", Limit(7), Rate(100, per=60.5))
+    again = await viewer.press(question, "Set", {"running": "3"}, status=422)
+    assert "They have changed since you were asked." in again.text
+    assert "Current limits: 7 at once" in again.text
+    assert (await client.limits.numbers("mail")).max_running == 7
+    page = await viewer.press(again, "Set", {"running": "3"})
+    assert "kind mail: 3 at once" in page.text
+    question = await viewer.see("/kinds/reset-limits?kind=mail")
+    await client.limits.set("mail", Limit(8))
+    await viewer.press(question, "Reset", status=422)
+    assert (await client.limits.numbers("mail")).max_running == 8
+
+
 async def test_keys_are_listed_page_by_page(viewer: Viewer, client: JobClient) -> None:
     for number in range(101):
         await client.limits.set("mail", Limit(1), Rate(5), key=f"tenant-{number:03}")

@@ -1,6 +1,7 @@
 """Actions on kinds and keys: pause, resume, set and reset limits."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
@@ -12,6 +13,7 @@ from jsworker.core.limits import Limit, Rate
 from jsworker.core.names import printable, shown
 from jsworker.dashboard.pages.kinds import in_words
 from jsworker.dashboard.visit import Done, Question, Visit, WrongFilter
+from jsworker.ownership.transitions.limits import Numbers
 
 _LIMITS: Final = (
     "They replace the limits of the class until they are reset; current runs continue."
@@ -32,9 +34,10 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
     word, says = VERBS[verb]
     kind, key = _target(form)
     now = await Limits(visit.site.reads, visit.site.client.settings).numbers(kind, key=key)
+    values = [("kind", kind), *([] if key is None else [("key", key)])]
     if verb.endswith("limits"):
         says = f"{says} Current limits: {in_words(now._asdict()) or 'none'}."
-    values = [("kind", kind), *([] if key is None else [("key", key)])]
+        values.append(("seen", _in_short(now)))
     return Question(
         verb=f"{word} {_named(kind, key)}",
         says=says,
@@ -46,10 +49,14 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
     )
 
 
-async def act(verb: str, visit: Visit, form: FormData) -> Done:
-    """Pause, resume, set or reset."""
+async def act(verb: str, visit: Visit, form: FormData) -> Done | Question:
+    """Pause, resume, set or reset; or ask again, if others have changed the limits since the question."""
     kind, key = _target(form)
     client, actor, named = visit.site.client, visit.access.name, _named(kind, key)
+    seen = form.get("seen")
+    if seen is not None and seen != _in_short(await client.limits.numbers(kind, key=key)):
+        again = await ask(verb, visit, form)
+        return replace(again, says=f"They have changed since you were asked. {again.says}", is_wrong=True)
     match verb:
         case "pause":
             seconds = _number(form, "seconds", least=1, most=LONGEST_DELAY)
@@ -67,6 +74,10 @@ async def act(verb: str, visit: Visit, form: FormData) -> Done:
             await client.limits.reset(kind, key=key, actor=actor)
             says = f"{named}: its limits are reset"
     return Done(says, _back(visit, kind, key))
+
+
+def _in_short(numbers: Numbers) -> str:
+    return ",".join("" if each is None else str(each) for each in numbers)
 
 
 def _target(form: FormData) -> tuple[str, str | None]:
