@@ -214,7 +214,7 @@ class Visit:
 
     def here(self, **changes: Any) -> str:
         """Return the address of this page with values of its query changed; None removes a value."""
-        query = {**dict(self.query), **changes}
+        query = {**dict(reversed(self.query)), **changes}  # of a name given twice the first, as ``get`` does
         return self.url(self.page, query, **self.path)
 
     @property

@@ -77,6 +77,19 @@ async def test_each_filter_finds_its_job(
     assert given.items() <= dict(form.values).items()
 
 
+async def test_of_a_filter_that_is_given_twice_every_part_of_the_page_takes_the_first(
+    viewer: Viewer, put: PutJob
+) -> None:
+    failed = await put("failed")
+    await put("queued")
+    page = await viewer.see("/jobs?status=failed&status=queued")
+    assert jobs_of(page) == [str(failed)]
+    [stream] = [found["sse-connect"] for _, found in page.elements if "sse-connect" in found]
+    assert httpx.URL(stream).params.get_list("status") == ["failed"]
+    [form] = [each for each in page.forms if each.action != "/jobs"]
+    assert dict(form.values)["status"] == "failed"
+
+
 @pytest.mark.parametrize(
     "query",
     [
