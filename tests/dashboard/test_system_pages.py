@@ -118,4 +118,6 @@ async def test_the_audit_lists_who_did_what(client: JobClient) -> None:
     assert "kind kind-0 " not in page.text
     assert "kind kind-0 " in (await viewer.see(page.links["Next page"])).text
     await viewer.see("/audit?after=x", 400)
+    await client.select(status="queued", kind="mail").cancel(actor="ada")
+    assert "jobs kind=mail, status=queued 0 0" in (await viewer.see("/audit")).text
     await viewer.http.aclose()

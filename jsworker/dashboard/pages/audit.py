@@ -39,5 +39,8 @@ def _value(value: Any) -> str:
             count = value.get("of", len(ids)) if isinstance(value, dict) else len(ids)
             return few if len(ids) <= _NAMED else f"{few}, of {count}"
         case dict():
-            return ", ".join(f"{name}={each}" for name, each in value.items() if each is not None)
+            given = {name: each if isinstance(each, list) else [each] for name, each in value.items()}
+            return ", ".join(
+                f"{name}={' or '.join(map(str, some))}" for name, some in given.items() if some != [None]
+            )
     return str(value)
