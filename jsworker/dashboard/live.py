@@ -14,8 +14,8 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 INTERVAL_SECONDS: Final = 2.0
-_RESTING: Final = 9.0
-"""Seconds that the poller sleeps for each second of work, if that is more than the interval."""
+_SHARE: Final = 0.1
+"""All pages together take at most this part of the time, each an equal share."""
 STREAM_SECONDS: Final = 30.0
 """Then a stream ends, so that the browser asks again, maybe with another access, and a server that ends need
 not wait longer."""
@@ -42,6 +42,7 @@ class _Topic:
         self.render = render
         self.viewers = 0
         self.looks = 0
+        self.rests_until = 0.0
         self.changed = asyncio.Event()
         self._newest: dict[str, str] = {}
         self._events: dict[str, tuple[int, str]] = {}
@@ -71,6 +72,8 @@ class Poller:
     def __init__(self, interval: float = INTERVAL_SECONDS) -> None:
         self._interval = interval
         self._topics: dict[Hashable, _Topic] = {}
+        # Of pages that nobody has open: who opens one again and again must not hurry it.
+        self._rests: dict[Hashable, float] = {}
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -83,11 +86,12 @@ class Poller:
 
         The first viewer's ``render`` is used for all viewers of ``what``: it must render the same for each.
         """
+        clock = asyncio.get_running_loop().time
         topic = self._topics.setdefault(what, _Topic(render))
         topic.viewers += 1
+        topic.rests_until = max(topic.rests_until, self._rests.pop(what, 0.0))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._poll())
-        clock = asyncio.get_running_loop().time
         ends_at = clock() + STREAM_SECONDS
         try:
             yield "retry: 1000\n\n"
@@ -104,19 +108,23 @@ class Poller:
             topic.viewers -= 1
             if not topic.viewers:
                 self._topics.pop(what, None)
+                self._rests = {page: until for page, until in self._rests.items() if until > clock()}
+                self._rests[what] = topic.rests_until
 
     async def _poll(self) -> None:
         clock = asyncio.get_running_loop().time
         while self._topics:
-            worked = 0.0
             for topic in list(self._topics.values()):
-                began = clock()
+                if (began := clock()) < topic.rests_until:
+                    continue
                 try:
                     topic.tell(await topic.render())
-                    worked += clock() - began
+                    # By its own work: a page that takes long must not keep the others old.
+                    rest = (clock() - began) * (max(len(self._topics), 1) / _SHARE - 1)
+                    topic.rests_until = clock() + rest
                 except Away as away:
                     topic.tell(away.parts)
-            await asyncio.sleep(max(self._interval, worked * _RESTING))
+            await asyncio.sleep(self._interval)
 
 
 def as_event(name: str, html: str) -> str:

@@ -60,6 +60,22 @@ async def test_an_event_is_made_once_for_all_viewers(monkeypatch: pytest.MonkeyP
     assert len(made) == looks.number
 
 
+async def test_a_page_that_takes_long_does_not_keep_the_others_old() -> None:
+    poller, looks, slow = Poller(interval=0.01), Looks(), Looks()
+
+    async def slowly() -> dict[str, str]:
+        await asyncio.sleep(0.2)
+        return await slow()
+
+    for _ in range(2):  # a page that is opened again rests as long
+        page = poller.follow("slow", slowly)
+        await anext(page)
+        await first(poller.follow("page", looks), 5)
+        await page.aclose()
+    assert looks.number >= 10
+    assert slow.number <= 2
+
+
 async def test_without_viewers_nothing_is_looked_at() -> None:
     poller, looks = Poller(interval=0.01), Looks()
     await first(poller.follow("page", looks), 1)

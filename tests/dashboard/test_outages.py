@@ -61,7 +61,7 @@ async def test_an_open_page_says_that_it_is_not_up_to_date_and_recovers(
     proxy.cut()
     await eventually(partial(shows, "Not up to date: PostgreSQL at"))
     sent.clear()
-    monkeypatch.setattr(live, "_RESTING", 1e9)  # the time of reads that failed so counts for no rest
+    monkeypatch.setattr(live, "_SHARE", 1e-9)  # the time of reads that failed so counts for no rest
     await asyncio.sleep(0.5)
     proxy.restore()
     await eventually(partial(shows, "resize"))
