@@ -3,8 +3,10 @@
 
 // A live part does not replace what the viewer is working with: selected text, ticked boxes, what has the focus of the
 // keyboard. A click leaves a focus, too, but not one to keep: the part would stay old for as long as nobody clicks
-// elsewhere. An opened <details> is open again in the new part, which is known by its summary, and what was scrolled
-// stays scrolled.
+// elsewhere. It is given to the same element of the new part. An opened <details> is open again there, which is known by
+// its summary, and what was scrolled stays scrolled.
+const nameOf = (each) =>
+  each.matches("summary") ? each.textContent : each.getAttribute("href") ?? each.getAttribute("aria-label");
 const summaryOf = (details) => details.querySelector("summary").textContent;
 const scrollersOf = (part) =>
   [...part.querySelectorAll('[tabindex="0"]')].map((each, place) => [each.getAttribute("aria-label") ?? place, each]);
@@ -23,14 +25,17 @@ document.addEventListener("htmx:sseBeforeMessage", (event) => {
     keep(part);
   }
   const focus = part.contains(document.activeElement) ? document.activeElement : null;
-  focused = focus?.matches("summary") ? focus.textContent : null;
+  focused = focus && nameOf(focus);
   opened = [...part.querySelectorAll("details[open]")].map(summaryOf);
   scrolled = new Map(scrollersOf(part).map(([name, each]) => [name, [each.scrollLeft, each.scrollTop]]));
 });
 document.addEventListener("htmx:sseMessage", (event) => {
   for (const details of event.target.querySelectorAll("details")) {
     details.open = opened.includes(summaryOf(details));
-    if (summaryOf(details) === focused) details.querySelector("summary").focus();
+  }
+  if (focused !== null) {
+    const same = [...event.target.querySelectorAll("summary, a, [tabindex]")].find((each) => nameOf(each) === focused);
+    same?.focus({ preventScroll: true });
   }
   for (const [name, each] of scrollersOf(event.target)) [each.scrollLeft, each.scrollTop] = scrolled.get(name) ?? [0, 0];
 });
