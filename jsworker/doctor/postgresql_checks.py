@@ -111,6 +111,26 @@ def durability(server: Server) -> Iterator[Finding]:
         )
 
 
+def commits(server: Server) -> Iterator[Finding]:
+    """No commit waits for a synchronous standby."""
+    names = server.settings.get("synchronous_standby_names")
+    if not names or server.settings.get("synchronous_commit") in {"off", "local"}:
+        return
+    if not server.confirming:
+        says = "no synchronous standby is connected"
+    elif server.unconfirmed:
+        sessions = counted(server.unconfirmed, "session")
+        says = f"{sessions} waiting for a synchronous standby for more than a second"
+    else:
+        return
+    yield error(
+        f"{says} (synchronous_standby_names = {printable(names, 100)}): statements that write get no answer "
+        "in time",
+        "Start the standby, or see in pg_stat_replication why it is behind; if it is gone for good, take it "
+        "out of synchronous_standby_names and reload. Do not end the sessions that wait.",
+    )
+
+
 def connections(
     server: Server, link: Link, registered: Sequence[RegisteredWorker], settings: Settings
 ) -> Iterator[Finding]:
@@ -289,5 +309,15 @@ def _allowed_connections(server: Server) -> int:
     return min([allowed, *limits])
 
 
-CHECKS: Final = (connection, sessions, migration, durability, rights, encryption, pooler, connections)
+CHECKS: Final = (
+    connection,
+    sessions,
+    migration,
+    durability,
+    commits,
+    rights,
+    encryption,
+    pooler,
+    connections,
+)
 TABLE_CHECKS: Final = (indexes, constraints, persistence, row_security, vacuum, locks)

@@ -5,6 +5,7 @@ import json
 import secrets
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -461,6 +462,44 @@ def test_a_transaction_that_holds_locks(world: World, sound: Sound) -> None:
         waiter.rollback()
         holder.close()
     assert the_finding(world.findings(), "tables.locks")["level"] == "ok"
+
+
+def test_commits_that_wait_for_a_standby(world: World, sound: Sound) -> None:
+    world.start_worker(KIND)
+    job_id = insert_job(world.sql, "queued")
+    url = as_role(sound.postgres.database_url(world.role), world.role)
+
+    def configure(names: str) -> None:
+        world.sql.execute(SQL("ALTER SYSTEM SET synchronous_standby_names = {}").format(names))
+        world.sql.execute("SELECT pg_reload_conf()")
+        wait_until(lambda: read_value(world.sql, "SHOW synchronous_standby_names") == names, "it is loaded")
+
+    ended = threading.Event()
+
+    def write() -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            while not ended.is_set():  # a commit waits from the moment that the checkpointer knows the names
+                connection.execute("UPDATE jsworker.jobs SET progress = 0 WHERE id = %s", [job_id])
+
+    with ThreadPoolExecutor() as threads:
+        configure("away")
+        try:
+            commit = threads.submit(write)
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+            wait_until(lambda: read_value(world.sql, waiting) == 1, "the commit waits")
+            behind = threads.submit(write)
+            blocked = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+            wait_until(lambda: read_value(world.sql, blocked) == 1, "another waits for its lock")
+            found = world.doctor("--json")
+            assert_only_error(found, "postgresql.commits", "no synchronous standby is connected")
+            # Not to be ended: others would see what no standby has.
+            assert the_finding(found.json, "tables.locks")["level"] == "ok"
+        finally:
+            ended.set()
+            configure("")
+        commit.result(timeout=60)
+        behind.result(timeout=60)
+    assert the_finding(world.findings(), "postgresql.commits")["level"] == "ok"
 
 
 def late_message(world: World) -> UUID:

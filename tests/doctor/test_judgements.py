@@ -35,6 +35,8 @@ SERVER = Server(
     standby=False,
     version=180004,
     connections=7,
+    confirming=0,
+    unconfirmed=0,
     settings={
         "server_version": "18.4",
         "fsync": "on",
@@ -99,6 +101,20 @@ def test_the_server(judge: Callable[..., Iterable[Finding]], server: Server, lev
 def test_what_is_committed_is_on_the_disk() -> None:
     for server in (SERVER, having(synchronous_commit="local")):
         assert list(postgresql_checks.durability(server)) == []
+
+
+def test_commits_that_no_standby_confirms() -> None:
+    asked = having(synchronous_standby_names="*")
+    slow = only(postgresql_checks.commits(replace(asked, confirming=1, unconfirmed=2)))
+    assert slow.level == "error"
+    assert slow.says.startswith("2 sessions waiting for a synchronous standby for more than a second")
+    for server in (
+        SERVER,
+        having(synchronous_standby_names=""),
+        replace(asked, confirming=1),
+        having(synchronous_standby_names="*", synchronous_commit="local"),
+    ):
+        assert list(postgresql_checks.commits(server)) == []
 
 
 @pytest.mark.parametrize("name", ["autovacuum", "track_counts"])

@@ -44,15 +44,19 @@ _NEEDED_OF_A_COLUMN: Final = ("untold_resets", "UPDATE", "at")
 
 _OF_SESSIONS: Final = ", ".join(f"'{name}'" for name in (*SESSION_SETTINGS, ENCODING))
 
-# Without pg_read_all_stats the type of other roles' backends is not shown, but the login and database of each is.
+# Without pg_read_all_stats the type of other roles' backends is not shown, but the login and database of each is; nor
+# are their waits and the state of standbys, but there is a row for each standby.
 SERVER = text(f"""
 SELECT r.rolname AS role, r.rolsuper AS superuser, r.rolconnlimit AS role_limit, d.datconnlimit AS database_limit,
   pg_is_in_recovery() AS standby,
   CAST(current_setting('server_version_num') AS integer) AS version,
   (SELECT count(*) FROM pg_stat_activity WHERE usesysid IS NOT NULL AND datid IS NOT NULL) AS connections,
+  (SELECT count(*) FROM pg_stat_replication WHERE coalesce(sync_state, 'sync') IN ('sync', 'quorum')) AS confirming,
+  (SELECT count(*) FROM pg_stat_activity
+   WHERE wait_event = 'SyncRep' AND clock_timestamp() - query_start > interval '1 s') AS unconfirmed,
   (SELECT jsonb_object_agg(name, setting) FROM pg_settings WHERE name IN (
-    'server_version', 'fsync', 'full_page_writes', 'synchronous_commit', 'default_transaction_read_only',
-    'autovacuum', 'track_counts', 'max_connections', 'superuser_reserved_connections', 'reserved_connections', {_OF_SESSIONS})) AS settings
+    'server_version', 'fsync', 'full_page_writes', 'synchronous_commit', 'synchronous_standby_names',
+    'default_transaction_read_only', 'autovacuum', 'track_counts', 'max_connections', 'superuser_reserved_connections', 'reserved_connections', {_OF_SESSIONS})) AS settings
 FROM pg_roles AS r, pg_database AS d WHERE r.rolname = current_user AND d.datname = current_database()
 """)  # noqa: S608 -- constants
 
@@ -104,7 +108,8 @@ WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relname = 'jobs' AND NO
 ORDER BY what, name
 """)
 
-# Locks that keep others from writing: not those of readers, of VACUUM and of CREATE INDEX CONCURRENTLY. A
+# Locks that keep others from writing: not those of readers, of VACUUM and of CREATE INDEX CONCURRENTLY, and not those
+# of a commit that waits for a synchronous standby: to end it would show others what no standby has. A
 # login that is neither of the same role nor in pg_read_all_stats does not see how long a transaction has been open.
 HOLDERS = text("""
 SELECT h.transaction, h.pid, p.gid, coalesce(a.usename, p.owner) AS role, h.tables,
@@ -123,6 +128,7 @@ LEFT JOIN pg_stat_activity AS a ON a.pid = h.pid
 LEFT JOIN pg_locks AS x ON h.pid IS NULL AND x.pid IS NULL AND x.virtualtransaction = h.transaction
   AND x.locktype = 'transactionid' AND x.granted
 LEFT JOIN pg_prepared_xacts AS p ON p.transaction = x.transactionid
+WHERE a.wait_event IS DISTINCT FROM 'SyncRep'
 ORDER BY waiting DESC, seconds DESC NULLS LAST LIMIT 20
 """)
 HELD_SECONDS: Final = 30.0
@@ -142,6 +148,8 @@ class Server:
     Attributes:
         role_limit, database_limit: connections allowed; -1: no limit.
         version: as PostgreSQL counts: 180004 is 18.4.
+        confirming: synchronous standbys that are connected; where this login may not see which are, all standbys.
+        unconfirmed: sessions that have waited for a synchronous standby for a second, of those that this login may see.
         settings: PostgreSQL's own, as text in their base units.
     """
 
@@ -152,6 +160,8 @@ class Server:
     standby: bool
     version: int
     connections: int
+    confirming: int
+    unconfirmed: int
     settings: Mapping[str, str]
 
 
