@@ -24,6 +24,12 @@ _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 _DENIED_SECONDS: Final = 60.0
 """After so long without a verdict that was refused, a sign of life means that verdicts are permitted."""
+_LOST_SECONDS: Final = 60.0
+"""Two requests of which the server has lost track within so long are told, and so long after the last one."""
+_LOST: Final = (
+    "JetStream took requests for messages and then fell silent: jobs start late, from the table; if it is "
+    "imported from another account, the export of $JS.API.> needs response_type: stream"
+)
 _TURN_SECONDS: Final = 0.05
 """A lane that waits for its turn checks so often; a consumer silent for so long counts as dry."""
 _FEW: Final = 10  # messages
@@ -165,6 +171,7 @@ class Puller:
         self._gone = priority != NORMAL
         self._reasons: list[str] = []
         self._denied_at = -math.inf
+        self._lost_at = -math.inf
 
         self._stopping = False
         self._signal = asyncio.Event()
@@ -241,7 +248,9 @@ class Puller:
         if self._pause_left() > 0 or (self._gone and not await self._create_again()):
             return self._pause_left()
         now, room = time.monotonic(), self._room()
-        if self._is_silent(now) or self._is_short_of_room(now, room):
+        if is_silent := self._is_silent(now):
+            self._note_lost(now)
+        if is_silent or self._is_short_of_room(now, room):
             self._leave()
         if self._credit.wanted(room, self._waiting()):
             if seconds := self._gives_way():
@@ -256,6 +265,12 @@ class Puller:
         if not self._credit.total:
             return False
         return now - self._heard_at > 2 * self._idle_heartbeat or self._credit.overdue(now)
+
+    def _note_lost(self, now: float) -> None:
+        """Note requests that the server has forgotten; once may be an accident, a second time is told."""
+        if now - self._lost_at < _LOST_SECONDS:
+            self._degrade(_LOST)
+        self._lost_at = now
 
     def _is_short_of_room(self, now: float, room: int) -> bool:
         if self._credit.total <= max(room, 0):
@@ -342,6 +357,8 @@ class Puller:
         owed = headers.get("Nats-Pending-Messages", "")
         if not request.isdigit():
             return
+        if owed.isdigit():  # a request that ended in order
+            self._lost_at = -math.inf
         if status in {"100", "408"}:
             self._sign_of_life()
         if status == "100":
@@ -381,7 +398,11 @@ class Puller:
     def _sign_of_life(self) -> None:
         self._heard_at = time.monotonic()
         self._failures = 0
-        if self._reasons and self._heard_at - self._denied_at > _DENIED_SECONDS:
+        is_trusted = (
+            self._heard_at - self._denied_at > _DENIED_SECONDS
+            and self._heard_at - self._lost_at > _LOST_SECONDS
+        )
+        if self._reasons and is_trusted:
             self._reasons.clear()
             self._stream.events.emit("worker.restored", what=f"consumer {self.name}")
 
@@ -427,5 +448,5 @@ class Puller:
         self._failures = 0
         self._paused_until = 0.0
         self._limits = self._no_limits
-        self._denied_at = -math.inf
+        self._denied_at = self._lost_at = -math.inf
         self._signal.set()

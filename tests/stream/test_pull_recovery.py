@@ -282,6 +282,41 @@ async def test_a_missing_right_to_acknowledge_is_told_until_it_is_given(
     assert stream.told_of("worker.restored") == [{"what": "consumer resize"}]
 
 
+IMPORTED = """
+accounts {{
+  STORE {{
+    jetstream: enabled, users: [{{ user: store, password: x }}]
+    exports: [{{ service: "$JS.API.>"{responses} }}, {{ service: "$JS.ACK.>" }}, {{ service: "jobs.>" }}]
+  }}
+  APP {{
+    users: [{{ user: app, password: x }}]
+    imports: [
+      {{ service: {{ account: STORE, subject: "$JS.API.>" }} }}
+      {{ service: {{ account: STORE, subject: "$JS.ACK.>" }} }}
+      {{ service: {{ account: STORE, subject: "jobs.>" }} }}
+    ]
+  }}
+}}
+"""
+
+
+async def test_a_jetstream_of_another_account_that_sends_one_answer_is_told_until_it_sends_all(
+    start_server: StartServer, open_stream: OpenStream, open_desk: OpenDesk
+) -> None:
+    """An export sends one answer to each request, unless it says otherwise: the other messages are lost."""
+    server = await start_server(IMPORTED.format(responses=""))
+    stream = await open_stream(url=f"nats://app:x@{HOST}:{server.port}")
+    await stream.ensure(["resize"])
+    desk = await open_desk(stream, expires=1.0, idle_heartbeat=0.2)
+    await until(lambda: "response_type: stream" in desk.puller.reason)
+    assert not desk.puller.is_pulling
+    assert [told["what"] for told in stream.told_of("worker.degraded")] == ["consumer resize"]
+    server.configure(IMPORTED.format(responses=", response_type: stream"))
+    server.reload()
+    await until(lambda: desk.puller.is_pulling)
+    assert stream.told_of("worker.restored")[-1] == {"what": "consumer resize"}
+
+
 async def test_a_fault_of_the_receiver_does_not_end_the_connection(
     stream: TestStream, open_desk: OpenDesk
 ) -> None:
