@@ -24,8 +24,18 @@ _COMES_BACK = (
     *("too many", "connection slots"),
     *("no more connections", "query_wait_timeout"),
     *("server_login_retry", "cannot connect to server", "server down"),
+    # With lc_messages in German, French, Spanish and Japanese. In most other languages FATAL is translated, too.
+    *("startet", "fährt herunter", "Wiederherstellungsmodus", "nimmt noch keine", "nimmt keine"),
+    *("zu viele", "verbleibenden Verbindungen", "Verbindung wird abgebrochen"),
+    *("se lance", "s'arrête", "en cours de restauration", "n'accepte pas"),
+    *("trop de", "emplacements de connexions", "arrêt des connexions"),
+    *("iniciándose", "apagándose", "modo de recuperación", "no está aceptando"),
+    *("demasiad", "conexiones restantes", "terminando la conexión"),
+    *("起動処理中", "シャットダウンしています", "リカバリモード", "接続を受け付けていません"),
+    *("多すぎます", "残りの接続", "接続を終了しています"),
 )
-"""Parts of the texts of login refusals that are temporary: PostgreSQL's, then PgBouncer's."""
+"""Parts of the texts of login refusals that are temporary: PostgreSQL's in English, PgBouncer's, and PostgreSQL's in
+other languages: the driver gives no SQLSTATE with them."""
 _READ_ONLY = "25006"  # a failover left the connection on a standby
 _WRITES_NOTHING = (
     "is read-only, as a standby is or with default_transaction_read_only = on;"
