@@ -21,6 +21,8 @@ from jsworker.ownership.pool import Row, Transaction
 from jsworker.ownership.queries.server_report import read_server
 from jsworker.ownership.session_settings import SESSION_SETTINGS
 from jsworker.ownership.sessions import Sessions
+from jsworker.ownership.transitions import dead_messages
+from jsworker.ownership.transitions.dead_messages import Letter
 from jsworker.ownership.transitions.settle import Completion
 from jsworker.ownership.upgrading import _migrating, upgrade_database
 
@@ -45,6 +47,7 @@ VALUES = text("""
 SELECT (CAST(:texts AS text[]))[1], (CAST('{NULL}' AS text[]))[1],
   CAST(:at AS timestamptz), interval '1 day 2 hours'
 """)
+LETTER = Letter("jobs.a", None, None, "malformed", b"\x00{\\")
 NONE = Completion(UUID(int=0), 1, None)
 LOCK = text("SELECT pg_advisory_xact_lock(1)")
 
@@ -130,6 +133,15 @@ async def test_a_statement_sees_what_the_holder_of_its_lock_has_committed(
 async def test_values_are_sent_and_read_as_they_are(unfit: Database) -> None:
     values = {"texts": ["☃", None], "at": NEW_YEAR}
     assert await unfit.run_by_key(VALUES, values) == [("☃", None, NEW_YEAR, timedelta(days=1, hours=2))]
+
+
+async def test_dead_messages_are_kept_as_they_are(databases: TestDatabases, migrated: str) -> None:
+    url = databases.create(migrated)
+    alter(url, standard_conforming_strings="off", bytea_output="escape")
+    async with opened(url, 30.0) as database:
+        ids, refused = await dead_messages.keep(database, [LETTER])
+        [kept] = await dead_messages.read_dead(database, ids)
+    assert (kept.data, refused) == (LETTER.data, [])
 
 
 async def test_the_order_of_day_and_month_stays(unfit: Database) -> None:

@@ -17,14 +17,15 @@ KEPT_BYTES = 4096
 KEPT_MESSAGES = 10_000
 """How many messages are kept, the newest; otherwise anybody who may publish could fill the table."""
 
-# The lowest id that is kept is counted back from the highest new one.
+# The lowest id that is kept is counted back from the highest new one. The driver escapes the backslashes of bytes in an
+# array where standard_conforming_strings is off; there are none in hexadecimal digits.
 KEEP = text("""
 WITH kept AS (
   INSERT INTO jsworker.dead_messages (subject, stream_seq, stored_at, reason, data, truncated)
-  SELECT * FROM unnest(
+  SELECT subject, stream_seq, stored_at, reason, decode(digits, 'hex'), truncated FROM unnest(
     CAST(:subjects AS text[]), CAST(:stream_seqs AS bigint[]), CAST(:stored_at AS timestamptz[]),
-    CAST(:reasons AS text[]), CAST(:data AS bytea[]), CAST(:truncated AS boolean[])
-  )
+    CAST(:reasons AS text[]), CAST(:digits AS text[]), CAST(:truncated AS boolean[])
+  ) AS letter(subject, stream_seq, stored_at, reason, digits, truncated)
   RETURNING id
 ), pruned AS (
   DELETE FROM jsworker.dead_messages WHERE id <= (SELECT max(id) - :kept FROM kept)
@@ -78,7 +79,7 @@ async def keep(database: Database, letters: Sequence[Letter]) -> tuple[list[int]
             "stream_seqs": [letter.stream_seq for letter in batch],
             "stored_at": [letter.stored_at for letter in batch],
             "reasons": [letter.reason[:500] for letter in batch],
-            "data": [letter.data[:KEPT_BYTES] for letter in batch],
+            "digits": [letter.data[:KEPT_BYTES].hex() for letter in batch],
             "truncated": [len(letter.data) > KEPT_BYTES for letter in batch],
             "kept": KEPT_MESSAGES,
         }
