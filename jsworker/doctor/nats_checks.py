@@ -10,6 +10,7 @@ from jsworker.doctor import finding
 from jsworker.doctor.finding import Finding, counted, error, info, listed, ok, unchecked, warning
 from jsworker.doctor.gather import Facts, Unknown, served_kinds
 from jsworker.ownership.queries.job_report import RegisteredWorker
+from jsworker.stream.api import lane_at
 from jsworker.stream.diagnostics import MOST_CONSUMERS, ConsumerReport, NatsServer, StreamReport, overlap
 from jsworker.stream.message import lane_of, subject_of
 from jsworker.stream.topology import Difference
@@ -20,6 +21,10 @@ _FIX: Final = "Workers change it within a minute; `jsworker doctor --fix` does i
 _FIX_UNSERVED: Final = "`jsworker doctor --fix` changes it; no worker that would is alive."
 _FIX_STREAM: Final = "First mend the stream (above)."
 _FIX_PAIRING: Final = "Leave it: it belongs to another installation (below)."
+_REFUSAL: Final = (
+    "If JetStream refuses it, for example for a limit of consumers, the workers' logs have its reason: "
+    "worker.degraded."
+)
 
 
 def connection(nats: NatsServer) -> Iterator[Finding]:
@@ -198,16 +203,31 @@ def _of_consumer(report: ConsumerReport, settings: Settings, *, fix: str) -> Ite
         )
 
 
-def subjects(unconsumed: Mapping[str, int]) -> Iterator[Finding]:
+def subjects(unconsumed: Mapping[str, int], facts: Facts) -> Iterator[Finding]:
     """Every message has a consumer."""
-    if unconsumed:
-        messages = counted(sum(unconsumed.values()), "message")
-        subjects = f"{counted(len(unconsumed), 'subject')} that no consumer takes"
+    kinds, prefix = _served(facts) or [], f"{facts.settings.subject_prefix}."
+    served: dict[str, int] = {}
+    others: dict[str, int] = {}
+    for subject, messages in unconsumed.items():
+        lane = lane_at(subject.removeprefix(prefix))
+        (others if lane is None or lane[0] not in kinds else served)[subject] = messages
+    if served:
         yield warning(
-            f"{messages} of {subjects}: {printable(listed(sorted(unconsumed)), 300)}",
+            f"{_without_consumer(served)}, and workers of these kinds are alive: their jobs start late, from "
+            "the table",
+            f"Workers make it within a minute. {_REFUSAL}" if _may_be_mended(facts) else _FIX_STREAM,
+        )
+    if others:
+        yield warning(
+            _without_consumer(others),
             "Run workers for these kinds, or find who publishes there. Workers remove the messages of kinds "
             "without a queued job after an hour or two.",
         )
+
+
+def _without_consumer(messages: Mapping[str, int]) -> str:
+    many, subjects = counted(sum(messages.values()), "message"), counted(len(messages), "subject")
+    return f"{many} of {subjects} that no consumer takes: {printable(listed(sorted(messages)), 300)}"
 
 
 def is_usable(stream: StreamReport | None, installation: UUID | None) -> bool:
@@ -228,7 +248,7 @@ def service(
     consumers: list[ConsumerReport], registered: Sequence[RegisteredWorker], facts: Facts
 ) -> Iterator[Finding]:
     """Every consumer has workers, and every kind of the workers its consumer."""
-    makes = "Workers make it again within a minute; `jsworker doctor --fix` does it now."
+    makes = f"Workers make it again within a minute; `jsworker doctor --fix` does it now. {_REFUSAL}"
     makes = makes if _may_be_mended(facts) else _FIX_STREAM
     served = served_kinds(registered)
     for report in consumers:

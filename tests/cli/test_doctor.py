@@ -800,6 +800,17 @@ class TestNats:
         assert finding["says"].startswith("3 messages of 1 subject that no consumer takes: ")
         assert finding["says"].endswith(".ghost")
 
+    def test_a_priority_whose_consumer_is_not_made(self, world: World) -> None:
+        world.start_worker(KIND)
+        world.cli("enqueue", KIND, "--priority", "high")
+        world.cli("enqueue", "ghost")
+        found = {each["says"]: each["do"] for each in world.findings() if each["check"] == "nats.subjects"}
+        [served] = [says for says in found if f".{KIND}.high, and workers of these kinds are alive" in says]
+        assert "worker.degraded" in found.pop(served)
+        [(unserved, do)] = found.items()
+        assert unserved.endswith(".ghost")
+        assert "Run workers for these kinds" in do
+
     def test_a_missing_permission_is_named(
         self, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

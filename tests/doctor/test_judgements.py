@@ -145,12 +145,19 @@ def test_copies_that_are_away() -> None:
 
 
 def test_messages_without_a_consumer() -> None:
-    assert list(nats_checks.subjects({})) == []
-    remark = only(nats_checks.subjects({"jobs.b": 2, "jobs.a": 1}))
+    facts = Facts(settings=a_settings(), place="h/d", registered=[worker()])
+    assert list(nats_checks.subjects({}, facts)) == []
+    remark = only(nats_checks.subjects({"jobs.b": 2, "jobs.a": 1}, facts))
     assert remark.level == "warning"
     assert remark.says == "3 messages of 2 subjects that no consumer takes: jobs.a, jobs.b"
     assert remark.do is not None
     assert "Workers remove the messages" in remark.do
+    lane = only(nats_checks.subjects({"jobs.resize.high": 1}, facts))
+    assert lane.says.endswith(
+        "jobs.resize.high, and workers of these kinds are alive: their jobs start late, from the table"
+    )
+    assert lane.do is not None
+    assert "worker.degraded" in lane.do
 
 
 SUPPORTED = REVISIONS[REVISIONS.index(OLDEST_REVISION) :]
