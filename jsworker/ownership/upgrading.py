@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -23,10 +24,11 @@ from sqlalchemy.schema import CreateSchema
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from alembic import command
-from jsworker.core.errors import DatabaseRefused, SettingsError
+from jsworker.core.errors import DatabaseRefused, JsworkerError, SettingsError
+from jsworker.core.names import printable
 from jsworker.ownership.database import REVISIONS, place_of
 from jsworker.ownership.pool import CONNECT_ARGUMENTS, driver_url
-from jsworker.ownership.refusals import map_error
+from jsworker.ownership.refusals import RowRefused, map_error
 from jsworker.ownership.schema import SCHEMA, metadata
 from jsworker.ownership.session_settings import SESSION, begin_sessions, check_session
 
@@ -46,6 +48,7 @@ JOIN pg_stat_activity AS a ON a.pid = l.pid
 WHERE l.granted AND c.relkind = 'r' AND a.pid <> pg_backend_pid() AND a.xact_start < clock_timestamp() - interval '1 s'
 ORDER BY seconds DESC LIMIT 3
 """)
+_FUNCTION: Final = re.compile(r"\S+\([^()]*\)")
 _ONE_MIGRATION_AT_A_TIME: Final = 0x6A73776F
 _ONE_BUILDER_AT_A_TIME = 0x6A737778
 _LOOK_AGAIN_SECONDS = 0.5
@@ -180,10 +183,28 @@ def _migrating(dsn: str, call: Callable[[Connection], T], *, in_transaction: boo
     except (DBAPIError, psycopg.Error) as error:
         mapped = map_error(error, place)
         if not _is_locked(mapped):
-            raise mapped from None
+            raise _of_a_function(error, mapped, place) from None
         refused = DatabaseRefused(f"PostgreSQL at {place} cannot be migrated: a table is {_holders(engine)}")
         refused.sqlstate = _LOCK_NOT_AVAILABLE
         raise refused from None
+
+
+def _of_a_function(error: DBAPIError | psycopg.Error, mapped: JsworkerError, place: str) -> JsworkerError:
+    """Return the error of a trigger's function by its name, or the error as it was mapped.
+
+    Its text may hold the content of a row; PostgreSQL's log has it.
+    """
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    context = cause.diag.context if isinstance(cause, psycopg.Error) else None
+    named = _FUNCTION.search(context or "")
+    if named is None or not isinstance(mapped, RowRefused):
+        return mapped
+    refused = DatabaseRefused(
+        f"PostgreSQL at {place} cannot be migrated: function {printable(named[0], 200)} of a trigger or an event "
+        f"trigger refused it (SQLSTATE {mapped.sqlstate}); PostgreSQL's log has its reason"
+    )
+    refused.sqlstate = mapped.sqlstate
+    return refused
 
 
 def _upgrade_by_one(connection: Connection, revision: str) -> tuple[str | None, bool]:

@@ -201,6 +201,17 @@ def test_a_transaction_that_does_not_end_is_named(
     assert current_revision(url) == "0001"
 
 
+def test_an_event_trigger_that_refuses_a_migration_is_named(empty_url: str) -> None:
+    with connected(empty_url) as connection:
+        connection.execute("""
+            CREATE FUNCTION only_at_night() RETURNS event_trigger LANGUAGE plpgsql AS $$
+            BEGIN RAISE 'no changes by day'; END $$;
+            CREATE EVENT TRIGGER only_at_night ON ddl_command_end EXECUTE FUNCTION only_at_night();
+        """)
+    with pytest.raises(DatabaseRefused, match=r"cannot be migrated: function only_at_night\(\) .*P0001"):
+        upgrade_database(empty_url)
+
+
 @pytest.mark.parametrize(
     ("written", "validated", "names"),
     [
