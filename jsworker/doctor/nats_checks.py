@@ -63,7 +63,8 @@ def publishing(refused: list[str]) -> Iterator[Finding]:
             f"{printable(listed(refused), 200)}: jobs are claimed from the table",
             "The workers' logs have JetStream's reason, worker.degraded with what=publishing: a full volume, "
             "a limit of the account or of the stream, a cluster without its majority. Once it is gone they "
-            "publish again by themselves; a nats-server whose volume was full has to be restarted first.",
+            "publish again with the next job, and this stays until then; a nats-server whose volume was full "
+            "has to be restarted first.",
         )
 
 

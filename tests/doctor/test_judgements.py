@@ -144,6 +144,14 @@ def test_copies_that_are_away() -> None:
     assert "Start these nats-servers" in remark.do
 
 
+def test_what_is_not_stored_is_known_of_the_last_job() -> None:
+    assert list(nats_checks.publishing([])) == []
+    remark = only(nats_checks.publishing(["alpha"]))
+    assert remark.level == "error"
+    assert remark.do is not None
+    assert "with the next job, and this stays until then" in remark.do
+
+
 def test_messages_without_a_consumer() -> None:
     facts = Facts(settings=a_settings(), place="h/d", registered=[worker()])
     assert list(nats_checks.subjects({}, facts)) == []
