@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
@@ -25,6 +26,10 @@ _ON_A_LOOP: Final = (
     " await it, or call this in another thread (asyncio.to_thread)"
 )
 _CLOSED: Final = "the client is closed"
+_EXITING: Final = (
+    "the interpreter is ending and has stopped the client's thread: call the client earlier, for example in a"
+    " function that is registered with atexit"
+)
 _CUT_OFF: Final = "the client was closed during this call: it is unclear whether it took effect"
 
 
@@ -54,6 +59,7 @@ class ClientThread:
     def open(self) -> None:
         """Open the client, also after ``close``; see ``JobClient.open``."""
         _refuse_on_a_loop()
+        _refuse_at_exit()
         self._is_closed = False
         self._open()
 
@@ -61,9 +67,10 @@ class ClientThread:
         """Return what a call of the client returns; an exception in the waiting thread cancels the call.
 
         Raises:
-            RuntimeError: the client is closed, or an event loop runs in this thread.
+            RuntimeError: the client is closed, the interpreter ends, or an event loop runs in this thread.
         """
         _refuse_on_a_loop()
+        _refuse_at_exit()
         awaited = _Awaited(call)
         try:
             return self._submit(awaited, self._open()).result()
@@ -82,7 +89,7 @@ class ClientThread:
         _refuse_on_a_loop()
         with self._lock:
             opened, self._opened, self._is_closed = self._opened, None, True
-        if opened is not None:
+        if opened is not None and not sys.is_finalizing():
             _end(opened)
 
     def forget_parent(self) -> None:
@@ -197,6 +204,12 @@ def _refuse_on_a_loop() -> None:
     except RuntimeError:
         return
     raise RuntimeError(_ON_A_LOOP)
+
+
+def _refuse_at_exit() -> None:
+    """Refuse calls from finalizers: the client's thread, a daemon, has ended, and would never answer."""
+    if sys.is_finalizing():
+        raise RuntimeError(_EXITING)
 
 
 def _forget_parent() -> None:

@@ -358,6 +358,27 @@ def test_a_program_that_never_closes_its_client_ends_by_itself(settings: Setting
     assert value(settings, "SELECT count(*) FROM jsworker.jobs") == 101
 
 
+def test_a_finalizer_that_uses_the_client_at_the_interpreters_end_does_not_hang(settings: Settings) -> None:
+    out = run(
+        settings,
+        """
+class Shop:
+    def __init__(self, jobs):
+        self.jobs = jobs
+    def __del__(self):
+        try:
+            self.jobs.enqueue("scripted", {})
+        except RuntimeError as error:
+            print(str(error).partition(":")[0], flush=True)
+        self.jobs.close()
+shop = Shop(client)
+client.enqueue("scripted", {})
+""",
+    )
+    assert out == "the interpreter is ending and has stopped the client's thread\n"
+    assert value(settings, "SELECT count(*) FROM jsworker.jobs") == 1
+
+
 def test_killed_within_an_enqueue_a_second_try_with_the_key_is_safe(settings: Settings) -> None:
     waits = (
         "SELECT count(*) FROM pg_stat_activity"
