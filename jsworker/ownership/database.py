@@ -53,6 +53,8 @@ _NO_SUCH_TABLE = frozenset({"42P01", "3F000"})
 _CONFLICT_TRIES = 5
 _END_AFTER = 2
 """Times its deadline, after which PostgreSQL itself ends a transaction of several statements."""
+_BLOCKED_SECONDS = 1.0
+"""Seconds after a deadline at which the event loop sees it, from which on the loop counts as blocked."""
 _BYTES_A_SECOND = 1_000_000
 """The least throughput expected of a connection; halved for each earlier try of a statement."""
 _MOST_DOUBLINGS = 6
@@ -193,8 +195,13 @@ class Database:
         # A task of its own: when the deadline strikes, the driver may need seconds more to cancel on the
         # server; the caller must not wait for that.
         task: asyncio.Task[T] = asyncio.create_task(call())
+        loop = asyncio.get_running_loop()
+        due_at = loop.time() + seconds
         try:
             done, _ = await asyncio.wait({task}, timeout=seconds)
+            if not done and loop.time() - due_at > _BLOCKED_SECONDS:
+                # The loop was blocked: an answer may be here, unread, or the statement has not been sent yet.
+                done, _ = await asyncio.wait({task}, timeout=seconds)
         except asyncio.CancelledError:
             self._give_up(task)
             raise

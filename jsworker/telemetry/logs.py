@@ -25,7 +25,7 @@ _WARNINGS: Final = (
     *("job.error", "job.failed", "job.stalled", "job.fenced", "job.lost", "row.refused"),
     *("stale.detected", "stale.recovered", "recovery.off", "heartbeat.failed", "database.changed"),
     *("message.dead", "message.refused", "message.republished", "prune.failed", "setup.slow"),
-    *("schedule.refused", "worker.degraded"),
+    *("schedule.refused", "worker.degraded", "loop.blocked"),
 )
 _LEVELS: Final = {
     **dict.fromkeys((*_PER_JOB, "job.held", "jobs.woken", "schedule.fired", "batch.finished"), logging.DEBUG),

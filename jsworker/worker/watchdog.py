@@ -16,6 +16,7 @@ from jsworker.worker.supervision import Silence
 _SLOW_SECONDS: Final = 10.0
 _ROUNDS_A_TIMEOUT: Final = 4
 _LONGEST_ROUND_SECONDS: Final = 1.0
+_BLOCKED_SECONDS: Final = 5.0
 _HEARD_ROUNDS: Final = 2
 """After a pause of the whole process, at most so many rounds of it count."""
 _MOST_FRAMES: Final = 30
@@ -50,7 +51,7 @@ def reported_while_slow(report: Callable[..., None], **facts: object) -> Iterato
 
 
 class Watchdog:
-    """Measures how late the event loop is; after ``start``, without a supervisor, reports a blocked loop.
+    """Measures how late the event loop is, and reports from another thread what blocks it.
 
     Attributes:
         blocked_seconds: the seconds for which the loop has been blocked; 0 unless that is too long.
@@ -83,26 +84,35 @@ class Watchdog:
             self._longest_before, self._longest = self._longest, 0.0
         self._due_at = now + LAG_SECONDS
 
-    def start(self) -> None:
-        """Watch the loop that runs in this thread."""
-        watching = (threading.get_ident(),)
+    def start(self, *, supervised: bool) -> None:
+        """Watch the loop that runs in this thread; ``supervised``: a supervisor kills it after the time-out.
+
+        A blocked loop is reported after 5 seconds, and again whenever that time has doubled.
+        """
+        watching = (threading.get_ident(), supervised)
         threading.Thread(target=self._watch, args=watching, name="jsworker watchdog", daemon=True).start()
 
     async def stop(self) -> None:
         """Stop watching."""
         self._over.set()
 
-    def _watch(self, thread: int) -> None:
+    def _watch(self, thread: int, supervised: bool) -> None:  # noqa: FBT001 -- of Thread's args
         pause = min(_LONGEST_ROUND_SECONDS, self._timeout / _ROUNDS_A_TIMEOUT)
-        rounds, looked_at = -1, boottime()
+        rounds, looked_at, report_at = -1, boottime(), _BLOCKED_SECONDS
         while not self._over.wait(pause):
             now = boottime()
             passed, looked_at = min(now - looked_at, _HEARD_ROUNDS * pause), now
             if self._rounds != rounds:
-                rounds = self._rounds
+                rounds, report_at = self._rounds, _BLOCKED_SECONDS
                 self._silence.note_tick()
             self._silence.quiet_until = self._quiet.until
             is_late, was_late = self._silence.pass_by(passed, now=now), self.blocked_seconds > 0
+            if self._silence.seconds >= report_at:
+                report_at *= 2
+                place = innermost(frames_of_thread(thread))
+                self._events.emit("loop.blocked", seconds=round(self._silence.seconds), place=place)
+            if supervised:
+                continue
             self.blocked_seconds = self._silence.seconds if is_late else 0.0
             if is_late and not was_late:
                 stack = frames_of_thread(thread)

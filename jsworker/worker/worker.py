@@ -345,9 +345,8 @@ class Worker:
         await self._once_answered(components.relay_look.look)
         self._opened.callback(components.scheduler.close)
         self._opened.callback(components.admissions.close)
-        if supervision is None:  # else the supervisor watches, and kills
-            self._opened.push_async_callback(components.watchdog.stop)
-            components.watchdog.start()
+        self._opened.push_async_callback(components.watchdog.stop)
+        components.watchdog.start(supervised=supervision is not None)
         for loop in components.before_pulling:
             self._opened.push_async_callback(loop.stop)
             loop.start()

@@ -167,6 +167,16 @@ class TestDeadline:
         assert [type(answer) for answer in answers] == [DatabaseTimeout] * 5
         await database.close()
 
+    async def test_an_answer_that_came_while_the_event_loop_was_blocked_is_read(
+        self, database_url: str
+    ) -> None:
+        async with opened(database_url, statement_timeout=2.5) as database:
+            await database.run(ONE)
+            call = asyncio.create_task(database.run(ONE))
+            await asyncio.sleep(0)
+            time.sleep(4.0)  # noqa: ASYNC251 -- the fault itself
+            assert len(await call) == 1
+
     async def test_heartbeats_have_a_connection_of_their_own(
         self, database_url: str, sql: Sql, engine: Engine
     ) -> None:

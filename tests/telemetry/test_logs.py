@@ -314,6 +314,7 @@ class TestLevels:
                     "recovery.off",
                     "row.refused",
                     "schedule.refused",
+                    "loop.blocked",
                     "setup.slow",
                     "worker.degraded",
                     "stale.detected",

@@ -11,7 +11,10 @@ import pytest
 from jsworker import JobClient
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
+from jsworker.ownership.database import Database
 from jsworker.worker import watchdog
+from jsworker.worker.quiet_phases import QuietPhases
+from tests.support.contexts import make_context
 from tests.worker.processors import KIND, Scripted, echo, scripted
 from tests.worker.recorder import Recorder
 from tests.worker.rows import Rows
@@ -52,6 +55,27 @@ async def test_a_loop_that_stands_still_in_an_application_is_told_with_its_stack
     status = running.worker.status()
     assert status is not None
     assert status.readiness.ailing == []
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+async def test_what_blocks_a_loop_is_told_long_before_the_time_out(
+    database: Database, monkeypatch: pytest.MonkeyPatch, *, supervised: bool
+) -> None:
+    monkeypatch.setattr(watchdog, "_BLOCKED_SECONDS", 0.3)
+    monkeypatch.setattr(watchdog, "_LONGEST_ROUND_SECONDS", 0.1)
+    context = make_context(database)
+    heard = Recorder()
+    context.events.on("*", heard)
+    watches = watchdog.Watchdog(context, QuietPhases(context))
+    watches.start(supervised=supervised)
+    try:
+        await watches.step()
+        block_until_told(heard, "loop.blocked")
+    finally:
+        await watches.stop()
+    [told, *_] = heard.of("loop.blocked")
+    assert told["place"].startswith(f"{HERE}, line ")
+    assert heard.of("worker.degraded") == []
 
 
 async def test_a_loop_that_stands_still_as_announced_is_not_told(
