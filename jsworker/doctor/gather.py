@@ -35,6 +35,8 @@ from jsworker.ownership.queries.server_report import (
     read_schema,
     read_server,
 )
+from jsworker.ownership.transitions import republish
+from jsworker.ownership.transitions.republish import Posted
 from jsworker.stream.diagnostics import ConsumerReport, Inspector, NatsServer, StreamReport
 
 T = TypeVar("T")
@@ -47,6 +49,7 @@ _STATEMENT_SECONDS: Final = 10.0
 _ALL_SECONDS: Final = 30.0
 _LEAST_SECONDS: Final = 1.0
 _CONNECT_SECONDS: Final = 3.0
+_POSTED: Final = 300
 _ASKED: Final = 60
 """At most so many workers are asked whether they can publish: those that were seen last."""
 
@@ -81,6 +84,7 @@ class Facts:
         installation: id that pairs this database with its stream; None: it has not been created yet.
         unpublished: queued jobs whose message is due and was not sent.
         overdue: scheduled jobs that are due and were not queued.
+        posted: the oldest queued jobs whose message was published.
         unconsumed: number of messages by subject, for subjects that no consumer takes.
         refused: ids of workers that report that JetStream does not store their messages.
     """
@@ -99,6 +103,7 @@ class Facts:
     unpublished: Learnt[Late] = _NO_POSTGRESQL
     overdue: Learnt[Late] = _NO_POSTGRESQL
     queues: Learnt[Sequence[QueuedKind]] = _NO_POSTGRESQL
+    posted: Learnt[Sequence[Posted]] = _NO_POSTGRESQL
     schedules: Learnt[Sequence[NextInstant]] = _NO_POSTGRESQL
     limits: Learnt[Sequence[KeyLimit]] = _NO_POSTGRESQL
     left_batches: Learnt[LeftBatches] = _NO_POSTGRESQL
@@ -125,7 +130,7 @@ _OF_TABLES: Final = (
         "queues",
         "schedules",
     ),
-    *("limits", "left_batches", "silent_owners", "refusals", "ended", "dead_messages"),
+    *("limits", "left_batches", "silent_owners", "refusals", "ended", "dead_messages", "posted"),
 )
 """Facts that only a migrated database has."""
 
@@ -204,6 +209,9 @@ async def _ask_for_rows(database: Database, facts: Facts) -> None:
     facts.unpublished = await only(job_report.UNPUBLISHED, Late, late)
     facts.overdue = await only(job_report.OVERDUE, Late, late)
     facts.queues = await every(job_report.QUEUED, QueuedKind, {"served": served})
+    facts.posted = await _learn(
+        republish.posted(database, after=None, older_than=0.0, limit=_POSTED, seconds=_STATEMENT_SECONDS)
+    )
     facts.schedules = await every(job_report.SCHEDULES, NextInstant)
     facts.silent_owners = await every(job_report.SILENT_OWNERS, SilentOwner)
     facts.refusals = await every(job_report.REFUSED, RefusalGroup)

@@ -10,6 +10,7 @@ from jsworker.doctor import finding
 from jsworker.doctor.finding import Finding, counted, error, info, listed, ok, unchecked, warning
 from jsworker.doctor.gather import Facts, Unknown, served_kinds
 from jsworker.ownership.queries.job_report import RegisteredWorker
+from jsworker.ownership.transitions.republish import Posted
 from jsworker.stream.api import lane_at
 from jsworker.stream.diagnostics import MOST_CONSUMERS, ConsumerReport, NatsServer, StreamReport, overlap
 from jsworker.stream.message import lane_of, subject_of
@@ -111,23 +112,33 @@ def _served(facts: Facts) -> list[str] | None:
     return None if isinstance(facts.registered, Unknown) else served_kinds(facts.registered)
 
 
-def pairing(stream: StreamReport | None, installation: UUID | None, settings: Settings) -> Iterator[Finding]:
-    """Whether the stream belongs to this very database."""
+def pairing(
+    stream: StreamReport | None, installation: UUID | None, settings: Settings, posted: Sequence[Posted]
+) -> Iterator[Finding]:
+    """Whether the stream belongs to this very database, and the messages of its jobs go to this stream."""
     if stream is None:
         yield unchecked("there is no stream")
     elif stream.installation is None:
         yield info(
             "the stream belongs to no database yet", "The first worker that starts claims it for its own."
         )
-    elif stream.installation == str(installation):
-        yield ok(f"stream and database are both of installation {stream.installation}")
-    else:
+    elif stream.installation != str(installation):
         other, own = printable(stream.installation, 60), installation or "without an id yet"
         yield error(
             f"stream {settings.stream} belongs to another installation, {other}; this database is {own}",
             "Give this installation a stream and subjects of its own (JSWORKER_STREAM, "
             "JSWORKER_SUBJECT_PREFIX); or, after restoring a database, delete the stream.",
         )
+    elif beside := [row for row in posted if stream.created is not None and row.is_beside(stream.created)]:
+        kinds = listed(sorted({row.kind for row in beside}))
+        yield warning(
+            f"messages of {counted(len(beside), 'queued job')} ({printable(kinds, 200)}) went to another "
+            f"stream than this {settings.stream}: such jobs start late, from the table",
+            "Give all processes that use this database the same JSWORKER_NATS_URL, JSWORKER_STREAM and "
+            "JSWORKER_SUBJECT_PREFIX; installations that are to be apart need databases of their own.",
+        )
+    else:
+        yield ok(f"stream and database are both of installation {stream.installation}")
 
 
 def replicas(stream: StreamReport | None, settings: Settings) -> Iterator[Finding]:

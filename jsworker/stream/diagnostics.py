@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -51,7 +52,7 @@ class NatsServer:
 class StreamReport:
     """The stream as it is; ``overlapping`` is another one, which has subjects of its priorities.
 
-    ``behind``: servers whose copy of the stream is away, or lacks messages.
+    ``created``: when it was made; ``behind``: servers whose copy of the stream is away, or lacks messages.
     """
 
     installation: str | None
@@ -62,6 +63,7 @@ class StreamReport:
     bytes: int
     overlapping: str | None = None
     behind: tuple[str, ...] = ()
+    created: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,7 @@ class Inspector(JetStreamApi):
                     if each.offline or not each.current
                 )
             ),
+            created=info.created,
         )
 
     async def _other_with_lanes(self) -> str | None:

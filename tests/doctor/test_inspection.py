@@ -2,7 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import nats
@@ -12,6 +13,7 @@ from nats.js.api import ConsumerConfig
 from sqlalchemy import Connection, TextClause, create_engine
 from sqlalchemy.engine import make_url
 
+from jsworker import JobClient
 from jsworker.core.errors import StreamUnavailable
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
@@ -19,12 +21,15 @@ from jsworker.doctor import job_checks, nats_checks
 from jsworker.doctor.checks import examine
 from jsworker.doctor.finding import Finding
 from jsworker.doctor.gather import _OF_TABLES, Unknown, gather
+from jsworker.ownership.database import Database
 from jsworker.ownership.queries import job_report, server_report
+from jsworker.ownership.transitions import republish, workers
 from jsworker.stream import diagnostics
 from jsworker.stream.diagnostics import Inspector
-from jsworker.stream.jetstream import Stream
+from jsworker.stream.jetstream import Stream, ensured_stream
 from tests.ownership.test_plans import access_paths, rows_read
 from tests.ownership.test_pool import pooled
+from tests.support.polling import eventually
 from tests.support.proxy import proxied
 from tests.support.servers import TEMPLATE, TestServers, copy_database
 
@@ -331,3 +336,37 @@ class TestManyConsumers:
             finally:
                 proxy.restore()
                 await inspector.close()
+
+
+async def test_a_database_whose_messages_go_to_two_streams(
+    settings: Settings,
+    make_settings: Callable[..., Settings],
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(republish, "_CHANGE", timedelta())
+    installation_id = await workers.installation_id(database)
+    other = make_settings(
+        stream=f"{settings.stream}_OTHER", subject_prefix=f"{settings.subject_prefix}-other"
+    )
+    for each in (settings, other):
+        async with ensured_stream(each, installation_id, events=Events(), client_name="test"):
+            pass
+
+    async def pairing() -> Finding:
+        findings = examine(await gather(settings))
+        return next(each for each in findings if each.check == "nats.pairing")
+
+    assert (await pairing()).level == "ok"
+    async with JobClient(other) as client:
+        await client.enqueue("elsewhere", {})
+
+    async def is_found() -> None:  # once the client has marked its job as published
+        found = await pairing()
+        assert found.level == "warning"
+        assert found.says == (
+            f"messages of 1 queued job (elsewhere) went to another stream than this {settings.stream}: "
+            "such jobs start late, from the table"
+        )
+
+    await eventually(is_found)

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
 
@@ -13,9 +14,9 @@ from jsworker import JobClient
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
-from jsworker.ownership.transitions import workers
+from jsworker.ownership.transitions import republish, workers
 from jsworker.ownership.transitions.enqueue import new_job_id
-from jsworker.stream.jetstream import Stream
+from jsworker.stream.jetstream import Stream, ensured_stream
 from jsworker.stream.message import WireMessage
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 from jsworker.worker.recovery import lost_messages
@@ -171,6 +172,8 @@ async def test_what_is_gone_is_published_again_and_nothing_else(
     await rounds_pass(scans, 3)
     assert await dispatched_again(rows) == lost
     assert republished(running) == len(lost)
+    reasons = {event["reason"] for event in running.events.of("message.republished")}
+    assert reasons <= {"their messages are gone"}
     for job_id in ids:
         row = await rows.job(job_id)
         assert (row["status"], row["dispatch"]) == ("queued", 2 if job_id in lost else 1)
@@ -211,6 +214,34 @@ async def test_jobs_outlive_the_store_of_their_server(
         await running.worker.close(force=True)
     finally:
         await server.stop()
+
+
+async def test_processes_that_use_different_streams_are_named_as_the_cause(
+    repairing: "Repairing",
+    make_settings: Callable[..., Settings],
+    rows: Rows,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(republish, "_CHANGE", timedelta())
+    other = make_settings()
+    other = make_settings(stream=f"{other.stream}_OTHER", subject_prefix=f"{other.subject_prefix}-other")
+    installation_id = await workers.installation_id(database)
+    made = ensured_stream(other, installation_id, [LOST], events=Events(), client_name="other")
+    async with made, JobClient(other) as client:
+        ids = await post(client, rows, 3)
+
+    async def all_found() -> None:
+        await repairing.scan(1)
+        assert await dispatched_again(rows) == set(ids)
+
+    await eventually(all_found)
+    [told, *_] = repairing.heard.of("message.republished")
+    created = (await rows.job(ids[0]))["stream_created"]
+    assert told["reason"] == (
+        f"they went to another stream, made at {created:%Y-%m-%d %H:%M:%S} UTC: all processes that use this "
+        "database need the same JSWORKER_NATS_URL and JSWORKER_STREAM"
+    )
 
 
 # --- deep queues ---

@@ -1,7 +1,7 @@
 """The reads of the queue by sweeps, and REPUBLISH for jobs whose message is proven lost."""
 
 from collections.abc import Awaitable, Collection, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -19,6 +19,8 @@ _PASSED_OVER = 500
 """The number of oldest rows of a kind among which a search looks for rows that no message brings. Rows behind
 these need no search yet: older jobs are in front of them."""
 _BATCH = 500
+_CHANGE = timedelta(minutes=1)
+"""How long publishers may still name the stream that was there before; and by how much clocks may differ."""
 
 # Statements that walk along an index stay text: nested recursive CTEs are harder to read as expressions.
 _QUEUED: Final = condition(predicates.queued_indexed)
@@ -153,6 +155,10 @@ class Posted(NamedTuple):
     stream_created: datetime | None
     queued_at: datetime
     priority: int = NORMAL
+
+    def is_beside(self, created: datetime) -> bool:
+        """Return whether the message went to another stream, although that made at ``created`` was there."""
+        return self.stream_created not in {None, created} and self.queued_at > created + _CHANGE
 
 
 async def waiting(

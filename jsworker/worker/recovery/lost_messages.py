@@ -22,6 +22,7 @@ _LOOKED_UP = 100
 """The most messages that a scan looks up one by one: enough to find every loss in time, few enough not to
 load the server when the backlog is deep."""
 _AT_ONCE = 20
+_SAME = "all processes that use this database need the same JSWORKER_NATS_URL and JSWORKER_STREAM"
 
 
 class LostMessages:
@@ -72,7 +73,7 @@ class LostMessages:
         last = rows[-1] if gone or len(there) <= _LOOKED_UP else there[_LOOKED_UP - 1]
         self._after = (last.queued_at, last.id)
         if gone or missing:
-            await self._republish([*gone, *missing])
+            await self._republish([*gone, *missing], state)
         return bool(gone) and not self._search.is_slow
 
     async def _ack_floor(self, kind: str, priority: int) -> float:
@@ -105,7 +106,7 @@ class LostMessages:
         found = await asyncio.gather(*(missing(row) for row in rows))
         return [row for row, is_missing in zip(rows, found, strict=True) if is_missing]
 
-    async def _republish(self, gone: Sequence[Posted]) -> None:
+    async def _republish(self, gone: Sequence[Posted], state: StreamState) -> None:
         again = await republish.republish(
             self._context.database,
             worker_id=self._context.worker_id,
@@ -113,7 +114,10 @@ class LostMessages:
             refused_rows=self._context.refused_rows,
         )
         if again:
+            elsewhere = next((row.stream_created for row in gone if row.is_beside(state.created)), None)
             reason = "their messages are gone"
+            if elsewhere is not None:
+                reason = f"they went to another stream, made at {elsewhere:%Y-%m-%d %H:%M:%S} UTC: {_SAME}"
             self._context.events.emit("message.republished", jobs=len(again), reason=reason)
             self._context.requeued.notify()
 
