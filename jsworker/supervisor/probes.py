@@ -97,14 +97,14 @@ def readyz(view: FleetView) -> Response:
 
 
 def _complaints_of(place: PlaceView) -> Iterator[str]:
+    silent = place.silent_seconds
+    blocked = f"its event loop has not come round for {silent:.0f} s" if silent > FRESH_SECONDS else None
     if not place.ready:
         yield "starting"
     elif (readiness := place.readiness) is None or place.report_seconds is None:
-        yield "no report yet"
+        yield blocked or "no report yet"
     elif place.report_seconds > FRESH_SECONDS and not place.quiet:
-        silent = place.silent_seconds
-        since = f"its event loop has not come round for {silent:.0f} s"
-        yield since if silent > FRESH_SECONDS else f"no report for {place.report_seconds:.0f} s"
+        yield blocked or f"no report for {place.report_seconds:.0f} s"
     else:
         if readiness.misfit is not None:
             yield f"migration: {readiness.misfit}"

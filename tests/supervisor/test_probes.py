@@ -75,6 +75,10 @@ def test_one_child_that_works_makes_ready_and_the_other_is_named() -> None:
         (replace(WORKING, report_seconds=60.0, silent_seconds=60.0), "has not come round for 60 s"),
         (replace(WORKING, report_seconds=60.0), "no report for 60 s"),
         (replace(WORKING, report_seconds=None, readiness=None), "no report yet"),
+        (
+            replace(WORKING, report_seconds=None, readiness=None, silent_seconds=20.0),
+            "has not come round for 20 s",
+        ),
     ],
 )
 def test_degraded_modes_are_named(place: PlaceView, says: str) -> None:
