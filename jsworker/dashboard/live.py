@@ -72,7 +72,7 @@ class Poller:
     def __init__(self, interval: float = INTERVAL_SECONDS) -> None:
         self._interval = interval
         self._topics: dict[Hashable, _Topic] = {}
-        # Of pages that nobody has open: who opens one again and again must not hurry it.
+        # Of pages that have no viewer now: opening one again and again must not make it read more often.
         self._rests: dict[Hashable, float] = {}
         self._task: asyncio.Task[None] | None = None
 

@@ -25,7 +25,7 @@ _LONGEST_PAUSE_SECONDS: Final = 5.0
 _DENIED_SECONDS: Final = 60.0
 """After so long without a verdict that was refused, a sign of life means that verdicts are permitted."""
 _LOST_SECONDS: Final = 60.0
-"""Two requests of which the server has lost track within so long are told, and so long after the last one."""
+"""Two requests that the server has forgotten within this time are reported, until it passes without one."""
 _LOST: Final = (
     "JetStream took requests for messages and then fell silent: jobs start late, from the table; if it is "
     "imported from another account, the export of $JS.API.> needs response_type: stream"
@@ -267,7 +267,7 @@ class Puller:
         return now - self._heard_at > 2 * self._idle_heartbeat or self._credit.overdue(now)
 
     def _note_lost(self, now: float) -> None:
-        """Note requests that the server has forgotten; once may be an accident, a second time is told."""
+        """Note requests that the server has forgotten; once may be an accident, a second time is reported."""
         if now - self._lost_at < _LOST_SECONDS:
             self._degrade(_LOST)
         self._lost_at = now

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from uuid import uuid4
 
@@ -185,6 +185,18 @@ COMMANDS = pytest.mark.parametrize(
 )
 
 
+def agree_after(change: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the question of a command be answered with yes, once others have made a change."""
+
+    def answer(_: int = -1) -> str:
+        change()
+        return "y\n"
+
+    keyboard = Keyboard()
+    monkeypatch.setattr(keyboard, "readline", answer)
+    monkeypatch.setattr("sys.stdin", keyboard)
+
+
 class TestChoice:
     @COMMANDS
     def test_ids_or_a_filter_are_needed(self, command: tuple[str, ...], cli: Cli) -> None:
@@ -243,13 +255,10 @@ class TestChoice:
     ) -> None:
         job_id = insert_job(sql, "processing")
 
-        def think(_: int = -1) -> str:
+        def change() -> None:
             change_job(sql, job_id, fencing_token=2)
-            return "y\n"
 
-        keyboard = Keyboard()
-        monkeypatch.setattr(keyboard, "readline", think)
-        monkeypatch.setattr("sys.stdin", keyboard)
+        agree_after(change, monkeypatch)
         found = cli("clear", "--kind", "count-lines", "--reason", "x")
         assert (found.code, found.out) == (1, "")
         assert found.errors[0].endswith(f"job {job_id} has been claimed anew since it was found")
@@ -260,13 +269,10 @@ class TestChoice:
     ) -> None:
         lively, silent = (insert_job(sql, "processing", last_activity_at=ago(600)) for _ in range(2))
 
-        def think(_: int = -1) -> str:
+        def change() -> None:
             change_job(sql, lively, last_activity_at=NOW)
-            return "y\n"
 
-        keyboard = Keyboard()
-        monkeypatch.setattr(keyboard, "readline", think)
-        monkeypatch.setattr("sys.stdin", keyboard)
+        agree_after(change, monkeypatch)
         found = cli("clear", "--stale-for", 300, "--reason", "x")
         assert (found.code, found.lines) == (1, [f"{silent} queued"])
         assert found.errors[-2].endswith(f"job {lively}: its worker gave a sign of life")
@@ -286,13 +292,10 @@ class TestChoice:
         working, hung = (insert_job(sql, "processing", claimed_at=ago(600)) for _ in range(2))
         insert_job(sql)
 
-        def think(_: int = -1) -> str:
+        def change() -> None:
             change_job(sql, working, progress_at=NOW)
-            return "y\n"
 
-        keyboard = Keyboard()
-        monkeypatch.setattr(keyboard, "readline", think)
-        monkeypatch.setattr("sys.stdin", keyboard)
+        agree_after(change, monkeypatch)
         why = ["--reason", "x"] if verb == "clear" else []
         found = cli(verb, "--no-progress-for", 300, *why)
         assert (found.code, found.lines) == (1, [f"{hung} {'queued' if why else 'cancel_requested'}"])
@@ -308,14 +311,11 @@ class TestChoice:
     ) -> None:
         claimed, ended, waiting = (insert_job(sql) for _ in range(3))
 
-        def think(_: int = -1) -> str:
+        def change() -> None:
             change_job(sql, claimed, **STATES["processing"], status="processing")
             change_job(sql, ended, status="cancelled", finished_at=NOW)
-            return "y\n"
 
-        keyboard = Keyboard()
-        monkeypatch.setattr(keyboard, "readline", think)
-        monkeypatch.setattr("sys.stdin", keyboard)
+        agree_after(change, monkeypatch)
         found = cli("cancel", "--status", "queued")
         assert (found.code, found.lines) == (1, [f"{waiting} cancelled"])
         assert [error.rpartition("] ")[2] for error in found.errors] == [
@@ -330,16 +330,13 @@ class TestChoice:
     ) -> None:
         cancelled, ran, failed = (insert_job(sql, "failed") for _ in range(3))
 
-        def think(_: int = -1) -> str:
+        def change() -> None:
             again = {**STATES["queued"], "dispatch": 2, "finished_at": None, "failure_reason": None}
             change_job(sql, cancelled, **again, status="queued")
             change_job(sql, cancelled, status="cancelled", finished_at=NOW)
             change_job(sql, ran, fencing_token=2)
-            return "y\n"
 
-        keyboard = Keyboard()
-        monkeypatch.setattr(keyboard, "readline", think)
-        monkeypatch.setattr("sys.stdin", keyboard)
+        agree_after(change, monkeypatch)
         found = cli("retry", "--kind", "count-lines")
         assert (found.code, found.lines) == (1, [f"{failed} queued"])
         assert [error.rpartition("] ")[2] for error in found.errors] == [

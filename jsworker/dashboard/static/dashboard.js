@@ -2,9 +2,9 @@
 "use strict";
 
 // A live part does not replace what the viewer is working with: selected text, ticked boxes, what has the focus of the
-// keyboard. A click leaves a focus, too, but not one to keep: the part would stay old for as long as nobody clicks
-// elsewhere. It is given to the same element of the new part. An opened <details> is open again there, which is known by
-// its summary, and what was scrolled stays scrolled.
+// keyboard. A click leaves a focus, too, but not one to keep: the part would stay old until the next click outside it.
+// It is given to the same element of the new part. An opened <details>, known by its summary, is open again there, and
+// what was scrolled stays scrolled.
 const nameOf = (each) =>
   each.matches("summary") ? each.textContent : each.getAttribute("href") ?? each.getAttribute("aria-label");
 const summaryOf = (details) => details.querySelector("summary").textContent;

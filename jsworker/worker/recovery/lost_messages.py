@@ -114,10 +114,10 @@ class LostMessages:
             refused_rows=self._context.refused_rows,
         )
         if again:
-            elsewhere = next((row.stream_created for row in gone if row.is_beside(state.created)), None)
+            other = next((row.stream_created for row in gone if row.is_beside(state.created)), None)
             reason = "their messages are gone"
-            if elsewhere is not None:
-                reason = f"they went to another stream, made at {elsewhere:%Y-%m-%d %H:%M:%S} UTC: {_SAME}"
+            if other is not None:
+                reason = f"they went to another stream, made at {other:%Y-%m-%d %H:%M:%S} UTC: {_SAME}"
             self._context.events.emit("message.republished", jobs=len(again), reason=reason)
             self._context.requeued.notify()
 
