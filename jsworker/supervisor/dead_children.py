@@ -4,7 +4,9 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -80,7 +82,10 @@ class DeadChildren:
                 await asyncio.sleep(_REMIND_SECONDS)
 
     async def _reset(self, owner: DeadOwner, died_at: float) -> None:
-        # Imported when the first child has died: SQLAlchemy would double the memory of every parent.
+        # Imported when the first child has died: SQLAlchemy would double the memory of every parent. In a
+        # thread, because it takes seconds on a busy machine, in which the parent would watch nobody.
+        with suppress(RuntimeError):  # the system starts no more threads: it is imported below
+            await asyncio.to_thread(import_module, "jsworker.worker.recovery.resets")
         from jsworker.ownership.database import Database  # noqa: PLC0415 -- see above
         from jsworker.worker.recovery.resets import report_resets, reset_dead_owner  # noqa: PLC0415 -- see above
 

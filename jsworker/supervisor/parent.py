@@ -43,7 +43,7 @@ _OWN_ENDS: Final = frozenset(
 
 
 class Supervisor:
-    """The parent of ``PROCESSES`` workers. Single-threaded; to be run in the main thread."""
+    """The parent of ``PROCESSES`` workers; to be run in the main thread."""
 
     def __init__(
         self,

@@ -1,4 +1,8 @@
-"""Processors that misbehave until their job has been taken back once; copied to where ``run`` imports it."""
+"""Processors that misbehave in their first attempt; copied to where ``run`` imports it.
+
+Not until their job is cleared: on a busy machine a claim may be answered so late that the job is handed back
+and cleared before it has begun.
+"""
 
 import asyncio
 import gc
@@ -80,7 +84,7 @@ class Ends(JobProcessor):
     """Ends its worker in one of several ways, and goes on."""
 
     async def process(self, job: Job[dict[str, Any]]) -> None:
-        if job.cleared:
+        if job.attempt > 1:
             return
         loop = asyncio.get_running_loop()
         match job.payload["how"]:
@@ -101,7 +105,7 @@ class Ends(JobProcessor):
 
 class Aborts(JobProcessor):
     async def process(self, job: Job[dict[str, Any]]) -> None:
-        if not job.cleared:
+        if job.attempt == 1:
             os.abort()
 
 
@@ -154,7 +158,7 @@ class LeavesACopy(JobProcessor):
     async def process(self, job: Job[dict[str, Any]]) -> None:
         async with job.transaction() as session:
             await session.execute(_LOCK)
-            if not job.cleared:
+            if job.attempt == 1:
                 _leave_copy()
 
 
@@ -164,7 +168,7 @@ class LeavesACopyOfItsThread(JobProcessor):
     def process(self, job: Job[dict[str, Any]]) -> None:
         with job.sync.transaction() as session:
             session.execute(_LOCK)
-            if not job.cleared:
+            if job.attempt == 1:
                 _leave_copy()
 
 
@@ -190,7 +194,7 @@ class Blocks(JobProcessor):
     """Keeps the event loop, and tells so: a job that is merely claimed could still be handed back."""
 
     async def process(self, job: Job[dict[str, Any]]) -> None:
-        if not job.cleared:
+        if job.attempt == 1:
             os.write(2, b"keeps the event loop\n")
             time.sleep(3600)  # noqa: ASYNC251 -- the fault itself
 
@@ -208,7 +212,7 @@ class HoldsGil(JobProcessor):
     """Keeps the whole interpreter, and tells so."""
 
     def process(self, job: Job[dict[str, Any]]) -> None:
-        if not job.cleared:
+        if job.attempt == 1:
             os.write(2, b"keeps the interpreter\n")
             re.match(r"(a|aa)+$", "a" * 60 + "b")
 
@@ -296,7 +300,7 @@ class Stubborn(JobProcessor):
     timeout = 0.3
 
     def process(self, job: Job[dict[str, Any]]) -> None:
-        while not job.cleared:
+        while job.attempt == 1:
             time.sleep(0.01)
 
 
@@ -306,7 +310,7 @@ class Swallows(JobProcessor):
     timeout = 0.3
 
     async def process(self, job: Job[dict[str, Any]]) -> None:
-        while not job.cleared:
+        while job.attempt == 1:
             try:
                 await asyncio.sleep(3600)
             except asyncio.CancelledError:

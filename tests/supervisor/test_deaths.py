@@ -18,7 +18,13 @@ from tests.support.proxy import proxied
 pytestmark = pytest.mark.hurried
 
 WATCHDOG_SECONDS = 1.5
-SLOW_RULES: dict[str, Any] = {"stale_threshold": 300.0, "crash_threshold": 200.0, "ack_wait": 600.0}
+SLOW_RULES: dict[str, Any] = {
+    "heartbeat_interval": 2.5,
+    "statement_timeout": 2.0,
+    "stale_threshold": 300.0,
+    "crash_threshold": 200.0,
+    "ack_wait": 600.0,
+}
 """Thresholds of silence that no test reaches: what is taken back is taken back for another reason."""
 ASLEEP = "SELECT worker_id FROM jsworker.jobs WHERE stage = 'asleep' AND status = 'processing'"
 
@@ -112,6 +118,37 @@ async def test_an_only_childs_job_is_taken_back_by_the_parent_itself(
     await eventually(dead_is_stopped)
 
 
+SLOW_IMPORT = """
+import os, sys, time
+
+class Waits:
+    def find_spec(self, name, path=None, target=None):
+        if name == "jsworker.ownership.database" and "jsworker.supervisor.child_main" not in sys.orig_argv:
+            while not os.path.exists({go_on!r}):
+                time.sleep(0.01)
+
+sys.meta_path.insert(0, Waits())
+"""
+
+
+async def test_the_parent_watches_its_children_while_it_loads_what_it_takes_jobs_back_with(
+    supervise: Supervise, client: JobClient, sql: Sql, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = tmp_path / "go on"
+    (tmp_path / "sitecustomize.py").write_text(SLOW_IMPORT.format(go_on=str(go_on)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    parent = supervise("Nap", recover_on_start=False, **SLOW_RULES)
+    await parent.ready(1)
+    job_id = (await client.enqueue("nap", {"seconds": 3600})).id
+    owner = await owner_of_sleeper(sql)
+    parent.send(signal.SIGKILL, pid_of(parent, owner))
+
+    await parent.tells("child.started", 2)
+    assert not parent.lines("dead_owner.reset")
+    go_on.touch()
+    assert counters(await ends_completed(sql, job_id)) == (2, 0, 1)
+
+
 async def test_a_dead_worker_whose_row_cannot_be_changed_is_buried_all_the_same(
     supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
@@ -139,14 +176,8 @@ async def test_a_new_child_leaves_to_the_parent_what_its_sibling_held(
     supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
     """The sibling that was asked to take the job back does not; the parent looks one time-out later."""
-    parent = supervise(
-        "Nap",
-        processes=2,
-        statement_timeout=5.0,
-        heartbeat_interval=6.0,
-        watchdog_timeout=60.0,
-        **SLOW_RULES,
-    )
+    rules = SLOW_RULES | {"statement_timeout": 5.0, "heartbeat_interval": 6.0, "watchdog_timeout": 60.0}
+    parent = supervise("Nap", processes=2, **rules)
     await parent.ready(2)
     # What it looks with, the parent loads for the first dead child; a busy machine may take long for that.
     first = (await client.enqueue("nap", {"seconds": 3600})).id
@@ -196,7 +227,8 @@ WAYS_TO_END_A_WORKER = {
 async def test_a_job_that_ends_its_worker_in_any_way_is_counted_and_ends(
     supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
-    parent = supervise("Ends", "Exits", shutdown_timeout=0.5, **SLOW_RULES)
+    # A parent that stood still, for longer the longer this time-out is, counts no stalls.
+    parent = supervise("Ends", "Exits", shutdown_timeout=0.5, watchdog_timeout=15.0, **SLOW_RULES)
     await parent.ready()
     for number, (how, said) in enumerate(WAYS_TO_END_A_WORKER.items(), start=1):
         before = len(parent.log)

@@ -82,8 +82,8 @@ async def test_a_child_that_does_not_end_is_killed_and_its_jobs_are_not_counted(
     supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
     # At its own end the parent has two statement time-outs to take the jobs back.
-    unhurried: dict[str, Any] = {"statement_timeout": 3.0, "heartbeat_interval": 4.0}
-    parent = supervise("Blocks", shutdown_timeout=0.1, watchdog_timeout=1.9, **unhurried, **SLOW_RULES)
+    rules = SLOW_RULES | {"statement_timeout": 3.0, "heartbeat_interval": 4.0}
+    parent = supervise("Blocks", shutdown_timeout=0.1, watchdog_timeout=1.9, **rules)
     await parent.ready()
     job_id = (await client.enqueue("blocks", {})).id
     await parent.says("keeps the event loop")
