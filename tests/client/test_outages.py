@@ -232,7 +232,7 @@ async def test_with_nats_frozen_only_the_first_call_waits_for_it(
         began = clock()
         during = [await client.enqueue(KIND, {}) for _ in range(10)]
         assert await client.publish_pending() == 0
-        assert clock() - began < 8.0  # 20 s and more, if each of them waited for its own time-out
+        assert clock() - began < 16.0  # 20 s and more, if each of them waited for its own time-out
         assert "did not answer" in str(client.unpublished_because)
         waiting = "SELECT publish_after <= clock_timestamp() FROM jsworker.jobs WHERE id = %s"
         assert await rows.value(waiting, during[-1].id)  # any worker may publish it

@@ -47,7 +47,7 @@ def seconds_ahead(sql: Sql, job_id: UUID, column: str) -> float:
 class TestOne:
     async def test_a_job_that_is_due(self, database: Database, sql: Sql) -> None:
         new = NewJob(new_job_id(), '{"path": "é"}', "k-1", 0.0, 2, 4, "00-aa", "vendor=1")
-        answer = await enqueue(database, KIND, new, publish_after=5.0)
+        answer = await enqueue(database, KIND, new, publish_after=300.0)
         assert answer == Enqueued(new.id, created=True)
         job = read_job(sql, new.id)
         assert (job["status"], job["dispatch"], job["needs_publish"]) == ("queued", 1, True)
@@ -55,7 +55,7 @@ class TestOne:
         assert (job["max_attempts"], job["max_stalls"]) == (2, 4)
         assert (job["traceparent"], job["tracestate"]) == ("00-aa", "vendor=1")
         assert (job["fencing_token"], job["attempts"], job["worker_id"]) == (0, 0, None)
-        assert 0 < seconds_ahead(sql, new.id, "publish_after") <= 5
+        assert 200 < seconds_ahead(sql, new.id, "publish_after") <= 300
         assert seconds_ahead(sql, new.id, "queued_at") <= 0
         assert read_events(sql, new.id) == []
 
