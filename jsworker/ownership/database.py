@@ -49,6 +49,14 @@ WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relrowsecurity AND row_
   AND NOT EXISTS (SELECT FROM pg_policy AS p WHERE p.polrelid = c.oid)
 ORDER BY c.relname
 """)
+# The state of standbys is hidden from most logins, but there is a row for each.
+_WAITS_FOR_STANDBY = text("""
+SELECT current_setting('synchronous_standby_names') <> ''
+  AND current_setting('synchronous_commit') NOT IN ('off', 'local') AND NOT pg_is_in_recovery()
+  AND (NOT EXISTS (SELECT FROM pg_stat_replication WHERE coalesce(sync_state, 'sync') IN ('sync', 'quorum'))
+    OR EXISTS (SELECT FROM pg_stat_activity
+               WHERE wait_event = 'SyncRep' AND clock_timestamp() - query_start > interval '1 s')) AS waits
+""")
 _NO_SUCH_TABLE = frozenset({"42P01", "3F000"})
 _CONFLICT_TRIES = 5
 _END_AFTER = 2
@@ -227,6 +235,11 @@ class Database:
     async def hidden_tables(self) -> list[str]:
         """Return the names of tables whose rows PostgreSQL's row-level security hides from this login, all of them."""
         return [row.relname for row in await self.run(_HIDDEN)]
+
+    async def waits_for_standby(self) -> bool:
+        """Return whether commits are not answered because a synchronous standby is missing or late."""
+        [row] = await self.run(_WAITS_FOR_STANDBY)
+        return bool(row.waits)
 
     async def check_usable(self) -> str:
         """Refuse a database that this version cannot work with: as ``check_session`` and ``check_level``."""

@@ -5,12 +5,14 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import psycopg
+from psycopg.sql import SQL
 
 from jsworker.core.events import Event, Events
 from jsworker.ownership.database import Database, DatabaseHistory, read_history
 from jsworker.worker.maintenance.watches import DatabaseWatch
 from tests.scale_out.replication import DATABASE, Pair, replicated
 from tests.support.contexts import make_context
+from tests.support.polling import eventually
 from tests.support.servers import (
     THROWAWAY_SETTINGS,
     ThrowawayPostgres,
@@ -37,6 +39,8 @@ class Watched:
         self.told: list[Event] = []
         events.on("database.changed", self.told.append)
         events.on("worker.degraded", self.told.append)
+        self.restored: list[Event] = []
+        events.on("worker.restored", self.restored.append)
         context = make_context(database, events=events)
         self.health = context.health
         self.watch = DatabaseWatch(context, on_failover=lambda: None)
@@ -150,3 +154,38 @@ async def test_row_level_security_that_hides_all_rows_is_told_of(database_url: s
         finally:
             connection.execute("DROP OWNED BY filtered")
             connection.execute("DROP ROLE filtered")
+
+
+async def test_commits_that_wait_for_a_synchronous_standby_are_told_of(database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+
+        async def configure(names: str) -> None:
+            connection.execute(SQL("ALTER SYSTEM SET synchronous_standby_names = {}").format(names))
+            connection.execute("SELECT pg_reload_conf()")
+
+            async def loaded() -> None:
+                assert connection.execute("SHOW synchronous_standby_names").fetchone() == (names,)
+
+            await eventually(loaded)
+
+        async with connected(database_url) as database:
+            watched = Watched(database)
+            assert await watched.look() == []
+            await configure("away")
+            try:
+
+                async def told() -> None:  # the watch's own connection may not have loaded it yet
+                    [degraded] = await watched.look()
+                    assert degraded.fields["what"] == "commits"
+                    assert "synchronous_standby_names" in degraded.fields["reason"]
+
+                await eventually(told)
+            finally:
+                await configure("")
+
+            async def over() -> None:
+                assert not await database.waits_for_standby()
+
+            await eventually(over)
+            assert len(await watched.look()) == 1
+            assert [event.fields["what"] for event in watched.restored] == ["commits"]

@@ -24,6 +24,12 @@ _WILDCARDS: Final = frozenset({"*", ">"})
 """Tokens of a literal subject that act as wildcards in a purge, which would hit messages of every kind."""
 
 
+_WAIT_FOR_STANDBY: Final = (
+    "PostgreSQL answers no commit until a synchronous standby has it: start the standby, or take it out of "
+    "synchronous_standby_names and reload; do not end the sessions that wait"
+)
+
+
 class DatabaseWatch:
     """Compares the database with what this process saw last, and its schema with this version's own.
 
@@ -57,6 +63,8 @@ class DatabaseWatch:
             self._context.complaints.note("schema", self.misfit or advice)
             hidden = await self._context.database.hidden_tables()
             self._context.complaints.note("row-level security", _hides(hidden) if hidden else None)
+            waits = await self._context.database.waits_for_standby()
+            self._context.complaints.note("commits", _WAIT_FOR_STANDBY if waits else None)
 
     def _compare(self, found: DatabaseHistory) -> None:
         last, self._last = self._last, found
