@@ -83,7 +83,7 @@ class DeadChildren:
 
     async def _reset(self, owner: DeadOwner, died_at: float) -> None:
         # Imported when the first child has died: SQLAlchemy would double the memory of every parent. In a
-        # thread, because it takes seconds on a busy machine, in which the parent would watch nobody.
+        # thread, because it takes seconds on a busy machine, and the parent has to watch its children.
         with suppress(RuntimeError):  # the system starts no more threads: it is imported below
             await asyncio.to_thread(import_module, "jsworker.worker.recovery.resets")
         from jsworker.ownership.database import Database  # noqa: PLC0415 -- see above
