@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from jsworker import JobClient, JsworkerError, Worker, load_settings
+from jsworker import Event, JobClient, JsworkerError, Worker, load_settings
 from jsworker.embedded import EmbeddedServers
 from pipeline.jobs import FOLDER, PROCESSORS, NightlyReport
 from pipeline.logs import write_sample
 
 _LOOK_SECONDS: Final = 0.2
-_NIGHT_SECONDS: Final = 300.0
+_START_SECONDS: Final = 150.0
+_NIGHT_SECONDS: Final = 200.0
 
 
 class NightFailed(Exception):
@@ -51,9 +52,12 @@ def _write_samples(*, lines: int) -> None:
 
 async def _night() -> str:
     """Let the schedule begin now, and follow the workflow that it starts; return the report."""
-    async with Worker(PROCESSORS, load_settings()), JobClient.from_env() as client:
+    worker = Worker(PROCESSORS, load_settings())
+    worker.on("worker.degraded", _show_trouble)
+    worker.on("job.error", _show_trouble)
+    async with worker, JobClient.from_env() as client:
         job = await client.schedules.run_now(NightlyReport.kind)
-        workflow = await client.result(job.id, timeout=60)
+        workflow = await client.result(job.id, timeout=_START_SECONDS)
         while True:
             found = await client.workflows.get(workflow)
             _show(found)
@@ -72,6 +76,11 @@ def _show(found: dict[str, Any]) -> None:
         jobs = node["jobs"]
         parts.append(f"{node['name']} {jobs.get('completed', 0)}/{sum(jobs.values())}")
     sys.stderr.write(f"{', '.join(parts)}\n")
+
+
+def _show_trouble(event: Event) -> None:
+    why = event.fields.get("reason") or event.fields.get("error")
+    sys.stderr.write(f"{event.name}: {why}\n")
 
 
 if __name__ == "__main__":
