@@ -22,6 +22,7 @@ _CONNECT_SECONDS = 5.0
 _REPLACE_SECONDS = 15.0  # after so long without a connection, nats-py's client is replaced
 _PING_SECONDS = 10.0  # the third unanswered ping ends the connection
 _RECONNECT_SECONDS = 0.5
+_SUBSCRIBE_AGAIN_SECONDS = 10.0
 _BLOCKED_SECONDS = 5.0
 _PENDING_BYTES = 8 * 2**20
 _MOST_COMPLAINTS = 100
@@ -29,6 +30,8 @@ _ABANDON_SECONDS: Final = 2.0
 _LEAST_ATTEMPT_SECONDS: Final = 0.2  # else the last attempt could only fail for lack of time
 _CAUSE: Final = "connection lost"
 _NO_CONNECTION: Final = "there is no connection to NATS"
+_SUBSCRIPTION: Final = re.compile(r'violation for subscription to "([^"]*)"( \(sid)?')
+"""Of a violation, in lower case: the subject, and whether it was permitted before: then a number follows."""
 
 Callback = Callable[[], None]
 
@@ -54,8 +57,14 @@ class Connection:
         self._cause = _CAUSE
         self._complaints: set[str] = set()
         own = re.escape(settings.nats_inbox_prefix.lower())
-        self._varying = re.compile(rf'(?<="{own}\.)[^"]*|(?:\.\d+){{5}}[^"]*')
+        self._varying = re.compile(rf'(?<="{own}\.)[^"]*|(?:\.\d+){{5}}[^"]*| \(sid "\d+"\)')
         self._failures: dict[asyncio.Future[str | None], str] = {}
+        self._ended: set[str] = set()
+        """Subjects, in lower case, of subscriptions that the server has ended for lack of permission."""
+        self._refused: set[str] = set()  # of those, since they were last subscribed to
+        self._subscribe_at = 0.0
+        self._unanswerable: str | None = None
+        """Why no request can be answered: the violation that ended the subscription to the answers."""
         self.lost_callbacks: list[Callback] = []
         self.restored_callbacks: list[Callback] = []
         self.denied_callbacks: list[Callable[[str], None]] = []
@@ -113,9 +122,12 @@ class Connection:
         """Await ``asking``, which sends to ``subject`` and waits for an answer, and return its result.
 
         Besides the errors of ``asking``, raises at once when no answer can come:
-            StreamRefused: publishing there is not permitted; in the server's words.
+            StreamRefused: publishing there, or receiving answers, is not permitted; in the server's words.
             StreamUnavailable: the connection is lost.
         """
+        if self._unanswerable is not None:
+            asking.close()
+            raise StreamRefused(self._unanswerable)
         failure: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._failures[failure] = f'"{subject.lower()}"'
         task = asyncio.create_task(asking, name=f"ask {subject}")
@@ -230,6 +242,8 @@ class Connection:
             await asyncio.sleep(_REPLACE_SECONDS / 15)
             if self.client.is_connected and not self.client.is_dead:
                 alive_at = clock()
+                if self._ended and alive_at >= self._subscribe_at:
+                    await self._subscribe_again(self.client)
                 continue
             self._lose(self.client)
             if not self.client.is_dead and clock() - alive_at < _REPLACE_SECONDS:
@@ -243,6 +257,22 @@ class Connection:
             except Exception as error:  # noqa: BLE001 -- the watch must go on after any error
                 self._complain_of_outage(f"{type(error).__name__}: {error}")
 
+    async def _subscribe_again(self, client: Client) -> None:
+        """Subscribe again to what the server has ended: the permission may have been given back.
+
+        Without it, requests would get no answers, and other workers none of this one, until a reconnect.
+        """
+        self._subscribe_at = asyncio.get_running_loop().time() + _SUBSCRIBE_AGAIN_SECONDS
+        tried, self._refused = set(self._ended), set()
+        client.subscribe_again(tried)
+        try:
+            await client.flush(_BLOCKED_SECONDS)  # behind it, every violation has been read
+        except (TimeoutError, nats.errors.Error, OSError):
+            return
+        self._ended -= tried - self._refused
+        if client is self._client and (client.request_inbox or "").lower() not in self._ended:
+            self._unanswerable = None
+
     def _lose(self, client: Client) -> None:
         if client is self._client and self._up.is_set():
             self._up.clear()
@@ -250,6 +280,7 @@ class Connection:
             self._abandon(client)
 
     def _abandon(self, client: Client) -> None:
+        self._unanswerable = None
         client.lose()
         for failure in self._failures:
             if not failure.done():
@@ -275,6 +306,7 @@ class Connection:
             if self._own_inbox in text:  # no request can be answered
                 text = f"{text} (see {variable_of('nats_inbox_prefix')})"
             self._complain(text)
+            self._note_subscription(client, text)
             for failure, quoted in self._failures.items():
                 if (quoted in text or self._own_inbox in text) and not failure.done():
                     failure.set_result(text)
@@ -286,6 +318,19 @@ class Connection:
             self._cause = text
         else:
             self._complain(f"{type(error).__name__}: {text}")
+
+    def _note_subscription(self, client: Client, text: str) -> None:
+        """Note a subscription that the server has ended, or refused though requests depend on it."""
+        if (violation := _SUBSCRIPTION.search(text)) is None:
+            return
+        subject, was_permitted = violation.groups()
+        is_of_answers = subject == (client.request_inbox or "").lower()
+        if is_of_answers:
+            self._unanswerable = text
+        if was_permitted or is_of_answers:
+            self._ended.add(subject)
+            self._subscribe_at = asyncio.get_running_loop().time() + _SUBSCRIBE_AGAIN_SECONDS
+        self._refused |= {subject} & self._ended
 
     def _complain(self, text: str) -> None:
         key = self._varying.sub("", text)

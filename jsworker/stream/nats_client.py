@@ -111,6 +111,7 @@ class Client(NatsClient):
     def __init__(self, *, require_tls: bool) -> None:
         super().__init__()
         self.inboxes: dict[int, Take] = {}
+        self._inbox_subjects: dict[int, str] = {}
         self._require_tls = require_tls
         self._attempts: set[asyncio.Task[Any]] = set()
         self._ps = _InboxParser(self)
@@ -147,8 +148,21 @@ class Client(NatsClient):
         """
         self._sid += 1
         self.inboxes[self._sid] = take
+        self._inbox_subjects[self._sid] = subject
         self._send(b"SUB %b  %d\r\n" % (subject.encode(), self._sid))
         return self._sid
+
+    @property
+    def request_inbox(self) -> str | None:
+        """The subject to which the answers to all requests come; None before the first request."""
+        return f"{self._resp_sub_prefix.decode()}*" if self._resp_sub_prefix else None
+
+    def subscribe_again(self, subjects: Collection[str]) -> None:
+        """Subscribe again to those of these subjects, in lower case, to which this client was subscribed."""
+        own = {sid: subscription._subject for sid, subscription in self._subs.items()}  # noqa: SLF001 -- see the first line
+        for sid, subject in (own | self._inbox_subjects).items():
+            if subject.lower() in subjects:
+                self._send(b"SUB %b  %d\r\n" % (subject.encode(), sid))
 
     async def close_inbox(self, number: int) -> None:
         """Unsubscribe, and take what is on its way: nats-py would let it wait for ``ack_wait``."""
@@ -160,12 +174,16 @@ class Client(NatsClient):
                     await self.flush(_BARRIER_SECONDS)
                     break
         finally:
-            self.inboxes.pop(number, None)
+            self._forget_inbox(number)
 
     def leave_inbox(self, number: int) -> None:
         """Unsubscribe at once; what is on its way is dropped."""
-        if self.inboxes.pop(number, None) is not None and self.is_connected:
+        if self._forget_inbox(number) and self.is_connected:
             self._send(b"UNSUB %d\r\n" % number)
+
+    def _forget_inbox(self, number: int) -> bool:
+        self._inbox_subjects.pop(number, None)
+        return self.inboxes.pop(number, None) is not None
 
     def lose(self) -> None:
         """Forget the inboxes of a lost connection, and commands that wait to be sent, except verdicts.
@@ -173,6 +191,7 @@ class Client(NatsClient):
         A request would be served to an inbox that is gone, and its messages would wait for ``ack_wait``.
         """
         self.inboxes.clear()
+        self._inbox_subjects.clear()
         self._pending = [command for command in self._pending if command.startswith(_VERDICT)]
         self._pending_data_size = sum(map(len, self._pending))
 

@@ -30,6 +30,7 @@ _LOST: Final = (
     "JetStream took requests for messages and then fell silent: jobs start late, from the table; if it is "
     "imported from another account, the export of $JS.API.> needs response_type: stream"
 )
+_NO_INBOX: Final = 'permissions violation for subscription to "{}.>" (see JSWORKER_NATS_INBOX_PREFIX)'
 _TURN_SECONDS: Final = 0.05
 """A lane that waits for its turn checks so often; a consumer silent for so long counts as dry."""
 _FEW: Final = 10  # messages
@@ -430,6 +431,12 @@ class Puller:
 
     def _on_denied(self, text: str) -> None:
         """Name a right that requests or verdicts lack; without the first jobs come late, from the table."""
+        if self._inbox is not None and f'to "{self._inbox.subject.lower()}*"' in text:
+            self._degrade(_NO_INBOX.format(self._stream.settings.nats_inbox_prefix))
+            self._leave()
+            self._begin_pause()
+            self._signal.set()
+            return
         before, consumer, _ = text.partition(f".{self._stream.name}.{self.name}.".lower())
         if f'"{self._request_subject.lower()}"' in text:
             self._degrade(text)

@@ -13,12 +13,14 @@ from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from jsworker.core.errors import StreamRefused
 from jsworker.stream import connection
 from jsworker.stream.message import WireMessage
 from tests.stream.conftest import OpenStream, StartServer
 from tests.stream.desk import until
 from tests.stream.nats_server import HOST, NatsServer
 from tests.stream.streams import TestStream, settings_for
+from tests.support.polling import eventually
 
 
 @pytest.fixture
@@ -89,6 +91,45 @@ async def test_a_password_whose_file_changed_is_read_again(
     await until(lambda: stream.connected)
     assert stream.told_of("worker.restored")[-1] == {"what": "nats"}
     await stream.ensure(["resize"], {})
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_subscriptions_come_back_with_a_permission_that_was_taken_away(
+    open_stream: OpenStream, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reload ends the subscriptions that it forbids, and the connection lasts."""
+    monkeypatch.setattr(connection, "_SUBSCRIBE_AGAIN_SECONDS", 0.2)
+    users = (
+        "authorization { users: [ { user: a, password: b, permissions: { subscribe: { deny: [%s] } } } ] }"
+    )
+    server = await start_server(users % "nothing")
+    stream = await open_stream(url=f"nats://a:b@{HOST}:{server.port}")
+    await stream.ensure(["resize"], {"resize": 600.0})
+    witness = stream.witness("pod-0")
+    await witness.prove(10.0)
+    await stream.publish(WireMessage(uuid4(), "resize", 1), timeout=10.0)
+    first = stream.connection.client
+    server.configure(users % '"_INBOX.>", "jsworker.>"')
+    server.reload()
+    refused = 'permissions violation for subscription to "_inbox.'
+    await until(lambda: any(refused in told["reason"] for told in stream.told_of("worker.degraded")))
+    with pytest.raises(StreamRefused, match=r"for subscription to .* \(see JSWORKER_NATS_INBOX_PREFIX\)"):
+        await stream.state()  # at once, not after a time-out
+    server.configure(users % "nothing")
+    server.reload()
+
+    async def is_answered() -> None:
+        try:
+            assert (await stream.state()).messages == 1
+        except StreamRefused as refused:
+            raise AssertionError from refused
+
+    await eventually(is_answered)
+    await until(lambda: not stream.connection._ended)
+    assert await witness.prove(10.0)
+    await stream.publish(WireMessage(uuid4(), "resize", 1), timeout=10.0)
+    assert (await stream.state()).messages == 2
+    assert stream.connection.client is first
 
 
 @pytest.mark.usefixtures("impatient")

@@ -258,6 +258,35 @@ async def test_a_missing_right_to_ask_for_messages_is_told_until_it_is_given(
     assert stream.told_of("worker.degraded").count(denied("$js.api.consumer.msg.next.jobs.resize")) == 1
 
 
+async def test_a_missing_right_to_receive_messages_is_told_until_it_is_given(
+    open_stream: OpenStream, open_desk: OpenDesk, start_server: StartServer
+) -> None:
+    users = """authorization { users: [
+      { user: all, password: a }
+      { user: worker, password: b, permissions: { subscribe: { deny: [%s] } } }
+    ] }"""
+    server = await start_server(users % "nothing")
+    everyone = await open_stream(url=f"nats://all:a@{HOST}:{server.port}")
+    await everyone.ensure(["resize"], {"resize": 600.0})
+    stream = await open_stream(url=f"nats://worker:b@{HOST}:{server.port}")
+    desk = await open_desk(stream)
+    await asks_again(desk)
+    server.configure(users % '"_INBOX.>"')
+    server.reload()
+    reason = 'permissions violation for subscription to "_INBOX.>" (see JSWORKER_NATS_INBOX_PREFIX)'
+    await until(lambda: desk.puller.reason == reason)
+    for _ in range(2):
+        await asks_again(desk)
+    assert not desk.puller.is_pulling
+    server.configure(users % "nothing")
+    server.reload()
+    await publish(everyone, 1)
+    await desk.has(1)
+    assert desk.puller.is_pulling
+    assert {"what": "consumer resize"} in stream.told_of("worker.restored")
+    assert stream.told_of("worker.degraded").count({"what": "consumer resize", "reason": reason}) == 1
+
+
 async def test_a_missing_right_to_acknowledge_is_told_until_it_is_given(
     open_stream: OpenStream,
     open_desk: OpenDesk,
