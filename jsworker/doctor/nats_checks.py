@@ -287,12 +287,16 @@ def service(
 
 
 def _lacking(unknown: Unknown) -> Finding | None:
-    if "permissions violation" not in unknown.because.lower():
+    because = unknown.because.lower()
+    if "permissions violation" not in because:
         return None
-    return error(
-        f"this login lacks a permission: {printable(unknown.because, 300)}",
-        "Add that subject to the publish permissions of the login; workers ask there too.",
-    )
+    do = "Add that subject to the publish permissions of the login; workers ask there too."
+    if "violation for subscription" in because:
+        do = (
+            "Add JSWORKER_NATS_INBOX_PREFIX, followed by .>, to the subscribe permissions of the login; "
+            "answers to workers come there too."
+        )
+    return error(f"this login lacks a permission: {printable(unknown.because, 300)}", do)
 
 
 def _silent(unknown: Unknown, nats: NatsServer) -> Finding:

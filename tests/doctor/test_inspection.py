@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import nats
@@ -29,6 +30,7 @@ from jsworker.stream.diagnostics import Inspector
 from jsworker.stream.jetstream import Stream, ensured_stream
 from tests.ownership.test_plans import access_paths, rows_read
 from tests.ownership.test_pool import pooled
+from tests.stream.nats_server import NatsServer
 from tests.support.polling import eventually
 from tests.support.proxy import proxied
 from tests.support.servers import TEMPLATE, TestServers, copy_database
@@ -256,6 +258,29 @@ async def test_servers_that_fall_silent_are_findings_and_no_endless_wait(
     assert "PostgreSQL at 127.0.0.1" in facts.server.because
     assert isinstance(facts.nats, Unknown)
     assert "did not answer" in facts.nats.because
+
+
+async def test_a_login_that_receives_no_answers_is_told_what_it_lacks(
+    settings: Settings, database_url: str, tmp_path: Path
+) -> None:
+    may = 'permissions: { subscribe: { deny: "_INBOX.>" } }'
+    server = NatsServer(tmp_path, extra=f"authorization {{ users: [ {{ user: a, password: b, {may} }} ] }}")
+    await server.start()
+    with psycopg.connect(database_url) as postgres:
+        postgres.execute(WORKER, [["resize"]])  # is asked first
+    try:
+        findings = examine(
+            await gather(settings.model_copy(update={"nats_url": f"nats://a:b@{server.url[7:]}"}))
+        )
+    finally:
+        await server.stop()
+    found = next(each for each in findings if each.check == "nats.stream")
+    assert found.says.startswith("this login lacks a permission: ")
+    assert 'permissions violation for subscription to "_inbox.' in found.says
+    assert found.do is not None
+    assert found.do.startswith(
+        "Add JSWORKER_NATS_INBOX_PREFIX, followed by .>, to the subscribe permissions of the login"
+    )
 
 
 KINDS = [f"kind-{number:03}" for number in range(300)]
