@@ -43,7 +43,8 @@ class Connection:
     ``lost_callbacks`` or ``restored_callbacks``. A permissions violation is passed to the
     ``denied_callbacks``, as the server's text in lower case. Complaints of server or client are emitted
     as ``worker.degraded`` with ``what="nats client"``, each text once; subjects that differ only in what each
-    message or inbox has of its own count as one.
+    message or inbox has of its own count as one. A right to subscribe that was given back is complained of
+    again when it is lost again.
     """
 
     def __init__(self, settings: Settings, *, events: Events, name: str) -> None:
@@ -264,12 +265,14 @@ class Connection:
         """
         self._subscribe_at = asyncio.get_running_loop().time() + _SUBSCRIBE_AGAIN_SECONDS
         tried, self._refused = set(self._ended), set()
-        client.subscribe_again(tried)
+        sent = client.subscribe_again(tried)
         try:
             await client.flush(_BLOCKED_SECONDS)  # behind it, every violation has been read
         except (TimeoutError, nats.errors.Error, OSError):
             return
         self._ended -= tried - self._refused
+        told = [self._varying.sub("", f'"{subject}"') for subject in sent - self._refused]
+        self._complaints = {key for key in self._complaints if not any(each in key for each in told)}
         if client is self._client and (client.request_inbox or "").lower() not in self._ended:
             self._unanswerable = None
 

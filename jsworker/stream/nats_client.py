@@ -157,12 +157,15 @@ class Client(NatsClient):
         """The subject to which the answers to all requests come; None before the first request."""
         return f"{self._resp_sub_prefix.decode()}*" if self._resp_sub_prefix else None
 
-    def subscribe_again(self, subjects: Collection[str]) -> None:
-        """Subscribe again to those of these subjects, in lower case, to which this client was subscribed."""
+    def subscribe_again(self, subjects: Collection[str]) -> set[str]:
+        """Subscribe again to those of these subjects, in lower case, that this client has; return those."""
         own = {sid: subscription._subject for sid, subscription in self._subs.items()}  # noqa: SLF001 -- see the first line
+        found: set[str] = set()
         for sid, subject in (own | self._inbox_subjects).items():
             if subject.lower() in subjects:
                 self._send(b"SUB %b  %d\r\n" % (subject.encode(), sid))
+                found.add(subject.lower())
+        return found
 
     async def close_inbox(self, number: int) -> None:
         """Unsubscribe, and take what is on its way: nats-py would let it wait for ``ack_wait``."""

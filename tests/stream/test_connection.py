@@ -111,8 +111,13 @@ async def test_subscriptions_come_back_with_a_permission_that_was_taken_away(
     first = stream.connection.client
     server.configure(users % '"_INBOX.>", "jsworker.>"')
     server.reload()
-    refused = 'permissions violation for subscription to "_inbox.'
-    await until(lambda: any(refused in told["reason"] for told in stream.told_of("worker.degraded")))
+    refused = 'permissions violation for subscription to "'
+
+    def complaints(subject: str) -> int:
+        reasons = [told["reason"] for told in stream.told_of("worker.degraded")]
+        return sum(reason.startswith(f"{refused}{subject}") for reason in reasons)
+
+    await until(lambda: complaints("jsworker.worker.pod-0") == complaints("_inbox.") == 1)
     with pytest.raises(StreamRefused, match=r"for subscription to .* \(see JSWORKER_NATS_INBOX_PREFIX\)"):
         await stream.state()  # at once, not after a time-out
     server.configure(users % "nothing")
@@ -129,6 +134,9 @@ async def test_subscriptions_come_back_with_a_permission_that_was_taken_away(
     assert await witness.prove(10.0)
     await stream.publish(WireMessage(uuid4(), "resize", 1), timeout=10.0)
     assert (await stream.state()).messages == 2
+    server.configure(users % '"_INBOX.>", "jsworker.>"')
+    server.reload()
+    await until(lambda: complaints("jsworker.worker.pod-0") == complaints("_inbox.") == 2)
     assert stream.connection.client is first
 
 
