@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jsworker import JobClient
-from jsworker.core.settings import Settings
+from jsworker.core.settings import Settings, variable_of
 from jsworker.embedded import resources
 from jsworker.ownership.database import Database
 from jsworker.worker.context import WorkerContext
@@ -137,6 +137,14 @@ def make_settings(servers: TestServers, database_url: str, pace: dict[str, Any])
 @pytest.fixture
 def settings(make_settings: Callable[..., Settings]) -> Settings:
     return make_settings()
+
+
+@pytest.fixture
+def environment(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables that lead to the test's servers, for a page's code and commands."""
+    monkeypatch.setenv("JSWORKER_DATABASE_URL", settings.database_dsn())
+    for name in ("nats_url", "stream", "subject_prefix"):
+        monkeypatch.setenv(variable_of(name), getattr(settings, name))
 
 
 @pytest.fixture

@@ -1,27 +1,23 @@
 """docs/acting-on-jobs.md: its code does what it says."""
 
-import re
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from jsworker import JobClient
+from tests.support.documents import Page
 from tests.worker.conftest import rows
 from tests.worker.rows import Rows
 
 __all__ = ["rows"]
 
-PAGE = (Path(__file__).parents[1] / "docs" / "acting-on-jobs.md").read_text()
+PAGE = Page("docs/acting-on-jobs.md")
 
 
 async def test_its_code_does_what_it_says(
     client: JobClient, rows: Rows, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names: dict[str, Any] = {"__name__": "page"}
-    for block in re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE):
-        exec(block, names)  # noqa: S102 -- the page's own code
+    names = PAGE.names()
     failed = await client.enqueue("count-words", {})
     await client.enqueue("count-words", {}, delay=60.0, limit_key="tenant-7")
     await rows.query(

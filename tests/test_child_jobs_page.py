@@ -1,10 +1,7 @@
 """docs/child-jobs.md: its code does what it says."""
 
-import re
-from pathlib import Path
-from typing import Any
-
 from jsworker import JobClient
+from tests.support.documents import Page
 from tests.worker.conftest import rows, start
 from tests.worker.processors import echo, scripted
 from tests.worker.rows import Rows
@@ -12,13 +9,11 @@ from tests.worker.running import StartWorker
 
 __all__ = ["rows", "start"]
 
-PAGE = (Path(__file__).parents[1] / "docs" / "child-jobs.md").read_text()
+PAGE = Page("docs/child-jobs.md")
 
 
 async def test_its_code_works(client: JobClient, start: StartWorker, rows: Rows) -> None:
-    found: dict[str, Any] = {"__name__": "page"}
-    for block in re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE):
-        exec(block, found)  # noqa: S102 -- the page's own code
+    found = PAGE.names()
     await start(found["Order"], found["Ship"], scripted(echo, kind="track"))
     job = await client.enqueue(found["Order"], {"items": ["a", "b"]})
     assert await job.result(60) == 2

@@ -15,10 +15,11 @@ from sqlalchemy.orm import Session
 
 from jsworker import Job, JobClient, JobProcessor, Settings, Worker
 from jsworker.core.settings import load_settings
+from tests.support.documents import Page
 from tests.support.polling import eventually
 
 PATIENT = {"statement_timeout": 5.0, "heartbeat_interval": 6.0, "watchdog_timeout": 30.0}
-PAGE = (Path(__file__).parents[1] / "docs" / "encryption.md").read_text()
+PAGE = Page("docs/encryption.md")
 
 
 class SendInvoice(JobProcessor[dict[str, int]]):
@@ -26,16 +27,9 @@ class SendInvoice(JobProcessor[dict[str, int]]):
         return job.payload
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"(?ms)^```{language}\n(.*?)^```$", PAGE)
-
-
 @pytest.fixture
 def names() -> dict[str, Any]:
-    found: dict[str, Any] = {"__name__": "page"}
-    for block in blocks("python"):
-        exec(block, found)  # noqa: S102 -- the page's own code
-    return found
+    return PAGE.names()
 
 
 @pytest.fixture
@@ -54,7 +48,7 @@ async def test_its_commands_make_a_key_and_its_code_enqueues_with_it(
     session: Session,
     tmp_path: Path,
 ) -> None:
-    [commands], [count] = blocks("sh"), blocks("sql")
+    [commands], [count] = PAGE.blocks("sh"), PAGE.blocks("sql")
     install, make, export = commands.splitlines()
     assert install == "pip install 'jsworker[encryption]'"
     make = make.replace("python ", f"{sys.executable} ", 1)
@@ -90,5 +84,5 @@ async def test_its_own_codec_is_one(names: dict[str, Any], make_settings: Callab
 
 
 def test_it_names_each_setting() -> None:
-    named = set(re.findall(r"`JSWORKER_(ENC\w+|CODEC)", PAGE))
+    named = set(re.findall(r"`JSWORKER_(ENC\w+|CODEC)", PAGE.text))
     assert named == {name.upper() for name in Settings.model_fields if name.startswith(("encrypt", "codec"))}

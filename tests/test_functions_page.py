@@ -2,8 +2,6 @@
 
 import asyncio
 import importlib
-import re
-import secrets
 import shlex
 import sys
 from collections.abc import Iterator
@@ -14,27 +12,15 @@ import pytest
 
 from jsworker.core.functions import FunctionProcessor
 from jsworker.embedded import start_with_parent
+from tests.support.documents import Page
 
-PAGE = (Path(__file__).parents[1] / "docs" / "functions.md").read_text()
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"(?ms)^```{language}\n(.*?)^```$", PAGE)
+PAGE = Page("docs/functions.md")
 
 
 @pytest.fixture
-def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: Any, database_url: str) -> Iterator[Any]:
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: None) -> Iterator[Any]:
     """The page's module, in the working directory."""
-    name = f"page-of-functions-{secrets.token_hex(4)}"
-    variables = {
-        "DATABASE_URL": database_url,
-        "NATS_URL": servers.nats.url,
-        "STREAM": name,
-        "SUBJECT_PREFIX": name,
-    }
-    for variable, value in variables.items():
-        monkeypatch.setenv(f"JSWORKER_{variable}", value)
-    [code] = blocks("python")
+    [code] = PAGE.blocks("python")
     (tmp_path / "words.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -43,7 +29,7 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: Any, databas
 
 
 def test_its_code_and_its_command_do_what_they_say(words: Any) -> None:
-    [command] = blocks("sh")
+    [command] = PAGE.blocks("sh")
     worker = start_with_parent([sys.executable, "-m", *shlex.split(command)])
     try:
         count, text = asyncio.run(words.enqueue())

@@ -2,12 +2,11 @@
 
 import json
 import re
-import secrets
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
@@ -15,27 +14,15 @@ from jsworker.core.settings import Settings, variable_of
 from jsworker.telemetry.metrics import ISOLATED_ENDS
 from jsworker.worker.isolation.isolated_process import Cause
 from tests.deployment.metric_names import LABELS, VALUES
+from tests.support.documents import Page
 from tests.support.polling import eventually
 
-PAGE = (Path(__file__).parents[1] / "docs" / "isolation.md").read_text()
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"(?ms)^```{language}\n(.*?)^```$", PAGE)
-
-
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch, servers: Any, database_url: str) -> None:
-    monkeypatch.setenv("JSWORKER_DATABASE_URL", database_url)
-    monkeypatch.setenv("JSWORKER_NATS_URL", servers.nats.url)
-    unique = secrets.token_hex(4)
-    monkeypatch.setenv("JSWORKER_STREAM", f"PAGE_{unique}")
-    monkeypatch.setenv("JSWORKER_SUBJECT_PREFIX", f"page-{unique}")
+PAGE = Page("docs/isolation.md")
 
 
 @pytest.mark.usefixtures("environment")
 async def test_its_job_is_done_by_its_commands(tmp_path: Path) -> None:
-    [code], [commands] = blocks("python"), blocks("sh")
+    [code], [commands] = PAGE.blocks("python"), PAGE.blocks("sh")
     (tmp_path / "primes.py").write_text(code)
     run, enqueue = ([sys.executable, "-m", *shlex.split(line)] for line in commands.splitlines())
     with subprocess.Popen(run, cwd=tmp_path) as worker:  # noqa: ASYNC220 -- starts at once
@@ -53,12 +40,14 @@ async def test_its_job_is_done_by_its_commands(tmp_path: Path) -> None:
 
 
 def test_its_names_are_those_that_exist() -> None:
-    assert set(re.findall(r"JSWORKER_[A-Z_]+", PAGE)) <= {variable_of(name) for name in Settings.model_fields}
-    assert set(re.findall(r"jsworker_\w+", PAGE)) <= set(LABELS)
-    assert {*re.findall(r"`(crashed in isolation)`", PAGE)} <= VALUES["cause"]
+    assert set(re.findall(r"JSWORKER_[A-Z_]+", PAGE.text)) <= {
+        variable_of(name) for name in Settings.model_fields
+    }
+    assert set(re.findall(r"jsworker_\w+", PAGE.text)) <= set(LABELS)
+    assert {*re.findall(r"`(crashed in isolation)`", PAGE.text)} <= VALUES["cause"]
 
 
 def test_it_names_each_cause_of_an_end() -> None:
-    rows = re.findall(r"(?m)^\| `([a-z ]+)` \|", PAGE.partition("| cause |")[2])
+    rows = re.findall(r"(?m)^\| `([a-z ]+)` \|", PAGE.text.partition("| cause |")[2])
     assert rows == [*ISOLATED_ENDS]
     assert {*get_args(Cause)} == {*ISOLATED_ENDS, "not needed"}

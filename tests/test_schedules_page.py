@@ -1,40 +1,22 @@
 """docs/schedules.md: its code is run, its commands and what it says of names are true."""
 
-import re
-import shlex
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from jsworker.core.schedule_rules import named_schedules
+from tests.support.documents import Page, run_line
 
-PAGE = (Path(__file__).parents[1] / "docs" / "schedules.md").read_text()
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"(?ms)^```{language}\n(.*?)^```$", PAGE)
+PAGE = Page("docs/schedules.md")
 
 
 def test_its_classes_have_the_schedules_that_it_shows() -> None:
-    names: dict[str, Any] = {"__name__": "page"}
-    for block in blocks("python"):
-        exec(block, names)  # noqa: S102 -- the page's own code
+    names = PAGE.names()
     reports, tidy = names["SendReports"], names["Tidy"]
     assert list(named_schedules(reports.kind, reports.schedule)) == ["send-reports"]
     assert list(named_schedules(tidy.kind, tidy.schedule)) == ["tidy uploads", "tidy archive"]
 
 
-@pytest.mark.usefixtures("database_url")
-def test_its_commands_do_what_they_say(
-    monkeypatch: pytest.MonkeyPatch, servers: Any, database_url: str
-) -> None:
-    from jsworker.cli.app import run_command  # noqa: PLC0415 -- the command line takes a while to import
-
-    monkeypatch.setenv("JSWORKER_DATABASE_URL", database_url)
-    monkeypatch.setenv("JSWORKER_NATS_URL", servers.nats.url)
-    monkeypatch.setenv("JSWORKER_STREAM", "PAGE_OF_SCHEDULES")
-    monkeypatch.setenv("JSWORKER_SUBJECT_PREFIX", "page-of-schedules")
-    [commands] = blocks("sh")
+@pytest.mark.usefixtures("environment")
+def test_its_commands_do_what_they_say() -> None:
+    [commands] = PAGE.blocks("sh")
     for line in commands.splitlines():
-        assert run_command(shlex.split(line)[1:]) == 0, line
+        assert run_line(line) == 0, line

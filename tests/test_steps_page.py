@@ -1,34 +1,25 @@
 """docs/steps.md: its jobs do what it says, its commands work."""
 
-import re
-import shlex
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import psycopg
 import pytest
 
-from jsworker import JobClient, Worker, load_settings
+from jsworker import JobClient, Worker
 from jsworker.core.settings import Settings
 from tests.conftest import UNHURRIED
+from tests.support.documents import Page, run_line
 from tests.support.polling import eventually
 
-PAGE = (Path(__file__).parents[1] / "docs" / "steps.md").read_text()
+PAGE = Page("docs/steps.md")
 JOB = "01a20f3e-1cf9-7742-a45f-1455c6717983"
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"(?ms)^```{language}\n(.*?)^```$", PAGE)
 
 
 @pytest.fixture
 def names() -> dict[str, Any]:
     """What the code of the page defines."""
-    defined: dict[str, Any] = {"__name__": "page"}
-    for block in blocks("python"):
-        exec(block, defined)  # noqa: S102 -- the page's own code
-    return defined
+    return PAGE.names()
 
 
 async def test_its_jobs_do_what_it_shows(settings: Settings, names: dict[str, Any]) -> None:
@@ -49,11 +40,8 @@ async def test_its_jobs_do_what_it_shows(settings: Settings, names: dict[str, An
         assert kept == [("charge", receipt), ("label", label), ("cool-off", None)]
 
 
-def test_its_commands_do_what_they_say(
-    monkeypatch: pytest.MonkeyPatch, settings: Settings, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from jsworker.cli.app import run_command  # noqa: PLC0415 -- the command line takes a while to import
-
+@pytest.mark.usefixtures("environment")
+def test_its_commands_do_what_they_say(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     with psycopg.connect(settings.database_dsn(), autocommit=True) as connection:
         connection.execute(
             "INSERT INTO jsworker.jobs (id, kind, payload, status, run_at)"
@@ -65,10 +53,7 @@ def test_its_commands_do_what_they_say(
             " VALUES (%s, 'charge', '5', 1)",
             [UUID(JOB)],
         )
-    monkeypatch.setenv("JSWORKER_DATABASE_URL", settings.database_dsn())
-    monkeypatch.setenv("JSWORKER_NATS_URL", settings.nats_url)
-    assert load_settings().database_dsn() == settings.database_dsn()
-    [commands] = blocks("sh")
+    [commands] = PAGE.blocks("sh")
     for line in commands.splitlines():
-        assert run_command(shlex.split(line)[1:]) == 0, line
+        assert run_line(line) == 0, line
         assert "charge" in capsys.readouterr().out

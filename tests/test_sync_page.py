@@ -2,20 +2,19 @@
 
 import asyncio
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from jsworker import SyncJobClient
 from jsworker.core.settings import Settings
+from tests.support.documents import Page
 from tests.worker.conftest import start
 from tests.worker.processors import echo, scripted
 from tests.worker.running import StartWorker
 
 __all__ = ["start"]
 
-PAGE = (Path(__file__).parents[1] / "docs" / "sync.md").read_text()
+PAGE = Page("docs/sync.md")
 
 
 @pytest.mark.parametrize("with_nats", [True, False])
@@ -28,9 +27,7 @@ async def test_its_code_works(
     if with_nats:
         monkeypatch.setenv("JSWORKER_NATS_URL", settings.nats_url)
     await start(scripted(echo, kind="send-receipt"), scripted(echo, kind="send-report"))
-    found: dict[str, Any] = {"__name__": "page"}
-    for block in re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE):
-        exec(block, found)  # noqa: S102 -- the page's own code
+    found = PAGE.names()
 
     def use() -> None:
         assert found["jobs"].get(found["order"](7)).unique_key == "order 7"
@@ -42,7 +39,7 @@ async def test_its_code_works(
 
 
 def test_it_names_all_there_is() -> None:
-    [sentence] = re.findall(r"(?s)Methods, arguments.*?\n\n", PAGE)
+    [sentence] = re.findall(r"(?s)Methods, arguments.*?\n\n", PAGE.text)
     public = {name for name in dir(SyncJobClient) if not name.startswith("_")}
     assert set(re.findall(r"`(\w+)`", sentence)) - {"JobClient"} == (public | {"events"}) - {
         "open",

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import jsworker.testing
 from jsworker.testing import sync
+from tests.support.documents import Page
 from tests.support.servers import TestServers
 
-PAGE = (Path(__file__).parents[1] / "docs" / "testing.md").read_text()
+PAGE = Page("docs/testing.md")
 FILE = re.compile(r"(?ms)^```python\n# (\w+\.py)\n(.*?)^```$")
 
 
 def test_its_files_are_tests_that_pass(tmp_path: Path, servers: TestServers) -> None:
-    files = dict(FILE.findall(PAGE))
-    assert len(files) == PAGE.count("```python")
+    files = dict(FILE.findall(PAGE.text))
+    assert len(files) == PAGE.text.count("```python")
     for name, content in files.items():
         (tmp_path / name).write_text(content)
     (tmp_path / "pytest.ini").write_text(
@@ -39,4 +40,4 @@ def test_its_files_are_tests_that_pass(tmp_path: Path, servers: TestServers) -> 
 def test_it_names_everything_that_there_is() -> None:
     public = {*jsworker.testing.__all__, *sync.__all__}
     of_types = {"JobRun", "KilledJob", "RunError", "RunningServers", "WorkDone"}
-    assert {name for name in public - of_types if name not in PAGE} == set()
+    assert {name for name in public - of_types if name not in PAGE.text} == set()

@@ -1,7 +1,6 @@
 """docs/alembic.md: its statements work with every driver, its env.py leaves jsworker's tables alone."""
 
 import re
-import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,17 +14,16 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from alembic import command
 from jsworker import enqueue_statement
 from jsworker.core.settings import Settings
+from tests.support.documents import Page, names_of, run_line
 from tests.worker.rows import Rows
 
-PAGE = (Path(__file__).parents[2] / "docs" / "alembic.md").read_text()
-ENQUEUES, ENV, MODELS = re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE)
+PAGE = Page("docs/alembic.md")
+ENQUEUES, ENV, MODELS = PAGE.blocks("python")
 
 
 @pytest.fixture
 def names() -> dict[str, Any]:
-    defined: dict[str, Any] = {"__name__": "page"}
-    exec(ENQUEUES, defined)  # noqa: S102 -- the page's own code
-    return defined
+    return names_of(ENQUEUES)
 
 
 @pytest.fixture
@@ -143,9 +141,7 @@ async def test_without_schemas_the_tables_are_not_seen(project: Project) -> None
 
 
 def test_its_commands_print_sql(capsys: pytest.CaptureFixture[str]) -> None:
-    from jsworker.cli.app import run_command  # noqa: PLC0415 -- the command line takes a while to import
-
-    [commands] = re.findall(r"(?ms)^```sh\n(.*?)^```$", PAGE)
+    [commands] = PAGE.blocks("sh")
     for line in commands.splitlines():
-        assert run_command(shlex.split(line)[1:]) == 0
+        assert run_line(line) == 0
         assert "COMMIT;" in capsys.readouterr().out

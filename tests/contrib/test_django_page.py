@@ -4,12 +4,11 @@ import asyncio
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.djangos import closing, django_on  # first: it sets Django up
+from tests.support.documents import Page, names_of
 
 from django.test import override_settings  # isort: skip
 
@@ -26,8 +25,8 @@ from jsworker.contrib.django.configuration import check_configuration, jsworker_
 from jsworker.core.settings import Settings
 from tests.worker.rows import Rows
 
-PAGE = (Path(__file__).parents[2] / "docs" / "django.md").read_text()
-SETTINGS, ENQUEUES, JOBS, TASKS = re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE)
+PAGE = Page("docs/django.md")
+SETTINGS, ENQUEUES, JOBS, TASKS = PAGE.blocks("python")
 
 
 @pytest.fixture(autouse=True)
@@ -36,18 +35,12 @@ def _django(database_url: str) -> Iterator[None]:
         yield
 
 
-def of(block: str) -> dict[str, Any]:
-    defined: dict[str, Any] = {"__name__": "page"}
-    exec(block, defined)  # noqa: S102 -- the page's own code
-    return defined
-
-
 def test_its_settings_are_taken(settings: Settings) -> None:
-    with override_settings(**{name: value for name, value in of(SETTINGS).items() if name == "JSWORKER"}):
+    with override_settings(JSWORKER=names_of(SETTINGS)["JSWORKER"]):
         assert check_configuration() == []
         found = jsworker_settings()
         assert (found.concurrency, found.database_dsn()) == (4, settings.database_dsn())
-    with override_settings(TASKS=of(TASKS)["TASKS"]):
+    with override_settings(TASKS=names_of(TASKS)["TASKS"]):
         assert list(task_backends["default"].check()) == []
 
 
@@ -56,7 +49,7 @@ async def test_its_code_enqueues_and_works(
 ) -> None:
     for name in ("", ".models", ".jobs"):
         monkeypatch.setitem(sys.modules, f"shop{name}", sys.modules[f"{django_app.shop.__name__}{name}"])
-    names = of(ENQUEUES + JOBS)
+    names = names_of(ENQUEUES, JOBS)
     order = await asyncio.to_thread(closing, names["place_order"], "tea", 250)
     row = await rows.job(order.job_id)
     assert (row["kind"], row["unique_key"]) == ("write-receipt", f"receipt-{order.pk}")
@@ -68,6 +61,6 @@ async def test_its_code_enqueues_and_works(
 
 
 def test_the_commands_that_it_names_are_there() -> None:
-    named = set(re.findall(r"(?:`jsworker|manage.py jsworker) ([a-z-]+)", PAGE))
+    named = set(re.findall(r"(?:`jsworker|manage.py jsworker) ([a-z-]+)", PAGE.text))
     assert named <= set(_COMMANDS)
     assert {"limits", "pause", "jobs", "run"} <= named

@@ -1,7 +1,5 @@
 """docs/fastapi.md: its application works."""
 
-import re
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -12,8 +10,9 @@ from fastapi import FastAPI
 from jsworker import Job, JobClient, JobProcessor, Worker
 from jsworker.contrib.fastapi import Client
 from jsworker.core.settings import Settings
+from tests.support.documents import Page
 
-PAGE = (Path(__file__).parents[2] / "docs" / "fastapi.md").read_text()
+PAGE = Page("docs/fastapi.md")
 
 
 class CountWords(JobProcessor):
@@ -22,15 +21,9 @@ class CountWords(JobProcessor):
 
 
 @pytest.fixture
-def names(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def names(environment: None) -> dict[str, Any]:
     """What the code of the page defines, with the servers of the test."""
-    for name in ("nats_url", "stream", "subject_prefix"):
-        monkeypatch.setenv(f"JSWORKER_{name.upper()}", getattr(settings, name))
-    monkeypatch.setenv("JSWORKER_DATABASE_URL", settings.database_dsn())
-    defined: dict[str, Any] = {"__name__": "page"}
-    for block in re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE):
-        exec(block, defined)  # noqa: S102 -- the page's own code
-    return defined
+    return PAGE.names()
 
 
 @pytest.mark.parametrize("lifespan", ["jobs_lifespan", "lifespan"])

@@ -1,10 +1,8 @@
 """docs/flask.md: its application works."""
 
 import asyncio
-import re
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -17,10 +15,11 @@ from jsworker import Job, JobClient, JobProcessor, SyncJobClient, Worker
 from jsworker.contrib.flask import FlaskJobs
 from jsworker.core.errors import SettingsError
 from jsworker.core.settings import Settings
+from tests.support.documents import Page
 from tests.support.polling import eventually
 from tests.worker.rows import Rows
 
-PAGE = (Path(__file__).parents[2] / "docs" / "flask.md").read_text()
+PAGE = Page("docs/flask.md")
 
 
 class CountWords(JobProcessor):
@@ -30,10 +29,7 @@ class CountWords(JobProcessor):
 
 @pytest.fixture
 def names() -> dict[str, Any]:
-    defined: dict[str, Any] = {"__name__": "page"}
-    for block in re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE):
-        exec(block, defined)  # noqa: S102 -- the page's own code
-    return defined
+    return PAGE.names()
 
 
 @pytest.fixture

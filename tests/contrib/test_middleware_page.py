@@ -1,7 +1,6 @@
 """docs/middleware.md: its code does what it says."""
 
 import re
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -10,16 +9,17 @@ import pytest
 from jsworker import JobClient, Worker
 from jsworker.core.settings import Settings
 from jsworker.core.targets import load_processor
+from tests.support.documents import Page
 from tests.worker.rows import Rows
 
-PAGE = (Path(__file__).parents[2] / "docs" / "middleware.md").read_text()
+PAGE = Page("docs/middleware.md")
 
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the code of the page defines, as a module ``my_jobs``."""
     module = ModuleType("my_jobs")
-    for block in re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE):
+    for block in PAGE.blocks("python"):
         exec(block, vars(module))  # noqa: S102 -- the page's own code
     monkeypatch.setitem(__import__("sys").modules, "my_jobs", module)
     return vars(module)
@@ -43,7 +43,7 @@ async def test_its_middleware_is_around_its_processors(
     assert names["seconds"].keys() == {"convert", "unlucky"}
 
 
-@pytest.mark.parametrize("target", re.findall(r"jsworker run \"?(my_jobs:[\w()]+)", PAGE))
+@pytest.mark.parametrize("target", re.findall(r"jsworker run \"?(my_jobs:[\w()]+)", PAGE.text))
 def test_its_targets_are_processors(target: str, names: dict[str, Any]) -> None:
     names["Other"] = type("Other", (names["Convert"],), {"__init__": object.__init__})
     assert load_processor(target).kind in {"convert", "other"}

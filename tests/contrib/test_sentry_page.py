@@ -1,7 +1,6 @@
 """docs/sentry.md: its python blocks run, and its settings name what ships."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +9,10 @@ import sentry_sdk
 from jsworker.contrib.sentry import sentry_scope
 from jsworker.core.events import Event, Events
 from jsworker.core.targets import load_named
+from tests.support.documents import Page
 
-PAGE = (Path(__file__).parents[2] / "docs/sentry.md").read_text()
-REPORTING, TRACKING = re.findall(r"(?ms)^```python[^\n]*\n(.*?)^```$", PAGE)
+PAGE = Page("docs/sentry.md")
+REPORTING, TRACKING = PAGE.blocks("python")
 
 
 def test_its_module_starts_sentry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ def test_its_module_starts_sentry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_middleware_that_it_names_is_the_one_for_sentry() -> None:
-    [named] = re.findall(r"JSWORKER_MIDDLEWARE=(\S+)", PAGE)
+    [named] = re.findall(r"JSWORKER_MIDDLEWARE=(\S+)", PAGE.text)
     assert load_named(named, "middleware", "my_app:timed") is sentry_scope
 
 

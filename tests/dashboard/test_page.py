@@ -1,29 +1,22 @@
 """docs/dashboard.md: its code works, and it names what there is."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from jsworker.core.settings import Settings
 from jsworker.dashboard import ACTIONS
 from jsworker.dashboard.app import PAGES
+from tests.support.documents import Page
 
-PAGE = (Path(__file__).parents[2] / "docs" / "dashboard.md").read_text()
+PAGE = Page("docs/dashboard.md")
 
 
 @pytest.fixture
-def names(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def names(environment: None) -> dict[str, Any]:
     """What the code of the page defines, with the servers of the test."""
-    for name in ("nats_url", "stream", "subject_prefix"):
-        monkeypatch.setenv(f"JSWORKER_{name.upper()}", getattr(settings, name))
-    monkeypatch.setenv("JSWORKER_DATABASE_URL", settings.database_dsn())
-    defined: dict[str, Any] = {"__name__": "page"}
-    for block in re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE):
-        exec(block, defined)  # noqa: S102 -- the page's own code
-    return defined
+    return PAGE.names()
 
 
 async def test_it_is_mounted_where_the_page_says(names: dict[str, Any]) -> None:
@@ -41,7 +34,7 @@ async def test_it_is_mounted_where_the_page_says(names: dict[str, Any]) -> None:
 
 
 def test_it_names_actions_and_pages() -> None:
-    [listed] = re.findall(r"(?s)The actions are (.*?)\.", PAGE)
+    [listed] = re.findall(r"(?s)The actions are (.*?)\.", PAGE.text)
     assert set(re.findall(r"`([\w-]+)`", listed)) == ACTIONS
     titles = {page.title for page in PAGES if page.title}
-    assert titles <= set(re.findall(r"(?m)^\| (\w[\w ]*?) \|", PAGE))
+    assert titles <= set(re.findall(r"(?m)^\| (\w[\w ]*?) \|", PAGE.text))

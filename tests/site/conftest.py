@@ -1,6 +1,5 @@
 """The site, built once; and what a page's code needs to run."""
 
-import re
 import secrets
 import subprocess
 import sys
@@ -13,11 +12,6 @@ from tests.support.servers import TestServers
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-
-
-def python_blocks(page: Path) -> list[str]:
-    """Return the Python code of a page."""
-    return re.findall(r"(?ms)^```python[^\n]*\n(.*?)^```$", page.read_text())
 
 
 @pytest.fixture(scope="session")

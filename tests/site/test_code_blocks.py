@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import DOCS, ROOT, python_blocks
+from tests.support.documents import ROOT, Page
+
+from .conftest import DOCS
 
 BY_ANOTHER_TEST = {
     "index.md": "the README's first block, which tests/test_readme.py runs",
@@ -22,20 +24,21 @@ PAGES = sorted(page for page in DOCS.rglob("*.md") if re.search(r"(?m)^ *(```|~~
 def test_a_test_reads_the_page(page: Path) -> None:
     text, name = page.read_text(), str(page.relative_to(DOCS))
     found = len(re.findall(r"(?m)^ *(?:```|~~~) *py", text))
-    assert found == len(python_blocks(page)), "a block that no test would find: not ```python, or indented"
+    blocks = Page(page).blocks("python")
+    assert found == len(blocks), "a block that no test would find: not ```python, or indented"
     if name not in BY_ANOTHER_TEST and page.parent.name not in GUIDES:
         heads = {test: test.read_text().partition("\n")[0] for test in (ROOT / "tests").rglob("test_*.py")}
         tests = [test for test, head in heads.items() if f"docs/{name}" in head]
         assert tests, f"no test's first line names docs/{name}"
-        assert any("python" in test.read_text() for test in tests)
+        assert any(re.search(r"python|\.names\(", test.read_text()) for test in tests)
 
 
 def test_no_page_leaves_the_payloads_type_open_which_mypy_refuses_when_strict() -> None:
     bare = re.compile(r"\bjob: Job\b(?!\[)")
-    assert [page.name for page in PAGES if any(map(bare.search, python_blocks(page)))] == []
+    assert [page.name for page in PAGES if any(map(bare.search, Page(page).blocks("python")))] == []
 
 
 def test_the_first_example_is_the_readmes() -> None:
-    [shown] = python_blocks(DOCS / "index.md")
-    [tested] = python_blocks(ROOT / "README.md")
+    [shown] = Page("docs/index.md").blocks("python")
+    [tested] = Page("README.md").blocks("python")
     assert ast.dump(ast.parse(shown)) == ast.dump(ast.parse(tested))

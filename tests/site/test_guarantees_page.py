@@ -3,29 +3,19 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from jsworker import JobClient, Settings, Worker
-
-from .conftest import DOCS, ROOT, python_blocks
-
-
-def run(page: str) -> dict[str, Any]:
-    """Run a page's blocks one after the other, and return what they define."""
-    names: dict[str, Any] = {"__name__": "page"}
-    for block in python_blocks(DOCS / page):
-        exec(block, names)  # noqa: S102 -- the page's own code
-    return names
+from tests.support.documents import Page
 
 
 @pytest.fixture
 def _words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The module of the first example."""
-    (tmp_path / "words.py").write_text(python_blocks(ROOT / "README.md")[0])
+    (tmp_path / "words.py").write_text(Page("README.md").blocks("python")[0])
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "words", raising=False)
     yield
@@ -33,7 +23,7 @@ def _words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 async def test_rows_are_committed_with_the_completion(settings: Settings) -> None:
-    page = run("guarantees.md")
+    page = Page("docs/guarantees.md").names()
     with psycopg.connect(settings.database_dsn(), autocommit=True) as connection:
         connection.execute('CREATE TABLE receipts ("order" text PRIMARY KEY)')
         async with Worker([page["Pay"], page["PayPatiently"]], settings), JobClient(settings) as client:
@@ -48,7 +38,7 @@ async def test_rows_are_committed_with_the_completion(settings: Settings) -> Non
 async def test_every_way_to_enqueue_makes_a_job(
     settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = run("enqueueing.md")
+    page = Page("docs/enqueueing.md").names()
     engine = create_async_engine(settings.database_dsn().replace("postgresql:", "postgresql+psycopg:"))
     await page["count"]("so much to count", async_sessionmaker(engine))
     await engine.dispose()
@@ -62,7 +52,7 @@ async def test_every_way_to_enqueue_makes_a_job(
 
 @pytest.mark.usefixtures("_words", "settings")
 async def test_an_application_has_figures_of_its_worker() -> None:
-    page = run("monitoring.md")
+    page = Page("docs/monitoring.md").names()
     async with page["worker"]:
         names = {family.name for family in page["registry"].collect()}
     assert {"jsworker_heartbeat_lag_seconds", "jsworker_runs_ended"} <= names
