@@ -7,7 +7,9 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import psycopg
 import pytest
+from psycopg.rows import dict_row
 
 from jsworker import JobClient
 from jsworker.core.settings import Settings, variable_of
@@ -15,6 +17,7 @@ from jsworker.embedded import resources
 from jsworker.ownership.database import Database
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
+from tests.ownership.rows import Sql
 from tests.support.servers import (
     TEMPLATE,
     TestServers,
@@ -104,6 +107,12 @@ def database_url(servers: TestServers) -> Iterator[str]:
     name = f"test_{secrets.token_hex(6)}"
     yield copy_database(servers.postgres, name, TEMPLATE)
     drop_database(servers.postgres, name)
+
+
+@pytest.fixture
+def sql(database_url: str) -> Iterator[Sql]:
+    with psycopg.connect(database_url, autocommit=True, row_factory=dict_row) as connection:
+        yield connection
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 """Fixtures of other rooms that these tests need."""
 
-from tests.supervisor.conftest import sql, supervise
+from tests.supervisor.conftest import supervise
 
-__all__ = ["sql", "supervise"]
+__all__ = ["supervise"]

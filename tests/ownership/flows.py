@@ -9,6 +9,7 @@ from psycopg.sql import SQL, Identifier
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
 from jsworker.ownership.transitions.workflow_enqueue import NewBatch, enqueue_workflow
+from jsworker.ownership.transitions.workflows import Advanced, advance, left_undone
 
 from .calls import claimed, complete, fail
 from .rows import KIND, Sql, read_value
@@ -86,6 +87,12 @@ async def stored(
     workflow = new_job_id()
     await enqueue_workflow(database, workflow=workflow, name="nightly", batches=list(batches.values()))
     return Stored(database, sql, workflow, batches)
+
+
+async def sweep(database: Database) -> Advanced:
+    """Do what any worker's scan does."""
+    left = await left_undone(database)
+    return await advance(database, left.batches, needs=left.needs, workflows=left.workflows)
 
 
 def change(sql: Sql, table: LiteralString, what: LiteralString, row: UUID) -> None:

@@ -25,11 +25,6 @@ Process = Callable[..., Coroutine[None, None, None]]
 
 
 @pytest.fixture
-def running(sql: Sql) -> UUID:
-    return insert_job(sql, "processing", last_activity_at=ago(60))
-
-
-@pytest.fixture
 def winner(engine: Engine, sql: Sql) -> Iterator[Winner]:
     with Winner(engine, sql) as opened:
         yield opened

@@ -19,7 +19,7 @@ from jsworker.ownership.transitions.workflow_control import add_members, cancel_
 from jsworker.ownership.transitions.workflows import Advanced, advance, left_undone
 
 from .calls import claimed, retry
-from .flows import Stored, change, stored
+from .flows import Stored, change, stored, sweep
 from .rows import KIND, OTHER_WORKER, WORKER, Sql, ago, change_job, event_names, insert_job, read_job
 from .transitions import without
 from .winner import Winner
@@ -30,11 +30,6 @@ CHAIN = (("a", 2, ()), ("b", 2, ("a",)), ("c", 1, ("b",)), ("other", 1, ()))
 @pytest.fixture(autouse=True)
 def _no_workflows(sql: Sql) -> None:
     sql.execute("DELETE FROM jsworker.workflows")
-
-
-async def sweep(database: Database) -> Advanced:
-    left = await left_undone(database)
-    return await advance(database, left.batches, needs=left.needs, workflows=left.workflows)
 
 
 @pytest.fixture

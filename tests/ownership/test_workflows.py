@@ -18,7 +18,7 @@ from jsworker.ownership.transitions.workflow_enqueue import NewBatch, enqueue_wo
 from jsworker.ownership.transitions.workflows import Advanced, advance, left_undone
 
 from .calls import claimed, complete
-from .flows import Stored, change, stored
+from .flows import Stored, change, stored, sweep
 from .rows import KIND, Sql, change_job, delete_rows, event_names, insert_job, read_job, read_value
 from .transitions import without
 from .winner import Winner
@@ -33,12 +33,6 @@ def _no_workflows(sql: Sql) -> None:
 
 async def look(database: Database, flow: Stored, *names: str, **how: Any) -> Advanced:
     return await advance(database, [flow.batch(name) for name in names], **how)
-
-
-async def sweep(database: Database) -> Advanced:
-    """Do what any worker's scan does."""
-    left = await left_undone(database)
-    return await advance(database, left.batches, needs=left.needs, workflows=left.workflows)
 
 
 # --- Enqueue ---

@@ -4,12 +4,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-import psycopg
 import pytest
-from psycopg.rows import dict_row
 
 from jsworker.core.settings import Settings, variable_of
-from tests.ownership.rows import Sql
 from tests.supervisor.parent_process import ParentProcess
 
 
@@ -24,12 +21,6 @@ class Supervise(Protocol):
         output: int | None = None,
         **changes: Any,
     ) -> ParentProcess: ...
-
-
-@pytest.fixture
-def sql(database_url: str) -> Iterator[Sql]:
-    with psycopg.connect(database_url, autocommit=True, row_factory=dict_row) as connection:
-        yield connection
 
 
 @pytest.fixture

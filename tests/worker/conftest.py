@@ -7,6 +7,7 @@ from typing import Any
 import nats
 import pytest
 from nats.js import JetStreamContext
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
@@ -43,6 +44,13 @@ async def rows(settings: Settings) -> AsyncIterator[Rows]:
     opened = await open_rows(settings)
     yield opened
     await opened.connection.close()
+
+
+@pytest.fixture
+async def engine(settings: Settings) -> AsyncIterator[AsyncEngine]:
+    made = create_async_engine(settings.database_dsn().replace("postgresql://", "postgresql+psycopg://"))
+    yield made
+    await made.dispose()
 
 
 @pytest.fixture

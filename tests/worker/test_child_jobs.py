@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from psycopg import AsyncConnection
 from pydantic import BaseModel
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from jsworker import Fail, Job, JobClient, JobProcessor, Limit, Retry, Snooze, UsageError
 from jsworker.core.errors import InvalidPayload
@@ -243,13 +243,6 @@ async def test_a_block_that_failed_leaves_none_though_the_run_completes(
     job = await client.enqueue(KIND, {})
     await rows.becomes(job.id, "completed")
     assert [row["payload"]["n"] for row in await children(rows)] == ["before", "after"]
-
-
-@pytest.fixture
-async def engine(settings: Settings) -> AsyncIterator[AsyncEngine]:
-    made = create_async_engine(settings.database_dsn().replace("postgresql://", "postgresql+psycopg://"))
-    yield made
-    await made.dispose()
 
 
 async def test_what_could_not_be_committed_with_the_completion_is_refused(

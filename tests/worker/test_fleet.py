@@ -2,11 +2,10 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 from uuid import UUID
 
-import nats
 import psycopg
 import pytest
 from nats.js.client import JetStreamContext
@@ -27,20 +26,13 @@ from tests.worker.running import StartWorker
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
-@pytest.fixture
-async def jetstream(settings: Settings) -> AsyncIterator[JetStreamContext]:
-    connection = await nats.connect(settings.nats_url)
-    yield connection.jetstream()
-    await connection.close()
-
-
 async def publish_copies(
-    jetstream: JetStreamContext, settings: Settings, kind: str, ids: Iterable[UUID], name: str
+    js: JetStreamContext, settings: Settings, kind: str, ids: Iterable[UUID], name: str
 ) -> None:
     """Publish each job's message once more; its ``name`` makes it another message to JetStream."""
     async with asyncio.TaskGroup() as publishing:
         for job_id in ids:
-            copy = jetstream.publish(
+            copy = js.publish(
                 subject_of(settings.subject_prefix, kind),
                 encode(WireMessage(job_id, kind, 1)),
                 headers={"Nats-Msg-Id": f"{message_id(job_id, 1)}:{name}"},
@@ -48,16 +40,16 @@ async def publish_copies(
             publishing.create_task(copy)
 
 
-async def stream_took(jetstream: JetStreamContext, settings: Settings, messages: int) -> None:
+async def stream_took(js: JetStreamContext, settings: Settings, messages: int) -> None:
     async def check() -> None:
-        assert (await jetstream.stream_info(settings.stream)).state.last_seq >= messages
+        assert (await js.stream_info(settings.stream)).state.last_seq >= messages
 
     await eventually(check, seconds=60)
 
 
-async def stream_holds(jetstream: JetStreamContext, settings: Settings, messages: int) -> None:
+async def stream_holds(js: JetStreamContext, settings: Settings, messages: int) -> None:
     async def check() -> None:
-        assert (await jetstream.stream_info(settings.stream)).state.messages == messages
+        assert (await js.stream_info(settings.stream)).state.messages == messages
 
     await eventually(check, seconds=60)
 
@@ -76,18 +68,18 @@ async def test_thousand_jobs_with_three_messages_each_run_once_on_four_processes
     client: JobClient,
     settings: Settings,
     fleet: Fleet,
-    jetstream: JetStreamContext,
+    js: JetStreamContext,
     rows: Rows,
 ) -> None:
     # However busy the machine is, nothing is handed back unbegun, and no job taken from the table.
     workers = await fleet.started(4, **PATIENT, scan_interval=10.0)
     ids = [job.id for job in await client.enqueue_many("timed", [{"seconds": 0.05}] * 1000)]
-    await stream_took(jetstream, settings, 1000)
-    await publish_copies(jetstream, settings, "timed", ids, "second")
-    await publish_copies(jetstream, settings, "timed", ids, "third")
+    await stream_took(js, settings, 1000)
+    await publish_copies(js, settings, "timed", ids, "second")
+    await publish_copies(js, settings, "timed", ids, "third")
     await all_ended(rows)
-    await stream_holds(jetstream, settings, 0)
-    assert (await jetstream.stream_info(settings.stream)).state.last_seq == 3000
+    await stream_holds(js, settings, 0)
+    assert (await js.stream_info(settings.stream)).state.last_seq == 3000
 
     assert fleet.runs() == {(str(job_id), 1): 1 for job_id in ids}
     assert sum(len(worker.lines("finish")) for worker in workers) == 1000
@@ -117,34 +109,34 @@ class Recorded(JobProcessor):
 async def test_of_two_workers_with_the_same_messages_one_gets_each_job(
     client: JobClient,
     make_settings: Callable[..., Settings],
-    jetstream: JetStreamContext,
+    js: JetStreamContext,
     database_url: str,
     rows: Rows,
 ) -> None:
     settings = make_settings(**PATIENT, concurrency=8)
     ids = [job.id for job in await client.enqueue_many("recorded", [{}] * 8)]
-    await stream_holds(jetstream, settings, 8)
+    await stream_holds(js, settings, 8)
     runs: list[tuple[UUID, int]] = []
     first, second = (Worker([Recorded(runs)], settings) for _ in range(2))
     with psycopg.connect(database_url) as holder:
         holder.execute("SELECT FROM jsworker.jobs FOR NO KEY UPDATE")
         async with first:
             # Every message is in the first worker's hands, every copy in the second's: neither can claim yet.
-            await were_delivered(jetstream, settings, 8)
-            await publish_copies(jetstream, settings, "recorded", ids, "copy")
+            await were_delivered(js, settings, 8)
+            await publish_copies(js, settings, "recorded", ids, "copy")
             async with second:
-                await were_delivered(jetstream, settings, 16)
+                await were_delivered(js, settings, 16)
                 holder.rollback()
                 await all_ended(rows)
-                await stream_holds(jetstream, settings, 0)
+                await stream_holds(js, settings, 0)
 
     assert sorted(runs) == sorted((job_id, 1) for job_id in ids)
     assert await rows.query("SELECT * FROM jsworker.job_events WHERE event <> 'skipped'") == []
 
 
-async def were_delivered(jetstream: JetStreamContext, settings: Settings, deliveries: int) -> None:
+async def were_delivered(js: JetStreamContext, settings: Settings, deliveries: int) -> None:
     async def check() -> None:
-        info = await jetstream.consumer_info(settings.stream, "recorded")
+        info = await js.consumer_info(settings.stream, "recorded")
         assert info.delivered is not None
         assert info.delivered.consumer_seq >= deliveries
 
@@ -177,7 +169,7 @@ async def test_sigterm_under_load_ends_one_worker_with_0_and_the_others_do_the_r
     client: JobClient,
     settings: Settings,
     fleet: Fleet,
-    jetstream: JetStreamContext,
+    js: JetStreamContext,
     rows: Rows,
 ) -> None:
     leaver, *_ = await fleet.started(3, **PATIENT)
@@ -189,7 +181,7 @@ async def test_sigterm_under_load_ends_one_worker_with_0_and_the_others_do_the_r
     assert [line["left"] for line in leaver.lines("worker.stopped")] == [0]
     assert len(leaver.lines("finish")) == len(leaver.lines("start")) < 300
     await all_ended(rows)
-    await stream_holds(jetstream, settings, 0)
+    await stream_holds(js, settings, 0)
     # Each job began once, at whatever token: what the leaver handed back had not begun.
     assert sorted(job for job, _ in fleet.runs().elements()) == sorted(str(job_id) for job_id in ids)
     ends = await rows.query("SELECT DISTINCT status, attempts, stalls, errors FROM jsworker.jobs")

@@ -1,10 +1,7 @@
 """Somebody changes stream or consumers while workers run: noticed, told and put right."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
-import nats
-import pytest
 from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
@@ -15,24 +12,16 @@ from tests.worker.processors import KIND, echo, scripted
 from tests.worker.running import StartWorker
 
 
-@pytest.fixture
-async def jetstream(settings: Settings) -> AsyncIterator[JetStreamContext]:
-    """An operator's connection."""
-    connection = await nats.connect(settings.nats_url)
-    yield connection.jetstream()
-    await connection.close()
-
-
-async def edit_consumer(jetstream: JetStreamContext, stream: str, **changes: Any) -> None:
-    config = (await jetstream.consumer_info(stream, KIND)).config
-    await jetstream.add_consumer(stream, config, **changes)
+async def edit_consumer(js: JetStreamContext, stream: str, **changes: Any) -> None:
+    config = (await js.consumer_info(stream, KIND)).config
+    await js.add_consumer(stream, config, **changes)
 
 
 async def test_an_ack_wait_that_was_made_shorter_is_put_right_and_told(
-    settings: Settings, start: StartWorker, jetstream: JetStreamContext
+    settings: Settings, start: StartWorker, js: JetStreamContext
 ) -> None:
     running = await start(scripted(echo))
-    await edit_consumer(jetstream, settings.stream, ack_wait=1.0, max_deliver=3)
+    await edit_consumer(js, settings.stream, ack_wait=1.0, max_deliver=3)
 
     async def put_right() -> None:
         consumer = f"consumer {KIND} of stream {settings.stream}"
@@ -43,28 +32,28 @@ async def test_an_ack_wait_that_was_made_shorter_is_put_right_and_told(
         ]
 
     await eventually(put_right)
-    config = (await jetstream.consumer_info(settings.stream, KIND)).config
+    config = (await js.consumer_info(settings.stream, KIND)).config
     assert (config.ack_wait, config.max_deliver) == (settings.ack_wait, -1)
 
 
 async def test_a_longer_ack_wait_is_left_to_the_worker_that_asked_for_it(
-    settings: Settings, start: StartWorker, jetstream: JetStreamContext
+    settings: Settings, start: StartWorker, js: JetStreamContext
 ) -> None:
     await start(scripted(echo))
-    await edit_consumer(jetstream, settings.stream, ack_wait=settings.ack_wait + 60.0, max_deliver=3)
+    await edit_consumer(js, settings.stream, ack_wait=settings.ack_wait + 60.0, max_deliver=3)
 
     async def looked() -> None:
-        config = (await jetstream.consumer_info(settings.stream, KIND)).config
+        config = (await js.consumer_info(settings.stream, KIND)).config
         assert (config.ack_wait, config.max_deliver) == (settings.ack_wait + 60.0, -1)
 
     await eventually(looked)
 
 
 async def test_a_paused_consumer_is_told_until_it_is_resumed(
-    settings: Settings, start: StartWorker, jetstream: JetStreamContext
+    settings: Settings, start: StartWorker, js: JetStreamContext
 ) -> None:
     running = await start(scripted(echo))
-    await jetstream.pause_consumer(settings.stream, KIND, pause_until="2100-01-01T00:00:00Z")
+    await js.pause_consumer(settings.stream, KIND, pause_until="2100-01-01T00:00:00Z")
     [degraded] = await running.events.told("worker.degraded")
     assert degraded["what"] == f"settings of consumer {KIND}"
     assert degraded["reason"] == (
@@ -72,48 +61,48 @@ async def test_a_paused_consumer_is_told_until_it_is_resumed(
         f"until `nats consumer resume {settings.stream} {KIND}`"
     )
     await running.worker._components.shape._step()
-    await jetstream.resume_consumer(settings.stream, KIND)
+    await js.resume_consumer(settings.stream, KIND)
     assert await running.events.told("worker.restored") == [{"what": f"settings of consumer {KIND}"}]
     assert len(running.events.of("worker.degraded")) == 1
 
 
 async def test_what_cannot_be_put_right_is_told_once_and_so_is_its_end(
-    settings: Settings, start: StartWorker, jetstream: JetStreamContext
+    settings: Settings, start: StartWorker, js: JetStreamContext
 ) -> None:
     running = await start(scripted(echo))
-    config = (await jetstream.stream_info(settings.stream)).config
+    config = (await js.stream_info(settings.stream)).config
     own = config.metadata or {}
-    await jetstream.update_stream(config, metadata=own | {INSTALLATION: "another"})
+    await js.update_stream(config, metadata=own | {INSTALLATION: "another"})
     [degraded] = await running.events.told("worker.degraded")
     assert degraded["what"] == "stream settings"
     assert f"stream {settings.stream} belongs to another installation" in degraded["reason"]
     await running.worker._components.shape._step()
-    await jetstream.update_stream(config, metadata=own)
+    await js.update_stream(config, metadata=own)
     [restored] = await running.events.told("worker.restored")
     assert restored["what"] == "stream settings"
     assert len(running.events.of("worker.degraded")) == 1
 
 
 async def test_a_consumer_that_cannot_be_used_keeps_no_other_from_being_put_right(
-    settings: Settings, start: StartWorker, jetstream: JetStreamContext
+    settings: Settings, start: StartWorker, js: JetStreamContext
 ) -> None:
     running = await start(scripted(echo, kind="first"), scripted(echo))
 
     async def replaced() -> None:
         subject = f"{settings.subject_prefix}.first"
-        await jetstream.delete_consumer(settings.stream, "first")
+        await js.delete_consumer(settings.stream, "first")
         try:
-            await jetstream.add_consumer(
+            await js.add_consumer(
                 settings.stream, name="first", durable_name="first", filter_subject=subject, max_waiting=3
             )
         except APIError as faster:  # the worker made it again
             raise AssertionError from faster
 
     await eventually(replaced)
-    await edit_consumer(jetstream, settings.stream, max_deliver=3)
+    await edit_consumer(js, settings.stream, max_deliver=3)
 
     async def put_right() -> None:
-        assert (await jetstream.consumer_info(settings.stream, KIND)).config.max_deliver == -1
+        assert (await js.consumer_info(settings.stream, KIND)).config.max_deliver == -1
         refused = {each["what"]: each["reason"] for each in running.events.of("worker.degraded")}
         line = f"consumer first of stream {settings.stream} cannot be used: max_waiting=3"
         assert line in refused.get("settings of consumer first", "")
@@ -122,12 +111,12 @@ async def test_a_consumer_that_cannot_be_used_keeps_no_other_from_being_put_righ
 
 
 async def test_that_another_stream_has_the_subjects_of_the_priorities_is_told(
-    settings: Settings, start: StartWorker, jetstream: JetStreamContext
+    settings: Settings, start: StartWorker, js: JetStreamContext
 ) -> None:
     other = f"{settings.stream}_EU"
-    await jetstream.add_stream(name=other, subjects=[f"{settings.subject_prefix}.eu.*"])
+    await js.add_stream(name=other, subjects=[f"{settings.subject_prefix}.eu.*"])
     running = await start(scripted(echo))
     [degraded] = await running.events.told("worker.degraded")
     assert degraded["what"] == "lanes"
     assert f"stream {other} overlaps" in degraded["reason"]
-    await jetstream.delete_stream(other)
+    await js.delete_stream(other)

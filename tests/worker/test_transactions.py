@@ -1,13 +1,12 @@
 """The job's own transaction: business rows and the completion are committed together or not at all."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import NoResultFound
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from jsworker import JobClient
 from jsworker.core.errors import OwnershipLost
@@ -24,13 +23,6 @@ BOOK = text("INSERT INTO bookings VALUES (:job_id)")
 @pytest.fixture(autouse=True)
 async def _bookings(rows: Rows) -> None:
     await rows.query("CREATE TABLE bookings (job_id uuid PRIMARY KEY)")
-
-
-@pytest.fixture
-async def engine(settings: Settings) -> AsyncIterator[AsyncEngine]:
-    made = create_async_engine(settings.database_dsn().replace("postgresql://", "postgresql+psycopg://"))
-    yield made
-    await made.dispose()
 
 
 async def booked(rows: Rows) -> list[Any]:
