@@ -8,8 +8,6 @@ from typing import Any
 import httpx
 from starlette.types import ASGIApp
 
-VOID = {"input", "meta", "link", "br", "option", "rect", "path", "circle", "line"}
-
 
 @dataclass
 class Form:

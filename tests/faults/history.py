@@ -302,14 +302,6 @@ class History:
             found[run.job].append(run)
         return found
 
-    @cached_property
-    def events_of(self) -> dict[str, list[Event]]:
-        """Timeline by job, oldest first."""
-        found: dict[str, list[Event]] = defaultdict(list)
-        for event in self.events:
-            found[event.job].append(event)
-        return found
-
 
 def pid_of(worker: str) -> int:
     """Return the process id in a worker's id (``hostname-pid-random``); 0 when there is none."""

@@ -122,10 +122,6 @@ class Outcome:
         """Return the longest time, in seconds, from a job's entry to its completion."""
         return max(end - begin for begin, end in self.spans)
 
-    def first_completed_after(self, moment: float) -> float:
-        """Return seconds from a moment to the next completion."""
-        return min(end for _, end in self.spans if end > moment) - moment
-
     def first_new_after(self, moment: float) -> float:
         """Return seconds from a moment to the first completion of a job that was enqueued after it."""
         return min(end for begin, end in self.spans if begin > moment) - moment

@@ -16,7 +16,6 @@ class Loads(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.loaded: set[str] = set()
-        self.preconnected: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -315,8 +315,6 @@ READER = """authorization {{ users: [
   {{ user: admin, password: admin }}
   {{ user: reader, password: reader, permissions: {{ publish: {{ deny: [{denied}] }} }} }}
 ] }}"""
-
-Url = Callable[[str], str]
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ ROOT = Path(__file__).parents[2]
 KILLS = 20
 NO_ONE = "nats://127.0.0.1:1"
 
-SLEEPS = "import time; time.sleep(600)"
 TALKS = """
 import json, os, signal, socket, sys, time
 signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
-from uuid import UUID
 
 import psycopg
 import pytest
@@ -66,10 +65,6 @@ def _give_up_soon(get: Callable[[QueuePool], Any]) -> Callable[[QueuePool], Any]
         return get(pool)
 
     return do_get
-
-
-async def let_run(rows: Rows, job_id: UUID) -> None:
-    await rows.query("UPDATE jsworker.jobs SET run_at = clock_timestamp() WHERE id = %s", job_id)
 
 
 async def in_the_block(job: Job[Any], kill: Kill) -> None:
