@@ -144,7 +144,7 @@ class JobClient:
     @property
     def limits(self) -> Limits:
         """Limits of the jobs of a kind or a key that run at once or begin in a period: list, set, reset."""
-        return Limits(self._opened(), self._settings)
+        return Limits(self._opened())
 
     async def pause(
         self,

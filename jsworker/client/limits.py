@@ -8,7 +8,6 @@ from jsworker.client.enqueueing import Kind, kind_name
 from jsworker.client.terms import LONGEST_DELAY, instant_of
 from jsworker.core.limits import Limit, Rate
 from jsworker.core.names import check_limit_key_of_row, printable, shown
-from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused, operators_rights
 from jsworker.ownership.transitions import admission, limits, schedules
@@ -21,9 +20,8 @@ _REASON_CHARACTERS = 300
 class Limits:
     """Sets and lists the limits of an installation; workers write those of their classes."""
 
-    def __init__(self, database: Database, settings: Settings) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._settings = settings
 
     async def list(self, *, all_keys: bool = False) -> list[dict[str, Any]]:
         """Return limits by column name, with the jobs that run and are held.

@@ -33,7 +33,7 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
     """Return the question before a kind or a key is paused, resumed or limited."""
     word, says = VERBS[verb]
     kind, key = _target(form)
-    now = await Limits(visit.site.reads, visit.site.client.settings).numbers(kind, key=key)
+    now = await Limits(visit.site.reads).numbers(kind, key=key)
     values = [("kind", kind), *([] if key is None else [("key", key)])]
     if verb.endswith("limits"):
         says = f"{says} Current limits: {in_words(now._asdict()) or 'none'}."
