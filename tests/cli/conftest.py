@@ -137,6 +137,9 @@ def sql(observer: Sql) -> Sql:
         "dead_messages",
         "refused_rows",
         "audit",
+        "workflows",
+        "batches",
+        "batch_needs",
     )
     empty_tables(observer, emptied)
     return observer

@@ -12,8 +12,7 @@ TIME = r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d"
 
 
 @pytest.fixture(autouse=True)
-def _no_limits(sql: Sql) -> None:
-    sql.execute("DELETE FROM jsworker.limits")
+def _worker(sql: Sql) -> None:
     sql.execute(
         "INSERT INTO jsworker.workers"
         " (id, hostname, pid, kinds, concurrency, version, heartbeat_interval, state, last_seen_at)"

@@ -8,10 +8,7 @@ from tests.ownership.rows import Sql, read_value
 
 from .commands import Cli
 
-
-@pytest.fixture(autouse=True)
-def _no_schedules(sql: Sql) -> None:
-    sql.execute("DELETE FROM jsworker.schedules")
+pytestmark = pytest.mark.usefixtures("sql")
 
 
 def test_from_add_to_remove(cli: Cli, sql: Sql) -> None:

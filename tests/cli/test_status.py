@@ -23,7 +23,6 @@ def insert_worker(sql: Sql, name: str, *, state: str = "running", silent: float 
 @pytest.fixture
 def jobs(sql: Sql) -> Sql:
     """Jobs of two kinds in every state, and workers of one."""
-    sql.execute("DELETE FROM jsworker.limits")
     for _ in range(3):
         insert_job(sql, "queued", kind="double", queued_at=ago(90))
     insert_job(sql, "scheduled", kind="double")
@@ -183,9 +182,8 @@ class TestPages:
         assert found.errors == ["there may be more: jsworker workers --limit 2 --after w-1"]
         assert [line.split()[0] for line in cli("workers", "--after", "w-1").ok().lines[1:]] == ["w-2"]
 
-    def test_schedules_and_limits(self, cli: Cli, sql: Sql) -> None:
-        sql.execute("DELETE FROM jsworker.schedules")
-        sql.execute("DELETE FROM jsworker.limits")
+    @pytest.mark.usefixtures("sql")
+    def test_schedules_and_limits(self, cli: Cli) -> None:
         for name in ("a", "b"):
             assert cli("schedules", "add", name, "double", "--every", 3600).code == 0
             assert cli("limits", "set", name, "--running", 1).code == 0

@@ -11,10 +11,7 @@ from tests.ownership.rows import Sql
 
 from .commands import Cli
 
-
-@pytest.fixture(autouse=True)
-def _no_workflows(sql: Sql) -> None:
-    sql.execute("DELETE FROM jsworker.workflows")
+pytestmark = pytest.mark.usefixtures("sql")
 
 
 def enqueued() -> UUID:

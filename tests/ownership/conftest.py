@@ -127,6 +127,11 @@ def sql(observer: Sql) -> Sql:
         "unique_windows",
         "statistics",
         "audit",
+        "limits",
+        "schedules",
+        "workflows",
+        "batches",
+        "batch_needs",
     )
     empty_tables(observer, emptied)
     return observer

@@ -44,11 +44,6 @@ KEY = "tenant-7"
 BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-@pytest.fixture(autouse=True)
-def _no_limits(sql: Sql) -> None:
-    sql.execute("DELETE FROM jsworker.limits")
-
-
 _OLDER = """
 CREATE SCHEMA older;
 CREATE FUNCTION older.minus(timestamptz, timestamptz) RETURNS interval LANGUAGE plpgsql AS $$

@@ -20,11 +20,6 @@ from .winner import Winner
 KEY = "tenant-7"
 
 
-@pytest.fixture(autouse=True)
-def _no_limits(sql: Sql) -> None:
-    sql.execute("DELETE FROM jsworker.limits")
-
-
 def row(sql: Sql, key: str = "") -> dict[str, Any]:
     [found] = sql.execute("SELECT * FROM jsworker.limits WHERE key = %s", [key]).fetchall()
     return dict(found)

@@ -365,7 +365,6 @@ class TestWorkflows:
     @pytest.fixture
     async def flow(self, database: Database, sql: Sql) -> Stored:
         """A workflow that has ended, and so have its jobs, two days ago."""
-        sql.execute("DELETE FROM jsworker.workflows")
         flow = await stored(database, sql, ("a", 3, ()), ("b", 1, ("a",)))
         await flow.complete(*flow.members("a"))
         await advance(database, [flow.batch("a")])

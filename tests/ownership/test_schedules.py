@@ -19,14 +19,11 @@ from jsworker.ownership.transitions.schedules import Fired, NewSchedule, StoredS
 from .rows import KIND, Sql, insert_job, read_job, read_value
 from .transitions import without
 
+pytestmark = pytest.mark.usefixtures("sql")
+
 NAME = "nightly"
 LATER = datetime(2090, 1, 1, tzinfo=UTC)
 BEFORE, SOON = datetime(2026, 1, 1, tzinfo=UTC), datetime(2080, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture(autouse=True)
-def _no_schedules(sql: Sql) -> None:
-    sql.execute("DELETE FROM jsworker.schedules")
 
 
 async def added(database: Database, schedule: Schedule = Every(days=1), name: str = NAME) -> None:  # noqa: B008 -- frozen

@@ -27,11 +27,6 @@ from .winner import Winner
 CHAIN = (("a", 2, ()), ("b", 2, ("a",)), ("c", 1, ("b",)), ("other", 1, ()))
 
 
-@pytest.fixture(autouse=True)
-def _no_workflows(sql: Sql) -> None:
-    sql.execute("DELETE FROM jsworker.workflows")
-
-
 @pytest.fixture
 async def failed(database: Database, sql: Sql) -> Stored:
     """A workflow whose first batch has failed, which cancelled the next two."""

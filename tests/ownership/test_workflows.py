@@ -26,11 +26,6 @@ from .winner import Winner
 DIAMOND = (("left", 2, ()), ("right", 1, ()), ("merge", 1, ("left", "right")))
 
 
-@pytest.fixture(autouse=True)
-def _no_workflows(sql: Sql) -> None:
-    sql.execute("DELETE FROM jsworker.workflows")
-
-
 async def look(database: Database, flow: Stored, *names: str, **how: Any) -> Advanced:
     return await advance(database, [flow.batch(name) for name in names], **how)
 
