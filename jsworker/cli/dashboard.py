@@ -93,6 +93,9 @@ def dashboard(
         )
 
     logging.getLogger("jsworker.dashboard").addHandler(logging.StreamHandler())
+    faults = logging.StreamHandler()
+    faults.addFilter(_is_of_a_fault)
+    logging.getLogger("uvicorn.error").addHandler(faults)
     processors = [each for target in targets or () for each in load_processors(target)]
 
     async def run() -> None:
@@ -113,6 +116,11 @@ def dashboard(
             await serve(served, listening, started=lambda: remark(f"dashboard: {address_of(listening)}"))
 
     asyncio.run(run())
+
+
+def _is_of_a_fault(record: logging.LogRecord) -> bool:
+    """Return whether the server logs an error of a page, not that it cut off open pages when it ended."""
+    return record.exc_info is not None and isinstance(record.exc_info[1], Exception)
 
 
 async def _check_role(client: JobClient, role: str) -> None:

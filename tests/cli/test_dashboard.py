@@ -123,6 +123,18 @@ def test_a_login_is_made_of_a_password_from_stdin_and_asked_for_on_every_address
     assert process.read_errors_until("line 2: must be as").startswith("logins logins, line 2: ")
 
 
+def test_what_a_page_failed_with_is_on_stderr(spawn: Spawn, tmp_path: Path) -> None:
+    (tmp_path / "logins").write_text("# nobody\n")
+    process = spawn("dashboard", "--port", "0", "--logins", "logins")
+    address = address_of(process)
+    (tmp_path / "logins").unlink()
+    failed = httpx.get(address, auth=("ann", "right"))
+    assert (failed.status_code, failed.text) == (500, "the dashboard failed; its log tells why\n")
+    assert process.read_errors_until("SettingsError: ").endswith(
+        ": logins logins: No such file or directory\n"
+    )
+
+
 def test_without_a_password_on_stdin_no_login_is_made(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     ended = cli("dashboard", "--new-login", "ann")
