@@ -36,7 +36,18 @@ async def repair(facts: Facts) -> list[Finding]:
         except JsworkerError as error:
             says = f"could not be mended: {' '.join(str(error).split())}"
             done.append(Finding(name, "error", says, "See the findings below."))
+    if reasons := {fact.because: None for fact in _asked_for(facts) if isinstance(fact, Unknown)}:
+        what = "more" if done else "anything"
+        says = f"it is not known whether {what} has to be mended, because {'; '.join(reasons)}"
+        done.append(Finding("fix.unknown", "warning", says, "Remove the reason, then repair again."))
     return done or [Finding("fix.nothing", "ok", "there was nothing that may be mended without you")]
+
+
+def _asked_for(facts: Facts) -> tuple[object, ...]:
+    """Return the facts that tell the repairs what to do."""
+    stream = facts.stream
+    of_nats = stream if stream is None or isinstance(stream, Unknown) else facts.consumers
+    return facts.installation, facts.registered, facts.unpublished, facts.overdue, facts.refusals, of_nats
 
 
 async def _ensure_stream(facts: Facts) -> AsyncIterator[str]:

@@ -277,6 +277,9 @@ class TestUnsoundServers:
         for check in ("nats.stream", "nats.consumers", "nats.publishing"):
             assert the_finding(found.json, check)["says"].startswith("not checked because ")
         assert the_finding(found.json, "postgresql.connection")["level"] == "ok"
+        unknown = the_finding(world.cli("doctor", "--json", "--fix").json, "fix.unknown")
+        says = "it is not known whether anything has to be mended, because NATS cannot be used"
+        assert (unknown["level"], unknown["says"]) == ("warning", says)
 
     def test_nothing_at_all(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("JSWORKER_DATABASE_URL", f"postgresql://postgres@{NO_ONE}/jobs")
@@ -284,7 +287,7 @@ class TestUnsoundServers:
         found = world.cli("doctor", "--json", "--fix")
         assert found.code == 1
         assert errors(found.json) == {"postgresql.connection", "nats.connection"}
-        assert {finding["check"] for finding in found.json} == {*CHECKS} | {"fix.nothing"}
+        assert {finding["check"] for finding in found.json} == {*CHECKS} | {"fix.unknown"}
 
     def test_a_wrong_password(self, world: World, sound: Sound, monkeypatch: pytest.MonkeyPatch) -> None:
         access = sound.postgres.cluster / "pg_hba.conf"
