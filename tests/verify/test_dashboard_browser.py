@@ -4,12 +4,15 @@ Needs Debian's packages chromium and chromium-driver; nothing is downloaded.
 """
 
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import ClassVar
 from uuid import UUID
 
@@ -139,6 +142,50 @@ class Refusing(BaseHTTPRequestHandler):
         pass
 
 
+class Relay(ThreadingTCPServer):
+    """Passes connections on to a port; those that are stalled stay open, and nothing comes through."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, port: int) -> None:
+        super().__init__(("127.0.0.1", 0), RelayedConnection)
+        self.port = self.server_address[1]
+        self.target = port
+        self.stalled: set[socket.socket] = set()
+        self.open: set[socket.socket] = set()
+
+    def stall(self) -> None:
+        self.stalled |= self.open
+
+
+class RelayedConnection(BaseRequestHandler):
+    def handle(self) -> None:
+        assert isinstance(self.server, Relay)
+        self.relay = self.server
+        self.relay.open.add(self.request)
+        with socket.create_connection(("127.0.0.1", self.relay.target)) as there:
+            threading.Thread(target=self.pump, args=(there, self.request), daemon=True).start()
+            self.pump(self.request, there)
+        self.relay.open.discard(self.request)
+
+    def pump(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                if self.request not in self.relay.stalled:
+                    target.sendall(data)
+            if self.request not in self.relay.stalled:
+                target.shutdown(socket.SHUT_WR)
+
+
+@contextmanager
+def stalling(port: int) -> Iterator[Relay]:
+    with Relay(port) as relay:
+        threading.Thread(target=relay.serve_forever, daemon=True).start()
+        yield relay
+        relay.shutdown()
+
+
 def test_an_open_page_is_live_again_soon_after_an_outage(browser: Browser, shop: Shop) -> None:
     browser.open("/")
     browser.run("window.stillTheSame = true")
@@ -155,6 +202,22 @@ def test_an_open_page_is_live_again_soon_after_an_outage(browser: Browser, shop:
     browser.shows("report-of-somebody")
     assert browser.run("return window.stillTheSame") is True
     browser.complaints()  # of each refusal
+
+
+def test_an_open_page_is_live_again_though_its_connection_died_without_a_word(
+    browser: Browser, shop: Shop
+) -> None:
+    with stalling(int(shop.address.rpartition(":")[2])) as relay:
+        browser.driver.ask("POST", "/url", url=f"http://127.0.0.1:{relay.port}/")
+        browser.run("window.stillTheSame = true")
+        browser.shows("waiting")
+        # The server has closed those that loaded the page: what is left is the stream.
+        wait_for(lambda: len(relay.open) == 1, lambda: str(relay.open))
+        relay.stall()
+        shop.enqueue("report-after-a-sleep", {})
+        browser.shows("report-after-a-sleep")
+        assert browser.run("return window.stillTheSame") is True
+        wait_for(lambda: "Not updated" not in browser.text, lambda: browser.text)
 
 
 def test_a_running_job_is_seen_to_be_killed_and_to_run_again(browser: Browser, shop: Shop) -> None:

@@ -142,6 +142,9 @@ class Stream {
     this.#watch = setTimeout(() => {
       late.add(this);
       showLate();
+      // A connection that is gone without a word, after a sleep for example, stays open for the browser.
+      this.open();
+      this.#expectWithin(OPENS_AGAIN_WITHIN);
     }, milliseconds);
   }
   rest() {
