@@ -155,6 +155,15 @@ def line(text: object) -> str | Markup:
     return _NOTHING if text is None or text == "" else printable(str(text).strip(), _LONGEST_LINE)
 
 
+def lines(text: str) -> str:
+    """Return text of several lines as it is, but for characters that would hide or reorder others."""
+    return "\n".join(each if each.isprintable() else _escaped(each) for each in text.split("\n"))
+
+
+def _escaped(line: str) -> str:
+    return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in line)
+
+
 def headline(text: str | None) -> str | Markup:
     """Return the first line of an error; see ``line``."""
     return line((text or "").strip().partition("\n")[0])
@@ -208,6 +217,7 @@ FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "exact": exact,
     "headline": headline,
     "line": line,
+    "lines": lines,
     "mebibytes": mebibytes,
     "number": number,
     "plural": plural,
