@@ -275,12 +275,25 @@ def until(time: datetime) -> str:
 
 
 def moment(time: datetime | None, *, milliseconds: bool = False) -> str:
-    """Return a time for people, in the local zone, to the second or millisecond."""
+    """Return a time for people, in the local zone, to the second or millisecond.
+
+    In the hour that occurs twice when daylight saving time ends, the offset from UTC tells which one it is.
+    """
     if time is None or isinstance(time, FarTime):
         return cell(time)
     local = time.astimezone()
     text = f"{local:%Y-%m-%d %H:%M:%S}"
-    return f"{text}.{local.microsecond // 1000:03d}" if milliseconds else text
+    if milliseconds:
+        text = f"{text}.{local.microsecond // 1000:03d}"
+    return f"{text}{local:%z}" if _occurs_twice(local.replace(tzinfo=None)) else text
+
+
+def _occurs_twice(clock: datetime) -> bool:
+    try:
+        first, second = (clock.replace(fold=fold).astimezone().utcoffset() for fold in (0, 1))
+    except (OverflowError, ValueError):  # within a day of the first or the last date
+        return False
+    return first != second
 
 
 def _json_value(value: Any) -> Any:

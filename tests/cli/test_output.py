@@ -1,5 +1,6 @@
 import json
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from uuid import UUID
@@ -9,6 +10,7 @@ import pytest
 from jsworker.cli.output import (
     ActionOutcome,
     folded,
+    moment,
     print_json,
     print_table,
     report,
@@ -94,3 +96,29 @@ async def test_a_report_that_is_cut_short_says_how_far_it_came(capsys: pytest.Ca
         printed = capsys.readouterr()
         assert printed.out == "1 queued\n2 queued\n"
         assert printed.err == f"interrupted after 2{of}: run the command again for the others\n"
+
+
+@pytest.fixture
+def in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_berlin")
+@pytest.mark.parametrize(
+    ("utc", "shown"),
+    [
+        ("2026-10-24T22:30:00.250Z", "2026-10-25 00:30:00.250"),
+        ("2026-10-25T00:30:00.250Z", "2026-10-25 02:30:00.250+0200"),
+        ("2026-10-25T01:30:00.250Z", "2026-10-25 02:30:00.250+0100"),
+        ("2026-10-25T02:30:00.250Z", "2026-10-25 03:30:00.250"),
+        ("2026-03-29T00:59:59.250Z", "2026-03-29 01:59:59.250"),
+        ("2026-03-29T01:00:00.250Z", "2026-03-29 03:00:00.250"),
+        ("9999-12-31T22:00:00.250Z", "9999-12-31 23:00:00.250"),
+    ],
+)
+def test_times_of_an_hour_that_occurs_twice_say_which_one_it_is(utc: str, shown: str) -> None:
+    assert moment(datetime.fromisoformat(utc), milliseconds=True) == shown
