@@ -121,6 +121,16 @@ def test_on_a_phone_no_page_is_wider_than_it(browser: Browser, pages: list[str])
     browser.look("light", DESKTOP)
 
 
+def test_a_long_payload_is_printed_to_its_end(browser: Browser, shop: Shop) -> None:
+    job_id = shop.enqueue("send-invoice", {"lines": list(range(200))}, delay=LATER)
+    browser.open(f"/jobs/{job_id}")
+    hidden = "const pre = document.querySelector('main pre'); return pre.scrollHeight - pre.clientHeight"
+    assert browser.run(hidden) > 0
+    browser.driver.devtools("Emulation.setEmulatedMedia", media="print")
+    assert browser.run(hidden) == 0
+    browser.driver.devtools("Emulation.setEmulatedMedia", media="")
+
+
 def test_the_overview_changes_without_being_loaded_again(browser: Browser, shop: Shop) -> None:
     browser.open("/")
     browser.run("window.stillTheSame = true")
