@@ -271,8 +271,8 @@ class Connection:
         except (TimeoutError, nats.errors.Error, OSError):
             return
         self._ended -= tried - self._refused
-        told = [self._varying.sub("", f'"{subject}"') for subject in sent - self._refused]
-        self._complaints = {key for key in self._complaints if not any(each in key for each in told)}
+        permitted = [self._varying.sub("", f'"{subject}"') for subject in sent - self._refused]
+        self._complaints = {key for key in self._complaints if not any(each in key for each in permitted)}
         if client is self._client and (client.request_inbox or "").lower() not in self._ended:
             self._unanswerable = None
 
