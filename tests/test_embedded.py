@@ -34,12 +34,11 @@ from jsworker.embedded import (
 from jsworker.embedded.resources import LOOPBACK, free_port
 from jsworker.worker.isolation import parent_death_signal
 from tests.support import without_linux
-from tests.support.processes import has_ended, processes_of
+from tests.support.processes import has_ended
 from tests.support.servers import (
     THROWAWAY_SETTINGS,
     ThrowawayPostgres,
     new_servers_folder,
-    servers_folder_left_unused,
     start_test_servers,
 )
 
@@ -73,8 +72,13 @@ signal.pause()
 @pytest.fixture
 def data() -> Iterator[Path]:
     """A data folder whose parents others may enter; at the end no process may be left that uses it."""
-    with servers_folder_left_unused() as parent:
-        yield parent / "data"
+    parent = new_servers_folder()
+    yield parent / "data"
+    left = processes_of(parent)
+    for process in left:
+        process.kill()
+    shutil.rmtree(parent)
+    assert left == []
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +164,19 @@ def wait_until(condition: Callable[[], Any], what: str) -> None:
     while not condition():
         assert time.monotonic() < give_up_at, f"not within {DEADLINE} s: {what}"
         time.sleep(0.03)
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Processes with the folder in their command line or as working directory; not this one."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            traces = [*process.cmdline(), process.cwd()]
+        except psutil.Error:  # ended meanwhile, or somebody else's
+            continue
+        if process.pid != os.getpid() and any(str(folder) in trace for trace in traces):
+            found.append(process)
+    return found
 
 
 def processes_named(name: str, folder: Path) -> list[psutil.Process]:

@@ -11,12 +11,23 @@ import psutil
 import psycopg
 import pytest
 
-from tests.support.processes import processes_of
 from tests.support.servers import new_servers_folder
 
 from .commands import Cli, Process, Spawn, Terminal, wait_until
 
 LOOP = "while :; do sleep 0.05; done"
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Processes with the folder in their command line."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if any(str(folder) in argument for argument in process.cmdline()):
+                found.append(process)
+        except psutil.Error:  # ended meanwhile
+            continue
+    return found
 
 
 def variables_of(process: Process) -> dict[str, str]:

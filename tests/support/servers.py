@@ -7,8 +7,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +22,6 @@ from jsworker.embedded import EmbeddedNats, EmbeddedPostgres
 from jsworker.embedded.resources import LOOPBACK
 from jsworker.ownership.database import OLDEST_REVISION
 from jsworker.ownership.upgrading import upgrade_database
-from tests.support.processes import processes_of
 
 # Nothing waits for the disk. A killed server still finds every commit again, in the system's cache; only a
 # crash of the machine would lose some. COMMIT keeps its meaning: synchronous_commit stays on.
@@ -59,18 +57,6 @@ def new_servers_folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     folder.chmod(0o711)
     return folder
-
-
-@contextmanager
-def servers_folder_left_unused() -> Iterator[Path]:
-    """Create such a folder; at the end no process may be left that uses it, and it is deleted."""
-    folder = new_servers_folder()
-    yield folder
-    left = processes_of(folder)
-    for process in left:
-        process.kill()
-    shutil.rmtree(folder)
-    assert left == []
 
 
 def _delete_leftovers(parent: Path) -> None:

@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from tests.support.processes import processes_of
+import psutil
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 DEADLINE = 240.0  # for a busy machine; it takes 5 s on an idle one
@@ -84,3 +85,22 @@ def nothing_is_left_of(*folders: Path) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def processes_of(*folders: Path) -> list[psutil.Process]:
+    """Processes with one of the folders in their command line or a file of it open; not this one."""
+    return [
+        process
+        for process in psutil.process_iter()
+        if process.pid != os.getpid() and any(str(folder) in _traces(process) for folder in folders)
+    ]
+
+
+def _traces(process: psutil.Process) -> str:
+    traces: list[str] = []
+    with suppress(psutil.Error, OSError):  # ended meanwhile, or of another user
+        traces += process.cmdline()
+        for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+            with suppress(OSError):
+                traces.append(str(descriptor.readlink()))
+    return "\n".join(traces)

@@ -2,6 +2,7 @@
 
 import fcntl
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from datetime import timedelta
@@ -10,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from code_evolution.__main__ import main
-from tests.support.processes import processes_of
-from tests.support.servers import servers_folder_left_unused
+from tests.support.servers import new_servers_folder
 
-from .demo_process import DemoProcess, nothing_is_left_of, run_demo_process
+from .demo_process import DemoProcess, nothing_is_left_of, processes_of, run_demo_process
 from .repositories import START, commit, damage, git, new_repository, object_file
 
 pytestmark = pytest.mark.timeout(600)
@@ -25,8 +25,13 @@ EXTENSIONS = {".py": "Python", ".go": "Go"}
 @pytest.fixture(scope="module")
 def servers_folder() -> Iterator[Path]:
     """The data folder of all demos of this module: each finds what the ones before left there."""
-    with servers_folder_left_unused() as parent:
-        yield parent / "data"
+    parent = new_servers_folder()
+    yield parent / "data"
+    left = processes_of(parent)
+    for process in left:
+        process.kill()
+    shutil.rmtree(parent)
+    assert left == []
 
 
 @pytest.fixture
