@@ -15,8 +15,7 @@ from pipeline.jobs import FOLDER, PROCESSORS, NightlyReport
 from pipeline.logs import write_sample
 
 _LOOK_SECONDS: Final = 0.2
-_START_SECONDS: Final = 150.0
-_NIGHT_SECONDS: Final = 200.0
+_NIGHT_SECONDS: Final = 300.0
 
 
 class NightFailed(Exception):
@@ -57,7 +56,7 @@ async def _night() -> str:
     worker.on("job.error", _show_trouble)
     async with worker, JobClient.from_env() as client:
         job = await client.schedules.run_now(NightlyReport.kind)
-        workflow = await client.result(job.id, timeout=_START_SECONDS)
+        workflow = await client.result(job.id, timeout=60)
         while True:
             found = await client.workflows.get(workflow)
             _show(found)
