@@ -137,17 +137,19 @@ def _frame(times: Sequence[datetime], most: float, unit: Unit) -> _Frame:
     first, last = (times[0].timestamp(), times[-1].timestamp()) if times else (0.0, 1.0)
     if last <= first:
         first, last = first - 30, first + 30
-    steps = round_steps(most, whole=not unit)
-    return _Frame(first, last, steps[-1])
+    return _Frame(first, last, round_steps(most, unit)[-1])
 
 
-def round_steps(most: float, *, whole: bool) -> list[float]:
-    """Return round numbers from 0 to at least ``most``, some five of them; ``whole``: no fractions."""
+def round_steps(most: float, unit: Unit) -> list[float]:
+    """Return round numbers from 0 to at least ``most``, some five of them; only seconds have fractions."""
     if most <= 0:
         most = 1.0
-    power = 10.0 ** math.floor(math.log10(most / _TICKS))
-    step = next(factor * power for factor in (1, 2, 5, 10, 20) if factor * power * _TICKS >= most)
-    if whole:
+    if unit and _TICKS < most <= _TICKS * _STEPS_SECONDS[-1]:
+        step = float(next(seconds for seconds in _STEPS_SECONDS if seconds * _TICKS >= most))
+    else:
+        power = 10.0 ** math.floor(math.log10(most / _TICKS))
+        step = next(factor * power for factor in (1, 2, 5, 10, 20) if factor * power * _TICKS >= most)
+    if not unit:
         step = max(step, 1.0)
     count = max(math.ceil(most / step - 1e-9), 1)
     return [step * n for n in range(count + 1)]
@@ -164,7 +166,7 @@ def round_times(first: float, last: float, most: int) -> list[float]:
 
 def number(value: float, unit: Unit = "") -> str:
     """Return a value for an axis: ``1.5k``, ``2M``, and a duration in seconds with its unit."""
-    if unit:
+    if unit and value:
         return str(duration(value))
     for size, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
@@ -174,7 +176,7 @@ def number(value: float, unit: Unit = "") -> str:
 
 def _values_axis(frame: _Frame, unit: Unit) -> Markup:
     parts = []
-    for value in round_steps(frame.top, whole=not unit):
+    for value in round_steps(frame.top, unit):
         y = frame.y(value)
         parts.append(Markup('<path class="chart-grid" d="M{} {:.1f}H{}"/>').format(_LEFT, y, _WIDTH - _RIGHT))
         parts.append(text("chart-tick", _LEFT - 6, y + 4, number(value, unit), "end"))

@@ -1,9 +1,10 @@
+import re
 from datetime import UTC, datetime, timedelta
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from jsworker.dashboard.charts import Series, round_steps, round_times, time_chart
+from jsworker.dashboard.charts import Series, Unit, round_steps, round_times, time_chart
 
 BEGIN = datetime(2026, 11, 25, 12, 3, tzinfo=UTC)
 TIMES = [BEGIN + timedelta(minutes=n) for n in range(60)]
@@ -74,18 +75,27 @@ def test_refuses_a_series_of_another_length() -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "whole", "steps"),
+    ("most", "unit", "steps"),
     [
-        (0, True, [0, 1]),
-        (1, True, [0, 1]),
-        (3, True, [0, 1, 2, 3]),
-        (7, True, [0, 2, 4, 6, 8]),
-        (1090, True, [0, 500, 1000, 1500]),
-        (0.07, False, [0, 0.02, 0.04, 0.06, 0.08]),
+        (0, "", [0, 1]),
+        (1, "", [0, 1]),
+        (3, "", [0, 1, 2, 3]),
+        (7, "", [0, 2, 4, 6, 8]),
+        (1090, "", [0, 500, 1000, 1500]),
+        (0.07, "s", [0, 0.02, 0.04, 0.06, 0.08]),
+        (50, "s", [0, 15, 30, 45, 60]),
+        (1_000, "s", [0, 300, 600, 900, 1200]),
+        (7_200, "s", [0, 1800, 3600, 5400, 7200]),
+        (5e6, "s", [0, 2e6, 4e6, 6e6]),
     ],
 )
-def test_ticks_are_round(most: float, whole: bool, steps: list[float]) -> None:  # noqa: FBT001 -- parametrized
-    assert round_steps(most, whole=whole) == pytest.approx(steps)
+def test_ticks_are_round(most: float, unit: Unit, steps: list[float]) -> None:
+    assert round_steps(most, unit) == pytest.approx(steps)
+
+
+def test_ticks_of_durations_are_whole_minutes() -> None:
+    chart = time_chart("Run time", TIMES[:1], [Series("p99", [4_100])], unit="s")
+    assert re.findall(r">([0-9 dhms]+)</text>", chart) == ["0", "30 m", "1 h", "1 h 30 m"]
 
 
 def test_ticks_of_times_are_round() -> None:
