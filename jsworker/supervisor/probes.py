@@ -111,7 +111,8 @@ def _complaints_of(place: PlaceView) -> Iterator[str]:
         if readiness.refusal is not None:
             yield f"postgresql refuses a statement: {readiness.refusal}; jsworker doctor names the cause"
         elif not readiness.postgresql:
-            yield "postgresql: no answer; nothing is pulled, finished outcomes are kept until it is back"
+            why = readiness.silence or "no answer"
+            yield f"postgresql: {why}; nothing is pulled, finished outcomes are kept until it is back"
         if not readiness.nats:
             yield "nats: no connection; jobs are claimed from the table"
         elif not readiness.pulling and not readiness.ailing:

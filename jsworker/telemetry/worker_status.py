@@ -28,6 +28,7 @@ class Readiness:
         publishing: whether JetStream stores messages, as far as is known.
         drained: whether an operator has drained the worker: it claims nothing, all else works.
         refusal: why PostgreSQL refuses a statement; None: it refuses none, or does not answer.
+        silence: why PostgreSQL does not answer; None: it does.
     """
 
     postgresql: bool
@@ -40,6 +41,7 @@ class Readiness:
     publishing: bool = True
     drained: bool = False
     refusal: str | None = None
+    silence: str | None = None
 
 
 class IsolatedProcesses(NamedTuple):

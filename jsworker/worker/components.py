@@ -257,6 +257,7 @@ class Components:
             publishing=not context.publishing.refused,
             drained=self.pipeline.slots.is_drained,
             refusal=context.health.refusal,
+            silence=context.health.silence,
         )
         pools = context.database.pools_by_name().items()
         return WorkerStatus(

@@ -95,6 +95,8 @@ class DatabaseHealth:
         self._reported: set[str] = set()
         self.refusal: str | None = None
         """PostgreSQL's reason for a recent refusal; None if there was none, or it has been silent since."""
+        self.silence: str | None = None
+        """Why the last statement that was not answered got no answer; None after an answer."""
 
     @property
     def up(self) -> bool:
@@ -124,7 +126,7 @@ class DatabaseHealth:
             self._refused_at = self._failed_at
             self.refusal = str(error).rpartition(" refused a statement: ")[2]
         elif isinstance(error, DatabaseUnavailable):
-            self.refusal = None
+            self.refusal, self.silence = None, str(error)
         was_up = self.up
         self._up.clear()
         if (was_up or refused) and (reason := str(error)) not in self._reported:
@@ -137,6 +139,7 @@ class DatabaseHealth:
         """Note that a statement was answered."""
         was_up = self.up
         self._up.set()
+        self.silence = None
         if self.refusal is not None and boottime() - self._refused_at >= _REFUSES_SECONDS:
             self.refusal = None
         if self._reported and self.refusal is None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.sql import SQL, Identifier
+from sqlalchemy import make_url
 
 from jsworker.core.errors import DatabaseRefused
 from jsworker.core.job import Job
@@ -105,8 +107,26 @@ async def test_a_database_that_is_away_leaves_the_level_that_was_known(settings:
         Worker([Nothing], settings.model_copy(update={"database_url": url})) as worker,
     ):
         proxy.cut()
-        told = await answers(worker, 503, "postgresql: no answer")
+        told = await answers(worker, 503, "postgresql: PostgreSQL at ")
         await worker._components.database_watch.step()
         assert "migration" not in told + probe(worker).body.decode()
         proxy.restore()
         await answers(worker, 200, f"migration: {HEAD}\n")
+
+
+async def test_a_database_that_takes_no_writes_is_named_until_it_does(
+    worker: Worker, database_url: str
+) -> None:
+    name = Identifier(make_url(database_url).database or "")
+    sessions = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(SQL("ALTER DATABASE {} SET default_transaction_read_only = on").format(name))
+        connection.execute(sessions)
+        says = await answers(worker, 503, "is read-only, as a standby is")
+        assert "(SQLSTATE 25006); nothing is pulled" in says
+        connection.execute(SQL("ALTER DATABASE {} RESET default_transaction_read_only").format(name))
+        connection.execute(sessions)
+    await answers(worker, 200, "postgresql: ok\n")
