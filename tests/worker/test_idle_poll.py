@@ -90,6 +90,27 @@ async def test_a_job_whose_message_nobody_answers_is_claimed_after_two_scans(
     assert running.events.of("message.republished") == []
 
 
+async def test_a_kind_whose_consumer_does_not_work_is_taken_at_once_and_others_after_two_scans(
+    start: StartWorker, rows: Rows, settings: Settings
+) -> None:
+    rarely = settings.model_copy(update={"scan_interval": 20.0})
+    running = await start(scripted(echo), scripted(echo, kind="other"), with_settings=rarely)
+    running.worker._components.pipeline.of_kind[KIND].is_pulling = lambda: False
+    await rows.query(
+        "INSERT INTO jsworker.jobs "
+        "(id, kind, payload, status, dispatch, needs_publish, publish_after, queued_at) "
+        "SELECT gen_random_uuid(), kind, '{}', 'queued', 1, true, now() + interval '1 hour', now() "
+        "FROM unnest(%s::text[]) AS kind",
+        [KIND, "other"],
+    )
+
+    async def is_taken() -> None:
+        done = await rows.query("SELECT kind FROM jsworker.jobs WHERE status = 'completed'")
+        assert [row["kind"] for row in done] == [KIND]
+
+    await eventually(is_taken, seconds=35.0)
+
+
 BUSY: dict[str, Any] = {"concurrency": SLOTS, "scan_interval": 20.0}
 """For a worker to which messages come all the time: no pause of a busy machine is as long as a scan."""
 

@@ -108,10 +108,11 @@ class IdlePoll:
                 line.note_deliveries()
                 line.rows.clear()  # others may have claimed them, and there may be older ones
                 line.consumer.has_rows = False
-            if self._is_without_messages or not self._pace.is_due:
+            lines = [line for line in self._lines if not self._is_without_messages(line)]
+            if not lines or not self._pace.is_due:
                 return
             with self._pace.timed():  # measures the searches of all kinds together
-                for line in list(self._lines):
+                for line in lines:
                     await self._look(line)
 
     async def go_on(self) -> None:
@@ -119,9 +120,8 @@ class IdlePoll:
         if not self._context.health.up:
             return
         async with self._searching:
-            without_messages = self._is_without_messages
             for line in list(self._lines):
-                if not line.rows and (without_messages or line.is_longer):
+                if not line.rows and (line.is_longer or self._is_without_messages(line)):
                     await self._look(line)
 
     def on_room(self) -> None:
@@ -139,13 +139,12 @@ class IdlePoll:
         if any(not line.rows for line in self._active.values()):
             self._on_more()
 
-    @property
-    def _is_without_messages(self) -> bool:
-        return self._context.publishing.refused or not self._context.stream.connected
+    def _is_without_messages(self, line: _Line) -> bool:
+        return self._context.publishing.refused or not line.consumer.is_pulling()
 
     async def _look(self, line: _Line) -> None:
         line.is_longer = False
-        without_messages = self._is_without_messages
+        without_messages = self._is_without_messages(line)
         idle_after = self._context.settings.relay_interval if without_messages else self._scan_interval
         idle = not self._context.stream.connected or boottime() - line.consumer.delivered_at >= idle_after
         most = line.consumer.most()
