@@ -44,6 +44,41 @@ async def test_a_run_that_takes_too_long_fails_its_attempt_and_is_retried(
     await running.stream_is_empty()
 
 
+@pytest.mark.parametrize("limit", ["timeout", "progress_timeout"])
+async def test_a_blocked_event_loop_costs_no_other_job_its_attempt(
+    client: JobClient, rows: Rows, start: StartWorker, limit: str
+) -> None:
+    begun, over = asyncio.Event(), asyncio.Event()
+
+    async def block(job: Job[Any]) -> None:
+        await begun.wait()
+        time.sleep(12)  # noqa: ASYNC251 -- what no job should do
+        over.set()
+
+    async def ends_soon(job: Job[Any]) -> None:
+        begun.set()
+        await over.wait()
+        await asyncio.sleep(0.5)
+
+    async def never_ends(job: Job[Any]) -> None:
+        await over.wait()
+        await for_ever(job)
+
+    limits: dict[str, Any] = {limit: 6.0}
+    await start(
+        scripted(block, kind="blocks"),
+        scripted(ends_soon, kind="soon", **limits),
+        scripted(never_ends, kind="never", backoff=LATER, **limits),
+    )
+    await client.enqueue("blocks", {})
+    never = await client.enqueue("never", {})
+    soon = await client.enqueue("soon", {})
+    row = await rows.becomes(soon.id, "completed")
+    assert (row["errors"], row["stalls"]) == (0, 0)
+    row = await rows.becomes(never.id, "scheduled")
+    assert row["errors"] == 1
+
+
 @pytest.mark.parametrize("made_of_it", ["retry", "error"])
 @pytest.mark.parametrize("limit", ["timeout", "progress_timeout"])
 async def test_what_a_processor_makes_of_its_cancellation_does_not_hide_the_limit(

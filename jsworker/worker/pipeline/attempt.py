@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from jsworker.core import strict_json
 from jsworker.core.clock import boottime
@@ -19,6 +19,8 @@ from jsworker.worker.pipeline.outcomes import Outcome
 from jsworker.worker.pipeline.run_ownership import RunLease
 from jsworker.worker.pipeline.run_writes import LeaseServices
 from jsworker.worker.pipeline.threads import ThreadNotStarted, start_thread
+
+_LATE_SECONDS: Final = 1.0
 
 
 def open_job(run: Run, services: LeaseServices) -> Job[Any]:
@@ -147,24 +149,36 @@ def forget_cancellation(task: "asyncio.Task[Any] | None" = None) -> None:
 
 @contextmanager
 def time_limits(run: Run) -> Iterator[None]:
-    """Signal the run when its time-out has passed, or its job has given no sign of life for too long."""
-    timers: list[asyncio.TimerHandle] = []
+    """Signal the run when its time-out has passed, or its job has given no sign of life for too long.
+
+    A limit that is noticed late, because the event loop was blocked, is extended once by as much: whichever
+    job blocked the loop, the others could neither end nor report progress meanwhile.
+    """
+    timers: dict[StopReason, asyncio.TimerHandle] = {}
     loop = asyncio.get_running_loop()
+    timeout, progress_timeout = run.kind.limits.timeout, run.kind.progress_timeout
 
-    def watch_progress(limit: float) -> None:
-        left = max(run.sign_at, run.quiet_until) + limit - boottime()
-        if left <= 0:
-            run.signal(StopReason.NO_PROGRESS)
+    def watch(reason: StopReason, seconds: float, *, extended: bool = False) -> None:
+        timers[reason] = loop.call_later(seconds, end, reason, loop.time() + seconds, extended)
+
+    def end(reason: StopReason, due: float, extended: bool) -> None:  # noqa: FBT001 -- of a timer's arguments
+        late, left = loop.time() - due, 0.0
+        if reason is StopReason.NO_PROGRESS and progress_timeout is not None:
+            left = max(run.sign_at, run.quiet_until) + progress_timeout - boottime()
+        if left > 0:
+            watch(reason, left)
+        elif late > _LATE_SECONDS and not extended:
+            watch(reason, late, extended=True)
         else:
-            timers[-1] = loop.call_later(left, watch_progress, limit)
+            run.signal(reason)
 
-    if (timeout := run.kind.limits.timeout) is not None:
-        timers.append(loop.call_later(timeout, run.signal, StopReason.TIMEOUT))
-    if run.kind.progress_timeout is not None:
+    if timeout is not None:
+        watch(StopReason.TIMEOUT, timeout)
+    if progress_timeout is not None:
         run.sign_at = boottime()
-        timers.append(loop.call_later(run.kind.progress_timeout, watch_progress, run.kind.progress_timeout))
+        watch(StopReason.NO_PROGRESS, progress_timeout)
     try:
         yield
     finally:
-        for timer in timers:
+        for timer in timers.values():
             timer.cancel()
