@@ -133,7 +133,7 @@ async def _check_role(client: JobClient, role: str) -> None:
 def _authorize(
     logins: Path | None, proxy_secret: Path | None, groups: list[str] | None, everybody: str | None
 ) -> "Authorize | None":
-    from jsworker.dashboard.login import PasswordFile, ProxyHeaders, access_named  # noqa: PLC0415 -- an extra
+    from jsworker.dashboard.authentication import PasswordFile, ProxyHeaders, access_named  # noqa: PLC0415 -- an extra
 
     if logins is not None and proxy_secret is not None:
         raise WrongUsage("--logins and --proxy-secret: one of them")
@@ -162,7 +162,7 @@ def _authorize(
 
 
 def _line(name: str, rights: str) -> str:
-    from jsworker.dashboard.login import access_named, login_line  # noqa: PLC0415 -- an extra
+    from jsworker.dashboard.authentication import access_named, login_line  # noqa: PLC0415 -- an extra
 
     try:
         access_named(rights)  # checked before the password is asked for

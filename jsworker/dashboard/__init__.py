@@ -6,6 +6,6 @@
 
 from jsworker.dashboard.access import ACTIONS, Access, Authorize
 from jsworker.dashboard.app import dashboard
-from jsworker.dashboard.login import PasswordFile, ProxyHeaders
+from jsworker.dashboard.authentication import PasswordFile, ProxyHeaders
 
 __all__ = ["ACTIONS", "Access", "Authorize", "PasswordFile", "ProxyHeaders", "dashboard"]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         KilledJob,
         kill_worker_during,
     )
-    from jsworker.testing.servers import RunningServers, running_servers
+    from jsworker.testing.shared_servers import RunningServers, running_servers
     from jsworker.testing.unit_lease import JobRun
     from jsworker.testing.unit_run import run_job, run_of
     from jsworker.testing.unittest_case import JsworkerTestCase
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "jsworker.testing.enqueued": "assert_enqueued assert_not_enqueued",
     "jsworker.testing.killing": "AfterSeconds AtEnd AtProgress AtStep KilledJob kill_worker_during",
-    "jsworker.testing.servers": "RunningServers running_servers",
+    "jsworker.testing.shared_servers": "RunningServers running_servers",
     "jsworker.testing.unit_lease": "JobRun",
     "jsworker.testing.unit_run": "run_job run_of",
     "jsworker.testing.unittest_case": "JsworkerTestCase",

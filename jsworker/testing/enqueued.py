@@ -15,7 +15,7 @@ from jsworker.core.processor import Seconds, write_payload
 from jsworker.core.settings import Settings
 from jsworker.ownership import for_tests
 from jsworker.ownership.pool import Row
-from jsworker.testing.servers import database_at, settings_in_use
+from jsworker.testing.shared_servers import database_at, settings_in_use
 
 _WAITING: Final = ("scheduled", "queued")
 _SHOWN: Final = 10

@@ -27,7 +27,7 @@ from jsworker.core.events import Event
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings, load_settings
 from jsworker.ownership import for_tests
-from jsworker.testing.servers import database_at
+from jsworker.testing.shared_servers import database_at
 from jsworker.worker.pipeline.kinds import processor_at
 from jsworker.worker.supervision import DeadOwner
 from jsworker.worker.worker import Worker

@@ -23,7 +23,7 @@ from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings, changed_environment
 from jsworker.embedded import start_with_parent
 from jsworker.testing.killed_worker import ENDED_BEFORE
-from jsworker.testing.servers import settings_in_use
+from jsworker.testing.shared_servers import settings_in_use
 from jsworker.worker.pipeline.kinds import resolve_kinds
 
 _LEAST_STALLS: Final = 3

@@ -11,7 +11,7 @@ import pytest
 
 if TYPE_CHECKING:
     from jsworker import JobClient, Settings, SyncJobClient
-    from jsworker.testing.servers import RunningServers
+    from jsworker.testing.shared_servers import RunningServers
 
 _FOLDER = "jsworker_servers_folder"
 _SHARED_FOLDER = pytest.StashKey[Path]()
@@ -83,7 +83,7 @@ def jsworker_servers(request: pytest.FixtureRequest) -> "Iterator[RunningServers
     ``jsworker_nats_url`` or the variables ``JSWORKER_TEST_DATABASE_URL`` and ``JSWORKER_TEST_NATS_URL``.
     """
     from jsworker import JsworkerError  # noqa: PLC0415
-    from jsworker.testing.servers import running_servers  # noqa: PLC0415
+    from jsworker.testing.shared_servers import running_servers  # noqa: PLC0415
 
     config = request.config
     shared = getattr(config, "workerinput", {}).get(_FOLDER)

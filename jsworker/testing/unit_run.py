@@ -21,7 +21,7 @@ from jsworker.ownership.given_session import GivenSession
 from jsworker.ownership.sessions import Sessions
 from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.ownership.transitions.enqueue import new_job_id
-from jsworker.testing.servers import settings_without_servers
+from jsworker.testing.shared_servers import settings_without_servers
 from jsworker.testing.unit_lease import JobRun, UnitLease
 from jsworker.worker.pipeline.attempt import open_job, process_job
 from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason

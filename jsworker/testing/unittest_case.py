@@ -6,7 +6,7 @@ from functools import cached_property
 from jsworker.client.job_client import JobClient
 from jsworker.client.sync_client import SyncJobClient
 from jsworker.core.settings import Settings
-from jsworker.testing.servers import servers_of_process
+from jsworker.testing.shared_servers import servers_of_process
 
 
 class JsworkerTestCase(unittest.IsolatedAsyncioTestCase):

@@ -15,7 +15,7 @@ from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
 from jsworker.ownership import for_tests
 from jsworker.ownership.pool import Row
-from jsworker.testing.servers import database_at, settings_in_use
+from jsworker.testing.shared_servers import database_at, settings_in_use
 from jsworker.worker.worker import Worker
 
 _LOOK_SECONDS: Final = 0.02

@@ -16,10 +16,10 @@ from jsworker import JobClient
 from jsworker.core.errors import SettingsError
 from jsworker.core.settings import Settings
 from jsworker.dashboard import ACTIONS as RIGHTS
-from jsworker.dashboard import Access, PasswordFile, ProxyHeaders, dashboard, login
+from jsworker.dashboard import Access, PasswordFile, ProxyHeaders, authentication, dashboard
 from jsworker.dashboard.access import HEADERS, access_of
 from jsworker.dashboard.app import ACTIONS
-from jsworker.dashboard.login import login_line
+from jsworker.dashboard.authentication import login_line
 from tests.dashboard.conftest import PutJob
 from tests.dashboard.viewer import Viewer
 from tests.support.polling import eventually
@@ -329,7 +329,7 @@ async def test_a_file_that_got_a_wrong_line_is_used_as_it_was_before(
 async def test_a_login_that_is_removed_while_it_is_checked_is_not_remembered(
     logins: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known, hashed, rest = PasswordFile(logins), login._hashed, login_line("bob", "pass:word", "read")
+    known, hashed, rest = PasswordFile(logins), authentication._hashed, login_line("bob", "pass:word", "read")
 
     def removed_meanwhile(password: str, salt: bytes) -> bytes:
         if logins.stat().st_size != len(rest):
@@ -337,7 +337,7 @@ async def test_a_login_that_is_removed_while_it_is_checked_is_not_remembered(
             known._read()
         return hashed(password, salt)
 
-    monkeypatch.setattr(login, "_hashed", removed_meanwhile)
+    monkeypatch.setattr(authentication, "_hashed", removed_meanwhile)
     for _ in range(2):
         assert not isinstance(await known(asked(basic("ann", "right horse"))), Access)
 
@@ -345,7 +345,7 @@ async def test_a_login_that_is_removed_while_it_is_checked_is_not_remembered(
 async def test_no_more_logins_wait_for_their_check_than_can_be_made_soon(
     logins: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known, hashed, may_go_on = PasswordFile(logins), login._hashed, threading.Event()
+    known, hashed, may_go_on = PasswordFile(logins), authentication._hashed, threading.Event()
     ann, bob = asked(basic("ann", "right horse")), asked(basic("bob", "pass:word"))
     assert isinstance(await known(ann), Access)
 
@@ -353,7 +353,7 @@ async def test_no_more_logins_wait_for_their_check_than_can_be_made_soon(
         may_go_on.wait()
         return hashed(password, salt) if password == "pass:word" else b"wrong"
 
-    monkeypatch.setattr(login, "_hashed", held_up)
+    monkeypatch.setattr(authentication, "_hashed", held_up)
     guesses = [asked(basic("eve", str(number))) for number in range(20)]
     checks = [asyncio.create_task(known(request)) for request in [bob, *guesses, *guesses]]
     try:

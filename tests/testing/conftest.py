@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jsworker.testing.servers import RunningServers
+from jsworker.testing.shared_servers import RunningServers
 from tests.support.servers import TestServers
 
 

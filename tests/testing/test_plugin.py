@@ -21,7 +21,7 @@ from jsworker import Settings, TransitionRefused
 from jsworker.core.events import Events
 from jsworker.stream.api import NotThere
 from jsworker.stream.jetstream import Stream, ensured_stream
-from jsworker.testing.servers import RunningServers, settings_at
+from jsworker.testing.shared_servers import RunningServers, settings_at
 from tests.support.servers import TestServers
 
 WORDS = """

@@ -23,7 +23,7 @@ from jsworker import (
 )
 from jsworker.ownership.for_tests import undone
 from jsworker.testing import advance, work_until_empty
-from jsworker.testing.servers import database_at
+from jsworker.testing.shared_servers import database_at
 
 
 class Shout(JobProcessor):

@@ -8,8 +8,8 @@ from markupsafe import Markup
 
 from jsworker.dashboard.charts import Series, time_chart
 from jsworker.dashboard.visit import Visit
-from jsworker.ownership.queries.figures import figures_by_minute, percentile
 from jsworker.ownership.queries.status import BOUND, Status, read_status
+from jsworker.ownership.queries.work_figures import figures_by_minute, percentile
 from jsworker.ownership.transitions.statistics import KindFigures
 
 _KINDS: Final = 100

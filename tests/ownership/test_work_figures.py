@@ -5,7 +5,7 @@ import pytest
 from jsworker.core.clock import DURATION_BUCKETS
 from jsworker.core.events import Events
 from jsworker.ownership.database import Database
-from jsworker.ownership.queries.figures import figures_by_minute, percentile
+from jsworker.ownership.queries.work_figures import figures_by_minute, percentile
 from jsworker.ownership.transitions.settle import Settled
 from jsworker.ownership.transitions.statistics import add_statistics, forget_statistics
 from jsworker.worker.figure_counts import FigureCounts
