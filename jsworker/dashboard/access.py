@@ -155,15 +155,12 @@ class CsrfTokens:
                 self._name, self._value, path="/", secure=self._is_secure, httponly=True, samesite="strict"
             )
 
-    def refused(self, access: Access, given: object) -> Response | None:
-        """Return the response that refuses a form which another site may have sent, else None."""
-        is_right = (
+    def is_own(self, access: Access, given: object) -> bool:
+        """Return whether a form holds the token that was shown to this viewer in this browser."""
+        return (
             not self._is_new
             and isinstance(given, str)
             and hmac.compare_digest(given.encode(), self.token(access).encode())
-        )
-        return (
-            None if is_right else refusal(403, "refused: the form is of another session; open the page anew")
         )
 
 

@@ -129,6 +129,9 @@ ACTIONS: Final = (
 
 _log: Final = logging.getLogger(__name__)
 _FAULT: Final = "the dashboard failed; its log tells why"
+_OF_ANOTHER_SESSION: Final = (
+    "nothing was done: the form was shown in another session of the browser; open its page anew and repeat it"
+)
 _STATIC: Final = Path(__file__).parent / "static"
 _ACCESS: Final = "jsworker.access"
 _ROOT: Final = "jsworker.root"
@@ -264,8 +267,8 @@ async def _act(action: ActionRoute, request: Request) -> Response:
         if (refused := _refused_unread(request)) is not None:
             return refused
         form = await request.form(max_files=0, max_fields=_MOST_FIELDS, max_part_size=_MOST_FORM_BYTES)
-        if (refused := tokens.refused(visit.access, form.get("csrf"))) is not None:
-            return refused
+        if not tokens.is_own(visit.access, form.get("csrf")):
+            return _error(visit, 403, _OF_ANOTHER_SESSION)
         _check_text(form.multi_items())
         if form.get("confirmed") == "yes":
             return await _perform(action, visit, tokens, form)
