@@ -203,6 +203,7 @@ class TestEnqueue:
 
 
 JOBS_OF_TESTS = """
+from django.core.management import call_command
 from django.db import connection
 from django.test import TransactionTestCase
 
@@ -213,17 +214,30 @@ class Jobs(TransactionTestCase):
         job = enqueue("of-tests", {})
         assert jobs_client().get(job.id).kind == "of-tests"
         assert jobs_client().settings.database_url.endswith("/" + connection.settings_dict["NAME"])
+        call_command("jsworker", "enqueue", "of-tests")
 """
 
 
-def test_djangos_tests_leave_the_database_of_the_environment_alone(
-    settings: Settings, tmp_path: Path
+# Only DATABASES names the database, as in the documentation's example.
+ONLY_DATABASES = """
+import os
+from django_app.settings import *
+del os.environ["JSWORKER_DATABASE_URL"]
+"""
+
+
+@pytest.mark.parametrize("module", ["django_app.settings", "only_databases"])
+def test_djangos_tests_leave_the_database_and_the_stream_alone(
+    settings: Settings, tmp_path: Path, module: str
 ) -> None:
     (tmp_path / "test_jobs.py").write_text(JOBS_OF_TESTS)
+    (tmp_path / "only_databases.py").write_text(ONLY_DATABASES)
     given = {
+        "DJANGO_SETTINGS_MODULE": module,
         "JSWORKER_DATABASE_URL": settings.database_dsn(),
         "JSWORKER_NATS_URL": settings.nats_url,
         "JSWORKER_STREAM": settings.stream,
+        "JSWORKER_SUBJECT_PREFIX": settings.subject_prefix,
         "PYTHONPATH": os.pathsep.join([str(tmp_path), "examples", *sys.path]),
     }
     command = [sys.executable, "-m", "django_app.manage", "test", "--noinput", "test_jobs"]
@@ -235,6 +249,8 @@ def test_djangos_tests_leave_the_database_of_the_environment_alone(
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM pg_database WHERE datname LIKE 'test_' || current_database()")
         assert cursor.fetchone() == (0,)
+    with SyncJobClient(settings):  # refuses a stream that belongs to another database
+        pass
 
 
 class TestConnections:

@@ -80,13 +80,12 @@ def jsworker_settings() -> Settings:
 
 def _in_tests(settings: Settings, alias: str) -> Settings:
     database = connections[alias].settings_dict
-    name, own = _name_in(settings), str(database.get("NAME") or "")
-    tested = (database.get("TEST") or {}).get("NAME") or f"test_{name}"  # parallel tests append _1, _2 …
-    if (
-        not name
-        or own in (name, names_at_start.get(alias))
-        or not (own == tested or own.startswith(f"{tested}_"))
-    ):
+    name, own, at_start = _name_in(settings), str(database.get("NAME") or ""), names_at_start.get(alias)
+    if not name or own == at_start:
+        return settings
+    replaced = at_start if name == own else name  # the URL of DATABASES has the test database's name already
+    tested = (database.get("TEST") or {}).get("NAME") or f"test_{replaced}"  # parallel tests append _1, _2 …
+    if not (own == tested or own.startswith(f"{tested}_")):
         return settings
     head, mark, query = settings.database_url.partition("?")
     url = f"{head.rpartition('/')[0]}/{quote(own, safe='')}{mark}{query}"
@@ -109,6 +108,8 @@ def environment() -> dict[str, str]:
     else:
         values["database_url"] = settings.database_url
         values["database_password"] = settings.database_password
+    if not settings.nats_is_set:
+        values["nats_url"] = None
     return changed_environment(os.environ, values)
 
 
