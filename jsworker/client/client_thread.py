@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import os
+import socket
 import sys
 import threading
 import weakref
@@ -163,7 +164,7 @@ class _Opened:
     def __init__(self, client: JobClient) -> None:
         self.client = client
         # Whatever the application's policy says: uvloop's loops do not survive a fork of their process.
-        self._loop = asyncio.SelectorEventLoop()
+        self._loop = _Loop()
         self._stopped = asyncio.Event()
         # A daemon: a program that never closes its client ends all the same; what was accepted is committed.
         self._thread = threading.Thread(target=self._run, name="jsworker client", daemon=True)
@@ -182,6 +183,16 @@ class _Opened:
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._stopped.wait())
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Resolves names of hosts for functions of ``atexit``, too: pools of threads have ended by then."""
+
+    async def getaddrinfo(self, *args: Any, **named: Any) -> Any:
+        try:
+            return await super().getaddrinfo(*args, **named)
+        except RuntimeError:  # the pool takes no calls any more; its own errors are OSErrors
+            return socket.getaddrinfo(*args, **named)
 
 
 _everywhere: "weakref.WeakSet[ClientThread]" = weakref.WeakSet()

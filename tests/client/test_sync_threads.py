@@ -379,6 +379,29 @@ client.enqueue("scripted", {})
     assert value(settings, "SELECT count(*) FROM jsworker.jobs") == 1
 
 
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_function_of_atexit_connects_to_servers_by_their_names(settings: Settings, before: int) -> None:
+    urls = {name: getattr(settings, name) for name in ("database_url", "nats_url")}
+    by_name = {name: url.replace("127.0.0.1", "localhost") for name, url in urls.items()}
+    out = run(
+        settings.model_copy(update=by_name),
+        f"""
+import atexit
+@atexit.register
+def count():
+    if {before}:
+        client.close()
+        client.open()
+    print(client.enqueue("scripted", {{}}).created)
+    client.close()
+if {before}:
+    client.enqueue("scripted", {{}})
+""",
+    )
+    assert out == "True\n"
+    assert value(settings, "SELECT count(*) FROM jsworker.jobs") == before + 1
+
+
 def test_killed_within_an_enqueue_a_second_try_with_the_key_is_safe(settings: Settings) -> None:
     waits = (
         "SELECT count(*) FROM pg_stat_activity"
