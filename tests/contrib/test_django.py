@@ -710,7 +710,9 @@ class TestTasks:
         assert errors[1].startswith("task django_app.shop.nowhere cannot be imported: ")
         assert errors[2] == "django_app.shop.models.Order is no task of Django, but of type ModelBase"
 
-    async def test_signals_tell_of_its_life(self, start: StartWorker, rows: Rows) -> None:
+    async def test_signals_tell_of_its_life(
+        self, start: StartWorker, rows: Rows, caplog: pytest.LogCaptureFixture
+    ) -> None:
         told_of: list[tuple[str, str]] = []
 
         def note(signal: Any, task_result: Any, **_: Any) -> None:
@@ -739,6 +741,9 @@ class TestTasks:
             ("started", "RUNNING"),
             ("finished", "FAILED"),
         ]
+        [logged] = [each for each in caplog.records if "state=FAILED" in each.getMessage()]
+        assert logged.exc_info is not None
+        assert logged.exc_info[0] is Fail
 
 
 ROOT = Path(__file__).parents[2]

@@ -204,7 +204,10 @@ class DjangoTask(JobProcessor[TaskCall]):
             task_finished.send(JsworkerBackend, task_result=result)
 
         async with fresh_connections(job, self):
-            await sync_to_async(tell)()
+            try:
+                raise error  # noqa: TRY301 -- only so that it is being handled
+            except BaseException:  # noqa: BLE001 -- receivers read it, such as that of Django, which logs it
+                await sync_to_async(tell)()
 
 
 def _contents_of(job: Any) -> tuple[Any, Any]:
