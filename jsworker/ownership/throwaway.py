@@ -17,10 +17,21 @@ from jsworker.ownership.upgrading import current_revision, upgrade_database
 
 PREFIX: Final = "jsworker_test_"
 """The prefix of the names of all databases made here."""
+_OPTIONS: Final = {**CONNECT_ARGUMENTS, "application_name": "jsworker testing"}
 _ONE_TEMPLATE_AT_A_TIME: Final = 0x6A737774
 # Without fsync the checkpoint that copying files needs costs nothing, and the server logs no page.
 _BY_FILES: Final[LiteralString] = "CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY"
 _BY_LOG: Final[LiteralString] = "CREATE DATABASE {} TEMPLATE {}"
+# The trigger refuses to truncate jobs that wait or run.
+_EMPTY: Final[LiteralString] = """
+DO $$ BEGIN
+  SET LOCAL lock_timeout = '10s';
+  ALTER TABLE jsworker.jobs DISABLE TRIGGER jobs_live_stay_at_once;
+  EXECUTE (SELECT 'TRUNCATE ' || string_agg(format('%I.%I', schemaname, tablename), ', ') FROM pg_tables
+    WHERE schemaname = 'jsworker' AND tablename NOT IN ('alembic_version', 'installation'));
+  ALTER TABLE jsworker.jobs ENABLE TRIGGER jobs_live_stay_at_once;
+END $$
+"""
 
 
 class ThrowawayDatabases:
@@ -87,9 +98,8 @@ class ThrowawayDatabases:
 
     def _connected(self) -> psycopg.Connection:
         if self._administration is None or self._administration.closed:
-            options = {**CONNECT_ARGUMENTS, "application_name": "jsworker testing"}
             try:
-                self._administration = psycopg.connect(_rendered(self._url), autocommit=True, **options)
+                self._administration = psycopg.connect(_rendered(self._url), autocommit=True, **_OPTIONS)
                 row = self._administration.execute("SHOW fsync").fetchone()
             except psycopg.Error as error:
                 raise map_error(error, place_of(self._url)) from None
@@ -103,6 +113,20 @@ class ThrowawayDatabases:
             raise
         except psycopg.Error as error:
             raise map_error(error, place_of(self._url)) from None
+
+
+def empty_database(dsn: str) -> None:
+    """Delete all jobs, also those that wait or run, and all else that a test may have left in a database.
+
+    Raises:
+        DatabaseUnavailable: PostgreSQL does not answer.
+        DatabaseRefused: the role may not do this, or a transaction held a table for ten seconds.
+    """
+    try:
+        with psycopg.connect(dsn, autocommit=True, **_OPTIONS) as connection:
+            connection.execute(_EMPTY)
+    except psycopg.Error as error:
+        raise map_error(error, place_of(make_url(dsn))) from None
 
 
 def _rendered(url: URL) -> str:

@@ -210,6 +210,12 @@ from django.test import TransactionTestCase
 from jsworker.contrib.django import enqueue, jobs_client
 
 class Jobs(TransactionTestCase):
+    def test_another_one(self) -> None:
+        assert enqueue("of-tests", {}, unique_key="one").created
+
+    def test_one_begins_without_jobs_of_another(self) -> None:
+        assert enqueue("of-tests", {}, unique_key="one").created
+
     def test_it(self) -> None:
         job = enqueue("of-tests", {})
         assert jobs_client().get(job.id).kind == "of-tests"
@@ -243,7 +249,7 @@ def test_djangos_tests_leave_the_database_and_the_stream_alone(
     command = [sys.executable, "-m", "django_app.manage", "test", "--noinput", "test_jobs"]
     ran = subprocess.run(command, env=os.environ | given, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert "Ran 1 test" in ran.stderr
+    assert "Ran 3 tests" in ran.stderr
     assert "W001" not in ran.stderr
     assert not StoredJob.objects.exists()
     with connection.cursor() as cursor:
@@ -251,6 +257,36 @@ def test_djangos_tests_leave_the_database_and_the_stream_alone(
         assert cursor.fetchone() == (0,)
     with SyncJobClient(settings):  # refuses a stream that belongs to another database
         pass
+
+
+# The runner replaces this database, but the variable names another one.
+ANOTHER_DATABASE = """
+from django_app.settings import *
+DATABASES["default"]["NAME"] = "shop_beside_" + DATABASES["default"]["NAME"]
+"""
+TESTS_WITHOUT_JOBS = """
+from django.test import TransactionTestCase
+
+class Orders(TransactionTestCase):
+    def test_nothing(self) -> None:
+        pass
+"""
+
+
+def test_djangos_tests_delete_no_jobs_of_another_database(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "test_orders.py").write_text(TESTS_WITHOUT_JOBS)
+    (tmp_path / "another_database.py").write_text(ANOTHER_DATABASE)
+    with SyncJobClient(settings) as client:
+        job = client.enqueue(KIND, {})
+        given = {
+            "DJANGO_SETTINGS_MODULE": "another_database",
+            "JSWORKER_DATABASE_URL": settings.database_dsn(),
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), "examples", *sys.path]),
+        }
+        command = [sys.executable, "-m", "django_app.manage", "test", "--noinput", "test_orders"]
+        ran = subprocess.run(command, env=os.environ | given, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        assert client.get(job.id).status == "queued"
 
 
 class TestConnections:

@@ -13,9 +13,11 @@ from jsworker.contrib.django.configuration import (
     check_configuration,
     database_alias,
     jsworker_settings,
+    lead_to_tests,
     names_at_start,
 )
 from jsworker.contrib.django.enqueueing import close_clients
+from jsworker.ownership.throwaway import empty_database
 from jsworker.ownership.upgrading import upgrade_database
 
 
@@ -42,6 +44,11 @@ def _let_go(connection: Any, **_: Any) -> None:
         close_clients()
 
 
-def _migrate(using: str, **_: Any) -> None:
-    if using == database_alias():
-        upgrade_database(jsworker_settings().database_dsn())
+def _migrate(using: str, **given: Any) -> None:
+    if using != database_alias():
+        return
+    settings = jsworker_settings()
+    upgrade_database(settings.database_dsn())
+    # `flush` emits the signal, too, but migrates nothing. It ends each TransactionTestCase.
+    if "plan" not in given and lead_to_tests(settings):
+        empty_database(settings.database_dsn())

@@ -78,14 +78,28 @@ def jsworker_settings() -> Settings:
     return _in_tests(settings, alias)
 
 
-def _in_tests(settings: Settings, alias: str) -> Settings:
+def _is_of_tests(alias: str, replaced: str | None = None) -> bool:
+    """Return whether Django's test runner has replaced a database by one for its tests.
+
+    ``replaced`` is another name of the database that was replaced.
+    """
     database = connections[alias].settings_dict
-    name, own, at_start = _name_in(settings), str(database.get("NAME") or ""), names_at_start.get(alias)
-    if not name or own == at_start:
-        return settings
-    replaced = at_start if name == own else name  # the URL of DATABASES has the test database's name already
-    tested = (database.get("TEST") or {}).get("NAME") or f"test_{replaced}"  # parallel tests append _1, _2 …
-    if not (own == tested or own.startswith(f"{tested}_")):
+    own, at_start = str(database.get("NAME") or ""), names_at_start.get(alias)
+    tested = (database.get("TEST") or {}).get("NAME") or f"test_{replaced or at_start}"
+    # Parallel tests append _1, _2 …
+    return own != at_start and (own == tested or own.startswith(f"{tested}_"))
+
+
+def lead_to_tests(settings: Settings) -> bool:
+    """Return whether jobs are in the database that Django's test runner has made; a URL may name another."""
+    alias = database_alias()
+    return _is_of_tests(alias) and _name_in(settings) == str(connections[alias].settings_dict.get("NAME"))
+
+
+def _in_tests(settings: Settings, alias: str) -> Settings:
+    name, own = _name_in(settings), str(connections[alias].settings_dict.get("NAME") or "")
+    # The URL of DATABASES has the test database's name already.
+    if not name or not _is_of_tests(alias, None if name == own else name):
         return settings
     head, mark, query = settings.database_url.partition("?")
     url = f"{head.rpartition('/')[0]}/{quote(own, safe='')}{mark}{query}"
