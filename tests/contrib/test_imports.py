@@ -1,6 +1,7 @@
 """What is slow to load is loaded by those who use it alone."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -52,3 +53,23 @@ def test_a_worker_loads_no_sessions_of_sqlalchemy_before_a_job_begins_a_transact
     loaded: dict[str, set[str]],
 ) -> None:
     assert {"sqlalchemy.orm", "sqlalchemy.ext.asyncio"} & loaded["worker"] == set()
+
+
+DJANGO = """
+import logging, sys
+logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+import django
+django.setup()
+import jsworker.contrib.django.admin, jsworker.contrib.django.tasks
+print("alembic" in sys.modules)
+"""
+
+
+def test_a_process_of_django_loads_no_alembic_which_would_write_to_its_log() -> None:
+    environment = os.environ | {"DJANGO_SETTINGS_MODULE": "django_app.settings"}
+    environment["PYTHONPATH"] = os.pathsep.join(["examples", *sys.path])
+    command = [sys.executable, "-c", DJANGO]
+    assert (
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        == "False\n"
+    )

@@ -17,8 +17,6 @@ from jsworker.contrib.django.configuration import (
     names_at_start,
 )
 from jsworker.contrib.django.enqueueing import close_clients
-from jsworker.ownership.throwaway import empty_database
-from jsworker.ownership.upgrading import upgrade_database
 
 
 class JsworkerApp(AppConfig):
@@ -47,6 +45,10 @@ def _let_go(connection: Any, **_: Any) -> None:
 def _migrate(using: str, **given: Any) -> None:
     if using != database_alias():
         return
+    # They import alembic, which logs a dozen lines as it is loaded, if the application logs at INFO.
+    from jsworker.ownership.throwaway import empty_database  # noqa: PLC0415
+    from jsworker.ownership.upgrading import upgrade_database  # noqa: PLC0415
+
     settings = jsworker_settings()
     upgrade_database(settings.database_dsn())
     # `flush` emits the signal, too, but migrates nothing. It ends each TransactionTestCase.
