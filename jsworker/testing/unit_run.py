@@ -25,7 +25,7 @@ from jsworker.testing.shared_servers import settings_without_servers
 from jsworker.testing.unit_lease import JobRun, UnitLease
 from jsworker.worker.pipeline.attempt import open_job, process_job
 from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
-from jsworker.worker.pipeline.kinds import resolve_kinds
+from jsworker.worker.pipeline.kinds import call_hook, resolve_kinds
 from jsworker.worker.pipeline.outcomes import Completed, Failed, InvalidResult
 from jsworker.worker.pipeline.run_writes import LeaseServices
 
@@ -130,14 +130,14 @@ async def run_job(
     job = run.job = replace(open_job(run, services), _ownership=lease)
     if draining:
         run.drain()
-    await kind.processor.setup()
+    await call_hook(kind.processor.setup)
     try:
         await _process(run, job, lease, services, cancel_after)
     except BaseException as error:
         vars(error)[_RUN] = said
         raise
     finally:
-        await kind.processor.teardown()
+        await call_hook(kind.processor.teardown)
     return said
 
 

@@ -40,6 +40,7 @@ from jsworker.worker.maintenance.admissions import write_limits
 from jsworker.worker.maintenance.scheduler import write_schedules
 from jsworker.worker.pipeline.kinds import (
     Kind,
+    call_hook,
     check_isolated,
     declared_limits,
     resolve_kinds,
@@ -306,7 +307,7 @@ class Worker:
             whose = f"{what} ({type(kind.processor).__qualname__})"
             try:
                 with reported_while_slow(partial(self.events.emit, "setup.slow"), what=whose):
-                    await kind.processor.setup()
+                    await call_hook(kind.processor.setup)
             except (Exception, asyncio.CancelledError) as error:
                 if _is_cancelled(error):
                     raise
@@ -316,7 +317,7 @@ class Worker:
     async def _tear_down(self, kind: Kind) -> None:
         try:
             async with asyncio.timeout(_TEARDOWN_SECONDS):
-                await kind.processor.teardown()
+                await call_hook(kind.processor.teardown)
         except BaseException as error:
             if _is_cancelled(error):
                 raise

@@ -76,6 +76,34 @@ async def test_a_setup_that_raises_ends_the_start_in_one_line_and_leaves_nothing
     assert "worker.started" not in running.events.names()
 
 
+class PlainSetup(Opened):
+    def setup(self) -> None:  # type: ignore[override]
+        pass
+
+
+class PlainHook(JobProcessor):
+    kind = KIND
+
+    def on_failed(self, _job: Job[Any], _error: BaseException) -> None:  # type: ignore[override]
+        pass
+
+    async def process(self, _job: Job[Any]) -> None:
+        raise Fail("as asked")
+
+
+async def test_a_hook_that_is_a_plain_function_is_named(
+    client: JobClient, settings: Settings, start: StartWorker
+) -> None:
+    running = new_worker(PlainSetup(), settings=settings)
+    with pytest.raises(SetupFailed, match=f"TypeError: {__name__}:PlainSetup.setup must be async def "):
+        await running.worker.start()
+    assert await running.worker.close() == 0
+    running = await start(PlainHook())
+    await client.enqueue(KIND, {})
+    [told] = await running.events.told("job.error", times=1)
+    assert told["error"] == f"in a hook: TypeError: {__name__}:PlainHook.on_failed must be async def"
+
+
 async def cancel_and_wait() -> None:
     """Do what ends a task of one's own in haste: its CancelledError goes on."""
     task = asyncio.create_task(asyncio.Event().wait())

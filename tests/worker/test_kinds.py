@@ -3,7 +3,7 @@
 import asyncio
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -275,6 +275,22 @@ class OpaqueWithin(JobProcessor[dict[str, list[Connection]]]):
         raise AssertionError
 
 
+class ForgetsTheError(JobProcessor):
+    async def on_failed(self, _job: Job[Any]) -> None:  # type: ignore[override]
+        raise AssertionError
+
+    async def process(self, _job: Job[Any]) -> None:
+        raise AssertionError
+
+
+class YieldsInSetup(JobProcessor):
+    async def setup(self) -> AsyncIterator[None]:  # type: ignore[override]
+        yield
+
+    async def process(self, _job: Job[Any]) -> None:
+        raise AssertionError
+
+
 RULE = "must be a pydantic model, a dataclass, a TypedDict or a type that pydantic knows"
 NO_JSON = rf"<class '{__name__}\.Connection'> {RULE}"
 
@@ -301,6 +317,11 @@ NO_JSON = rf"<class '{__name__}\.Connection'> {RULE}"
         ),
         ([Yields], "^Yields.process is a generator: it must return its result, not yield$"),
         ([YieldsPlainly], "^YieldsPlainly.process is a generator"),
+        (
+            [ForgetsTheError],
+            r"^ForgetsTheError.on_failed must be async def on_failed\(self, job, error\): too many",
+        ),
+        ([YieldsInSetup], r"^YieldsInSetup.setup must be async def setup\(self\), and not yield$"),
         (
             [Dangling],
             "^the payload type of Dangling cannot be used: .*: name 'SeenByTypeCheckers' is not defined$",

@@ -37,7 +37,7 @@ from jsworker.worker.isolation.parent_death_signal import follow_parent, leave_t
 from jsworker.worker.lifecycle import Loop
 from jsworker.worker.pipeline.attempt import judge, open_job, process_job
 from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
-from jsworker.worker.pipeline.kinds import Kind, named_at, processor_at, resolve_kinds
+from jsworker.worker.pipeline.kinds import Kind, call_hook, named_at, processor_at, resolve_kinds
 from jsworker.worker.pipeline.outcomes import Outcome, failed, headline, shown_headline, stopped
 from jsworker.worker.pipeline.run_writes import LeaseServices
 from jsworker.worker.stacks import of_run, within_bounds
@@ -187,7 +187,7 @@ class _Work:
         for kind in self._kinds.values():
             try:
                 async with asyncio.timeout(TEARDOWN_SECONDS):
-                    await kind.processor.teardown()
+                    await call_hook(kind.processor.teardown)
             except BaseException as error:  # noqa: BLE001 -- the jobs have ended; the others are still to be closed
                 self._send(wire.TeardownFailed(kind=kind.name, reason=headline(error)))
 
@@ -200,7 +200,7 @@ class _Work:
             conceals = self._contents.codec is not None
             [kind] = resolve_kinds([processor], self._settings, around, conceals=conceals).values()
             what = f"setup of kind {kind.name} ({type(processor).__qualname__})"
-            await processor.setup()
+            await call_hook(processor.setup)
         except BaseException as error:  # noqa: BLE001 -- the user's code; the owner ends this process
             self._send(wire.Prepared(error=f"{what} raised {headline(error)} ({raised_at(error)})"))
             return

@@ -281,6 +281,12 @@ def _is_duration(value: Any) -> bool:
 _COUNT = f"a whole number from 1 to {_MOST}"
 _SECONDS = f"None or a number of seconds greater than 0 and at most {LONGEST_SECONDS}"
 _DURATION = "None, a number of seconds or a timedelta, more than 0 and at most ten years"
+_PARAMETERS_OF_HOOKS: dict[str, tuple[str, ...]] = {
+    "setup": (),
+    "teardown": (),
+    "on_failed": ("job", "error"),
+    "on_lost": ("job",),
+}
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_attempts": (_is_count, _COUNT),
     "max_stalls": (_is_count, _COUNT),
@@ -329,6 +335,7 @@ def _check_class(processor: JobProcessor[Any]) -> None:
             of_kind = f"of kind {processor.kind} ({name})"
             raise SettingsError(f"{attribute}={shown(value)} {of_kind} needs isolation='process'")
     _check_process(processor.process, name)
+    _check_hooks(processor, name)
     try:
         what = "payload type"
         payload_type(type(processor)).rebuild(raise_errors=True)  # finds undefined names now
@@ -359,6 +366,29 @@ def _check_process(process: Callable[..., Any], name: str) -> None:
         raise InvalidTarget(f"{name}.process {rule}: {error}") from None
     except ValueError:  # written in C, without a signature
         return
+
+
+def _check_hooks(processor: JobProcessor[Any], name: str) -> None:
+    """Refuse a hook that cannot be called; the first job that fails for good would be the first to tell."""
+    for hook, parameters in _PARAMETERS_OF_HOOKS.items():
+        function = getattr(processor, hook)
+        rule = f"{name}.{hook} must be async def {hook}({', '.join(('self', *parameters))})"
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise InvalidTarget(f"{rule}, and not yield")
+        try:
+            inspect.signature(function).bind(*parameters)
+        except TypeError as error:
+            raise InvalidTarget(f"{rule}: {error}") from None
+        except ValueError:  # written in C, without a signature
+            continue
+
+
+async def call_hook(hook: Callable[..., Any], *arguments: Any) -> None:
+    """Call a hook of a processor; TypeError: it is a plain function."""
+    called = hook(*arguments)
+    if not inspect.isawaitable(called):  # a plain function may return a coroutine
+        raise TypeError(f"{around.name_of(hook)} must be async def")
+    await called
 
 
 def _resolve(processor: JobProcessor[Any], settings: Settings) -> Kind:

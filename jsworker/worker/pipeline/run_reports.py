@@ -18,6 +18,7 @@ from jsworker.stream.message import subject_of
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline import outcomes
 from jsworker.worker.pipeline.in_flight import Run
+from jsworker.worker.pipeline.kinds import call_hook
 from jsworker.worker.pipeline.outcomes import (
     Completed,
     Failed,
@@ -111,9 +112,9 @@ async def call_hooks(
             elif isinstance(outcome, Snoozed):  # a snooze is no error
                 error = None
             error = error or RuntimeError(run.refusal or "its outcome could not be stored")
-            await run.kind.processor.on_failed(run.job, error)
+            await call_hook(run.kind.processor.on_failed, run.job, error)
         elif settled is Settled.LOST:
-            await run.kind.processor.on_lost(run.job)
+            await call_hook(run.kind.processor.on_lost, run.job)
     except (asyncio.CancelledError, GeneratorExit):
         raise
     except BaseException as raised:  # noqa: BLE001 -- the user's code; the job has ended
