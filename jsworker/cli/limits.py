@@ -11,7 +11,6 @@ from jsworker.cli.client_call import ask_client
 from jsworker.cli.options import Json, argument, flag, new_app, option
 from jsworker.cli.output import (
     moment,
-    page_of,
     print_json,
     print_line,
     print_table,
@@ -24,8 +23,8 @@ from jsworker.cli.selection import warn_unless_served
 from jsworker.client.job_client import JobClient
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.limits import Limit, Rate
-from jsworker.core.names import cell, check_kind
-from jsworker.ownership.transitions.limits import Numbers, named
+from jsworker.core.names import cell, check_kind, is_kind, shown
+from jsworker.ownership.transitions.limits import MOST_LISTED, Numbers, named
 
 app = new_app()
 
@@ -63,10 +62,11 @@ def list_limits(
 
     Example: `jsworker limits list --all`
     """
-    every = ask_client(lambda client: client.limits.list(all_keys=all_keys))
-    found, rest = page_of(every, lambda line: f"{line['kind']}:{line['key']}", limit, after)
+    place = None if after is None else _place(after)
+    found = ask_client(lambda client: _listed(client, all_keys=all_keys, limit=limit + 1, after=place))
+    page = found[:limit]
     if as_json:
-        print_json(found)
+        print_json(page)
         return
     columns: list[str | Column] = [
         Column("KIND", overflow="fold", max_width=30),
@@ -79,11 +79,35 @@ def list_limits(
         "SET BY",
         Column("PAUSED", overflow="fold"),
     ]
-    print_table(columns, map(_row, found), spare=("SET BY", "FOR"))
-    if rest is not None:
-        remark_next_page(rest)
-    if not every:
-        remark("there are no limits")
+    print_table(columns, map(_row, page), spare=("SET BY", "FOR"))
+    if len(found) > limit:
+        remark_next_page(":".join(_place_of(page[-1])))
+    if not found:
+        remark("there are no limits" if place is None else f"there are no limits behind {cell(after)}")
+
+
+def _place(given: str) -> tuple[str, str]:
+    kind, colon, key = given.partition(":")
+    if not (colon and is_kind(kind)):
+        raise WrongUsage(f"--after {shown(given)} must be a kind and a key, with a colon between them")
+    return kind, key
+
+
+def _place_of(limit: Mapping[str, Any]) -> tuple[str, str]:
+    return limit["kind"], limit["key"]
+
+
+async def _listed(
+    client: JobClient, *, all_keys: bool, limit: int, after: tuple[str, str] | None
+) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    while (size := min(limit - len(found), MOST_LISTED)) > 0:
+        page = await client.limits.list(all_keys=all_keys, limit=size, after=after)
+        found += page
+        if len(page) < size:
+            break
+        after = _place_of(page[-1])
+    return found
 
 
 def _row(limit: Mapping[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
-from jsworker.client.enqueueing import Kind, kind_name
+from jsworker.client.enqueueing import Kind, check_count, kind_name
 from jsworker.client.terms import LONGEST_DELAY, instant_of
 from jsworker.core.limits import Limit, Rate
 from jsworker.core.names import check_limit_key_of_row, printable, shown
@@ -12,7 +12,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused, operators_rights
 from jsworker.ownership.transitions import admission, limits, schedules
 from jsworker.ownership.transitions.audit import AuditEntry, os_user
-from jsworker.ownership.transitions.limits import Numbers
+from jsworker.ownership.transitions.limits import MOST_LISTED, Numbers
 
 _REASON_CHARACTERS = 300
 
@@ -23,13 +23,18 @@ class Limits:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def list(self, *, all_keys: bool = False) -> list[dict[str, Any]]:
-        """Return limits by column name, with the jobs that run and are held.
+    async def list(
+        self, *, all_keys: bool = False, limit: int = MOST_LISTED, after: tuple[str, str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return limits by column name, with the jobs that run and are held, sorted by kind and key.
 
         The key of a kind itself is empty: its numbers hold for each key without numbers of its own. Keys
-        of which nothing runs, is held, set or paused are left out, unless ``all_keys``.
+        of which nothing runs, is held, set or paused are left out, unless ``all_keys``. At most ``limit``,
+        up to 10,000, are returned: with ``after``, a kind and a key, those that follow.
         """
-        return await limits.list_limits(self._database, all_keys=all_keys)
+        check_count("limit", limit, MOST_LISTED)
+        place = ("", "") if after is None else after
+        return await limits.list_limits(self._database, all_keys=all_keys, after=place, limit=limit)
 
     async def set(
         self, kind: Kind, *numbers: Limit | Rate, key: str | None = None, actor: str | None = None

@@ -25,7 +25,7 @@ from jsworker.core.limits import Limit, Rate
 from jsworker.core.names import shown
 from jsworker.core.priorities import Priority
 from jsworker.core.schedule_rules import Schedule
-from jsworker.ownership.transitions.limits import Numbers
+from jsworker.ownership.transitions.limits import MOST_LISTED, Numbers
 from jsworker.ownership.transitions.workflow_control import CancelledWorkflow
 
 R = TypeVar("R", default=Any)
@@ -46,9 +46,13 @@ class SyncLimits:
     def __init__(self, thread: ClientThread) -> None:
         self._thread = thread
 
-    def list(self, *, all_keys: bool = False) -> list[dict[str, Any]]:
+    def list(
+        self, *, all_keys: bool = False, limit: int = MOST_LISTED, after: tuple[str, str] | None = None
+    ) -> list[dict[str, Any]]:
         """See ``Limits.list``."""
-        return self._thread.call(lambda client: client.limits.list(all_keys=all_keys))
+        return self._thread.call(
+            lambda client: client.limits.list(all_keys=all_keys, limit=limit, after=after)
+        )
 
     def set(
         self, kind: Kind, *numbers: Limit | Rate, key: str | None = None, actor: str | None = None

@@ -151,3 +151,19 @@ def test_a_job_is_enqueued_with_a_key(cli: Cli, sql: Sql) -> None:
     [row] = sql.execute("SELECT limit_key FROM jsworker.jobs WHERE id = %s", [job_id]).fetchall()
     assert row["limit_key"] == "tenant-7"
     assert "limit key" in cli("enqueue", "sync", "--limit-key", "a\0").refused(2)
+
+
+def test_a_kind_is_listed_behind_very_many_keys_of_another(cli: Cli, sql: Sql) -> None:
+    sql.execute(
+        "INSERT INTO jsworker.limits (kind, key, max_running, set_by)"
+        " SELECT 'a', lpad(CAST(n AS text), 5, '0'), 1, 'operator' FROM generate_series(1, 10001) AS n"
+    )
+    cli("pause", "sync").ok()
+    listed = cli("limits", "list", "--limit", 20_000, "--json").ok().json
+    assert [each["key"] for each in listed] == [*(f"{n:05}" for n in range(1, 10_002)), ""]
+    assert (listed[-1]["kind"], listed[-1]["paused_at"] is None) == ("sync", False)
+    page = cli("limits", "list", "--limit", 1, "--after", "a:10000")
+    assert page.errors == ["there may be more: jsworker limits list --limit 1 --after a:10001"]
+    assert cli("limits", "list", "--after", "sync:").errors == ["there are no limits behind sync:"]
+    line = cli("limits", "list", "--after", "sync").refused(2)
+    assert line == "--after 'sync' must be a kind and a key, with a colon between them"

@@ -92,6 +92,22 @@ async def test_kinds_show_what_live_workers_serve(
     assert "/kinds/pause?kind=unserved" in links
 
 
+async def test_kinds_show_a_pause_beside_very_many_keys_of_another_kind(
+    viewer: Viewer, client: JobClient, rows: Rows
+) -> None:
+    await rows.query(
+        "INSERT INTO jsworker.limits (kind, key, max_running, set_by)"
+        " SELECT 'busy', CAST(n AS text), 1, 'operator' FROM generate_series(1, 10001) AS n"
+    )
+    await client.enqueue("busy", {})
+    await client.enqueue("calm", {})
+    await client.pause("calm", "tenant-1")
+    await client.pause("calm", reason="the server is moved")
+    page = await viewer.see("/kinds")
+    assert "the server is moved 1 key" in page.text
+    assert "10 000+ keys" in page.text
+
+
 def settings_table(page: Shown) -> str:
     return page.text.partition("How live workers run them")[2]
 

@@ -152,6 +152,27 @@ async def test_pauses_that_have_ended_are_none(database: Database, sql: Sql) -> 
     assert await limits.list_limits(database) == []
 
 
+async def test_the_keys_that_are_listed_are_counted(database: Database, sql: Sql) -> None:
+    await limits.set_numbers(database, KIND, "set", Numbers(1))
+    await limits.pause(database, KIND, "paused", seconds=None, paused_by="ann", reason=None)
+    await limits.pause(database, KIND, "was paused", seconds=60, paused_by="ann", reason=None)
+    sql.execute("UPDATE jsworker.limits SET paused_until = clock_timestamp() WHERE key = 'was paused'")
+    sql.execute(
+        "INSERT INTO jsworker.limits (kind, key) SELECT %s, unnest(CAST(%s AS text[]))",
+        [KIND, ["held", "runs", "rests"]],
+    )
+    insert_job(sql, "scheduled", **HELD, kind=KIND, limit_key="held")
+    insert_job(sql, "processing", kind=KIND, limit_key="runs")
+    for numbers in (Numbers(None, 5, 60.0), Numbers(3)):
+        await limits.set_numbers(database, KIND, "", numbers)
+        listed = await limits.list_limits(database)
+        of_keys = [each for each in listed if each["key"]]
+        assert await limits.count_keys(database, [KIND, "other"]) == {KIND: len(of_keys), "other": 0}
+        own = {each["kind"]: each for each in listed if not each["key"]}
+        assert await limits.limits_of_kinds(database, [KIND, "other"]) == own
+    assert len(of_keys) == 4
+
+
 AT_REST: LiteralString = (
     "INSERT INTO jsworker.limits (kind, key, used_at) VALUES ('k', 'a', clock_timestamp() - interval '2 h')"
 )

@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from jsworker.dashboard.visit import Visit
 from jsworker.ownership.queries import job_report
 from jsworker.ownership.queries.status import BOUND, KindState, read_status
-from jsworker.ownership.transitions.limits import list_limits
+from jsworker.ownership.transitions.limits import count_keys, limits_of_kinds
 
 _KINDS: Final = 100
 _Number = Annotated[float, Field(ge=0, lt=1e12)]
@@ -24,7 +24,7 @@ class KindLine:
     Attributes:
         state: the numbers of its jobs.
         limit: its limits, as ``Limits.list`` returns them; None: it has none.
-        keys: the number of its limit keys that are set, paused or used.
+        keys: the number of its limit keys that are set, paused or used, counted up to ``BOUND``.
         slots: job slots of the live workers that serve it and claim jobs: neither drained nor ending.
         versions: versions of the live workers that serve it.
         declared: the different limits that the classes of live workers declare.
@@ -84,14 +84,10 @@ async def read(visit: Visit) -> Mapping[str, Any]:
     reads = visit.site.reads
     status = await read_status(reads, limit=_KINDS, after=visit.get("after"))
     lines = {each.kind: KindLine(each) for each in status.kinds}
-    for limit in await list_limits(reads, all_keys=False):
-        line = lines.get(limit["kind"])
-        if line is None:
-            continue
-        if limit["key"]:
-            line.keys += 1
-        else:
-            line.limit = limit
+    for kind, limit in (await limits_of_kinds(reads, list(lines))).items():
+        lines[kind].limit = limit
+    for kind, keys in (await count_keys(reads, list(lines))).items():
+        lines[kind].keys = keys
     for worker in await reads.run(job_report.WORKERS):
         for kind in worker.kinds if worker.alive else ():
             if (line := lines.get(kind)) is not None:

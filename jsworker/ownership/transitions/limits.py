@@ -1,5 +1,6 @@
 """How limits, rates and pauses are written and read; what they admit is decided in ``admission``."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -151,7 +152,8 @@ ORDER BY l.kind, l.key LIMIT :most
 """,
     state=state(
         """SELECT every.kind, every.key FROM jsworker.limits AS every
-  WHERE (CAST(:of_kind AS text) IS NULL OR every.kind = CAST(:of_kind AS text))
+  WHERE (CAST(:kinds AS text[]) IS NULL OR every.kind = ANY(CAST(:kinds AS text[])))
+    AND (NOT CAST(:own AS boolean) OR every.key = '')
     AND (every.kind, every.key) > (CAST(:after_kind AS text), CAST(:after_key AS text))""",
         locked=False,
     ),
@@ -161,7 +163,23 @@ ORDER BY l.kind, l.key LIMIT :most
         for name in ("paused_at", "paused_until", "paused_by", "reason")
     ),
 )
-_MOST_LISTED: Final = 10_000
+MOST_LISTED: Final = 10_000
+"""The most limits that one call lists, and the most keys of a kind that are counted."""
+
+# The keys of kinds that LIST would list.
+COUNT_KEYS = sa.text(f"""
+SELECT k.kind, (SELECT count(*) FROM (
+  SELECT FROM jsworker.limits AS l LEFT JOIN jsworker.limits AS d ON d.kind = l.kind AND d.key = ''
+  WHERE l.kind = k.kind AND l.key <> '' AND (l.set_by IS NOT NULL
+    OR l.paused_at IS NOT NULL AND coalesce(l.paused_until > clock_timestamp(), true)
+    OR EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.status || '' = 'scheduled'
+      AND j.held_by IN ('limit', 'rate', 'paused') AND j.kind = l.kind AND j.limit_key = l.key)
+    OR coalesce(l.max_running, d.max_running) IS NOT NULL AND EXISTS (
+      SELECT FROM jsworker.jobs AS j WHERE j.status || '' = 'processing' AND j.limit_key IS NOT NULL
+        AND j.kind = l.kind AND j.limit_key = l.key))
+  LIMIT {MOST_LISTED}) AS few) AS keys
+FROM unnest(CAST(:kinds AS text[])) AS k(kind)
+""")  # noqa: S608 -- a constant
 
 
 class Numbers(NamedTuple):
@@ -281,7 +299,7 @@ async def list_limits(
     all_keys: bool = False,
     kind: str | None = None,
     after: tuple[str, str] = ("", ""),
-    limit: int = _MOST_LISTED,
+    limit: int = MOST_LISTED,
 ) -> list[dict[str, Any]]:
     """Return limits, each as a dict by column name, with the numbers of running and held jobs.
 
@@ -290,8 +308,22 @@ async def list_limits(
     begins behind ``after``, which need not exist any more.
     """
     place = {"after_kind": after[0], "after_key": after[1]}
-    values = {"all": all_keys, "of_kind": kind, "most": limit, **place}
-    return [row._asdict() for row in await database.run(LIST, values)]
+    which = {"kinds": None if kind is None else [kind], "own": False}
+    rows = await database.run(LIST, {"all": all_keys, "most": limit, **which, **place})
+    return [row._asdict() for row in rows]
+
+
+async def limits_of_kinds(database: Database, kinds: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return what ``list_limits`` would return of these kinds themselves, without their keys, by kind."""
+    which = {"kinds": list(kinds), "own": True, "after_kind": "", "after_key": ""}
+    rows = await database.run(LIST, {"all": False, "most": len(kinds), **which})
+    return {row.kind: row._asdict() for row in rows}
+
+
+async def count_keys(database: Database, kinds: Sequence[str]) -> dict[str, int]:
+    """Return how many keys of each of these kinds ``list_limits`` would list, up to ``MOST_LISTED``."""
+    rows = await database.run(COUNT_KEYS, {"kinds": list(kinds)})
+    return {row.kind: row.keys for row in rows}
 
 
 async def tidy(database: Database) -> None:
