@@ -127,6 +127,17 @@ async def test_what_fits_is_claimed_in_order_and_the_rest_is_held(database: Data
     assert (told["event"], told["detail"]) == ("held", {"held_by": "limit", "key": KEY})
 
 
+async def test_the_highest_priority_of_a_key_comes_first_however_long_the_others_have_waited(
+    database: Database, sql: Sql
+) -> None:
+    await limited(database, 1)
+    low, normal, high = (held(sql, 1, priority=priority)[0] for priority in (2, 1, 0))
+    change_job(sql, low, queued_at=ago(9999))
+    [new] = queued(sql, 1, priority=0)
+    assert await admitted(database, [new]) == [high]
+    assert statuses(sql, [low, normal, new]) == [("scheduled", "limit")] * 3
+
+
 async def test_the_owned_row_is_the_slot(database: Database, sql: Sql) -> None:
     """Whatever ends processing frees it; nothing is counted up or down."""
     await limited(database, 1)
