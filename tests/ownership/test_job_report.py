@@ -130,6 +130,18 @@ class TestLeftWorkflows:
         assert await left(database) == LeftBatches(0, 0, 3)
 
 
+async def test_a_paused_kind_is_looked_at_beside_very_many_paused_keys(database: Database, sql: Sql) -> None:
+    sql.execute(
+        "INSERT INTO jsworker.limits (kind, key, paused_at, paused_by)"
+        " SELECT 'busy', CAST(n AS text), now(), 'w' FROM generate_series(1, %s) AS n",
+        [job_report.MOST_HELD_KEYS],
+    )
+    await limits.pause(database, KIND, "", seconds=None, paused_by="ann", reason=None)
+    found = await of_limits(database)
+    assert len(found) == job_report.MOST_HELD_KEYS
+    assert [each.paused_by for each in found if not each.key] == ["ann"]
+
+
 @pytest.mark.parametrize("key", ["acme", ""])
 async def test_what_is_held_by_a_key_that_nobody_limits_any_more(
     database: Database, sql: Sql, key: str

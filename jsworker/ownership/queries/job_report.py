@@ -103,7 +103,8 @@ WITH RECURSIVE {leap}, found AS MATERIALIZED (
   SELECT leap.kind, leap.limit_key AS key FROM leap
   UNION
   (SELECT l.kind, l.key FROM jsworker.limits AS l
-   WHERE l.paused_at IS NOT NULL AND coalesce(l.paused_until > statement_timestamp(), true) LIMIT {most})
+   WHERE l.paused_at IS NOT NULL AND coalesce(l.paused_until > statement_timestamp(), true)
+   ORDER BY l.key <> '' LIMIT {most})  -- kinds first: a pause of one stops the most
 )
 SELECT state.kind, state.key, state.jobs AS free, held.jobs AS held, held.seconds AS held_for,
   CASE WHEN coalesce(l.paused_until > statement_timestamp(), true)
