@@ -14,7 +14,7 @@ from jsworker.ownership.transitions.republish import Posted
 from jsworker.stream.api import lane_at
 from jsworker.stream.diagnostics import MOST_CONSUMERS, ConsumerReport, NatsServer, StreamReport, overlap
 from jsworker.stream.message import lane_of, subject_of
-from jsworker.stream.topology import Difference
+from jsworker.stream.topology import Difference, prefix_of
 
 _LEAST_VERSION: Final = (2, 10, 0)
 _LOSING_VERSIONS: Final = ((2, 10, 20), (2, 10, 22))
@@ -207,6 +207,12 @@ def _of_consumer(report: ConsumerReport, settings: Settings, *, fix: str) -> Ite
             f"Delete it, and a worker makes it anew: `nats consumer rm {settings.stream} {name}`.",
         )
     elif bad:
+        subjects = [each.actual for each in bad if each.setting == "filter_subject"]
+        if subjects and (prefix := prefix_of(subjects[0], report.name)):
+            fix += (
+                f" If it comes back: other processes have JSWORKER_SUBJECT_PREFIX={printable(prefix, 60)}. "
+                "Give all processes that use this database the same."
+            )
         yield error(f"consumer {name} is not as it must be: {_list(bad)}", fix)
     if report.paused:
         yield warning(

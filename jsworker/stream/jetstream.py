@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from jsworker.core.clock import boottime
@@ -17,9 +17,21 @@ from jsworker.stream.liveness import Witness
 from jsworker.stream.message import WireMessage
 from jsworker.stream.publisher import Headers, Published, Publisher, PublishOutcome
 from jsworker.stream.result_hints import HintReceiver, HintSender
-from jsworker.stream.topology import Topology
+from jsworker.stream.topology import Topology, prefix_of
 
 _KNOWN_SECONDS: Final = 60.0
+
+
+class KeptConsumer(NamedTuple):
+    """What was found when a consumer was kept in shape.
+
+    Attributes:
+        had_prefix: the prefix of the subject that it had instead of its own; None if it had its own, or one
+            that is of no prefix.
+    """
+
+    is_paused: bool
+    had_prefix: str | None
 
 
 class Stream(JetStreamApi):
@@ -112,14 +124,15 @@ class Stream(JetStreamApi):
         """Why the stream was refused the subjects of the priorities; None: it has them."""
         return None if self._topology.has_lanes else self._topology.lanes_refused
 
-    async def keep_consumer_in_shape(self, name: str) -> bool:
+    async def keep_consumer_in_shape(self, name: str) -> KeptConsumer:
         """Revert changes that others have made to a consumer since ``ensure``; raises as ``ensure`` does.
 
         An ack_wait that is longer than asked for is left alone: a worker with other settings may need it. So
-        is a pause, which is somebody's intention: returns whether the consumer delivers, so is not paused.
+        is a pause, which is somebody's intention.
         """
-        info = await self._topology.ensure_consumer(name, self._ack_waits, shortens=False)
-        return not info.paused
+        info, changed = await self._topology.ensure_consumer(name, self._ack_waits, shortens=False)
+        had = [prefix_of(each.actual, name) for each in changed if each.setting == "filter_subject"]
+        return KeptConsumer(is_paused=bool(info.paused), had_prefix=had[0] if had else None)
 
     async def publish_many(
         self,

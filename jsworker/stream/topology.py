@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from nats.js.api import (
@@ -137,6 +137,13 @@ def consumer_config(settings: Settings, name: str, ack_wait: float) -> ConsumerC
     )
 
 
+def prefix_of(subject: Any, name: str) -> str | None:
+    """Return the prefix of the subject that a consumer takes; None if it is none of its kind and priority."""
+    behind = subject_of("", *lane_of(name))
+    taken = str(subject)
+    return taken.removesuffix(behind) if taken.endswith(behind) else None
+
+
 def stream_differences(actual: StreamConfig, wanted: StreamConfig) -> list[Difference]:
     """Return the differences of a stream; more replicas or subjects than asked for are no difference."""
     found = _differences(actual, wanted, _STREAM_FIXED, _STREAM_CHANGEABLE)
@@ -178,6 +185,13 @@ def _same(has: Any, wants: Any) -> bool:
     if isinstance(has, float) and isinstance(wants, float):
         return math.isclose(has, wants, abs_tol=1e-6)  # nats-py cuts nanoseconds off
     return bool((has or None) == (wants or None))  # the server omits zero, false and empty settings
+
+
+class EnsuredConsumer(NamedTuple):
+    """A consumer's state, and the settings of it that had to be changed."""
+
+    info: ConsumerInfo
+    changed: Collection[Difference] = ()
 
 
 class Topology:
@@ -310,8 +324,8 @@ class Topology:
 
     async def ensure_consumer(
         self, kind: str, ack_waits: Mapping[str, float], *, shortens: bool = True
-    ) -> ConsumerInfo:
-        """Create or change one consumer, and return its state; raises as ``ensure`` does.
+    ) -> EnsuredConsumer:
+        """Create or change one consumer; raises as ``ensure`` does.
 
         ``shortens``: whether to shorten an ack_wait that is longer than asked for, which does no harm.
         """
@@ -332,7 +346,7 @@ class Topology:
         if fixed:
             raise StreamRefused(f"{what} cannot be used: {_list(fixed)}; delete it, and it is made anew")
         if not differences:
-            return info
+            return EnsuredConsumer(info)
         names: dict[str, Any] = {"name": wanted.name, "durable_name": wanted.durable_name}
         reason = "it took the change and did not make it"
         try:
@@ -341,8 +355,9 @@ class Topology:
             reason = refused.reason
         left = consumer_differences(info.config, wanted)
         self._refuse_harm(what, [each for each in left if _does_harm(each)], reason)
-        self._emit_changes(what, [each for each in differences if each not in left])
-        return info
+        changed = [each for each in differences if each not in left]
+        self._emit_changes(what, changed)
+        return EnsuredConsumer(info, changed)
 
     def _refuse_harm(self, what: str, bad: list[Difference], reason: str) -> None:
         stale, scan = self._settings.stale_threshold, self._settings.scan_interval

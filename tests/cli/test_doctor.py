@@ -715,6 +715,19 @@ class TestNats:
         assert "ack_wait is 600 now, was 100" in the_finding(mended, "fix.stream")["says"]
         assert errors(mended) == set()
 
+    def test_that_other_processes_may_have_another_prefix_is_said(self, world: World) -> None:
+        world.start_worker(KIND)
+
+        def add_prefix(config: StreamConfig) -> None:
+            config.subjects = [*(config.subjects or ()), "beside-doctor.*"]
+
+        world.change_stream(add_prefix)
+        world.change_consumer(KIND, filter_subject=f"beside-doctor.{KIND}")
+        wrong = the_finding(world.findings(), "nats.consumers")
+        assert f"filter_subject=beside-doctor.{KIND}, must be {world.stream}.{KIND}" in wrong["says"]
+        assert "If it comes back: other processes have JSWORKER_SUBJECT_PREFIX=beside-doctor." in wrong["do"]
+        assert errors(world.findings("--fix")) == set()
+
     def test_fix_changes_what_can_be_changed_beside_a_consumer_that_cannot_be_made(
         self, world: World
     ) -> None:

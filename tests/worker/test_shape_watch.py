@@ -66,6 +66,25 @@ async def test_a_paused_consumer_is_told_until_it_is_resumed(
     assert len(running.events.of("worker.degraded")) == 1
 
 
+async def test_workers_with_another_prefix_are_told_of_each_other(
+    settings: Settings, start: StartWorker
+) -> None:
+    prefixes = [settings.subject_prefix, f"{settings.subject_prefix}-new"]
+    workers = [
+        await start(scripted(echo), with_settings=settings.model_copy(update={"subject_prefix": prefix}))
+        for prefix in prefixes
+    ]
+    for running, own, other in zip(workers, prefixes, prefixes[::-1], strict=True):
+        degraded = (await running.events.told("worker.degraded"))[0]
+        assert degraded["what"] == f"settings of consumer {KIND}"
+        assert degraded["reason"] == (
+            f"it took the messages of JSWORKER_SUBJECT_PREFIX={other}, not of {own}: jobs start late, "
+            "from the table, until all processes that use this database have the same"
+        )
+    await workers[1].worker.close(force=True)
+    assert (await workers[0].events.told("worker.restored"))[0] == {"what": f"settings of consumer {KIND}"}
+
+
 async def test_what_cannot_be_put_right_is_told_once_and_so_is_its_end(
     settings: Settings, start: StartWorker, js: JetStreamContext
 ) -> None:

@@ -11,6 +11,7 @@ from jsworker.core.names import is_kind
 from jsworker.ownership.database import DatabaseHistory, check_level, read_history, upgrade_advice
 from jsworker.ownership.transitions import clock_ahead, republish
 from jsworker.stream.api import StreamState
+from jsworker.stream.jetstream import KeptConsumer
 from jsworker.worker.context import WorkerContext
 
 SHAPE_SECONDS: Final = 30.0
@@ -109,10 +110,22 @@ async def keep_in_shape(context: WorkerContext, lanes: Callable[[], Sequence[str
         for consumer in (*context.kinds, *lanes()):
             what = f"settings of consumer {consumer}"
             with context.complaints.of_stream(what):
-                delivers = await context.stream.keep_consumer_in_shape(consumer)
-                resume = f"`nats consumer resume {context.stream.name} {consumer}`"
-                paused = f"it is paused: jobs start late, from the table, until {resume}"
-                context.complaints.note(what, None if delivers else paused)
+                kept = await context.stream.keep_consumer_in_shape(consumer)
+                context.complaints.note(what, _starts_late(context, consumer, kept))
+
+
+def _starts_late(context: WorkerContext, consumer: str, kept: KeptConsumer) -> str | None:
+    """Return why jobs of a consumer's kind start late; None if they do not."""
+    late = "jobs start late, from the table, until"
+    if kept.is_paused:
+        return f"it is paused: {late} `nats consumer resume {context.stream.name} {consumer}`"
+    if kept.had_prefix is None:
+        return None
+    own = context.settings.subject_prefix
+    return (
+        f"it took the messages of JSWORKER_SUBJECT_PREFIX={kept.had_prefix}, not of {own}: {late} "
+        "all processes that use this database have the same"
+    )
 
 
 class Unconsumed:
