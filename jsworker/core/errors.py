@@ -67,6 +67,10 @@ class DatabaseBusy(DatabaseUnavailable):
     """PostgreSQL answered, and takes no further connection for now."""
 
 
+class TooManyFiles(DatabaseBusy):
+    """PostgreSQL was not asked, because this process may open no further file or socket."""
+
+
 class DatabaseTimeout(DatabaseUnavailable):
     """PostgreSQL did not answer a statement in time: it is silent, or others hold a lock."""
 

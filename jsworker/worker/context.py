@@ -19,6 +19,7 @@ from jsworker.core.errors import (
     LockTimeout,
     StreamRefused,
     StreamUnavailable,
+    TooManyFiles,
 )
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
@@ -40,7 +41,8 @@ _LONGEST_PAUSE_SECONDS: Final = 30.0
 _CALM_SECONDS: Final = 60.0
 _REFUSES_SECONDS: Final = 30.0
 """After a refusal the worker stays degraded for so long: longer than any refused statement waits for its next
-try, because other statements are answered meanwhile."""
+try, because other statements are answered meanwhile. So it does when it could open no connection for want of
+files, because those that are open are used meanwhile."""
 _OF_THE_STATEMENT: Final = "42"
 """The SQLSTATE class of missing rights, tables and columns."""
 
@@ -81,7 +83,8 @@ class DatabaseHealth:
     """Whether the database answers, as its users report it; ``changed`` is notified when that changes.
 
     A refused statement is tried again like an unanswered one. The worker is reported as degraded until no
-    statement was refused for a while, even if other statements are answered.
+    statement was refused for a while, even if other statements are answered. The same holds for connections
+    for which this process could open no socket.
     """
 
     def __init__(self, events: Events) -> None:
@@ -91,6 +94,7 @@ class DatabaseHealth:
         self.changed = Notifier()
         self._failed_at = -math.inf
         self._refused_at = -math.inf
+        self._too_many_files_at = -math.inf
         self._refusals: set[str] = set()
         self._reported: set[str] = set()
         self.refusal: str | None = None
@@ -127,6 +131,8 @@ class DatabaseHealth:
             self.refusal = str(error).rpartition(" refused a statement: ")[2]
         elif isinstance(error, DatabaseUnavailable):
             self.refusal, self.silence = None, str(error)
+            if isinstance(error, TooManyFiles):
+                self._too_many_files_at = self._failed_at
         was_up = self.up
         self._up.clear()
         if (was_up or refused) and (reason := str(error)) not in self._reported:
@@ -142,7 +148,8 @@ class DatabaseHealth:
         self.silence = None
         if self.refusal is not None and boottime() - self._refused_at >= _REFUSES_SECONDS:
             self.refusal = None
-        if self._reported and self.refusal is None:
+        lately = boottime() - _REFUSES_SECONDS < self._too_many_files_at
+        if self._reported and self.refusal is None and not lately:
             self._reported.clear()
             self._events.emit("worker.restored", what="postgresql")
         if not was_up:

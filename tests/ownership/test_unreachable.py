@@ -1,8 +1,10 @@
 """A database that cannot be reached, refuses the login, restarts, or has become a standby: one line each."""
 
 import asyncio
+import os
+import resource
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psycopg
@@ -12,7 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ProgrammingError
 
-from jsworker.core.errors import DatabaseRefused, DatabaseTimeout, DatabaseUnavailable
+from jsworker.core.errors import DatabaseRefused, DatabaseTimeout, DatabaseUnavailable, TooManyFiles
 from jsworker.core.settings import Settings
 from jsworker.embedded.resources import free_port
 from jsworker.ownership.database import Database
@@ -30,6 +32,21 @@ from .rows import KIND, WORKER, Sql
 NONE = Completion(new_job_id(), 1, None)
 
 
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """Let this process open no file in the block."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as opened_files:
+        opened_files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        highest = os.open(os.devnull, os.O_RDONLY)
+        opened_files.callback(os.close, highest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+        with suppress(OSError):
+            while True:
+                opened_files.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        yield
+
+
 class TestUnreachable:
     async def test_port_closed(self) -> None:
         url = f"postgresql://postgres@127.0.0.1:{free_port()}/postgres"
@@ -39,6 +56,13 @@ class TestUnreachable:
             ) as error:
                 await database.run(ONE)
         assert "\n" not in str(error.value)
+
+    async def test_a_process_that_may_open_no_more_files(self, database_url: str) -> None:
+        async with opened(database_url) as database:
+            said = rf"^PostgreSQL at {database.place} is not available: this process has as many files "
+            with no_more_files(), pytest.raises(TooManyFiles, match=said):
+                await database.run(ONE)
+            assert [row.one for row in await database.run(ONE)] == [1]
 
     async def test_unknown_host(self) -> None:
         async with opened("postgresql://postgres@no-such-host.invalid/postgres") as database:

@@ -8,7 +8,7 @@ from psycopg.sql import SQL, Identifier
 from sqlalchemy.engine import make_url
 
 from jsworker import JobClient
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, JsworkerError
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, JsworkerError, TooManyFiles
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.worker import context as module
@@ -145,6 +145,21 @@ def test_an_outage_ends_with_the_first_answer_whatever_was_refused_before(
     health.answered()
     assert not health.degraded
     assert told.names() == ["worker.degraded", "worker.degraded", "worker.restored"]
+
+
+def test_too_many_files_are_told_once_while_open_connections_answer(
+    health: DatabaseHealth, told: Recorder, clock: Clock
+) -> None:
+    for _ in range(3):
+        health.failed(TooManyFiles("ulimit -n"))
+        assert not health.up
+        clock.now += 1
+        health.answered()
+        assert (health.up, health.degraded) == (True, True)
+    clock.now += module._REFUSES_SECONDS
+    health.answered()
+    assert not health.degraded
+    assert told.names() == ["worker.degraded", "worker.restored"]
 
 
 @pytest.mark.parametrize("sqlstate", ["55000", "40P01", "XX000"])
