@@ -100,7 +100,7 @@ class DatabaseHealth:
         self.refusal: str | None = None
         """PostgreSQL's reason for a recent refusal; None if there was none, or it has been silent since."""
         self.silence: str | None = None
-        """Why the last statement that was not answered got no answer; None after an answer."""
+        """Why the last statement that was not answered got no answer; None once the worker is restored."""
 
     @property
     def up(self) -> bool:
@@ -145,13 +145,14 @@ class DatabaseHealth:
         """Note that a statement was answered."""
         was_up = self.up
         self._up.set()
-        self.silence = None
         if self.refusal is not None and boottime() - self._refused_at >= _REFUSES_SECONDS:
             self.refusal = None
         lately = boottime() - _REFUSES_SECONDS < self._too_many_files_at
-        if self._reported and self.refusal is None and not lately:
-            self._reported.clear()
-            self._events.emit("worker.restored", what="postgresql")
+        if self.refusal is None and not lately:
+            self.silence = None
+            if self._reported:
+                self._reported.clear()
+                self._events.emit("worker.restored", what="postgresql")
         if not was_up:
             self.changed.notify()
 

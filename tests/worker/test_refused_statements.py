@@ -155,10 +155,10 @@ def test_too_many_files_are_told_once_while_open_connections_answer(
         assert not health.up
         clock.now += 1
         health.answered()
-        assert (health.up, health.degraded) == (True, True)
+        assert (health.up, health.degraded, health.silence) == (True, True, "ulimit -n")
     clock.now += module._REFUSES_SECONDS
     health.answered()
-    assert not health.degraded
+    assert (health.degraded, health.silence) == (False, None)
     assert told.names() == ["worker.degraded", "worker.restored"]
 
 
