@@ -31,7 +31,9 @@ from tests.support.servers import (
 # Collecting thousands of tests makes hardly any garbage; that is looked for again once they are collected.
 gc.disable()
 
-# A stopped server's port is free for any other until it is started again: each process has ports of its own.
+# A port is free for any other process until its server is started, or started again. So each process has
+# ports of its own, and none of those from which the commands that tests start choose.
+resources.PORTS = range(10_000, resources.PORTS.start)
 if "PYTEST_XDIST_WORKER" in os.environ:
     number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
     resources.PORTS = resources.PORTS[number :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]

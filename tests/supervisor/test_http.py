@@ -213,7 +213,7 @@ async def test_servers_that_are_away_are_named_and_so_is_draining(
         base = await base_of(parent)
         await answers(f"{base}/readyz", HTTPStatus.OK)
         postgresql.cut()
-        await answers(f"{base}/readyz", HTTPStatus.SERVICE_UNAVAILABLE, "postgresql: no answer")
+        await answers(f"{base}/readyz", HTTPStatus.SERVICE_UNAVAILABLE, "postgresql: PostgreSQL at ")
         await answers(
             f"{base}/metrics", HTTPStatus.OK, 'jsworker_degraded{process="1",server="postgresql"} 1.0'
         )
