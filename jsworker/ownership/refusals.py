@@ -1,8 +1,6 @@
 """PostgreSQL's refusals as jsworker's errors: never with the contents of a row."""
 
 import asyncio
-import errno
-import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final, TypeVar
@@ -20,6 +18,7 @@ from jsworker.core.errors import (
     LockTimeout,
     TooManyFiles,
 )
+from jsworker.core.open_files import NO_FILES, may_open_no_files
 from jsworker.ownership.pool import Row
 
 _COMES_BACK = (
@@ -41,7 +40,6 @@ _COMES_BACK = (
 other languages: the driver gives no SQLSTATE with them."""
 _READ_ONLY = "25006"  # a failover left the connection on a standby
 _NO_DETAILS = "no error details available"  # the driver's words also when it could not open a socket
-_NO_FILES = "this process has as many files and sockets open as it may (ulimit -n)"
 _WRITES_NOTHING = (
     "is read-only, as a standby is or with default_transaction_read_only = on;"
     " let JSWORKER_DATABASE_URL name the primary, or set that off"
@@ -174,20 +172,11 @@ def _unconnected(cause: BaseException | None, place: str) -> JsworkerError:
         _, fatal, reason = line.partition("FATAL:")
         if fatal and not any(word in reason for word in _COMES_BACK):
             return DatabaseRefused(f"PostgreSQL at {place} refused the login: {reason.strip()}")
-    if _NO_DETAILS in said and _may_open_no_files():
-        return TooManyFiles(f"PostgreSQL at {place} is not available: {_NO_FILES}")
+    if _NO_DETAILS in said and may_open_no_files():
+        return TooManyFiles(f"PostgreSQL at {place} is not available: {NO_FILES}")
     first = said.splitlines()[0] if said else type(cause).__name__
     unavailable = DatabaseBusy if "FATAL:" in said else DatabaseUnavailable
     return unavailable(f"PostgreSQL at {place} is not available: {first[:200]}")
-
-
-def _may_open_no_files() -> bool:
-    """Return whether this process or machine has as many files and sockets open as it may."""
-    try:
-        os.close(os.open(os.devnull, os.O_RDONLY))
-    except OSError as error:
-        return error.errno in (errno.EMFILE, errno.ENFILE)
-    return False
 
 
 def operators_rights(call: str, table: str = "jobs") -> AbstractContextManager[None]:

@@ -168,6 +168,7 @@ class Components:
         wake = {"held": self.held.wake, "expired": expiry.wake, "in_workflows": self._sweep_workflows}
         look = ScanLook(context, Lanes(context, self._open_lane), wake=wake)
         self.scan_looks = self._scan("scan look", look.step, settings.scan_interval)
+        self.files = self._loop("open files", partial(watches.look_at_files, context), watches.FILES_SECONDS)
         self.statistics = StatisticsWriter(context)
         self._scan("statistics", self.statistics.step, WRITE_SECONDS, at_once=False)
         if settings.status_interval is not None:
@@ -277,6 +278,8 @@ class Components:
         ailing = [*_named("not pulled", not_pulled), *_named("told to stop and still running", ignoring)]
         if seconds := self.watchdog.blocked_seconds:
             ailing.append(f"its event loop has not come round for {seconds:.0f} s")
+        if self._context.files.are_exhausted:
+            ailing.append(watches.FILES_EXHAUSTED)
         return ailing
 
     # --- The end. If a component fails, the others end all the same. ---

@@ -22,6 +22,7 @@ from jsworker.core.errors import (
     TooManyFiles,
 )
 from jsworker.core.events import Events
+from jsworker.core.open_files import OpenFiles
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
@@ -277,6 +278,7 @@ class WorkerContext:
         held: notified when a job was held until a time, for example for a token of a rate.
         batches: batches of which a member has ended.
         counts: counts of finished work that are not written to the database yet.
+        files: while they are exhausted, no jobs are claimed.
     """
 
     settings: Settings
@@ -299,6 +301,7 @@ class WorkerContext:
     room: Notifier = field(default_factory=Notifier)
     held: Notifier = field(default_factory=Notifier)
     batches: TouchedBatches = field(default_factory=TouchedBatches)
+    files: OpenFiles = field(default_factory=OpenFiles)
 
     @property
     def worker_id(self) -> str:

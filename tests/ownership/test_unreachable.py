@@ -1,10 +1,8 @@
 """A database that cannot be reached, refuses the login, restarts, or has become a standby: one line each."""
 
 import asyncio
-import os
-import resource
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg
@@ -23,6 +21,7 @@ from jsworker.ownership.sessions import Sessions
 from jsworker.ownership.transitions.enqueue import NewJob, enqueue, new_job_id
 from jsworker.ownership.transitions.settle import Completion
 from jsworker.ownership.upgrading import current_revision, upgrade_database
+from tests.support.files_at_their_limit import no_more_files
 from tests.support.servers import THROWAWAY_SETTINGS, ThrowawayPostgres
 
 from .calls import ONE, everything_said, opened
@@ -30,21 +29,6 @@ from .polling import eventually
 from .rows import KIND, WORKER, Sql
 
 NONE = Completion(new_job_id(), 1, None)
-
-
-@contextmanager
-def no_more_files() -> Iterator[None]:
-    """Let this process open no file in the block."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with ExitStack() as opened_files:
-        opened_files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        highest = os.open(os.devnull, os.O_RDONLY)
-        opened_files.callback(os.close, highest)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
-        with suppress(OSError):
-            while True:
-                opened_files.callback(os.close, os.open(os.devnull, os.O_RDONLY))
-        yield
 
 
 class TestUnreachable:

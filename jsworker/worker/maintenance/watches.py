@@ -1,5 +1,6 @@
-"""What may change below a worker: the database by a failover, its schema, its clock, and the stream."""
+"""What may change below a worker: the database, its schema and clock, the stream, the files that are left."""
 
+import errno
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -8,6 +9,7 @@ from typing import Final
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, MigrationMissing
 from jsworker.core.names import is_kind
+from jsworker.core.open_files import NO_FILES
 from jsworker.ownership.database import DatabaseHistory, check_level, read_history, upgrade_advice
 from jsworker.ownership.transitions import clock_ahead, republish
 from jsworker.stream.api import StreamState
@@ -24,6 +26,12 @@ _LEFT_SECONDS: Final = 3600.0
 _WILDCARDS: Final = frozenset({"*", ">"})
 """Tokens of a literal subject that act as wildcards in a purge, which would hit messages of every kind."""
 
+
+FILES_SECONDS: Final = 5.0
+FILES_EXHAUSTED: Final = f"{NO_FILES}: it claims no jobs until a tenth of them is closed"
+_FILES: Final = "open files"
+_NO_FILES_SECONDS: Final = 15.0
+"""A worker without jobs ends after so long, because a new process has few files open."""
 
 _WAIT_FOR_STANDBY: Final = (
     "PostgreSQL answers no commit until a synchronous standby has it: start the standby, or take it out of "
@@ -93,6 +101,21 @@ async def follow_the_clock(context: WorkerContext) -> None:
     if context.health.up:
         with context.noting("instants ahead of the database's clock"):
             await clock_ahead.bring_back(context.database, kinds=list(context.kinds))
+
+
+async def look_at_files(context: WorkerContext) -> None:
+    """Report once that no further file can be opened.
+
+    Raises OSError if that stays so although no job runs, and a supervisor starts another process.
+    """
+    files, were_exhausted = context.files, context.files.are_exhausted
+    files.look()
+    context.complaints.note(_FILES, FILES_EXHAUSTED if files.are_exhausted else None)
+    if were_exhausted and not files.are_exhausted:
+        context.room.notify()
+    is_of_no_use = files.exhausted_seconds > _NO_FILES_SECONDS and not context.in_flight.runs
+    if is_of_no_use and context.supervision is not None:
+        raise OSError(errno.EMFILE, f"{NO_FILES}, and its jobs, which have ended, left them open")
 
 
 async def keep_in_shape(context: WorkerContext, lanes: Callable[[], Sequence[str]]) -> None:

@@ -106,7 +106,7 @@ class Consumer:
 
     @property
     def _is_open(self) -> bool:
-        rests = self.state.is_paused or self._slots.is_drained
+        rests = self.state.is_paused or self._slots.is_drained or self._context.files.are_exhausted
         return not rests and self._context.health.up and self._unusable < _MOST_UNUSABLE
 
     @property

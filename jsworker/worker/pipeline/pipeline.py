@@ -13,6 +13,7 @@ from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.core.job import kinds_of_slot
+from jsworker.core.open_files import NO_FILES
 from jsworker.core.priorities import NORMAL
 from jsworker.ownership.transitions import claim as claims
 from jsworker.ownership.transitions import waiting_keys
@@ -55,6 +56,7 @@ class Pipeline:
         self._context = context
         self._events = context.events
         self._in_flight = context.in_flight
+        self._files = context.files
         self._supervision = context.supervision
         self._quiet = quiet
         self._loop_ends = loop_ends
@@ -154,6 +156,8 @@ class Pipeline:
         self._fill_slots()
 
     def _fill_slots(self) -> None:
+        if self._files.are_exhausted:  # they would fail, too
+            self.hand_back_waiting(NO_FILES)
         while (run := self.slots.next_run()) is not None:
             self._launch(run)
 
@@ -236,6 +240,7 @@ class Pipeline:
             supervised = self._supervision is not None
             if (outcome := judge(run, raised, loop_ends=self._loop_ends, supervised=supervised)) is None:
                 raise
+            self._files.try_one()
             if type(raised) is ThreadNotStarted:
                 self._context.complaints.report("threads", str(raised))
             return outcome, raised
