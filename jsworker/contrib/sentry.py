@@ -19,7 +19,7 @@ from jsworker.core.errors import Retry, Snooze
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
 from jsworker.worker.pipeline.concealment import LEFT_OUT
-from jsworker.worker.pipeline.outcomes import clean
+from jsworker.worker.pipeline.outcomes import alone_in, clean
 
 _NO_FAILURES: Final = (Retry, Snooze, GeneratorExit)
 _NO_STACK_ADDED: Final = {"type", "exception", "stacktrace", "threads"}
@@ -50,10 +50,9 @@ class SentryScope:
                 if limit := job._ownership.passed_limit:  # noqa: SLF001 -- as above
                     sentry_sdk.capture_exception(TimeoutError(limit).with_traceback(error.__traceback__))
                 raise
-            except _NO_FAILURES:
-                raise
             except BaseException as error:
-                sentry_sdk.capture_exception(error)
+                if not isinstance(alone_in(error), _NO_FAILURES):
+                    sentry_sdk.capture_exception(error)
                 raise
 
     def flush(self, seconds: float) -> None:

@@ -54,6 +54,8 @@ class Failing(JobProcessor):
                 raise Retry(after=3600)
             case "snooze":
                 raise Snooze(after=3600)
+            case "snooze in a group":
+                raise ExceptionGroup("of a TaskGroup", [Snooze(after=3600)])
             case "log":
                 logging.getLogger("shop").error("card refused", stack_info=job.payload["stack_info"])
             case "wait":

@@ -102,7 +102,12 @@ async def test_with_a_codec_the_words_of_errors_are_left_out_as_in_the_row(
 
 @pytest.mark.parametrize(
     ("does", "status", "count"),
-    [("fail", "failed", 1), ("retry", "scheduled", 0), ("snooze", "scheduled", 0)],
+    [
+        ("fail", "failed", 1),
+        ("retry", "scheduled", 0),
+        ("snooze", "scheduled", 0),
+        ("snooze in a group", "scheduled", 0),
+    ],
 )
 async def test_only_what_is_a_failure_is_reported(
     client: JobClient,

@@ -310,6 +310,50 @@ async def test_fail_is_final_at_once(client: JobClient, rows: Rows, start: Start
     assert isinstance(processor.failed[0][1], Fail)
 
 
+@pytest.mark.parametrize(
+    ("others", "status"),
+    [([], "failed"), ([ValueError("another task")], "scheduled")],
+)
+async def test_fail_in_a_task_group_counts_if_nothing_else_was_raised_there(
+    client: JobClient, rows: Rows, start: StartWorker, others: list[Exception], status: str
+) -> None:
+    async def raise_after_a_turn(error: Exception) -> None:
+        await asyncio.sleep(0)
+        raise error
+
+    async def process(job: Job[Any]) -> None:
+        async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as inner:
+            outer.create_task(asyncio.sleep(60.0))
+            for error in [Fail("no such repository"), *others]:
+                inner.create_task(raise_after_a_turn(error))
+
+    await start(scripted(process, backoff=LATER))
+    job = await client.enqueue(KIND, {})
+    row = await rows.becomes(job.id, status)
+    if others:
+        assert row["last_error"].startswith("ExceptionGroup: ")
+    else:
+        assert (row["failure_reason"], row["last_error"]) == ("permanent", "no such repository")
+
+
+@pytest.mark.parametrize(("error", "errors"), [(Retry(after=3000.0), 1), (Snooze(3000.0), 0)])
+async def test_retry_and_snooze_in_a_task_group_keep_their_wait(
+    client: JobClient, rows: Rows, start: StartWorker, error: Exception, errors: int
+) -> None:
+    async def raise_it() -> None:
+        raise error
+
+    async def process(job: Job[Any]) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(raise_it())
+
+    await start(scripted(process))
+    job = await client.enqueue(KIND, {})
+    row = await rows.becomes(job.id, "scheduled")
+    assert 2800 < (row["run_at"] - datetime.now(UTC)).total_seconds() <= 3000
+    assert row["errors"] == errors
+
+
 async def test_limits_of_the_class_beat_the_settings_and_the_producer_beats_the_class(
     client: JobClient, rows: Rows, make_settings: Callable[..., Settings], start: StartWorker
 ) -> None:

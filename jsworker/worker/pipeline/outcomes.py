@@ -139,6 +139,8 @@ def raised(run: Run, error: BaseException) -> Outcome:
 
 
 def _of_raised(run: Run, error: BaseException) -> Outcome:
+    if isinstance(asked := alone_in(error), Fail | Retry | Snooze):
+        error = asked
     if isinstance(error, Snooze) and not passed_limit(run):
         return Snoozed(
             first_line(_words(run, error)), _delay(run, error.after), not isinstance(error, Asleep)
@@ -148,6 +150,13 @@ def _of_raised(run: Run, error: BaseException) -> Outcome:
     if isinstance(error, ThreadNotStarted):
         return Interrupted(str(error), str(error), _delay(run))
     return _of_error(run, error)
+
+
+def alone_in(error: BaseException) -> BaseException:
+    """Return the only error in a group, as of a TaskGroup of which one task has raised; else the error."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 def _of_error(run: Run, error: BaseException) -> Outcome:
