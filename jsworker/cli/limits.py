@@ -22,7 +22,7 @@ from jsworker.cli.output import (
 from jsworker.cli.selection import warn_unless_served
 from jsworker.client.job_client import JobClient
 from jsworker.core.exit_codes import WrongUsage
-from jsworker.core.limits import Limit, Rate
+from jsworker.core.limits import MOST_RUNNING, Limit, Rate
 from jsworker.core.names import cell, check_kind, is_kind, shown
 from jsworker.ownership.transitions.limits import MOST_LISTED, Numbers, named
 
@@ -139,8 +139,12 @@ def set_limit(
     kind: Kind,
     *,
     key: Key = None,
-    running: Annotated[int | None, option("N", "At most so many run at once.")] = None,
-    rate: Annotated[int | None, option("N", "At most so many begin in --per seconds.")] = None,
+    running: Annotated[
+        int | None, option("N", "At most so many run at once.", min=1, max=MOST_RUNNING)
+    ] = None,
+    rate: Annotated[
+        int | None, option("N", "At most so many begin in --per seconds.", min=1, max=MOST_RUNNING)
+    ] = None,
     per: Annotated[float, typer.Option(metavar="SECONDS", help="The span of --rate.")] = 1.0,
 ) -> None:
     """Set the limits of a kind, for each of its keys, or of one key.

@@ -308,7 +308,7 @@ class Worker:
             try:
                 with reported_while_slow(partial(self.events.emit, "setup.slow"), what=whose):
                     await call_hook(kind.processor.setup)
-            except (Exception, asyncio.CancelledError) as error:
+            except (Exception, SystemExit, asyncio.CancelledError) as error:
                 if _is_cancelled(error):
                     raise
                 raise SetupFailed(f"{what} raised {headline(error)} ({raised_at(error)})") from error

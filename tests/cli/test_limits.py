@@ -125,10 +125,10 @@ def test_a_kind_that_nobody_serves_is_told(cli: Cli, command: tuple[object, ...]
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--running", "0"], "limit=0 must be from 1 to 1000000"),
-        (["--running", "-1"], "limit=-1 must be from 1 to 1000000"),
-        (["--running", "1000000000"], "limit=1000000000 must be from 1 to 1000000"),
-        (["--rate", "0"], "rate=0 must be from 1 to 1000000"),
+        (["--running", "0"], "'--running': Input should be greater than or equal to 1"),
+        (["--running", "-1"], "'--running': Input should be greater than or equal to 1"),
+        (["--running", "1000000000"], "'--running': Input should be less than or equal to 1000000"),
+        (["--rate", "0"], "'--rate': Input should be greater than or equal to 1"),
         (["--rate", "1000000", "--per", "0.001"], "must be at most 1000000 a second"),
         (["--rate", "1", "--per", "0"], "must be over 0 and at most"),
         (["--rate", "1", "--per", "nan"], "must be over 0 and at most"),

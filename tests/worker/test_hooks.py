@@ -54,20 +54,20 @@ async def test_setup_comes_before_the_first_job_and_teardown_after_the_last(
     assert processor.order == ["setup", *["process"] * 3, "teardown"]
 
 
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
 async def test_a_setup_that_raises_ends_the_start_in_one_line_and_leaves_nothing_behind(
-    client: JobClient, rows: Rows, settings: Settings
+    client: JobClient, rows: Rows, settings: Settings, error: type[BaseException]
 ) -> None:
-    first, second = Opened(), Other(setup_error=ValueError("no GPU\nin this machine"))
+    first, second = Opened(), Other(setup_error=error("no GPU\nin this machine"))
     running = new_worker(first, second, settings=settings)
     job = await client.enqueue(KIND, {})
     before = asyncio.all_tasks()
     with pytest.raises(SetupFailed) as refusal:
         await running.worker.start()
-    assert re.fullmatch(
-        rf"setup of kind other raised ValueError: no GPU \({__file__}, line [0-9]+\)", str(refusal.value)
-    )
+    what = f"setup of kind other raised {error.__name__}: no GPU"
+    assert re.fullmatch(rf"{what} \({__file__}, line [0-9]+\)", str(refusal.value))
     assert isinstance(refusal.value, JsworkerError)
-    assert isinstance(refusal.value.__cause__, ValueError)
+    assert isinstance(refusal.value.__cause__, error)
     assert (first.order, second.order) == (["setup", "teardown"], ["setup"])
     assert await running.worker.close() == 0
     assert asyncio.all_tasks() <= before
