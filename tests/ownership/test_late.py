@@ -4,6 +4,7 @@ import pytest
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import reset, workers
+from jsworker.worker.recovery.sweeper import LateRows, Proof
 
 from .rows import OTHER_WORKER, WORKER, Sql, ago, insert_job, read_job, seconds
 from .test_registry import ROW
@@ -70,6 +71,19 @@ async def test_owners_are_those_who_hold_running_jobs(database: Database, sql: S
     insert_job(sql, "processing", worker_id="gamma-3-cccc", last_activity_at=ago(60))
     found = await reset.look_for_late(database, heartbeat_interval=5.0, limit=0)
     assert (found.suspects, found.owners) == ([], 3)
+
+
+async def test_owners_of_late_rows_are_counted_beyond_the_limit(database: Database, sql: Sql) -> None:
+    """Else an outage that silences owners with more jobs than one look returns would be no mass event."""
+    for owner in ("alpha", "beta", "gamma"):
+        insert_job(sql, "processing", worker_id=owner, last_activity_at=ago(60))
+        insert_job(sql, "processing", worker_id=owner, last_activity_at=ago(60))
+    insert_job(sql, "processing", worker_id="delta")
+    found = await reset.look_for_late(database, heartbeat_interval=5.0, limit=1)
+    assert (len(found.suspects), found.owners, found.late_owners) == (1, 4, 3)
+    late = LateRows(scan_interval=1.0)
+    late.look(found, now=0.0)
+    assert late.look(found, now=10.0) == Proof([], held=1, braked=False)
 
 
 async def test_since_when_the_database_is_up(database: Database, sql: Sql) -> None:

@@ -46,7 +46,8 @@ class Watch:
         self.late = LateRows(scan_interval=SCAN)
 
     def look(self, *rows: Suspect, at: float, owners: int = 1) -> Proof:
-        return self.late.look(Lateness(list(rows), owners, database_up_for=1e6), now=at)
+        late_owners = len({row.worker_id for row in rows})
+        return self.late.look(Lateness(list(rows), owners, late_owners, database_up_for=1e6), now=at)
 
     def stale(self, *rows: Suspect, at: float, owners: int = 1) -> set[str]:
         return {row.worker_id for row in self.look(*rows, at=at, owners=owners).stale}

@@ -297,6 +297,22 @@ async def test_a_late_row_that_moves_is_left_alone(start: StartWorker, rows: Row
     await rows.becomes(alive, "queued")  # once it stands still
 
 
+async def test_all_jobs_of_a_large_worker_are_watched_at_once(start: StartWorker, rows: Rows) -> None:
+    """Those watched only once others are taken back would be taken back a third of a threshold later."""
+    await rows.query(
+        "INSERT INTO jsworker.jobs (id, kind, payload, status, worker_id, fencing_token, attempts,"
+        " dispatch, queued_at, claimed_at, stale_after, last_activity_at)"
+        " SELECT gen_random_uuid(), 'elsewhere', '{}', 'processing', 'gone', 1, 1, 1, at, at, '1 hour', at"
+        " FROM generate_series(1, 12000), (SELECT clock_timestamp() - interval '1 minute' AS at) AS late"
+    )
+    running = await start(Rescued())
+
+    async def all_are_watched() -> None:
+        assert len(running.worker._components.late._seen) == 12_000
+
+    await eventually(all_are_watched)
+
+
 async def test_a_claim_takes_a_job_straight_from_an_owner_that_is_proven_stale(
     settings: Settings, start: StartWorker, rows: Rows, database: Database
 ) -> None:

@@ -157,26 +157,28 @@ _IN_LINE = """coalesce(
 # sightings can come right after it. The longest overdue come first; rows that never turn stale are last.
 # statement_timestamp(): the rows are of that moment; with a later time, a long search would find all of them late.
 _LATE = f"""
-WITH {_OWNED.format(of="")}, fleet AS (
-  SELECT count(DISTINCT worker_id) AS owners,
-    extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) AS database_up_for
-  FROM owned
-), late AS (
+WITH {_OWNED.format(of="")}, late AS MATERIALIZED (
   SELECT owned.* FROM owned
   WHERE coalesce(stale_after, crash_after) IS NOT NULL
     AND last_activity_at
         + least(stale_after, crash_after, 2 * make_interval(secs => CAST(:heartbeat_interval AS double precision)))
         < statement_timestamp(){{besides}}
+), fleet AS (
+  SELECT count(DISTINCT worker_id) AS owners, (SELECT count(DISTINCT worker_id) FROM late) AS late_owners,
+    extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) AS database_up_for
+  FROM owned
+), first AS (
+  SELECT late.* FROM late
   ORDER BY last_activity_at + stale_after, last_activity_at + crash_after LIMIT :limit
 )
-SELECT fleet.owners, fleet.database_up_for, job.id, job.kind, job.worker_id, job.fencing_token,
+SELECT fleet.owners, fleet.late_owners, fleet.database_up_for, job.id, job.kind, job.worker_id, job.fencing_token,
   job.last_activity_at,
   extract(epoch FROM job.stale_after) AS stale_after,
   coalesce(job.last_activity_at + job.stale_after < statement_timestamp(), false) AS stale,
   extract(epoch FROM job.crash_after) AS crash_after,
   coalesce(job.last_activity_at + job.crash_after < statement_timestamp(), false) AS crashed,
   coalesce(w.answers, false) AS answers, {_IN_LINE}
-FROM fleet LEFT JOIN late AS job ON true LEFT JOIN hands ON hands.worker_id = job.worker_id
+FROM fleet LEFT JOIN first AS job ON true LEFT JOIN hands ON hands.worker_id = job.worker_id
 LEFT JOIN jsworker.workers AS w ON w.id = job.worker_id
 ORDER BY job.last_activity_at + job.stale_after, job.last_activity_at + job.crash_after
 """  # noqa: S608 -- constants of this file
@@ -222,10 +224,18 @@ class Suspect:
 
 
 class Lateness(NamedTuple):
-    """The late rows, the longest overdue first; the number of owners; the seconds PostgreSQL has been up."""
+    """The late rows, the longest overdue first.
+
+    Attributes:
+        suspects: at most as many rows as were asked for.
+        owners: how many workers own jobs.
+        late_owners: how many of them own late rows, also ones that are not among ``suspects``.
+        database_up_for: the seconds PostgreSQL has been up.
+    """
 
     suspects: list[Suspect]
     owners: int
+    late_owners: int
     database_up_for: float
 
 
@@ -277,8 +287,8 @@ async def look_for_late(
     """
     values = {"heartbeat_interval": heartbeat_interval, "limit": limit}
     rows = await database.run(LATE_BESIDES if past_refused else LATE, values, seconds=seconds)
-    suspects = [Suspect(*row[2:]) for row in rows if row.id is not None]
-    return Lateness(suspects, rows[0].owners, rows[0].database_up_for)
+    suspects = [Suspect(*row[3:]) for row in rows if row.id is not None]
+    return Lateness(suspects, rows[0].owners, rows[0].late_owners, rows[0].database_up_for)
 
 
 async def reset_stale(

@@ -21,7 +21,9 @@ if TYPE_CHECKING:  # both import runs, whose claims use what is proven here
     from jsworker.worker.heartbeat import Heartbeat
     from jsworker.worker.presence import Presence
 
-_LOOKED_AT = 5000  # the most late rows of one scan, the longest overdue first
+_LOOKED_AT = 50_000
+"""The most late rows of one scan, the longest overdue first. Rows behind them are watched only once these are
+taken back, so it is far more than one worker has in hand."""
 _ASKED_AT_ONCE = 50
 _REST = 20  # shorter than for other searches, because jobs of dead owners wait for this one
 _FEWEST_OWNERS = 3  # with fewer owners, a mass event looks like a single death
@@ -85,8 +87,7 @@ class LateRows:
             seen.crashed_at = min(seen.crashed_at, now) if row.crashed else math.inf
             self._seen[row.id] = seen
         ripe = [row for row in lateness.suspects if self._is_ripe(row, now)]
-        late_owners = len({row.worker_id for row in lateness.suspects})
-        is_mass_event = lateness.owners >= _FEWEST_OWNERS and late_owners > lateness.owners / 2
+        is_mass_event = lateness.owners >= _FEWEST_OWNERS and lateness.late_owners > lateness.owners / 2
         held = [row for row in ripe if is_mass_event and not self._seen[row.id].hold_until]
         for row in held:
             self._seen[row.id].hold_until = now + (row.stale_after or 0.0)
