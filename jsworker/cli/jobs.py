@@ -289,9 +289,10 @@ def job(
 
     There is a line for each run, numbered by its fencing token, then one for each step. The timeline holds
     what is out of the ordinary: claims after the first one, errors, resets, late writes that were refused,
-    retries, cancellations. With --json, the object has every column, the timeline under "timeline", the steps
-    under "steps" (without results that take more than 16 KiB), and under "refused" what PostgreSQL refuses to
-    do with the job's row. A job that is named by its last digits is looked for among the newest.
+    retries, cancellations; of a long one, the last 1,000 entries and their runs. With --json, the object has
+    every column, the timeline under "timeline", the steps under "steps" (without results that take more than
+    16 KiB), and under "refused" what PostgreSQL refuses to do with the job's row. A job that is named by its
+    last digits is looked for among the newest.
 
     --stack asks the worker that runs it over NATS, with the login of a worker, and shows instead at which
     places of your code its run is at this moment: the coroutine that waits, and the tasks that it waits for,
@@ -305,6 +306,9 @@ def job(
         show_run(job_id, as_json=as_json)
         return
     found, service = ask_database(partial(_job, named=job_id))
+    is_cut = len(found["timeline"]) >= listing.MOST_EVENTS
+    if is_cut and not (traceback or full_traceback):
+        remark(f"the timeline may have earlier entries: these are the last {listing.MOST_EVENTS:,}")
     if as_json:
         print_json(found)
         return
@@ -323,7 +327,9 @@ def job(
         print_line(f"\n{_refusal(mark)}; {again}")
     if runs := int(found["fencing_token"]):
         print_line("")
-        for token in range(1, runs + 1):
+        shown = (each["fencing_token"] for each in timeline if each["fencing_token"])
+        first = min(shown, default=runs) if is_cut else 1
+        for token in range(first, runs + 1):
             print_line(run_line(token, found, timeline))
     if steps:
         print_line("")

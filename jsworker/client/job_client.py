@@ -459,7 +459,10 @@ class JobClient:
         return JobDetails.of_row(self._contents.decode_row(row))
 
     async def timeline(self, job_id: UUID | str) -> list[JobEvent]:
-        """Return the timeline of a job, oldest first: claims after the first, errors, resets, refusals."""
+        """Return the timeline of a job, oldest first: claims after the first, errors, resets, refusals.
+
+        Of a longer timeline, these are the last 1,000 entries.
+        """
         return list(map(JobEvent.of_row, await listing.timeline(self._opened(), job_uuid(job_id))))
 
     async def steps(self, job_id: UUID | str) -> list[StepInfo]:

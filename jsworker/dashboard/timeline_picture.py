@@ -169,7 +169,7 @@ def timeline_picture(story: Story) -> Markup:
     if story.left_out:
         note.append(f"{story.left_out} runs and events are left out here; the table has them.")
     if story.is_cut:
-        note.append(f"Only the first {MOST_EVENTS:,} entries of the timeline were read.")
+        note.append(f"Only the last {MOST_EVENTS:,} entries of the timeline were read.")
     return Markup(
         '<figure class="timeline-figure"><div class="timeline-scroll" role="region" tabindex="0" '
         'aria-label="Timeline of the job, as a picture">{}</div><figcaption>{}{}</figcaption></figure>'

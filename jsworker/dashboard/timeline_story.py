@@ -145,7 +145,7 @@ class Story:
         runs, waits, marks: what is drawn.
         lines: all of it in words, oldest first.
         left_out: how many runs and marks are not drawn.
-        is_cut: whether the timeline may have later entries, which were not read.
+        is_cut: whether the timeline may have earlier entries, which were not read.
     """
 
     begin: datetime
@@ -163,7 +163,8 @@ def job_story(job: JobDetails, timeline: Sequence[JobEvent], now: datetime | Non
     now = now or datetime.now(UTC)
     events = [readable(_columns(event)) for event in timeline]
     found = _columns(job)
-    runs = list(_runs(found, events, now))
+    is_cut = len(timeline) >= MOST_EVENTS
+    runs = list(_runs(found, events, now, is_cut=is_cut))
     marks = [*_row_marks(job), *_marks(events)]
     end = job.finished_at or max([now, *(run.end for run in runs)])
     drawn = runs
@@ -177,11 +178,11 @@ def job_story(job: JobDetails, timeline: Sequence[JobEvent], now: datetime | Non
         begin=job.created_at,
         end=max(end, job.created_at),
         runs=drawn,
-        waits=list(_waits(job, events, drawn, end)),
+        waits=list(_waits(job, events, drawn, end, is_cut=is_cut)),
         marks=sorted(kept, key=lambda mark: mark.at),
-        lines=_lines(job, events, runs),
+        lines=_lines(job, events, runs, is_cut=is_cut),
         left_out=len(runs) - len(drawn) + len(marks) - len(kept),
-        is_cut=len(timeline) >= MOST_EVENTS,
+        is_cut=is_cut,
     )
 
 
@@ -195,12 +196,17 @@ def _few(marks: list[StoryMark]) -> list[StoryMark]:
     return marks if len(marks) <= MOST_MARKS else marks[:half] + marks[-half:]
 
 
-def _runs(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: datetime) -> Iterator[StoryRun]:
+def _runs(
+    job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: datetime, *, is_cut: bool
+) -> Iterator[StoryRun]:
     by_token: dict[int, list[Mapping[str, Any]]] = {}
     for event in events:
         by_token.setdefault(event["fencing_token"] or 0, []).append(event)
     last = job["fencing_token"]
-    for token in sorted({token for token in by_token if 0 < token <= last} | ({1, last} if last else set())):
+    known = {token for token in by_token if 0 < token <= last}
+    if last:  # the first claim and a plain completion have no entries
+        known |= {last} if is_cut else {1, last}
+    for token in sorted(known):
         own = by_token.get(token, [])
         claims = [event for event in by_token.get(token + 1, []) if event["event"] == "claimed"]
         begin = _begin(token, job, own)
@@ -322,13 +328,17 @@ def _marks(events: Sequence[Mapping[str, Any]]) -> Iterator[StoryMark]:
 
 
 def _waits(
-    job: JobDetails, events: Sequence[Mapping[str, Any]], runs: Sequence[StoryRun], end: datetime
+    job: JobDetails,
+    events: Sequence[Mapping[str, Any]],
+    runs: Sequence[StoryRun],
+    end: datetime,
+    *,
+    is_cut: bool,
 ) -> Iterator[Wait]:
     """Yield the times in which the job waited, each with what it waited for."""
     begins = sorted(run.begin for run in runs)
-    turns: list[tuple[datetime, Look | None, str, datetime | None]] = [
-        (job.created_at, *_first_wait(job, begins[0] if begins else None))
-    ]
+    first: _Turn = (None, "", None) if is_cut else _first_wait(job, begins[0] if begins else None)
+    turns: list[tuple[datetime, Look | None, str, datetime | None]] = [(job.created_at, *first)]
     turns += [(run.end, *_wait_after(run, events)) for run in runs if run.outcome != "running"]
     for event in events:
         if event["event"] == "held":
@@ -389,11 +399,13 @@ def _wait_after(run: StoryRun, events: Sequence[Mapping[str, Any]]) -> _Turn:
     return "queued", "waited in the queue", None
 
 
-def _lines(job: JobDetails, events: Sequence[Mapping[str, Any]], runs: Sequence[StoryRun]) -> list[StoryLine]:
+def _lines(
+    job: JobDetails, events: Sequence[Mapping[str, Any]], runs: Sequence[StoryRun], *, is_cut: bool
+) -> list[StoryLine]:
     lines = [StoryLine(mark.at, mark.token, mark.words) for mark in _row_marks(job)]
     claimed = {event["fencing_token"] for event in events if event["event"] == "claimed"}
     for run in runs:
-        if run.token not in claimed and run.outcome != "unknown":
+        if run.token not in claimed and run.outcome != "unknown" and not is_cut:
             by = f" by {printable(run.worker, 300)}" if run.worker else ""
             lines.append(StoryLine(run.begin, run.token, f"claimed{by}"))
     lines += [

@@ -216,6 +216,22 @@ class TestJobs:
 
 
 class TestJob:
+    def test_of_a_long_timeline_the_last_entries_are_shown(self, cli: Cli, sql: Sql) -> None:
+        job_id = insert_job(sql, "scheduled", fencing_token=1200)
+        sql.execute(
+            "INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail)"
+            " SELECT %s, 'snoozed', 'alpha-1-aaaa', n, jsonb_build_object('reason', 'no answer ' || n)"
+            " FROM generate_series(1, 1200) AS n",
+            [job_id],
+        )
+        found = cli("job", job_id)
+        assert found.err == "the timeline may have earlier entries: these are the last 1,000\n"
+        runs = [line for line in found.lines if line.startswith("run ")]
+        assert runs[0] == "run 201 by alpha-1-aaaa: put off: no answer 201"
+        assert (len(runs), runs[-1]) == (1000, "run 1200 by alpha-1-aaaa: put off: no answer 1200")
+        timeline = cli("job", job_id, "--json").json["timeline"]
+        assert [timeline[0]["fencing_token"], timeline[-1]["fencing_token"]] == [201, 1200]
+
     def test_a_job_is_shown_with_payload_result_and_timeline(self, cli: Cli, sql: Sql) -> None:
         job_id = insert_job(
             sql,

@@ -157,10 +157,33 @@ def test_hundreds_of_runs_are_bounded() -> None:
     assert len(job_story(found, steps).marks) == MOST_MARKS + 1
     assert "were read" not in timeline_picture(job_story(found, steps))
     more = [*steps, *(event(35, "step", 1, "w", step=f"more {n}") for n in range(100))]
-    assert "Only the first 1,000 entries of the timeline were read." in timeline_picture(
+    assert "Only the last 1,000 entries of the timeline were read." in timeline_picture(
         job_story(found, more)
     )
     assert len(timeline_picture(job_story(found, steps))) < 100_000
+
+
+def test_of_a_cut_timeline_nothing_is_said_of_what_was_before() -> None:
+    events = [
+        each
+        for token in range(501, 1_001)
+        for each in (
+            event(token * 10, "claimed", token, "w", attempt=token),
+            event(token * 10 + 1, "error", token, "w", "OSError: gone", errors=token),
+        )
+    ]
+    found = job(
+        status="queued",
+        fencing_token=1_000,
+        attempts=1_000,
+        errors=1_000,
+        started_at=after(10),
+        claimed_at=after(10_000),
+    )
+    story = job_story(found, events)
+    assert (story.runs[0].token, story.runs[-1].token) == (501, 1_000)
+    assert not [line for line in story.lines if "without a trace" in line.words]
+    assert min(wait.begin for wait in story.waits) > after(5_000)
 
 
 @pytest.mark.parametrize("status", ["queued", "scheduled", "cancelled", "failed", "completed"])

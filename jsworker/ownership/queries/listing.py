@@ -286,7 +286,8 @@ JOB = text("SELECT * FROM jsworker.jobs WHERE id = :id")
 MOST_EVENTS: Final = 1_000
 TIMELINE = text(f"""
 SELECT at, event, worker_id, fencing_token, error, detail
-FROM jsworker.job_events WHERE job_id = :id ORDER BY id LIMIT {MOST_EVENTS}
+FROM (SELECT * FROM jsworker.job_events WHERE job_id = :id ORDER BY id DESC LIMIT {MOST_EVENTS}) AS last
+ORDER BY id
 """)  # noqa: S608 -- a constant
 
 SEEN = text("""
@@ -389,7 +390,7 @@ async def ending_in(database: Database, digits: str, *, seconds: float) -> list[
 
 
 async def timeline(database: Database, job_id: UUID) -> list[dict[str, Any]]:
-    """Return the first ``MOST_EVENTS`` entries of a job's timeline, oldest first, as dicts by column name."""
+    """Return the last ``MOST_EVENTS`` entries of a job's timeline, oldest first, as dicts by column name."""
     rows = await database.run(TIMELINE, {"id": job_id})
     return [row._asdict() for row in rows]
 
