@@ -16,10 +16,10 @@ from jsworker.ownership.queries.job_report import (
     KeyLimit,
     Late,
     LeftBatches,
-    NextInstant,
     QueuedKind,
     RefusalGroup,
     RegisteredWorker,
+    SchedulesOfKind,
     SilentOwner,
     Statement,
 )
@@ -104,7 +104,7 @@ class Facts:
     overdue: Learnt[Late] = _NO_POSTGRESQL
     queues: Learnt[Sequence[QueuedKind]] = _NO_POSTGRESQL
     posted: Learnt[Sequence[Posted]] = _NO_POSTGRESQL
-    schedules: Learnt[Sequence[NextInstant]] = _NO_POSTGRESQL
+    schedules: Learnt[Sequence[SchedulesOfKind]] = _NO_POSTGRESQL
     limits: Learnt[Sequence[KeyLimit]] = _NO_POSTGRESQL
     left_batches: Learnt[LeftBatches] = _NO_POSTGRESQL
     silent_owners: Learnt[Sequence[SilentOwner]] = _NO_POSTGRESQL
@@ -212,7 +212,7 @@ async def _ask_for_rows(database: Database, facts: Facts) -> None:
     facts.posted = await _learn(
         republish.posted(database, after=None, older_than=0.0, limit=_POSTED, seconds=_STATEMENT_SECONDS)
     )
-    facts.schedules = await every(job_report.SCHEDULES, NextInstant)
+    facts.schedules = await every(job_report.SCHEDULES, SchedulesOfKind)
     facts.silent_owners = await every(job_report.SILENT_OWNERS, SilentOwner)
     facts.refusals = await every(job_report.REFUSED, RefusalGroup)
     facts.ended = await only(job_report.ENDED, EndedSample)

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from jsworker.core.names import printable, shell_word
-from jsworker.core.schedule_rules import ON_TIME_SECONDS
 from jsworker.core.settings import Settings
 from jsworker.doctor.finding import Finding, counted, error, info, listed, ok, seconds, warning
 from jsworker.doctor.gather import Facts, Unknown, served_kinds
@@ -13,15 +12,16 @@ from jsworker.ownership.queries.job_report import (
     MOST_HELD_KEYS,
     MOST_MARKS,
     MOST_QUEUES,
+    MOST_SCHEDULED_KINDS,
     DeadMessages,
     EndedSample,
     KeyLimit,
     Late,
     LeftBatches,
-    NextInstant,
     QueuedKind,
     RefusalGroup,
     RegisteredWorker,
+    SchedulesOfKind,
     SilentOwner,
 )
 from jsworker.ownership.transitions.limits import named
@@ -145,21 +145,32 @@ def owners(silent_owners: Sequence[SilentOwner]) -> Iterator[Finding]:
         )
 
 
-def schedules(schedules: Sequence[NextInstant], registered: Sequence[RegisteredWorker]) -> Iterator[Finding]:
+def schedules(
+    schedules: Sequence[SchedulesOfKind], registered: Sequence[RegisteredWorker]
+) -> Iterator[Finding]:
     """Every schedule is fired in time, and workers are for the kinds of its jobs."""
     served = served_kinds(registered)
     for each in schedules:
-        name, kind = printable(each.name, 100), printable(each.kind, 64)
-        if each.seconds_late > ON_TIME_SECONDS:
+        name, kind = printable(each.next, 100), printable(each.kind, 64)
+        if each.late:
+            others = f"; {counted(each.late - 1, 'other')} of this kind late, too" if each.late > 1 else ""
             yield warning(
-                f"schedule {name} of kind {kind} has been due for {seconds(each.seconds_late)}",
+                f"schedule {name} of kind {kind} has been due for {seconds(each.seconds_late)}{others}",
                 "Run a worker, for each fires schedules; look for schedule.refused in the workers' logs.",
             )
         elif each.kind not in served:
+            which = f"schedule {name} enqueues"
+            if each.schedules > 1:
+                which = f"schedule {name} and {counted(each.schedules - 1, 'other')} enqueue"
             yield warning(
-                f"schedule {name} enqueues jobs of kind {kind}, which no worker that is alive is for",
+                f"{which} jobs of kind {kind}, which no worker that is alive is for",
                 f"{_RUN_A_WORKER} Or `jsworker schedules pause {name}`.",
             )
+    if len(schedules) >= MOST_SCHEDULED_KINDS:
+        yield info(
+            f"the schedules of no more than {counted(len(schedules), 'kind')} were looked at",
+            "See all of them: `jsworker schedules`.",
+        )
 
 
 def limits(limits: Sequence[KeyLimit]) -> Iterator[Finding]:

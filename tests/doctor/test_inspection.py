@@ -245,6 +245,23 @@ async def test_held_keys_without_a_row_of_their_own_have_what_their_kind_has(
     assert not any(f"of kind {kind}" in says for kind in ("full", "paused") for says in warned)
 
 
+async def test_every_schedule_is_looked_at(settings: Settings, database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO jsworker.schedules (name, kind, payload, rule, tz, missed, overlap, next_at, set_by)"
+            " SELECT 's' || n, CASE WHEN n = 1200 THEN 'last' ELSE 'many' END, '{}', 'every 3600 s', 'UTC',"
+            " 'skip', 'allow', clock_timestamp() + make_interval(secs => 3600 * n - 7000), 'operator'"
+            " FROM generate_series(1, 1200) AS n"
+        )
+    facts = await gather(settings)
+    assert not isinstance(facts.schedules, Unknown)
+    found = {each.kind: (each.next, each.schedules, each.late) for each in facts.schedules}
+    assert found == {"many": ("s1", 1199, 1), "last": ("s1200", 1, 0)}
+    late, unserved = [each.says for each in job_checks.schedules(facts.schedules, ())]
+    assert late.startswith("schedule s1 of kind many has been due for ")
+    assert unserved == "schedule s1200 enqueues jobs of kind last, which no worker that is alive is for"
+
+
 async def test_servers_that_fall_silent_are_findings_and_no_endless_wait(
     settings: Settings, database_url: str
 ) -> None:

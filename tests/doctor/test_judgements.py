@@ -16,12 +16,13 @@ from jsworker.ownership.database import OLDEST_REVISION, REVISIONS
 from jsworker.ownership.queries.job_report import (
     MOST_HELD_KEYS,
     MOST_QUEUES,
+    MOST_SCHEDULED_KINDS,
     KeyLimit,
     Late,
     LeftBatches,
-    NextInstant,
     QueuedKind,
     RegisteredWorker,
+    SchedulesOfKind,
     SilentOwner,
 )
 from jsworker.ownership.queries.server_report import Holder, Link, Schema, Server
@@ -465,24 +466,43 @@ def test_more_kinds_than_are_looked_at() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "says"),
+    ("schedules", "says"),
     [
-        (NextInstant("nightly", "resize", 7200.0), "schedule nightly of kind resize has been due for 2 h"),
-        (NextInstant("nightly", "other", 7200.0), "schedule nightly of kind other has been due for 2 h"),
         (
-            NextInstant("nightly", "other", -60.0),
-            "enqueues jobs of kind other, which no worker that is alive",
+            SchedulesOfKind("resize", "nightly", 2, 1, 7200.0),
+            "schedule nightly of kind resize has been due for 2 h",
         ),
-        (NextInstant("nightly", "resize", 5.0), None),
-        (NextInstant("nightly", "resize", -60.0), None),
+        (
+            SchedulesOfKind("other", "nightly", 3, 3, 7200.0),
+            "schedule nightly of kind other has been due for 2 h; 2 others of this kind late, too",
+        ),
+        (
+            SchedulesOfKind("other", "nightly", 1, 0, -60.0),
+            "schedule nightly enqueues jobs of kind other, which no worker that is alive is for",
+        ),
+        (
+            SchedulesOfKind("other", "hourly", 50, 0, -60.0),
+            "schedule hourly and 49 others enqueue jobs of kind other, which no worker that is alive is for",
+        ),
+        (SchedulesOfKind("resize", "nightly", 1, 0, 5.0), None),
+        (SchedulesOfKind("resize", "nightly", 1, 0, -60.0), None),
     ],
 )
 def test_schedules_that_are_late_or_of_kinds_that_nobody_works_on(
-    schedule: NextInstant, says: str | None
+    schedules: SchedulesOfKind, says: str | None
 ) -> None:
-    found = list(job_checks.schedules((schedule,), (worker(),)))
-    assert [each.level for each in found] == ([] if says is None else ["warning"])
-    assert says is None or says in found[0].says
+    found = list(job_checks.schedules((schedules,), (worker(),)))
+    assert [(each.level, each.says) for each in found] == ([] if says is None else [("warning", says)])
+
+
+def test_schedules_of_more_kinds_than_are_looked_at() -> None:
+    some = SchedulesOfKind("resize", "nightly", 1, 0, -60.0)
+    [found] = job_checks.schedules([some] * MOST_SCHEDULED_KINDS, (worker(),))
+    assert (found.level, found.says) == (
+        "info",
+        "the schedules of no more than 100 kinds were looked at",
+    )
+    assert list(job_checks.schedules([some] * (MOST_SCHEDULED_KINDS - 1), (worker(),))) == []
 
 
 def test_batches_that_nobody_has_looked_after() -> None:

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import TextClause, text
 
+from jsworker.core.schedule_rules import ON_TIME_SECONDS
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import in_lane_indexed, queued_indexed
 from jsworker.ownership.schema import HELD_BY
@@ -27,6 +28,8 @@ BOUND: Final = 1_001
 """Counting ends here: this number means more than a thousand."""
 MOST_QUEUES: Final = 100
 """The most kinds whose queues are read, besides the kinds that workers serve."""
+MOST_SCHEDULED_KINDS: Final = 100
+"""The most kinds whose schedules are read: those with the next due times."""
 MOST_HELD_KEYS: Final = 1_000
 """The most keys with held jobs, and the most pauses, that are read."""
 MOST_HELD: Final = 10_000
@@ -90,10 +93,12 @@ WHERE {IS_ALIVE} AND kind.name = ANY(CAST(:kinds AS text[]))
 GROUP BY kind.name, kind.settings ORDER BY kind.name, workers DESC, kind.settings LIMIT 1000
 """)  # noqa: S608 -- a constant
 
-SCHEDULES = text("""
-SELECT name, kind, extract(epoch FROM statement_timestamp() - next_at) AS seconds_late
-FROM jsworker.schedules WHERE NOT paused ORDER BY next_at LIMIT 1000
-""")
+SCHEDULES = text(f"""
+SELECT kind, (array_agg(name ORDER BY next_at, name))[1] AS next, count(*) AS schedules,
+  count(*) FILTER (WHERE next_at < statement_timestamp() - interval '{ON_TIME_SECONDS} s') AS late,
+  extract(epoch FROM statement_timestamp() - min(next_at)) AS seconds_late
+FROM jsworker.schedules WHERE NOT paused GROUP BY kind ORDER BY min(next_at), kind LIMIT {MOST_SCHEDULED_KINDS}
+""")  # noqa: S608 -- constants
 
 # Keys with held jobs, with and without a row of their own, and pauses in force. Epochs are subtracted,
 # because older servers cannot subtract infinite times, which somebody may have written by hand.
@@ -349,11 +354,16 @@ class RefusalGroup(NamedTuple):
     oldest: float
 
 
-class NextInstant(NamedTuple):
-    """A schedule that is not paused, and for how many seconds it has been due; negative: it is not due."""
+class SchedulesOfKind(NamedTuple):
+    """The schedules of a kind that are not paused: the next one, how many there are, and how many are late.
 
-    name: str
+    ``seconds_late``: for how many seconds the next one has been due; negative: it is not due.
+    """
+
     kind: str
+    next: str
+    schedules: int
+    late: int
     seconds_late: float
 
 
