@@ -51,6 +51,7 @@ STATEMENTS: dict[str, TextClause] = {
     "PUBLISH": publish.PUBLISH,
     "MARK": publish.MARK,
     "CLAIM": claim.CLAIM,
+    "CLAIM of a row that others lock in turn, first statement": claim.LOCK_ROWS,
     "CLAIM of a stale owner's job": claim.CLAIM_STALE,
     "Read back after an unclear CLAIM": claim.READ_BACK,
     "HEARTBEAT": heartbeat.HEARTBEAT,

@@ -16,6 +16,8 @@ from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseUnavailable
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
+from jsworker.ownership.transitions import claim as claims
+from jsworker.ownership.transitions.claim import Taken
 from jsworker.worker.pipeline.in_flight import Run
 from jsworker.worker.pipeline.intake import Consumer
 from jsworker.worker.supervision import DeadOwner
@@ -94,6 +96,31 @@ async def test_a_queued_job_behind_a_lock_keeps_its_message_and_keeps_nobody_wai
     assert (row["fencing_token"], row["attempts"], row["dispatch"]) == (1, 1, 1)
     assert running.events.of("job.skipped") == []
     await running.stream_is_empty()
+
+
+async def test_the_claim_of_a_row_that_is_never_unlocked_waits_for_its_turn(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    holder: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of a row that many producers debounce: tries that do not wait would nearly always find it locked."""
+    claim = claims.claim
+
+    async def unlocked_while_it_waits(*arguments: Any, **rest: Any) -> Taken:
+        if rest.get("waits"):
+            asyncio.get_running_loop().call_later(0.03, holder.rollback)
+        return await claim(*arguments, **rest)
+
+    monkeypatch.setattr(claims, "claim", unlocked_while_it_waits)
+    job = await client.enqueue("scripted", {})
+    lock(holder, job.id)
+    running = await start(scripted(echo))
+    row = await rows.becomes(job.id, "completed")
+    assert (row["fencing_token"], row["attempts"], row["dispatch"]) == (1, 1, 1)
+    assert never_silent(running)
+    assert not running.worker._context.in_flight.is_awaiting_lock
 
 
 @with_and_without_lock_timeout

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from jsworker.core.errors import LockTimeout
 from jsworker.core.priorities import NORMAL
 from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
@@ -154,6 +155,13 @@ _ids = given_array("ids", sa.Uuid)
 
 _free = sa.and_(predicates.may_be_claimed, predicates.has_no_limit_key)
 CLAIM = _claim(sa.select().where(j.c.id == sa.any_(_ids), _free, of_kind), _free)
+# Comes before CLAIM in one transaction, for a row that many others lock in turn: it waits for its own turn.
+LOCK_ROWS = compiled(
+    sa.select(j.c.id)
+    .where(j.c.id == sa.any_(_ids), statements.WAITS_BRIEFLY)
+    .order_by(j.c.id)
+    .with_for_update(key_share=True, of=j)
+)
 
 # Takes jobs directly from stale owners, from rows that rule 1 has proven stale: a reset and a claim in one. Only
 # for a first stall, because later ones wait for a back-off; only if the job may run again; and only if it may
@@ -255,16 +263,29 @@ class RefusedJob(NamedTuple):
 
 
 async def claim(
-    database: Database, *, worker_id: str, kind: str, ids: Sequence[UUID], limits: RunLimits
+    database: Database,
+    *,
+    worker_id: str,
+    kind: str,
+    ids: Sequence[UUID],
+    limits: RunLimits,
+    waits: bool = False,
 ) -> Taken:
     """Claim jobs; a job that is not in the answer was refused, or its row is locked.
 
-    After DatabaseUnavailable some may be claimed: call ``read_back`` first.
+    After DatabaseUnavailable some may be claimed: call ``read_back`` first. ``waits``: wait for 0.2 s for
+    locked rows.
     """
     values = {"worker_id": worker_id, "kind": kind, **limits._asdict()}
-    rows, refused = await in_halves(
-        ids, lambda batch: database.run_by_key(CLAIM, values | {"ids": uuid_array(batch)})
-    )
+    first = LOCK_ROWS if waits else None
+    try:
+        rows, refused = await in_halves(
+            ids, lambda batch: database.run_by_key(CLAIM, values | {"ids": uuid_array(batch)}, first=first)
+        )
+    except LockTimeout:
+        if not waits:
+            raise
+        return Taken([], {})
     return Taken([ClaimedJob._make(row) for row in rows], dict(refused))
 
 

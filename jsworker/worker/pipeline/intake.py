@@ -37,6 +37,7 @@ _DATABASE_DELAY = 2.0
 _REFUSED_DELAY = 60.0
 _LOCKED_PAUSE = 0.005
 _LOCKED_TRIES = 40  # early tries for a locked row; the MARK of a relay holds the lock for milliseconds
+# After those, one try waits for the lock: of a row that many producers debounce, it is never free.
 _LOCKED_LONGEST_DELAY = 60.0
 _NO_ROW_DELAY = 5.0
 _NO_ROW_SECONDS = 60.0  # a message may come so much earlier than the commit of its row, but not more
@@ -91,6 +92,9 @@ class Consumer:
         )
         self._locked: Batcher[UUID, None] = Batcher(
             f"locked rows of {self.name}", self._claim_locked, limit=MOST_AT_ONCE, died=context.died
+        )
+        self._awaited: Batcher[UUID, None] = Batcher(
+            f"awaited rows of {self.name}", self._claim_awaited, limit=1, died=context.died
         )
 
     def room(self) -> int:
@@ -166,6 +170,7 @@ class Consumer:
         """Wait until all claims under way are decided."""
         await self._batches.flush()
         await self._locked.flush()
+        await self._awaited.flush()
         await self._freed.flush()
         # Put back messages of claims that stay undecided: they would come again only after ack_wait.
         claims = self._in_flight.claiming.items()
@@ -175,6 +180,7 @@ class Consumer:
         """Give up claims under way."""
         await self._batches.close()
         await self._locked.close()
+        await self._awaited.close()
         await self._freed.close()
 
     def _look_for_room(self) -> bool:
@@ -204,6 +210,13 @@ class Consumer:
         self._waiting_for_locks -= len(ids)
         return await self._claim_batch(ids)
 
+    async def _claim_awaited(self, ids: Sequence[UUID]) -> Sequence[None]:
+        """Claim a job whose row others lock in turn; this waits for its own turn."""
+        try:
+            return await self._claim_batch(ids)
+        finally:
+            self._in_flight.is_awaiting_lock = False
+
     async def claim(self, ids: Sequence[UUID]) -> list[Run]:
         """Claim jobs and return the runs of those that were claimed.
 
@@ -227,7 +240,9 @@ class Consumer:
             return await self._admitted(ids)
         self.state.plain_claims += 1
         try:
-            return await self._adopt(partial(claims.claim, self._context.database, ids=ids), ids)
+            claiming = self._in_flight.claiming
+            waits = all(claiming[job_id].times_locked > _LOCKED_TRIES for job_id in ids)
+            return await self._adopt(partial(claims.claim, self._context.database, ids=ids, waits=waits), ids)
         finally:
             self.state.plain_claims -= 1
 
@@ -391,6 +406,9 @@ class Consumer:
         if claiming.times_locked <= _LOCKED_TRIES and self._waiting_for_locks < max(1, self.most() // 4):
             self._waiting_for_locks += 1
             self._locked.post(job_id)
+        elif claiming.times_locked == _LOCKED_TRIES + 1 and not self._in_flight.is_awaiting_lock:
+            self._in_flight.is_awaiting_lock = True
+            self._awaited.post(job_id)
         else:
             num_delivered = max((each.num_delivered for each in claiming.deliveries), default=1)
             self._put_off([job_id], min(_LOCKED_LONGEST_DELAY, 2.0 ** min(num_delivered, 10)))
