@@ -22,6 +22,17 @@ def may_open_no_files() -> bool:
     return False
 
 
+def are_files_scarce() -> bool:
+    """Return whether this process has most of the files and sockets open that it may have."""
+    try:
+        lowest_free = os.open(os.devnull, os.O_RDONLY)
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE)
+    os.close(lowest_free)
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most != resource.RLIM_INFINITY and lowest_free >= (1 - _FREE_SHARE) * most
+
+
 class OpenFiles:
     """Whether this process could open no further file; True until a tenth of those that it may have is free.
 

@@ -28,7 +28,10 @@ _OUTCOMES: Final = {name: name.removeprefix("job.") for name in _ENDS}
 _SERVERS: Final = ("postgresql", "nats")
 _CAUSES: Final = ("stale", "crashed", "dead", "crashed in quarantine", "crashed in isolation")
 _OPERATOR: Final = "operator"
-ISOLATED_ENDS: Final = "jobs", "memory", "memory exceeded", "stop ignored", "silent", "not ready", "crashed"
+ISOLATED_ENDS: Final = (
+    *("jobs", "memory", "files", "threads"),
+    *("memory exceeded", "stop ignored", "silent", "not ready", "crashed"),
+)
 """Why processes of isolated jobs end, apart from the end of their worker."""
 STALLS: Final = (
     "jsworker_stalls",

@@ -5,10 +5,13 @@ import ctypes
 import gc
 import os
 import re
+import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,6 +34,11 @@ def compute_until(path: str) -> None:
 def leak(megabytes: int) -> None:
     """Take memory, every page of it, and keep it."""
     LEAKED.append(b"x" * (megabytes * 1_000_000))
+
+
+def refuse_to_start(_: threading.Thread) -> None:
+    """Raise what a thread raises that the system does not start."""
+    raise RuntimeError("can't start new thread")
 
 
 class Isolated(JobProcessor):
@@ -171,6 +179,38 @@ class Leaky(JobProcessor):
         for _ in range(job.payload.get("times", 1)):
             leak(100)
             time.sleep(0.3)
+        return os.getpid()
+
+
+class LeavesOpen(JobProcessor):
+    """Leaves files open: those that its process may have, but for ``free`` of them."""
+
+    kind = "leaves-open"
+    isolation = "process"
+    backoff = SPENT
+
+    def process(self, job: Job[dict[str, Any]]) -> int:
+        opened = [os.dup(0)]
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (opened[0] + 100, hard))
+        with suppress(OSError):
+            while True:
+                opened.append(os.dup(0))
+        for _ in range(job.payload["free"]):
+            os.close(opened.pop())
+        return os.getpid()
+
+
+class WithoutThreads(JobProcessor):
+    """Leaves a process that starts no thread for a job."""
+
+    kind = "without-threads"
+    isolation = "process"
+    backoff = SPENT
+
+    def process(self, job: Job[dict[str, Any]]) -> int:
+        if job.payload.get("uses_up"):
+            setattr(threading.Thread, "start", refuse_to_start)  # noqa: B010 -- mypy refuses the assignment
         return os.getpid()
 
 

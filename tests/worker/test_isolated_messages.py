@@ -128,7 +128,7 @@ def test_outcomes_arrive(outcome: Outcome) -> None:
         )
         for terms in (None, JobTerms(datetime.now(UTC), 5.0, "debounce", None, 1.0, 2.0))
     ]
-    sent = RunEnded(outcome=outcome, completed=True, child_jobs=children)
+    sent = RunEnded(outcome=outcome, completed=True, child_jobs=children, lacks="files")
     assert read_by_owner(sent) == sent
 
 

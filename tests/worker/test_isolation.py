@@ -23,7 +23,19 @@ from jsworker.worker.isolation import resident_memory
 from jsworker.worker.isolation.resident_memory import resident_bytes
 from jsworker.worker.worker import SetupFailed, Worker
 from tests.support.polling import eventually
-from tests.worker.isolated import Frugal, Huge, Isolated, Leaky, Other, Rotating, Steady, Stubborn, Unready
+from tests.worker.isolated import (
+    Frugal,
+    Huge,
+    Isolated,
+    Leaky,
+    LeavesOpen,
+    Other,
+    Rotating,
+    Steady,
+    Stubborn,
+    Unready,
+    WithoutThreads,
+)
 from tests.worker.isolated_processes import children, nothing_is_left
 from tests.worker.processors import Gate, echo, scripted
 from tests.worker.rows import Rows
@@ -118,6 +130,34 @@ async def test_a_process_is_replaced_after_its_number_of_jobs(
         ("jobs", 2, pids[0]),
         ("jobs", 2, pids[2]),
     ]
+
+
+@pytest.mark.parametrize("free", [0, 5])
+async def test_a_process_whose_files_its_jobs_have_used_up_is_replaced(
+    begin: Any, client: JobClient, rows: Rows, free: int
+) -> None:
+    """``free``: a job that needs more files than are left would fail, and close those that it opened."""
+    running = await begin(LeavesOpen, Isolated)
+    job = await client.enqueue("leaves-open", {"free": free})
+    left_open = (await rows.becomes(job.id, "completed", seconds=STARTED))["result"]
+    assert (await result_of(client, rows))["pid"] != left_open
+    [ended] = await running.events.told("isolated.ended")
+    assert (ended["cause"], ended["pid"]) == ("files", left_open)
+
+
+async def test_a_process_that_starts_no_more_threads_is_replaced(
+    begin: Any, client: JobClient, rows: Rows
+) -> None:
+    running = await begin(WithoutThreads)
+    job = await client.enqueue("without-threads", {"uses_up": True})
+    used_up = (await rows.becomes(job.id, "completed", seconds=STARTED))["result"]
+    finds_out = await client.enqueue("without-threads", {})
+    row = await rows.becomes(finds_out.id, "scheduled")
+    assert (row["attempts"], row["errors"], row["stalls"]) == (0, 0, 0)
+    job = await client.enqueue("without-threads", {})
+    assert (await rows.becomes(job.id, "completed", seconds=STARTED))["result"] != used_up
+    [ended] = await running.events.told("isolated.ended")
+    assert (ended["cause"], ended["pid"]) == ("threads", used_up)
 
 
 async def test_an_idle_process_that_dies_is_replaced(begin: Any, client: JobClient, rows: Rows) -> None:

@@ -24,6 +24,7 @@ from jsworker.core.contents import Contents
 from jsworker.core.events import Event, Events
 from jsworker.core.job import kinds_of_slot
 from jsworker.core.message_link import MessageLink
+from jsworker.core.open_files import are_files_scarce
 from jsworker.core.processor import Middleware
 from jsworker.core.targets import import_modules
 from jsworker.core.tracebacks import raised_at
@@ -40,6 +41,7 @@ from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
 from jsworker.worker.pipeline.kinds import Kind, call_hook, named_at, processor_at, resolve_kinds
 from jsworker.worker.pipeline.outcomes import Outcome, failed, headline, shown_headline, stopped
 from jsworker.worker.pipeline.run_writes import LeaseServices
+from jsworker.worker.pipeline.threads import ThreadNotStarted
 from jsworker.worker.stacks import of_run, within_bounds
 
 FLUSH_SECONDS: Final = 2.0
@@ -129,6 +131,7 @@ class _Work:
         self._send = send
         self._kinds: dict[str, Kind] = {}
         self._run: Run | None = None
+        self._lacks_threads = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._wanted: frozenset[str] = frozenset()
         database = Database(
@@ -230,6 +233,7 @@ class _Work:
             if (judged := judge(run, raised)) is None:
                 raise
             outcome = judged
+            self._lacks_threads = type(raised) is ThreadNotStarted
         run.phase = Phase.SETTLING  # threads that the job has left behind can enqueue no more
         ended.set_result(outcome)
 
@@ -248,7 +252,12 @@ class _Work:
             error = None if task.cancelled() else task.exception()
             why = "it was cancelled" if error is None else shown_headline(run, error)
             ended.set_result(failed(run, f"the run ended without an outcome: {why}"))
-        ended_run = wire.RunEnded(outcome=ended.result(), completed=run.completed, child_jobs=child_jobs)
+        ended_run = wire.RunEnded(
+            outcome=ended.result(),
+            completed=run.completed,
+            child_jobs=child_jobs,
+            lacks="threads" if self._lacks_threads else "files" if are_files_scarce() else None,
+        )
         self._send(ended_run)
 
     def _forward(self, event: Event) -> None:

@@ -101,7 +101,8 @@ class JobsAdded(Message):
 class RunEnded(Message):
     """The last message of a run; ``completed``: whether the job's own transaction has completed it.
 
-    ``child_jobs`` are enqueued with its completion, or were by that transaction.
+    ``child_jobs`` are enqueued with its completion, or were by that transaction. ``lacks``: what the process
+    has too little of for another job.
     """
 
     # The fields tell outcomes apart: none may have those of another.
@@ -111,6 +112,7 @@ class RunEnded(Message):
     outcome: Outcome
     completed: bool
     child_jobs: list[ChildJob]
+    lacks: Literal["files", "threads"] | None = None
 
 
 class TeardownFailed(Message):

@@ -28,10 +28,20 @@ from jsworker.worker.stacks import Stack
 
 T = TypeVar("T")
 Cause: TypeAlias = Literal[
-    "jobs", "memory", "memory exceeded", "stop ignored", "silent", "not ready", "crashed", "not needed"
+    "jobs",
+    "memory",
+    "files",
+    "threads",
+    "memory exceeded",
+    "stop ignored",
+    "silent",
+    "not ready",
+    "crashed",
+    "not needed",
 ]
 """Why a process ended. ``jobs`` and ``memory`` are normal: it has run its number of jobs, or has grown beyond
-its limit. ``memory exceeded``: it took more than twice the limit during a job."""
+its limit. ``files`` and ``threads``: it can open, or start, too few for another job. ``memory exceeded``: it
+took more than twice the limit during a job."""
 
 _LINE_MARGIN_BYTES: Final = 2**20
 _BYTES_A_BYTE: Final = 7
@@ -63,6 +73,7 @@ class IsolatedProcess:
         prepared: kinds whose processors are set up in it.
         jobs: the number of jobs that it has begun.
         memory_bytes: its resident memory when it was last measured; 0 if it was not.
+        lacks: what its jobs have used up, if another one would fail for want of it.
         ended_because: why it ended or is being ended; None while it is in use.
         over: done when it has ended.
     """
@@ -81,6 +92,7 @@ class IsolatedProcess:
         self.prepared: set[str] = set()
         self.jobs = 0
         self.memory_bytes = 0
+        self.lacks: Literal["files", "threads"] | None = None
         self.ended_because: Cause | None = None
         self._killed_why: str | None = None
         self._how = ""
@@ -301,6 +313,7 @@ class IsolatedProcess:
                 until_the_end.callback(timer.cancel)
         ended = self._run_ended.result()
         if ended is not None:
+            self.lacks = ended.lacks
             run.completed |= ended.completed
             if ended.child_jobs:
                 run.child_jobs = ChildJobs(ended.child_jobs)

@@ -265,4 +265,4 @@ def _unfit(process: IsolatedProcess, kind: Kind) -> Cause | None:
         return "jobs"
     if kind.max_memory_bytes is not None and process.memory_bytes > kind.max_memory_bytes:
         return "memory"
-    return None
+    return process.lacks
