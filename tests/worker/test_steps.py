@@ -145,6 +145,37 @@ async def test_a_step_that_raised_is_called_again_also_by_the_same_run(
     assert (row["result"], made) == (2, [1, 1, 2])
 
 
+async def test_a_step_whose_thread_cannot_be_started_is_no_error_of_the_job(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = Calls()
+
+    async def process(job: Job[Any]) -> Any:
+        await job.step("charge", calls.charge, 5, to="alice")
+        return await job.step("ship", calls.ship, 7)
+
+    running = await start(scripted(process))
+    begin = threading.Thread.start
+
+    def refuse_steps(thread: threading.Thread) -> None:
+        if thread.name.endswith("step 'ship'"):
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(threading.Thread, "start", refuse_steps)
+        job = await client.enqueue(KIND, {}, max_attempts=1)
+        [degraded] = await running.events.told("worker.degraded")
+        assert degraded["what"] == "threads"
+        why = "its thread could not be started: RuntimeError: can't start new thread"
+        assert degraded["reason"] == why
+        assert (await running.events.told("job.released"))[0]["reason"] == why
+    row = await rows.becomes(job.id, "completed")
+    assert (row["errors"], row["stalls"], row["attempts"]) == (0, 0, 1)
+    await running.events.told("worker.restored")
+    assert calls.made == ["charge 5 alice", "ship 7"]
+
+
 async def test_a_name_that_is_used_twice_in_one_run_is_an_error(
     client: JobClient, rows: Rows, start: StartWorker
 ) -> None:

@@ -18,7 +18,7 @@ from jsworker.worker.pipeline.middleware import call_within, call_within_in_thre
 from jsworker.worker.pipeline.outcomes import Outcome
 from jsworker.worker.pipeline.run_ownership import RunLease
 from jsworker.worker.pipeline.run_writes import LeaseServices
-from jsworker.worker.pipeline.threads import ThreadNotStarted, start_thread
+from jsworker.worker.pipeline.threads import start_thread
 
 _LATE_SECONDS: Final = 1.0
 
@@ -122,11 +122,8 @@ async def _process_within(run: Run, job: Job[Any]) -> Any:
 
 async def _process_in_thread(run: Run, call: Callable[[], Any]) -> Any:
     """Run a plain function in a thread and wait for its end, also after its stop: it must not run twice."""
-    try:
-        thread, ended = start_thread(f"jsworker {run.kind.name} {run.id}", call, "the processor")
-    except (RuntimeError, MemoryError) as error:
-        raise ThreadNotStarted(f"its thread could not be started: {outcomes.headline(error)}") from error
-    run.thread_id = thread.ident
+    thread, ended = start_thread(f"jsworker {run.kind.name} {run.id}", call, "the processor")
+    run.thread_id, run.has_thread = thread.ident, True
     while True:
         try:
             return await asyncio.shield(ended)

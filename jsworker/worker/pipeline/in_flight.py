@@ -51,6 +51,7 @@ class Run:
     task: asyncio.Task[None] | None = None
     began_at: float = math.inf
     thread_id: int | None = None
+    has_thread: bool = False  # whether the last thread that it needed, also for a step, was started
     stop: StopReason | None = None  # the first reason stays, but LOST overrides it
     cancelled_for: StopReason | None = None
     first_cancelled_at: float | None = None

@@ -242,10 +242,11 @@ class Pipeline:
                 raise
             self._files.try_one()
             if type(raised) is ThreadNotStarted:
+                run.has_thread = False
                 self._context.complaints.report("threads", str(raised))
             return outcome, raised
         finally:
-            if run.thread_id is not None:
+            if run.has_thread:
                 self._context.complaints.end("threads")
 
     async def _fetch_content(self, run: Run) -> None:

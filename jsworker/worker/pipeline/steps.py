@@ -121,6 +121,7 @@ class Steps:
         _, ended = start_thread(thread_name, call, f"step {shown(step.name)}")
         cancelled: asyncio.CancelledError | None = None
         kept: Any = None
+        run.has_thread = True
         run.steps_in_threads += 1
         try:
             while not ended.done():

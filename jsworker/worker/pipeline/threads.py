@@ -16,19 +16,23 @@ T = TypeVar("T")
 
 
 class ThreadNotStarted(JsworkerError):
-    """The system starts no thread for a plain function; nothing of its job has run."""
+    """The system starts no thread for a plain function, which has not been called."""
 
 
 def start_thread(name: str, call: Callable[[], T], what: str) -> tuple[threading.Thread, "asyncio.Future[T]"]:
     """Start a call in a thread, with a copy of the context, and return what will hold its outcome.
 
-    ``what`` names the call in an error.
+    ``what`` names the call in an error. Raises ThreadNotStarted.
     """
     ended: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     context = contextvars.copy_context()
     # A daemon: a function that never returns must not keep the process from ending.
     thread = threading.Thread(target=context.run, args=(_body, call, what, ended), name=name, daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError) as error:
+        why = f"{type(error).__name__}: {message_of(error)}"
+        raise ThreadNotStarted(f"its thread could not be started: {why}") from error
     return thread, ended
 
 
