@@ -208,9 +208,7 @@ class InFlight:
         self.runs: dict[UUID, Run] = {}  # changed only by ``add`` and ``remove``
         # The number of runs of each batch, by its ``UUID.int``, because hashing a UUID takes longer.
         self._members: Counter[int] = Counter()
-        self.is_awaiting_lock = (
-            False  # whether a claim waits for a lock; one at once, as each uses a connection
-        )
+        self.is_awaiting_lock = False  # a claim waits for a lock: one at once, for each uses a connection
         self.given_up: set[Run] = set()  # runs that go on although they are settled; each keeps its job slot
         # No read-back may adopt these: orphaned claims, and ended runs whose rows are still owned.
         self.releasing: set[tuple[UUID, int]] = set()
