@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # both import runs, whose claims use what is proven here
 
 _LOOKED_AT = 20_000
 """The most late rows of one scan, the longest overdue first. Rows behind them are watched only once these are
-taken back, so it is more than one worker has in hand; with far more, reading them would block the event loop."""
+taken back, so it is more than one worker has in hand; to read far more would block the event loop."""
 _ASKED_AT_ONCE = 50
 _REST = 20  # shorter than for other searches, because jobs of dead owners wait for this one
 _FEWEST_OWNERS = 3  # with fewer owners, a mass event looks like a single death
