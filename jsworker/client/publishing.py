@@ -39,6 +39,7 @@ class Tally:
     stored: int = 0  # acknowledged messages that the stream did not have already
     failed: str | None = None  # why a message was not acknowledged
     refused: str | None = None  # why the stream takes no messages now, as far as is known
+    silent: bool = False  # it is taken to refuse them because it did not answer, not because it said so
     ended: bool = False  # a batch was short, not taken, refused, or acknowledged for none: begin no other
 
 
@@ -135,8 +136,9 @@ class OutboxPublisher:
             refused: list[PublishFailed] = [each for each in failed if isinstance(each, PublishRefused)]
             if not refused and not sent:
                 refused = [each for each in failed if not isinstance(each, MessageUnfit)]
-            if refused:
-                tally.refused = tally.refused or str(refused[0])
+            if refused and tally.refused is None:
+                tally.refused = str(refused[0])
+                tally.silent = not isinstance(refused[0], PublishRefused)
         # Without a leader, for example, failed messages are due again before the last batch has failed.
         if tally.refused is not None or not sent:
             tally.ended = True

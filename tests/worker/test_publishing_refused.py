@@ -17,6 +17,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import enqueue
 from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
 from tests.support.polling import eventually
+from tests.support.proxy import proxied
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
@@ -147,3 +148,32 @@ async def test_the_table_is_worked_off_at_the_pace_of_its_jobs(
     ids = await insert(database, 4 * JOBS)
     await all_complete(rows, ids)
     assert told(running, "worker.degraded")
+
+
+async def test_an_idle_worker_says_that_a_silent_server_answers_again(
+    start: StartWorker,
+    rows: Rows,
+    database: Database,
+    make_settings: Callable[..., Settings],
+    settings: Settings,
+) -> None:
+    """The only job is claimed from the table, so that no message can tell."""
+    async with proxied(settings.nats_url) as (proxy, url):
+        with_settings = make_settings(nats_url=url, scan_interval=0.5, ack_wait=120.0)
+        running = await start(scripted(echo), with_settings=with_settings)
+        proxy.black_hole()
+        await all_complete(rows, await insert(database, 1))
+
+        async def degraded() -> None:
+            assert told(running, "worker.degraded")
+
+        await eventually(degraded)
+        assert told(running, "worker.restored") == []
+        proxy.restore()
+
+        async def restored() -> None:
+            assert told(running, "worker.restored")
+
+        await eventually(restored)
+        assert len(told(running, "worker.degraded")) == 1
+        await running.end()

@@ -34,6 +34,9 @@ class Relay:
         self._promoting = ScanPace()
         self._publishing = ScanPace()
         self._last_seq: int | None = None
+        self._was_silent = False
+        self._has_reconnected = False
+        self._stream.connection.restored_callbacks.append(self._note_connection)
         self._ending = False
         self._take = partial(publish.take_outgoing, context.database, refused_rows=context.refused_rows)
         self._marks: Batcher[Sent, None] = Batcher(
@@ -92,7 +95,7 @@ class Relay:
             outgoing = await self._take(within=within, limit=_TRIAL)
             if outgoing:
                 self._judge(await self._publisher.try_out(outgoing, seconds=_TRIAL_SECONDS))
-            elif await self._has_grown():
+            elif await self._stores_again():
                 publishing.stored()
             else:
                 publishing.put_off()
@@ -107,16 +110,26 @@ class Relay:
             self._publishing_health.stored()
         elif tally.refused is not None and self._stream.connected:  # a lost connection is no refusal
             self._last_seq = None
+            self._was_silent = tally.silent
+            self._has_reconnected = False
             self._publishing_health.failed(tally.refused)
 
-    async def _has_grown(self) -> bool:
-        """Return whether any messages, for example of producers, were stored since the last call."""
+    def _note_connection(self) -> None:
+        self._has_reconnected = True
+
+    async def _stores_again(self) -> bool:
+        """Return whether messages can be stored, as far as can be known without one to publish.
+
+        They can if any, for example of producers, were stored since the last call. If a server was silent and
+        the stream answers on a later connection, nothing speaks against it.
+        """
         before = self._last_seq
         try:
             self._last_seq = (await self._stream.state()).last_seq
         except (StreamUnavailable, StreamRefused):
             return False
-        return before is not None and self._last_seq > before
+        has_grown = before is not None and self._last_seq > before
+        return has_grown or (self._was_silent and self._has_reconnected)
 
     async def _promote(self, *, within: float | None, limit: int) -> range:
         database = self._context.database
