@@ -19,7 +19,7 @@ from jsworker.core.errors import Retry, Snooze
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
 from jsworker.worker.pipeline.concealment import LEFT_OUT
-from jsworker.worker.pipeline.outcomes import alone_in, clean
+from jsworker.worker.pipeline.outcomes import clean, raised_in
 
 _NO_FAILURES: Final = (Retry, Snooze, GeneratorExit)
 _NO_STACK_ADDED: Final = {"type", "exception", "stacktrace", "threads"}
@@ -51,7 +51,7 @@ class SentryScope:
                     sentry_sdk.capture_exception(TimeoutError(limit).with_traceback(error.__traceback__))
                 raise
             except BaseException as error:
-                if not isinstance(alone_in(error), _NO_FAILURES):
+                if not all(isinstance(each, _NO_FAILURES) for each in raised_in(error)):
                     sentry_sdk.capture_exception(error)
                 raise
 

@@ -55,7 +55,7 @@ class Failing(JobProcessor):
             case "snooze":
                 raise Snooze(after=3600)
             case "snooze in a group":
-                raise ExceptionGroup("of a TaskGroup", [Snooze(after=3600)])
+                raise ExceptionGroup("of a TaskGroup", [Snooze(after=3600), Retry(after=60)])
             case "log":
                 logging.getLogger("shop").error("card refused", stack_info=job.payload["stack_info"])
             case "wait":

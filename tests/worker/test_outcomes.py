@@ -312,7 +312,11 @@ async def test_fail_is_final_at_once(client: JobClient, rows: Rows, start: Start
 
 @pytest.mark.parametrize(
     ("others", "status"),
-    [([], "failed"), ([ValueError("another task")], "scheduled")],
+    [
+        ([], "failed"),
+        ([Fail("no such repository"), Retry(after=5), Snooze(5)], "failed"),
+        ([ValueError("another task")], "scheduled"),
+    ],
 )
 async def test_fail_in_a_task_group_counts_if_nothing_else_was_raised_there(
     client: JobClient, rows: Rows, start: StartWorker, others: list[Exception], status: str
@@ -330,22 +334,32 @@ async def test_fail_in_a_task_group_counts_if_nothing_else_was_raised_there(
     await start(scripted(process, backoff=LATER))
     job = await client.enqueue(KIND, {})
     row = await rows.becomes(job.id, status)
-    if others:
+    if status == "scheduled":
         assert row["last_error"].startswith("ExceptionGroup: ")
     else:
         assert (row["failure_reason"], row["last_error"]) == ("permanent", "no such repository")
 
 
-@pytest.mark.parametrize(("error", "errors"), [(Retry(after=3000.0), 1), (Snooze(3000.0), 0)])
+@pytest.mark.parametrize(
+    ("raised", "errors"),
+    [
+        ([Retry(after=3000.0)], 1),
+        ([Snooze(3000.0)], 0),
+        ([Retry(after=30.0), Retry(after=3000.0), Retry()], 1),
+        ([Snooze(30.0), Snooze(3000.0)], 0),
+        ([Snooze(30.0), Retry(after=3000.0), Snooze(9000.0)], 1),
+    ],
+)
 async def test_retry_and_snooze_in_a_task_group_keep_their_wait(
-    client: JobClient, rows: Rows, start: StartWorker, error: Exception, errors: int
+    client: JobClient, rows: Rows, start: StartWorker, raised: list[Exception], errors: int
 ) -> None:
-    async def raise_it() -> None:
+    async def raise_it(error: Exception) -> None:
         raise error
 
     async def process(job: Job[Any]) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(raise_it())
+            for error in raised:
+                group.create_task(raise_it(error))
 
     await start(scripted(process))
     job = await client.enqueue(KIND, {})

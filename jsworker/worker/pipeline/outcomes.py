@@ -139,8 +139,7 @@ def raised(run: Run, error: BaseException) -> Outcome:
 
 
 def _of_raised(run: Run, error: BaseException) -> Outcome:
-    if isinstance(asked := alone_in(error), Fail | Retry | Snooze):
-        error = asked
+    error = _decisive(run, error)
     if isinstance(error, Snooze) and not passed_limit(run):
         return Snoozed(
             first_line(_words(run, error)), _delay(run, error.after), not isinstance(error, Asleep)
@@ -152,11 +151,33 @@ def _of_raised(run: Run, error: BaseException) -> Outcome:
     return _of_error(run, error)
 
 
-def alone_in(error: BaseException) -> BaseException:
-    """Return the only error in a group, as of a TaskGroup of which one task has raised; else the error."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
+def raised_in(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors in a group, as that of a TaskGroup, and in groups in it; else the error itself."""
+    left = [error]
+    while left:
+        each = left.pop()
+        if isinstance(each, BaseExceptionGroup):
+            left += reversed(each.exceptions)
+        else:
+            yield each
+
+
+def _decisive(run: Run, error: BaseException) -> BaseException:
+    """Return of a group of nothing but Fail, Retry and Snooze the one that counts; else the error itself."""
+    asked = [each for each in raised_in(error) if isinstance(each, Fail | Retry | Snooze)]
+    if not asked or len(asked) < sum(1 for _ in raised_in(error)):
+        return error
+
+    def weight(each: BaseException) -> tuple[int, float]:
+        match each:
+            case Retry():
+                return 1, _delay(run, each.after)
+            case Snooze():
+                return 0, _delay(run, each.after)
+            case _:
+                return 2, 0.0
+
+    return max(asked, key=weight)
 
 
 def _of_error(run: Run, error: BaseException) -> Outcome:
