@@ -334,7 +334,8 @@ class Walk:
     async def _cancel(self, job_id: UUID) -> None:
         started = boottime()
         answer = await control.cancel(self._world.database, [job_id])
-        heard = job_id in (*answer.cancelled, *answer.requested)
+        # Refused are jobs that others kept locked for a second: the operator is told, so nothing was missed.
+        heard = job_id in (*answer.cancelled, *answer.requested, *answer.refused)
         self._history.cancels.append(Cancel(str(job_id), started, boottime(), heard))
 
     async def _some(self, *statuses: str) -> list[tuple[UUID, int]]:
