@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, LiteralString
@@ -70,6 +70,10 @@ def read_database(history: History, url: str) -> None:
     def timed(query: LiteralString, name: str = "at") -> list[dict[str, Any]]:
         return [row | {name: row[name] + offset} for row in rows(query)]
 
+    # Times of the same clock are compared to the millisecond, and the two clocks do not run equally fast.
+    history.cancels = [
+        replace(each, start=each.start + offset, end=each.end + offset) for each in history.cancels
+    ]
     with psycopg.connect(url, row_factory=dict_row) as connection:
         history.jobs = {row["id"]: JobRow(**row) for row in timed(JOBS, "created")}
         history.moves = [Move(**row) for row in timed(MOVES)]

@@ -166,7 +166,7 @@ class Cancel:
     """An operator's wish to cancel a job.
 
     Attributes:
-        start, end: when it was asked and answered.
+        start, end: when it was asked and answered; by the wall clock, until ``read_database``.
         heard: whether the job was cancelled, or its owner asked to stop.
     """
 

@@ -1,6 +1,5 @@
 """Rules about jobs: what the database and the processes recorded must fit together, whatever was done."""
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,9 +13,6 @@ Finding = tuple[str, str]
 """Which job or process, and what is wrong."""
 
 Rule = Callable[[History], Iterator[Finding]]
-
-_CLOCKS_DIFFER_SECONDS = 0.05
-"""Times of the database become boot time by one offset at the end; the two clocks do not run equally fast."""
 
 
 def lost(history: History) -> Iterator[Finding]:
@@ -181,7 +177,7 @@ def cancel_missed(history: History) -> Iterator[Finding]:
         if move.now in FINAL:
             ends.setdefault(move.job, move.at)
     for cancel in history.cancels:
-        if not cancel.heard and ends.get(cancel.job, math.inf) > cancel.end + _CLOCKS_DIFFER_SECONDS:
+        if not cancel.heard and ends.get(cancel.job, cancel.end + 1.0) > cancel.end:
             yield cancel.job, "a cancel missed it while it was live"
 
 
