@@ -158,10 +158,18 @@ def pooler(link: Link) -> Iterator[Finding]:
     yield _POOLERS[link.sharing]
 
 
-def sessions(server: Server) -> Iterator[Finding]:
-    """Sessions have the settings that jsworker needs."""
+def sessions(server: Server, settings: Settings) -> Iterator[Finding]:
+    """Sessions have the settings that jsworker needs, and leave its statements their time."""
     for says, do in session_settings.faults(server.settings):
         yield error(says, do)
+    for name in ("statement_timeout", "transaction_timeout"):
+        seconds = int(server.settings.get(name, "0")) / 1000
+        if 0 < seconds < settings.statement_timeout:
+            yield warning(
+                f"{name} is {seconds:g} s in the sessions of a pooler, less than "
+                f"JSWORKER_STATEMENT_TIMEOUT={settings.statement_timeout:g}: slower statements never succeed",
+                f"{session_settings.undo(name)}, and reconnect the pooler.",
+            )
 
 
 def encryption(link: Link) -> Iterator[Finding]:

@@ -39,12 +39,16 @@ PostgreSQL ends a session whose host is gone after 14 s, and its locks with it, 
 should within ten minutes. By Linux's defaults that takes two hours, and the next run of the job may wait for these
 locks. Not by pg_settings, which takes 2 ms for each connection."""
 
-BEGIN_OWN_SESSION: Final = f"""{_BEGIN},
-  set_config('jit', 'off', false){_OF_THIS_BACKEND}"""
+_OWN: Final = """
+  set_config('jit', 'off', false), set_config('statement_timeout', '0', false),
+  CASE WHEN current_setting('transaction_timeout', true) <> '0' THEN set_config('transaction_timeout', '0', false) END"""
+BEGIN_OWN_SESSION: Final = f"{_BEGIN},{_OWN}{_OF_THIS_BACKEND}"
 """The same for a connection whose statements are all jsworker's: they read few rows, but their estimated costs are high
-enough for PostgreSQL to compile them. Where it was built with LLVM, that took half a second for each execution."""
-BEGIN_SESSION_THAT_KEEPS_PLANS: Final = f"""{_BEGIN},
-  set_config('jit', 'off', false), set_config('plan_cache_mode', 'force_generic_plan', false),
+enough for PostgreSQL to compile them. Where it was built with LLVM, that took half a second for each execution.
+
+Each of them has a time limit of its own, and is cancelled after it. With a shorter one of the role some of them would
+never succeed, and others always: workers reported in turn that PostgreSQL is away and that it is back."""
+BEGIN_SESSION_THAT_KEEPS_PLANS: Final = f"""{_BEGIN},{_OWN}, set_config('plan_cache_mode', 'force_generic_plan', false),
   set_config('enable_seqscan', 'off', false){_OF_THIS_BACKEND}"""
 """The same, and each statement is planned once, and always by index. A pooler's connection gets no row."""
 
@@ -68,8 +72,12 @@ def faults(found: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for name, needed in SESSION_SETTINGS.items():
         if found[name].partition(",")[0] != needed:
             says = f"{name} is {found[name]} in the sessions of a pooler, and must be {needed}"
-            undo = f"Undo it with ALTER ROLE … RESET {name} or ALTER DATABASE … RESET {name}, or in postgresql.conf"
-            yield says, f"{undo}, and reconnect the pooler."
+            yield says, f"{undo(name)}, and reconnect the pooler."
+
+
+def undo(name: str) -> str:
+    """Return the advice to give a setting of sessions its default again."""
+    return f"Undo it with ALTER ROLE … RESET {name} or ALTER DATABASE … RESET {name}, or in postgresql.conf"
 
 
 def check_session(found: Mapping[str, str], place: str) -> None:

@@ -15,6 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
 from jsworker.core.errors import DatabaseRefused, OwnershipLost
+from jsworker.core.settings import Settings
 from jsworker.doctor import postgresql_checks
 from jsworker.ownership.database import REVISIONS, Database
 from jsworker.ownership.pool import Row, Transaction
@@ -41,6 +42,9 @@ UNFIT = {
     "IntervalStyle": "iso_8601",
 }
 FOUND = text("SELECT " + ", ".join(f"current_setting('{name}') AS {name}" for name in SESSION_SETTINGS))
+URL = "postgresql://localhost/jobs"
+SHORT = {"statement_timeout": "500ms", "transaction_timeout": "900ms"}
+LIMITS = text("SELECT current_setting('statement_timeout') AS a, current_setting('transaction_timeout') AS b")
 COUNT = text("SELECT count(*) FROM jsworker.jobs")
 NEW_YEAR = datetime(2027, 1, 1, tzinfo=UTC)
 VALUES = text("""
@@ -171,7 +175,7 @@ async def test_a_poolers_sessions_that_have_others_are_refused(
         "and reconnect the pooler."
     )
     assert str(refused.value) == f"PostgreSQL at {database.place} cannot be used: {says}. {repair}"
-    [finding] = postgresql_checks.sessions(found)
+    [finding] = postgresql_checks.sessions(found, Settings(database_url=URL))
     assert (finding.level, finding.says, finding.do) == ("error", says, repair)
 
 
@@ -195,7 +199,9 @@ async def test_a_database_in_another_encoding_is_refused(server_url: str, encodi
             async with opened(url, 30.0) as database:
                 with pytest.raises(DatabaseRefused, match=says):
                     await database.check_usable()
-                [finding] = postgresql_checks.sessions(await read_server(database))
+                [finding] = postgresql_checks.sessions(
+                    await read_server(database), Settings(database_url=URL)
+                )
             assert finding.says == says
         finally:
             administration.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
@@ -203,4 +209,43 @@ async def test_a_database_in_another_encoding_is_refused(server_url: str, encodi
 
 async def test_direct_sessions_have_no_fault(unfit: Database) -> None:
     await unfit.check_usable()
-    assert list(postgresql_checks.sessions(await read_server(unfit))) == []
+    assert list(postgresql_checks.sessions(await read_server(unfit), Settings(database_url=URL))) == []
+
+
+async def test_statements_have_their_own_time_limits_and_not_those_of_the_role(
+    databases: TestDatabases, migrated: str
+) -> None:
+    """Transactions of jobs keep the role's: their statements are the user's."""
+    url = databases.create(migrated)
+    alter(url, **SHORT)
+    async with opened(url, 30.0) as database:
+        for run in (database.run, database.run_by_key):
+            assert await run(LIMITS, {}) == [("0", "0")]
+        assert [*await database.run(text("SELECT pg_sleep(1) IS NOT NULL AS slept"))] == [(True,)]
+        assert list(postgresql_checks.sessions(await read_server(database), Settings(database_url=URL))) == []
+        sessions = Sessions(database, worker_id="w", size=1, lock_seconds=1.0)
+        of_jobs: list[Row] = []
+        try:
+            with suppress(OwnershipLost):
+                async with sessions.transaction(lambda: NONE) as session:
+                    of_jobs += await session.execute(LIMITS)
+        finally:
+            await sessions.close()
+    assert of_jobs == [("500ms", "900ms")]
+
+
+async def test_a_poolers_sessions_that_end_statements_too_soon_are_told(
+    databases: TestDatabases, migrated: str
+) -> None:
+    url = databases.create(migrated)
+    alter(url, **SHORT)
+    async with pooled(url) as (_, pooled_url), opened(pooled_url, 30.0) as database:
+        found = await read_server(database)
+    settings = Settings(database_url=URL, statement_timeout=0.8)
+    [finding] = postgresql_checks.sessions(found, settings)
+    assert finding.level == "warning"
+    assert finding.says == (
+        "statement_timeout is 0.5 s in the sessions of a pooler, less than JSWORKER_STATEMENT_TIMEOUT=0.8: "
+        "slower statements never succeed"
+    )
+    assert "ALTER ROLE … RESET statement_timeout" in str(finding.do)

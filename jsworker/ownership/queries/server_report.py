@@ -56,7 +56,8 @@ SELECT r.rolname AS role, r.rolsuper AS superuser, r.rolconnlimit AS role_limit,
    WHERE wait_event = 'SyncRep' AND clock_timestamp() - query_start > interval '1 s') AS unconfirmed,
   (SELECT jsonb_object_agg(name, setting) FROM pg_settings WHERE name IN (
     'server_version', 'fsync', 'full_page_writes', 'synchronous_commit', 'synchronous_standby_names',
-    'default_transaction_read_only', 'autovacuum', 'track_counts', 'max_connections', 'superuser_reserved_connections', 'reserved_connections', {_OF_SESSIONS})) AS settings
+    'default_transaction_read_only', 'autovacuum', 'track_counts', 'max_connections', 'superuser_reserved_connections', 'reserved_connections',
+    'statement_timeout', 'transaction_timeout', {_OF_SESSIONS})) AS settings
 FROM pg_roles AS r, pg_database AS d WHERE r.rolname = current_user AND d.datname = current_database()
 """)  # noqa: S608 -- constants
 
