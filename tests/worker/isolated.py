@@ -64,6 +64,11 @@ class Isolated(JobProcessor):
     async def _return(self, job: Job[dict[str, Any]]) -> Any:
         return job.payload.get("value")
 
+    async def _signal_its_group(self, job: Job[dict[str, Any]]) -> bool:  # noqa: ARG002 -- as all of them
+        if is_own := os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGTERM)
+        return is_own
+
     async def _look_at_the_collector(self, job: Job[dict[str, Any]]) -> list[bool]:  # noqa: ARG002 -- as all of them
         return [gc.isenabled(), gc.get_freeze_count() > 0]
 

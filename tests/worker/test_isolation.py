@@ -172,6 +172,16 @@ async def test_an_idle_process_that_dies_is_replaced(begin: Any, client: JobClie
     assert (row["errors"], row["stalls"], row["fencing_token"]) == (0, 0, 1)
 
 
+async def test_a_signal_to_its_process_group_does_not_reach_the_worker(
+    begin: Any, client: JobClient, rows: Rows
+) -> None:
+    await begin(Isolated, **PATIENT)
+    row = await rows.becomes((await client.enqueue("isolated", {"does": "signal_its_group"})).id, "completed")
+    assert row["result"]["found"] is True
+    after = await result_of(client, rows)
+    assert after["pid"] == row["result"]["pid"]
+
+
 # --- What a job can do in its worker's process, it can do there. ---
 
 

@@ -138,6 +138,7 @@ class IsolatedProcess:
                     [sys.executable, *flags, *module],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[each for each in numbers[1:] if each >= 0],
+                    process_group=0,  # a job may end its group, and not the worker
                 )
             except BaseException:
                 ours.close()
