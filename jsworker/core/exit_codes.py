@@ -4,7 +4,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from jsworker.core.errors import JobNotCompleted, JsworkerError, ServersUnavailable, SettingsError, UsageError
@@ -28,7 +28,8 @@ _OF_SEVERAL_LINES: Final = (SettingsError, ServersUnavailable)
 
 def show_traceback(error: Exception) -> int:
     """Write an unexpected error to stderr, without values of variables, which may be secrets."""
-    traceback.print_exception(error)
+    with suppress(AttributeError, ValueError):  # a job may have closed or replaced stderr
+        traceback.print_exception(error)
     return FAILED
 
 
@@ -41,7 +42,7 @@ def exit_code_of(
     """
     try:
         code = command()
-        with writing_stdout():
+        with writing_stdout(), suppress(AttributeError, ValueError):  # a job may have closed or replaced it
             sys.stdout.flush()
     except JsworkerError as error:
         show(error)
@@ -71,9 +72,10 @@ def lines_of(error: JsworkerError) -> list[str]:
 
 def show(error: JsworkerError) -> None:
     """Write an error to stderr, as one line unless it is a list of faults."""
-    for line in lines_of(error):
-        sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+    with suppress(AttributeError, ValueError):  # see there
+        for line in lines_of(error):
+            sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
 
 @contextmanager

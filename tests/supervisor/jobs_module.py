@@ -260,6 +260,14 @@ class TakesAllThreads(JobProcessor):
         raise RuntimeError("can't start new thread")
 
 
+class ClosesStreams(JobProcessor):
+    """Closes the standard streams of its process."""
+
+    async def process(self, _job: Job[dict[str, Any]]) -> None:
+        sys.stdout.close()
+        sys.stderr.close()
+
+
 class DiesApart(JobProcessor):
     """Kills the isolated process in which its first attempt runs."""
 

@@ -29,3 +29,15 @@ async def test_a_worker_ends_well_though_jobs_have_left_no_thread_to_start(
     parent.send(signal.SIGTERM)
     assert await parent.ends() == 0
     assert parent.lines("child.killed") == []
+
+
+async def test_a_worker_ends_well_though_a_job_has_closed_its_streams(
+    supervise: Supervise, client: JobClient
+) -> None:
+    parent = supervise("ClosesStreams")
+    await parent.ready()
+    await (await client.enqueue("closes-streams", {})).result(120.0)
+    parent.send(signal.SIGTERM)
+    assert await parent.ends() == 0
+    assert [line["left"] for line in parent.lines("worker.stopped")] == [0]
+    assert parent.lines("child.died") == []
