@@ -168,6 +168,11 @@ class Stream(JetStreamApi):
             for each in outcomes
         ]
 
+    @property
+    def late_acknowledgements(self) -> int:
+        """How many messages were stored after ``publish_many`` had given them up."""
+        return self._publisher.late
+
     async def publish_raw(self, subject: str, data: bytes) -> None:
         """Publish bytes as they are, without a message id; StreamUnavailable: they may be stored or not."""
         publishing = self.connection.client.jetstream().publish(subject, data, stream=self.name)

@@ -63,11 +63,14 @@ class Publisher:
 
     If the stream ``has_lanes``, messages of another priority than normal have subjects of their own; else
     they share the kind's subject, and workers learn their priority from the row.
+
+    ``late`` counts acknowledgements of messages that were given up before.
     """
 
     def __init__(self, connection: Connection, settings: Settings) -> None:
         self.stream_created: datetime | None = None
         self.has_lanes = False
+        self.late = 0
         self._connection = connection
         self._stream = settings.stream
         self._prefix = settings.subject_prefix
@@ -141,6 +144,15 @@ class Publisher:
         batch = self._batches.pop(int(token), None) if token.isdigit() else None
         if batch is not None:
             batch.settle(int(token), data)
+        elif self._acknowledges(data):
+            self.late += 1
+
+    def _acknowledges(self, data: bytes) -> bool:
+        try:
+            ack: _PubAck = _validate(data)
+        except ValidationError:
+            return False
+        return ack.get("stream") == self._stream and "seq" in ack and "error" not in ack
 
     def _interrupt(self) -> None:
         self._client = None

@@ -17,7 +17,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import enqueue
 from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
 from tests.support.polling import eventually
-from tests.support.proxy import proxied
+from tests.support.proxy import Proxy, proxied
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
@@ -150,18 +150,30 @@ async def test_the_table_is_worked_off_at_the_pace_of_its_jobs(
     assert told(running, "worker.degraded")
 
 
+def fall_silent(proxy: Proxy) -> None:
+    proxy.black_hole()
+
+
+def answer_late(proxy: Proxy) -> None:
+    """Longer than a worker waits, and shorter than until the connection counts as lost."""
+    proxy.slow_down(8.0)
+
+
+@pytest.mark.parametrize("disturb", [fall_silent, answer_late])
 async def test_an_idle_worker_says_that_a_silent_server_answers_again(
     start: StartWorker,
     rows: Rows,
     database: Database,
     make_settings: Callable[..., Settings],
     settings: Settings,
+    *,
+    disturb: Callable[[Proxy], None],
 ) -> None:
     """The only job is claimed from the table, so that no message can tell."""
     async with proxied(settings.nats_url) as (proxy, url):
         with_settings = make_settings(nats_url=url, scan_interval=0.5, ack_wait=120.0)
         running = await start(scripted(echo), with_settings=with_settings)
-        proxy.black_hole()
+        disturb(proxy)
         await all_complete(rows, await insert(database, 1))
 
         async def degraded() -> None:

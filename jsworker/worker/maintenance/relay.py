@@ -36,6 +36,7 @@ class Relay:
         self._last_seq: int | None = None
         self._was_silent = False
         self._has_reconnected = False
+        self._late_before = 0
         self._stream.connection.restored_callbacks.append(self._note_connection)
         self._ending = False
         self._take = partial(publish.take_outgoing, context.database, refused_rows=context.refused_rows)
@@ -112,6 +113,7 @@ class Relay:
             self._last_seq = None
             self._was_silent = tally.silent
             self._has_reconnected = False
+            self._late_before = self._stream.late_acknowledgements
             self._publishing_health.failed(tally.refused)
 
     def _note_connection(self) -> None:
@@ -120,8 +122,9 @@ class Relay:
     async def _stores_again(self) -> bool:
         """Return whether messages can be stored, as far as can be known without one to publish.
 
-        They can if any, for example of producers, were stored since the last call. If a server was silent and
-        the stream answers on a later connection, nothing speaks against it.
+        They can if any, for example of producers, were stored since the last call. If a server was silent, a
+        late acknowledgement tells it, too; and if the stream answers on a later connection, nothing speaks
+        against it.
         """
         before = self._last_seq
         try:
@@ -129,7 +132,8 @@ class Relay:
         except (StreamUnavailable, StreamRefused):
             return False
         has_grown = before is not None and self._last_seq > before
-        return has_grown or (self._was_silent and self._has_reconnected)
+        is_late = self._stream.late_acknowledgements > self._late_before
+        return has_grown or (self._was_silent and (self._has_reconnected or is_late))
 
     async def _promote(self, *, within: float | None, limit: int) -> range:
         database = self._context.database
