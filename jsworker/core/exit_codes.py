@@ -72,7 +72,7 @@ def lines_of(error: JsworkerError) -> list[str]:
 
 def show(error: JsworkerError) -> None:
     """Write an error to stderr, as one line unless it is a list of faults."""
-    with suppress(AttributeError, ValueError):  # see there
+    with suppress(AttributeError, ValueError):  # as in ``show_traceback``
         for line in lines_of(error):
             sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
