@@ -67,6 +67,10 @@ class DatabaseBusy(DatabaseUnavailable):
     """PostgreSQL answered, and takes no further connection for now."""
 
 
+class TooManyConnections(DatabaseBusy):
+    """The server, a pooler before it, the database or the role has no connection left."""
+
+
 class TooManyFiles(DatabaseBusy):
     """PostgreSQL was not asked, because this process may open no further file or socket."""
 

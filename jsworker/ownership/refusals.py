@@ -16,28 +16,29 @@ from jsworker.core.errors import (
     DatabaseUnavailable,
     JsworkerError,
     LockTimeout,
+    TooManyConnections,
     TooManyFiles,
 )
 from jsworker.core.open_files import NO_FILES, may_open_no_files
 from jsworker.ownership.pool import Row
 
+_NONE_LEFT = (
+    *("too many", "connection slots", "no more connections"),
+    *("zu viele", "verbleibenden Verbindungen", "trop de", "emplacements de connexions"),
+    *("demasiad", "conexiones restantes", "多すぎます", "残りの接続"),
+)
 _COMES_BACK = (
     *("starting up", "shutting down", "recovery mode", "accepting connections", "terminating connection"),
-    *("too many", "connection slots"),
-    *("no more connections", "query_wait_timeout"),
-    *("server_login_retry", "cannot connect to server", "server down"),
+    *("query_wait_timeout", "server_login_retry", "cannot connect to server", "server down"),
     # With lc_messages in German, French, Spanish and Japanese. In most other languages FATAL is translated, too.
     *("startet", "fährt herunter", "Wiederherstellungsmodus", "nimmt noch keine", "nimmt keine"),
-    *("zu viele", "verbleibenden Verbindungen", "Verbindung wird abgebrochen"),
-    *("se lance", "s'arrête", "en cours de restauration", "n'accepte pas"),
-    *("trop de", "emplacements de connexions", "arrêt des connexions"),
-    *("iniciándose", "apagándose", "modo de recuperación", "no está aceptando"),
-    *("demasiad", "conexiones restantes", "terminando la conexión"),
-    *("起動処理中", "シャットダウンしています", "リカバリモード", "接続を受け付けていません"),
-    *("多すぎます", "残りの接続", "接続を終了しています"),
+    *("Verbindung wird abgebrochen", "se lance", "s'arrête", "en cours de restauration", "n'accepte pas"),
+    *("arrêt des connexions", "iniciándose", "apagándose", "modo de recuperación", "no está aceptando"),
+    *("terminando la conexión", "起動処理中", "シャットダウンしています", "リカバリモード"),
+    *("接続を受け付けていません", "接続を終了しています"),
 )
-"""Parts of the texts of login refusals that are temporary: PostgreSQL's in English, PgBouncer's, and PostgreSQL's in
-other languages: the driver gives no SQLSTATE with them."""
+"""Parts of the texts of login refusals that are temporary, first those for lack of a connection: PostgreSQL's in
+English, PgBouncer's, and PostgreSQL's in other languages: the driver gives no SQLSTATE with them."""
 _READ_ONLY = "25006"  # a failover left the connection on a standby
 _NO_DETAILS = "no error details available"  # the driver's words also when it could not open a socket
 _WRITES_NOTHING = (
@@ -170,13 +171,16 @@ def _unconnected(cause: BaseException | None, place: str) -> JsworkerError:
     said = str(cause).strip()
     for line in said.splitlines():
         _, fatal, reason = line.partition("FATAL:")
-        if fatal and not any(word in reason for word in _COMES_BACK):
+        if fatal and not any(word in reason for word in (*_NONE_LEFT, *_COMES_BACK)):
             return DatabaseRefused(f"PostgreSQL at {place} refused the login: {reason.strip()}")
     if _NO_DETAILS in said and may_open_no_files():
         return TooManyFiles(f"PostgreSQL at {place} is not available: {NO_FILES}")
     first = said.splitlines()[0] if said else type(cause).__name__
-    unavailable = DatabaseBusy if "FATAL:" in said else DatabaseUnavailable
-    return unavailable(f"PostgreSQL at {place} is not available: {first[:200]}")
+    unavailable = f"PostgreSQL at {place} is not available: {first[:200]}"
+    if "FATAL:" not in said:
+        return DatabaseUnavailable(unavailable)
+    none_left = any(word in said for word in _NONE_LEFT)
+    return TooManyConnections(unavailable) if none_left else DatabaseBusy(unavailable)
 
 
 def operators_rights(call: str, table: str = "jobs") -> AbstractContextManager[None]:

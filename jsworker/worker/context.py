@@ -19,6 +19,7 @@ from jsworker.core.errors import (
     LockTimeout,
     StreamRefused,
     StreamUnavailable,
+    TooManyConnections,
     TooManyFiles,
 )
 from jsworker.core.events import Events
@@ -85,7 +86,7 @@ class DatabaseHealth:
 
     A refused statement is tried again like an unanswered one. The worker is reported as degraded until no
     statement was refused for a while, even if other statements are answered. The same holds for connections
-    for which this process could open no socket.
+    that the server has not left, or for which this process could open no socket.
     """
 
     def __init__(self, events: Events) -> None:
@@ -95,7 +96,7 @@ class DatabaseHealth:
         self.changed = Notifier()
         self._failed_at = -math.inf
         self._refused_at = -math.inf
-        self._too_many_files_at = -math.inf
+        self._no_connection_at = -math.inf
         self._refusals: set[str] = set()
         self._reported: set[str] = set()
         self.refusal: str | None = None
@@ -132,8 +133,8 @@ class DatabaseHealth:
             self.refusal = str(error).rpartition(" refused a statement: ")[2]
         elif isinstance(error, DatabaseUnavailable):
             self.refusal, self.silence = None, str(error)
-            if isinstance(error, TooManyFiles):
-                self._too_many_files_at = self._failed_at
+            if isinstance(error, TooManyConnections | TooManyFiles):
+                self._no_connection_at = self._failed_at
         was_up = self.up
         self._up.clear()
         if (was_up or refused) and (reason := str(error)) not in self._reported:
@@ -148,7 +149,7 @@ class DatabaseHealth:
         self._up.set()
         if self.refusal is not None and boottime() - self._refused_at >= _REFUSES_SECONDS:
             self.refusal = None
-        lately = boottime() - _REFUSES_SECONDS < self._too_many_files_at
+        lately = boottime() - _REFUSES_SECONDS < self._no_connection_at
         if self.refusal is None and not lately:
             self.silence = None
             if self._reported:

@@ -14,7 +14,7 @@ from psycopg.sql import SQL, Identifier
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
-from jsworker.core.errors import DatabaseRefused, OwnershipLost
+from jsworker.core.errors import DatabaseRefused, DatabaseTimeout, OwnershipLost
 from jsworker.core.settings import Settings
 from jsworker.doctor import postgresql_checks
 from jsworker.ownership.database import REVISIONS, Database
@@ -241,6 +241,9 @@ async def test_a_poolers_sessions_that_end_statements_too_soon_are_told(
     alter(url, **SHORT)
     async with pooled(url) as (_, pooled_url), opened(pooled_url, 30.0) as database:
         found = await read_server(database)
+        said = r"is not available: canceling statement due to statement timeout \(SQLSTATE 57014\)$"
+        with pytest.raises(DatabaseTimeout, match=said):
+            await database.run(text("SELECT pg_sleep(60)"), seconds=60.0)
     settings = Settings(database_url=URL, statement_timeout=0.8)
     [finding] = postgresql_checks.sessions(found, settings)
     assert finding.level == "warning"

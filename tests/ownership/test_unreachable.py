@@ -12,7 +12,13 @@ from sqlalchemy import text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ProgrammingError
 
-from jsworker.core.errors import DatabaseRefused, DatabaseTimeout, DatabaseUnavailable, TooManyFiles
+from jsworker.core.errors import (
+    DatabaseBusy,
+    DatabaseRefused,
+    DatabaseUnavailable,
+    TooManyConnections,
+    TooManyFiles,
+)
 from jsworker.core.settings import Settings
 from jsworker.embedded.resources import free_port
 from jsworker.ownership.database import Database
@@ -207,12 +213,6 @@ class TestRestart:
             await call
         assert [row.one for row in await database.run(ONE)] == [1]
 
-    async def test_a_time_out_that_the_role_sets_is_named(self, database_url: str) -> None:
-        async with opened(f"{database_url}?options=-cstatement_timeout%3D1s") as database:
-            said = r"is not available: canceling statement due to statement timeout \(SQLSTATE 57014\)$"
-            with pytest.raises(DatabaseTimeout, match=said):
-                await database.run(text("SELECT pg_sleep(60)"), seconds=60.0)
-
 
 def terminated(sql: Sql) -> int:
     """Terminate the backends of jsworker that sleep; return how many."""
@@ -284,6 +284,22 @@ class TestWords:
         mapped = map_error(error, "db:5432/app")
         assert isinstance(mapped, DatabaseUnavailable)
         assert reason in str(mapped)
+
+    @pytest.mark.parametrize(
+        ("reason", "none_left"),
+        [
+            ("sorry, too many clients already", True),
+            ('too many connections for role "jsworker"', True),
+            ("no more connections allowed (max_client_conn)", True),
+            ("désolé, trop de clients sont déjà connectés", True),
+            ("the database system is starting up", False),
+            ("query_wait_timeout", False),
+        ],
+    )
+    def test_a_lack_of_connections(self, reason: str, *, none_left: bool) -> None:
+        mapped = map_error(psycopg.OperationalError(f"connection failed: FATAL:  {reason}"), "db:5432/app")
+        assert isinstance(mapped, DatabaseBusy)
+        assert isinstance(mapped, TooManyConnections) is none_left
 
     def test_a_refusal_behind_an_unreachable_address(self) -> None:
         error = psycopg.OperationalError(

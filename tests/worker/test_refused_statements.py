@@ -8,7 +8,13 @@ from psycopg.sql import SQL, Identifier
 from sqlalchemy.engine import make_url
 
 from jsworker import JobClient
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, JsworkerError, TooManyFiles
+from jsworker.core.errors import (
+    DatabaseRefused,
+    DatabaseUnavailable,
+    JsworkerError,
+    TooManyConnections,
+    TooManyFiles,
+)
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.worker import context as module
@@ -147,11 +153,12 @@ def test_an_outage_ends_with_the_first_answer_whatever_was_refused_before(
     assert told.names() == ["worker.degraded", "worker.degraded", "worker.restored"]
 
 
-def test_too_many_files_are_told_once_while_open_connections_answer(
-    health: DatabaseHealth, told: Recorder, clock: Clock
+@pytest.mark.parametrize("error", [TooManyFiles, TooManyConnections])
+def test_a_lack_of_connections_is_told_once_while_open_ones_answer(
+    health: DatabaseHealth, told: Recorder, clock: Clock, error: type[DatabaseUnavailable]
 ) -> None:
     for _ in range(3):
-        health.failed(TooManyFiles("ulimit -n"))
+        health.failed(error("ulimit -n"))
         assert not health.up
         clock.now += 1
         health.answered()
