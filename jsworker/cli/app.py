@@ -81,7 +81,8 @@ app = new_app(cls=_Commands, no_args_is_help=True, add_completion=True)
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001 -- the shape of an option's callback
     if wanted:
-        typer.echo(f"jsworker {jsworker.__version__}")
+        with exit_codes.writing_stdout():
+            typer.echo(f"jsworker {jsworker.__version__}")
         raise typer.Exit
 
 

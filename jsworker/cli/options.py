@@ -11,7 +11,7 @@ from uuid import UUID
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from jsworker.core.exit_codes import WrongUsage
+from jsworker.core.exit_codes import WrongUsage, writing_stdout
 from jsworker.core.names import shown
 from jsworker.core.priorities import Priority
 
@@ -27,7 +27,11 @@ _NOT_UTF8 = re.compile("[\ud800-\udfff]")
 
 
 class _Plain:
-    """Shows --help without the type of a value, because it takes none."""
+    """Shows --help without the type of a value, because it takes none; an error of stdout is one line."""
+
+    def format_help(self, context: Any, formatter: Any) -> None:
+        with writing_stdout():  # typer writes the help here, not when it is formatted
+            super().format_help(context, formatter)  # type: ignore[misc] # of what this is mixed into
 
     def get_help_option(self, context: Any) -> Any:
         found: Any = super().get_help_option(context)  # type: ignore[misc] # of what this is mixed into

@@ -104,7 +104,10 @@ def test_a_reader_that_has_gone_is_no_traceback(
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("command", ["jobs", "jobs --json", "doctor --json", "schedules list --json"])
+@pytest.mark.parametrize(
+    "command",
+    ["jobs", "jobs --json", "doctor --json", "schedules list --json", "--help", "jobs --help", "--version"],
+)
 def test_a_full_disk_is_one_line(
     command: str, unbuffered: str, sql: Sql, cli_environment: Mapping[str, str]
 ) -> None:
