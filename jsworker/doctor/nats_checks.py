@@ -12,8 +12,8 @@ from jsworker.doctor.gather import Facts, Unknown, served_kinds
 from jsworker.ownership.queries.job_report import RegisteredWorker
 from jsworker.ownership.transitions.republish import Posted
 from jsworker.stream.api import lane_at
-from jsworker.stream.diagnostics import MOST_CONSUMERS, ConsumerReport, NatsServer, StreamReport, overlap
-from jsworker.stream.message import lane_of, subject_of
+from jsworker.stream.diagnostics import MOST_CONSUMERS, ConsumerReport, NatsServer, StreamReport
+from jsworker.stream.message import lane_of, overlap, subject_of
 from jsworker.stream.topology import Difference, prefix_of
 
 _LEAST_VERSION: Final = (2, 10, 0)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import zip_longest
 from typing import Any, Final
 
 from nats.js.api import ConsumerInfo
@@ -17,6 +16,7 @@ from jsworker.core.settings import Settings
 from jsworker.stream.api import JetStreamApi, NotThere, read_consumer
 from jsworker.stream.connection import Connection
 from jsworker.stream.liveness import REFUSED, SUBJECT, ask
+from jsworker.stream.message import overlap
 from jsworker.stream.topology import (
     INSTALLATION,
     Difference,
@@ -81,18 +81,6 @@ class ConsumerReport:
     requests: int
     paused: bool
     takes: tuple[str, ...] = ()
-
-
-def overlap(one: str, other: str) -> bool:
-    """Return whether there are subjects that match both of these, which may hold wildcards."""
-    for token, others in zip_longest(one.split("."), other.split(".")):
-        if token is None or others is None:
-            return False
-        if ">" in (token, others):
-            return True
-        if token != others and "*" not in (token, others):
-            return False
-    return True
 
 
 def _read_page(answer: dict[str, Any]) -> list[ConsumerInfo]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from itertools import zip_longest
 from typing import Annotated, Final, NamedTuple
 from uuid import UUID
 
@@ -70,6 +71,18 @@ _validate = TypeAdapter(_Fields).validator.validate_json
 def subject_of(prefix: str, kind: str, priority: int = NORMAL) -> str:
     """Return the subject on which messages of a kind and priority are published; no kind holds a dot."""
     return f"{prefix}.{kind}" if priority == NORMAL else f"{prefix}.{kind}.{PRIORITIES[priority]}"
+
+
+def overlap(one: str, other: str) -> bool:
+    """Return whether there are subjects that match both of these, which may hold wildcards."""
+    for token, others in zip_longest(one.split("."), other.split(".")):
+        if token is None or others is None:
+            return False
+        if ">" in (token, others):
+            return True
+        if token != others and "*" not in (token, others):
+            return False
+    return True
 
 
 def consumer_of(kind: str, priority: int = NORMAL) -> str:

@@ -28,7 +28,7 @@ from jsworker.core.priorities import HIGH, LOW
 from jsworker.core.settings import Settings
 from jsworker.stream.api import ApiRefused, ConsumerShape, JetStreamApi, NotThere, read_consumer
 from jsworker.stream.login import while_unavailable
-from jsworker.stream.message import LIMIT_BYTES, lane_of, subject_of
+from jsworker.stream.message import LIMIT_BYTES, lane_of, overlap, subject_of
 
 INSTALLATION: Final = "jsworker.installation"
 """Key in the stream's metadata: the id of the database that the stream belongs to."""
@@ -149,7 +149,9 @@ def stream_differences(actual: StreamConfig, wanted: StreamConfig) -> list[Diffe
     found = _differences(actual, wanted, _STREAM_FIXED, _STREAM_CHANGEABLE)
     had, needed = actual.subjects or [], wanted.subjects or []
     if missing := [subject for subject in needed if subject not in had]:
-        found.append(Difference("subjects", actual.subjects, [*had, *missing], changeable=True))
+        # JetStream refuses subjects of one stream that overlap: those of another prefix are kept.
+        kept = [each for each in had if each in needed or not any(overlap(each, other) for other in missing)]
+        found.append(Difference("subjects", actual.subjects, [*kept, *missing], changeable=True))
     if (actual.num_replicas or 1) < (wanted.num_replicas or 1):
         found.append(Difference("num_replicas", actual.num_replicas, wanted.num_replicas, changeable=True))
     return found

@@ -283,6 +283,18 @@ async def test_a_new_prefix_is_added_to_the_subjects(
     assert (await jetstream.consumer_info("JOBS", "resize")).config.filter_subject == "work.resize"
 
 
+@pytest.mark.parametrize("edited", ["jobs.resize", "jobs.>", "jobs.*.*"])
+async def test_subjects_that_were_edited_are_made_good(
+    open_stream: OpenStream, jetstream: JetStreamContext, edited: str
+) -> None:
+    await (await open_stream()).ensure(["resize"], WAITS)
+    config = (await jetstream.stream_info("JOBS")).config
+    await jetstream.update_stream(replace(config, subjects=["work.*", edited]))
+    await (await open_stream()).ensure(["resize"], WAITS)
+    subjects = (await jetstream.stream_info("JOBS")).config.subjects
+    assert subjects == ["work.*", "jobs.*", "jobs.*.high", "jobs.*.low"]
+
+
 async def test_a_consumer_that_cannot_be_changed_is_refused(
     open_stream: OpenStream, jetstream: JetStreamContext
 ) -> None:
