@@ -273,6 +273,20 @@ class Orders(TransactionTestCase):
 """
 
 
+@pytest.mark.parametrize(("behind", "left"), [("_x", 1), ("_2026_copy", 1), ("", 0), ("_2", 0)])
+def test_a_flush_deletes_jobs_in_databases_of_tests_alone(
+    servers: TestServers, migrated: str, monkeypatch: pytest.MonkeyPatch, behind: str, left: int
+) -> None:
+    at_start = f"shop{secrets.token_hex(4)}"
+    name = f"test_{at_start}{behind}"
+    monkeypatch.setitem(names_at_start, "default", at_start)
+    with django_on(copy_database(servers.postgres, name, migrated), is_migrated=True):
+        enqueue(KIND, {})
+        call_command("flush", interactive=False, verbosity=0)
+        assert StoredJob.objects.count() == left
+    drop_database(servers.postgres, name)
+
+
 def test_djangos_tests_delete_no_jobs_of_another_database(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "test_orders.py").write_text(TESTS_WITHOUT_JOBS)
     (tmp_path / "another_database.py").write_text(ANOTHER_DATABASE)
@@ -471,6 +485,7 @@ class TestSettings:
             ),
             ("u@/jobs?host=/x/y", {"NAME": "test_jobs_2"}, "u@/test_jobs_2?host=/x/y"),
             ("u@db/j%2Fx", {"NAME": "test_j/x"}, "u@db/test_j%2Fx"),
+            ("u@db/jobs", {"NAME": "test_jobs_x"}, None),
             ("u@db/jobs", {"NAME": "mine_1", "TEST": {"NAME": "mine"}}, "u@db/mine_1"),
             ("u@db/jobs", {"NAME": "test_jobs", "TEST": {"NAME": None}}, "u@db/test_jobs"),
             ("u@db/jobs", {"NAME": "test_jobs", "TEST": {"NAME": "mine"}}, None),

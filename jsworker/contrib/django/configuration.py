@@ -1,6 +1,7 @@
 """The settings: from ``JSWORKER`` in Django's settings, the environment, and DATABASES."""
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlencode
@@ -86,8 +87,8 @@ def _is_of_tests(alias: str, replaced: str | None = None) -> bool:
     database = connections[alias].settings_dict
     own, at_start = str(database.get("NAME") or ""), names_at_start.get(alias)
     tested = (database.get("TEST") or {}).get("NAME") or f"test_{replaced or at_start}"
-    # Parallel tests append _1, _2 …
-    return own != at_start and (own == tested or own.startswith(f"{tested}_"))
+    # Parallel tests append _1, _2 …; what else pytest-django appends, it also writes into TEST.
+    return own != at_start and re.fullmatch(rf"{re.escape(str(tested))}(_\d+)?", own) is not None
 
 
 def lead_to_tests(settings: Settings) -> bool:
