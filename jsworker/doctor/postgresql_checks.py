@@ -23,6 +23,7 @@ from jsworker.ownership.queries.server_report import (
     wanted_constraints,
     wanted_indexes,
     wanted_shapes,
+    wanted_tables,
 )
 
 _LEAST_VERSION: Final = 12
@@ -38,6 +39,7 @@ _TO_READ: Final = ("USAGE", "SELECT")
 _TRIGGERS: Final = {
     "jobs_guard": "a final job could change, a fencing token could go back",
     "jobs_live_stay": "a job that waits or runs could be deleted",
+    "jobs_live_stay_at_once": "all jobs could be deleted at once, by TRUNCATE",
 }
 _LEFT_BY_REINDEX: Final = re.compile(r"_cc(?:new|old)\d*$")
 _SLOWER: Final = "searches for jobs get slower from hour to hour, and the tables grow"
@@ -204,6 +206,12 @@ def rights(rights: list[MissingRight], server: Server, login: Login = "worker") 
         )
 
 
+def presence(schema: Schema) -> Iterator[Finding]:
+    """All tables are there."""
+    for name in sorted(wanted_tables().difference(schema.tables)):
+        yield error(f"table {name} is missing: statements that use it are refused", _RESTORE)
+
+
 def indexes(schema: Schema) -> Iterator[Finding]:
     """All indexes are there, as they must be, and valid."""
     shapes = wanted_shapes()
@@ -328,4 +336,4 @@ CHECKS: Final = (
     pooler,
     connections,
 )
-TABLE_CHECKS: Final = (indexes, constraints, persistence, row_security, vacuum, locks)
+TABLE_CHECKS: Final = (presence, indexes, constraints, persistence, row_security, vacuum, locks)

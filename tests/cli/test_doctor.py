@@ -426,6 +426,19 @@ BROKEN_TABLES = [
         "ALTER TABLE jsworker.jobs DISABLE TRIGGER jobs_guard",
         *("tables.constraints", "error", "trigger jobs_guard is disabled"),
     ),
+    (
+        "DROP TRIGGER jobs_live_stay_at_once ON jsworker.jobs",
+        *("tables.constraints", "error", "trigger jobs_live_stay_at_once is missing"),
+    ),
+    (
+        "ALTER TABLE jsworker.jobs DROP CONSTRAINT jobs_pkey",
+        *("tables.constraints", "error", "1 constraint missing (jobs_pkey)"),
+    ),
+    (
+        "ALTER TABLE jsworker.batch_needs DROP CONSTRAINT batch_needs_needs_fkey",
+        *("tables.constraints", "error", "1 constraint missing (batch_needs_needs_fkey)"),
+    ),
+    ("DROP TABLE jsworker.audit", "tables.presence", "error", "table audit is missing"),
 ]
 
 

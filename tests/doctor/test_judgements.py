@@ -120,7 +120,7 @@ def test_commits_that_no_standby_confirms() -> None:
 
 @pytest.mark.parametrize("name", ["autovacuum", "track_counts"])
 def test_a_server_that_removes_no_dead_rows(name: str) -> None:
-    schema = Schema({}, (), (), {}, {}, ())
+    schema = Schema((), {}, (), (), {}, {}, ())
     assert list(postgresql_checks.vacuum(SERVER, schema)) == []
     remark = only(postgresql_checks.vacuum(having(**{name: "off"}), schema))
     assert remark.level == "warning"

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 import psycopg
-from sqlalchemy import CheckConstraint, Index, text
+from sqlalchemy import Constraint, ForeignKeyConstraint, Index, PrimaryKeyConstraint, text
 from sqlalchemy.engine import URL
 from sqlalchemy.schema import CreateIndex
 
@@ -89,10 +89,10 @@ WHERE t.relnamespace = to_regnamespace('jsworker')
 UNION ALL
 SELECT 'constraint', con.conname, t.relname, con.convalidated, NULL
 FROM pg_constraint AS con JOIN pg_class AS t ON t.oid = con.conrelid
-WHERE con.connamespace = to_regnamespace('jsworker') AND con.contype = 'c'
+WHERE con.connamespace = to_regnamespace('jsworker') AND con.contype IN ('c', 'p', 'f')
 UNION ALL
 SELECT 'table', c.relname, c.relname, c.relpersistence <> 'u', NULL
-FROM pg_class AS c WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relkind = 'r'
+FROM pg_class AS c WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relkind IN ('r', 'p')
 UNION ALL
 SELECT 'filtered', c.relname, c.relname, EXISTS (SELECT FROM pg_policy AS p WHERE p.polrelid = c.oid), NULL
 FROM pg_class AS c
@@ -214,17 +214,19 @@ class IndexState(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """The indexes, constraints and triggers that the tables have.
+    """The tables, and the indexes, constraints and triggers that they have.
 
     Attributes:
+        tables: their names.
         unlogged: names of tables that PostgreSQL empties after a crash.
-        constraints: names of CHECK constraints.
+        constraints: names of CHECK constraints, primary keys and foreign keys.
         triggers: those on ``jobs`` by name, and whether each fires.
         filtered: names of tables of which row-level security hides rows from this login, and whether there is a
             policy that may show it some.
         unvacuumed: names of tables that autovacuum leaves out.
     """
 
+    tables: Collection[str]
     indexes: Mapping[str, IndexState]
     unlogged: Collection[str]
     constraints: Collection[str]
@@ -272,23 +274,37 @@ def wanted_shapes() -> dict[str, str]:
     }
 
 
+def wanted_tables() -> set[str]:
+    """Return the names of the tables that there must be."""
+    return {table.name for table in metadata.tables.values()}
+
+
 def wanted_constraints() -> set[str]:
-    """Return the names of the CHECK constraints that the tables must have."""
+    """Return the names of the CHECK constraints, primary keys and foreign keys that the tables must have."""
     return {
-        str(constraint.name)
+        _name_of(table.name, constraint)
         for table in metadata.tables.values()
         for constraint in table.constraints
-        if isinstance(constraint, CheckConstraint)
     }
 
 
+def _name_of(table: str, constraint: Constraint) -> str:
+    """Return a constraint's name: that of a key is PostgreSQL's own choice."""
+    if isinstance(constraint, PrimaryKeyConstraint):
+        return f"{table}_pkey"
+    if isinstance(constraint, ForeignKeyConstraint):
+        return "_".join((table, *constraint.column_keys, "fkey"))
+    return str(constraint.name)
+
+
 async def read_schema(database: Database) -> Schema:
-    """Return the indexes, constraints and triggers that the tables have."""
+    """Return the tables, and the indexes, constraints and triggers that they have."""
     kinds = ("index", "constraint", "table", "filtered", "unvacuumed", "trigger")
     found: dict[str, list[Row]] = {kind: [] for kind in kinds}
     for row in await database.run(CATALOG):
         found[row.what].append(row)
     return Schema(
+        tables={row.name for row in found["table"]},
         indexes={row.name: IndexState(*row[1:]) for row in found["index"]},
         unlogged=[row.name for row in found["table"] if not row.holds],
         constraints={row.name for row in found["constraint"]},
