@@ -170,6 +170,21 @@ class TestEnqueue:
         with pytest.raises(TransitionRefused, match="unique key 'a' of kind scripted is taken and freed"):
             enqueue(KIND, {}, unique_key="a", expires_in=3600)
 
+    def test_without_autocommit_it_is_committed_with_what_the_application_commits(
+        self, settings: Settings
+    ) -> None:
+        given = {name.upper(): getattr(settings, name) for name in ("nats_url", "stream", "subject_prefix")}
+        with override_settings(JSWORKER=given):
+            transaction.set_autocommit(False)
+            try:
+                enqueue(KIND, {"n": 1})
+                transaction.rollback()
+                job = enqueue(KIND, {"n": 2})
+                transaction.commit()
+            finally:
+                transaction.set_autocommit(True)
+        assert StoredJob.objects.get().id == job.id
+
     async def test_after_the_commit_it_is_published_once(
         self, settings: Settings, rows: Rows, monkeypatch: pytest.MonkeyPatch
     ) -> None:

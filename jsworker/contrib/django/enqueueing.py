@@ -69,7 +69,8 @@ def enqueue(
 ) -> Enqueued:
     """Enqueue a job in the open transaction; without one, in a transaction of its own.
 
-    After the commit it is published: at once if ``NATS_URL`` is set, else by a worker within half a second.
+    After the commit it is published: at once if ``NATS_URL`` is set, else by a worker within half a second,
+    and always by a worker while autocommit is off and no ``atomic`` block is open.
 
     Args:
         kind: the kind, or its processor, which checks the payload.
@@ -107,6 +108,9 @@ def enqueue(
 def _publish_after_commit(connection: Any, settings: Settings) -> None:
     """Publish this transaction's jobs after its commit, once for all of them, if ``NATS_URL`` is set."""
     if not settings.nats_is_set or any(call is _publish for _, call, *_ in connection.run_on_commit):
+        return
+    # Django calls nothing after a commit of transactions that the application begins and ends by itself.
+    if not (connection.in_atomic_block or connection.get_autocommit()):
         return
     # robust=True: errors are only logged. The rows are committed, and workers publish what is left.
     transaction.on_commit(_publish, using=connection.alias, robust=True)
