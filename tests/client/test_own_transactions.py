@@ -104,6 +104,17 @@ async def test_the_statement_tells_whether_a_live_job_holds_the_key(
     assert (row["status"], row["payload"], row["max_attempts"]) == ("scheduled", {"n": 1}, 2)
 
 
+async def test_a_statement_that_was_committed_creates_no_other_job(rows: Rows, session: AsyncSession) -> None:
+    for key, has_row in ((None, False), ("order-8", True)):
+        statement = enqueue_statement(KIND, {}, unique_key=key)
+        job = (await session.execute(statement)).one()
+        await session.commit()
+        again = (await session.execute(statement)).one_or_none()
+        await session.commit()
+        assert again == ((job.id, False, job.dispatch) if has_row else None)
+    assert len(await rows.query("SELECT id FROM jsworker.jobs")) == 2
+
+
 async def test_many_statements_of_one_transaction_are_published_together(
     client: JobClient, rows: Rows, session: AsyncSession
 ) -> None:
