@@ -15,7 +15,7 @@ from sqlalchemy import Engine, TextClause, make_url, text
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries import job_report
 from jsworker.ownership.refusals import RowRefused
-from jsworker.ownership.transitions import admission, claim, limits
+from jsworker.ownership.transitions import admission, claim, clock_ahead, limits
 from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.ownership.transitions.limits import Numbers
 from jsworker.ownership.transitions.refused_rows import RefusedRows
@@ -79,6 +79,17 @@ def queued(sql: Sql, number: int, *, key: str | None = KEY, **columns: Any) -> l
         insert_job(sql, **{"limit_key": key, "queued_at": BEGINNING + timedelta(seconds=n)} | columns)
         for n in range(number)
     ]
+
+
+async def gives_a_token_after(seconds: float, database: Database, sql: Sql) -> None:
+    """Check that the one key with held jobs has no token, and then, as if so much time had passed, one."""
+    [key] = await admission.waiting_keys(database)
+    assert key.jobs == 0
+    assert key.seconds is not None
+    assert key.seconds <= seconds
+    sql.execute("UPDATE jsworker.limits SET full_at = full_at - make_interval(secs => %s)", [seconds])
+    [key] = await admission.waiting_keys(database)
+    assert key.jobs == 1
 
 
 def held(sql: Sql, number: int, *, key: str = KEY, **columns: Any) -> list[UUID]:
@@ -532,9 +543,22 @@ class TestRates:
         await admit(database, queued(sql, 1))
         sql.execute("UPDATE jsworker.limits SET full_at = clock_timestamp() + interval '10 years'")
         held(sql, 1)
-        [key] = await admission.waiting_keys(database)
-        assert key.seconds is not None
-        assert key.seconds <= 720
+        await clock_ahead.bring_back_limits(database)
+        await gives_a_token_after(720, database, sql)
+
+    async def test_a_shorter_period_holds_at_once(self, database: Database, sql: Sql) -> None:
+        """The bucket was to be full again after the rest of the longer one."""
+        await limited(database, None, 5, 86_400.0)
+        assert len(await admitted(database, queued(sql, 6))) == 5
+        await limited(database, None, 5, 60.0)
+        await gives_a_token_after(12, database, sql)
+
+    async def test_a_bucket_within_its_period_stays(self, database: Database, sql: Sql) -> None:
+        await limited(database, None, 5, 3600.0)
+        await admit(database, queued(sql, 5))
+        before = sql.execute("SELECT key, full_at FROM jsworker.limits").fetchall()
+        await clock_ahead.bring_back_limits(database)
+        assert sql.execute("SELECT key, full_at FROM jsworker.limits").fetchall() == before
 
     async def test_the_tighter_of_limit_and_rate_counts(self, database: Database, sql: Sql) -> None:
         await limited(database, 2, 100, 60.0)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.transitions import clock_ahead, heartbeat, publish, republish, reset
+from jsworker.ownership.transitions import clock_ahead, heartbeat, publish, republish, reset, workers
 from jsworker.ownership.transitions.clock_ahead import bring_back
 
 from .rows import KIND, OTHER_WORKER, WORKER, Sql, ago, change_job, insert_job, read_job, seconds
@@ -96,3 +96,23 @@ async def test_more_than_one_batch_and_a_refused_row(
         assert await bring_back(database, kinds=[]) == 4
     finally:
         sql.execute("DROP TRIGGER refuse ON jsworker.jobs; DROP FUNCTION public.refuse()")
+
+
+@pytest.mark.parametrize("hours", [0, 24])
+async def test_a_worker_that_is_gone_is_not_alive(database: Database, sql: Sql, hours: int) -> None:
+    sql.execute(
+        "INSERT INTO jsworker.workers (id, hostname, pid, kinds, concurrency, version, heartbeat_interval,"
+        " state, started_at, last_seen_at) VALUES ('w', 'h', 1, '{}', 1, '1', '5 s', 'running',"
+        " clock_timestamp() - interval '1 h', clock_timestamp() - interval '30 s')"
+    )
+    sql.execute(
+        "UPDATE jsworker.workers SET last_seen_at = last_seen_at + make_interval(hours => %s)", [hours]
+    )
+    before = await workers.get_worker(database, "w")
+    await clock_ahead.bring_back_workers(database)
+    sql.execute("UPDATE jsworker.workers SET last_seen_at = last_seen_at - interval '21 s'")
+    after = await workers.get_worker(database, "w")
+    assert before is not None
+    assert after is not None
+    assert (before["alive"], after["alive"]) == (hours > 0, False)
+    assert before["started_at"] == after["started_at"]

@@ -1,6 +1,8 @@
 """A worker mends what was written while the database's clock was ahead."""
 
-from jsworker import JobClient
+from datetime import timedelta
+
+from jsworker import JobClient, Rate
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
@@ -25,3 +27,25 @@ async def test_jobs_do_not_wait_until_the_clock_is_there_again(
     await rows.becomes(unpublished, "completed")
     row = await rows.becomes(unowned, "completed")
     assert (row["fencing_token"], row["stalls"]) == (2, 1)
+
+
+async def test_a_rate_and_a_pause_of_seconds_go_on_from_the_present(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    running = await start(
+        scripted(echo, kind="rated", rate=Rate(1, per=0.5)),
+        scripted(echo, kind="calls", rate=Rate(1, per=0.5)),
+    )
+    first = [(await client.enqueue(kind, {})).id for kind in ("rated", "calls")]
+    for job_id in first:
+        await rows.becomes(job_id, "completed")
+    await client.pause("calls", until=timedelta(seconds=1))
+    await rows.query("UPDATE jsworker.limits SET full_at = full_at + interval '1 day'")
+    await rows.query(
+        "UPDATE jsworker.limits SET paused_at = paused_at + interval '1 day',"
+        " paused_until = paused_until + interval '1 day' WHERE kind = 'calls'"
+    )
+    waiting = [(await client.enqueue(kind, {})).id for kind in ("rated", "calls")]
+    running.worker._components.clock.wake()
+    for job_id in waiting:
+        await rows.becomes(job_id, "completed")

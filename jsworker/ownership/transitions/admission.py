@@ -58,8 +58,9 @@ LOCK = filled(
 LOCK_KEYS = filled(_LOCK, keys=_GIVEN_KEYS)
 
 # How many jobs of each key may begin now. The bucket of a rate (GCRA) is stored as the instant at which it is full
-# again: each job moves it by ``step``, at most ``per`` ahead. If it is further ahead, the clock was set back. Pauses
-# subtract epochs, because older servers cannot subtract infinite times, which may have been written by hand.
+# again: each job moves it by ``step``, at most ``per`` ahead; one that is further ahead gives no token until
+# ``limits.BOUND_RATES`` has brought it back. Pauses subtract epochs, because older servers cannot subtract infinite
+# times, which may have been written by hand.
 STATE: Final = """
 SELECT {row}.kind, {row}.key, x.paused, x.max_running, x.rate, x.per, x.running, r.step, r.full_at, r.tokens,
   CASE WHEN x.paused THEN 0 ELSE greatest(0, least(x.max_running - x.running, r.tokens, 1000000)) END AS jobs,

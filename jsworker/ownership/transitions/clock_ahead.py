@@ -1,7 +1,8 @@
 """Brings back instants that lie ahead, because the database's clock was ahead and has been corrected.
 
 Until the clock is there again, the jobs of a dead owner would never be late, a message would not be published,
-and the idle poll would not find its job. ``run_at`` may lie ahead, and stays.
+the idle poll would not find its job, a rate would give no token, a pause of seconds would not end, and a worker
+that is gone would be listed as alive. ``run_at`` may lie ahead, and stays.
 """
 
 from collections.abc import Awaitable, Collection, Sequence
@@ -16,6 +17,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
 from jsworker.ownership.refusals import in_halves
 from jsworker.ownership.statements import AT_START, compiled, given, given_array, j
+from jsworker.ownership.transitions.limits import BOUND_RATES
 
 _BATCH: Final = 500
 _FURTHEST: Final = timedelta(minutes=1)
@@ -56,9 +58,30 @@ BRING_BACK = compiled(
     .returning(j.c.id)
 )
 
+# By the length that was asked for, from now on.
+BRING_BACK_PAUSES = sa.text(f"""
+UPDATE jsworker.limits AS l
+SET paused_at = statement_timestamp(), paused_until = statement_timestamp() + (l.paused_until - l.paused_at)
+FROM (
+  SELECT kind, key FROM jsworker.limits
+  WHERE isfinite(paused_at) AND coalesce(isfinite(paused_until), true)
+    AND paused_at > statement_timestamp() + interval '{_FURTHEST.total_seconds():g} s'
+  ORDER BY kind, key FOR NO KEY UPDATE SKIP LOCKED) AS ahead
+WHERE l.kind = ahead.kind AND l.key = ahead.key
+""")  # noqa: S608 -- a constant of this file
+BRING_BACK_WORKERS = sa.text(f"""
+UPDATE jsworker.workers AS w
+SET last_seen_at = least(w.last_seen_at, statement_timestamp()), started_at = least(w.started_at, statement_timestamp())
+FROM (
+  SELECT id FROM jsworker.workers
+  WHERE greatest(last_seen_at, started_at) > statement_timestamp() + interval '{_FURTHEST.total_seconds():g} s'
+  ORDER BY id FOR NO KEY UPDATE SKIP LOCKED) AS ahead
+WHERE w.id = ahead.id
+""")  # noqa: S608 -- a constant of this file
+
 
 async def bring_back(database: Database, *, kinds: Collection[str]) -> int:
-    """Set instants that lie more than a minute ahead to the present, and return the number of jobs.
+    """Set instants of jobs that lie more than a minute ahead to the present, and return the number of jobs.
 
     Of ``queued_at`` only those of these kinds. Rows that are locked or refused are left for the next call.
     """
@@ -73,3 +96,14 @@ async def bring_back(database: Database, *, kinds: Collection[str]) -> int:
         jobs += len(rows)
         if len(rows) < _BATCH:
             return jobs
+
+
+async def bring_back_limits(database: Database) -> None:
+    """Let rates and pauses that were written ahead of the clock go on from the present."""
+    await database.run(BOUND_RATES)
+    await database.run(BRING_BACK_PAUSES)
+
+
+async def bring_back_workers(database: Database) -> None:
+    """Let workers have been seen, and have started, no later than now."""
+    await database.run(BRING_BACK_WORKERS)

@@ -53,6 +53,19 @@ RESET = compiled(
     sa.update(limits).values(**_NOTHING).where(_is_it, limits.c.set_by == "operator").returning(limits.c.kind)
 )
 
+# A bucket that is full again later than a whole period from now gives no token until then: its period was longer
+# before, or the clock was ahead. From here on it is empty, and fills as any other.
+BOUND_RATES = sa.text("""
+UPDATE jsworker.limits AS l SET full_at = statement_timestamp() + make_interval(secs => bound.per)
+FROM (
+  SELECT k.kind, k.key, n.per FROM jsworker.limits AS k
+  LEFT JOIN jsworker.limits AS d ON d.kind = k.kind AND d.key = ''
+  CROSS JOIN LATERAL (SELECT CASE WHEN k.rate IS NULL THEN d.per ELSE k.per END AS per) AS n
+  WHERE k.full_at > statement_timestamp() + make_interval(secs => n.per)
+  ORDER BY k.kind, k.key FOR NO KEY UPDATE OF k SKIP LOCKED) AS bound
+WHERE l.kind = bound.kind AND l.key = bound.key
+""")
+
 # Runs that were claimed before their kind had a limit take slots too.
 _uncounted = sa.and_(processing_indexed, has_no_limit_key, of_kind)
 _free = sa.select(j.c.id).where(_uncounted).with_for_update(key_share=True, skip_locked=True).cte("free")
@@ -202,6 +215,8 @@ async def write_code(database: Database, new: dict[str, Numbers | None]) -> list
         ):
             changed.append(kind)
             await count_running(database, kind)
+    if changed:
+        await database.run(BOUND_RATES)
     without = [kind for kind, numbers in new.items() if numbers is None]
     if without:
         changed += [row.kind for row in await database.run(FORGET, {"kinds": without})]
@@ -213,6 +228,7 @@ async def set_numbers(
 ) -> None:
     """Write an operator's numbers for a kind, or for one of its keys; they stay until they are reset."""
     await run_noted(database, WRITE_OPERATOR, {"kind": kind, "key": key, **numbers._asdict()}, entry)
+    await database.run(BOUND_RATES)
     if not key:
         await count_running(database, kind)
 
