@@ -127,6 +127,17 @@ async def test_a_silent_namesake_of_another_host_is_waited_for_and_passed(
     assert (await states(rows))[running.worker.id] == "running"
 
 
+async def test_a_silent_namesake_whose_heartbeat_lies_ahead_is_passed(
+    lives: Lives, start: StartWorker, named: Settings, rows: Rows
+) -> None:
+    """The database's clock was ahead when it beat last, and is corrected."""
+    dead = await lives.add(f"{NAME}-01234567", pid=ended_pid(), **ELSEWHERE)
+    await rows.query("UPDATE jsworker.workers SET last_seen_at = last_seen_at + interval '1 h'")
+    async with asyncio.timeout(60):
+        await start(scripted(echo), with_settings=named)
+    assert await lives.kept() == {dead.id}
+
+
 async def test_whoever_waits_for_a_namesake_is_alive_to_the_next_one(
     lives: Lives, start: StartWorker, named: Settings, rows: Rows
 ) -> None:

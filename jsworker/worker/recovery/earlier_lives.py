@@ -5,6 +5,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -139,13 +140,18 @@ async def refuse_live_duplicate(context: WorkerContext, *, name: str, presence: 
         SettingsError: another worker with this name is alive.
     """
     first_seen: dict[str, EarlierLife] = {}
+    unchanged_since: dict[tuple[str, datetime], float] = {}
+
+    def is_silent(life: EarlierLife) -> bool:
+        # By its own clock too: a heartbeat lies ahead if the database's clock was ahead and is corrected.
+        watched = boottime() - unchanged_since.setdefault((life.id, life.last_seen_at), boottime())
+        return max(life.seconds_silent, watched) > _MISSED_HEARTBEATS * life.heartbeat_interval
+
     while True:
         others = [
             life
             for life in await workers.duplicates(context.database, worker=context.me, name=name)
-            if life.started_before
-            and life.seconds_silent <= _MISSED_HEARTBEATS * life.heartbeat_interval
-            and death_of(life, context.me) is None
+            if life.started_before and not is_silent(life) and death_of(life, context.me) is None
         ]
         if not others:
             return
