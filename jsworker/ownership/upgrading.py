@@ -232,6 +232,7 @@ def _build_indexes(connection: Connection, revision: str, tell: Callable[[str], 
 
     When no migration is left, those of all migrations that are missing or invalid are built anew. One upgrade builds at
     a time, others wait. The connection is in autocommit mode: an index whose build fails is built anew the next time.
+    After an error the caller closes the connection, which gives the lock back.
     """
     lock = {"key": _ONE_BUILDER_AT_A_TIME}
     is_said = False
@@ -244,16 +245,14 @@ def _build_indexes(connection: Connection, revision: str, tell: Callable[[str], 
             is_said = True
             time.sleep(_LOOK_AGAIN_SECONDS)
             continue
-        try:
-            connection.execute(text(_IN_SESSION))
-            # The build waits for every transaction under way, but no statement waits for the build.
-            connection.execute(text("SET lock_timeout = '60s'"))
-            for drop, build in _to_build(connection, revision):
-                connection.exec_driver_sql(drop)
-                connection.exec_driver_sql(build)
-        finally:
-            connection.execute(text("RESET lock_timeout"))
-            connection.execute(text("SELECT pg_advisory_unlock(:key)"), lock)
+        connection.execute(text(_IN_SESSION))
+        # The build waits for every transaction under way, but no statement waits for the build.
+        connection.execute(text("SET lock_timeout = '60s'"))
+        for drop, build in _to_build(connection, revision):
+            connection.exec_driver_sql(drop)
+            connection.exec_driver_sql(build)
+        connection.execute(text("RESET lock_timeout"))
+        connection.execute(text("SELECT pg_advisory_unlock(:key)"), lock)
 
 
 def _current(connection: Connection) -> str | None:

@@ -20,7 +20,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
 
 from alembic import command
-from jsworker.core.errors import DatabaseRefused, MigrationMissing, SettingsError
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, MigrationMissing, SettingsError
 from jsworker.ownership import database as levels
 from jsworker.ownership import upgrading
 from jsworker.ownership.database import Database
@@ -400,6 +400,25 @@ async def test_two_upgrades_build_an_index_once(at_revision: AtRevision) -> None
         assert other.execute(kept).fetchall() == [{"index": index}]
         assert other.execute("SELECT 1 FROM pg_locks WHERE locktype = 'advisory'").rowcount == 0
     assert said == ["waiting for another upgrade, which builds indexes"]
+
+
+async def test_a_build_whose_connection_is_ended_is_told_in_one_line(at_revision: AtRevision) -> None:
+    url = at_revision("0007")
+    with connected(url) as holder, connected(url) as other:
+        other.execute(MANY)
+        with holder.transaction():
+            holder.execute(
+                "UPDATE jsworker.jobs SET message = '' WHERE id = (SELECT id FROM jsworker.jobs LIMIT 1)"
+            )
+            building = asyncio.create_task(asyncio.to_thread(upgrade_database, url, "0008"))
+            end = (
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_progress_create_index WHERE lockers_total > 0"
+            )
+            await eventually(lambda: other.execute(end).rowcount == 1, "the build waits and is ended")
+            with pytest.raises(DatabaseUnavailable, match=r"^PostgreSQL at .* \(SQLSTATE 57P01\)$"):
+                await building
+        assert await asyncio.to_thread(upgrade_database, url, "0008") == "0008"
+        assert built(other) == dict.fromkeys(BUILT, True)
 
 
 def test_an_index_that_is_missing_in_the_newest_schema_is_built_anew(at_revision: AtRevision) -> None:
