@@ -1,4 +1,4 @@
-# Everything a contributor types. Needs make and Python 3.11 to 3.13; uv is used where it is found.
+# Everything a contributor types. Needs make and Python 3.11 to 3.14; uv is used where it is found.
 # `make UV=` insists on pip, `make PYTHON=/path/to/python3.12` on one interpreter, ARGS="…" is passed on.
 
 VENV := .venv
@@ -31,8 +31,8 @@ UV := $(if $(filter PIP_CACHE_DIR PIP_CONFIG_FILE PIP_EXTRA_INDEX_URL PIP_FIND_L
 	$(.VARIABLES)),,$(shell command -v uv))
 
 # A name on PATH may be a shim with nothing behind it, and some systems ship Python without ensurepip: ask by running.
-PYTHON = python3.13 python3.12 python3.11 python3
-SUITABLE := $(if $(UV),,import venv; import ensurepip; )import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
+PYTHON = python3.14 python3.13 python3.12 python3.11 python3
+SUITABLE := $(if $(UV),,import venv; import ensurepip; )import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
 
 CREATE_VENV = $(if $(UV),$(UV) venv --quiet --clear --python $$python,$$python -m venv --clear) $(VENV)
 INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet)
@@ -156,7 +156,7 @@ $(VENV)/.dependencies: $(LOCK)
 		$$python -c '$(SUITABLE)' >/dev/null 2>&1 || continue; \
 		exec $(CREATE_VENV); \
 	done; \
-	echo "no Python 3.11 to 3.13$(if $(UV),, with venv and ensurepip) found (tried: $(PYTHON)); name one: make PYTHON=PATH" >&2; \
+	echo "no Python 3.11 to 3.14$(if $(UV),, with venv and ensurepip) found (tried: $(PYTHON)); name one: make PYTHON=PATH" >&2; \
 	exit 1
 	@$(INSTALL) --require-hashes --requirement $(LOCK)
 	@touch $@

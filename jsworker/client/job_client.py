@@ -1,6 +1,7 @@
 """The client: enqueue jobs, read them, and cancel, retry or clear them."""
 
 import asyncio
+import builtins  # Python 3.14 reads annotations late: there, list is the method
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
@@ -335,7 +336,7 @@ class JobClient:
         *,
         unique_keys: Sequence[str | None] | None = None,
         **options: Unpack[EnqueueOptions],
-    ) -> list[JobHandle[Returned]]: ...
+    ) -> builtins.list[JobHandle[Returned]]: ...
 
     @overload
     async def enqueue_many(
@@ -345,7 +346,7 @@ class JobClient:
         *,
         unique_keys: Sequence[str | None] | None = None,
         **options: Unpack[EnqueueOptions],
-    ) -> list[JobHandle[Returned]]: ...
+    ) -> builtins.list[JobHandle[Returned]]: ...
 
     @overload
     async def enqueue_many(
@@ -355,7 +356,7 @@ class JobClient:
         *,
         unique_keys: Sequence[str | None] | None = None,
         **options: Unpack[EnqueueOptions],
-    ) -> list[JobHandle]: ...
+    ) -> builtins.list[JobHandle]: ...
 
     async def enqueue_many(
         self,
@@ -364,7 +365,7 @@ class JobClient:
         *,
         unique_keys: Sequence[str | None] | None = None,
         **options: Unpack[EnqueueOptions],
-    ) -> list[JobHandle]:
+    ) -> builtins.list[JobHandle]:
         """Enqueue a job for each payload, in statements of up to 5,000, and publish them in the background.
 
         ``unique_keys`` has a key or None for each payload; see ``enqueue`` for the rest. The handles are in
@@ -458,14 +459,14 @@ class JobClient:
             raise JobNotFound(f"no job has id {job_id}")
         return JobDetails.of_row(self._contents.decode_row(row))
 
-    async def timeline(self, job_id: UUID | str) -> list[JobEvent]:
+    async def timeline(self, job_id: UUID | str) -> builtins.list[JobEvent]:
         """Return the timeline of a job, oldest first: claims after the first, errors, resets, refusals.
 
         Of a longer timeline, these are the last 1,000 entries.
         """
         return list(map(JobEvent.of_row, await listing.timeline(self._opened(), job_uuid(job_id))))
 
-    async def steps(self, job_id: UUID | str) -> list[StepInfo]:
+    async def steps(self, job_id: UUID | str) -> builtins.list[StepInfo]:
         """Return the steps of a job in their order."""
         return list(map(StepInfo.of_row, await steps_of(self._opened(), job_uuid(job_id))))
 
@@ -481,7 +482,7 @@ class JobClient:
         no_progress_for: float | None = None,
         priority: Priority | None = None,
         **where: Unpack[JobConditions],
-    ) -> list[JobInfo]:
+    ) -> builtins.list[JobInfo]:
         """Return jobs, without payload and result.
 
         The newest jobs come first; scheduled jobs are in the order of their due times, queued ones begin with

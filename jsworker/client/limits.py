@@ -1,5 +1,6 @@
 """Limits, rates and pauses for operators: list, set, reset, pause, resume."""
 
+import builtins  # Python 3.14 reads annotations late: there, list is the method
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -25,7 +26,7 @@ class Limits:
 
     async def list(
         self, *, all_keys: bool = False, limit: int = MOST_LISTED, after: tuple[str, str] | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> builtins.list[dict[str, Any]]:
         """Return limits by column name, with the jobs that run and are held, sorted by kind and key.
 
         The key of a kind itself is empty: its numbers hold for each key without numbers of its own. Keys

@@ -1,5 +1,6 @@
 """Schedules for people without code: add, list, pause, resume, run now, remove; also those of classes."""
 
+import builtins  # Python 3.14 reads annotations late: there, list is the method
 from datetime import datetime
 from typing import Any
 
@@ -47,7 +48,7 @@ class Schedules:
         self._settings = settings
         self._publisher = publisher
 
-    async def list(self) -> list[dict[str, Any]]:
+    async def list(self) -> builtins.list[dict[str, Any]]:
         """Return all schedules by column name, the next one due first.
 
         ``last_job`` is the job of the last instant, ``last_status`` its status; ``priority`` is ``high``,

@@ -1,5 +1,6 @@
 """The client for code without ``await``, such as Django, Flask and scripts; it can do what JobClient can."""
 
+import builtins  # Python 3.14 reads annotations late: there, list is the method
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -176,7 +177,7 @@ class SyncJobClient:
         *,
         unique_keys: Sequence[str | None] | None = None,
         **options: Unpack[EnqueueOptions],
-    ) -> list[SyncJobHandle[Returned]]: ...
+    ) -> builtins.list[SyncJobHandle[Returned]]: ...
 
     @overload
     def enqueue_many(
@@ -186,7 +187,7 @@ class SyncJobClient:
         *,
         unique_keys: Sequence[str | None] | None = None,
         **options: Unpack[EnqueueOptions],
-    ) -> list[SyncJobHandle[Returned]]: ...
+    ) -> builtins.list[SyncJobHandle[Returned]]: ...
 
     @overload
     def enqueue_many(
@@ -196,7 +197,7 @@ class SyncJobClient:
         *,
         unique_keys: Sequence[str | None] | None = None,
         **options: Unpack[EnqueueOptions],
-    ) -> list[SyncJobHandle]: ...
+    ) -> builtins.list[SyncJobHandle]: ...
 
     def enqueue_many(
         self,
@@ -205,7 +206,7 @@ class SyncJobClient:
         *,
         unique_keys: Sequence[str | None] | None = None,
         **options: Unpack[EnqueueOptions],
-    ) -> list[SyncJobHandle]:
+    ) -> builtins.list[SyncJobHandle]:
         """See ``JobClient.enqueue_many``."""
         given = one_for_each("payloads", payloads)  # in this thread, to which a queryset's connection belongs
         jobs = self._thread.call(
@@ -229,11 +230,11 @@ class SyncJobClient:
         """See ``JobClient.get``."""
         return self._thread.call(lambda client: client.get(job_id))
 
-    def timeline(self, job_id: UUID | str) -> list[JobEvent]:
+    def timeline(self, job_id: UUID | str) -> builtins.list[JobEvent]:
         """See ``JobClient.timeline``."""
         return self._thread.call(lambda client: client.timeline(job_id))
 
-    def steps(self, job_id: UUID | str) -> list[StepInfo]:
+    def steps(self, job_id: UUID | str) -> builtins.list[StepInfo]:
         """See ``JobClient.steps``."""
         return self._thread.call(lambda client: client.steps(job_id))
 
@@ -249,7 +250,7 @@ class SyncJobClient:
         no_progress_for: float | None = None,
         priority: Priority | None = None,
         **where: Unpack[JobConditions],
-    ) -> list[JobInfo]:
+    ) -> builtins.list[JobInfo]:
         """See ``JobClient.list``."""
         return self._thread.call(
             lambda client: client.list(

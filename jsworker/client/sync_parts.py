@@ -1,5 +1,6 @@
 """What SyncJobClient returns: handles, limits, schedules, selected jobs and workflows, whose calls wait."""
 
+import builtins  # Python 3.14 reads annotations late: there, list is the method
 from collections.abc import Callable, Coroutine
 from datetime import datetime, timedelta
 from functools import partial
@@ -48,7 +49,7 @@ class SyncLimits:
 
     def list(
         self, *, all_keys: bool = False, limit: int = MOST_LISTED, after: tuple[str, str] | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> builtins.list[dict[str, Any]]:
         """See ``Limits.list``."""
         return self._thread.call(
             lambda client: client.limits.list(all_keys=all_keys, limit=limit, after=after)
@@ -93,7 +94,7 @@ class SyncSchedules:
     def __init__(self, thread: ClientThread) -> None:
         self._thread = thread
 
-    def list(self) -> list[dict[str, Any]]:
+    def list(self) -> builtins.list[dict[str, Any]]:
         """See ``Schedules.list``."""
         return self._thread.call(lambda client: client.schedules.list())
 
@@ -210,7 +211,7 @@ class SyncWorkflows:
     def __init__(self, thread: ClientThread) -> None:
         self._thread = thread
 
-    def list(self, *, limit: int = 50, after: UUID | str | None = None) -> list[dict[str, Any]]:
+    def list(self, *, limit: int = 50, after: UUID | str | None = None) -> builtins.list[dict[str, Any]]:
         """See ``Workflows.list``."""
         return self._thread.call(lambda client: client.workflows.list(limit=limit, after=after))
 

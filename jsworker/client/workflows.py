@@ -1,6 +1,7 @@
 """Workflows: graphs of batches, enqueued in one transaction; and the actions of operators on them."""
 
 import asyncio
+import builtins  # Python 3.14 reads annotations late: there, list is the method
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -393,7 +394,9 @@ class Workflows:
         self._database = database
         self._publisher = publisher
 
-    async def list(self, *, limit: int = 50, after: UUID | str | None = None) -> list[dict[str, Any]]:
+    async def list(
+        self, *, limit: int = 50, after: UUID | str | None = None
+    ) -> builtins.list[dict[str, Any]]:
         """Return workflows by column name, the newest first; with ``after``, those that follow that workflow.
 
         ``status`` is running, cancelling, completed, failed or cancelled.

@@ -214,7 +214,8 @@ class Pool:
             await lent.close()
         making = asyncio.create_task(self._make())
         try:
-            return await asyncio.shield(making)
+            await asyncio.wait({making})
+            return making.result()
         except asyncio.CancelledError:
             # If every statement that is given up took its half-made connection with it, an overloaded server
             # would make nothing but connections that no statement waits for any more, and stay overloaded by that.

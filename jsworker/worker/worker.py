@@ -229,7 +229,10 @@ class Worker:
         self.stop(force=force)
         async with self._starting:  # a worker that is just starting is closed as soon as it has started
             closing = self._closing
-        return 0 if closing is None else await asyncio.shield(closing)
+        if closing is None:
+            return 0
+        await asyncio.wait({closing})
+        return closing.result()
 
     @asynccontextmanager
     async def _until_forced(self) -> AsyncIterator[None]:

@@ -69,7 +69,7 @@ def test_wheel_tells_version_command_and_licence(wheel: dict[str, bytes]) -> Non
     metadata = message_from_bytes(wheel[f"{info}/METADATA"])
     assert metadata["Version"] == VERSION == jsworker.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert metadata["Requires-Python"] == "<3.14,>=3.11"
+    assert metadata["Requires-Python"] == "<3.15,>=3.11"
     assert wheel[f"{info}/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
     assert "jsworker = jsworker.cli.app:main" in wheel[f"{info}/entry_points.txt"].decode()
 
@@ -250,7 +250,9 @@ SHIM = "echo 'command not found: this version is not chosen' >&2; exit 127"
 
 
 def test_make_passes_over_an_interpreter_that_does_not_run(checkout: Path, tmp_path: Path) -> None:
-    path = path_with(tmp_path / "bin", python3_13=SHIM, python3_12=f'exec "{sys.executable}" "$@"')
+    path = path_with(
+        tmp_path / "bin", python3_14=SHIM, python3_13=SHIM, python3_12=f'exec "{sys.executable}" "$@"'
+    )
     result = make(checkout, ".venv/.dependencies", path=path)
     assert result.returncode == 0, result.stderr
     assert "not chosen" not in result.stderr
@@ -260,11 +262,13 @@ def test_make_passes_over_an_interpreter_that_does_not_run(checkout: Path, tmp_p
 
 
 def test_make_says_in_one_line_that_no_interpreter_fits(checkout: Path, tmp_path: Path) -> None:
-    path = path_with(tmp_path / "bin", python3_13=SHIM, python3_12=SHIM, python3_11=SHIM, python3=SHIM)
+    path = path_with(
+        tmp_path / "bin", python3_14=SHIM, python3_13=SHIM, python3_12=SHIM, python3_11=SHIM, python3=SHIM
+    )
     result = make(checkout, ".venv/.dependencies", path=path)
     assert result.returncode == 2
     said, stopped = result.stderr.splitlines()
-    assert said.startswith("no Python 3.11 to 3.13 with venv and ensurepip found")
+    assert said.startswith("no Python 3.11 to 3.14 with venv and ensurepip found")
     assert stopped.startswith("make: ***")
 
 

@@ -20,6 +20,7 @@ from jsworker.core.processor import Backoff
 from jsworker.core.settings import Settings
 from jsworker.ownership.transitions import steps
 from jsworker.worker.pipeline.in_flight import StopReason
+from jsworker.worker.pipeline.threads import start_thread
 from tests.support.polling import eventually
 from tests.support.proxy import proxied
 from tests.worker.perilous import InSteps
@@ -534,6 +535,22 @@ async def test_a_keep_ends_with_its_run_and_nobody_is_told_of_its_error(
     assert ended.is_set()
     await running.worker.close(force=True)
     del run
+    gc.collect()
+    assert reported == []
+
+
+async def test_of_an_error_in_a_thread_that_nothing_waits_for_any_more_nobody_is_told() -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+
+    def fail() -> None:
+        raise ValueError("content of a job")
+
+    thread, ended = start_thread("a step", fail, "step fail")
+    await asyncio.wait({ended}, timeout=60.0)
+    assert ended.done()
+    thread.join()
+    del ended
     gc.collect()
     assert reported == []
 

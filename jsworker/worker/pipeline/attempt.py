@@ -126,7 +126,8 @@ async def _process_in_thread(run: Run, call: Callable[[], Any]) -> Any:
     run.thread_id, run.has_thread = thread.ident, True
     while True:
         try:
-            return await asyncio.shield(ended)
+            await asyncio.wait({ended})
+            return ended.result()
         except asyncio.CancelledError:
             if ended.done():
                 return ended.result()

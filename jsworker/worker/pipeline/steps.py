@@ -18,7 +18,7 @@ from jsworker.ownership.transitions.steps import FoundStep
 from jsworker.worker.pipeline.in_flight import Run
 from jsworker.worker.pipeline.outcomes import Asleep, InvalidResult, check_size
 from jsworker.worker.pipeline.run_writes import LeaseServices, until_answered, write_owned
-from jsworker.worker.pipeline.threads import start_thread, wait_for_loop
+from jsworker.worker.pipeline.threads import retrieve_error, start_thread, wait_for_loop
 
 _MOST: Final = 1000
 """The most steps of one job, to stop an endless loop that makes a new step name in each turn."""
@@ -151,9 +151,10 @@ class Steps:
             await fault_points.reach(fault_points.after_step(step.name))
         keeping = asyncio.ensure_future(self._keep(step, text))
         try:
-            found = await asyncio.shield(keeping)
+            await asyncio.wait({keeping})
+            found = keeping.result()
         except asyncio.CancelledError:
-            keeping.add_done_callback(_retrieve)
+            keeping.add_done_callback(retrieve_error)
             await asyncio.wait({keeping}, timeout=self._services.database.seconds_for(len(text or "")))
             raise
         finally:
@@ -191,12 +192,6 @@ class Steps:
     @property
     def _most_bytes(self) -> int:
         return self._services.settings.max_result_bytes
-
-
-def _retrieve(keeping: "asyncio.Future[FoundStep]") -> None:
-    """Retrieve an error that nothing waits for any more; otherwise asyncio would report it."""
-    if not keeping.cancelled():
-        keeping.exception()
 
 
 class NamedStep:

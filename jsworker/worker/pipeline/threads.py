@@ -25,6 +25,7 @@ def start_thread(name: str, call: Callable[[], T], what: str) -> tuple[threading
     ``what`` names the call in an error. Raises ThreadNotStarted.
     """
     ended: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    ended.add_done_callback(retrieve_error)
     context = contextvars.copy_context()
     # A daemon: a function that never returns must not keep the process from ending.
     thread = threading.Thread(target=context.run, args=(_body, call, what, ended), name=name, daemon=True)
@@ -50,6 +51,12 @@ def _body(call: Callable[[], T], what: str, ended: "asyncio.Future[T]") -> None:
         settle = partial(ended.set_exception, error)
     with suppress(RuntimeError):  # the loop is closed: the worker has gone, and the stale rule has the job
         ended.get_loop().call_soon_threadsafe(settle)
+
+
+def retrieve_error(ended: "asyncio.Future[Any]") -> None:
+    """Retrieve an error that nothing may wait for any more: asyncio would report it, with a job's content."""
+    if not ended.cancelled():
+        ended.exception()
 
 
 def wait_for_loop(loop: asyncio.AbstractEventLoop, call: Coroutine[Any, Any, T]) -> T:
