@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from jsworker.cli.output import database_clock
 from jsworker.client.job_client import JobClient
 
 T = TypeVar("T")
@@ -14,6 +15,7 @@ def ask_client(call: Callable[[JobClient], Awaitable[T]]) -> T:
 
     async def with_client() -> T:
         async with JobClient.from_env() as client:
+            await database_clock.ask(client.database)
             return await call(client)
 
     return asyncio.run(with_client())

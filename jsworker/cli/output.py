@@ -7,8 +7,8 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
-from datetime import UTC, datetime
-from typing import Any
+from datetime import datetime
+from typing import Any, Final
 from uuid import UUID
 
 from rich.cells import cell_len
@@ -22,6 +22,7 @@ from jsworker.core.exit_codes import DONE, FAILED, OutputFailed, WrongUsage, wri
 from jsworker.core.names import cell, shown
 from jsworker.core.strict_json import plain
 from jsworker.ownership.pool import FarTime
+from jsworker.ownership.queries.database_clock import DatabaseClock
 
 _UNCUT = 100_000
 """Columns of a table that is not written to a terminal: it is not cut."""
@@ -29,6 +30,8 @@ _GAP = 2
 _LEAST_FOLDED = 20
 _MANY = 500
 _AT_ONCE = 100
+database_clock: Final = DatabaseClock()
+"""The time by which ages are shown; commands ask the database for it when they connect."""
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
 
 
@@ -264,14 +267,14 @@ def since(time: datetime | None) -> str:
     """Return how long ago something was."""
     if time is None or isinstance(time, FarTime):
         return cell(time)
-    return seconds_in_words((datetime.now(UTC) - time).total_seconds())
+    return seconds_in_words((database_clock.now() - time).total_seconds())
 
 
 def until(time: datetime) -> str:
     """Return in how long something will be."""
     if isinstance(time, FarTime):
         return cell(time)
-    return seconds_in_words((time - datetime.now(UTC)).total_seconds())
+    return seconds_in_words((time - database_clock.now()).total_seconds())
 
 
 def moment(time: datetime | None, *, milliseconds: bool = False) -> str:

@@ -1,7 +1,7 @@
 """``jsworker schedules``: rules that enqueue jobs by the clock."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import typer
@@ -11,6 +11,7 @@ from jsworker.cli.client_call import ask_client
 from jsworker.cli.enqueue import kind_of, read_payload
 from jsworker.cli.options import Json, JsonObject, Limit, argument, flag, new_app, option
 from jsworker.cli.output import (
+    database_clock,
     moment,
     page_of,
     print_json,
@@ -96,7 +97,7 @@ def _row(schedule: Mapping[str, Any]) -> list[str]:
 
 
 def _distance(due: datetime) -> str:
-    return until(due) if due > datetime.now(UTC) else f"late {since(due)}"
+    return until(due) if due > database_clock.now() else f"late {since(due)}"
 
 
 @app.command()

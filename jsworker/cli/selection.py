@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from jsworker.cli.options import LAST_DIGITS
-from jsworker.cli.output import remark
+from jsworker.cli.output import database_clock, remark
 from jsworker.core.errors import JobNotFound, JsworkerError
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import shown
@@ -43,6 +43,7 @@ async def connected_database() -> AsyncIterator[Database]:
     statement_timeout = max(settings.statement_timeout, _STATEMENT_SECONDS)
     async with Database(settings.database_dsn(), statement_timeout=statement_timeout) as database:
         await database.check_usable()
+        await database_clock.ask(database)
         yield database
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from jinja2 import pass_context
+from jinja2.runtime import Context
 from markupsafe import Markup
 
 from jsworker.core.names import printable, short_id
@@ -48,30 +50,30 @@ def duration(seconds: float | timedelta | None) -> str | Markup:
     return f"{int(left // size)} {unit}" + (f" {rest} {name}" if rest else "")
 
 
-def ago(time: datetime | None) -> str | Markup:
+@pass_context
+def ago(context: Context, time: datetime | None) -> str | Markup:
     """Return how long ago a time was, or in how long it will be; exact on hover."""
-    if time is None:
-        return _NOTHING
-    if isinstance(time, FarTime):
-        return str(time)
-    seconds = (datetime.now(UTC) - time).total_seconds()
+    if time is None or isinstance(time, FarTime):
+        return exact(time)
+    seconds = (context["now"] - time).total_seconds()
     distance = _coarse(abs(seconds))
     words = "now" if abs(seconds) < 1 else f"{distance} ago" if seconds > 0 else f"in {distance}"
     return _time(time, words)
 
 
-def since(time: datetime | None) -> str | Markup:
+@pass_context
+def since(context: Context, time: datetime | None) -> str | Markup:
     """Return how long something has lasted since a time; exact on hover."""
     if time is None or isinstance(time, FarTime):
-        return ago(time)
-    return _time(time, str(duration(max((datetime.now(UTC) - time).total_seconds(), 0.0))))
+        return exact(time)
+    return _time(time, str(duration(max((context["now"] - time).total_seconds(), 0.0))))
 
 
 def exact(time: datetime | None) -> str | Markup:
     """Return a time to the millisecond, in UTC."""
-    if time is None or isinstance(time, FarTime):
-        return ago(time)
-    return _time(time, moment(time))
+    if time is None:
+        return _NOTHING
+    return str(time) if isinstance(time, FarTime) else _time(time, moment(time))
 
 
 def _time(time: datetime, words: str) -> Markup:

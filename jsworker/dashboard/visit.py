@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
@@ -14,13 +15,14 @@ from starlette.datastructures import FormData
 
 import jsworker
 from jsworker.client.job_client import JobClient
-from jsworker.core.errors import DatabaseUnavailable, UsageError
+from jsworker.core.errors import DatabaseUnavailable, JsworkerError, UsageError
 from jsworker.core.names import shown
 from jsworker.core.processor import JobProcessor
 from jsworker.dashboard.access import Access
 from jsworker.dashboard.filters import FILTERS, number
 from jsworker.dashboard.live import Poller
 from jsworker.ownership.database import Database
+from jsworker.ownership.queries.database_clock import DatabaseClock
 
 _DIGITS: Final = 9
 _REASONS: Final = 2
@@ -133,6 +135,7 @@ class Site:
         trace_url: where a trace is shown, with ``{trace_id}`` in it.
         processors: processors whose models make forms, by kind.
         pages: those of the navigation.
+        clock: the time by which pages show ages.
     """
 
     client: JobClient
@@ -143,11 +146,14 @@ class Site:
     processors: Mapping[str, type[JobProcessor[Any]]]
     pages: tuple[PageRoute, ...]
     app: Starlette
+    clock: DatabaseClock = field(default_factory=DatabaseClock)
 
     async def read(self, page: PageRoute, visit: "Visit") -> Mapping[str, Any]:
         """Return the values that a page reads; DatabaseUnavailable: its reads together take too long."""
         try:
             async with asyncio.timeout(self.read_seconds * _STATEMENTS):
+                with suppress(JsworkerError):  # what the page itself reads may fail, too, or need no database
+                    await self.clock.ask_if_old(self.reads)
                 return await page.read(visit)
         except TimeoutError:
             raise DatabaseUnavailable("PostgreSQL did not answer in time") from None
@@ -243,7 +249,7 @@ class Visit:
 
 
 def _names(visit: Visit, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {"visit": visit, "url": visit.url, "may": visit.may, **values}
+    return {"visit": visit, "url": visit.url, "may": visit.may, "now": visit.site.clock.now(), **values}
 
 
 TEMPLATES: Final = Environment(

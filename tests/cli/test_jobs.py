@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
+from psycopg.rows import dict_row
 from psycopg.sql import SQL
 
 from jsworker.ownership.queries import listing
-from tests.ownership.rows import HELD, NOW, Sql, ago, insert_job, seconds
+from tests.ownership.rows import HELD, NOW, Sql, ago, insert_job, seconds, set_clock_ahead
 
 from .commands import Cli, Keyboard, Terminal, as_if_at_once
 
@@ -35,6 +37,27 @@ def insert_worker(sql: Sql, worker_id: str, *, kinds: str = "{double,boom}", sta
         """,
         [worker_id, kinds, state],
     )
+
+
+@pytest.mark.parametrize("hours", [3, -3])
+def test_ages_are_by_postgresqls_clock(
+    cli: Cli, database_url: str, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    monkeypatch.setenv("JSWORKER_DATABASE_URL", database_url)
+    monkeypatch.delenv("JSWORKER_NATS_URL")  # the stream belongs to the database of the other tests
+    with psycopg.connect(database_url, autocommit=True, row_factory=dict_row) as connection:
+        set_clock_ahead(connection, hours * 3600)
+        job_id = insert_job(connection, "queued", created_at=ago(1500), queued_at=ago(1500))
+        connection.execute(
+            SQL(
+                "INSERT INTO jsworker.schedules"
+                " (name, kind, payload, rule, tz, missed, overlap, next_at, set_by)"
+                " VALUES ('s', 'double', '{{}}', 'every 1d', 'UTC', 'skip', 'allow', {}, 'operator')"
+            ).format(ago(-1500))
+        )
+    assert " 25m " in cli("jobs").ok().out
+    assert "waits since 25m" in cli("job", str(job_id)).ok().out
+    assert " 25m " in cli("schedules").ok().out
 
 
 class TestJobs:

@@ -2,12 +2,16 @@
 
 import asyncio
 
+import pytest
+from psycopg.sql import SQL
+
 from jsworker import JobClient
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
 from jsworker.dashboard import Access, dashboard
 from tests.dashboard.viewer import Viewer
+from tests.ownership.rows import Sql, ago, insert_job, set_clock_ahead
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
@@ -47,6 +51,35 @@ async def test_workers_stand_together_by_host(viewer: Viewer, rows: Rows, start:
     assert "7 child of 4" in page.text
     assert "0 processes alive, 0 of 0 slots busy" in page.text  # slots of the silent one are of no use
     await viewer.see("/workers?after=gone")
+
+
+@pytest.mark.parametrize("hours", [3, -3])
+async def test_ages_are_by_postgresqls_clock(settings: Settings, sql: Sql, hours: int) -> None:
+    set_clock_ahead(sql, hours * 3600)
+    job_id = insert_job(sql, "processing", claimed_at=ago(1500), last_activity_at=ago(1500))
+    sql.execute(
+        SQL(
+            "INSERT INTO jsworker.workers"
+            " (id, hostname, pid, kinds, concurrency, version, heartbeat_interval, state, last_seen_at)"
+            " VALUES ('w', 'h', 7, '{{quick}}', 3, '0.0', '1 h', 'running', {})"
+        ).format(ago(1500))
+    )
+    sql.execute(
+        SQL(
+            "INSERT INTO jsworker.statistics"
+            " SELECT date_trunc('minute', {}), 'quick', 7, 7, 0, 0, 0, 0, 1, 1,"
+            " array_fill(0, ARRAY[18]), array_fill(0, ARRAY[18])"
+        ).format(ago(120))
+    )
+    given = {name: getattr(settings, name) for name in settings.model_fields_set - {"nats_url"}}
+    async with JobClient(Settings(**given)) as client:
+        viewer = Viewer(dashboard(client))
+        assert "25 m ago" in (await viewer.see("/workers")).text
+        page = await viewer.see(f"/jobs/{job_id}")
+        assert "Running for 25 m" in page.text
+        assert "Last heartbeat 25 m ago" in page.text
+        assert "least 0, most 7" in (await viewer.see("/")).text  # of the last hour
+        await viewer.http.aclose()
 
 
 async def test_a_worker_is_drained_and_claims_jobs_again(

@@ -27,6 +27,21 @@ def ago(seconds: float) -> Composed:
     return SQL("clock_timestamp() - make_interval(secs => {})").format(seconds)
 
 
+def set_clock_ahead(sql: Sql, seconds: float) -> None:
+    """Let the database's clock be ahead of this machine's, for this session and those that begin later."""
+    sql.execute("CREATE SCHEMA ahead")
+    function = SQL(
+        "CREATE FUNCTION ahead.{0}() RETURNS timestamptz LANGUAGE sql"
+        " RETURN pg_catalog.{0}() + make_interval(secs => {1})"
+    )
+    for name in ("clock_timestamp", "statement_timestamp", "now"):
+        sql.execute(function.format(Identifier(name), seconds))
+    sql.execute(
+        SQL("ALTER DATABASE {} SET search_path = ahead, pg_catalog").format(Identifier(sql.info.dbname))
+    )
+    sql.execute("SET search_path = ahead, pg_catalog")
+
+
 def seconds(value: float) -> Composed:
     """Return the SQL of an interval."""
     return SQL("make_interval(secs => {})").format(value)

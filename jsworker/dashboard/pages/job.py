@@ -47,7 +47,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
         for event in await listing.timeline(reads, job_id)
     ]
     job = JobDetails.of_row(row)
-    story = job_story(job, events)
+    story = job_story(job, events, visit.site.clock.now())
     steps = await steps_of(reads, job_id)
     noted = [
         each for event in events if event.event == "child_jobs" for each in noted_child_jobs(event.detail)

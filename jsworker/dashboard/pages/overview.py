@@ -1,7 +1,7 @@
 """Overview: waiting, running and failed jobs of each kind, their rates, and the workers."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from markupsafe import Markup
@@ -27,7 +27,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
         "bound": BOUND,
         "sums": _sums(status),
         "is_old": _OLD_SECONDS,
-        "charts": charts(figures, datetime.now(UTC)),
+        "charts": charts(figures, visit.site.clock.now()),
     }
 
 

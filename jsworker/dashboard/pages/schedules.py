@@ -1,7 +1,6 @@
 """Schedules: rules that enqueue jobs by the clock; run one now, pause and resume."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from starlette.datastructures import FormData
@@ -25,7 +24,7 @@ _LONGEST_NAME: Final = 100
 async def read(visit: Visit) -> Mapping[str, Any]:
     """Return the schedules, the next one due first."""
     every = await list_schedules(visit.site.reads)
-    now = datetime.now(UTC)
+    now = visit.site.clock.now()
     shown = [
         each | {"late": 0.0 if each["paused"] else (now - each["next_at"]).total_seconds()}
         for each in every[:_SHOWN]

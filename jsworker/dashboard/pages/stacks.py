@@ -1,7 +1,6 @@
 """The stacks of a run or a worker at this moment: the worker is asked over NATS."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -47,7 +46,7 @@ async def _read(visit: Visit, worker_id: str, job_id: UUID | None) -> Mapping[st
     if worker is None and job_id is None:
         why = f"no worker has id {printable(worker_id, _LONGEST_ID)}"
         return {"job": None, "worker": worker_id, "lines": [], "why": why}
-    seen = None if worker is None else str(duration(datetime.now(UTC) - worker["last_seen_at"]))
+    seen = None if worker is None else str(duration(visit.site.clock.now() - worker["last_seen_at"]))
     lines, why = list[str](), ""
     try:
         settings = visit.site.client.settings
