@@ -8,6 +8,7 @@ from typing import Final
 
 from jsworker.core.clock import boottime
 from jsworker.core.priorities import HIGH, NORMAL
+from jsworker.ownership.transitions import workers
 from jsworker.stream.result_hints import FORGET_SECONDS
 from jsworker.telemetry.worker_status import Readiness, WorkerStatus
 from jsworker.worker import stacks
@@ -290,7 +291,8 @@ class Components:
         ``forced`` is set when running jobs are not to be waited for any more; ``stops_runs`` is called before
         they are stopped. Returns how many runs did not end; others take their jobs back later.
         """
-        self.heartbeat.state = "draining"
+        self.heartbeat.state = workers.DRAINING
+        self.beats.wake()  # so that no stall is counted if this process is killed before the drain ends
         await self._stop_pulling()
         left = await self._drain(forced, stops_runs)
         await self._publish_the_rest()

@@ -89,6 +89,15 @@ async def test_an_owner_with_a_free_slot_had_begun_them_all(
     assert counts(await take_back(database)) == dict.fromkeys(jobs, ("queued", True, 1))
 
 
+@pytest.mark.parametrize("take_back", [by_silence, by_witnesses])
+async def test_an_owner_that_was_told_to_stop_was_not_killed_by_its_jobs(
+    database: Database, sql: Sql, take_back: Rule
+) -> None:
+    sql.execute("UPDATE jsworker.workers SET state = 'draining'")
+    jobs = [held(sql, claimed=DIED, cleared=True, clear_reason="its owner died") for _ in range(SLOTS)]
+    assert counts(await take_back(database)) == dict.fromkeys(jobs, ("queued", False, 0))
+
+
 @every_rule
 async def test_an_owner_that_nobody_knows_tells_nothing(
     database: Database, sql: Sql, take_back: Rule

@@ -94,6 +94,20 @@ async def test_what_is_proven_to_have_ended_is_taken_back_and_nothing_else(
     assert {event["cause"] for event in running.events.of("job.stalled")} == {"dead"}
 
 
+async def test_of_one_that_was_killed_while_it_drained_no_stall_is_counted(
+    lives: Lives, start: StartWorker, rows: Rows
+) -> None:
+    drained, killed = [await lives.add(name, pid=ended_pid()) for name in ("drained", "killed")]
+    await rows.query("UPDATE jsworker.workers SET state = 'draining' WHERE id = %s", drained.id)
+    running = await start(scripted(echo))
+    await running.events.told("reconcile.completed")
+    taken = [await rows.job(lives.jobs[each.id]) for each in (drained, killed)]
+    assert [(row["status"], row["stalls"], row["attempts"]) for row in taken] == [
+        ("queued", 0, 0),
+        ("queued", 1, 1),
+    ]
+
+
 async def test_a_worker_without_a_pod_takes_no_unknown_pod_for_its_own(
     lives: Lives, start: StartWorker, make_settings: Callable[..., Settings]
 ) -> None:

@@ -36,6 +36,27 @@ async def state_of(running: Running, rows: Rows) -> str:
     return str(await rows.value("SELECT state FROM jsworker.workers WHERE id = %s", running.worker.id))
 
 
+async def test_a_drain_is_in_the_registry_before_the_next_heartbeat(
+    client: JobClient, rows: Rows, start: StartWorker, make_settings: Callable[..., Settings]
+) -> None:
+    """Whoever finds its jobs, if it is killed a moment later, must know that it was told to stop."""
+    gate = Gate()
+    seldom = make_settings(
+        heartbeat_interval=200.0, crash_threshold=600.0, stale_threshold=700.0, ack_wait=1000.0
+    )
+    running = await start(scripted(gate.process), with_settings=seldom)
+    await client.enqueue(KIND, {"n": 1})
+    await gate.met()
+    closing = asyncio.create_task(running.worker.close())
+
+    async def told() -> None:
+        assert await state_of(running, rows) == "draining"
+
+    await eventually(told)
+    gate.open()
+    await closing
+
+
 async def test_a_drain_lets_running_jobs_finish_and_renews_them_to_the_end(
     client: JobClient, rows: Rows, start: StartWorker, settings: Settings
 ) -> None:

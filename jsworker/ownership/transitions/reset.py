@@ -22,6 +22,7 @@ from jsworker.ownership.schema import untold_resets
 from jsworker.ownership.statements import NOW, compiled, given, given_array, j
 from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 from jsworker.ownership.transitions.expire import write_beside_expired
+from jsworker.ownership.transitions.workers import DRAINING
 
 InLine = dict[tuple[UUID, int], bool]
 """Whether a job of a dead owner had not begun, by id and fencing token, when it was first seen."""
@@ -151,7 +152,7 @@ _OWNED = """owned AS MATERIALIZED (
 # stall is counted, until an error of its own, which counts as well, ends that state.
 _IN_LINE = """coalesce(
     hands.jobs > w.concurrency AND NOT job.cleared AND job.claimed_at > hands.heard_at - interval '1 s', false
-  ) AS in_line"""
+  )"""
 
 # Rows are late from two missed heartbeats on: watching begins before the threshold, so that the second of two
 # sightings can come right after it. The longest overdue come first; rows that never turn stale are last.
@@ -177,7 +178,7 @@ SELECT fleet.owners, fleet.late_owners, fleet.database_up_for, job.id, job.kind,
   coalesce(job.last_activity_at + job.stale_after < statement_timestamp(), false) AS stale,
   extract(epoch FROM job.crash_after) AS crash_after,
   coalesce(job.last_activity_at + job.crash_after < statement_timestamp(), false) AS crashed,
-  coalesce(w.answers, false) AS answers, {_IN_LINE}
+  coalesce(w.answers, false) AS answers, coalesce(w.state = '{DRAINING}', false) OR {_IN_LINE} AS innocent
 FROM fleet LEFT JOIN first AS job ON true LEFT JOIN hands ON hands.worker_id = job.worker_id
 LEFT JOIN jsworker.workers AS w ON w.id = job.worker_id
 ORDER BY job.last_activity_at + job.stale_after, job.last_activity_at + job.crash_after
@@ -193,7 +194,7 @@ LATE_BESIDES = statements.filled(_LATE, besides=_NOT_REFUSED)
 
 OWNED = sa.text(f"""
 WITH {_OWNED.format(of=" AND worker_id = :owner")}
-SELECT job.id, job.fencing_token, {_IN_LINE}
+SELECT job.id, job.fencing_token, {_IN_LINE} AS in_line
 FROM owned AS job CROSS JOIN hands LEFT JOIN jsworker.workers AS w ON w.id = job.worker_id
 """)  # noqa: S608 -- constants of this file
 
@@ -207,7 +208,8 @@ class Suspect:
         stale: whether it is silent for longer than that.
         crash_after, crashed: the same for the threshold of rule 3.
         answers: whether the owner was ever proven to answer on NATS; only then its silence there counts.
-        in_line: whether it had not begun, as far as is known, so that no stall is counted.
+        innocent: whether it had not begun, as far as is known, or its owner had been told to stop, so that no stall
+            is counted.
     """
 
     id: UUID
@@ -220,7 +222,7 @@ class Suspect:
     crash_after: float | None
     crashed: bool
     answers: bool
-    in_line: bool = False
+    innocent: bool = False
 
 
 class Lateness(NamedTuple):
@@ -269,7 +271,7 @@ class TakenBack(NamedTuple):
 
 def as_seen(rows: Collection[Suspect]) -> dict[str, list[Any]]:
     """Return the parameters of a statement for rows as they were last seen."""
-    fields = {"ids": "id", "tokens": "fencing_token", "activities": "last_activity_at", "in_line": "in_line"}
+    fields = {"ids": "id", "tokens": "fencing_token", "activities": "last_activity_at", "in_line": "innocent"}
     return {name: [getattr(row, field) for row in rows] for name, field in fields.items()}
 
 

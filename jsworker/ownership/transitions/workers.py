@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 from uuid import UUID, uuid4
 
 from sqlalchemy import text
@@ -15,6 +15,8 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import in_halves
 from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 
+DRAINING: Final = "draining"
+"""The state of a worker that was told to stop, until it has stopped."""
 _LONGEST_ID = 200
 _NO_SUCH_COLUMN = "42703"
 

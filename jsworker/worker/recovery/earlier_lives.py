@@ -113,7 +113,11 @@ class Reconciler:
             lives = await workers.earlier_lives(self._context.database, worker=me)
             settled_at = boottime() + self._context.settings.statement_timeout
             dead = [
-                DeadOwner(life.id, f"worker {life.id} has ended: {proof}", settled_at)
+                # Whoever was told to stop and was killed before its end was not killed by its jobs.
+                DeadOwner(
+                    *(life.id, f"worker {life.id} has ended: {proof}", settled_at),
+                    counted=life.state != workers.DRAINING,
+                )
                 for life in lives
                 if (proof := death_of(life, me)) is not None
             ]
