@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from jsworker.cli.enqueue_lines import enqueue_lines, enqueuers_right
+from jsworker.cli.enqueued_batches import EnqueuedBatches, JobBatch
+from jsworker.cli.interruption import run_in_batches
 from jsworker.cli.options import argument, flag, new_app, option
 from jsworker.cli.output import json_text, print_stored, progress_bar, progress_wanted, remark
 from jsworker.cli.selection import warn_unless_served
@@ -24,7 +26,6 @@ from jsworker.core.priorities import Priority
 from jsworker.core.processor import Unique
 from jsworker.core.settings.variables import LONGEST_SECONDS
 from jsworker.core.targets import load_processor_class
-from jsworker.ownership.transitions.enqueue import Enqueued
 
 _BATCH = 10_000
 _LARGE_COUNT = 20_000
@@ -126,7 +127,7 @@ def enqueue(
         enqueue_lines(source, of_kind, options, key_field=key_field, as_json=as_json)
     elif count > 1:
         with enqueuers_right(options):
-            asyncio.run(_enqueue_many(of_kind, content, count, options, as_json=as_json))
+            _enqueue_many(of_kind, content, count, options, as_json=as_json)
     else:
         if wait:
             warn_unless_served(kind_name(of_kind))
@@ -135,27 +136,20 @@ def enqueue(
         )
 
 
-async def _enqueue_many(
-    kind: Kind, payload: Any, count: int, options: dict[str, Any], *, as_json: bool
-) -> None:
-    enqueued: list[Enqueued] = []
+def _enqueue_many(kind: Kind, payload: Any, count: int, options: dict[str, Any], *, as_json: bool) -> None:
+    jobs = EnqueuedBatches(count, as_json=as_json)
     watched = count >= _LARGE_COUNT and progress_wanted(as_json=as_json)
+    sizes = (min(_BATCH, count - start) for start in range(0, count, _BATCH))
+    batches = (JobBatch([payload] * size, None, size) for size in sizes)
+
+    async def enqueue_them() -> None:
+        with progress_bar("enqueued", count if watched else 0) as advance:
+            _remark_unpublished(await jobs.enqueue(kind, batches, options, advance), options)
+
     try:
-        async with JobClient.from_env() as client:
-            with progress_bar("enqueued", count if watched else 0) as advance:
-                for start in range(0, count, _BATCH):
-                    payloads = [payload] * min(_BATCH, count - start)
-                    batch = await client.enqueue_many(kind, payloads, **options)
-                    if as_json:
-                        enqueued += batch
-                    else:
-                        print_stored("\n".join(str(each.id) for each in batch))
-                    advance(len(batch))
-            await client.publish_pending()
-        _remark_unpublished(client, options)
+        run_in_batches(enqueue_them())
     finally:  # committed jobs are printed, whatever came after the commit
-        if as_json:
-            print_stored(json_text([{"id": each.id, "created": each.created} for each in enqueued]))
+        jobs.report()
 
 
 def _enqueue_one(
@@ -189,7 +183,7 @@ def _enqueue_one(
                 if not as_json:
                     print_stored(strict_json.dumps(known["result"]))
         if one.created and not wait:
-            _remark_unpublished(client, options)
+            _remark_unpublished(client.unpublished_because, options)
 
     try:
         asyncio.run(enqueue_and_wait())
@@ -258,8 +252,7 @@ def read_payload(given: str) -> Any:
     return strict_json.loads(text, what="payload")
 
 
-def _remark_unpublished(client: JobClient, options: dict[str, Any]) -> None:
-    unpublished = client.unpublished_because
+def _remark_unpublished(unpublished: str | None, options: dict[str, Any]) -> None:
     if unpublished and not (options["delay"] or options["run_at"] or options["debounce"]):
         remark(f"stored, but not published yet, which a worker does: {unpublished}")
 

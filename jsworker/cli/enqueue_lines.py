@@ -1,20 +1,20 @@
 """``jsworker enqueue --from``: a job for each line of a file; all are checked before the first job."""
 
-import asyncio
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import typer
 
-from jsworker.cli.output import json_text, print_stored, progress_bar, progress_wanted, remark
+from jsworker.cli.enqueued_batches import EnqueuedBatches, JobBatch
+from jsworker.cli.interruption import run_in_batches
+from jsworker.cli.output import progress_bar, progress_wanted, remark
 from jsworker.client.enqueueing import JobOptions, Kind, new_jobs
-from jsworker.client.job_client import JobClient
 from jsworker.core import strict_json
 from jsworker.core.contents import Contents
 from jsworker.core.errors import InvalidPayload
@@ -22,7 +22,6 @@ from jsworker.core.exit_codes import WRONG_USAGE, WrongUsage
 from jsworker.core.names import shown
 from jsworker.core.settings import load_settings
 from jsworker.ownership.refusals import needed_right
-from jsworker.ownership.transitions.enqueue import Enqueued
 
 _BATCH: Final = 10_000
 _BATCH_BYTES: Final = 2**24
@@ -48,28 +47,17 @@ def enqueue_lines(
     ``options`` are those of ``JobClient.enqueue_many``; ``key_field`` is the field of each payload that holds
     its unique key. The ids are printed as they come.
     """
-    enqueued: list[Enqueued] = []
-
-    def take(batch: Sequence[Enqueued]) -> None:
-        enqueued.extend(batch)
-        if not as_json:
-            print_stored("\n".join(str(each.id) for each in batch))
-
     with _opened(source) as (name, file):
         total = os.fstat(file.fileno()).st_size if progress_wanted(as_json=as_json) else 0
         total = total if total >= _LARGE_BYTES else 0
         lines = _checked(name, file, kind, options, key_field=key_field, total=total)
         file.seek(0)
+        jobs = EnqueuedBatches(lines, as_json=as_json)
         try:
             with enqueuers_right(options):
-                asyncio.run(_enqueue(name, file, kind, options, key_field=key_field, take=take, total=total))
+                run_in_batches(_enqueue(name, file, kind, options, jobs, key_field=key_field, total=total))
         finally:  # committed jobs are printed, whatever came after the commit
-            if as_json:
-                print_stored(json_text([{"id": each.id, "created": each.created} for each in enqueued]))
-            existed = sum(not each.created for each in enqueued)
-            more = f"; {existed} existed already" if existed else ""
-            if existed or len(enqueued) < lines:
-                remark(f"{len(enqueued) - existed} of {lines} jobs were enqueued{more}")
+            jobs.report()
 
 
 @contextmanager
@@ -158,22 +146,24 @@ async def _enqueue(
     file: BinaryIO,
     kind: Kind,
     options: dict[str, Any],
+    jobs: EnqueuedBatches,
     *,
     key_field: str | None,
-    take: Callable[[Sequence[Enqueued]], None],
     total: int,
 ) -> None:
-    async with JobClient.from_env() as client:
-        with progress_bar("enqueued", total) as advance:
-            for batch in _batches(_line(text, key_field) for _, text in _texts(file)):
-                keys = None if key_field is None else [line.key for line in batch]
-                payloads = [line.payload for line in batch]
-                take(await client.enqueue_many(kind, payloads, unique_keys=keys, **options))
-                advance(sum(line.size for line in batch))
-        await client.publish_pending()
-    is_due = not (options["delay"] or options["run_at"] or options["debounce"])
-    if client.unpublished_because and is_due:
-        remark(f"{name}: stored, but not published yet, which a worker does: {client.unpublished_because}")
+    lines = (_line(text, key_field) for _, text in _texts(file))
+    batches = (
+        JobBatch(
+            payloads=[line.payload for line in batch],
+            keys=None if key_field is None else [line.key for line in batch],
+            progress=sum(line.size for line in batch),
+        )
+        for batch in _batches(lines)
+    )
+    with progress_bar("enqueued", total) as advance:
+        unpublished = await jobs.enqueue(kind, batches, options, advance)
+    if unpublished and not (options["delay"] or options["run_at"] or options["debounce"]):
+        remark(f"{name}: stored, but not published yet, which a worker does: {unpublished}")
 
 
 def _batches(lines: Iterator[Line]) -> Iterator[list[Line]]:

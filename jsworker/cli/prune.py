@@ -1,11 +1,11 @@
 """``jsworker prune``: deletes ended jobs now, rather than leave it to the workers."""
 
 import asyncio
-import signal
 import time
 from dataclasses import dataclass
 from typing import Annotated
 
+from jsworker.cli.interruption import on_interrupt, run_in_batches
 from jsworker.cli.options import Json, OnlyKind, OnlyStatus, flag, new_app, option
 from jsworker.cli.output import print_json, print_line, progress_bar, progress_wanted, remark
 from jsworker.cli.selection import choose_statuses, connected_database
@@ -69,9 +69,9 @@ def prune(
     try:
         shows_progress = progress_wanted(as_json=as_json)
         with needed_right("prune", *right):
-            asyncio.run(_prune(seconds, status, kind, done, dry_run=dry_run, shows_progress=shows_progress))
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+            run_in_batches(
+                _prune(seconds, status, kind, done, dry_run=dry_run, shows_progress=shows_progress)
+            )
     finally:  # what was deleted is reported, whatever came after it
         if done.jobs is not None:
             jobs = f"{done.jobs} job" if done.jobs == 1 else f"{done.jobs} jobs"
@@ -119,7 +119,7 @@ async def _prune(
         if dry_run:
             done.jobs = await pruning.count_old(database, ended)
             return
-        interrupted = _on_interrupt()
+        interrupted = on_interrupt("what is deleted stays deleted")
         total = await pruning.count_old(database, ended) if shows_progress else 0
         since, limit = None, FIRST_LIMIT
         refused_rows = RefusedRows(database, worker_id=None, tell=_print_refused)
@@ -150,18 +150,3 @@ def _print_refused(row: RefusedRow) -> None:
     remark(
         f"job {row.job_id}{others} kept: PostgreSQL refuses to delete, SQLSTATE {row.sqlstate}{constraint}"
     )
-
-
-def _on_interrupt() -> asyncio.Event:
-    """End the command after the present batch, so that its rows are counted; at a second Ctrl-C at once."""
-    interrupted, task = asyncio.Event(), asyncio.current_task()
-
-    def interrupt() -> None:
-        if interrupted.is_set() and task is not None:
-            task.cancel()
-        elif not interrupted.is_set():
-            remark("stopping after this batch; what is deleted stays deleted")
-        interrupted.set()
-
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
-    return interrupted

@@ -2,18 +2,21 @@
 
 import io
 import json
+import signal
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import psycopg
 import pytest
 
 from jsworker.cli import enqueue_lines
 from tests.ownership.rows import Sql, read_value
 from tests.test_contents import OLD, text_of_keys
 
-from .commands import Cli, Keyboard, Spawn
+from .commands import Cli, Keyboard, Spawn, wait_until
 
 TWO = '{"n": 1, "id": "a"}\n\n{"n": 2, "id": 7}'
 
@@ -155,3 +158,78 @@ class TestWrongUsage:
     def test_terms_of_keys_without_keys(self, cli: Cli, lines: Path) -> None:
         line = cli("enqueue", "double", "--from", lines, "--unique-for", 60).refused(2)
         assert "unique_key" in line
+
+
+@pytest.fixture
+def held_second_batch(sql: Sql, cli_environment: Mapping[str, str]) -> Iterator[psycopg.Connection[Any]]:
+    """Keeps the INSERT of a job whose payload is ``n`` = 10,000 from ending until this connection lets go."""
+    sql.execute(
+        "CREATE FUNCTION jsworker.hold() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN PERFORM pg_advisory_xact_lock_shared(42); RETURN NULL; END $$"
+    )
+    sql.execute(
+        "CREATE TRIGGER hold AFTER INSERT ON jsworker.jobs FOR EACH ROW"
+        " WHEN (NEW.payload = '{\"n\": 10000}') EXECUTE FUNCTION jsworker.hold()"
+    )
+    with psycopg.connect(cli_environment["JSWORKER_DATABASE_URL"], autocommit=True) as holder:
+        holder.execute("SELECT pg_advisory_lock(42)")
+        yield holder
+    sql.execute("DROP FUNCTION jsworker.hold() CASCADE")
+
+
+HELD = "SELECT count(*) > 0 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+
+
+class TestStopped:
+    """25,000 jobs in batches of 10,000, each of which is written by two statements at once."""
+
+    @pytest.fixture
+    def many(self, here: Path) -> Path:
+        file = here / "many.jsonl"
+        file.write_text("".join(f'{{"n": {n}}}\n' for n in range(25_000)))
+        return file
+
+    def test_ctrl_c_ends_it_after_the_present_batch_whose_ids_are_printed(
+        self, spawn: Spawn, sql: Sql, many: Path, held_second_batch: psycopg.Connection[Any]
+    ) -> None:
+        process = spawn("enqueue", "double", "--from", many, "--delay", 3600, "--json")
+        wait_until(lambda: read_value(sql, HELD), "the second batch is being written")
+        process.signal(signal.SIGINT)
+        process.read_errors_until("stopping after this batch; what is enqueued stays enqueued")
+        held_second_batch.execute("SELECT pg_advisory_unlock(42)")
+        found = process.wait()
+        assert (found.code, found.errors) == (130, ["20000 of 25000 jobs were enqueued"])
+        stored = sql.execute("SELECT id FROM jsworker.jobs").fetchall()
+        assert {each["id"] for each in found.json} == {str(row["id"]) for row in stored}
+
+    @pytest.mark.usefixtures("held_second_batch")
+    def test_a_second_ctrl_c_waits_for_nothing_and_says_what_is_unclear(
+        self, spawn: Spawn, sql: Sql, many: Path
+    ) -> None:
+        process = spawn("enqueue", "double", "--from", many, "--delay", 3600, "--json")
+        wait_until(lambda: read_value(sql, HELD), "the second batch is being written")
+        process.signal(signal.SIGINT)
+        process.read_errors_until("stopping")
+        process.signal(signal.SIGINT)
+        found = process.wait()
+        assert (found.code, len(found.json)) == (130, 10_000)
+        assert found.errors[-1] == "10000 of 25000 jobs were enqueued; of the next 10000 perhaps some"
+
+    def test_an_error_in_the_second_statement_leaves_the_first_ones_jobs_unclear(
+        self, cli: Cli, sql: Sql
+    ) -> None:
+        """They were counted as not enqueued, so that whoever repeated the command had them twice."""
+        sql.execute(
+            "CREATE FUNCTION jsworker.end_session() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END $$"
+        )
+        sql.execute(
+            "CREATE TRIGGER end_session AFTER INSERT ON jsworker.jobs FOR EACH STATEMENT"
+            " WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION jsworker.end_session()"
+        )
+        try:
+            found = cli("enqueue", "double", "--count", 25_000, "--delay", 3600)
+        finally:
+            sql.execute("DROP FUNCTION jsworker.end_session() CASCADE")
+        assert (found.code, found.out) == (1, "")
+        assert found.errors[0] == "0 of 25000 jobs were enqueued; of the next 10000 perhaps some"
