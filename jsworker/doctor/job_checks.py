@@ -166,6 +166,16 @@ def schedules(
                 f"{which} jobs of kind {kind}, which no worker that is alive is for",
                 f"{_RUN_A_WORKER} Or `jsworker schedules pause {name}`.",
             )
+        if each.ahead:
+            others = f"; {counted(each.ahead - 1, 'other')} of this kind, too" if each.ahead > 1 else ""
+            name, word = printable(each.furthest, 100), shell_word(each.furthest)
+            ahead = seconds(each.seconds_ahead)
+            yield warning(
+                f"schedule {name} of kind {kind} enqueues nothing for {ahead}, which had their jobs while "
+                f"PostgreSQL's clock was ahead{others}",
+                f"`jsworker schedules pause {word}`, then `jsworker schedules resume {word}`: it goes on "
+                "from the present.",
+            )
     if len(schedules) >= MOST_SCHEDULED_KINDS:
         yield info(
             f"the schedules of no more than {counted(len(schedules), 'kind')} were looked at",

@@ -24,7 +24,7 @@ from jsworker.doctor.finding import Finding
 from jsworker.doctor.gather import _OF_TABLES, Unknown, gather
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries import job_report, server_report
-from jsworker.ownership.transitions import republish, workers
+from jsworker.ownership.transitions import republish, schedules, workers
 from jsworker.stream import diagnostics
 from jsworker.stream.diagnostics import Inspector
 from jsworker.stream.jetstream import Stream, ensured_stream
@@ -260,6 +260,36 @@ async def test_every_schedule_is_looked_at(settings: Settings, database_url: str
     late, unserved = [each.says for each in job_checks.schedules(facts.schedules, ())]
     assert late.startswith("schedule s1 of kind many has been due for ")
     assert unserved == "schedule s1200 enqueues jobs of kind last, which no worker that is alive is for"
+
+
+async def test_a_schedule_that_fired_while_the_clock_was_ahead_is_named_until_it_is_resumed(
+    settings: Settings, database: Database, database_url: str
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO jsworker.schedules"
+            " (name, kind, payload, rule, tz, missed, overlap, next_at, last_at, set_by)"
+            " SELECT name, 'reports', '{}', 'every 60 s', 'UTC', 'coalesce', 'allow',"
+            " clock_timestamp() + ahead + interval '1 min', clock_timestamp() + ahead, 'operator'"
+            " FROM (VALUES ('well', interval '0'), ('day ahead', interval '1 d')) AS of(name, ahead)"
+        )
+
+    alive = job_report.RegisteredWorker("alpha", ("reports",), 10, "1.0", "running", alive=True)
+
+    async def found() -> list[str]:
+        facts = await gather(settings)
+        assert not isinstance(facts.schedules, Unknown)
+        findings = job_checks.schedules(facts.schedules, (alive,))
+        return [f"{each.says} -> {each.do}" for each in findings]
+
+    [says] = await found()
+    assert says.startswith(
+        "schedule day ahead of kind reports enqueues nothing for 24 h, which had their jobs "
+    )
+    assert says.endswith("`jsworker schedules resume 'day ahead'`: it goes on from the present.")
+    await schedules.pause(database, "day ahead")
+    await schedules.resume(database, "day ahead")
+    assert await found() == []
 
 
 async def test_servers_that_fall_silent_are_findings_and_no_endless_wait(

@@ -484,8 +484,15 @@ def test_more_kinds_than_are_looked_at() -> None:
             SchedulesOfKind("other", "hourly", 50, 0, -60.0),
             "schedule hourly and 49 others enqueue jobs of kind other, which no worker that is alive is for",
         ),
+        (
+            SchedulesOfKind("resize", "nightly", 2, 0, -60.0, "hourly", 2, 2 * 86_400.0),
+            (
+                "schedule hourly of kind resize enqueues nothing for 2 d, which had their jobs while "
+                "PostgreSQL's clock was ahead; 1 other of this kind, too"
+            ),
+        ),
         (SchedulesOfKind("resize", "nightly", 1, 0, 5.0), None),
-        (SchedulesOfKind("resize", "nightly", 1, 0, -60.0), None),
+        (SchedulesOfKind("resize", "nightly", 1, 0, -60.0, "nightly", 0, -3600.0), None),
     ],
 )
 def test_schedules_that_are_late_or_of_kinds_that_nobody_works_on(

@@ -96,7 +96,10 @@ GROUP BY kind.name, kind.settings ORDER BY kind.name, workers DESC, kind.setting
 SCHEDULES = text(f"""
 SELECT kind, (array_agg(name ORDER BY next_at, name))[1] AS next, count(*) AS schedules,
   count(*) FILTER (WHERE next_at < statement_timestamp() - interval '{ON_TIME_SECONDS} s') AS late,
-  extract(epoch FROM statement_timestamp() - min(next_at)) AS seconds_late
+  extract(epoch FROM statement_timestamp() - min(next_at)) AS seconds_late,
+  (array_agg(name ORDER BY last_at DESC NULLS LAST, name))[1] AS furthest,
+  count(*) FILTER (WHERE last_at > statement_timestamp() + interval '{ON_TIME_SECONDS} s') AS ahead,
+  coalesce(extract(epoch FROM max(last_at)) - extract(epoch FROM statement_timestamp()), 0) AS seconds_ahead
 FROM jsworker.schedules WHERE NOT paused GROUP BY kind ORDER BY min(next_at), kind LIMIT {MOST_SCHEDULED_KINDS}
 """)  # noqa: S608 -- constants
 
@@ -357,7 +360,8 @@ class RefusalGroup(NamedTuple):
 class SchedulesOfKind(NamedTuple):
     """The schedules of a kind that are not paused: the next one, how many there are, and how many are late.
 
-    ``seconds_late``: for how many seconds the next one has been due; negative: it is not due.
+    ``seconds_late``: for how many seconds the next one has been due; negative: it is not due. ``ahead`` of them had
+    a job for a due time that is still to come, because the clock was ahead; that of ``furthest`` in ``seconds_ahead``.
     """
 
     kind: str
@@ -365,6 +369,9 @@ class SchedulesOfKind(NamedTuple):
     schedules: int
     late: int
     seconds_late: float
+    furthest: str = ""
+    ahead: int = 0
+    seconds_ahead: float = 0.0
 
 
 class KeyLimit(NamedTuple):
