@@ -34,6 +34,11 @@ _OF_A_PROCESS: Final = 23
 """Most connections of a worker process: 10 for statements, 10 for statements by key, 3 for heartbeats."""
 _OF_A_SLOT: Final = 2
 """More of them per job slot: ``job.transaction()`` and its blocking form each keep a pool of connections."""
+_WORKER: Final = "jsworker_worker"
+_ANOTHER_LOGIN: Final = (
+    f"Let JSWORKER_DATABASE_URL name the login of a worker, a member of {_WORKER}: to grant this one more "
+    "would undo what deploy/postgres/roles.sql keeps apart."
+)
 _TO_READ: Final = ("USAGE", "SELECT")
 """Privileges without which nothing can be read."""
 _TRIGGERS: Final = {
@@ -71,7 +76,9 @@ def connection(server: Server, place: str, login: Login = "worker") -> Iterator[
     elif login == "worker" and not takes_writes:
         yield error(
             "default_transaction_read_only is on: nothing can be written",
-            f"ALTER ROLE {_quoted(server.role)} SET default_transaction_read_only = off",
+            _ANOTHER_LOGIN
+            if _is_of_others(server)
+            else f"ALTER ROLE {_quoted(server.role)} SET default_transaction_read_only = off",
         )
     elif server.version // 10_000 < _LEAST_VERSION:
         yield error(
@@ -184,10 +191,21 @@ def encryption(link: Link) -> Iterator[Finding]:
     )
 
 
+def _is_of_others(server: Server) -> bool:
+    """Return whether the login was made for an operator, a producer or another that is no worker."""
+    return bool(server.member_of) and _WORKER not in server.member_of
+
+
 def rights(rights: list[MissingRight], server: Server, login: Login = "worker") -> Iterator[Finding]:
     """The role may do all that a worker needs, and not everything."""
     role = f"role {printable(server.role, 60)}"
     needed = [each for each in rights if login == "worker" or each.privilege in _TO_READ]
+    if login == "worker" and needed and _is_of_others(server):
+        may_not = (
+            f"{role} is a member of {', '.join(server.member_of)}, and may not do all that a worker does"
+        )
+        yield error(may_not, _ANOTHER_LOGIN)
+        return
     by_table: dict[str | None, list[str]] = {}
     for each in needed:
         by_table.setdefault(each.table, []).append(each.privilege)

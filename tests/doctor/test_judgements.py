@@ -33,6 +33,7 @@ SERVER = Server(
     superuser=False,
     role_limit=-1,
     database_limit=-1,
+    member_of=[],
     standby=False,
     version=180004,
     connections=7,

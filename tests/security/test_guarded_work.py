@@ -369,3 +369,17 @@ async def test_the_doctors_page_judges_a_login_by_what_a_dashboard_needs(
     assert f"ok rights role {login} may read" in text
     assert "ok connection" in text
     assert f"role {login} lacks" not in text
+
+
+@pytest.mark.parametrize("login", ["reader", "producer", "operator"])
+def test_the_doctor_offers_a_login_that_is_no_workers_no_more_rights(login: str, run: Run) -> None:
+    made = run("worker", "operator", "stream", "ensure", "echo")
+    assert made.code == 0, made.err
+    found = run(login, "operator", "doctor", "--json")
+    assert found.code == 1
+    [rights] = [each for each in found.json if each["check"] == "postgresql.rights"]
+    assert rights["level"] == "error"
+    assert f"jsworker_{login}, and may not do all that a worker does" in rights["says"]
+    assert rights["do"].startswith("Let JSWORKER_DATABASE_URL name the login of a worker")
+    assert "GRANT" not in found.out
+    assert "ALTER ROLE" not in found.out

@@ -42,12 +42,19 @@ _NEEDED_RIGHTS: Final = {
 """The privileges on each table that the statements of a worker need."""
 _NEEDED_OF_A_COLUMN: Final = ("untold_resets", "UPDATE", "at")
 
+_OF_ROLES: Final = ", ".join(
+    f"'jsworker_{role}'"
+    for role in ("owner", "worker", "producer", "publisher", "reader", "metrics", "debouncer", "operator")
+)
+"""The roles of deploy/postgres/roles.sql."""
 _OF_SESSIONS: Final = ", ".join(f"'{name}'" for name in (*SESSION_SETTINGS, ENCODING))
 
 # Without pg_read_all_stats the type of other roles' backends is not shown, but the login and database of each is; nor
 # are their waits and the state of standbys, but there is a row for each standby.
 SERVER = text(f"""
 SELECT r.rolname AS role, r.rolsuper AS superuser, r.rolconnlimit AS role_limit, d.datconnlimit AS database_limit,
+  array(SELECT CAST(its.rolname AS text) FROM pg_roles AS its
+    WHERE its.rolname IN ({_OF_ROLES}) AND pg_has_role(r.oid, its.oid, 'MEMBER') ORDER BY 1) AS member_of,
   pg_is_in_recovery() AS standby,
   CAST(current_setting('server_version_num') AS integer) AS version,
   (SELECT count(*) FROM pg_stat_activity WHERE usesysid IS NOT NULL AND datid IS NOT NULL) AS connections,
@@ -147,6 +154,7 @@ class Server:
     """The server and this login.
 
     Attributes:
+        member_of: those of the roles of ``deploy/postgres/roles.sql`` that it is a member of.
         role_limit, database_limit: connections allowed; -1: no limit.
         version: as PostgreSQL counts: 180004 is 18.4.
         confirming: synchronous standbys that are connected; where this login may not see which are, all standbys.
@@ -158,6 +166,7 @@ class Server:
     superuser: bool
     role_limit: int
     database_limit: int
+    member_of: Sequence[str]
     standby: bool
     version: int
     connections: int
