@@ -100,7 +100,9 @@ def broken(repository: str | Path, complaint: bytes = b"", *, asked_for: str = "
         lost = f"commit {asked_for} or its tree is missing or damaged"
         return GitError(f"repository {shown(repository)}: {lost}")
     if named := _OBJECT_ID.search(text or asked_for):
-        fault = "was left out of this partial clone" if "promisor" in text else "is missing or damaged"
+        # git 2.53 lists the object as unreadable, without a word.
+        left_out = "promisor" in text or (not text and any(Path(repository).glob("objects/pack/*.promisor")))
+        fault = "was left out of this partial clone" if left_out else "is missing or damaged"
         return GitError(f"repository {shown(repository)}: object {named.group()} {fault}")
     first = next((line.strip() for line in text.splitlines() if line.strip()), "git gave no reason")
     return GitError(f"repository {shown(repository)} cannot be read: {first[:300]}")

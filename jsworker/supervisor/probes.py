@@ -23,6 +23,7 @@ FRESH_SECONDS: Final = 5.0
 FRESH_FIGURES_SECONDS: Final = 60.0
 """Older figures are not shown: missing figures are better than wrong ones."""
 
+_ON_OPEN_CONNECTIONS: Final = "jobs go on over the connections that are open"
 _SUPERVISOR: Final = "supervisor"
 """The supervisor's value of the label ``process``, in figures that all processes have."""
 _REBUILT_AFTER_SECONDS: Final = 1.0
@@ -112,7 +113,8 @@ def _complaints_of(place: PlaceView) -> Iterator[str]:
             yield f"postgresql refuses a statement: {readiness.refusal}; jsworker doctor names the cause"
         elif not readiness.postgresql:
             why = readiness.silence or "no answer"
-            yield f"postgresql: {why}; nothing is pulled, finished outcomes are kept until it is back"
+            stopped = "nothing is pulled, finished outcomes are kept until it is back"
+            yield f"postgresql: {why}; {_ON_OPEN_CONNECTIONS if readiness.answered else stopped}"
         if not readiness.nats:
             yield "nats: no connection; jobs are claimed from the table"
         elif not readiness.pulling and not readiness.ailing:

@@ -28,7 +28,8 @@ class Readiness:
         publishing: whether JetStream stores messages, as far as is known.
         drained: whether an operator has drained the worker: it claims nothing, all else works.
         refusal: why PostgreSQL refuses a statement; None: it refuses none, or does not answer.
-        silence: why PostgreSQL does not answer; None: it does.
+        silence: why PostgreSQL does not answer, or lately did not for lack of a connection; None: it does.
+        answered: whether PostgreSQL answered the last statement.
     """
 
     postgresql: bool
@@ -42,6 +43,7 @@ class Readiness:
     drained: bool = False
     refusal: str | None = None
     silence: str | None = None
+    answered: bool = False
 
 
 class IsolatedProcesses(NamedTuple):

@@ -260,6 +260,7 @@ class Components:
             drained=self.pipeline.slots.is_drained,
             refusal=context.health.refusal,
             silence=context.health.silence,
+            answered=context.health.up,
         )
         pools = context.database.pools_by_name().items()
         return WorkerStatus(

@@ -78,6 +78,8 @@ async def _is_healthy(port: int) -> None:
     try:
         status = await asyncio.to_thread(get)
     except (urllib.error.URLError, OSError) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
         raise AssertionError(f"node with monitor {port}: {error}") from error
     assert status == 200
 

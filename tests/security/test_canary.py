@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import nats
@@ -201,9 +202,11 @@ def ask(port: int, path: str) -> str:
     try:
         with urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
             return str(answer.read().decode())
+    except HTTPError as refused:
+        with refused:
+            return f"{refused} {refused.read().decode()}"
     except OSError as refused:
-        body = getattr(refused, "read", lambda: b"")()
-        return f"{refused} {body.decode()}"
+        return str(refused)
 
 
 def command_lines(worker: ParentProcess) -> str:

@@ -34,7 +34,8 @@ def ask(url: str, accept: str = "text/plain") -> tuple[int, str]:
         with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 -- likewise
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as refusal:
-        return refusal.code, refusal.read().decode()
+        with refusal:
+            return refusal.code, refusal.read().decode()
 
 
 async def answers(url: str, status: int, *words: str, seconds: float = 60.0) -> str:

@@ -71,6 +71,10 @@ def test_one_child_that_works_makes_ready_and_the_other_is_named() -> None:
             "postgresql: PostgreSQL at db:5432/app is read-only (SQLSTATE 25006); nothing is pulled",
         ),
         (
+            ailing(postgresql=False, silence="PostgreSQL at db:5432/app is not available", answered=True),
+            "postgresql: PostgreSQL at db:5432/app is not available; jobs go on over the connections",
+        ),
+        (
             ailing(postgresql=False, refusal="permission denied for table jobs (SQLSTATE 42501)"),
             "postgresql refuses a statement: permission denied for table jobs (SQLSTATE 42501); jsworker",
         ),
