@@ -136,6 +136,7 @@ def sql(observer: Sql) -> Sql:
         "schedules",
         "dead_messages",
         "refused_rows",
+        "unique_windows",
         "audit",
         "workflows",
         "batches",

@@ -49,7 +49,6 @@ class TestLines:
         assert [row["unique_key"] for row in found] == ["a", "7", "c"]
 
     def test_nor_what_has_ended_within_a_window(self, cli: Cli, sql: Sql, lines: Path) -> None:
-        sql.execute("DELETE FROM jsworker.unique_windows")
         options = ("--from", lines, "--key-field", "id", "--unique-for", 3600, "--json")
         assert [each["created"] for each in cli("enqueue", "double", *options).ok().json] == [True, True]
         sql.execute(
