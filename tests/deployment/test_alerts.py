@@ -76,11 +76,15 @@ def test_alert_says_how_bad_it_is_and_where_to_read_on(name: str) -> None:
     assert rule["annotations"]["runbook_url"] == f"docs/runbook/{page}#{name.lower()}"
 
 
+WITHOUT_ALERT = [("servers.md", "the-clock-of-postgresql-was-ahead"), ("jobs.md", "a-job-hangs")]
+
+
 def test_each_entry_of_the_runbook_says_what_there_is_to_say_and_is_listed() -> None:
     headings = {page: [heading for heading, _ in entries] for page, entries in RUNBOOK.items()}
     listed = re.findall(r"\]\(runbook/(\w+\.md)#([\w-]+)\)", (ROOT / "docs/runbook.md").read_text())
     of_alerts = [rule["annotations"]["runbook_url"].split("/")[-1].split("#") for rule in ALERTS.values()]
-    assert [list(each) for each in listed] == [*of_alerts, ["jobs.md", "a-job-hangs"]]
+    assert [list(each) for each in listed if each not in WITHOUT_ALERT] == of_alerts
+    assert [each for each in listed if each in WITHOUT_ALERT] == WITHOUT_ALERT
     for page, named in headings.items():
         assert [heading.lower().replace(" ", "-") for heading in named] == [
             anchor for on, anchor in listed if on == page
