@@ -286,14 +286,15 @@ class Components:
 
     # --- The end. If a component fails, the others end all the same. ---
 
-    async def end(self, *, forced: asyncio.Event, stops_runs: Callable[[], None]) -> int:
+    async def end(self, *, forced: asyncio.Event, stops_runs: Callable[[], None], by_error: bool) -> int:
         """Drain, hand back, publish, and only then end the heartbeat.
 
         ``forced`` is set when running jobs are not to be waited for any more; ``stops_runs`` is called before
         they are stopped. Returns how many runs did not end; others take their jobs back later.
         """
-        self.heartbeat.state = workers.DRAINING
-        self.beats.wake()  # so that no stall is counted if this process is killed before the drain ends
+        if not by_error:  # an error may be the fault of a job
+            self.heartbeat.state = workers.DRAINING
+            self.beats.wake()  # so that no stall is counted if this process is killed before the drain ends
         await self._stop_pulling()
         left = await self._drain(forced, stops_runs)
         await self._publish_the_rest()

@@ -373,7 +373,9 @@ class Worker:
         await self._stopping.wait()
         self.events.emit("worker.draining", worker_id=self.id, in_hand=len(self._context.in_flight.runs))
         try:
-            left = await self._components.end(forced=self._forced, stops_runs=self._stops_runs)
+            left = await self._components.end(
+                forced=self._forced, stops_runs=self._stops_runs, by_error=self._error is not None
+            )
         finally:
             await self._opened.aclose()
         self.events.emit("worker.stopped", worker_id=self.id, left=left)

@@ -42,7 +42,7 @@ def _as_seen(job: Row) -> Parameters:
         "ids": [job["id"]],
         "tokens": [job["fencing_token"]],
         "activities": [job["last_activity_at"]],
-        "in_line": [False],
+        "uncounted": [False],
     }
 
 

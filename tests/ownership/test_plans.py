@@ -288,7 +288,7 @@ class TestByPrimaryKey:
     def test_resets(self, table: Connection, batch: int) -> None:
         ids = some(table, "processing", batch)
         seen = hand(ids) | {"reason": "r", "counted": True, "activities": [None] * batch}
-        seen |= {"in_line": [False] * batch, **RunAge(60.0, 60.0, 60.0).values()}
+        seen |= {"uncounted": [False] * batch, **RunAge(60.0, 60.0, 60.0).values()}
         assert access_paths(table, reset.RESET_STALE, seen) == {"jobs_pkey"} | WAITS
         assert access_paths(table, reset.RESET_CRASHED, seen) == {"jobs_pkey"} | WAITS
         assert access_paths(table, reset.RESET_BY_OPERATOR, seen) == {"jobs_pkey"} | WAITS

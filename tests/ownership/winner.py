@@ -106,7 +106,7 @@ class Winner:
             "ids": [job_id],
             "tokens": [1],
             "activities": [read_job(self._sql, job_id)["last_activity_at"]],
-            "in_line": [False],
+            "uncounted": [False],
         }
         self.run(reset.RESET_STALE, parameters)
 

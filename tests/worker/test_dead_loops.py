@@ -12,6 +12,7 @@ from jsworker.core.job import Job
 from jsworker.core.settings import Settings
 from jsworker.worker.pipeline.settling import Settler
 from jsworker.worker.worker import Worker, WorkerDied
+from tests.support.polling import eventually
 from tests.worker.processors import KIND, Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker, new_worker
@@ -88,6 +89,31 @@ async def test_the_worker_stops_and_hands_its_jobs_back(
     degraded = [event for event in running.events.of("worker.degraded") if event["what"] == name]
     assert degraded == [{"what": name, "reason": "ZeroDivisionError: a bug"}]
     assert running.events.names()[-1] == "worker.stopped"
+
+
+async def test_a_drain_after_an_error_is_not_taken_for_one_that_was_asked_for(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    """If the process is killed before its end, its jobs get a stall: one of them may be the cause."""
+    gate = Gate()
+    running = await start(scripted(gate.process))
+    running.may_die = True
+    await client.enqueue(KIND, {})
+    await gate.met()
+    break_relay(running.worker)
+    await running.events.told("worker.draining")
+    of_worker = "SELECT {} FROM jsworker.workers WHERE id = %s"
+    seen = await rows.value(of_worker.format("last_seen_at"), running.worker.id)
+    for _ in range(2):  # the first heartbeat may have begun before
+
+        async def has_beaten(before: object = seen) -> None:
+            assert await rows.value(of_worker.format("last_seen_at"), running.worker.id) > before
+
+        await eventually(has_beaten)
+        seen = await rows.value(of_worker.format("last_seen_at"), running.worker.id)
+    assert await rows.value(of_worker.format("state"), running.worker.id) == "running"
+    gate.open()
+    await running.events.told("worker.stopped")
 
 
 async def test_messages_whose_claim_died_go_back_to_the_stream(

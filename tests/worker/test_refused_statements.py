@@ -169,6 +169,16 @@ def test_a_lack_of_connections_is_told_once_while_open_ones_answer(
     assert told.names() == ["worker.degraded", "worker.restored"]
 
 
+async def test_meanwhile_the_worker_is_not_ready_but_says_that_postgresql_answers(start: StartWorker) -> None:
+    components = (await start(scripted(echo))).worker._components
+    health = components._context.health
+    health.failed(TooManyConnections("none is left"))
+    assert not components.status(draining=False).readiness.answered
+    health.answered()
+    readiness = components.status(draining=False).readiness
+    assert (readiness.postgresql, readiness.answered, readiness.silence) == (False, True, "none is left")
+
+
 @pytest.mark.parametrize("sqlstate", ["55000", "40P01", "XX000"])
 def test_what_is_refused_for_the_moment_ends_with_the_first_answer(
     health: DatabaseHealth, told: Recorder, sqlstate: str

@@ -64,7 +64,7 @@ UPDATE jsworker.limits AS l
 SET paused_at = statement_timestamp(), paused_until = statement_timestamp() + (l.paused_until - l.paused_at)
 FROM (
   SELECT kind, key FROM jsworker.limits
-  WHERE isfinite(paused_at) AND coalesce(isfinite(paused_until), true)
+  WHERE isfinite(paused_at) AND coalesce(isfinite(paused_until) AND paused_until > paused_at, true)
     AND paused_at > statement_timestamp() + interval '{_FURTHEST.total_seconds():g} s'
   ORDER BY kind, key FOR NO KEY UPDATE SKIP LOCKED) AS ahead
 WHERE l.kind = ahead.kind AND l.key = ahead.key

@@ -93,10 +93,10 @@ _counted: Final = given("counted", sa.Boolean)
 _suspect = statements.given_runs(
     "seen",
     activity=given_array("activities", sa.DateTime(timezone=True)),
-    in_line=given_array("in_line", sa.Boolean),
+    uncounted=given_array("uncounted", sa.Boolean),
 )
 _suspects = sa.select().select_from(j.join(_suspect, _suspect.c.id == j.c.id))
-_is_counted = sa.and_(_counted, ~_suspect.c.in_line)
+_is_counted = sa.and_(_counted, ~_suspect.c.uncounted)
 
 # Rule 1. The row is as it was seen, and is still stale.
 RESET_STALE = _reset("stale", _suspects.where(predicates.stale_and_seen(_suspect)), counted=_is_counted)
@@ -178,7 +178,7 @@ SELECT fleet.owners, fleet.late_owners, fleet.database_up_for, job.id, job.kind,
   coalesce(job.last_activity_at + job.stale_after < statement_timestamp(), false) AS stale,
   extract(epoch FROM job.crash_after) AS crash_after,
   coalesce(job.last_activity_at + job.crash_after < statement_timestamp(), false) AS crashed,
-  coalesce(w.answers, false) AS answers, coalesce(w.state = '{DRAINING}', false) OR {_IN_LINE} AS innocent
+  coalesce(w.answers, false) AS answers, coalesce(w.state = '{DRAINING}', false) OR {_IN_LINE} AS uncounted
 FROM fleet LEFT JOIN first AS job ON true LEFT JOIN hands ON hands.worker_id = job.worker_id
 LEFT JOIN jsworker.workers AS w ON w.id = job.worker_id
 ORDER BY job.last_activity_at + job.stale_after, job.last_activity_at + job.crash_after
@@ -208,8 +208,7 @@ class Suspect:
         stale: whether it is silent for longer than that.
         crash_after, crashed: the same for the threshold of rule 3.
         answers: whether the owner was ever proven to answer on NATS; only then its silence there counts.
-        innocent: whether it had not begun, as far as is known, or its owner had been told to stop, so that no stall
-            is counted.
+        uncounted: whether no stall is counted: it had not begun, as far as is known, or its owner was being stopped.
     """
 
     id: UUID
@@ -222,7 +221,7 @@ class Suspect:
     crash_after: float | None
     crashed: bool
     answers: bool
-    innocent: bool = False
+    uncounted: bool = False
 
 
 class Lateness(NamedTuple):
@@ -271,7 +270,12 @@ class TakenBack(NamedTuple):
 
 def as_seen(rows: Collection[Suspect]) -> dict[str, list[Any]]:
     """Return the parameters of a statement for rows as they were last seen."""
-    fields = {"ids": "id", "tokens": "fencing_token", "activities": "last_activity_at", "in_line": "innocent"}
+    fields = {
+        "ids": "id",
+        "tokens": "fencing_token",
+        "activities": "last_activity_at",
+        "uncounted": "uncounted",
+    }
     return {name: [getattr(row, field) for row in rows] for name, field in fields.items()}
 
 

@@ -16,7 +16,7 @@ from jsworker.ownership.refusals import in_halves
 from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 
 DRAINING: Final = "draining"
-"""The state of a worker that was told to stop, until it has stopped."""
+"""The state of a worker that is being stopped, not because of an error, until it has stopped."""
 _LONGEST_ID = 200
 _NO_SUCH_COLUMN = "42703"
 

@@ -113,7 +113,7 @@ class Reconciler:
             lives = await workers.earlier_lives(self._context.database, worker=me)
             settled_at = boottime() + self._context.settings.statement_timeout
             dead = [
-                # Whoever was told to stop and was killed before its end was not killed by its jobs.
+                # A worker that was killed while it was being stopped was not killed by its jobs.
                 DeadOwner(
                     *(life.id, f"worker {life.id} has ended: {proof}", settled_at),
                     counted=life.state != workers.DRAINING,

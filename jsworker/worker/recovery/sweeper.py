@@ -179,7 +179,7 @@ class Sweeper:
         owners = _by_owner(proof.stale)
         counted = {owner for owner, rows in owners.items() if not self._has_a_cause(proof, lateness, rows)}
         # A claim that takes a row over counts a stall, so rows without a stall go through the queue.
-        self._late.taken_back(row.id for row in proof.stale if row.innocent or row.worker_id not in counted)
+        self._late.taken_back(row.id for row in proof.stale if row.uncounted or row.worker_id not in counted)
         for owner, rows in owners.items():
             self._context.events.emit("stale.detected", jobs=len(rows), owners=[owner])
             taken = await reset.reset_stale(
