@@ -546,11 +546,19 @@ class TestRates:
         await clock_ahead.bring_back_limits(database)
         await gives_a_token_after(720, database, sql)
 
-    async def test_a_shorter_period_holds_at_once(self, database: Database, sql: Sql) -> None:
+    @pytest.mark.parametrize("by", ["operator", "code"])
+    async def test_a_shorter_period_holds_at_once(self, database: Database, sql: Sql, by: str) -> None:
         """The bucket was to be full again after the rest of the longer one."""
-        await limited(database, None, 5, 86_400.0)
+
+        async def limit(numbers: Numbers) -> None:
+            if by == "operator":
+                await limits.set_numbers(database, KIND, "", numbers)
+            else:
+                await limits.write_code(database, {KIND: numbers})
+
+        await limit(Numbers(None, 5, 86_400.0))
         assert len(await admitted(database, queued(sql, 6))) == 5
-        await limited(database, None, 5, 60.0)
+        await limit(Numbers(None, 5, 60.0))
         await gives_a_token_after(12, database, sql)
 
     async def test_a_bucket_within_its_period_stays(self, database: Database, sql: Sql) -> None:

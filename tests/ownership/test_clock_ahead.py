@@ -98,6 +98,23 @@ async def test_more_than_one_batch_and_a_refused_row(
         sql.execute("DROP TRIGGER refuse ON jsworker.jobs; DROP FUNCTION public.refuse()")
 
 
+async def test_a_pause_that_no_time_of_postgresql_could_hold_stops_no_other(
+    database: Database, sql: Sql
+) -> None:
+    sql.execute(
+        "INSERT INTO jsworker.limits (kind, key, set_by, paused_at, paused_until, paused_by) VALUES"
+        " ('a', '', NULL, '9999-12-31Z', '0001-01-01Z', 'somebody'),"
+        " ('b', '', NULL, now() + interval '1 d', now() + interval '1 d 60 s', 'ann')"
+    )
+    await clock_ahead.bring_back_limits(database)
+    [written, paused] = sql.execute(
+        "SELECT paused_at > clock_timestamp() AS ahead, paused_until - paused_at AS length,"
+        " paused_until < clock_timestamp() + interval '1 h' AS soon FROM jsworker.limits ORDER BY kind"
+    ).fetchall()
+    assert (written["ahead"], written["soon"]) == (True, True)
+    assert (paused["ahead"], paused["soon"], paused["length"].total_seconds()) == (False, True, 60.0)
+
+
 @pytest.mark.parametrize("hours", [0, 24])
 async def test_a_worker_that_is_gone_is_not_alive(database: Database, sql: Sql, hours: int) -> None:
     sql.execute(

@@ -101,8 +101,10 @@ async def follow_the_clock(context: WorkerContext) -> None:
     if context.health.up:
         with context.noting("instants ahead of the database's clock"):
             await clock_ahead.bring_back(context.database, kinds=list(context.kinds))
-            await clock_ahead.bring_back_limits(context.database)
+        with context.noting("workers ahead of the database's clock"):
             await clock_ahead.bring_back_workers(context.database)
+        with context.noting("limits ahead of the database's clock"):
+            await clock_ahead.bring_back_limits(context.database)
 
 
 async def look_at_files(context: WorkerContext) -> None:
