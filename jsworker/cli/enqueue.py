@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from jsworker.cli.enqueue_lines import enqueue_lines, enqueuers_right
-from jsworker.cli.enqueued_batches import EnqueuedBatches, JobBatch
+from jsworker.cli.enqueued_batches import EnqueuedBatches, JobBatch, remark_unpublished
 from jsworker.cli.interruption import run_in_batches
 from jsworker.cli.options import argument, flag, new_app, option
 from jsworker.cli.output import json_text, print_stored, progress_bar, progress_wanted, remark
@@ -144,7 +144,7 @@ def _enqueue_many(kind: Kind, payload: Any, count: int, options: dict[str, Any],
 
     async def enqueue_them() -> None:
         with progress_bar("enqueued", count if watched else 0) as advance:
-            _remark_unpublished(await jobs.enqueue(kind, batches, options, advance), options)
+            await jobs.enqueue(kind, batches, options, advance)
 
     try:
         run_in_batches(enqueue_them())
@@ -183,7 +183,7 @@ def _enqueue_one(
                 if not as_json:
                     print_stored(strict_json.dumps(known["result"]))
         if one.created and not wait:
-            _remark_unpublished(client.unpublished_because, options)
+            remark_unpublished(client, options)
 
     try:
         asyncio.run(enqueue_and_wait())
@@ -250,11 +250,6 @@ def read_payload(given: str) -> Any:
         except OSError as error:
             raise WrongUsage(f"--payload {shown(given)} cannot be read: {error.strerror}") from None
     return strict_json.loads(text, what="payload")
-
-
-def _remark_unpublished(unpublished: str | None, options: dict[str, Any]) -> None:
-    if unpublished and not (options["delay"] or options["run_at"] or options["debounce"]):
-        remark(f"stored, but not published yet, which a worker does: {unpublished}")
 
 
 def _existing_in_words(key: str | None, options: dict[str, Any]) -> str:

@@ -55,7 +55,7 @@ def enqueue_lines(
         jobs = EnqueuedBatches(lines, as_json=as_json)
         try:
             with enqueuers_right(options):
-                run_in_batches(_enqueue(name, file, kind, options, jobs, key_field=key_field, total=total))
+                run_in_batches(_enqueue(file, kind, options, jobs, key_field=key_field, total=total))
         finally:  # committed jobs are printed, whatever came after the commit
             jobs.report()
 
@@ -142,7 +142,6 @@ def enqueuers_right(options: Mapping[str, Any]) -> AbstractContextManager[None]:
 
 
 async def _enqueue(
-    name: str,
     file: BinaryIO,
     kind: Kind,
     options: dict[str, Any],
@@ -161,9 +160,7 @@ async def _enqueue(
         for batch in _batches(lines)
     )
     with progress_bar("enqueued", total) as advance:
-        unpublished = await jobs.enqueue(kind, batches, options, advance)
-    if unpublished and not (options["delay"] or options["run_at"] or options["debounce"]):
-        remark(f"{name}: stored, but not published yet, which a worker does: {unpublished}")
+        await jobs.enqueue(kind, batches, options, advance)
 
 
 def _batches(lines: Iterator[Line]) -> Iterator[list[Line]]:

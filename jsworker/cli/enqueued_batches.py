@@ -36,13 +36,13 @@ class EnqueuedBatches:
         batches: Iterable[JobBatch],
         options: dict[str, Any],
         advance: Callable[[int], None],
-    ) -> str | None:
-        """Enqueue the batches; return why some are not published yet, None if all are.
+    ) -> None:
+        """Enqueue the batches, and say so if some are not published yet.
 
         Raises asyncio.CancelledError if Ctrl-C was pressed, after the batch that was under way.
         """
-        interrupted = on_interrupt("what is enqueued stays enqueued")
         async with JobClient.from_env() as client:
+            interrupted = on_interrupt("what is enqueued stays enqueued")
             for batch in batches:
                 try:
                     answers = await client.enqueue_many(
@@ -57,7 +57,7 @@ class EnqueuedBatches:
                 if interrupted.is_set():
                     raise asyncio.CancelledError
             await client.publish_pending()
-        return client.unpublished_because
+        remark_unpublished(client, options)
 
     def report(self) -> None:
         """Print what is left to print, and say how many jobs were enqueued unless all are new."""
@@ -79,3 +79,10 @@ class EnqueuedBatches:
             self._shown.extend(batch)
         else:
             print_stored("\n".join(str(each.id) for each in batch))
+
+
+def remark_unpublished(client: JobClient, options: dict[str, Any]) -> None:
+    """Say why jobs that are due were not published, which a worker does then."""
+    unpublished = client.unpublished_because
+    if unpublished and not (options["delay"] or options["run_at"] or options["debounce"]):
+        remark(f"stored, but not published yet, which a worker does: {unpublished}")
