@@ -329,14 +329,21 @@ def built(sql: Sql) -> dict[str, bool]:
     return {row["relname"]: row["indisvalid"] for row in rows}
 
 
+@contextmanager
+def many_jobs_in_use(url: str, other: Sql) -> Iterator[None]:
+    """Insert jobs and keep a transaction open that has written one: builds of indexes wait for its end."""
+    other.execute(MANY)
+    with connected(url) as holder, holder.transaction():
+        holder.execute(
+            "UPDATE jsworker.jobs SET message = '' WHERE id = (SELECT id FROM jsworker.jobs LIMIT 1)"
+        )
+        yield
+
+
 async def test_indexes_of_many_jobs_are_built_beside_writers(at_revision: AtRevision) -> None:
     url = at_revision("0007")
-    with connected(url) as holder, connected(url) as other:
-        other.execute(MANY)
-        with holder.transaction():
-            holder.execute(
-                "UPDATE jsworker.jobs SET message = '' WHERE id = (SELECT id FROM jsworker.jobs LIMIT 1)"
-            )
+    with connected(url) as other:
+        with many_jobs_in_use(url, other):
             migrating = asyncio.create_task(asyncio.to_thread(upgrade_database, url, "0008"))
             waits = "SELECT 1 FROM pg_stat_progress_create_index WHERE lockers_total > 0"
             await eventually(
@@ -380,12 +387,8 @@ def test_no_time_limit_of_the_database_ends_a_migration(
 async def test_two_upgrades_build_an_index_once(at_revision: AtRevision) -> None:
     url = at_revision("0007")
     said: list[str] = []
-    with connected(url) as holder, connected(url) as other:
-        other.execute(MANY)
-        with holder.transaction():
-            holder.execute(
-                "UPDATE jsworker.jobs SET message = '' WHERE id = (SELECT id FROM jsworker.jobs LIMIT 1)"
-            )
+    with connected(url) as other:
+        with many_jobs_in_use(url, other):
             first = asyncio.create_task(asyncio.to_thread(upgrade_database, url, "0008"))
             waits = "SELECT index_relid FROM pg_stat_progress_create_index WHERE lockers_total > 0"
             await eventually(
@@ -404,12 +407,8 @@ async def test_two_upgrades_build_an_index_once(at_revision: AtRevision) -> None
 
 async def test_a_build_whose_connection_is_ended_is_told_in_one_line(at_revision: AtRevision) -> None:
     url = at_revision("0007")
-    with connected(url) as holder, connected(url) as other:
-        other.execute(MANY)
-        with holder.transaction():
-            holder.execute(
-                "UPDATE jsworker.jobs SET message = '' WHERE id = (SELECT id FROM jsworker.jobs LIMIT 1)"
-            )
+    with connected(url) as other:
+        with many_jobs_in_use(url, other):
             building = asyncio.create_task(asyncio.to_thread(upgrade_database, url, "0008"))
             end = (
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_progress_create_index WHERE lockers_total > 0"

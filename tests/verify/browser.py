@@ -56,17 +56,20 @@ class Browser:
         return len(self.all(selector))
 
     def press(self, words: str, *, within: str = "main") -> None:
-        """Click on the first button or link whose text begins with these words."""
+        """Click on the first button or link that begins with these words, of a page that may be loading."""
+        selector = f"{within} button, {within} a, {within} summary"
 
         def click() -> bool:
-            found = self.all(f"{within} button, {within} a, {within} summary")
-            for each in found:
+            for each in self.all(selector):
                 if each.text.startswith(words):
                     each.click()
                     return True
-            raise AssertionError(f"no button {words!r} at {self.path}: {[each.text for each in found]}")
+            return False
 
-        self._steady(click)
+        wait_for(
+            lambda: self._steady(click),
+            lambda: f"no button {words!r} at {self.path}: {[each.text for each in self.all(selector)]}",
+        )
 
     def click(self, selector: str) -> None:
         """Click on the first element that a CSS selector finds."""
