@@ -14,21 +14,21 @@ class DatabaseClock:
     """Tells the time of a database without asking it each time; before it was asked, that of this machine."""
 
     def __init__(self) -> None:
-        self._told: tuple[datetime, float] | None = None
+        self._answer: tuple[datetime, float] | None = None
         self._asked_at: float | None = None
 
     def now(self) -> datetime:
-        """Return the time, counted on from what the database told: this machine's clock may be set meanwhile."""
-        if self._told is None:
+        """Return the time, counted on from the database's last answer: this machine's clock may be set meanwhile."""
+        if self._answer is None:
             return datetime.now(UTC)
-        time, told_at = self._told
-        return time + timedelta(seconds=boottime() - told_at)
+        time, read_at = self._answer
+        return time + timedelta(seconds=boottime() - read_at)
 
     async def ask(self, database: Database) -> None:
         """Ask the database; with the errors of ``Database.run``."""
         self._asked_at = asked_at = boottime()
         time = await database_now(database)
-        self._told = time, (asked_at + boottime()) / 2
+        self._answer = time, (asked_at + boottime()) / 2
 
     async def ask_if_old(self, database: Database) -> None:
         """Ask the database, if it was not asked within a minute; see ``ask``."""
