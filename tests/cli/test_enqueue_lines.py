@@ -3,6 +3,7 @@
 import io
 import json
 import signal
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -213,6 +214,16 @@ class TestStopped:
         found = process.wait()
         assert (found.code, len(found.json)) == (130, 10_000)
         assert found.errors[-1] == "10000 of 25000 jobs were enqueued; of the next 10000 perhaps some"
+
+    def test_ctrl_c_before_the_first_batch_ends_it_at_once(self, spawn: Spawn, many: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            database = f"postgresql://u@127.0.0.1:{silent.getsockname()[1]}/d"
+            process = spawn("enqueue", "double", "--from", many, JSWORKER_DATABASE_URL=database)
+            connection, _ = silent.accept()
+            with connection:
+                process.signal(signal.SIGINT)
+                found = process.wait()
+        assert (found.code, found.errors) == (130, ["0 of 25000 jobs were enqueued"])
 
     def test_an_error_in_the_second_statement_leaves_the_first_ones_jobs_unclear(
         self, cli: Cli, sql: Sql
