@@ -25,7 +25,8 @@ def drop_in_copy() -> None:
     """Replace these sockets by /dev/null, in a copy of the process only.
 
     The servers then see the end of this process however long the copy lives, and nothing that the copy's own
-    objects of these connections write, such as PostgreSQL's Terminate, reaches a server.
+    objects of these connections write, such as PostgreSQL's Terminate, reaches a server. The driver tells of
+    a connection when it is made: one that was being made at the fork stays open, its session has run nothing.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for connection in _own:
