@@ -314,7 +314,7 @@ async def insert(
         return Inserted(batch, answers, until)
 
     try:
-        for batch in _batches(jobs):
+        for batch in for_statements(jobs):
             under_way.append(asyncio.create_task(write(batch)))
             await asyncio.sleep(0)  # send it before the answers of an earlier one keep the CPU busy
             if len(under_way) == at_once:
@@ -327,7 +327,8 @@ async def insert(
         await asyncio.gather(*under_way, return_exceptions=True)
 
 
-def _batches(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
+def for_statements(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
+    """Yield the jobs of each statement: up to 5,000 with 8 million characters of payload, or a larger one."""
     batch: list[NewJob] = []
     size = 0
     for job in jobs:

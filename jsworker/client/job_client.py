@@ -90,6 +90,7 @@ class JobClient:
         events: emits ``worker.degraded`` and ``worker.restored``, with ``what="publishing"`` for a stream to
             which the client cannot publish.
         database: the connections of the client.
+        publisher: publishes what the client has enqueued, in the background.
     """
 
     def __init__(self, settings: Settings, *, codec: Codec | None = None) -> None:
@@ -111,9 +112,9 @@ class JobClient:
         self.events = Events()
         dsn, seconds = settings.current_database_dsn, settings.statement_timeout
         self.database = Database(dsn, statement_timeout=seconds, owner="client")
-        self._publisher = ClientPublisher(settings, self.database, self.events, died=self._died)
+        self.publisher = ClientPublisher(settings, self.database, self.events, died=self._died)
         self._inserts = SharedInserts(
-            self.database, publish_after=self._publisher.own_seconds, died=self._died
+            self.database, publish_after=self.publisher.own_seconds, died=self._died
         )
         self._results = Results(self.database, self._contents)
         self._unusable_because: str | None = _NOT_OPEN
@@ -130,7 +131,7 @@ class JobClient:
     @property
     def schedules(self) -> Schedules:
         """Schedules, which enqueue jobs by the clock: list, add, pause, resume, run now, remove."""
-        return Schedules(self._opened(), self._settings, self._publisher, self._result, self._contents)
+        return Schedules(self._opened(), self._settings, self.publisher, self._result, self._contents)
 
     @property
     def settings(self) -> Settings:
@@ -181,7 +182,7 @@ class JobClient:
     async def resume(self, kind: Kind, key: str | None = None, *, actor: str | None = None) -> None:
         """End the pause of a kind or a key. Raises TransitionRefused if it is not paused."""
         await self.limits.resume(kind, key, actor=actor)
-        self._publisher.publish_in_background()
+        self.publisher.publish_in_background()
 
     async def drain_worker(self, worker_id: str, *, actor: str | None = None) -> None:
         """Let a worker claim no more jobs, until ``undrain_worker`` or the next start of its process.
@@ -205,12 +206,12 @@ class JobClient:
     @property
     def workflows(self) -> Workflows:
         """Workflows that were enqueued by ``workflow``: list, get, cancel, retry."""
-        return Workflows(self._opened(), self._publisher)
+        return Workflows(self._opened(), self.publisher)
 
     @property
     def unpublished_because(self) -> str | None:
         """Why messages were left to workers; None if none was, or ``publish_pending`` has published all."""
-        return self._publisher.unpublished_because
+        return self.publisher.unpublished_because
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -239,8 +240,8 @@ class JobClient:
         self.database.open()
         try:
             await self.database.check_usable()
-            await self._publisher.open()
-            stream = self._publisher.stream
+            await self.publisher.open()
+            stream = self.publisher.stream
             self._results.open(None if stream is None else stream.hint_receiver())
         except BaseException:
             await self.close()
@@ -257,11 +258,11 @@ class JobClient:
         self._unusable_because = _CLOSED
         try:
             await self._results.close()
-            await self._publisher.end_publishing()
+            await self.publisher.end_publishing()
             await self._inserts.flush()
         finally:  # also of a close that is cancelled
             try:
-                await self._publisher.close()
+                await self.publisher.close()
             finally:
                 self._opened_in = None
                 await self.database.close()
@@ -323,7 +324,7 @@ class JobClient:
             enqueued = await self._inserts.insert(name, job._replace(**context._asdict()))
             if enqueued.created and is_due(job):
                 await fault_points.reach("after_commit_before_publish")
-                await self._publisher.publish(
+                await self.publisher.publish(
                     Outgoing(enqueued.id, name, 1, False, None, *context, job.priority)
                 )
             return JobHandle.of(enqueued, self._result, kind)
@@ -387,20 +388,20 @@ class JobClient:
             clock = asyncio.get_running_loop().time
             began = clock()
             keyed = any(key is not None for key in keys)
-            own_seconds = self._publisher.own_seconds_of
+            own_seconds = self.publisher.own_seconds_of
             inserts = insert(self._opened(), name, jobs, keyed=keyed, own_seconds=own_seconds)
             try:
                 async with aclosing(inserts) as inserted:
                     async for batch in inserted:
                         with no_collection():
                             enqueued += [JobHandle.of(each, self._result, kind) for each in batch.answers]
-                        self._publisher.keep(name, batch, since=began)
+                        self.publisher.keep(name, batch, since=began)
                         if clock() >= began + _PUBLISH_EVERY_SECONDS:
-                            self._publisher.start_publishing()
+                            self.publisher.start_publishing()
             except BaseException:  # some jobs may have been stored
-                self._publisher.publish_in_background(since=began)
+                self.publisher.publish_in_background(since=began)
                 raise
-            self._publisher.start_publishing()
+            self.publisher.start_publishing()
         return enqueued
 
     async def result(self, job_id: UUID | str, timeout: float | timedelta | None = None) -> Any:  # noqa: ASYNC109 -- as asyncio.wait_for
@@ -431,7 +432,7 @@ class JobClient:
             name,
             database=self._opened(),
             settings=self._settings,
-            publisher=self._publisher,
+            publisher=self.publisher,
             contents=self._contents,
         )
 
@@ -443,7 +444,7 @@ class JobClient:
         INSERT (see ``deploy/postgres/roles.sql``), workers publish everything, within RELAY_INTERVAL.
         """
         self._opened()
-        return await self._publisher.publish_pending()
+        return await self.publisher.publish_pending()
 
     async def get(self, job_id: UUID | str) -> JobDetails:
         """Return a job with its payload, checkpoint and result.
@@ -550,7 +551,7 @@ class JobClient:
         name = None if kind is None else kind_name(kind)
         lane = None if priority is None else priority_number(priority)
         selection = Selection((status,), name, lane, age, JobFilter(**where))
-        return SelectedJobs(self._opened(), self._publisher, selection)
+        return SelectedJobs(self._opened(), self.publisher, selection)
 
     async def audit(self, *, limit: int = 50, after: UUID | str | None = None) -> Sequence[Action]:
         """Return the actions on jobs, kinds and schedules, with their actors, the last action first.
@@ -583,7 +584,7 @@ class JobClient:
             wanted = job_uuid(job_id)
             entry = _entry("retry", [wanted], actor)
             (await control.retry_all(self._opened(), [wanted], entry=entry)).check()
-        self._publisher.publish_in_background()
+        self.publisher.publish_in_background()
 
     async def set_priority(self, job_id: UUID | str, priority: Priority, *, actor: str | None = None) -> None:
         """Give a waiting job another priority; a queued job gets a message in its new lane.
@@ -596,7 +597,7 @@ class JobClient:
         entry = _entry("set_priority", [wanted], actor, to=priority)
         with operators_rights("set_priority"):
             (await priorities.set_priorities(self._opened(), [wanted], number, entry=entry)).check()
-        self._publisher.publish_in_background()
+        self.publisher.publish_in_background()
 
     async def reschedule(self, job_id: UUID | str, run_at: datetime, *, actor: str | None = None) -> None:
         """Change the due time of a job that waits for a time, for example for its next attempt.
@@ -645,7 +646,7 @@ class JobClient:
             raise TransitionRefused(f"job {wanted} cannot be cleared: {taken.refused[wanted]}")
         if not taken.resets:
             raise TransitionRefused(f"job {wanted}: its owner has just settled it")
-        self._publisher.publish_in_background()
+        self.publisher.publish_in_background()
         return taken.resets[0]
 
     def _opened(self) -> Database:

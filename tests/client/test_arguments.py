@@ -444,8 +444,8 @@ def test_a_client_that_was_closed_can_be_opened_in_another_event_loop(settings: 
             await asyncio.gather(*(client.get(job.id) for job in jobs))
             with pytest.raises(TimeoutError):
                 await jobs[0].result(timeout=0.5)
-            assert client._publisher._keeping is not None
-            assert not client._publisher._keeping.done()
+            assert client.publisher._keeping is not None
+            assert not client.publisher._keeping.done()
             assert any(pool._idle for pool in client.database.pools_by_name().values())
 
     asyncio.run(use())

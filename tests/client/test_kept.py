@@ -47,7 +47,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[list[Outgoing]]:
 @pytest.fixture
 def unpublished(client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that is killed between the commit and the first message."""
-    monkeypatch.setattr(client._publisher, "start_publishing", lambda: None)
+    monkeypatch.setattr(client.publisher, "start_publishing", lambda: None)
 
 
 async def all_published(rows: Rows, jobs: int) -> None:
@@ -70,7 +70,7 @@ async def test_what_was_stored_is_not_read_again(
     await client.enqueue_many(KIND, [{"n": n} for n in range(10)])
     await all_published(rows, 10)
     assert taken == []
-    assert not client._publisher._kept
+    assert not client.publisher._kept
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ async def test_a_few_jobs_may_be_claimed_before_anybody_marks_them(
 
     async def published() -> None:
         assert await messages_of(js, settings) == 3
-        assert client._publisher._marks.is_busy
+        assert client.publisher._marks.is_busy
 
     async with JobClient(settings) as client:
         await client.enqueue_many(KIND, [{}] * 3)
@@ -166,13 +166,13 @@ async def test_a_client_whose_close_is_cancelled_disconnects(
         await asyncio.sleep(3600.0)
 
     monkeypatch.setattr(client_publisher, "_MARK_AT_END_SECONDS", 3600.0)
-    monkeypatch.setattr(client._publisher._marks, "flush", flush)
+    monkeypatch.setattr(client.publisher._marks, "flush", flush)
     closing = asyncio.create_task(client.close())
     await marking.wait()
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
-    assert client._publisher.stream is None
+    assert client.publisher.stream is None
     assert all(pool._closed for pool in client.database.pools_by_name().values())
 
 
@@ -210,7 +210,7 @@ async def test_many_calls_at_once_fill_no_memory(
 ) -> None:
     monkeypatch.setattr(client_publisher, "_MOST_KEPT", 4)
     monkeypatch.setattr(client_publisher, "_MOST_OF_CALLS_AT_ONCE", 8)
-    publisher = client._publisher
+    publisher = client.publisher
     await asyncio.gather(*(client.enqueue_many(KIND, [{}] * 3) for _ in range(5)))
     assert publisher._jobs_kept == sum(len(kept.ids) for kept in publisher._kept) == 8
     assert "workers publish" in str(client.unpublished_because)
@@ -224,11 +224,11 @@ async def test_what_relays_are_about_to_take_is_left_to_them(
     await client.enqueue_many(KIND, [{}] * 3)
 
     async def given_up() -> None:
-        assert client._publisher._publishing is not None
-        assert client._publisher._publishing.done()
+        assert client.publisher._publishing is not None
+        assert client.publisher._publishing.done()
 
     await eventually(given_up)
-    assert (len(client._publisher._kept), client._publisher._jobs_kept) == (0, 0)
+    assert (len(client.publisher._kept), client.publisher._jobs_kept) == (0, 0)
     assert await rows.value(_UNPUBLISHED) == 3
     assert "workers publish them" in str(client.unpublished_because)
 
@@ -237,14 +237,14 @@ async def test_while_the_stream_is_silent_nothing_is_kept(
     client: JobClient, rows: Rows, database: Database, unpublished: None
 ) -> None:
     await client.enqueue_many(KIND, [{}])
-    client._publisher.silent_because = "it does not answer"
+    client.publisher.silent_because = "it does not answer"
     assert await client.publish_pending() == 0
-    stream = client._publisher.stream
+    stream = client.publisher.stream
     assert stream is not None
-    await client._publisher._publish_kept(stream, Tally())
-    assert not client._publisher._kept
+    await client.publisher._publish_kept(stream, Tally())
+    assert not client.publisher._kept
     [later] = await client.enqueue_many(KIND, [{}])
-    assert not client._publisher._kept
+    assert not client.publisher._kept
     assert [job.id for job in await take_outgoing(database, limit=10)] == [later.id]  # at once
 
 
@@ -252,7 +252,7 @@ async def test_small_calls_go_together(
     client: JobClient, unpublished: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_publisher, "_BATCH", 5)
-    publisher = client._publisher
+    publisher = client.publisher
     for size in (2, 2, 2, 7):
         await client.enqueue_many(KIND, [{}] * size)
     assert [len(await publisher._take_kept()) for _ in range(4)] == [4, 2, 5, 2]
@@ -261,7 +261,7 @@ async def test_small_calls_go_together(
 
 async def test_relays_leave_more_time_for_many(client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_publisher, "_OWN_SECONDS", 5.0)
-    publisher = client._publisher
+    publisher = client.publisher
     assert publisher.own_seconds_of(1) == pytest.approx(5.0, abs=0.01)
     assert publisher.own_seconds_of(40_000) == pytest.approx(9.0)
     assert publisher.own_seconds_of(50_001) == 0
@@ -273,7 +273,7 @@ async def test_a_stream_that_refuses_is_not_tried_again_before_it_has_stored_som
     config = (await js.stream_info(settings.stream)).config
     await js.publish(f"{settings.subject_prefix}.{KIND}", b"filler")
     await js.update_stream(config, max_msgs=1, discard=DiscardPolicy.NEW)
-    publisher = client._publisher
+    publisher = client.publisher
 
     async def at_rest() -> None:
         assert publisher._publishing is not None
@@ -312,7 +312,7 @@ async def test_no_setting_of_the_login_changes_the_time(
 async def test_payloads_are_not_kept(client: JobClient, unpublished: None) -> None:
     """Ids alone: fifty thousand payloads of a megabyte would fill any memory."""
     await client.enqueue_many(KIND, [{"text": "a large one"}])
-    [kept] = client._publisher._kept
+    [kept] = client.publisher._kept
     assert len(kept.ids) == 1
     assert "a large one" not in repr(kept)
 
@@ -322,8 +322,8 @@ async def test_publish_pending_publishes_it_with_the_outbox(
 ) -> None:
     await client.enqueue_many(KIND, [{}] * 3)
     await client.enqueue_many(KIND, [{}] * 2)
-    [*_, last] = client._publisher._kept
-    client._publisher._kept.pop()
+    [*_, last] = client.publisher._kept
+    client.publisher._kept.pop()
     await rows.query(
         "UPDATE jsworker.jobs SET publish_after = clock_timestamp() WHERE id = ANY(%s)", last.ids
     )
@@ -346,7 +346,7 @@ async def test_what_is_not_due_or_has_terms_is_not_kept(
     client: JobClient, rows: Rows, unpublished: None, options: dict[str, Any]
 ) -> None:
     await client.enqueue_many(KIND, [{}] * 2, **options)
-    assert not client._publisher._kept
+    assert not client.publisher._kept
     assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE publish_after > clock_timestamp()") == 0
 
 

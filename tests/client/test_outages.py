@@ -181,8 +181,8 @@ async def test_nothing_is_published_into_another_installations_stream_found_late
         row = await rows.job(job.id)
         assert (row["needs_publish"], row["stream_seq"]) == (True, None)
     async with stranger() as owner:
-        assert owner._publisher.stream is not None
-        assert (await owner._publisher.stream.state()).messages == 0
+        assert owner.publisher.stream is not None
+        assert (await owner.publisher.stream.state()).messages == 0
 
 
 async def test_a_stream_that_cannot_be_made_fit_is_refused_at_the_start(
@@ -240,7 +240,7 @@ async def test_with_nats_frozen_only_the_first_call_waits_for_it(
 
         async def answers_again() -> None:
             await client.enqueue(KIND, {})
-            assert client._publisher.silent_because is None
+            assert client.publisher.silent_because is None
 
         await eventually(answers_again)
         await is_published(rows, await client.enqueue(KIND, {}))
@@ -304,7 +304,7 @@ async def test_what_the_stream_does_not_take_is_not_counted_as_published(
     assert await client.publish_pending() == 0
     assert await rows.value("SELECT needs_publish FROM jsworker.jobs")
     assert client.unpublished_because is not None
-    client._publisher.unpublished_because = None
+    client.publisher.unpublished_because = None
     job = await client.enqueue(KIND, {})  # accepted all the same
     assert (await rows.job(job.id))["needs_publish"]
     assert "was not stored" in (client.unpublished_because or "")

@@ -45,7 +45,7 @@ async def outbox(
 @pytest.fixture
 def publishing(client: JobClient, database: Database) -> Publish:
     """Makes publishers of small batches on the client's stream."""
-    stream = client._publisher.stream
+    stream = client.publisher.stream
     assert stream is not None
 
     def new_publisher(take: Callable[[], Awaitable[list[Outgoing]]]) -> OutboxPublisher:
@@ -115,7 +115,7 @@ async def test_few_messages_are_marked_later_and_many_at_once(  # noqa: PLR0917 
     marked: int,
 ) -> None:
     monkeypatch.setattr(publishing_of_client, "_FEW", few)
-    stream = client._publisher.stream
+    stream = client.publisher.stream
     assert stream is not None
     later: list[Sent] = []
     await outbox(3)
@@ -137,7 +137,7 @@ async def test_beside_one_that_failed_the_others_are_marked_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The wait for it has taken as long as relays leave the others alone."""
-    stream = client._publisher.stream
+    stream = client.publisher.stream
     assert stream is not None
     publish_traced = publishing_of_client.publish_traced
 
@@ -234,7 +234,7 @@ async def test_a_request_right_after_the_last_look_is_served_at_once(
     client: JobClient, outbox: Callable[[int], Awaitable[None]], rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the event loop has told anybody that the task of the requests before has ended."""
-    publish_all = client._publisher._publish_all
+    publish_all = client.publisher._publish_all
     asked = 0
 
     async def publish_all_and_ask(publisher: OutboxPublisher, tally: publishing_of_client.Tally) -> None:
@@ -243,9 +243,9 @@ async def test_a_request_right_after_the_last_look_is_served_at_once(
         if not asked:
             await outbox(1)
             asked += 1
-            asyncio.get_running_loop().call_soon(client._publisher.publish_in_background)
+            asyncio.get_running_loop().call_soon(client.publisher.publish_in_background)
 
-    monkeypatch.setattr(client._publisher, "_publish_all", publish_all_and_ask)
+    monkeypatch.setattr(client.publisher, "_publish_all", publish_all_and_ask)
     await client.enqueue_many(KIND, [{}])
 
     async def all_published() -> None:

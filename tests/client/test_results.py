@@ -374,7 +374,7 @@ class TestManyWaiters:
         client = JobClient.from_env()
         for _ in range(2):
             async with client:
-                assert client._publisher.stream is None
+                assert client.publisher.stream is None
                 with pytest.raises(JobGone):
                     await client.result(uuid4(), WITHIN)
 
@@ -589,7 +589,7 @@ class TestHints:
 
 async def announced(client: JobClient) -> None:
     """Check that the server has what the client said."""
-    hints, stream = client._results._hints, client._publisher.stream
+    hints, stream = client._results._hints, client.publisher.stream
     assert hints is not None
     assert stream is not None
     assert hints._listening is not None

@@ -1,13 +1,18 @@
 """All jobs that match: counted, changed in one go, told as one action."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from jsworker import JobClient
 from jsworker.core.errors import TransitionRefused
+from jsworker.ownership.database import Database
 from jsworker.ownership.queries import listing
+from jsworker.ownership.queries.failures import list_failures
+from jsworker.ownership.transitions import control
 from tests.worker.processors import KIND
 from tests.worker.rows import Rows
 
@@ -41,6 +46,39 @@ async def test_all_that_match_are_retried_as_one_action(
     asked = {"kind": KIND, "status": ["failed"], "error": "not recorded"}
     assert (action.target, action.matched, action.changed) == ({"jobs": asked}, 5, 5)
     assert list(await client.audit(after=action.action_id)) == []
+
+
+async def test_jobs_that_fail_again_meanwhile_are_retried_once(
+    client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = await client.enqueue_many(KIND, [{"n": n} for n in range(5)])
+    await fail(rows, *(job.id for job in jobs))
+    monkeypatch.setattr(listing, "PAGE", 1)
+    retry_all, tries = control.retry_all, 0
+
+    async def fails_again(database: Database, ids: Sequence[UUID], **how: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        assert tries <= len(jobs)
+        done = await retry_all(database, ids, **how)
+        await fail(rows, *ids)
+        return done
+
+    monkeypatch.setattr(control, "retry_all", fails_again)
+    [group] = (await list_failures(client.database)).groups
+    done = await client.select(status="failed", kind=KIND, failure=group.failure).retry()
+    assert (done.matched, done.changed) == (5, 5)
+
+
+async def test_jobs_that_are_moved_to_a_later_time_are_moved_once(
+    client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.enqueue_many(KIND, [{}] * 3, delay=60.0)
+    monkeypatch.setattr(listing, "PAGE", 1)
+    when = datetime.now(UTC) + timedelta(days=3)
+    done = await client.select(status="scheduled", kind=KIND).reschedule(when)
+    assert (done.matched, done.changed) == (3, 3)
+    assert await rows.value("SELECT count(*) FROM jsworker.job_events WHERE event = 'rescheduled'") == 3
 
 
 async def test_waiting_jobs_are_moved_and_cancelled(client: JobClient, rows: Rows) -> None:

@@ -7,6 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from jsworker import JobClient
+from jsworker.client.client_publisher import ClientPublisher
 from jsworker.client.selected_jobs import count_jobs
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
@@ -30,6 +31,19 @@ async def test_a_job_is_cancelled_after_a_question(
     assert "1 job cancelled" not in (await viewer.see(f"/jobs/{job_id}")).text
     [action] = await client.audit()
     assert (action.action, action.matched, action.changed) == ("cancel", 1, 1)
+
+
+async def test_the_answer_does_not_wait_for_what_others_have_to_publish(
+    viewer: Viewer, put: PutJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def publish_without_end(_: ClientPublisher) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(ClientPublisher, "publish_pending", publish_without_end)
+    job_id = await put("failed")
+    async with asyncio.timeout(60.0):
+        page = await viewer.press(await viewer.see(f"/jobs/{job_id}/retry"), "Retry 1 job")
+    assert "1 job retried" in page.text
 
 
 async def test_chosen_jobs_are_acted_on_and_others_left(viewer: Viewer, put: PutJob, rows: Rows) -> None:
@@ -94,7 +108,8 @@ async def test_a_running_job_is_taken_back_with_a_reason(
     await viewer.press(question, "Take back", {"reason": "it hangs"})
     found = await rows.job(job_id)
     assert (found["status"], found["clear_reason"], found["fencing_token"]) == ("queued", "it hangs", 1)
-    assert [(each.action, each.changed) for each in await client.audit()] == [("clear", 1)]
+    [action] = await client.audit()
+    assert (action.action, action.changed, action.target["reason"]) == ("clear", 1, "it hangs")
 
 
 async def test_a_run_that_began_after_the_question_is_not_taken_back(
@@ -136,7 +151,11 @@ async def test_priority_and_time_are_set(viewer: Viewer, put: PutJob, rows: Rows
     await viewer.press(await viewer.see(f"/jobs/{job_id}/reschedule"), "Reschedule", given)
     found = await rows.job(job_id)
     assert (found["priority"], found["run_at"]) == (0, when)
-    assert [each.action for each in await client.audit()] == ["reschedule", "priority"]
+    jobs = {"jobs": {"ids": [str(job_id)]}}
+    assert [(each.action, each.target) for each in await client.audit()] == [
+        ("reschedule", jobs | {"to": when.isoformat()}),
+        ("set_priority", jobs | {"to": "high"}),
+    ]
 
 
 async def test_what_is_not_possible_any_more_is_said(viewer: Viewer, put: PutJob, rows: Rows) -> None:

@@ -20,6 +20,7 @@ from sqlalchemy import text
 
 from jsworker.core.job import Job
 from jsworker.core.processor import Backoff, JobProcessor
+from jsworker.worker.isolation import isolated_messages as wire
 
 LEAKED: list[bytes] = []
 SPENT = Backoff(first=3600.0, longest=3600.0)
@@ -75,6 +76,12 @@ class Isolated(JobProcessor):
     async def _write_to_its_link(self, job: Job[dict[str, Any]]) -> None:  # noqa: ARG002 -- as all of them
         os.write(int(sys.argv[3]), b"this is no message\n")
         await asyncio.sleep(3600)
+
+    async def _break_its_report(self, job: Job[dict[str, Any]]) -> None:  # noqa: ARG002 -- as all of them
+        def lacks_memory(**_: Any) -> None:
+            raise MemoryError
+
+        setattr(wire, "RunEnded", lacks_memory)  # noqa: B010 -- mypy refuses the assignment
 
     async def _compute(self, job: Job[dict[str, Any]]) -> None:
         compute_until(job.payload["until"])
@@ -224,6 +231,28 @@ class Frugal(Isolated):
 
     kind = "frugal"
     max_memory_mb = 150
+
+
+class Loaded(JobProcessor):
+    """Keeps from its setup what the limit allows once; returns its process, and how many setups that made."""
+
+    kind = "loaded"
+    isolation = "process"
+    max_memory_mb = 300
+    setups: ClassVar[int] = 0
+
+    async def setup(self) -> None:
+        Loaded.setups += 1
+        leak(150)
+
+    async def process(self, _job: Job[dict[str, Any]]) -> list[int]:
+        return [os.getpid(), Loaded.setups]
+
+
+class LoadedToo(Loaded):
+    """Another kind, which does not fit beside it."""
+
+    kind = "loaded-too"
 
 
 class Huge(JobProcessor):

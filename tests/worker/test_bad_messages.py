@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -280,6 +280,28 @@ async def test_a_message_without_a_row_waits_while_it_is_young_and_is_then_dead(
 
 def test_young_is_less_than_a_minute() -> None:
     assert (intake._NO_ROW_SECONDS, intake._NO_ROW_DELAY) == (60.0, 5.0)
+
+
+@pytest.fixture
+def start_with_one_slot(start: StartWorker, settings: Settings) -> Callable[[], Awaitable[Running]]:
+    return lambda: start(scripted(echo), with_settings=settings.model_copy(update={"concurrency": 1}))
+
+
+async def test_messages_without_a_row_do_not_hold_up_a_job_behind_them(
+    client: JobClient,
+    rows: Rows,
+    start_with_one_slot: Callable[[], Awaitable[Running]],
+    publisher: Publisher,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a backup that has no rows for them: they come again before the job's message, without end."""
+    monkeypatch.setattr(intake, "_NO_ROW_DELAY", 0.0)
+    monkeypatch.setattr(intake, "_NO_ROW_SECONDS", 3600.0)
+    await start_with_one_slot()
+    for _ in range(10):
+        await asyncio.gather(*(publisher.message(uuid4()) for _ in range(100)))
+    job = await client.enqueue(KIND, {"n": 1})
+    await rows.becomes(job.id, "completed", seconds=60.0)
 
 
 async def test_a_message_that_overtook_its_rows_commit_starts_the_job_all_the_same(

@@ -29,6 +29,8 @@ from tests.worker.isolated import (
     Isolated,
     Leaky,
     LeavesOpen,
+    Loaded,
+    LoadedToo,
     Other,
     Rotating,
     Steady,
@@ -336,6 +338,7 @@ async def test_a_job_that_ends_its_process_stalls_alone(
         ("be_killed", "was killed by SIGKILL"),
         ("close_its_files", ""),
         ("write_to_its_link", "it sent to the worker what is no message"),
+        ("break_its_report", "ended with exit code 1"),
     ]
     for does, how in ways:
         job = await client.enqueue("isolated", {"does": does})
@@ -537,6 +540,16 @@ async def test_a_kind_whose_own_processor_would_fit_alone_gets_a_process_of_its_
     assert (await result_of(client, rows, "frugal"))["pid"] != leaked
     [ended] = await running.events.told("isolated.ended")
     assert (ended["cause"], ended["pid"]) == ("memory", leaked)
+
+
+async def test_kinds_that_do_not_fit_into_one_process_keep_warm_ones_of_their_own(
+    begin: Any, client: JobClient, rows: Rows
+) -> None:
+    running = await begin(Loaded, LoadedToo, processes=2)
+    found = [await result_of(client, rows, kind) for _ in range(4) for kind in ("loaded", "loaded-too")]
+    assert found == [*found[:2]] * 4
+    assert len({pid for pid, _ in found}) == 2
+    assert running.events.of("isolated.ended") == []
 
 
 # --- The end of the worker's process. ---

@@ -76,8 +76,8 @@ def test_a_search_that_found_all_it_could_take_is_due_at_once(clock: Clock) -> N
 
 @pytest.fixture
 def relay(client: JobClient) -> Relay:
-    assert client._publisher.stream is not None
-    return Relay(make_context(client.database, stream=client._publisher.stream))
+    assert client.publisher.stream is not None
+    return Relay(make_context(client.database, stream=client.publisher.stream))
 
 
 async def is_published(rows: Rows, job: UUID) -> None:

@@ -316,8 +316,8 @@ async def test_a_round_of_the_relay_ends_with_the_batches_under_way(
     monkeypatch.setattr(publishing, "_FEW", 0)
     publish_traced = publishing.publish_traced
     monkeypatch.setattr(publishing, "publish_traced", publish_and_end)
-    assert client._publisher.stream is not None
-    relay = Relay(make_context(client.database, stream=client._publisher.stream))
+    assert client.publisher.stream is not None
+    relay = Relay(make_context(client.database, stream=client.publisher.stream))
     await fill_outbox(client, rows, 100)
     await relay.step()
     assert await rows.value(LEFT_IN_OUTBOX) == 90

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +26,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Parameters
 from jsworker.ownership.queries import workflow_listing
 from jsworker.ownership.transitions import workflow_control, workflows
+from jsworker.ownership.transitions.enqueue import NewJob
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import Gate, echo, scripted
@@ -281,6 +282,31 @@ async def test_adding_members_is_repeated_until_the_database_answers(
     assert await flow.result(timeout=60) == {"sum": 3, "members": 3}
     assert calls == 3
     assert await rows.value("SELECT max(attempts) FROM jsworker.jobs") == 1
+
+
+async def test_members_are_added_in_statements_of_limited_length(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_members, lengths = workflow_control.add_members, list[int]()
+
+    async def noting(*args: Any, new: Sequence[NewJob], **values: Any) -> None:
+        lengths.append(sum(len(job.payload) for job in new))
+        await add_members(*args, new=new, **values)
+
+    monkeypatch.setattr(workflow_control, "add_members", noting)
+
+    async def spread(job: Job[Any]) -> int:
+        if job.payload["n"] == 0:
+            await job.add_to_batch("spread", [{"n": n, "text": "x" * 1_000_000} for n in range(1, 11)])
+        return int(job.payload["n"])
+
+    await start(scripted(spread, kind="spread"), scripted(total, kind="total"))
+    async with client.workflow("sums") as flow:
+        flow.job("spread", {"n": 0}, name="parts")
+        flow.job("total", {}, after="parts")
+    assert await flow.result(timeout=60) == {"sum": 55, "members": 11}
+    assert len(lengths) == 2
+    assert max(lengths) <= 8_000_000
 
 
 async def test_a_job_without_a_batch_adds_to_none(client: JobClient, rows: Rows, start: StartWorker) -> None:

@@ -124,7 +124,8 @@ async def _act_on(visit: Visit, verb: str, ids: Sequence[UUID], form: FormData) 
     """Act on jobs that are named by their ids, with one entry in the audit."""
     how = _how(verb, form)
     client, database = visit.site.client, visit.site.client.database
-    entry = AuditEntry.of_jobs(verb, ids, actor=visit.access.name)
+    action = "set_priority" if verb == "priority" else verb
+    entry = AuditEntry.of_jobs(action, ids, actor=visit.access.name, **_for_audit(verb, how))
     match verb:
         case "retry":
             then, now = _seen(form), await listing.look_up(database, list(ids))
@@ -165,8 +166,15 @@ async def _act_on(visit: Visit, verb: str, ids: Sequence[UUID], form: FormData) 
             }
             done = Changed([*resets], why)
     await entry.end(database, matched=len(ids))
-    await client.publish_pending()
+    client.publisher.publish_in_background()  # of others more may wait than a browser does
     return done
+
+
+def _for_audit(verb: str, how: Any) -> dict[str, str]:
+    """Return how an action was to be done, under the names that ``SelectedJobs`` gives it in the audit log."""
+    if how is None:
+        return {}
+    return {"reason": how} if verb == "clear" else {"to": how.isoformat() if verb == "reschedule" else how}
 
 
 def _ids(visit: Visit, form: FormData) -> list[UUID]:

@@ -559,10 +559,14 @@ async def _walk(database: Database, status: str, filters: dict[str, Any]) -> Asy
     if filters["failure"] is not None:
         page = PAGE_OF_FAILURE
     length = None if status == "processing" else PAGE
+    moves = status == "scheduled" or filters["failure"] is not None
+    had = set[UUID]()  # jobs that came once: an action on a page may move its jobs behind the walk
     values = {"limit": length, **filters, **dict.fromkeys(("after", "place", "place_kind"))}
     while True:
         rows = await database.run_along_index(page, values)
-        yield rows
+        yield [row for row in rows if row.id not in had] if moves else rows
         if len(rows) != length:
             return
+        if moves:
+            had.update(row.id for row in rows)
         values |= _behind(rows[-1])

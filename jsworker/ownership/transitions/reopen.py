@@ -20,8 +20,8 @@ from jsworker.ownership.refusals import RowLocked
 from jsworker.ownership.statements import condition, filled, sql
 from jsworker.ownership.transitions.audit import AuditEntry
 
-_SECONDS: Final = 60.0
-"""Up to all jobs of a workflow may have to be held again."""
+_SECONDS: Final = 600.0
+"""All jobs of a workflow may have to be held again, in one transaction: a million take minutes."""
 
 _PARTS: Final = {
     "may_be_retried": condition(predicates.may_be_retried),

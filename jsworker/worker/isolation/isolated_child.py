@@ -102,6 +102,12 @@ def _end(*_: object) -> NoReturn:
     os._exit(1)
 
 
+def _end_if_failed(report: asyncio.Task[None]) -> None:
+    """End if the owner cannot be told that the job has ended, as without memory: it would wait for ever."""
+    if report.cancelled() or report.exception() is not None:
+        _end()
+
+
 async def _flush(middleware: Iterable[Middleware]) -> None:
     """Write out what jobs have printed, logged and traced; what no reader takes within seconds is left.
 
@@ -218,7 +224,8 @@ class _Work:
         self.send_state()  # it has begun
         ended: asyncio.Future[Outcome] = self._services.loop.create_future()
         run.task = self._start(self._attempt(run, ended), "the job")
-        self._start(self._report_end(run, run.task, ended), "report the end of the job")
+        report = self._start(self._report_end(run, run.task, ended), "report the end of the job")
+        report.add_done_callback(_end_if_failed)
 
     async def _attempt(self, run: Run, ended: "asyncio.Future[Outcome]") -> None:
         # Only from here on may a signal cancel the task: one that never began would have no outcome.

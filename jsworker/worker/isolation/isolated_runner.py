@@ -197,12 +197,19 @@ class IsolatedRunner:
 
     async def _from_pool(self, kind: Kind) -> IsolatedProcess:
         while True:
-            fitting = [process for process in self._idle if _unfit(process, kind) is None]
+            may_start = self._in_pool < self._most
+            # Set up beside other kinds, one with a limit of memory may exceed it and cost them the process.
+            own_only = may_start and kind.max_memory_bytes is not None
+            fitting = [
+                process
+                for process in self._idle
+                if _unfit(process, kind) is None and (kind.name in process.prepared or not own_only)
+            ]
             if fitting:
                 process = max(reversed(fitting), key=lambda each: kind.name in each.prepared)
                 self._idle.remove(process)
                 return process
-            if self._in_pool < self._most:
+            if may_start:
                 return await self._started(in_pool=True)
             if self._idle:
                 unfit = self._idle.pop(0)

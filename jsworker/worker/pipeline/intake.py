@@ -72,7 +72,7 @@ class Consumer:
         self._freed: Batcher[str, None] = Batcher(
             f"freed keys of {self.name}", self._take_freed, limit=MOST_AT_ONCE, died=context.died
         )
-        self.delivered_at = boottime()  # when the last message came
+        self.delivered_at = boottime()  # when the last message came whose job has a row
         self.delivered_seq = 0  # number of the last first delivery; earlier messages were delivered, too
         self.put_off: set[UUID] = set()  # jobs found in the table whose claim was refused or not answered
         self._context = context
@@ -134,7 +134,6 @@ class Consumer:
 
     def deliver(self, delivery: Delivery) -> None:
         """Take a message: claim its job, unless it is in flight already."""
-        self.delivered_at = boottime()
         if delivery.num_delivered == 1:
             self.delivered_seq = delivery.stream_seq
         self._had_more = delivery.pending > 0
@@ -343,6 +342,8 @@ class Consumer:
             self._context.health.failed(error)
             self._put_off(ids)
             return
+        if not delivered.isdisjoint(rows):
+            self.delivered_at = boottime()
         for job_id in self.undecided(ids):
             row = rows.get(job_id)
             if row is not None and row.held_by is not None:
@@ -415,7 +416,9 @@ class Consumer:
 
     def _adopt_row(self, row: ClaimedJob, started: float, now: float, quiet_seconds: float) -> Run:
         deliveries = self._let_go(row.id)
-        delivery = deliveries[0] if deliveries else None
+        delivery = None
+        if deliveries:
+            delivery, self.delivered_at = deliveries[0], now
         run = Run(row, self.kind, delivery, beaten_at=started, now=now)
         self._in_flight.add(run)
         if quiet_seconds:

@@ -4,12 +4,22 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import tenacity
 
-from jsworker.client.enqueueing import JobOptions, Kind, keys_of, kind_name, new_jobs, one_for_each
+from jsworker.client.enqueueing import (
+    JobOptions,
+    Kind,
+    chunks_of_new_jobs,
+    for_statements,
+    keys_of,
+    kind_name,
+    new_jobs,
+    one_for_each,
+)
 from jsworker.core import strict_json, tracing
 from jsworker.core.clock import boottime
 from jsworker.core.enqueue_options import EnqueueOptions
@@ -223,10 +233,13 @@ class RunLease:
     async def add_to_batch(
         self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]
     ) -> list[UUID]:
-        """Add members to the batch of the job, up to 5,000 in one statement."""
-        new = self._members(kind, payloads, options)
-        for start in range(0, len(new), _MEMBERS_AT_ONCE):
-            await self._add_members(kind_name(kind), new[start : start + _MEMBERS_AT_ONCE])
+        """Add members to the batch of the job, in statements of limited length."""
+        new: list[NewJob] = []
+        for chunk in self._members(kind, payloads, options):
+            new += chunk
+            await asyncio.sleep(0)
+        for some in for_statements(new):
+            await self._add_members(kind_name(kind), some)
         self._services.on_added()
         return [job.id for job in new]
 
@@ -251,7 +264,7 @@ class RunLease:
         self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]
     ) -> "Executable":
         """Return the statement that adds members to the batch of the job."""
-        new = self._members(kind, payloads, options)
+        new = list(chain.from_iterable(self._members(kind, payloads, options)))
         if len(new) > _MEMBERS_AT_ONCE:
             raise ValueError(f"{len(new):,} jobs in one statement; it takes up to {_MEMBERS_AT_ONCE:,}")
         worker_id = self._services.worker_id
@@ -273,11 +286,13 @@ class RunLease:
             self._run, lambda _: workflow_listing.results(database, contents, batch, after)
         )
 
-    def _members(self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]) -> list[NewJob]:
+    def _members(
+        self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]
+    ) -> Iterator[list[NewJob]]:
         given = one_for_each("payloads", payloads)
         most = self._services.settings.max_payload_bytes
         checked = JobOptions(most, contents=self._services.contents, **options)
-        return new_jobs(kind, given, [None] * len(given), checked, tracing.current())
+        return chunks_of_new_jobs(kind, given, [None] * len(given), checked, tracing.current())
 
     def wait_for(self, call: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the worker's loop from a processor's thread."""
