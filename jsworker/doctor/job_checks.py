@@ -31,9 +31,10 @@ _MANY_FAILED: Final = 0.1
 _LAG_SECONDS: Final = 86_400.0
 _RECENT_SECONDS: Final = 3_600.0
 _REFERENCED: Final = "23503"
-_TAKEN: Final = "23505"
-_EVENTS_KEY: Final = "job_events_pkey"
 """SQLSTATE foreign_key_violation."""
+_TAKEN: Final = "23505"
+"""SQLSTATE unique_violation."""
+_EVENTS_KEY: Final = "job_events_pkey"
 _RUN_A_WORKER: Final = "Run a worker: `jsworker run MODULE:CLASS`."
 _IDLE_SECONDS: Final = 60.0
 # The jobs of a limit's key that was used more recently keep beginning, though one of its slots is free now.

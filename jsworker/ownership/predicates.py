@@ -110,11 +110,13 @@ may_begin: Final = sa.or_(j.c.expires_at.is_(None), j.c.fencing_token > 0, j.c.e
 # another one waits is superseded. This is decided by the snapshot; if another job was committed since, or an
 # expired job still holds the key, the index jobs_unique_waiting refuses the row.
 o: Final = jobs.alias("o")
-_of_its_key: Final = sa.and_(o.c.kind == j.c.kind, o.c.waiting_key == j.c.waiting_key)
-_another_runs: Final = sa.select(o.c.id).where(_of_its_key, o.c.status == "processing").exists()
+same_waiting_key: Final = sa.and_(o.c.kind == j.c.kind, o.c.waiting_key == j.c.waiting_key)
+_another_runs: Final = sa.select(o.c.id).where(same_waiting_key, o.c.status == "processing").exists()
 _other_may_begin: Final = sa.or_(o.c.expires_at.is_(None), o.c.fencing_token > 0, o.c.expires_at > NOW)
 _another_waits: Final = (
-    sa.select(o.c.id).where(_of_its_key, o.c.status.in_(("scheduled", "queued")), _other_may_begin).exists()
+    sa.select(o.c.id)
+    .where(same_waiting_key, o.c.status.in_(("scheduled", "queued")), _other_may_begin)
+    .exists()
 )
 none_of_its_key_runs: Final = sa.or_(j.c.waiting_key.is_(None), ~_another_runs)
 may_be_claimed: Final = sa.and_(queued, may_begin, none_of_its_key_runs)

@@ -195,7 +195,6 @@ async def ensured_stream(
     settings: Settings,
     installation_id: UUID,
     kinds: Sequence[str] = (),
-    ack_waits: Mapping[str, float] | None = None,
     *,
     events: Events,
     client_name: str,
@@ -205,7 +204,7 @@ async def ensured_stream(
     stream = Stream(settings, installation_id=installation_id, events=events, client_name=client_name)
     await stream.connect(seconds)
     try:
-        await stream.ensure(kinds, ack_waits)
+        await stream.ensure(kinds)
         yield stream
     finally:
         await stream.close()

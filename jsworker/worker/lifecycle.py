@@ -9,11 +9,11 @@ from contextlib import suppress
 class Loop:
     """Calls a step again and again: after its interval, or at once when woken.
 
-    ``start`` and ``stop`` may be called repeatedly, and ``stop`` before ``start``. If a step raises, the loop
-    ends and ``died`` is called with the name and the error: a worker that goes on without the loop would look
-    alive and lose jobs. ``interval`` is from the start of one round to the start of the next; it is
-    lengthened
-    by a random share of at most ``jitter``. ``at_once``: begin with a round instead of waiting for the first.
+    ``start`` and ``stop`` may be called repeatedly, and ``stop`` before ``start``. If a step raises, the
+    loop ends and ``died`` is called with the name and the error: a worker that goes on without the loop
+    would look alive and lose jobs. ``interval`` is from the start of one round to the start of the next; it
+    is lengthened by a random share of at most ``jitter``. ``at_once``: begin with a round instead of
+    waiting for the first.
     """
 
     def __init__(

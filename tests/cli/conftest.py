@@ -10,7 +10,7 @@ import pytest
 import structlog
 from psycopg.rows import dict_row
 
-from tests.ownership.rows import Sql, empty_tables
+from tests.ownership.rows import TABLES, Sql, empty_tables
 from tests.support.servers import TEMPLATE, TestServers, copy_database
 
 from .commands import Cli, Spawn
@@ -127,22 +127,7 @@ def observer(cli_environment: Mapping[str, str]) -> Iterator[Sql]:
 @pytest.fixture
 def sql(observer: Sql) -> Sql:
     """A connection of the test's own, on empty tables."""
-    emptied = (
-        "jobs",
-        "job_events",
-        "job_steps",
-        "workers",
-        "limits",
-        "schedules",
-        "dead_messages",
-        "refused_rows",
-        "unique_windows",
-        "audit",
-        "workflows",
-        "batches",
-        "batch_needs",
-    )
-    empty_tables(observer, emptied)
+    empty_tables(observer, TABLES - {"installation"})  # the stream names it
     return observer
 
 

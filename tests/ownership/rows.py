@@ -9,6 +9,7 @@ from psycopg import Connection
 from psycopg.rows import DictRow
 from psycopg.sql import SQL, Composable, Composed, Identifier, Placeholder
 
+from jsworker.ownership.schema import metadata
 from jsworker.ownership.transitions.claim import RunLimits
 from jsworker.ownership.transitions.enqueue import new_job_id
 
@@ -141,9 +142,15 @@ def _value(name: str, value: Any) -> Composable:
     return value if isinstance(value, Composable) else Placeholder(name)
 
 
-def empty_tables(sql: Sql, tables: Iterable[LiteralString]) -> None:
-    """Delete all rows of tables, in one request: hundreds of tests begin with it."""
-    deletes = SQL("; ").join(SQL("DELETE FROM jsworker.{}").format(Identifier(table)) for table in tables)
+TABLES = frozenset(table.name for table in metadata.tables.values())
+
+
+def empty_tables(sql: Sql, tables: Iterable[str] = TABLES) -> None:
+    """Delete all rows of tables, in one request: hundreds of tests begin with it.
+
+    A hundred times faster than TRUNCATE, which makes new files for each table and index.
+    """
+    deletes = SQL("; ").join(SQL("DELETE FROM jsworker.{}").format(Identifier(each)) for each in tables)
     emptying = SQL("BEGIN; SET LOCAL session_replication_role = replica; {}; COMMIT").format(deletes)
     sql.execute(emptying, prepare=False)
 

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from uuid import UUID
 
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
 from jsworker.worker.worker import Worker
 from tests.support.polling import eventually
+from tests.worker.processors import Gate
 from tests.worker.recorder import Recorder
+from tests.worker.rows import Rows
 
 
 @dataclass
@@ -39,6 +42,17 @@ class Running:
         await self.worker.close(force=True)
         if not self.may_die:
             assert self.worker._error is None, self.worker._error
+
+
+async def lose_job(running: Running, rows: Rows, job_id: UUID, gate: Gate) -> dict[str, Any]:
+    """Take back a job that waits at the gate; return its row when its worker knows that the run is lost."""
+    await gate.met()
+    await running.worker._components.beats.stop()
+    await rows.take_back(job_id)
+    taken = await rows.job(job_id)
+    gate.open()
+    await running.events.told("job.lost")
+    return taken
 
 
 class StartWorker(Protocol):

@@ -23,7 +23,7 @@ from tests.support.polling import eventually
 from tests.worker.perilous import Parent
 from tests.worker.processors import KIND, LATER, Gate, echo, scripted
 from tests.worker.rows import Rows
-from tests.worker.running import StartWorker
+from tests.worker.running import StartWorker, lose_job
 
 CHILD = "child"
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -168,11 +168,7 @@ async def test_a_run_that_has_lost_its_job_leaves_none(
     gate = Gate()
     running = await start(scripted(process))
     job = await client.enqueue(KIND, {})
-    await gate.met()
-    await running.worker._components.beats.stop()  # the worker does not know
-    await rows.take_back(job.id)
-    gate.open()
-    await running.events.told("job.lost")
+    await lose_job(running, rows, job.id, gate)
     assert await children(rows) == []
     assert (await rows.job(job.id))["status"] == "scheduled"
 

@@ -15,7 +15,7 @@ from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import KIND, Gate, scripted
 from tests.worker.rows import Rows
-from tests.worker.running import StartWorker
+from tests.worker.running import StartWorker, lose_job
 from tests.worker.test_cancel import count_beats
 
 
@@ -87,12 +87,7 @@ async def ends_late(
     processor = scripted(process)
     running = await start(processor)
     job = await client.enqueue(KIND, {})
-    await gate.met()
-    await running.worker._components.beats.stop()  # the worker does not know
-    await rows.take_back(job.id)
-    taken = await rows.job(job.id)
-    gate.open()
-    await running.events.told("job.lost")
+    taken = await lose_job(running, rows, job.id, gate)
     await running.stream_is_empty()
     assert await rows.job(job.id) == taken
     assert len(processor.lost) == 1
@@ -195,12 +190,7 @@ async def test_whatever_a_lost_run_writes_raises_ownership_lost(
     processor = scripted(process)
     running = await start(processor)
     job = await client.enqueue(KIND, {})
-    await gate.met()
-    await running.worker._components.beats.stop()  # the worker does not know
-    await rows.take_back(job.id)
-    taken = await rows.job(job.id)
-    gate.open()
-    await running.events.told("job.lost")
+    taken = await lose_job(running, rows, job.id, gate)
     [(error, should_stop)] = met
     assert error.startswith(f"job {job.id}: token 1 no longer owns it")
     assert should_stop

@@ -15,7 +15,7 @@ from jsworker.core.settings import Settings
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import KIND, LATER, Gate, scripted
 from tests.worker.rows import Rows
-from tests.worker.running import StartWorker
+from tests.worker.running import StartWorker, lose_job
 
 BOOK = text("INSERT INTO bookings VALUES (:job_id)")
 
@@ -138,11 +138,7 @@ async def test_a_lost_job_rolls_everything_back(
     processor = scripted(gated)
     running = await start(processor)
     job = await client.enqueue(KIND, {})
-    await gate.met()
-    await running.worker._components.beats.stop()  # the worker does not know
-    await rows.take_back(job.id)
-    gate.open()
-    await running.events.told("job.lost")
+    await lose_job(running, rows, job.id, gate)
     assert str(errors[0]).endswith("token 1 no longer owns it; the transaction is rolled back")
     assert await booked(rows) == []
     assert (await rows.job(job.id))["status"] == "scheduled"
@@ -252,11 +248,7 @@ async def test_the_completing_statement_of_a_lost_job_gives_no_row(
     gate = Gate()
     running = await start(scripted(process))
     job = await client.enqueue(KIND, {})
-    await gate.met()
-    await running.worker._components.beats.stop()  # the worker does not know
-    await rows.take_back(job.id)
-    gate.open()
-    await running.events.told("job.lost")
+    await lose_job(running, rows, job.id, gate)
     assert len(errors) == 1
     assert await booked(rows) == []
     assert (await rows.job(job.id))["status"] == "scheduled"

@@ -171,7 +171,7 @@ async def _act_on(visit: Visit, verb: str, ids: Sequence[UUID], form: FormData) 
 
 
 def _for_audit(verb: str, how: Any) -> dict[str, str]:
-    """Return how an action was to be done, under the names that ``SelectedJobs`` gives it in the audit log."""
+    """Return how an action was to be done, under the names that ``SelectedJobs`` gives it in the audit."""
     if how is None:
         return {}
     return {"reason": how} if verb == "clear" else {"to": how.isoformat() if verb == "reschedule" else how}

@@ -22,12 +22,11 @@ from jsworker.ownership.transitions.publish import AT_ITS_PLACE, QUEUED_AGAIN
 LOOKS_AGAIN_SECONDS: Final = 10.0
 
 _ids: Final = given_array("ids", sa.Uuid)
-_same_key: Final = sa.and_(o.c.kind == j.c.kind, o.c.waiting_key == j.c.waiting_key)
 
 
 def _defer() -> sa.TextClause:
     behind = (o.c.id.label("runs"), j.c.behind.label("before"))
-    found = sa.select(j.c.id, *behind).select_from(j.join(o, _same_key))
+    found = sa.select(j.c.id, *behind).select_from(j.join(o, predicates.same_waiting_key))
     row = statements.locked(
         found.where(j.c.id == sa.any_(_ids), predicates.queued, o.c.status == "processing"), "waits"
     )
@@ -49,7 +48,7 @@ def _defer() -> sa.TextClause:
 
 
 def _wake() -> sa.TextClause:
-    found = sa.select(j.c.id).select_from(j.join(o, _same_key))
+    found = sa.select(j.c.id).select_from(j.join(o, predicates.same_waiting_key))
     row = statements.locked(
         found.where(o.c.id == sa.any_(_ids), predicates.waits_for_a_time, j.c.behind == o.c.id), "waits"
     )
