@@ -1,8 +1,9 @@
 """Limits, rates and pauses in real workers: how many run at once, and that what is held goes on."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -108,6 +109,41 @@ async def test_a_job_that_is_held_is_told_and_its_message_is_answered(
     assert first.created
     events = await rows.query("SELECT event FROM jsworker.job_events WHERE job_id = %s", second.id)
     assert [row["event"] for row in events] == ["held"]
+
+
+async def test_a_job_of_another_key_does_not_wait_for_each_message_of_a_full_one(
+    client: JobClient, rows: Rows, start: StartWorker, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it waits, other kinds have their slots."""
+    gate, admit, sizes = Gate(), admission.admit, list[int]()
+
+    async def process(job: Job[Any]) -> None:
+        if job.payload["tenant"] == "a":
+            await gate.process(job)
+
+    async def counted(*args: Any, ids: Sequence[UUID] = (), **values: Any) -> Any:
+        sizes.append(len(ids))
+        return await admit(*args, ids=ids, **values)
+
+    monkeypatch.setattr(admission, "admit", counted)
+    processor = scripted(process, limit=Limit(1, key="tenant"))
+    running = await start(
+        processor, scripted(echo, kind="other"), with_settings=settings.model_copy(update={"concurrency": 3})
+    )
+    await client.enqueue(type(processor), {"tenant": "a"})
+    await gate.met()
+    await client.enqueue_many(type(processor), [{"tenant": "a"}] * 2_000)
+    [first, *_] = await client.enqueue_many(type(processor), [{"tenant": f"b{n}"} for n in range(20)])
+    others = await client.enqueue_many("other", [{}] * 20)
+    await rows.becomes(first.id, "completed")
+    assert len(sizes) < 200
+    for each in others:
+        await rows.becomes(each.id, "completed")
+    await ended(rows, 40)
+    in_flight = running.worker._context.in_flight
+    gate.open()
+    await ended(rows, 2_041)
+    assert (in_flight.surplus, len(in_flight.claiming)) == (0, 0)
 
 
 async def test_a_slot_that_nobody_gave_back_is_found_by_a_scan(

@@ -194,6 +194,7 @@ class Claiming:
 
     consumer: "Consumer"  # another consumer of the same kind may get the job
     deliveries: list[Delivery]
+    is_surplus: bool = False  # there is no room for the job; it is asked for because it is most likely held
     times_locked: int = 0
 
 
@@ -205,6 +206,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self.claiming: dict[UUID, Claiming] = {}
+        self.surplus = 0  # the number of surplus claims among these
         self.runs: dict[UUID, Run] = {}  # changed only by ``add`` and ``remove``
         # The number of runs of each batch, by its ``UUID.int``, because hashing a UUID takes longer.
         self._members: Counter[int] = Counter()

@@ -30,6 +30,7 @@ from jsworker.worker.recovery.resets import report_taken_over
 from jsworker.worker.recovery.sweeper import LateRows
 
 MOST_AT_ONCE = 500
+_LEAST_SURPLUS = 8
 _ANOTHER_COPY_DELAY = 1.0
 _MOST_COPIES = 10  # deliveries that wait for one claim; more are put back, because they take no room
 _MOST_UNUSABLE = 100  # messages that are not stored yet as dead letters; with so many no more are pulled
@@ -83,7 +84,10 @@ class Consumer:
         self._quiet = quiet
         self._claim = claim
         self.claiming = 0
-        """The number of jobs that are being claimed."""
+        """The number of jobs that are being claimed, and for which there is room."""
+        self.surplus = 0
+        """The number of others that are being claimed."""
+        self._most_surplus = 0
         self._unusable = 0
         self._waiting_for_locks = 0
         self._room = 0  # for more deliveries, at the last check; checked again with every batch
@@ -100,6 +104,15 @@ class Consumer:
     def room(self) -> int:
         """Return how many more messages are wanted now."""
         return self._slots.room(self.kind, **self._place) if self._is_open else 0
+
+    def wanted(self) -> int:
+        """Return how many more messages to ask for.
+
+        After messages of keys that are full, more and more besides those for which there is room: else the
+        jobs of other keys behind very many of these would wait until a slot has taken each of them in turn.
+        """
+        room = self.room()
+        return room + self._most_surplus if room > 0 else room
 
     def waiting(self) -> int:
         """Return the number of runs that wait for a slot, behind which messages may wait, too.
@@ -145,11 +158,13 @@ class Consumer:
                 claim.deliveries.append(delivery)
             else:
                 delivery.nak(_jittered(_ANOTHER_COPY_DELAY))
-        elif self._room <= 0 and not self._look_for_room():
+        elif self._room > 0 or self._look_for_room():
+            self._begin(delivery.job_id, [delivery])
+        elif self.surplus < self._most_surplus and self._is_open:
+            self._begin(delivery.job_id, [delivery], is_surplus=True)
+        else:
             self._had_more = True
             delivery.nak()
-        else:
-            self._begin(delivery.job_id, [delivery])
 
     def take(self, job_id: UUID) -> None:
         """Claim a job that was found in the table, if there is room and it is not in flight already."""
@@ -189,10 +204,14 @@ class Consumer:
             self._room = int(self._is_open and self._slots.takes_one(self.kind, **self._place))
         return self._room > 0
 
-    def _begin(self, job_id: UUID, deliveries: list[Delivery]) -> None:
-        self._room -= 1
-        self._in_flight.claiming[job_id] = Claiming(self, deliveries)
-        self.claiming += 1
+    def _begin(self, job_id: UUID, deliveries: list[Delivery], *, is_surplus: bool = False) -> None:
+        self._in_flight.claiming[job_id] = Claiming(self, deliveries, is_surplus)
+        if is_surplus:
+            self.surplus += 1
+            self._in_flight.surplus += 1
+        else:
+            self._room -= 1
+            self.claiming += 1
         self._batches.post(job_id)
 
     async def _claim_batch(self, ids: Sequence[UUID]) -> Sequence[None]:
@@ -273,11 +292,17 @@ class Consumer:
             if not (ids := self.undecided(ids)):  # an earlier admission has claimed them
                 return []
             # Jobs that were held before may have been claimed in place of these and use their room.
-            room = len(ids) + self._slots.room(self.kind, **self._place)
+            with_room = sum(not self._in_flight.claiming[job_id].is_surplus for job_id in ids)
+            room = with_room + self._slots.room(self.kind, **self._place)
             if room <= 0:
                 self._put_off(ids, 0.0)
                 return []
-            return await self._admit_some(ids, most=min(len(ids), room))
+            runs = await self._admit_some(ids, most=min(len(ids), room))
+        if runs:
+            self._most_surplus = 0
+        elif self.state.is_limited and self.undecided(ids):  # they are held
+            self._most_surplus = min(MOST_AT_ONCE, max(_LEAST_SURPLUS, 2 * self._most_surplus))
+        return runs
 
     async def _admit_some(self, ids: Sequence[UUID] = (), **what: Any) -> list[Run]:
         """Claim jobs by the admission that is under way, and return the runs.
@@ -353,7 +378,10 @@ class Consumer:
                     self.free(key)
             if row is not None and (row.status == "queued" or job_id in behind):
                 self.state.is_limited |= row.limit_key is not None
-                self._claim_again(job_id)
+                if self._in_flight.claiming[job_id].is_surplus:
+                    self._put_off([job_id], 0.0)
+                else:
+                    self._claim_again(job_id)
             else:
                 for delivery in self._let_go(job_id):
                     self._answer_refused(delivery, row)
@@ -464,7 +492,11 @@ class Consumer:
     def _let_go(self, job_id: UUID) -> list[Delivery]:
         if (claim := self._in_flight.claiming.pop(job_id, None)) is None:
             return []
-        claim.consumer.claiming -= 1
+        if claim.is_surplus:
+            claim.consumer.surplus -= 1
+            self._in_flight.surplus -= 1
+        else:
+            claim.consumer.claiming -= 1
         return claim.deliveries
 
 

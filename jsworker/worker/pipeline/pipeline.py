@@ -117,7 +117,7 @@ class Pipeline:
             kind.name,
             deliver=consumer.deliver,
             undecodable=lambda message: consumer.keep_unusable(message, message.reason),
-            room=consumer.room,
+            room=consumer.wanted,
             waiting=consumer.waiting,
             priority=priority,
             gives_way=partial(self.slots.gives_way, kind, priority),

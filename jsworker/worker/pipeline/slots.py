@@ -152,7 +152,7 @@ class Slots:
         in_line = claiming + len(self._waiting[NORMAL].get(kind.name, ()))
         if self._in_line[HIGH] or self._in_line[LOW]:
             in_line += sum(len(self._waiting[lane].get(kind.name, ())) for lane in (HIGH, LOW))
-        free = self._capacity + prefetch - len(self._all.claiming) - self._unsettled
+        free = self._capacity + prefetch - len(self._all.claiming) + self._all.surplus - self._unsettled
         if kind.is_isolated:
             free = min(free, self._isolated_processes + prefetch - self._isolated_in_hand(kind, claiming))
         if prefetch:  # slots become free quickly: each kind gets some, even if many jobs of others wait
