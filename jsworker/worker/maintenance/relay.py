@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 from jsworker.client.publishing import MARK_SECONDS, OutboxPublisher, Tally
 from jsworker.core.batching import Batcher
-from jsworker.core.errors import StreamRefused, StreamUnavailable
+from jsworker.core.errors import DatabaseTimeout, StreamRefused, StreamUnavailable
 from jsworker.ownership.transitions import publish
 from jsworker.ownership.transitions.publish import Sent
 from jsworker.worker.context import WorkerContext
@@ -33,6 +33,7 @@ class Relay:
         self._refused_rows = context.refused_rows
         self._promoting = ScanPace()
         self._publishing = ScanPace()
+        self._most_promoted = _BATCH
         self._last_seq: int | None = None
         self._was_silent = False
         self._has_reconnected = False
@@ -47,7 +48,7 @@ class Relay:
             context.database,
             context.stream,
             limit=_BATCH,
-            take=lambda: self._at_pace(self._publishing, self._take),
+            take=lambda: self._at_pace(self._publishing, self._take, _BATCH),
             refused_rows=context.refused_rows,
             mark_later=self._marks.post,
         )
@@ -57,14 +58,15 @@ class Relay:
         return self._health.up and self._stream.connected
 
     async def step(self) -> None:
-        """Promote due jobs, then publish the outbox."""
+        """Promote due jobs and publish the outbox, in turn: very many due jobs keep no message waiting."""
         if not self._health.up:
             return
+        more = True
         with self._health.noting():
-            while len(await self._at_pace(self._promoting, self._promote)) == _BATCH and not self._ending:
-                continue
-            if self._is_connected and not self._publishing_health.refused and not self._ending:
-                self._judge(await self._publisher.publish())
+            while more and not self._ending:
+                more = await self._promote()
+                if self._is_connected and not self._publishing_health.refused and not self._ending:
+                    self._judge(await self._publisher.publish())
 
     def end(self) -> None:
         """Begin no further batch; batches under way are still published."""
@@ -135,20 +137,31 @@ class Relay:
         is_late = self._stream.late_acknowledgements > self._late_before
         return has_grown or (self._was_silent and (self._has_reconnected or is_late))
 
-    async def _promote(self, *, within: float | None, limit: int) -> range:
+    async def _promote(self) -> bool:
+        """Promote a batch and return whether there may be more; half as many after one that took too long."""
+        most = self._most_promoted
+        try:
+            promoted = await self._at_pace(self._promoting, self._promote_some, most)
+        except DatabaseTimeout:  # a trigger, or a slow disk: the oldest due jobs would never be promoted
+            self._most_promoted = max(1, most // 2)
+            raise
+        self._most_promoted = min(_BATCH, most + 1 + most // 8)
+        return len(promoted) == most
+
+    async def _promote_some(self, *, within: float | None, limit: int) -> range:
         database = self._context.database
         return range(
             await publish.promote(database, limit=limit, within=within, refused_rows=self._refused_rows)
         )
 
-    async def _at_pace(self, pace: ScanPace, take: Callable[..., Awaitable[TakenT]]) -> TakenT:
+    async def _at_pace(self, pace: ScanPace, take: Callable[..., Awaitable[TakenT]], most: int) -> TakenT:
         """Take a batch of all due jobs or, during the rest after a slow scan, of recently due ones."""
         if not pace.is_due:
-            return await take(within=RECENT_SECONDS, limit=_BATCH)
+            return await take(within=RECENT_SECONDS, limit=most)
         refused = self._refused_rows.noted
         with pace.timed():
-            taken = await take(within=None, limit=_BATCH)
+            taken = await take(within=None, limit=most)
         # There may be others behind the refused ones.
-        if len(taken) == _BATCH or self._refused_rows.noted > refused:
+        if len(taken) == most or self._refused_rows.noted > refused:
             pace.hurry()
         return taken
