@@ -74,6 +74,7 @@ STATEMENTS: dict[str, TextClause] = {
     "PROMOTE": publish.PROMOTE,
     "ENQUEUE beside one of its key that runs": enqueue_terms.ENQUEUE_WAITING,
     "ENQUEUE once in a window": enqueue_terms.ENQUEUE_WINDOW,
+    "Windows that have ended": enqueue_terms.ENDED_WINDOWS,
     "Forget windows": enqueue_terms.FORGET_WINDOWS,
     "DEBOUNCE": enqueue_terms.DEBOUNCE,
     "DEFER behind a run of the same key": waiting_keys.DEFER,

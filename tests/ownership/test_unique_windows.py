@@ -12,6 +12,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.transitions.enqueue import Enqueued, JobTerms, NewJob, new_job_id
 from jsworker.ownership.transitions.enqueue_terms import (
     ENQUEUE_WINDOW,
+    FIRST_WINDOW,
     FORGET_WINDOWS,
     enqueue_many,
     enqueue_one,
@@ -136,6 +137,8 @@ async def test_a_job_that_is_refused_leaves_no_window(database: Database, sql: S
 
 # --- Forgetting ---
 
+GIVEN: Any = {"kinds": [KIND], "keys": [KEY]}
+
 
 async def test_windows_that_are_over_are_forgotten(database: Database, sql: Sql) -> None:
     over, lives = await enqueue(database), await enqueue(database, new("lives"))
@@ -146,9 +149,13 @@ async def test_windows_that_are_over_are_forgotten(database: Database, sql: Sql)
     )
     age_window(sql)
     await enqueue(database, new("open"))
-    assert await forget_windows(database, limit=1) == 1
-    assert await forget_windows(database, limit=10) == 1
-    assert await forget_windows(database, limit=10) == 0
+    deleted, behind = 0, FIRST_WINDOW
+    for last in (False, False, False, True):  # a page of one window each, and an empty one
+        some, place = await forget_windows(database, behind=behind, limit=1)
+        deleted, behind = deleted + some, place or FIRST_WINDOW
+        assert (place is None) is last
+    assert deleted == 2
+    assert await forget_windows(database, limit=10) == (0, None)
     keys = sql.execute("SELECT key FROM jsworker.unique_windows ORDER BY key").fetchall()
     assert [row["key"] for row in keys] == ["lives", "open"]
     assert await enqueue(database, new("lives")) == Enqueued(lives.id, created=False)
@@ -159,16 +166,16 @@ async def test_one_that_is_taken_again_is_not_forgotten(database: Database, sql:
     age_window(sql)
     second = new()
     winner.run(statement_for(KIND, second))
-    assert await forget_windows(database, limit=10) == 0
+    assert await forget_windows(database, limit=10) == (0, None)
     winner.commit()
-    assert await forget_windows(database, limit=10) == 0
+    assert await forget_windows(database, limit=10) == (0, None)
     assert await enqueue(database) == Enqueued(second.id, created=False)
 
 
 async def test_one_that_is_being_forgotten_is_taken(database: Database, sql: Sql, winner: Winner) -> None:
     end(sql, (await enqueue(database)).id, "cancelled")
     age_window(sql)
-    winner.run(FORGET_WINDOWS, {"limit": 10})
+    winner.run(FORGET_WINDOWS, GIVEN)
     second = asyncio.create_task(enqueue(database))
     await winner.blocks()
     winner.commit()
@@ -212,8 +219,8 @@ def test_forget(sql: Sql, engine: Engine, state: dict[str, bool], guard: str) ->
     window(sql, **state)
     guard = guard.replace("clock_timestamp", "(clock|statement)_timestamp")
     with engine.begin() as connection:
-        assert connection.execute(FORGET_WINDOWS, {"limit": 10}).all() == []
-        assert len(connection.execute(without(FORGET_WINDOWS, guard), {"limit": 10}).all()) == 1
+        assert connection.execute(FORGET_WINDOWS, GIVEN).all() == []
+        assert len(connection.execute(without(FORGET_WINDOWS, guard), GIVEN).all()) == 1
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,27 @@ async def test_a_message_of_an_expired_job_is_acknowledged_and_starts_nothing(
     assert (await rows.job(over.id))["status"] == "queued"
 
 
+async def test_windows_of_jobs_that_still_wait_keep_no_later_one_from_its_end(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(components, "WINDOWS_SECONDS", 0.2)
+    monkeypatch.setattr("jsworker.worker.maintenance.expiry._WINDOWS", 2)
+    for number in range(7):
+        await client.enqueue("elsewhere", {}, unique_key=f"key {number}", unique_for=3600, delay=7200)
+    await rows.query(
+        "UPDATE jsworker.unique_windows SET until = now() - interval '1 h', job_id ="
+        " CASE key WHEN 'key 6' THEN gen_random_uuid() ELSE job_id END"
+    )
+    await rows.query("UPDATE jsworker.unique_windows SET until = now() - interval '1 s' WHERE key = 'key 6'")
+    await start(scripted(echo))
+
+    async def forgotten() -> None:
+        keys = await rows.query("SELECT key FROM jsworker.unique_windows ORDER BY key")
+        assert [row["key"] for row in keys] == [f"key {number}" for number in range(6)]
+
+    await eventually(forgotten)
+
+
 async def test_a_worker_forgets_windows_that_are_over(
     client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

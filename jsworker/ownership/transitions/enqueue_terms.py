@@ -1,9 +1,10 @@
 """ENQUEUE for jobs with terms, for example a due time or an expiry; other jobs use ``enqueue``."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import TextClause, and_
+from sqlalchemy import TextClause, and_, text
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import live, may_begin, never_claimed, scheduled, waiting
@@ -108,12 +109,21 @@ WHERE w.kind = :kind AND w.key = :unique_key AND (w.until > clock_timestamp() OR
     more="",
     **_one,
 )
+# Page by page: the windows of any number of jobs that still wait may have ended, and stay.
+ENDED_WINDOWS = text("""
+SELECT w.until, w.kind, w.key FROM jsworker.unique_windows AS w
+WHERE w.until <= statement_timestamp() AND w.until >= CAST(:until AS timestamptz)
+  AND (w.until, w.kind, w.key) > (CAST(:until AS timestamptz), CAST(:kind AS text), CAST(:key AS text))
+ORDER BY w.until, w.kind, w.key LIMIT :limit
+""")
 FORGET_WINDOWS = filled(
     """
 WITH over AS (
   SELECT w.kind, w.key FROM jsworker.unique_windows AS w
+  JOIN unnest(CAST(:kinds AS text[]), CAST(:keys AS text[])) AS ended(kind, key)
+    ON ended.kind = w.kind AND ended.key = w.key
   WHERE w.until <= statement_timestamp() AND {as_seen} AND NOT {job_lives}
-  ORDER BY w.until LIMIT :limit FOR UPDATE SKIP LOCKED
+  FOR UPDATE OF w SKIP LOCKED
 )
 DELETE FROM jsworker.unique_windows AS w USING over
 WHERE w.kind = over.kind AND w.key = over.key AND w.until <= clock_timestamp()
@@ -233,6 +243,28 @@ async def enqueue_many(
     )
 
 
-async def forget_windows(database: Database, *, limit: int) -> int:
-    """Delete up to ``limit`` windows that have ended, and return how many."""
-    return len(await database.run(FORGET_WINDOWS, {"limit": limit}))
+class WindowPlace(NamedTuple):
+    """A place among the windows, in the order in which they end."""
+
+    until: datetime
+    kind: str
+    key: str
+
+
+FIRST_WINDOW: Final = WindowPlace(datetime.min.replace(tzinfo=UTC), "", "")
+
+
+async def forget_windows(
+    database: Database, *, behind: WindowPlace = FIRST_WINDOW, limit: int
+) -> tuple[int, WindowPlace | None]:
+    """Look at ``limit`` windows that have ended, and delete those whose jobs have ended, too.
+
+    Returns how many were deleted, and behind which one to go on; None: all were looked at.
+    """
+    rows = await database.run(ENDED_WINDOWS, {**behind._asdict(), "limit": limit})
+    if not rows:
+        return 0, None
+    ended = [WindowPlace(*row) for row in rows]
+    values = {"kinds": [each.kind for each in ended], "keys": [each.key for each in ended]}
+    forgotten = await database.run(FORGET_WINDOWS, values)
+    return len(forgotten), ended[-1] if len(ended) == limit else None

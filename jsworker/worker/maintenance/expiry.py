@@ -6,12 +6,14 @@ Any worker does it. Nothing depends on it: CLAIM refuses such jobs, and an enque
 from collections import Counter
 from typing import Final
 
-from jsworker.ownership.transitions.enqueue_terms import forget_windows
+from jsworker.ownership.transitions.enqueue_terms import FIRST_WINDOW, forget_windows
 from jsworker.ownership.transitions.expire import expire
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import ScanPace
 
 _BATCH: Final = 500
+_WINDOWS: Final = 2000
+"""The number of ended windows to look at together: those of jobs that still wait stay."""
 WINDOWS_SECONDS: Final = 60.0
 """The longest time between two steps: no event announces windows that have ended."""
 
@@ -22,6 +24,7 @@ class Expiry:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._pace = ScanPace()
+        self._behind = FIRST_WINDOW
 
     async def step(self) -> None:
         """Look once, unless the database does not answer or the rest after a slow look lasts."""
@@ -35,5 +38,13 @@ class Expiry:
                 )
                 for kind, jobs in Counter(row.kind for row in expired).items():
                     self._context.events.emit("jobs.expired", kind=kind, jobs=jobs)
-            while await forget_windows(self._context.database, limit=_BATCH) == _BATCH:
-                continue
+            await self._forget_windows()
+
+    async def _forget_windows(self) -> None:
+        """Look at a page, and at the next one if some of it was deleted; the next round goes on behind it."""
+        forgotten = None
+        while forgotten is None or (forgotten and self._behind != FIRST_WINDOW):
+            forgotten, behind = await forget_windows(
+                self._context.database, behind=self._behind, limit=_WINDOWS
+            )
+            self._behind = behind or FIRST_WINDOW
