@@ -1,7 +1,7 @@
 """Limits, rates and pauses in real workers: how many run at once, and that what is held goes on."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -544,6 +544,40 @@ async def test_no_more_held_jobs_are_claimed_than_there_is_room_for(
     assert not running.events.of("job.released")
     release.set()
     await ended(rows, 62)
+
+
+async def test_held_jobs_of_many_keys_are_not_locked_all_at_once(
+    client: JobClient,
+    rows: Rows,
+    make_settings: Callable[..., Settings],
+    start: StartWorker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("jsworker.worker.pipeline.intake._MOST_LOCKED", 8)
+    admit, asked = admission.admit, list[tuple[int, int]]()
+
+    async def counted(*args: Any, keys: Collection[str] = (), most: int, **values: Any) -> Any:
+        asked.append((len(keys), most))
+        return await admit(*args, keys=keys, most=most, **values)
+
+    keys = [f"t{n}" for n in range(7)]
+    running = await start(
+        scripted(echo, limit=Limit(9, key="tenant")), with_settings=make_settings(concurrency=4)
+    )
+    pipeline = running.worker._components.pipeline
+    async with pipeline.states[KIND].admitting:
+        await client.enqueue_many("elsewhere", [{}] * 7, delay=3600)
+        await rows.query(
+            "UPDATE jsworker.jobs SET kind = %s, run_at = NULL, held_by = 'limit', held_at = now(),"
+            " limit_key = 't' || (SELECT count(*) FROM jsworker.jobs AS o WHERE o.id < jobs.id)",
+            KIND,
+        )
+        monkeypatch.setattr(admission, "admit", counted)
+        task = asyncio.create_task(pipeline._admit(pipeline.of_kind[KIND], keys))
+        await asyncio.sleep(0)
+    await task
+    assert asked[:2] == [(2, 4), (2, 2)]
+    await ended(rows, 7)
 
 
 async def test_freed_keys_that_wait_for_an_admission_get_the_room_that_it_leaves(

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from functools import partial
@@ -31,6 +31,7 @@ from jsworker.worker.recovery.sweeper import LateRows
 
 MOST_AT_ONCE = 500
 _LEAST_SURPLUS = 8
+_MOST_LOCKED = 10_000
 _ANOTHER_COPY_DELAY = 1.0
 _MOST_COPIES = 10  # deliveries that wait for one claim; more are put back, because they take no room
 _MOST_UNUSABLE = 100  # messages that are not stored yet as dead letters; with so many no more are pulled
@@ -276,7 +277,8 @@ class Consumer:
             async with self.state.admitting:
                 if (room := self.room()) > 0:  # an admission before this one may have used it
                     try:
-                        runs = await self._admit_some(keys=keys, most=room)
+                        async for some in self._admit_held(list(keys), room):
+                            runs += some
                     except RowRefused:  # wake the jobs: the refused one is then claimed alone and set aside
                         room = 0
         if not any(each.consumer.kind is self.kind for each in self._in_flight.claiming.values()):
@@ -285,6 +287,15 @@ class Consumer:
         if self.state.is_rated and not is_full:
             self._context.held.notify()  # the remaining jobs wait for a token, not for a slot
         return runs, is_full
+
+    async def _admit_held(self, keys: Sequence[str], room: int) -> AsyncIterator[list[Run]]:
+        """Claim held jobs of keys; an admission locks as many of each of its keys as there is room for."""
+        at_once = max(1, _MOST_LOCKED // room)
+        for start in range(0, len(keys), at_once):
+            if room > 0:
+                some = await self._admit_some(keys=keys[start : start + at_once], most=room)
+                room -= len(some)
+                yield some
 
     async def _admitted(self, ids: Sequence[UUID]) -> list[Run]:
         """Claim jobs by admission, one call after the other, and return the runs."""
