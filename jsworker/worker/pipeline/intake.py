@@ -347,7 +347,9 @@ class Consumer:
         if proven.keys().isdisjoint(ids):
             return []
         async with self.state.admitting if self._goes_by_admission else nullcontext():
-            seen = [proven[job_id] for job_id in self.undecided(ids) if job_id in proven]
+            claiming = self._in_flight.claiming
+            with_room = [job_id for job_id in self.undecided(ids) if not claiming[job_id].is_surplus]
+            seen = [proven[job_id] for job_id in with_room if job_id in proven]
             if not seen:
                 return []
             ask = partial(claims.claim_stale, self._context.database, seen=seen)
