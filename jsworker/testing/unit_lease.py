@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
@@ -165,7 +166,8 @@ class UnitLease(RunLease):
         return added_rows(self._add(kind, payloads, options))
 
     def _add(self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]) -> list[UUID]:
-        new = _added_jobs(kind_name(kind), self._members(kind, payloads, options))
+        members = chain.from_iterable(self._members(kind, payloads, options))
+        new = _added_jobs(kind_name(kind), members)
         self.said.added += new
         return [job.id for job in new]
 

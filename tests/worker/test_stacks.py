@@ -265,5 +265,5 @@ async def test_a_run_that_waits_for_thousands_of_tasks_costs_nobody_a_connection
         assert len(stacks) > 50
 
     await eventually(answered)
-    # On a busy machine the loop of this process stands still by itself.
-    assert {each["what"] for each in running.events.of("worker.degraded")} <= {"event loop"}
+    # On a busy machine the loop of this process stands still by itself, and statements take longer.
+    assert "nats" not in {each["what"] for each in running.events.of("worker.degraded")}
