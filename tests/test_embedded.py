@@ -74,7 +74,7 @@ def data() -> Iterator[Path]:
     """A data folder whose parents others may enter; at the end no process may be left that uses it."""
     parent = new_servers_folder()
     yield parent / "data"
-    left = processes_of(parent)
+    _, left = psutil.wait_procs(processes_of(parent), timeout=60.0)  # they may be about to end
     for process in left:
         process.kill()
     shutil.rmtree(parent)
