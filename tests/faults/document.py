@@ -30,7 +30,6 @@ busy.
 _CALM_SECONDS = 3.0
 _COUNTS = (
     ("jobs a second", "rate"),
-    ("times longer than in the time scale above", "slowed"),
     ("jobs", "jobs"),
     ("processes killed", "process_kills"),
     ("jobs lost", "lost"),
@@ -110,11 +109,12 @@ def _run(result: dict[str, Any]) -> str:
     late = _counted(result["rejected_late_writes"])
     surroundings = f"Seed {result['seed']}, commit {result['commit']}, Python {result['python']}"
     loops = " and ".join(result["event_loops"])
+    slowed = "" if result["slowed"] == 1 else f"; {result['slowed']:g} × the time scale"
     lines = [
         f"## {_title(result)}",
         *([] if result["ok"] else ["", f"**Not everything was seen or well:** {_findings(result)}."]),
         "",
-        f"{surroundings}, {result['machine']}, pods on {loops} in turn; {result['seconds']:.0f} s.",
+        f"{surroundings}, {result['machine']}, pods on {loops} in turn; {result['seconds']:.0f} s{slowed}.",
         "",
         "| | |",
         "|---|---|",
@@ -124,7 +124,9 @@ def _run(result: dict[str, Any]) -> str:
     ]
     if result["recovery"]:
         lines += ["", "| fault | seconds until its victims' jobs ran again |", "|---|---|"]
-        lines += [f"| {name} | {_seconds(found)} |" for name, found in result["recovery"].items()]
+        lines += [
+            f"| {name} | {_seconds(found)} |" for name, found in result["recovery"].items() if found["count"]
+        ]
         lines += [
             f"| {name}, from the next life's connection | {_seconds(found)} |"
             for name, found in result["recovery_after_connect"].items()

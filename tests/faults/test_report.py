@@ -50,7 +50,7 @@ def test_the_report_tells_which_paths_the_verdict_demanded() -> None:
 
 
 def test_the_page_says_how_much_longer_the_times_of_a_run_were() -> None:
-    assert "| times longer than in the time scale above | 3.0 |" in document([result_of(recovered())])
+    assert "; 3 × the time scale.\n" in document([result_of(recovered())])
     times = Plan(seed=1, slowed=3.0).times
     assert times == {name: 3.0 * seconds for name, seconds in TIME_SCALE.items()}
     assert fleet_settings(Plan(seed=1, slowed=3.0)).items() >= times.items()

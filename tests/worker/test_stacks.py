@@ -255,7 +255,8 @@ async def gathers_thousands(_: Job[Any]) -> None:
 async def test_a_run_that_waits_for_thousands_of_tasks_costs_nobody_a_connection(
     client: JobClient, rows: Rows, start: StartWorker, settings: Settings
 ) -> None:
-    running = await start(scripted(gathers_thousands))
+    patient = settings.model_copy(update={"statement_timeout": 15.0, "heartbeat_interval": 16.0})
+    running = await start(scripted(gathers_thousands), with_settings=patient)
     job = await client.enqueue("scripted", {})
     await rows.becomes(job.id, "processing")
 
@@ -265,5 +266,5 @@ async def test_a_run_that_waits_for_thousands_of_tasks_costs_nobody_a_connection
         assert len(stacks) > 50
 
     await eventually(answered)
-    # On a busy machine the loop of this process stands still by itself, and statements take longer.
-    assert "nats" not in {each["what"] for each in running.events.of("worker.degraded")}
+    # On a busy machine the loop of this process stands still by itself.
+    assert {each["what"] for each in running.events.of("worker.degraded")} <= {"event loop"}

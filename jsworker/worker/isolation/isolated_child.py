@@ -103,7 +103,7 @@ def _end(*_: object) -> NoReturn:
 
 
 def _end_if_failed(report: asyncio.Task[None]) -> None:
-    """End if the owner cannot be told that the job has ended, as without memory: it would wait for ever."""
+    """End if the end of the job cannot be reported, as without memory: the owner would wait for ever."""
     if report.cancelled() or report.exception() is not None:
         _end()
 
