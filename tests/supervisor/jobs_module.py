@@ -17,13 +17,16 @@ import sys
 import threading
 import time
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+import psutil
 import structlog
 from sqlalchemy import text
 
 from jsworker import Job, JobProcessor
+from jsworker.core import own_sockets
 
 
 class Circle:
@@ -159,17 +162,41 @@ class LeavesACopy(JobProcessor):
         async with job.transaction() as session:
             await session.execute(_LOCK)
             if job.attempt == 1:
+                while _is_connecting():  # noqa: ASYNC110 -- the driver tells of no end
+                    await asyncio.sleep(0.01)
                 _leave_copy()
 
 
 class LeavesACopyOfItsThread(JobProcessor):
     """The same in a thread."""
 
+    async def setup(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
     def process(self, job: Job[dict[str, Any]]) -> None:
         with job.sync.transaction() as session:
             session.execute(_LOCK)
             if job.attempt == 1:
+                is_held = threading.Event()
+                self._loop.call_soon_threadsafe(self._hold_loop, is_held)
+                is_held.wait()
                 _leave_copy()
+
+    def _hold_loop(self, is_held: threading.Event) -> None:
+        if _is_connecting():
+            self._loop.call_later(0.01, self._hold_loop, is_held)
+            return
+        is_held.set()
+        threading.Event().wait()  # until the process is killed
+
+
+def _is_connecting() -> bool:
+    """Return whether a connection is being made: the driver gives it to its owner when it is made."""
+    owned = set[int]()
+    for connection in own_sockets._own:
+        with suppress(Exception):  # it is closed
+            owned.add(connection.fileno())
+    return any(each.fd not in owned for each in psutil.Process().net_connections("inet"))
 
 
 def _leave_copy() -> None:
