@@ -26,7 +26,6 @@ import structlog
 from sqlalchemy import text
 
 from jsworker import Job, JobProcessor
-from jsworker.core import own_sockets
 
 
 class Circle:
@@ -192,6 +191,8 @@ class LeavesACopyOfItsThread(JobProcessor):
 
 def _is_connecting() -> bool:
     """Return whether a connection is being made: the driver gives it to its owner when it is made."""
+    from jsworker.core import own_sockets  # noqa: PLC0415 -- the versions that a test upgrades from have none
+
     owned = set[int]()
     for connection in own_sockets._own:
         with suppress(Exception):  # it is closed
