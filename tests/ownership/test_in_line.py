@@ -118,13 +118,31 @@ async def test_a_job_that_kills_its_process_at_once_is_believed_once_and_ends(
         change_job(sql, poison, status="queued")  # its back-off is over
         for _ in range(SLOTS):
             held(sql, claimed=DIED + 300, heard=DIED)
-        await claim(database, worker_id=WORKER, kind=KIND, ids=[poison], limits=LIMITS)
+        [claimed], _ = await claim(database, worker_id=WORKER, kind=KIND, ids=[poison], limits=LIMITS)
         change_job(sql, poison, claimed_at=ago(DIED), last_activity_at=ago(DIED))
+        if claimed.notes_beginning:
+            change_job(sql, poison, progress_at=ago(DIED))
         counted.append(counts(await take_back(database))[poison][1])
         assert len(counted) < 10
     assert counted == [False, *[True] * LIMITS.max_stalls]
     job = read_job(sql, poison)
     assert (job["status"], job["failure_reason"], counters(job)) == ("failed", "stalled", (3, 0, 3))
+
+
+@every_rule
+@pytest.mark.parametrize(("stalls", "most"), [(2, 3), (1, 2), (0, 1), (7, 100)])
+async def test_what_runs_alone_is_counted_only_if_its_row_tells_that_it_has_begun(
+    database: Database, sql: Sql, take_back: Rule, stalls: int, most: int
+) -> None:
+    """However many job slots were free; progress of an earlier run is no beginning of this one."""
+    counts_so_far = {"stalls": stalls, "max_stalls": most, "attempts": stalls + 1}
+    columns: dict[str, Any] = {**counts_so_far, "cleared": True, "clear_reason": "killed"}
+    never = held(sql, claimed=DIED, **columns)
+    earlier = held(sql, claimed=DIED, progress_at=ago(DIED + 1), **columns)
+    begun = held(sql, claimed=DIED, progress_at=ago(DIED), **columns)
+    ends = ("failed", True, stalls + 1) if stalls + 1 == most else ("scheduled", True, stalls + 1)
+    again = ("queued", False, stalls)
+    assert counts(await take_back(database)) == {never: again, earlier: again, begun: ends}
 
 
 @every_rule

@@ -17,6 +17,7 @@ from jsworker.ownership.transitions.reset import Reset, TakenBack
 from .calls import reset_stale, suspect
 from .rows import (
     KIND,
+    NOW,
     OTHER_WORKER,
     WORKER,
     Sql,
@@ -90,7 +91,7 @@ async def test_the_ladder(
     max_stalls: int,
 ) -> None:
     row = {"stalls": stalls, "errors": 2, "attempts": 3 + stalls, "max_stalls": max_stalls}
-    times = {"last_activity_at": ago(60), "queued_at": ago(90)}
+    times = {"last_activity_at": ago(60), "queued_at": ago(90), "progress_at": NOW}
     job_id = insert_job(sql, "processing", cancel_requested=cancel, **row, **times)
     taken = await RULES[cause](database, sql, [job_id], counted)
     job = read_job(sql, job_id)
@@ -131,7 +132,8 @@ async def test_the_ladder(
 async def test_the_back_off_after_a_stall_doubles_up_to_ten_minutes(
     database: Database, sql: Sql, rule: Rule, stalls: int, base: float
 ) -> None:
-    row = {"stalls": stalls, "attempts": stalls + 1, "max_stalls": 99, "last_activity_at": ago(60)}
+    row: dict[str, Any] = {"stalls": stalls, "attempts": stalls + 1, "max_stalls": 99}
+    row |= {"last_activity_at": ago(60), "progress_at": NOW}
     ids = [insert_job(sql, "processing", **row) for _ in range(8)]
     await rule(database, sql, ids, True)
     delays = [-age(sql, read_job(sql, job_id)["run_at"]) for job_id in ids]

@@ -10,7 +10,7 @@ from jsworker.ownership.transitions import settle
 from jsworker.ownership.transitions.reset import reset_dead
 from jsworker.ownership.transitions.settle import Failure, Settled
 
-from .rows import OTHER_WORKER, WORKER, Sql, age, counters, insert_job, read_events, read_job
+from .rows import NOW, OTHER_WORKER, WORKER, Sql, age, counters, insert_job, read_events, read_job
 
 ERROR = "the quarantined process was killed"
 
@@ -65,7 +65,7 @@ async def test_counts_a_stall_and_no_error(
 async def test_the_next_attempt_waits_as_after_any_counted_stall(
     database: Database, sql: Sql, stalls: int, seconds: float
 ) -> None:
-    row = {"stalls": stalls, "attempts": stalls + 1, "max_stalls": 100}
+    row = {"stalls": stalls, "attempts": stalls + 1, "max_stalls": 100, "progress_at": NOW}
     dead, silent = (insert_job(sql, "processing", **row) for _ in range(2))
     await settle.fail(database, worker_id=WORKER, runs=[Failure(dead, 1, ERROR, None, 0.0, stalled=True)])
     await reset_dead(database, worker_id=OTHER_WORKER, owner=WORKER, reason="dead")

@@ -255,6 +255,7 @@ class Claiming(Example):
             return False
         assert job is not None, f"{run} does not own its job and was allowed to write"
         job.show_life()
+        job.has_written = True
         self.world.saw("owner's write: taken")
         return True
 

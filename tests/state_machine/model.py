@@ -63,6 +63,7 @@ class Job:
         publish_due, due, queued_long, claimed_long: what only the clock changes.
         silence: seconds since the owner's last sign of life, as far as rules let them pass.
         activity: counts the changes of ``last_activity_at``.
+        has_written: whether the present run has written anything of its own.
         written: what each run, by worker id and token, got when it settled the job.
     """
 
@@ -100,6 +101,7 @@ class Job:
     claimed_long: bool = False
     silence: float = 0.0
     activity: int = 0
+    has_written: bool = False
     written: dict[tuple[str, int], Settled] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -125,6 +127,11 @@ class Job:
     @property
     def stale(self) -> bool:
         return self.stale_after is not None and self.silence > self.stale_after
+
+    @property
+    def may_have_begun(self) -> bool:
+        """Whether its owner's death may be its fault: one that runs alone says first that it begins."""
+        return self.has_written or self.stalls < min(2, _known(self.max_stalls) - 1)
 
     @property
     def crashed(self) -> bool:
@@ -171,7 +178,7 @@ class Job:
         self.max_attempts = self.max_attempts or LIMITS.max_attempts
         self.max_stalls = self.max_stalls or LIMITS.max_stalls
         self.stale_after, self.crash_after = LIMITS.stale_after, LIMITS.crash_after
-        self.needs_publish = self.claimed_long = False
+        self.needs_publish = self.claimed_long = self.has_written = False
         self.show_life()
 
     def enter(self, status: str) -> None:

@@ -114,7 +114,8 @@ class Recovering(Example):
             if crashed
             else reset.reset_stale(database, worker_id=life.id, stale=late, reason=reason, counted=counted)
         )
-        self._taken_back(f"reset {rule_name}", taken, dict.fromkeys(due, counted), reason)
+        counts = {job: counted and job.may_have_begun for job in due}
+        self._taken_back(f"reset {rule_name}", taken, counts, reason)
         self.world.saw(f"reset {rule_name}: owner was faster", len(seen) - len(due))
 
     def _taken_back(self, rule_name: str, taken: TakenBack, counted: dict[Job, bool], reason: str) -> None:
@@ -186,7 +187,7 @@ class Recovering(Example):
                 culprits=culprits,
             )
         )
-        counts = {job: job.id in culprits if culprits else counted for job in owned}
+        counts = {job: job.id in culprits if culprits else counted and job.may_have_begun for job in owned}
         self._taken_back("reset dead", taken, counts, "its process is gone")
         self.world.run(workers.mark_stopped(database, worker_id=dead.id))
         dead.buried = True

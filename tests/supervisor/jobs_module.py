@@ -63,6 +63,14 @@ class Nap(JobProcessor):
             await asyncio.sleep(job.payload["seconds"])
 
 
+class Silent(JobProcessor):
+    """Reports nothing of its own, and ends at once when it was taken back."""
+
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        if not job.cleared:
+            await asyncio.sleep(3600)
+
+
 async def _leave() -> None:
     sys.exit(2)
 

@@ -15,6 +15,7 @@ import pytest
 from jsworker import JobClient
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings, variable_of
+from jsworker.ownership.transitions import heartbeat
 from jsworker.worker.pipeline.kinds import resolve_kinds
 from jsworker.worker.worker import Worker
 from tests.support.polling import eventually
@@ -93,6 +94,44 @@ async def test_after_two_stalls_a_job_runs_alone_however_many_it_is_allowed(
         )
         row = await rows.becomes(job.id, "completed")
         assert (row["result"]["pid"] != os.getpid()) is alone
+
+
+async def test_the_row_tells_that_a_job_has_begun_that_should_run_alone_and_cannot(
+    start: StartWorker, client: JobClient, rows: Rows
+) -> None:
+    gate = Gate()
+    await start(scripted(gate.process))
+    for stalls, noted in ((1, False), (2, True)):
+        job = await client.enqueue("scripted", {}, max_stalls=3, delay=3600)
+        await rows.query(
+            "UPDATE jsworker.jobs SET stalls = %s, attempts = %s, run_at = now() WHERE id = %s",
+            *(stalls, stalls, job.id),
+        )
+        await gate.met()
+        row = await rows.job(job.id)
+        assert (row["progress_at"] is not None) is noted
+    gate.open()
+
+
+async def test_a_job_that_is_lost_before_its_beginning_is_noted_does_not_begin(
+    start: StartWorker, client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = heartbeat.update_progress
+
+    async def late_note(*arguments: Any, **values: Any) -> None:
+        if values["held"][1] == 1:
+            await client.clear_and_reenqueue(values["held"][0], reason="by hand")
+        await note(*arguments, **values)
+
+    monkeypatch.setattr(heartbeat, "update_progress", late_note)
+    gate = Gate()
+    gate.open()
+    await start(scripted(gate.process))
+    job = await client.enqueue("scripted", {}, max_stalls=1)
+    row = await rows.becomes(job.id, "completed")
+    assert (row["fencing_token"], row["stalls"], row["errors"]) == (2, 0, 0)
+    assert (await gate.met()).fencing_token == 2
+    assert gate.waiting == 0
 
 
 async def test_a_job_that_takes_its_process_down_fails_alone(
@@ -201,8 +240,9 @@ async def test_processes_start_one_after_the_other_and_none_in_vain(
         async def one_starts() -> psutil.Process:
             assert len(running.events.of("job.started")) == len(jobs)
             assert len(supervision.begun) == 1
-            [process] = children()
-            return process
+            started = children()
+            assert len(started) == 1
+            return started[0]
 
         process = await eventually(one_starts)
         [first] = supervision.begun

@@ -17,7 +17,7 @@ from jsworker.ownership.predicates import of_kind, worker_id
 from jsworker.ownership.refusals import RowRefused, in_halves
 from jsworker.ownership.statements import NOW, compiled, entry, given_array, given_seconds, j
 from jsworker.ownership.transitions.heartbeat import by_owner, run_owned
-from jsworker.ownership.transitions.reset import Suspect, as_seen
+from jsworker.ownership.transitions.reset import SHARED_STALLS, Suspect, as_seen
 from jsworker.ownership.transitions.timeline import logged
 
 INLINE_BYTES: Final = 16 * 1024
@@ -63,6 +63,11 @@ class ClaimedJob(NamedTuple):
     priority: int = NORMAL
     waiting_key: str | None = None
     batch_id: UUID | None = None
+
+    @property
+    def notes_beginning(self) -> bool:
+        """Whether its row must tell that it has begun: one more stall would be its last or its third."""
+        return self.stalls >= min(SHARED_STALLS, self.max_stalls - 1)
 
 
 def _inline(value: sa.ColumnElement[Any], size: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:

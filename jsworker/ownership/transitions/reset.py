@@ -27,6 +27,8 @@ from jsworker.ownership.transitions.workers import DRAINING
 InLine = dict[tuple[UUID, int], bool]
 """Whether a job of a dead owner had not begun, by id and fencing token, when it was first seen."""
 
+SHARED_STALLS: Final = 2
+"""After so many stalls, and before its last, a job runs alone, and its row tells that it has begun."""
 _BATCH: Final = 500
 
 
@@ -138,7 +140,8 @@ RETURNING job_id AS id, kind, status, fencing_token, dispatch, owner, false AS c
 
 # The owned rows, and for each owner its number of jobs and its last sign of life.
 _OWNED = """owned AS MATERIALIZED (
-  SELECT id, kind, worker_id, fencing_token, claimed_at, cleared, last_activity_at, stale_after, crash_after
+  SELECT id, kind, worker_id, fencing_token, claimed_at, cleared, last_activity_at, stale_after, crash_after,
+    stalls, max_stalls, progress_at
   FROM jsworker.jobs WHERE status || '' = 'processing'{of}
 ), hands AS (
   SELECT worker_id, count(*) AS jobs, max(greatest(claimed_at, last_activity_at)) AS heard_at
@@ -150,9 +153,12 @@ _OWNED = """owned AS MATERIALIZED (
 # claimed ahead for a fifth of a second of work, so they rarely wait for a second.) A job that kills its process at
 # once may look the same, so this is assumed only once: for a job that was taken or handed back before (cleared), a
 # stall is counted, until an error of its own, which counts as well, ends that state.
-_IN_LINE = """coalesce(
+# Of a job that runs alone the row is sure: its owner notes the beginning before anything of the job runs. What
+# kills a whole container, supervisor included, leaves no other witness.
+_IN_LINE = f"""(coalesce(
     hands.jobs > w.concurrency AND NOT job.cleared AND job.claimed_at > hands.heard_at - interval '1 s', false
-  )"""
+  ) OR job.stalls >= least({SHARED_STALLS}, job.max_stalls - 1)
+    AND (job.progress_at IS NULL OR job.progress_at < job.claimed_at))"""
 
 # Rows are late from two missed heartbeats on: watching begins before the threshold, so that the second of two
 # sightings can come right after it. The longest overdue come first; rows that never turn stale are last.

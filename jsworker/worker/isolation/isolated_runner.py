@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Collection, Coroutine
 from typing import Any, Final
 
+from jsworker.core.errors import JsworkerError
 from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.telemetry.worker_status import IsolatedProcesses
 from jsworker.worker.context import WorkerContext
@@ -12,19 +13,19 @@ from jsworker.worker.isolation.resident_memory import resident_bytes
 from jsworker.worker.pipeline.in_flight import Run
 from jsworker.worker.pipeline.kinds import Kind
 from jsworker.worker.pipeline.outcomes import Interrupted, Outcome, failed, headline
+from jsworker.worker.pipeline.run_writes import LeaseServices, note_beginning
 from jsworker.worker.stacks import Stack
 
 MEMORY_LOOK_SECONDS: Final = 0.25
 """The time between two measurements of the memory of isolated processes."""
-_SHARED_STALLS: Final = 2
-"""After so many stalls a job runs alone, even if it may stall more often."""
 
 
 class IsolatedRunner:
     """Runs jobs in isolated processes, with the settings and the worker id of their owner."""
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: WorkerContext, services: LeaseServices) -> None:
         self._context = context
+        self._services = services
         self._most = context.settings.isolated_processes
         self._kinds = [kind for kind in context.kinds.values() if kind.is_isolated]
         self.limits_memory = any(kind.max_memory_bytes is not None for kind in self._kinds)
@@ -43,7 +44,7 @@ class IsolatedRunner:
 
     def takes(self, claimed: ClaimedJob, kind: Kind) -> bool:
         """Return whether a job runs in quarantine: one more stall would be its last or its third."""
-        if claimed.stalls < _SHARED_STALLS and claimed.stalls < claimed.max_stalls - 1:
+        if not claimed.notes_beginning:
             return False
         why = ""
         if kind.origin is None:
@@ -146,6 +147,7 @@ class IsolatedRunner:
                 if not (wanted.done() or self._closed):
                     if supervision is not None:
                         supervision.began(run.id)
+                    await note_beginning(run, self._services)
                     process = await self._prepared(run.kind, in_pool=False)
                     if wanted.done():
                         self._unused = process
@@ -154,7 +156,7 @@ class IsolatedRunner:
         except Exception as error:
             if not wanted.done():
                 wanted.set_exception(error)  # the run awaits it
-            elif not isinstance(error, NotReady):
+            elif not isinstance(error, JsworkerError):  # a process that is not ready, or a row that is lost
                 raise
         finally:
             wanted.cancel()

@@ -14,6 +14,7 @@ from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.sessions import Sessions
+from jsworker.ownership.transitions import heartbeat
 from jsworker.worker.pipeline.in_flight import Run
 
 T = TypeVar("T")
@@ -55,6 +56,15 @@ async def write_owned(
     run.sign_at = boottime()
     services.on_sign()
     return written
+
+
+async def note_beginning(run: Run, services: LeaseServices) -> None:
+    """Store, as progress without a word, that the job begins; a RESET counts no stall of one that has not.
+
+    Raises OwnershipLost, and any error of the database once the run is stopped.
+    """
+    nothing = dict.fromkeys(("stage", "progress", "message"))
+    await until_answered(run, lambda _: write_owned(run, services, heartbeat.update_progress, **nothing))
 
 
 async def until_answered(run: Run, ask: Callable[[int], Awaitable[T]]) -> T:
