@@ -184,6 +184,8 @@ class Flow(Nodes):
         self._is_enqueued: bool | None = False  # None: it is unclear
 
     async def __aenter__(self) -> Self:
+        if self._is_enqueued is None:
+            raise RuntimeError(self._unclear())
         if self._is_enqueued or self._is_open:
             raise RuntimeError(f"workflow {shown(self.name)} was begun before: each is enqueued once")
         self._is_open = True

@@ -277,6 +277,12 @@ async def test_without_an_answer_it_is_unclear_whether_a_workflow_was_enqueued(
             flow.job("count", {})
     with pytest.raises(RuntimeError, match=f"{unclear}$"):
         await flow.result(timeout=60)
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match=f"{unclear}$"):
+        async with flow:
+            pass
+    with pytest.raises(RuntimeError, match=f"{unclear}$"):
+        await flow.result(timeout=60)
     assert [each["id"] for each in await client.workflows.list()] == [flow.id] * is_stored
 
 
