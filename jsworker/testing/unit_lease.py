@@ -96,6 +96,7 @@ class UnitLease(RunLease):
         self.said = said
         self._session = session
         self._results = results
+        self._by_statement: list[UUID] = []
         run.steps = UnitSteps(run, services, said, write=self._write)
 
     async def update_progress(self, stage: str | None, progress: float | None, message: str | None) -> None:
@@ -123,7 +124,7 @@ class UnitLease(RunLease):
     @contextlib.asynccontextmanager
     async def transaction(self, result: Any) -> AsyncIterator["AsyncSession"]:
         """Open a savepoint in the given session; the job is completed at the savepoint's end."""
-        with child_jobs.within_block(self._run):
+        with self._block():
             async with savepoint(self._session) as session:
                 yield session
                 text = self._result_text(result)
@@ -157,19 +158,24 @@ class UnitLease(RunLease):
         self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]
     ) -> list[UUID]:
         """Note the added jobs."""
-        return self._add(kind, payloads, options)
+        new = self._new_members(kind, payloads, options)
+        if new:
+            self._count_write()
+        self.said.added += new
+        return [job.id for job in new]
 
     def add_to_batch_statement(
         self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]
     ) -> "Executable":
         """Note the added jobs, and return a statement that returns their ids."""
-        return added_rows(self._add(kind, payloads, options))
-
-    def _add(self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]) -> list[UUID]:
-        members = chain.from_iterable(self._members(kind, payloads, options))
-        new = _added_jobs(kind_name(kind), members)
+        new = self._new_members(kind, payloads, options)
         self.said.added += new
-        return [job.id for job in new]
+        self._by_statement += [job.id for job in new]
+        return added_rows([job.id for job in new])
+
+    def _new_members(self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]) -> list[AddedJob]:
+        members = chain.from_iterable(self._members(kind, payloads, options))
+        return _added_jobs(kind_name(kind), members)
 
     async def results_page(self, node: str, after: MemberResult | None) -> list[MemberResult]:
         """Return the given results of a node, all on one page."""
@@ -179,8 +185,20 @@ class UnitLease(RunLease):
         return list(found) if after is None else []
 
     @contextlib.contextmanager
+    def _block(self) -> Iterator[None]:
+        """Forget the jobs that the block enqueued, or added by statements, if it raises."""
+        before = len(self._by_statement)
+        try:
+            with child_jobs.within_block(self._run):
+                yield
+        except BaseException:
+            undone = set(self._by_statement[before:])
+            self.said.added[:] = [job for job in self.said.added if job.id not in undone]
+            raise
+
+    @contextlib.contextmanager
     def _sync_savepoint(self, result: Any) -> Iterator["Session"]:
-        with child_jobs.within_block(self._run):
+        with self._block():
             with sync_savepoint(self._session) as session:
                 yield session
                 text = self._result_text(result)
@@ -195,7 +213,12 @@ class UnitLease(RunLease):
             self.said.enqueued += _added_jobs(kind, [job])
 
     def _write(self) -> None:
-        """Note a write to the job's row, a sign of life; raise OwnershipLost if another run owns the job."""
+        """Count a write that is a sign of life, too."""
+        self._count_write()
+        self._run.sign_at = boottime()
+
+    def _count_write(self) -> None:
+        """Count a write; raise OwnershipLost if another run owns the job."""
         if self._writes_left == 0:
             self._run.lose()
             raise OwnershipLost(
@@ -203,7 +226,6 @@ class UnitLease(RunLease):
             )
         if self._writes_left is not None:
             self._writes_left -= 1
-        self._run.sign_at = boottime()
 
 
 class UnitSteps(Steps):
@@ -214,11 +236,11 @@ class UnitSteps(Steps):
         self._kept_steps = said.steps
         self._write = write
 
-    async def _find(self, step: NamedStep) -> FoundStep:
+    async def _looked_up(self, step: NamedStep) -> FoundStep:
         if step.name not in self._kept_steps:
             return FoundStep(False, None, None, len(self._kept_steps))
         value = self._kept_steps[step.name]
-        if step.is_sleep:
+        if step.is_sleep and value is None:
             return FoundStep(True, None, 0.0, len(self._kept_steps))
         return FoundStep(True, _text(value, self._most_bytes), None, len(self._kept_steps))
 

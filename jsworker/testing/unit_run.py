@@ -78,8 +78,8 @@ async def run_job(
         session: used by ``job.transaction()``, in a savepoint: commit or roll back yourself.
         draining: whether ``job.should_stop`` is True from the beginning.
         cancel_after: seconds after which the job is cancelled, as by ``JobClient.cancel``.
-        lost_after: the number of writes (of progress, a checkpoint, a step) after which another run owns the
-            job: the next write raises ``OwnershipLost``.
+        lost_after: the number of writes (of progress, a checkpoint, a step, members of the batch) after which
+            another run owns the job: the next write raises ``OwnershipLost``.
         results: by the name of a node, the members' results that ``job.results_of`` yields.
         scheduled_for: the value of ``job.scheduled_for``.
         job_id: the job's id; None: a new one.

@@ -27,7 +27,7 @@ from jsworker import (
     UsageError,
     load_settings,
 )
-from jsworker.core.errors import InvalidJson, InvalidPayload
+from jsworker.core.errors import InvalidJson, InvalidPayload, InvalidStep
 from jsworker.core.job import MemberResult
 from jsworker.ownership.pool import driver_url
 from jsworker.testing import run_job, run_of, sync
@@ -289,6 +289,25 @@ async def test_a_step_whose_result_cannot_be_kept_fails() -> None:
         await run_job(Bad, {})
 
 
+async def test_a_job_has_as_many_steps_as_a_worker_allows() -> None:
+    class Endless(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> None:
+            for number in range(1_100):
+                await job.step(f"step {number}", int)
+
+    with pytest.raises(InvalidStep, match="step 'step 1000': the job has 1000 steps; 1000 is the most"):
+        await run_job(Endless, {})
+
+
+async def test_a_sleep_has_no_name_of_a_step() -> None:
+    class Sleepy(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> None:
+            await job.sleep(60, name="charge")
+
+    with pytest.raises(InvalidStep, match="sleep 'charge': an earlier run has used this name for a step"):
+        await run_job(Sleepy, {}, steps={"charge": 5})
+
+
 class Wait(JobProcessor):
     timeout = 0.3
 
@@ -452,6 +471,58 @@ async def test_a_lost_job_keeps_no_step_and_rolls_its_transaction_back(database_
             await run_job(Store, {"n": 1}, session=session, lost_after=0)
         assert list(await session.scalars(text("SELECT n FROM receipts"))) == []
     await engine.dispose()
+
+
+async def test_a_lost_job_adds_no_members() -> None:
+    class Adds(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> None:
+            await job.add_to_batch("other", [{"n": 1}])
+            await job.add_to_batch("other", [{"n": 2}])
+
+    with pytest.raises(OwnershipLost) as caught:
+        await run_job(Adds, {}, lost_after=1)
+    assert [added.payload["n"] for added in run_of(caught.value).added] == [1]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_members_added_by_statement_share_the_fate_of_the_transaction(
+    database_url: str, *, is_lost: bool
+) -> None:
+    class Adds(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> None:
+            with suppress(ZeroDivisionError):
+                async with job.transaction() as session:
+                    await session.execute(job.add_to_batch_statement("other", [{"n": 1}]))
+                    await job.add_to_batch("other", [{"n": 2}])  # in a transaction of its own
+                    _ = 1 / 0
+            async with job.transaction() as session:
+                await session.execute(job.add_to_batch_statement("other", [{"n": 3}]))
+
+    class AddsPlainly(JobProcessor):
+        def process(self, job: Job[dict[str, Any]]) -> None:
+            with suppress(ZeroDivisionError), job.sync.transaction() as session:
+                session.execute(job.add_to_batch_statement("other", [{"n": 1}]))
+                job.sync.add_to_batch("other", [{"n": 2}])
+                _ = 1 / 0
+            with job.sync.transaction() as session:
+                session.execute(job.add_to_batch_statement("other", [{"n": 3}]))
+
+    async def added(processor: type[JobProcessor[dict[str, Any]]], session: Any) -> list[int]:
+        try:
+            run = await run_job(processor, {}, session=session, lost_after=1 if is_lost else None)
+        except OwnershipLost as error:
+            run = run_of(error)
+        return [each.payload["n"] for each in run.added]
+
+    expected = [2] if is_lost else [2, 3]
+    engine = create_async_engine(driver_url(database_url))
+    async with AsyncSession(engine) as session:
+        assert await added(Adds, session) == expected
+    await engine.dispose()
+    plain_engine = create_engine(driver_url(database_url))
+    with Session(plain_engine) as plain_session:
+        assert await added(AddsPlainly, plain_session) == expected
+    plain_engine.dispose()
 
 
 class Notify(JobProcessor[Text]):

@@ -88,6 +88,18 @@ class Steps:
             raise
 
     async def _find(self, step: "NamedStep") -> FoundStep:
+        """Return what is known of a step; raise InvalidStep if its name or number shows a mistake."""
+        found = await self._looked_up(step)
+        if not found.is_done and found.steps >= _MOST:
+            raise InvalidStep(
+                f"step {shown(step.name)}: the job has {found.steps} steps; {_MOST} is the most"
+            )
+        if found.is_done and (found.sleeps is None) is step.is_sleep:
+            one, other = ("sleep", "step") if step.is_sleep else ("step", "sleep")
+            raise InvalidStep(f"{one} {shown(step.name)}: an earlier run has used this name for a {other}")
+        return found
+
+    async def _looked_up(self, step: "NamedStep") -> FoundStep:
         services = self._services
 
         async def find(tries: int) -> FoundStep:
@@ -101,18 +113,10 @@ class Steps:
             )
 
         try:
-            found = await until_answered(self._run, find)
+            return await until_answered(self._run, find)
         except OwnershipLost:
             self._run.lose()
             raise
-        if not found.is_done and found.steps >= _MOST:
-            raise InvalidStep(
-                f"step {shown(step.name)}: the job has {found.steps} steps; {_MOST} is the most"
-            )
-        if found.is_done and (found.sleeps is None) is step.is_sleep:
-            one, other = ("sleep", "step") if step.is_sleep else ("step", "sleep")
-            raise InvalidStep(f"{one} {shown(step.name)}: an earlier run has used this name for a {other}")
-        return found
 
     async def _in_thread(self, step: "NamedStep", call: Callable[[], Any], started: float) -> Any:
         """Run a plain function in a thread and wait for its end even if cancelled, or it might run twice."""
