@@ -478,10 +478,12 @@ class Job(_Statements, Generic[P]):
         """Yield the outcomes of the members of a node; this job's own node must come ``after`` that node.
 
         They are read page by page: first the cancelled members, then the completed ones in the order of their
-        payloads, then the failed ones.
+        payloads, then the failed ones. If a member is retried meanwhile, the run ends, and the job runs
+        again, from the beginning, once the node has finished again.
 
         Raises:
             ValueError: this job's node does not come after one of that name.
+            Snooze: a member was retried; neither a snooze nor an attempt is counted.
         """
         after: MemberResult | None = None
         while page := await self._ownership.results_page(node, after):

@@ -1,8 +1,10 @@
 """Workers run workflows: stage after stage, through failures, and with members that add members."""
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +16,9 @@ from jsworker.core.clock import boottime
 from jsworker.core.errors import (
     DatabaseTimeout,
     DatabaseUnavailable,
+    Fail,
     LockTimeout,
+    Snooze,
     TransitionRefused,
     UsageError,
     WorkflowFailed,
@@ -27,6 +31,7 @@ from jsworker.ownership.pool import Parameters
 from jsworker.ownership.queries import workflow_listing
 from jsworker.ownership.transitions import workflow_control, workflows
 from jsworker.ownership.transitions.enqueue import NewJob
+from jsworker.worker.pipeline import run_ownership
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import Gate, echo, scripted
@@ -218,6 +223,79 @@ async def test_what_runs_after_failures_too_sees_them(client: JobClient, start: 
         flow.job("double", {})
         flow.job("report", {}, after="double", on_failure="run")
     assert await flow.result(timeout=60) == [["failed", "ValueError: broken"]]
+
+
+@pytest.mark.parametrize("is_swallowed", [False, True])
+@pytest.mark.parametrize("is_plain", [False, True])
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_results_are_read_anew_if_a_job_is_retried_meanwhile(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_open: bool,
+    is_plain: bool,
+    is_swallowed: bool,
+) -> None:
+    monkeypatch.setattr(run_ownership, "_OPEN_AGAIN_SECONDS", 0.1)
+    retried, finishes, goes_on = asyncio.Event(), asyncio.Event(), threading.Event()
+    runs: list[list[int]] = []
+    swallowed = [Snooze] if is_swallowed else []
+
+    async def part(job: Job[Any]) -> int:
+        if job.payload["n"] == 0:
+            if not retried.is_set():
+                raise Fail("broken")
+            await finishes.wait()
+        return int(job.payload["n"])
+
+    async def read(job: Job[Any]) -> list[int]:
+        runs.append([])
+        with suppress(*swallowed):
+            async for each in job.results_of("parts"):
+                runs[-1].append(each.result)
+                await asyncio.to_thread(goes_on.wait, 60)
+        return sorted(runs[-1])
+
+    def read_plainly(job: Job[Any]) -> list[int]:
+        runs.append([])
+        with suppress(*swallowed):
+            for each in job.sync.results_of("parts"):
+                runs[-1].append(each.result)
+                goes_on.wait(60)
+        return sorted(runs[-1])
+
+    async def begun() -> None:
+        assert runs
+        assert runs[0]
+
+    async def begun_anew() -> None:
+        assert len(runs) >= 3
+
+    async def finished_again() -> None:
+        sql = "SELECT count(*) FROM jsworker.batches WHERE name = 'parts' AND finished_at IS NOT NULL"
+        assert await rows.value(f"{sql} AND generation = 1") == 1
+
+    reader = scripted(read_plainly if is_plain else read, kind="read", max_attempts=1)
+    await start(scripted(part, kind="part"), reader)
+    async with client.workflow("sums") as flow:
+        flow.batch("part", [{"n": number} for number in range(60)], name="parts")
+        flow.job("read", {}, after="parts", on_failure="run")
+    await eventually(begun)
+    retried.set()
+    assert await client.workflows.retry(flow.id) == 1
+    if not is_open:
+        finishes.set()
+        await eventually(finished_again)
+    goes_on.set()
+    if is_open:
+        await eventually(begun_anew)
+        assert runs[1] == []  # the node was open from the beginning
+        finishes.set()
+    assert await flow.result(timeout=60) == list(range(60))
+    [reading] = await rows.query("SELECT attempts, errors, snoozes FROM jsworker.jobs WHERE kind = 'read'")
+    assert (reading["attempts"], reading["errors"], reading["snoozes"]) == (1, 0, 0)
 
 
 async def test_results_of_what_is_no_need(client: JobClient, start: StartWorker) -> None:

@@ -60,6 +60,10 @@ WHERE j.batch_id = CAST(:batch AS uuid) AND j.status IN ('cancelled', 'completed
 ORDER BY j.batch_id, j.status, j.id LIMIT :limit
 """)
 OUTCOME = text("SELECT b.outcome FROM jsworker.batches AS b WHERE b.id = CAST(:batch AS uuid)")
+# Opening a batch again increments its generation.
+END = text("""
+SELECT b.generation FROM jsworker.batches AS b WHERE b.id = CAST(:batch AS uuid) AND b.finished_at IS NOT NULL
+""")
 
 
 async def list_workflows(database: Database, *, limit: int, after: UUID | None) -> list[dict[str, Any]]:
@@ -133,3 +137,9 @@ async def outcome_of(database: Database, batch: UUID) -> str | None:
         raise LookupError
     found: str | None = rows[0].outcome
     return found
+
+
+async def end_of(database: Database, batch: UUID) -> int | None:
+    """Return a number that tells this end of a batch from others; None: the batch is open, or gone."""
+    rows = await database.run(END, {"batch": batch})
+    return rows[0].generation if rows else None

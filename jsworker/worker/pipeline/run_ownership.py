@@ -43,7 +43,7 @@ from jsworker.ownership.transitions.enqueue import ChildJob, NewJob
 from jsworker.ownership.transitions.settle import Completion, complete_statement, was_committed
 from jsworker.worker.pipeline import child_jobs
 from jsworker.worker.pipeline.in_flight import Run
-from jsworker.worker.pipeline.outcomes import check_size, passed_limit, result_text
+from jsworker.worker.pipeline.outcomes import Asleep, check_size, passed_limit, result_text
 from jsworker.worker.pipeline.run_writes import PAUSES, LeaseServices, until_answered, write_owned
 from jsworker.worker.pipeline.steps import Steps
 from jsworker.worker.pipeline.threads import refuse_on_a_loop, wait_for_loop
@@ -59,6 +59,7 @@ _RETRY_SECONDS = 60.0  # for so long a transaction is tried again in the same ru
 _STAGE_CHARACTERS = 200
 _MESSAGE_CHARACTERS = 2000
 _MEMBERS_AT_ONCE = 5000
+_OPEN_AGAIN_SECONDS = 10.0  # until a job looks again whether a batch that it reads has finished
 
 
 async def fetch_content(run: Run, services: LeaseServices) -> None:
@@ -109,12 +110,13 @@ def check_quiet(seconds: float) -> None:
 class RunLease:
     """The ownership of one run; the methods of ``jsworker.core.job`` call it."""
 
-    __slots__ = ("_needs", "_run", "_services")
+    __slots__ = ("_ends", "_needs", "_run", "_services")
 
     def __init__(self, run: Run, services: LeaseServices) -> None:
         self._run = run
         self._services = services
         self._needs: dict[str, UUID] | None = None
+        self._ends: dict[str, int | None] = {}  # of nodes, when the run began to read their results
 
     @property
     def should_stop(self) -> bool:
@@ -282,9 +284,18 @@ class RunLease:
             raise ValueError(
                 f"results_of({shown(node)}): this job's node does not come after it; needs: {names}"
             )
-        return await until_answered(
+        end = partial(until_answered, self._run, lambda _: workflow_listing.end_of(database, batch))
+        if node not in self._ends:
+            self._ends.setdefault(node, await end())
+        page = await until_answered(
             self._run, lambda _: workflow_listing.results(database, contents, batch, after)
         )
+        if (now := await end()) is None or now != self._ends[node]:
+            # As a sleep, it ends the run even if the processor swallows the error.
+            why = f"a job of node {shown(node)} was retried: its results are read anew"
+            self._run.unfinished = Asleep(_OPEN_AGAIN_SECONDS if now is None else 0.0, why)
+            raise self._run.unfinished
+        return page
 
     def _members(
         self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]
