@@ -464,12 +464,15 @@ class Job(_Statements, Generic[P]):
     ) -> list[UUID]:
         """Add jobs to the batch of a workflow to which this one belongs, and return their ids.
 
-        Whatever waits for the batch waits for these jobs too. If another run of this job calls it again, it
-        adds further jobs; to prevent that, use ``add_to_batch_statement`` and ``job.transaction()``.
+        Whatever waits for the batch waits for these jobs too. They are added in transactions of at most 5,000
+        jobs: after an error, those of earlier transactions stay, and also those of the last one if only its
+        answer was lost. If another run of this job calls it again, it adds all of them again. Make these jobs
+        idempotent, or use ``add_to_batch_statement`` in ``job.transaction()``: it adds all or none, once.
 
         Raises:
-            OwnershipLost: another run owns the job by now; nothing was added.
+            OwnershipLost: another run owns the job by now.
             TransitionRefused: the job has no batch, or the batch has finished.
+            DatabaseRefused: PostgreSQL refused a row.
             InvalidName, InvalidPayload, InvalidJson: the kind or a payload cannot be used; nothing was added.
         """
         return await self._ownership.add_to_batch(kind, payloads, _options(max_attempts, max_stalls))

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import TextClause
 
 from jsworker import JobClient
+from jsworker.client import enqueueing
 from jsworker.core.clock import boottime
 from jsworker.core.errors import (
     DatabaseTimeout,
@@ -29,6 +30,7 @@ from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Parameters
 from jsworker.ownership.queries import workflow_listing
+from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import workflow_control, workflows
 from jsworker.ownership.transitions.enqueue import NewJob
 from jsworker.worker.pipeline import run_ownership
@@ -360,6 +362,35 @@ async def test_adding_members_is_repeated_until_the_database_answers(
     assert await flow.result(timeout=60) == {"sum": 3, "members": 3}
     assert calls == 3
     assert await rows.value("SELECT max(attempts) FROM jsworker.jobs") == 1
+
+
+async def test_members_of_earlier_transactions_stay_when_a_later_one_is_refused(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the docs say: what was added stays, and the next run adds all members again."""
+    monkeypatch.setattr(enqueueing, "_BATCH", 2)
+    add_members, calls = workflow_control.add_members, 0
+
+    async def refused_once(*args: Any, **values: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise RowRefused("23514", None)
+        await add_members(*args, **values)
+
+    monkeypatch.setattr(workflow_control, "add_members", refused_once)
+
+    async def spread(job: Job[Any]) -> int:
+        if job.payload["n"] == 0:
+            await job.add_to_batch("spread", [{"n": number} for number in (1, 2, 3)])
+        return int(job.payload["n"])
+
+    await start(scripted(spread, kind="spread", max_attempts=2))
+    async with client.workflow("sums") as flow:
+        flow.job("spread", {"n": 0})
+    assert await flow.result(timeout=60) == 0
+    added = await rows.query("SELECT payload FROM jsworker.jobs ORDER BY id")
+    assert [job["payload"]["n"] for job in added] == [0, 1, 2, 1, 2, 3]
 
 
 async def test_members_are_added_in_statements_of_limited_length(
