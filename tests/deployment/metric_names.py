@@ -1,4 +1,4 @@
-"""The metrics that jsworker exports, as Prometheus names them, each with its labels."""
+"""The metrics that jsworker exports, as Prometheus names them, each with its labels, and those of others."""
 
 import re
 from collections.abc import Iterator
@@ -68,6 +68,20 @@ LABELS = {
     **{name: labels | FROM_PROMETHEUS | {"process"} for name, labels in (PER_PROCESS | FLEET_WIDE).items()},
     **{name: labels | FROM_PROMETHEUS for name, labels in SUPERVISORS.items()},
 }
+OF_OTHERS: dict[str, dict[str, set[str]]] = {
+    # Of Prometheus: whether a pod answers. The job is the PodMonitor, NAMESPACE/NAME.
+    "up": {"job": {".+/jsworker"}},
+    # Of kube-state-metrics. KEDA names the autoscaler after its ScaledObject.
+    "kube_statefulset_replicas": {"statefulset": {"jsworker.*"}},
+    "kube_statefulset_status_replicas_ready": {"statefulset": {"jsworker.*"}},
+    "kube_statefulset_status_replicas_updated": {"statefulset": {"jsworker.*"}},
+    "kube_horizontalpodautoscaler_status_condition": {
+        "horizontalpodautoscaler": {"keda-hpa-jsworker.*"},
+        "condition": {"ScalingActive"},
+        "status": {"false"},
+    },
+}
+"""Metrics of others, and what alerts may ask of their labels, besides ``FROM_PROMETHEUS``."""
 VALUES = {
     "outcome": {"completed", "error", "failed", "cancelled", "released", "lost", "snoozed"},
     "cause": {"stale", "crashed", "dead", "operator", "crashed in quarantine", "crashed in isolation"},
@@ -85,7 +99,7 @@ VALUES = {
 
 def selectors(expression: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield each metric of a PromQL expression, with what it asks of labels."""
-    for name, matchers in re.findall(r"\b(jsworker_\w+)(?:\{([^}]*)\})?", expression):
+    for name, matchers in re.findall(r"\b(jsworker_\w+|kube_\w+|up\b)(?:\{([^}]*)\})?", expression):
         yield name, dict(re.findall(r'(\w+)\s*=~?\s*"([^"]*)"', matchers))
 
 

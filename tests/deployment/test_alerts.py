@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from tests.deployment.files import KUBERNETES, ROOT
-from tests.deployment.metric_names import FLEET_WIDE, LABELS, VALUES, grouping_labels, selectors
+from tests.deployment.metric_names import (
+    FLEET_WIDE,
+    FROM_PROMETHEUS,
+    LABELS,
+    OF_OTHERS,
+    VALUES,
+    grouping_labels,
+    selectors,
+)
 from tests.deployment.rendering import overlay
 from tests.deployment.rules import TESTS, alerts, write_rules
 
@@ -42,11 +50,17 @@ def test_expression_asks_for_metrics_and_labels_that_there_are(place: str, expre
     assert asked
     labels: set[str] = set()
     for metric, matchers in asked:
-        assert metric in LABELS
-        labels |= LABELS[metric]
-        assert set(matchers) <= LABELS[metric]
+        if metric in OF_OTHERS:
+            known = OF_OTHERS[metric]
+            labels |= FROM_PROMETHEUS | set(known)
+            assert set(matchers) <= set(known)
+        else:
+            assert metric in LABELS
+            known = VALUES
+            labels |= LABELS[metric]
+            assert set(matchers) <= LABELS[metric]
         for label, value in matchers.items():
-            assert value in VARIABLES or value in VALUES[label], f"{label}={value}"
+            assert value in VARIABLES or value in known[label], f"{label}={value}"
     assert grouping_labels(expression) <= labels
 
 
@@ -92,6 +106,26 @@ def test_each_entry_of_the_runbook_says_what_there_is_to_say_and_is_listed() -> 
     for entries in RUNBOOK.values():
         for heading, text in entries:
             assert all(word in text for word in ("**Means**", "notice", "**Repair**", "```")), heading
+
+
+def asked_of(alert: str, metric: str) -> dict[str, str]:
+    """What an alert asks of the labels of a metric."""
+    [asked] = {
+        tuple(matchers.items()) for name, matchers in selectors(ALERTS[alert]["expr"]) if name == metric
+    }
+    return dict(asked)
+
+
+def test_alerts_by_metrics_of_others_ask_for_what_the_manifests_make() -> None:
+    manifests = overlay("scale-out")
+    monitor = f"jsworker/{manifests['PodMonitor', 'jsworker']['metadata']['name']}"
+    assert re.fullmatch(asked_of("JsworkerPodDown", "up")["job"], monitor)
+    workers = manifests["StatefulSet", "jsworker"]["metadata"]["name"]
+    for metric in (name for name in OF_OTHERS if name.startswith("kube_statefulset")):
+        assert re.fullmatch(asked_of("JsworkerPodsMissing", metric)["statefulset"], workers)
+    scaler = f"keda-hpa-{manifests['ScaledObject', 'jsworker']['metadata']['name']}"
+    [metric] = (name for name in OF_OTHERS if "autoscaler" in name)
+    assert re.fullmatch(asked_of("JsworkerScalingFails", metric)["horizontalpodautoscaler"], scaler)
 
 
 def test_dashboard_is_a_config_map_that_grafana_finds() -> None:
