@@ -118,6 +118,15 @@ def test_keda_has_the_authority_of_the_database() -> None:
     assert f"create configmap {volume['configMap']['name']} --from-file=ca.crt" in guide
 
 
+def test_copy_of_the_authority_can_be_made_again() -> None:
+    """It is valid for 90 days, and `create` alone refuses a ConfigMap that is there."""
+    for page in ("docs/kubernetes.md", "docs/runbook/workers.md"):
+        text = (ROOT / page).read_text()
+        [copy] = re.findall(r"create configmap jsworker-postgres-ca (.*\n.*)\n", text)
+        assert "--dry-run=client --output yaml \\\n  | kubectl apply --filename -" in copy
+        assert "kubectl --namespace keda rollout restart deployment/keda-operator" in text
+
+
 def test_those_who_count_may_ask_the_query_and_see_no_payload(
     sql: psycopg.Connection[DictRow], database_url: str
 ) -> None:
