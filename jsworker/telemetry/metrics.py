@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from jsworker.core.clock import DURATION_BUCKETS
 from jsworker.core.events import Event, EventName, Events, Listener
 from jsworker.telemetry.logs import lines_dropped
-from jsworker.telemetry.worker_status import Fleet, KindLabels, Observed, WorkerStatus
+from jsworker.telemetry.worker_status import OTHER_KINDS, Fleet, KindLabels, Observed, WorkerStatus
 
 _ENDS: Final[tuple[EventName, ...]] = (
     "job.completed",
@@ -267,6 +267,10 @@ def of_fleet(fleet: Fleet) -> Iterator[Metric]:
         values = {kind: read(queue) for kind, queue in fleet.queues.items()}
         yield gauge_by("kind", name, documentation, values)
     yield from _of_lanes(fleet)
+    paused = {
+        kind: int(queue.waiting.is_paused) for kind, queue in fleet.queues.items() if kind != OTHER_KINDS
+    }
+    yield gauge_by("kind", "kind_paused", "1 while a whole kind is paused.", paused)
     limits = {kind: queue.waiting.limit for kind, queue in fleet.queues.items()}
     for place, (name, documentation) in enumerate(_OF_LIMITS):
         uses = {kind: limit[place] for kind, limit in limits.items() if limit is not None}

@@ -49,6 +49,7 @@ FLEET_WIDE = {
     "jsworker_refused_rows": {"attempted"},
     "jsworker_dead_messages": set[str](),
     "jsworker_schedule_lag_seconds": {"kind"},
+    "jsworker_kind_paused": {"kind"},
     "jsworker_limit_running_jobs": {"kind"},
     "jsworker_limit_max_running_jobs": {"kind"},
     "jsworker_limit_full_keys": {"kind"},

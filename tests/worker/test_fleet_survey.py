@@ -1,6 +1,7 @@
 """What waits is asked without harm, and shown as far as it is known."""
 
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from uuid import UUID
 
 import pytest
@@ -147,6 +148,32 @@ async def test_limits_and_schedules_are_shown_by_kind(
     assert ("jsworker_limit_max_running_jobs", "idle") not in samples
     assert ("jsworker_schedule_lag_seconds", "idle") not in samples
     assert samples["jsworker_workflows_left_seconds", None] == 0
+
+
+async def test_a_paused_kind_is_shown_until_it_goes_on(
+    client: JobClient, database: Database, cut_off: tuple[Proxy, Stream], rows: Rows
+) -> None:
+    _, stream = cut_off
+    await client.enqueue("unserved", {})
+    survey = FleetSurvey(make_context(database, stream=stream, kinds=dict.fromkeys(KINDS)))
+
+    async def paused() -> dict[str, float]:
+        survey._pace.hurry()
+        await survey.step()
+        assert survey.latest is not None
+        [family] = [one for one in of_fleet(survey.latest) if one.name == "jsworker_kind_paused"]
+        return {sample.labels["kind"]: sample.value for sample in family.samples}
+
+    assert await paused() == {"here": 0, "idle": 0}
+    await client.pause("here")
+    await client.pause("unserved")
+    await client.pause("idle", "key")
+    assert await paused() == {"here": 1, "idle": 0}
+    await client.resume("here")
+    await client.pause("idle", until=timedelta(minutes=1))
+    assert await paused() == {"here": 0, "idle": 1}
+    await rows.query("UPDATE jsworker.limits SET paused_until = now() - interval '1 s' WHERE kind = 'idle'")
+    assert await paused() == {"here": 0, "idle": 0}
 
 
 async def test_for_how_long_workflows_are_left_is_seen_from_survey_to_survey(

@@ -274,6 +274,12 @@ SELECT CASE WHEN kind = ANY(CAST(:kinds AS text[])) THEN kind END AS kind, 'sche
     AS double precision) AS oldest
 FROM jsworker.schedules WHERE NOT paused GROUP BY 1
 """
+# Which of the kinds are paused: found by key, however many keys have limits.
+_PAUSES = """
+SELECT kind, 'paused', 1, NULL FROM jsworker.limits
+WHERE kind = ANY(CAST(:kinds AS text[])) AND key = ''
+  AND paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true)
+"""
 _IN_LANES = filled(_LANES, queued=condition(queued_indexed), in_lane=condition(in_lane_indexed)).text
 _COUNTS = [filled(_BY_KIND, what=what, which=which).text for what, which in _WAITING.items()]
 _HELD_OF_KINDS = filled(
@@ -282,7 +288,7 @@ _HELD_OF_KINDS = filled(
     most_kinds=str(_MOST_HELD_KINDS),
     most=str(MOST_HELD),
 ).text
-BACKLOG = text("UNION ALL".join([*_COUNTS, _HELD_OF_KINDS, _IN_LANES, _SCHEDULES, _OTHERS]))
+BACKLOG = text("UNION ALL".join([*_COUNTS, _HELD_OF_KINDS, _IN_LANES, _SCHEDULES, _PAUSES, _OTHERS]))
 
 # For each kind the key that is nearest to its limit, and how many keys have reached theirs.
 LIMIT_USE = text("""
@@ -433,7 +439,7 @@ class Waiting:
     The ``oldest`` figures are the seconds for which the first of them has been queued, or held; 0: there are
     none. ``lanes``: how many queued jobs are of high and of low priority, and the age of the oldest, where
     there are any. ``limit``: None: the kind has none. ``schedule_lag_seconds``: for how long the first of its
-    schedules has been due, 0: none is due, None: it has no schedule.
+    schedules has been due, 0: none is due, None: it has no schedule. ``is_paused``: the whole kind is, not only a key.
     """
 
     jobs: dict[str, int] = field(default_factory=lambda: {"scheduled": 0, "queued": 0, "processing": 0})
@@ -445,6 +451,7 @@ class Waiting:
     lanes: dict[str, tuple[int, float]] = field(default_factory=dict)
     limit: LimitUse | None = None
     schedule_lag_seconds: float | None = None
+    is_paused: bool = False
 
 
 class Backlog(NamedTuple):
@@ -498,6 +505,8 @@ async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Bac
                 waiting.jobs["scheduled"] += row.number
             case "schedules":
                 found.setdefault(row.kind, Waiting()).schedule_lag_seconds = row.oldest
+            case "paused":
+                found[row.kind].is_paused = True
             case "high" | "low" as priority:
                 waiting = found.setdefault(row.kind, Waiting())
                 waiting.lanes[priority] = row.number, row.oldest
