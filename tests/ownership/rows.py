@@ -1,6 +1,7 @@
 """Jobs in any state, put into the table and read from it without the code under test."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, LiteralString
 from uuid import UUID
@@ -201,3 +202,18 @@ END
 $$;
 CREATE EVENT TRIGGER refuse_under_a_limit ON ddl_command_start EXECUTE FUNCTION public.refuse_under_a_limit()
 """)
+
+
+@contextmanager
+def slow_rows(sql: Sql, event: str, table: str, seconds: float) -> Iterator[None]:
+    """Let each row that a statement writes take so long, as a slow trigger does."""
+    body = f"BEGIN PERFORM pg_sleep({seconds}); RETURN coalesce(new, old); END"
+    sql.execute(f"CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS $${body}$$".encode())
+    sql.execute(
+        f"CREATE TRIGGER slow BEFORE {event} ON jsworker.{table}"
+        " FOR EACH ROW EXECUTE FUNCTION public.slow()".encode()
+    )
+    try:
+        yield
+    finally:
+        sql.execute("DROP FUNCTION public.slow() CASCADE")

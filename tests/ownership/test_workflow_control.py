@@ -18,9 +18,20 @@ from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
 from jsworker.ownership.transitions.workflow_control import add_members, cancel_workflow, retry_workflow
 from jsworker.ownership.transitions.workflows import Advanced, advance, left_undone
 
-from .calls import claimed, retry
+from .calls import claimed, opened, retry
 from .flows import Stored, change, stored, sweep
-from .rows import KIND, OTHER_WORKER, WORKER, Sql, ago, change_job, event_names, insert_job, read_job
+from .rows import (
+    KIND,
+    OTHER_WORKER,
+    WORKER,
+    Sql,
+    ago,
+    change_job,
+    event_names,
+    insert_job,
+    read_job,
+    slow_rows,
+)
 from .transitions import without
 from .winner import Winner
 
@@ -476,9 +487,17 @@ def new(number: int = 2) -> list[NewJob]:
     return [NewJob(new_job_id(), "{}") for _ in range(number)]
 
 
-async def add(database: Database, flow: Stored, jobs: list[NewJob] | None = None, token: int = 1) -> None:
+async def add(
+    database: Database, flow: Stored, jobs: list[NewJob] | None = None, token: int = 1, tries: int = 0
+) -> None:
     await add_members(
-        database, worker_id=WORKER, job_id=flow.member("a"), token=token, kind="other", new=jobs or new()
+        database,
+        worker_id=WORKER,
+        job_id=flow.member("a"),
+        token=token,
+        kind="other",
+        new=jobs or new(),
+        tries=tries,
     )
 
 
@@ -578,6 +597,18 @@ async def test_adding_does_not_wait_long_for_another_member_that_adds(
     winner.commit()
     await add(database, flow)
     assert len(flow.statuses("a")) == 4
+
+
+async def test_many_small_members_get_more_time_with_each_try(
+    database: Database, database_url: str, sql: Sql
+) -> None:
+    """What takes long is their rows, not their payloads."""
+    flow = await stored(database, sql, ("a", 1, ()))
+    await claimed(database, flow.member("a"))
+    with slow_rows(sql, "INSERT", "jobs", 0.005):
+        async with opened(database_url, 0.5) as door:
+            await add(door, flow, new(400), tries=6)
+    assert len(flow.statuses("a")) == 401
 
 
 async def test_a_job_without_a_batch_adds_nothing(database: Database, sql: Sql) -> None:

@@ -19,6 +19,7 @@ from jsworker.ownership.transitions.enqueue import (
     JobTerms,
     NewJob,
     arrays_of,
+    size_of,
     too_fast,
 )
 from jsworker.ownership.transitions.enqueue_terms import (
@@ -35,7 +36,6 @@ INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail
 VALUES (:id, 'child_jobs', :worker_id, :token, CAST(:detail AS jsonb)) RETURNING id
 """)
 
-_ROW_BYTES = 200  # what a row takes besides its payload
 _MOST_NAMED = 100
 _MOST_KINDS_NAMED = 5
 
@@ -152,7 +152,7 @@ async def complete_with_child_jobs(
     effect, nothing is inserted.
     """
     [run] = runs
-    size = len(run.result or "") + sum(len(child.job.payload) + _ROW_BYTES for child in run.child_jobs)
+    size = len(run.result or "") + size_of(child.job for child in run.child_jobs)
     statement = complete.alone if wait else complete.batch
 
     async def write(transaction: Transaction) -> Sequence[Row]:

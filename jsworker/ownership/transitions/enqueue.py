@@ -1,6 +1,6 @@
 """ENQUEUE: inserts jobs; a job's message is published after the commit."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
@@ -110,6 +110,8 @@ _live_by_key = select(j.c.unique_key, j.c.id).where(of_kind, _has_one_of_the_key
 LIVE_BY_KEY = compiled(_live_by_key)
 LIVE_BY_KEY_TERMS = compiled(_live_by_key.where(may_begin))
 
+_ROW_BYTES: Final = 200
+"""What a row takes besides its payload."""
 _LEAST_COPIED: Final = 30
 """The least number of jobs for COPY; a statement with a kept plan inserts fewer in less time."""
 
@@ -280,6 +282,11 @@ def arrays_of(new: Sequence[NewJob]) -> dict[str, Any]:
     arrays: dict[str, Any] = dict(zip(_ARRAYS, columns[: len(_ARRAYS)], strict=True))
     arrays["ids"] = uuid_array(arrays["ids"])
     return arrays
+
+
+def size_of(new: Iterable[NewJob]) -> int:
+    """Return about how many bytes the rows of jobs take, for ``Database.seconds_for``."""
+    return sum(len(job.payload) + _ROW_BYTES for job in new)
 
 
 def _lines(kind: str, new: Sequence[NewJob], publish_after: str = "now") -> str:

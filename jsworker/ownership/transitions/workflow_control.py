@@ -15,7 +15,7 @@ from jsworker.ownership.refusals import Refused, RowRefused, write_unlocked
 from jsworker.ownership.statements import condition, filled, sql
 from jsworker.ownership.transitions import control, reopen
 from jsworker.ownership.transitions.audit import AuditEntry, run_noted
-from jsworker.ownership.transitions.enqueue import NewJob
+from jsworker.ownership.transitions.enqueue import NewJob, size_of
 
 _PAGE: Final = 500
 _FIRST: Final = UUID(int=0)
@@ -227,7 +227,7 @@ async def add_members(
         TransitionRefused: the job has no batch, or its batch has finished.
         LockTimeout: another member is adding to the batch, in a transaction that has not ended.
     """
-    seconds = database.seconds_for(sum(len(job.payload) for job in new), tries=tries)
+    seconds = database.seconds_for(size_of(new), tries=tries)
     values = _values(worker_id, job_id, token, kind, new)
     try:
         if await database.run(ADD_MEMBERS, values, seconds=seconds):

@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Transaction, uuid_array
-from jsworker.ownership.transitions.enqueue import NewJob, field_of_copy
+from jsworker.ownership.transitions.enqueue import NewJob, field_of_copy, size_of
 
 _LINES: Final = 1000
 """The most jobs in one piece of a COPY."""
@@ -60,7 +60,7 @@ async def enqueue_workflow(
     Raises:
         DatabaseUnavailable: it is unclear whether it was stored.
     """
-    size = sum(len(job.payload) + 200 for batch in batches for job in batch.jobs)
+    size = size_of(job for batch in batches for job in batch.jobs)
 
     async def write(transaction: Transaction) -> None:
         await transaction.run(INSERT_WORKFLOW, {"id": workflow, "name": name})
