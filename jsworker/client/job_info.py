@@ -85,8 +85,8 @@ class JobInfo(_Record):
         created_at: when it was enqueued.
         started_at: when its first run began.
         finished_at: when it completed, failed or was cancelled.
-        progress_at: when it reported progress last, saved a checkpoint, announced a quiet phase, or began alone
-            after stalls.
+        progress_at: when it reported progress last, saved a checkpoint, announced a quiet phase, or began in
+            quarantine.
         held_by: what a scheduled job waits for instead of a time: limit, rate, paused or needs.
         held_at: since when it is held.
         due_at: the time before which it does not begin, even if it is not held any more.

@@ -463,7 +463,7 @@ async def test_the_scan_finds_what_others_left(client: JobClient, rows: Rows, st
 STALLED_TOO_OFTEN = """
 UPDATE jsworker.jobs SET status = 'processing', worker_id = 'gone-1-aaaa', fencing_token = 1,
   attempts = 1, needs_publish = false, claimed_at = now() - interval '1 h',
-  last_activity_at = now() - interval '1 h',
+  last_activity_at = now() - interval '1 h', progress_at = now() - interval '1 h',
   stale_after = interval '1 s', max_stalls = 1, max_attempts = 1 WHERE kind = %s
 """
 
