@@ -1,7 +1,7 @@
 """The connection to PostgreSQL: one statement per transaction, with a deadline; and which database it is."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Self, TypeVar
@@ -221,6 +221,12 @@ class Database:
         except DRIVER_ERRORS as error:
             raise map_error(error, self.place) from None
 
+    async def end_given_up(self) -> None:
+        """Wait until statements that were given up have ended, and their locks with them; then ask for a sign of life."""
+        if self._given_up:
+            await asyncio.wait(set(self._given_up), timeout=self._statement_timeout)
+        await self.ping()
+
     async def migrated_to(self) -> str | None:
         """Return the schema's revision, None when there is none."""
         try:
@@ -285,6 +291,29 @@ class Database:
         self._given_up.discard(task)
         if not task.cancelled():
             task.exception()  # else asyncio logs that it was never retrieved
+
+
+class MostRows:
+    """The ``most`` rows that a statement may write: halved after each one that took too long, down to one."""
+
+    def __init__(self, database: Database, most: int) -> None:
+        self._database = database
+        self.most = most
+
+    async def write(self, write: Callable[[int], Awaitable[T]]) -> T:
+        """Call ``write`` with ``most`` until it is in time, and return its result.
+
+        Raises:
+            DatabaseUnavailable: the database does not answer at all, or one row alone takes too long.
+        """
+        while True:
+            try:
+                return await write(self.most)
+            except DatabaseTimeout:
+                if self.most == 1:
+                    raise
+            self.most //= 2
+            await self._database.end_given_up()  # their locked rows would be passed over
 
 
 class Reads(Database):

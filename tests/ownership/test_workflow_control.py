@@ -1,7 +1,7 @@
 """Retrying and cancelling members and whole workflows, and members that add members under their fence."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, LiteralString
 from uuid import UUID
@@ -15,7 +15,12 @@ from jsworker.ownership.pool import uuid_array
 from jsworker.ownership.statements import waiting
 from jsworker.ownership.transitions import control, reopen, workflow_control, workflows
 from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
-from jsworker.ownership.transitions.workflow_control import add_members, cancel_workflow, retry_workflow
+from jsworker.ownership.transitions.workflow_control import (
+    add_members,
+    cancel_left,
+    cancel_workflow,
+    retry_workflow,
+)
 from jsworker.ownership.transitions.workflows import Advanced, advance, left_undone
 
 from .calls import claimed, opened, retry
@@ -478,6 +483,22 @@ async def test_pages_of_members(database: Database, sql: Sql, monkeypatch: pytes
     assert await retry_workflow(database, flow.id) == 7
     assert (await cancel_workflow(database, flow.id)).cancelled == 10
     assert flow.workflow_row()["outcome"] == "cancelled"
+
+
+@pytest.mark.parametrize("cancel", [cancel_workflow, cancel_left])
+async def test_where_a_page_takes_too_long_fewer_jobs_are_cancelled_at_once(
+    database: Database,
+    database_url: str,
+    sql: Sql,
+    monkeypatch: pytest.MonkeyPatch,
+    cancel: Callable[[Database, UUID], Awaitable[object]],
+) -> None:
+    monkeypatch.setattr(workflow_control, "_PAGE", 48)
+    flow = await stored(database, sql, ("a", 60, ()))
+    with slow_rows(sql, "UPDATE", "jobs", 0.1):
+        async with opened(database_url, 2.0) as door:
+            await cancel(door, flow.id)
+    assert set(flow.statuses("a")) == {"cancelled"}
 
 
 # --- Members that add members ---

@@ -7,8 +7,9 @@ import pytest
 from sqlalchemy import Engine, text
 
 from jsworker.core import fault_points
+from jsworker.core.errors import DatabaseTimeout, DatabaseUnavailable
 from jsworker.ownership import statements
-from jsworker.ownership.database import Database
+from jsworker.ownership.database import Database, MostRows
 from jsworker.ownership.pool import uuid_array
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import control, workflows
@@ -17,9 +18,9 @@ from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.ownership.transitions.workflow_enqueue import NewBatch, enqueue_workflow
 from jsworker.ownership.transitions.workflows import Advanced, advance, left_undone
 
-from .calls import claimed, complete
+from .calls import claimed, complete, opened
 from .flows import Stored, change, stored, sweep
-from .rows import KIND, Sql, change_job, delete_rows, event_names, insert_job, read_job, read_value
+from .rows import KIND, Sql, change_job, delete_rows, event_names, insert_job, read_job, read_value, slow_rows
 from .transitions import without
 from .winner import Winner
 
@@ -331,6 +332,39 @@ async def test_a_refused_member_stops_no_other(database: Database, sql: Sql) -> 
         sql.execute("ALTER TABLE jsworker.jobs DROP CONSTRAINT not_me")
     sql.execute("DELETE FROM jsworker.refused_rows")
     assert (await sweep(database)).woken == 1
+
+
+async def test_where_many_members_take_too_long_fewer_are_woken_at_once(
+    database: Database, database_url: str, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what waits beside them is woken, too."""
+    monkeypatch.setattr(workflows, "_MEMBERS", 48)
+    flow = await stored(database, sql, ("a", 1, ()), ("b", 60, ("a",)), ("x", 1, ()), ("y", 1, ("x",)))
+    for name in "ax":
+        await flow.complete(flow.member(name))
+    with slow_rows(sql, "UPDATE", "jobs", 0.1):
+        async with opened(database_url, 2.0) as door:
+            assert (await sweep(door)).woken == 61
+    assert set(flow.statuses("b")) == {flow.status("y")} == {"queued"}
+
+
+@pytest.mark.parametrize(("answers", "tries"), [(True, [4, 2, 1]), (False, [4])])
+async def test_a_row_that_alone_takes_too_long_is_reported_and_so_is_an_outage(
+    database: Database, monkeypatch: pytest.MonkeyPatch, *, answers: bool, tries: list[int]
+) -> None:
+    async def ping() -> None:
+        if not answers:
+            raise DatabaseUnavailable("PostgreSQL is not available")
+
+    async def too_slow(most: int) -> None:
+        tried.append(most)
+        raise DatabaseTimeout("PostgreSQL did not answer within 3 s")
+
+    tried: list[int] = []
+    monkeypatch.setattr(database, "ping", ping)
+    with pytest.raises(DatabaseUnavailable):
+        await MostRows(database, 4).write(too_slow)
+    assert tried == tries
 
 
 async def test_a_refused_batch_keeps_no_other_from_being_propagated(database: Database, sql: Sql) -> None:

@@ -1,21 +1,23 @@
 """What operators may do to a workflow: cancel live jobs, retry failed ones; and members that add members."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
 from sqlalchemy import TextClause, bindparam
 
 from jsworker.core.errors import OwnershipLost, TransitionRefused
 from jsworker.ownership import predicates, statements
-from jsworker.ownership.database import Database
+from jsworker.ownership.database import Database, MostRows
 from jsworker.ownership.pool import Row, uuid_array
 from jsworker.ownership.refusals import Refused, RowRefused, write_unlocked
 from jsworker.ownership.statements import condition, filled, sql
 from jsworker.ownership.transitions import control, reopen
 from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 from jsworker.ownership.transitions.enqueue import NewJob, size_of
+
+T = TypeVar("T")
 
 _PAGE: Final = 500
 _FIRST: Final = UUID(int=0)
@@ -131,8 +133,7 @@ async def cancel_workflow(
     if not await run_noted(database, CANCEL_WORKFLOW, {"id": workflow}, entry):
         await _refuse(database, workflow, "cancelled")
     requested, refused = 0, dict[UUID, str]()
-    async for members in _live_members(database, workflow):
-        done = await control.cancel(database, members)
+    async for done in _cancelled(database, workflow, partial(control.cancel, database)):
         requested += len(done.requested)
         refused |= done.refused
     [row] = await database.run(CANCELLED_SINCE, {"id": workflow}, seconds=_COUNT_SECONDS)  # also by NEEDS
@@ -146,13 +147,20 @@ async def cancel_workflow(
 
 async def cancel_left(database: Database, workflow: UUID) -> None:
     """Cancel the jobs of a cancelled workflow that are still live; locked rows are left to the next sweep."""
-    async for members in _live_members(database, workflow):
-        await control.cancel_unlocked(database, members)
+    async for _ in _cancelled(database, workflow, partial(control.cancel_unlocked, database)):
+        continue
 
 
-async def _live_members(database: Database, workflow: UUID) -> AsyncIterator[list[UUID]]:
+async def _cancelled(
+    database: Database, workflow: UUID, cancel: Callable[[Sequence[UUID]], Awaitable[T]]
+) -> AsyncIterator[T]:
+    """Yield what ``cancel`` returns for the live members, a page or less at a time."""
+    jobs = MostRows(database, _PAGE)
     async for rows in _pages(database, LIVE_MEMBERS, workflow, "scheduled"):
-        yield [row.id for row in rows]
+        left = [row.id for row in rows]
+        while left:
+            yield await jobs.write(lambda most, left=left: cancel(left[:most]))  # type: ignore[misc]
+            left = left[jobs.most :]
 
 
 async def _pages(

@@ -19,7 +19,7 @@ from sqlalchemy import TextClause, literal_column
 
 from jsworker.core import fault_points
 from jsworker.ownership import predicates
-from jsworker.ownership.database import Database
+from jsworker.ownership.database import Database, MostRows
 from jsworker.ownership.pool import Row, uuid_array
 from jsworker.ownership.refusals import Refused, in_halves
 from jsworker.ownership.statements import condition, filled, sql
@@ -351,13 +351,14 @@ async def _propagate(
 ) -> set[UUID]:
     """Wake or cancel jobs that need these batches, and return the batches whose members were cancelled."""
     emptied: set[UUID] = set()
+    members = MostRows(database, _MEMBERS)
     for some in _pieces(finished):
-        values = {"batches": uuid_array(some), "limit": _MEMBERS}
-        moved = _MEMBERS
-        while moved == _MEMBERS:
-            swept = await run_sweep(database, _NEEDS_SWEEP, values, refused_rows)
-            moved = len(swept.rows)
-            cancelled = [row.batch_id for row in swept.rows if row.status == "cancelled"]
+        sweep = partial(_sweep_needs, database, some, refused_rows)
+        moved = members.most
+        while moved == members.most:
+            rows = await members.write(sweep)
+            moved = len(rows)
+            cancelled = [row.batch_id for row in rows if row.status == "cancelled"]
             emptied.update(cancelled)
             done.cancelled += len(cancelled)
             done.woken += moved - len(cancelled)
@@ -365,6 +366,13 @@ async def _propagate(
         _, refused = await in_halves(some, partial(_note_propagated, database, finished))
         done.refused += refused
     return emptied
+
+
+async def _sweep_needs(
+    database: Database, batches: Sequence[UUID], refused_rows: RefusedRows | None, limit: int
+) -> Sequence[Row]:
+    values = {"batches": uuid_array(batches), "limit": limit}
+    return (await run_sweep(database, _NEEDS_SWEEP, values, refused_rows)).rows
 
 
 async def _note_propagated(
