@@ -23,7 +23,7 @@ from .calls import claimed, opened, retry
 from .conftest import TestDatabases
 from .flows import Stored, change, stored
 from .polling import eventually
-from .rows import KIND, Sql, ago, insert_job, read_value
+from .rows import KIND, Sql, ago, insert_job, read_value, slow_rows
 from .test_plans import access_paths, connected, rows_read
 from .winner import Winner
 
@@ -361,6 +361,18 @@ def index_reads(sql: Sql) -> int:
     return int(read_value(sql, query))
 
 
+OLD_WORKFLOWS = """
+WITH old AS (
+  INSERT INTO jsworker.workflows (id, name, finished_at, outcome)
+  SELECT gen_random_uuid(), 'old', clock_timestamp() - interval '2 days', 'completed'
+  FROM generate_series(1, %s)
+  RETURNING id, finished_at, outcome
+)
+INSERT INTO jsworker.batches (id, workflow, name, kind, place, finished_at, outcome, propagated)
+SELECT gen_random_uuid(), id, 'only', 'old', 0, finished_at, outcome, true FROM old
+"""
+
+
 class TestWorkflows:
     @pytest.fixture
     async def flow(self, database: Database, sql: Sql) -> Stored:
@@ -404,6 +416,25 @@ class TestWorkflows:
                 break
         assert deleted == len(younger)
         assert jobs_left(sql) == {*flow.members("a"), *flow.members("b")}
+
+    @pytest.mark.parametrize(("count", "seconds", "left"), [(24, 0.2, 0), (1, 3.0, 0), (1, 60.0, 1)])
+    async def test_where_many_take_too_long_fewer_go_at_once_and_one_holds_up_no_job(
+        self,
+        database_url: str,
+        sql: Sql,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        count: int,
+        seconds: float,
+        left: int,
+    ) -> None:
+        monkeypatch.setattr(prune, "_WORKFLOWS", count)
+        sql.execute(OLD_WORKFLOWS, [count])
+        insert_old(sql, 1)
+        with slow_rows(sql, "DELETE", "batches", seconds):
+            async with opened(database_url, 1.5) as door:
+                assert (await prune.prune(door, await a_day_ago(door), since=None, limit=10)).jobs == 1
+        assert read_value(sql, "SELECT count(*) FROM jsworker.workflows") == left
 
     async def test_one_that_is_opened_again_stays(self, database: Database, sql: Sql, flow: Stored) -> None:
         change(sql, "workflows", "finished_at = NULL, outcome = NULL", flow.id)

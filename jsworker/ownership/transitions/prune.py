@@ -5,14 +5,16 @@ A workflow is deleted as a whole: its row first, when its end is long enough ago
 Only ended jobs are read and locked, and no lock is waited for: statements about live jobs are not delayed.
 """
 
+from collections.abc import Sequence
 from datetime import MINYEAR, UTC, datetime, timedelta
 from typing import Final, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import text
 
-from jsworker.ownership.database import Database
-from jsworker.ownership.pool import FarTime, uuid_array
+from jsworker.core.errors import DatabaseTimeout
+from jsworker.ownership.database import Database, MostRows
+from jsworker.ownership.pool import FarTime, Row, uuid_array
 from jsworker.ownership.predicates import ended, ended_indexed, set_aside
 from jsworker.ownership.refusals import in_halves
 from jsworker.ownership.statements import condition, filled
@@ -82,6 +84,8 @@ DELETE FROM jsworker.workflows AS w WHERE w.finished_at < CAST(:before AS timest
 RETURNING w.id
 """)
 _WORKFLOWS: Final = 100
+_LONGER: Final = 10
+"""Times the statement time-out, for one workflow: it may have very many batches and needs."""
 
 # Leaves out jobs that were refused before, because a foreign key or a trigger keeps them.
 _PAST = condition(~set_aside("prune"))
@@ -171,17 +175,31 @@ def _moment_after(time: datetime) -> datetime:
 
 
 async def _prune_workflows(database: Database, before: datetime) -> None:
-    """Delete the rows of workflows that ended before an instant, except locked and refused ones."""
+    """Delete the rows of workflows that ended before an instant, except locked, refused and very slow ones."""
     kept: list[UUID] = []
-    while True:
-        values = {"before": before, "limit": _WORKFLOWS, "besides": uuid_array(kept)}
-        ids = [row.id for row in await database.run(OLD_WORKFLOWS, values)]
-        rows, _ = await in_halves(
-            ids, lambda half: database.run(PRUNE_WORKFLOWS, {"before": before, "ids": uuid_array(half)})
+
+    async def delete(ids: Sequence[UUID]) -> Sequence[Row]:
+        seconds = _LONGER * database.seconds_for(0) if len(ids) == 1 else None
+        return await database.run(
+            PRUNE_WORKFLOWS, {"before": before, "ids": uuid_array(ids)}, seconds=seconds
         )
-        kept += set(ids) - {row.id for row in rows}
-        if len(ids) < _WORKFLOWS:
-            return
+
+    async def delete_oldest(most: int) -> bool:
+        values = {"before": before, "limit": most, "besides": uuid_array(kept)}
+        ids = [row.id for row in await database.run(OLD_WORKFLOWS, values)]
+        try:
+            rows, _ = await in_halves(ids, delete)
+        except DatabaseTimeout:
+            if most > 1:
+                raise
+            await database.end_given_up()
+            rows = []
+        kept.extend(set(ids) - {row.id for row in rows})
+        return len(ids) == most
+
+    workflows = MostRows(database, _WORKFLOWS)
+    while await workflows.write(delete_oldest):
+        continue
 
 
 async def count_old(database: Database, ended: Ended) -> int:
