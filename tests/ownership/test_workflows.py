@@ -367,6 +367,24 @@ async def test_a_row_that_alone_takes_too_long_is_reported_and_so_is_an_outage(
     assert tried == tries
 
 
+async def test_who_tries_again_waits_for_the_end_of_what_was_given_up(database: Database) -> None:
+    """Until then the rows that it locks are passed over."""
+
+    async def cancelled_slowly() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.5)
+            ended.append(True)
+
+    ended: list[bool] = []
+    with pytest.raises(DatabaseTimeout):
+        await database.call(cancelled_slowly, 0.1)
+    assert not ended
+    await database.end_given_up()
+    assert ended
+
+
 async def test_a_refused_batch_keeps_no_other_from_being_propagated(database: Database, sql: Sql) -> None:
     flow = await stored(database, sql, ("a", 1, ()), ("b", 1, ()), ("c", 1, ("a", "b")))
     for name in "ab":
