@@ -24,7 +24,7 @@
 -- Run it before the first migration and again after each one; twice does no harm, workers may run meanwhile.
 -- Tables that somebody else has made before are handed over to jsworker_owner.
 --
--- The roles cannot log in: deploy/postgres/logins.sql makes logins for five of them; make others as it does.
+-- The roles cannot log in: deploy/postgres/logins.sql makes logins for six of them; make others as it does.
 -- In a database that jsworker has for itself, deploy/postgres/own-database.sql shuts everybody else out.
 
 BEGIN;

@@ -19,7 +19,16 @@ from psycopg import errors
 
 from jsworker.ownership.queries.server_report import read_missing_rights
 from jsworker.ownership.upgrading import upgrade_database
-from tests.deployment.files import DEPLOY, ROOT, container, given_variables, pod, read_yaml
+from tests.deployment.files import (
+    DEPLOY,
+    KUBERNETES,
+    ROOT,
+    container,
+    given_variables,
+    pod,
+    read_yaml,
+    settings_from,
+)
 from tests.deployment.nats_servers import single_server
 from tests.deployment.rendering import OVERLAYS, Manifest, Rendered, overlay, read_manifests, render
 from tests.ownership.calls import opened
@@ -29,6 +38,7 @@ from tests.support.servers import TestServers, as_role
 
 RENDERED = {name: overlay(name) for name in OVERLAYS}
 SINGLE = RENDERED["single"]
+DASHBOARD = render(KUBERNETES / "dashboard")
 (CLUSTER,) = read_manifests(DEPLOY / "postgres/cluster.yaml")
 VALUES: dict[str, Any] = read_yaml((DEPLOY / "nats/helm-values.yaml").read_text())
 GUIDE = (ROOT / "docs/kubernetes.md").read_text()
@@ -38,6 +48,7 @@ LOGINS = {
     "producer": "jsworker_producer",
     "reader": "jsworker_reader",
     "metrics": "jsworker_metrics",
+    "operator": "jsworker_operator",
 }
 """The role of each login in PostgreSQL."""
 NATS_USERS = {"worker": "worker", "migration": "operator", "producer": "producer"}
@@ -77,8 +88,15 @@ def test_every_secret_is_made_by_the_guide_with_the_keys_that_are_read() -> None
     made = made_by_the_guide()
     assert made.keys() == {f"jsworker-{login}" for login in LOGINS} | {"nats-system"}
     by_the_operator = {("jsworker-postgres-ca", "ca.crt")}
-    everything = [*SINGLE.values(), *RENDERED["scale-out"].values(), CLUSTER, VALUES]
-    read = set(references(everything)) - by_the_operator
+    dashboards_own = {("jsworker-dashboard", "")}  # docs/operate/dashboard.md
+    everything = [
+        *SINGLE.values(),
+        *RENDERED["scale-out"].values(),
+        *DASHBOARD.values(),
+        CLUSTER,
+        VALUES,
+    ]
+    read = set(references(everything)) - by_the_operator - dashboards_own
     assert {name for name, _ in read} == made.keys()
     assert [(name, key) for name, key in read if key and key not in made[name]] == []
 
@@ -91,6 +109,28 @@ def test_workers_do_not_have_the_secret_of_the_migration(name: str) -> None:
     )
     assert workers == {"jsworker-worker"}
     assert migration == {"jsworker-migration"}
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_dashboard_logs_in_as_an_operator_and_has_nobody_elses_password(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = DASHBOARD["Deployment", "jsworker-dashboard"]
+    variables = given_variables(RENDERED[name], deployment)
+    assert variables["JSWORKER_DATABASE_URL"].startswith("postgresql://jobs_operator@")
+    assert variables["JSWORKER_NATS_USER"] == "jsworker-operator"
+    assert variables["JSWORKER_NATS_INBOX_PREFIX"] == "_INBOX_OPERATOR"
+    workers = given_variables(RENDERED[name], RENDERED[name]["StatefulSet", "jsworker"])
+    place = workers["JSWORKER_DATABASE_URL"].partition("@")[2]
+    assert variables["JSWORKER_DATABASE_URL"].partition("@")[2] == place
+    settings_from(variables, tmp_path, monkeypatch)
+    mounted = {
+        item["path"]: (given["name"], item["key"]) for given, item in projected(deployment, SECRET_FILES)
+    }
+    assert mounted == {
+        "password": ("jsworker-operator", "password"),
+        "nats-password": ("jsworker-migration", "nats-password"),
+    }
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
@@ -236,9 +276,8 @@ def test_logins_are_what_the_operator_is_told_that_they_are(installation: Instal
     assert {name: groups for name, *_, groups in rows} == {"jobs_migration": ["jsworker_owner"], **members}
     assert {tuple(rights) for _, *rights, _, _ in rows} == {(True, False)}
     of_one = {name: [role] for name, role in LOGINS.items()}
-    assert {**of_one, "worker": ["jsworker_reader", "jsworker_worker"]} == {
-        name.removeprefix("jobs_"): groups for name, *_, groups in rows
-    }
+    with_reader = {login: sorted(["jsworker_reader", LOGINS[login]]) for login in ("worker", "operator")}
+    assert {**of_one, **with_reader} == {name.removeprefix("jobs_"): groups for name, *_, groups in rows}
 
 
 async def test_migration_owns_the_tables_and_workers_need_nothing_more(installation: Installation) -> None:
@@ -257,6 +296,7 @@ async def test_migration_owns_the_tables_and_workers_need_nothing_more(installat
     installation.execute("roles.sql")
     async with opened(installation.as_login("worker")) as database:
         assert await read_missing_rights(database) == []
+    async with opened(installation.as_login("operator")) as database:
         # As the dashboard of the manifests does.
         reads = database.for_reading(seconds=30.0, role="jsworker_reader")
         [row] = await reads.run(
@@ -268,6 +308,7 @@ async def test_migration_owns_the_tables_and_workers_need_nothing_more(installat
         "producer": "SELECT payload FROM jsworker.jobs",
         "reader": "DELETE FROM jsworker.jobs",
         "metrics": "SELECT payload FROM jsworker.jobs",
+        "operator": "DELETE FROM jsworker.audit",
     }
     for login, statement in forbidden.items():
         with (

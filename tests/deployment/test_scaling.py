@@ -175,6 +175,8 @@ def test_workers_check_the_certificate_of_the_cluster() -> None:
     assert "sslmode=verify-full&sslrootcert=/run/secrets/database-ca/ca.crt" in url
     own = SCALE_OUT["ConfigMap", "jsworker-migration"]["data"]["JSWORKER_DATABASE_URL"]
     assert own == url.replace("jobs_worker@", "jobs_migration@")
+    operators = SCALE_OUT["ConfigMap", "jsworker-operator"]["data"]["JSWORKER_DATABASE_URL"]
+    assert operators == url.replace("jobs_worker@", "jobs_operator@")
     for workload in (SCALE_OUT["StatefulSet", "jsworker"], SCALE_OUT["Job", "jsworker-migration"]):
         mounts = {mount["name"]: mount["mountPath"] for mount in container(workload)["volumeMounts"]}
         assert mounts["database-ca"] == "/run/secrets/database-ca"
@@ -237,10 +239,10 @@ def test_cluster_has_connections_for_the_largest_fleet(
     assert process == 33  # as the files say
     fleet = process * settings.processes * SCALED["maxReplicaCount"]
     limits = {role["name"]: role["connectionLimit"] for role in CLUSTER["spec"]["managed"]["roles"]}
-    assert fleet <= limits.pop("jobs_worker")
+    assert fleet <= limits["jobs_worker"]
+    assert "jobs_operator" in limits
     migration_and_the_cluster_itself = 25
-    others = sum(limits.values()) + migration_and_the_cluster_itself
-    assert fleet + others < int(PARAMETERS["max_connections"])
+    assert sum(limits.values()) + migration_and_the_cluster_itself < int(PARAMETERS["max_connections"])
 
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS))

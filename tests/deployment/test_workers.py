@@ -166,6 +166,7 @@ def test_rollout_selects_the_migration_and_its_settings(rendered: Any) -> None:
     assert selected == {
         ("ConfigMap", "jsworker"),
         ("ConfigMap", "jsworker-migration"),
+        ("ConfigMap", "jsworker-operator"),
         ("Job", "jsworker-migration"),
     }
 
@@ -223,6 +224,6 @@ def test_overlays_differ_in_number_and_spreading() -> None:
 
 
 def test_base_lists_every_setting_once() -> None:
-    settings, _ = read_manifests(KUBERNETES / "base/config.yaml")
-    text, _ = (KUBERNETES / "base/config.yaml").read_text().split("---\n")
+    settings, _, _ = read_manifests(KUBERNETES / "base/config.yaml")
+    text, _, _ = (KUBERNETES / "base/config.yaml").read_text().split("---\n")
     assert all(text.count(f"\n  {variable}:") == 1 for variable in settings["data"])
