@@ -9,6 +9,7 @@ from jsworker.core.settings import Settings
 from jsworker.core.targets import load_processor_class
 from tests.deployment.files import DEPLOY, KUBERNETES, ROOT, container, given_variables, pod, settings_from
 from tests.deployment.rendering import OVERLAYS, Manifest, overlay, read_manifests
+from tests.deployment.rules import alerts
 
 RENDERED = {name: overlay(name) for name in OVERLAYS}
 SECRETS = "/run/secrets/jsworker"
@@ -89,13 +90,15 @@ def test_probes_ask_the_port_that_the_settings_open(workers: Manifest, settings:
     }
 
 
-def test_probes_leave_time(workers: Manifest) -> None:
+def test_probes_leave_time(workers: Manifest, settings: Settings) -> None:
     def patience(probe: str) -> int:
         given = container(workers)[probe]
         assert given["timeoutSeconds"] <= given["periodSeconds"]
         return int(given["periodSeconds"] * given["failureThreshold"])
 
-    assert patience("startupProbe") >= 300
+    assert patience("startupProbe") >= settings.startup_timeout + 60
+    missing = alerts()["JsworkerProcessesMissing"]["for"]
+    assert int(missing.removesuffix("m")) * 60 > patience("startupProbe")
     assert patience("livenessProbe") >= 60
     assert patience("readinessProbe") <= 15
 
@@ -136,6 +139,7 @@ def test_migration_is_a_job_of_the_workers_image(
     assert script == f"ulimit -c 0 && jsworker db upgrade && exec jsworker stream ensure {kinds}"
     assert container(migration)["image"] == container(workers)["image"]
     assert pod(migration)["restartPolicy"] == "Never"
+    assert migration["spec"]["activeDeadlineSeconds"] >= 4 * 900  # what 100 million rows take
     (rule,) = migration["spec"]["podFailurePolicy"]["rules"]
     assert rule["action"] == "FailJob"
     assert rule["onExitCodes"] == {
