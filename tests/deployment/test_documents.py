@@ -106,6 +106,16 @@ def test_secrets_that_are_named_are_made() -> None:
         assert set(re.findall(r"Secret `([^`]+)`", text)) <= made
 
 
+def test_a_changed_password_needs_no_restart_of_workers_but_one_of_nats() -> None:
+    """Files are read again with each connection; nats-server reads its environment at its start."""
+    assert "rollout restart" not in DOCUMENTS["runbook/servers.md"]
+    _, _, rotation = (DOCS / "operating.md").read_text().partition("## Rotate a password\n")
+    rotation, _, _ = rotation.partition("\n## ")
+    files, _, variables = rotation.partition("Only passwords in variables")
+    assert re.findall(r"rollout restart (\S+)`", files) == ["statefulset/nats"]
+    assert re.findall(r"rollout restart (\S+)`", variables) == ["statefulset/jsworker"]
+
+
 def test_a_stream_that_was_deleted_is_made_by_the_migration_and_not_by_workers() -> None:
     users = (DEPLOY / "nats/permissions.conf").read_text()
     workers, _, others = users.partition("MAY_PRODUCE")
