@@ -136,6 +136,11 @@ _STATIC: Final = Path(__file__).parent / "static"
 _ACCESS: Final = "jsworker.access"
 _ROOT: Final = "jsworker.root"
 """Where the dashboard is mounted, kept because Starlette adds its own mounts to the scope's root_path."""
+_HEALTH: Final = "/healthz"
+"""Answered to anybody, by any host name: a probe of Kubernetes has neither a login nor the name of the host.
+
+It tells only that the process answers; no server is asked.
+"""
 _SAID: Final = "jsworker-said"
 _SAID_SECONDS: Final = 30
 _LONGEST_SAID: Final = 500
@@ -412,6 +417,11 @@ class _Guard:
                     headers["cache-control"] = _IMMUTABLE
             await send(message)
 
+        root = scope.get("root_path", "")
+        path = scope["path"].removeprefix(root)
+        if path == _HEALTH:
+            await PlainTextResponse("ok\n")(scope, receive, send_safely)
+            return
         try:
             found = await access_of(Request(scope), self._authorize, self._hosts)
         except HTTPException as error:  # ``authorize`` may refuse by raising it
@@ -419,6 +429,5 @@ class _Guard:
         if isinstance(found, Response):
             await found(scope, receive, send_safely)
             return
-        root = scope.get("root_path", "")
-        is_file = scope["path"].removeprefix(root).startswith("/static/")
+        is_file = path.startswith("/static/")
         await self._app({**scope, _ACCESS: found, _ROOT: root}, receive, send_safely)

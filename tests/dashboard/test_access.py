@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
+from starlette.routing import Mount
 
 from jsworker import JobClient
 from jsworker.core.errors import SettingsError
@@ -72,6 +74,19 @@ async def test_without_a_login_it_answers_to_this_machine_alone() -> None:
         assert not isinstance(refused, Access)
         assert refused.status_code == 403
         assert bytes(refused.body).count(b"\n") == 1
+
+
+@pytest.mark.parametrize("path", ["", "/ops/jobs"])
+async def test_a_probe_needs_neither_a_login_nor_the_host_name_nor_a_server(path: str) -> None:
+    """The client is not open, and its database not there."""
+    away = JobClient(Settings(database_url="postgresql://nobody@127.0.0.1:1/none"))
+    served = dashboard(away, authorize=lambda _: None, hosts={"jobs.example"})
+    mounted = Starlette(routes=[Mount(path, served)])
+    viewer = Viewer(mounted, headers={"host": "10.0.0.7:8100"})
+    assert (await viewer.see(f"{path}/healthz")).source == "ok\n"
+    await viewer.see(f"{path}/", 421)
+    await viewer.see(f"{path}/healthz/", 421)
+    await viewer.http.aclose()
 
 
 async def test_other_host_names_are_refused_even_with_a_login() -> None:

@@ -175,6 +175,8 @@ def test_the_dashboard_is_reached_by_the_ingress_controller_alone_and_asks_for_a
     assert f"--port={port['containerPort']}" in one["args"]
     assert "--logins=/run/secrets/dashboard/logins" in one["args"]
     assert "--read-role=jsworker_reader" in one["args"]
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert one[probe]["httpGet"] == {"path": "/healthz", "port": port["name"]}
     [host] = rendered["Ingress", "jsworker-dashboard"]["spec"]["tls"][0]["hosts"]
     assert f"--allow-host={host}" in one["args"]
 
