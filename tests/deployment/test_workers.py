@@ -72,7 +72,10 @@ def test_migration_is_told_the_same_but_for_its_logins(
 def test_grace_period_is_longer_than_a_worker_takes_to_stop(workers: Manifest, settings: Settings) -> None:
     grace = pod(workers)["terminationGracePeriodSeconds"]
     assert grace == settings.grace_period
-    assert grace > settings.shutdown_timeout + 2 * settings.statement_timeout
+    ends, kills = (2 * settings.statement_timeout + seconds for seconds in (4, 1))
+    assert grace > settings.shutdown_timeout + ends + kills
+    formula = "`JSWORKER_SHUTDOWN_TIMEOUT` + 4 × `JSWORKER_STATEMENT_TIMEOUT` + 5 s"
+    assert formula in (ROOT / "docs/operate/checklist.md").read_text()
 
 
 def test_probes_ask_the_port_that_the_settings_open(workers: Manifest, settings: Settings) -> None:
