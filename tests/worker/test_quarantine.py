@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import psutil
 import pytest
@@ -18,6 +19,7 @@ from jsworker.core.settings import Settings, variable_of
 from jsworker.ownership.transitions import heartbeat
 from jsworker.worker.pipeline.kinds import resolve_kinds
 from jsworker.worker.worker import Worker
+from tests.ownership.rows import Sql
 from tests.support.polling import eventually
 from tests.worker.isolated_processes import children, nothing_is_left
 from tests.worker.perilous import SHAPED, Perilous, Shaped, Stubborn, Talkative, Waiting
@@ -266,6 +268,35 @@ async def test_processes_start_one_after_the_other_and_none_in_vain(
     assert process.pid in pids
     assert len(set(pids)) == len(pids)
     await nothing_is_left()
+
+
+async def test_a_locked_row_holds_up_no_other_job_in_line(
+    client: JobClient,
+    rows: Rows,
+    settings: Settings,
+    sql: Sql,
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("IMPORT", str(tmp_path / "gate"))
+    async with tied(SlowStart, settings=settings) as (running, _):
+        await client.enqueue_many("slow-start", [{}] * 3)
+
+        async def all_are_in_line() -> list[UUID]:
+            line = [UUID(str(event["job_id"])) for event in running.events.of("job.started")]
+            assert len(line) == 3
+            assert len(children()) == 1
+            return line
+
+        first, second, third = await eventually(all_are_in_line)
+        with sql.transaction():
+            sql.execute("SELECT FROM jsworker.jobs WHERE id = %s FOR UPDATE", [second])
+            (tmp_path / "gate").touch()
+            await rows.becomes(first, "completed")
+            await rows.becomes(third, "completed")
+        await rows.becomes(second, "completed")
+    assert (await rows.job(second))["stalls"] == 0
 
 
 @pytest.mark.parametrize(("ends", "runs"), [("its run", 1), ("all runs", 3), ("its worker", 3)])

@@ -13,7 +13,7 @@ from sqlalchemy import TextClause, text
 
 from jsworker.core.schedule_rules import ON_TIME_SECONDS
 from jsworker.ownership.database import Database
-from jsworker.ownership.predicates import in_lane_indexed, queued_indexed
+from jsworker.ownership.predicates import in_lane_indexed, pause_holds, queued_indexed
 from jsworker.ownership.schema import HELD_BY
 from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled
 from jsworker.ownership.transitions.admission import HELD, held_keys, state
@@ -276,9 +276,7 @@ FROM jsworker.schedules WHERE NOT paused GROUP BY 1
 """
 # Which of the kinds are paused: found by key, however many keys have limits.
 _PAUSES = """
-SELECT kind, 'paused', 1, NULL FROM jsworker.limits
-WHERE kind = ANY(CAST(:kinds AS text[])) AND key = ''
-  AND paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true)
+SELECT kind, 'paused', 1, NULL FROM jsworker.limits WHERE kind = ANY(CAST(:kinds AS text[])) AND key = '' AND {pause_holds}
 """
 _IN_LANES = filled(_LANES, queued=condition(queued_indexed), in_lane=condition(in_lane_indexed)).text
 _COUNTS = [filled(_BY_KIND, what=what, which=which).text for what, which in _WAITING.items()]
@@ -288,7 +286,8 @@ _HELD_OF_KINDS = filled(
     most_kinds=str(_MOST_HELD_KINDS),
     most=str(MOST_HELD),
 ).text
-BACKLOG = text("UNION ALL".join([*_COUNTS, _HELD_OF_KINDS, _IN_LANES, _SCHEDULES, _PAUSES, _OTHERS]))
+_PAUSED = filled(_PAUSES, pause_holds=condition(pause_holds)).text
+BACKLOG = text("UNION ALL".join([*_COUNTS, _HELD_OF_KINDS, _IN_LANES, _SCHEDULES, _PAUSED, _OTHERS]))
 
 # For each kind the key that is nearest to its limit, and how many keys have reached theirs.
 LIMIT_USE = text("""

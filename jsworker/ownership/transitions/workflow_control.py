@@ -155,11 +155,15 @@ async def _cancelled(
     database: Database, workflow: UUID, cancel: Callable[[Sequence[UUID]], Awaitable[T]]
 ) -> AsyncIterator[T]:
     """Yield what ``cancel`` returns for the live members, a page or less at a time."""
-    jobs = MostRows(database, _PAGE)
+    jobs, left = MostRows(database, _PAGE), list[UUID]()
+
+    def cancel_first(most: int) -> Awaitable[T]:
+        return cancel(left[:most])
+
     async for rows in _pages(database, LIVE_MEMBERS, workflow, "scheduled"):
         left = [row.id for row in rows]
         while left:
-            yield await jobs.write(lambda most, left=left: cancel(left[:most]))  # type: ignore[misc]
+            yield await jobs.write(cancel_first)
             left = left[jobs.most :]
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Collection, Coroutine
 from typing import Any, Final
 
-from jsworker.core.errors import JsworkerError
+from jsworker.core.errors import JsworkerError, may_answer_later
 from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.telemetry.worker_status import IsolatedProcesses
 from jsworker.worker.context import WorkerContext
@@ -147,7 +147,7 @@ class IsolatedRunner:
                 if not (wanted.done() or self._closed):
                     if supervision is not None:
                         supervision.began(run.id)
-                    await note_beginning(run, self._services)
+                    await self._note_beginning(run)
                     process = await self._prepared(run.kind, in_pool=False)
                     if wanted.done():
                         self._unused = process
@@ -165,6 +165,17 @@ class IsolatedRunner:
             if self._unused is not None and not self._line:
                 self._start(self._unused.end("not needed"))
                 self._unused = None
+
+    async def _note_beginning(self, run: Run) -> None:
+        """Try once: a row that somebody has locked would hold up the line; raises NotStarted."""
+        try:
+            await note_beginning(run, self._services)
+        except JsworkerError as error:
+            if may_answer_later(error):
+                raise NotStarted(
+                    f"was not started, for the job's row could not be written: {error}"
+                ) from error
+            raise
 
     async def _unused_or_started(self) -> IsolatedProcess:
         process, self._unused = self._unused, None

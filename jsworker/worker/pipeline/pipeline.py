@@ -29,7 +29,7 @@ from jsworker.worker.pipeline.intake import Consumer
 from jsworker.worker.pipeline.kinds import AdmissionState, Kind
 from jsworker.worker.pipeline.outcomes import Completed, Failed, HandedBack, Lost, Outcome
 from jsworker.worker.pipeline.run_ownership import fetch_content
-from jsworker.worker.pipeline.run_writes import LeaseServices, note_beginning
+from jsworker.worker.pipeline.run_writes import LeaseServices, note_beginning, until_answered
 from jsworker.worker.pipeline.settling import Settler
 from jsworker.worker.pipeline.slots import Slots
 from jsworker.worker.pipeline.threads import ThreadNotStarted
@@ -232,7 +232,7 @@ class Pipeline:
                 facts = run.facts() | {"cleared": run.claimed.cleared, "quarantined": run.quarantined}
                 self._events.emit("job.started", **facts)
             if run.claimed.notes_beginning and not run.quarantined:  # that notes it when its turn comes
-                await note_beginning(run, self._services)
+                await until_answered(run, lambda _: note_beginning(run, self._services))
             if run.isolated:
                 return await self.isolated_runner.run(run), None
             return await process_job(run, run.job, self._services), None

@@ -59,12 +59,9 @@ async def write_owned(
 
 
 async def note_beginning(run: Run, services: LeaseServices) -> None:
-    """Store, as progress without a word, that the job begins; a RESET counts no stall of one that has not.
-
-    Raises OwnershipLost, and any error of the database once the run is stopped.
-    """
+    """Store that the job begins, as progress that changes no value: a RESET counts no stall before it."""
     nothing = dict.fromkeys(("stage", "progress", "message"))
-    await until_answered(run, lambda _: write_owned(run, services, heartbeat.update_progress, **nothing))
+    await write_owned(run, services, heartbeat.update_progress, **nothing)
 
 
 async def until_answered(run: Run, ask: Callable[[int], Awaitable[T]]) -> T:
