@@ -563,7 +563,7 @@ async def test_who_lost_its_job_adds_nothing(
         changed = {}
     else:
         change_job(sql, flow.member("a"), **changed)
-    with pytest.raises(OwnershipLost, match="nothing was added"):
+    with pytest.raises(OwnershipLost, match="adds nothing to its batch any more"):
         await add(database, flow)
     assert len(flow.statuses("a")) == 1
     adding = getattr(workflow_control, statement)

@@ -251,7 +251,9 @@ async def add_members(
     given = {"worker_id": worker_id, "job_id": job_id, "token": token}
     rows = await database.run(MAY_ADD, given)
     if not rows or not rows[0].mine:
-        raise OwnershipLost(f"job {job_id}: token {token} no longer owns it; nothing was added to its batch")
+        raise OwnershipLost(
+            f"job {job_id}: token {token} no longer owns it, and adds nothing to its batch any more"
+        )
     if rows[0].batch_id is None:
         raise TransitionRefused(f"job {job_id} belongs to no batch, so nothing can be added to that")
     raise TransitionRefused(
