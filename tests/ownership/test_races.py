@@ -98,8 +98,10 @@ class TestCompletionAgainstReset:
         assert event_names(sql, running) == []
 
     async def test_completion_first(
-        self, database: Database, sql: Sql, winner: Winner, running: UUID
+        self, database: Database, sql: Sql, winner: Winner, running: UUID, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        # The winner commits only after the operator's statement has given the locked row up.
+        monkeypatch.setattr("jsworker.ownership.refusals._PAUSES", (0.02,))
         late = suspect(sql, running)
         winner.completes(running)
         assert await reset_stale(database, late) == []

@@ -32,7 +32,9 @@ class Nothing(JobProcessor[dict[str, Any]]):
 
 
 @pytest.fixture
-async def worker(settings: Settings) -> AsyncIterator[Worker]:
+async def worker(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Worker]:
+    # A refused statement counts for so long, also if the schema is there again at once.
+    monkeypatch.setattr("jsworker.worker.context._REFUSES_SECONDS", 1.0)
     async with Worker([Nothing], settings) as started:
         yield started
 
