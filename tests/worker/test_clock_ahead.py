@@ -1,12 +1,23 @@
 """A worker mends what was written while the database's clock was ahead."""
 
+from collections.abc import Sequence
 from datetime import timedelta
+from uuid import UUID
 
 from jsworker import JobClient, Rate
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
-from tests.worker.running import StartWorker
+from tests.worker.running import Running, StartWorker
+
+
+async def becomes_completed(running: Running, rows: Rows, jobs: Sequence[UUID]) -> None:
+    async def are_done() -> None:
+        # A row that another statement locks just then is left for the next look.
+        running.worker._components.clock.wake()
+        assert [(await rows.job(job_id))["status"] for job_id in jobs] == ["completed"] * len(jobs)
+
+    await eventually(are_done)
 
 
 async def test_jobs_do_not_wait_until_the_clock_is_there_again(
@@ -24,9 +35,8 @@ async def test_jobs_do_not_wait_until_the_clock_is_there_again(
         unowned,
     )
     running = await start(scripted(echo))
-    running.worker._components.clock.wake()
-    await rows.becomes(unpublished, "completed")
-    row = await rows.becomes(unowned, "completed")
+    await becomes_completed(running, rows, [unpublished, unowned])
+    row = await rows.job(unowned)
     assert (row["fencing_token"], row["stalls"]) == (2, 1)
 
 
@@ -47,10 +57,4 @@ async def test_a_rate_and_a_pause_of_seconds_go_on_from_the_present(
         " paused_until = paused_until + interval '1 day' WHERE kind = 'calls'"
     )
     waiting = [(await client.enqueue(kind, {})).id for kind in ("rated", "calls")]
-
-    async def are_done() -> None:
-        # A row that is locked just then, because a job is being held, is left for the next look.
-        running.worker._components.clock.wake()
-        assert [(await rows.job(job_id))["status"] for job_id in waiting] == ["completed"] * 2
-
-    await eventually(are_done)
+    await becomes_completed(running, rows, waiting)
