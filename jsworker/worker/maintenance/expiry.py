@@ -4,8 +4,12 @@ Any worker does it. Nothing depends on it: CLAIM refuses such jobs, and an enque
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
+from jsworker.core.errors import DatabaseTimeout
+from jsworker.ownership.database import MostRows
+from jsworker.ownership.pool import Row
 from jsworker.ownership.transitions.enqueue_terms import FIRST_WINDOW, forget_windows
 from jsworker.ownership.transitions.expire import expire
 from jsworker.worker.context import WorkerContext
@@ -30,21 +34,34 @@ class Expiry:
         """Look once, unless the database does not answer or the rest after a slow look lasts."""
         if not self._context.health.up or not self._pace.is_due:
             return
-        with self._context.noting("expiry"), self._pace.timed():
-            expired = None
-            while expired is None or len(expired) == _BATCH:
-                expired = await expire(
-                    self._context.database, limit=_BATCH, refused_rows=self._context.refused_rows
-                )
-                for kind, jobs in Counter(row.kind for row in expired).items():
-                    self._context.events.emit("jobs.expired", kind=kind, jobs=jobs)
-            await self._forget_windows()
+        looks = {"expiry": self._expire, "windows of unique keys": self._forget_windows}
+        with self._pace.timed():
+            for what, look in looks.items():
+                with self._context.noting(what):
+                    try:
+                        await look()
+                    except DatabaseTimeout as error:  # for example: a trigger is slow
+                        await self._context.unanswered(error)
+
+    async def _expire(self) -> None:
+        rows = MostRows(self._context.database, _BATCH)
+        while len(await rows.write(self._expire_some)) == rows.most:
+            continue
+
+    async def _expire_some(self, limit: int) -> Sequence[Row]:
+        context = self._context
+        expired = await expire(context.database, limit=limit, refused_rows=context.refused_rows)
+        for kind, jobs in Counter(row.kind for row in expired).items():
+            context.events.emit("jobs.expired", kind=kind, jobs=jobs)
+        return expired
 
     async def _forget_windows(self) -> None:
         """Look at a page, and at the next one if some of it was deleted; the next round goes on behind it."""
-        forgotten = None
-        while forgotten is None or (forgotten and self._behind != FIRST_WINDOW):
-            forgotten, behind = await forget_windows(
-                self._context.database, behind=self._behind, limit=_WINDOWS
-            )
-            self._behind = behind or FIRST_WINDOW
+        windows = MostRows(self._context.database, _WINDOWS)
+        while await windows.write(self._forget_some) and self._behind != FIRST_WINDOW:
+            continue
+
+    async def _forget_some(self, limit: int) -> int:
+        forgotten, behind = await forget_windows(self._context.database, behind=self._behind, limit=limit)
+        self._behind = behind or FIRST_WINDOW
+        return forgotten
