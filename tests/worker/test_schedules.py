@@ -136,6 +136,21 @@ async def test_one_that_cannot_be_fired_is_told_and_stops_no_other(
     assert running.events.of("worker.degraded") == []
 
 
+async def test_one_that_is_refused_once_is_fired_before_its_instant_counts_as_missed(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    running = await start(scripted(echo))
+    await client.schedules.add("refused", "refused", Every(days=SELDOM, missed="skip"))
+    await rows.query("ALTER TABLE jsworker.jobs ADD CONSTRAINT odd CHECK (kind <> 'refused')")
+    await rows.query(MAKE_DUE)
+    running.worker._components.schedules.wake()
+    await running.events.told("schedule.refused")
+    await rows.query("ALTER TABLE jsworker.jobs DROP CONSTRAINT odd")
+    await running.events.told("schedule.fired")
+    assert running.events.of("schedule.skipped") == []
+    assert running.worker._components.scheduler._pauses == {}
+
+
 @pytest.mark.parametrize(
     ("attributes", "said"),
     [

@@ -21,8 +21,10 @@ _SPREAD_SECONDS: Final = 0.2
 """Workers look within so long after an instant: the first one fires it, the others find it done."""
 _MOST_AT_ONCE: Final = 50
 """The most instants of one schedule in a step, so that those of a long outage delay no other schedule."""
-_ASIDE_SECONDS: Final = 60.0
-"""A schedule that cannot be fired is tried again after so long."""
+_ASIDE_SECONDS: Final = 5.0
+_LONGEST_ASIDE_SECONDS: Final = 60.0
+"""A schedule that cannot be fired is tried again after so long, at first and at most: often enough before its
+instant counts as missed."""
 
 
 async def write_schedules(context: WorkerContext) -> None:
@@ -106,6 +108,8 @@ class Scheduler:
         self._wake = wake
         self._timer: asyncio.TimerHandle | None = None
         self._aside: dict[str, float] = {}
+        self._pauses: dict[str, float] = {}
+        """For how long each schedule was set aside last; those that were fired since are missing."""
 
     async def step(self) -> None:
         """Fire the schedules that are due, and begin the next step when the next one is due."""
@@ -125,8 +129,10 @@ class Scheduler:
             if len(found) == schedules.MOST_READ:  # more may be due
                 self._wake()
                 return
-        if nexts:
-            self._wake_in((min(nexts) - now).total_seconds() - (boottime() - read_at))
+        waits = [(each - now).total_seconds() - (boottime() - read_at) for each in nexts]
+        waits += [until - boottime() for until in self._aside.values()]
+        if waits:
+            self._wake_in(min(waits))
 
     def close(self) -> None:
         """Cancel the timer of the next step."""
@@ -158,6 +164,7 @@ class Scheduler:
                 return self._set_aside(schedule, str(error))
             if fired is None:  # another worker was faster
                 break
+            self._pauses.pop(schedule.name, None)
             self._report(schedule, instant, fired)
             seen = then
         return [steps[-1][1]]
@@ -181,7 +188,9 @@ class Scheduler:
         self._context.events.emit("schedule.skipped", **facts, scheduled_for=scheduled_for, reason=reason)
 
     def _set_aside(self, schedule: StoredSchedule, reason: str) -> list[datetime]:
-        self._aside[schedule.name] = boottime() + _ASIDE_SECONDS
+        pause = min(2 * self._pauses.get(schedule.name, _ASIDE_SECONDS / 2), _LONGEST_ASIDE_SECONDS)
+        self._pauses[schedule.name] = pause
+        self._aside[schedule.name] = boottime() + pause
         self._context.events.emit(
             "schedule.refused", schedule=schedule.name, kind=schedule.kind, reason=reason
         )
