@@ -24,6 +24,13 @@ TRIGGER = """
 CREATE TRIGGER forbid BEFORE INSERT ON jsworker.jobs FOR EACH ROW WHEN (NEW.kind = 'forbidden')
 EXECUTE FUNCTION forbid()
 """
+WAIT = """
+CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(600); RETURN NEW; END $$
+"""
+WAIT_TRIGGER = """
+CREATE TRIGGER wait BEFORE INSERT ON jsworker.jobs FOR EACH ROW WHEN (NEW.kind = 'slow')
+EXECUTE FUNCTION wait()
+"""
 # In days: far from any instant but the one that a test makes due, at whatever time of day it runs.
 SELDOM = 366
 JOBS = "SELECT kind, schedule, scheduled_for, status FROM jsworker.jobs ORDER BY scheduled_for"
@@ -133,6 +140,24 @@ async def test_one_that_cannot_be_fired_is_told_and_stops_no_other(
     running.worker._components.scheduler._aside.clear()
     running.worker._components.schedules.wake()
     await running.events.told("schedule.fired", times=2)
+    assert running.events.of("worker.degraded") == []
+
+
+async def test_one_whose_job_takes_too_long_to_insert_is_told_and_stops_no_other(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    running = await start(scripted(echo))
+    for name in ("slow", "sound"):
+        await client.schedules.add(name, name, Every(days=SELDOM))
+    await rows.query(WAIT)
+    await rows.query(WAIT_TRIGGER)
+    await rows.query(MAKE_DUE)
+    await rows.query("UPDATE jsworker.schedules SET next_at = next_at - interval '1 s' WHERE name = 'slow'")
+    running.worker._components.schedules.wake()
+    [fired] = await running.events.told("schedule.fired")
+    assert fired["schedule"] == "sound"
+    [refused] = await running.events.told("schedule.refused")
+    assert (refused["schedule"], "did not answer within" in refused["reason"]) == ("slow", True)
     assert running.events.of("worker.degraded") == []
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from jsworker.client.enqueueing import limit_key_of, payload_text, stored_payload
 from jsworker.core.clock import boottime
 from jsworker.core.contents import OF_SCHEDULE, Contents, key_of_content
-from jsworker.core.errors import ContentRefused, DatabaseRefused, KeyMissing, SettingsError
+from jsworker.core.errors import ContentRefused, DatabaseRefused, DatabaseTimeout, KeyMissing, SettingsError
 from jsworker.core.schedule_rules import Schedule, due, named_schedules
 from jsworker.ownership.transitions import schedules
 from jsworker.ownership.transitions.schedules import NewSchedule, StoredSchedule
@@ -158,6 +158,9 @@ class Scheduler:
                 fired = await schedules.fire(
                     self._context.database, schedule, seen=seen, instant=instant, then=then
                 )
+            except DatabaseTimeout as error:  # for example: a trigger waits
+                await self._context.database.ping()
+                return self._set_aside(schedule, str(error))
             except DatabaseRefused as error:
                 if error.sqlstate is None:  # the login was refused
                     raise
