@@ -9,10 +9,12 @@ import pytest
 from jsworker import Cron, Every, JobClient, Limit
 from jsworker.core.errors import SettingsError
 from jsworker.core.job import Job
+from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
+from jsworker.ownership.transitions.schedules import MOST_READ
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, echo, scripted
-from tests.worker.rows import Rows
+from tests.worker.rows import Rows, open_rows
 from tests.worker.running import StartWorker
 
 MAKE_DUE = "UPDATE jsworker.schedules SET next_at = clock_timestamp() - interval '1 second'"
@@ -30,6 +32,12 @@ CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_s
 WAIT_TRIGGER = """
 CREATE TRIGGER wait BEFORE INSERT ON jsworker.jobs FOR EACH ROW WHEN (NEW.kind = 'slow')
 EXECUTE FUNCTION wait()
+"""
+LIKE_THE_LAST = """
+INSERT INTO jsworker.schedules (name, kind, payload, rule, tz, missed, overlap, next_at, set_by, priority)
+SELECT 'locked ' || n, 'locked', payload, rule, tz, missed, overlap, clock_timestamp() + interval '2 s',
+  set_by, priority
+FROM jsworker.schedules, generate_series(1, %s) AS n
 """
 # In days: far from any instant but the one that a test makes due, at whatever time of day it runs.
 SELDOM = 366
@@ -159,6 +167,25 @@ async def test_one_whose_job_takes_too_long_to_insert_is_told_and_stops_no_other
     [refused] = await running.events.told("schedule.refused")
     assert (refused["schedule"], "did not answer within" in refused["reason"]) == ("slow", True)
     assert running.events.of("worker.degraded") == []
+
+
+async def test_very_many_whose_rows_are_locked_hold_up_no_other(
+    client: JobClient, rows: Rows, start: StartWorker, settings: Settings
+) -> None:
+    running = await start(scripted(echo))
+    await client.schedules.add("last", "last", Every(days=SELDOM))
+    await rows.query(LIKE_THE_LAST, MOST_READ)
+    locking = await open_rows(settings)
+    async with locking.connection.transaction():
+        await locking.query("SELECT FROM jsworker.schedules WHERE name <> 'last' FOR UPDATE")
+        await rows.query(
+            "UPDATE jsworker.schedules SET next_at = clock_timestamp() + interval '3 s' WHERE name = 'last'"
+        )
+        running.worker._components.schedules.wake()
+        [fired] = await running.events.told("schedule.fired")
+    assert fired["schedule"] == "last"
+    await running.events.told("schedule.fired", times=1 + MOST_READ)
+    await locking.connection.close()
 
 
 async def test_one_that_is_refused_once_is_fired_before_its_instant_counts_as_missed(

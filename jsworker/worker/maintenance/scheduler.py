@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -25,6 +25,9 @@ _ASIDE_SECONDS: Final = 5.0
 _LONGEST_ASIDE_SECONDS: Final = 60.0
 """A schedule that cannot be fired is tried again after so long, at first and at most: often enough before its
 instant counts as missed."""
+
+_LOCKED_SECONDS: Final = 1.0
+"""Among very many that are due, one whose row is locked is left aside for so long."""
 
 
 async def write_schedules(context: WorkerContext) -> None:
@@ -110,6 +113,8 @@ class Scheduler:
         self._aside: dict[str, float] = {}
         self._pauses: dict[str, float] = {}
         """For how long each schedule was set aside last; those that were fired since are missing."""
+        self._crowd: dict[str, datetime] = {}
+        """The due instants of the last look that found as many schedules as one may read."""
 
     async def step(self) -> None:
         """Fire the schedules that are due, and begin the next step when the next one is due."""
@@ -127,12 +132,20 @@ class Scheduler:
             nexts += await self._fire(schedule)
         else:
             if len(found) == schedules.MOST_READ:  # more may be due
+                self._leave_locked(found)
                 self._wake()
                 return
         waits = [(each - now).total_seconds() - (boottime() - read_at) for each in nexts]
         waits += [until - boottime() for until in self._aside.values()]
         if waits:
             self._wake_in(min(waits))
+
+    def _leave_locked(self, found: Sequence[StoredSchedule]) -> None:
+        """Leave those aside that have not moved since the last such look: others may be due behind them."""
+        before, self._crowd = self._crowd, {each.name: each.next_at for each in found}
+        for name, next_at in self._crowd.items():
+            if before.get(name) == next_at:
+                self._aside.setdefault(name, boottime() + _LOCKED_SECONDS)
 
     def close(self) -> None:
         """Cancel the timer of the next step."""
