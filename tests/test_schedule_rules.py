@@ -193,6 +193,23 @@ def test_missed_instants(schedule: Schedule, now: str, runs: list[str], then: st
     assert found.then == utc(f"2026-03-0{2 if then[0] == '+' else 1}T{then.removeprefix('+')}")
 
 
+@pytest.mark.parametrize(
+    ("schedule", "now", "missed"),
+    [
+        (Every(seconds=20), "2026-03-01T10:00:45", 0),
+        (Every(seconds=20), "2026-03-01T10:02:05", 6),
+        (Every(seconds=20, missed="skip"), "2026-03-01T10:02:05", 4),
+        (Every(seconds=20, catch_up=2), "2026-03-01T10:02:05", 5),
+        (Every(seconds=20, catch_up=1000), "2026-03-01T10:02:05", 0),
+        (Cron("0 10 * * *"), "2026-03-01T10:30:00", 0),
+        (Cron("0 10 * * *", missed="skip"), "2026-03-03T10:30:00", 3),
+        (Every(seconds=1), "2028-03-01T10:00:00", 1000),
+    ],
+)
+def test_instants_without_a_job_are_counted(schedule: Schedule, now: str, missed: int) -> None:
+    assert due(schedule, FIRST, utc(now)).missed == missed
+
+
 def test_skipping_missed_instants_skips_none_that_is_on_time() -> None:
     today = utc("2026-03-03T10:00:00")
     found = due(Cron("0 10 * * *", missed="skip"), FIRST, utc("2026-03-03T10:00:20"))

@@ -49,7 +49,7 @@ EventName: TypeAlias = Literal[
     "row.refused",  # PostgreSQL refuses to write a row
     "schedule.fired",  # a schedule enqueued a job
     "schedule.refused",  # a schedule cannot be fired
-    "schedule.skipped",  # a due time of a schedule was skipped, and why
+    "schedule.skipped",  # due times of a schedule were skipped (`scheduled_for` is the first), and why
     "setup.slow",  # `setup()`, a constructor or an import takes long
     "stream.changed",  # a stream or consumer was corrected, or unclaimed messages were removed
     "worker.started",  # a worker has started

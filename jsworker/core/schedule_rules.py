@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import takewhile
+from itertools import chain, islice, takewhile
 from typing import Any, Final, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -16,6 +16,7 @@ ON_TIME_SECONDS: Final = 60.0
 """An instant that is fired within this time is on time; after it, the instant counts as missed."""
 
 _MOST_CAUGHT_UP: Final = 1000
+_MOST_COUNTED: Final = 1000
 _SHORTEST_STEP: Final = 1.0
 _LONGEST_STEP: Final = 366 * 86400.0
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -68,8 +69,8 @@ class Cron(_Policies):
         rule: minute, hour, day of the month, month, day of the week.
         tz: name of a time zone of the IANA database.
         payload: what each job gets.
-        missed: the policy for instants that no worker fired within a minute: ``coalesce`` runs only the
-            latest of them, ``skip`` none.
+        missed: the policy if the first instant without a job is more than a minute ago: ``coalesce`` runs
+            only the latest one, ``skip`` those of the last minute.
         catch_up: how many of the latest missed instants get a job each, at most 1,000.
         overlap: ``skip`` leaves an instant out while the job of the previous one waits or runs.
 
@@ -189,17 +190,19 @@ class Due:
     Attributes:
         run: the instants that get a job, the earliest first.
         then: when it is due next.
+        missed: how many get no job, the earliest of all among them; at most 1,000 are counted.
     """
 
     run: tuple[datetime, ...]
     then: datetime
+    missed: int
 
 
 def due(schedule: Schedule, first: datetime, now: datetime) -> Due:
     """Return which of the instants from ``first``, which is due, to ``now`` get a job.
 
-    If ``first`` is at most a minute ago, all of them; else the policy for missed ones decides, which never
-    skips instants of the last minute.
+    If ``first`` is at most a minute ago, all of them; else the policy for missed ones decides about all. With
+    ``skip`` those of the last minute get their jobs all the same.
     """
     if (now - first).total_seconds() <= ON_TIME_SECONDS:
         run = [first, *_between(schedule, first, now)]
@@ -207,7 +210,10 @@ def due(schedule: Schedule, first: datetime, now: datetime) -> Due:
         run = list(_between(schedule, now - timedelta(seconds=ON_TIME_SECONDS), now))
     else:
         run = _latest(schedule, first, now, schedule.catch_up or 1)
-    return Due(tuple(run), schedule.after(max(now, first)))
+    then = schedule.after(max(now, first))
+    until = run[0] if run else then
+    passed = takewhile(lambda instant: instant < until, chain((first,), _between(schedule, first, now)))
+    return Due(tuple(run), then, sum(1 for _ in islice(passed, _MOST_COUNTED)))
 
 
 def read_schedule(rule: str, tz: str, missed: str, **policies: Any) -> Schedule:

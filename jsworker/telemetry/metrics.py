@@ -144,7 +144,9 @@ class Metrics(Collector):
             "message.dead": lambda event: self._dead.inc(event.fields["messages"]),
             "row.refused": self._refuse,
             "schedule.fired": self._fire,
-            "schedule.skipped": lambda event: self._left_out.labels(self._kind(event)).inc(),
+            "schedule.skipped": lambda event: self._left_out.labels(self._kind(event)).inc(
+                event.fields["instants"]
+            ),
             "schedule.refused": lambda event: self._unfired.labels(self._kind(event)).inc(),
             "jobs.expired": lambda event: self._expired.labels(self._kind(event)).inc(event.fields["jobs"]),
             "workflow.finished": lambda event: self._workflows.labels(event.fields["outcome"]).inc(),

@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from jsworker import Cron, Every, JobClient, Limit
 from jsworker.core.errors import SettingsError
@@ -12,6 +13,7 @@ from jsworker.core.job import Job
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions.schedules import MOST_READ
+from jsworker.telemetry.metrics import Metrics
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows, open_rows
@@ -109,6 +111,32 @@ async def test_what_was_missed_is_left_out_and_told(
     assert skipped["reason"].startswith("it was missed by 360")
     assert await rows.query("SELECT id FROM jsworker.jobs") == []
     assert await rows.value("SELECT next_at > clock_timestamp() FROM jsworker.schedules") is True
+
+
+async def test_what_no_job_catches_up_is_told_once_and_counted(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    running = await start(scripted(echo))
+    Metrics(registry := CollectorRegistry()).listen(running.worker.events)
+    await client.schedules.add("one", "elsewhere", Every(minutes=10))
+    await client.schedules.add("two", "elsewhere", Every(minutes=10, catch_up=2))
+    await rows.query("UPDATE jsworker.schedules SET next_at = clock_timestamp() - interval '1 hour'")
+    firsts = await rows.query("SELECT name, next_at FROM jsworker.schedules")
+    running.worker._components.schedules.wake()
+    await running.events.told("schedule.fired", times=3)
+    told = {event["schedule"]: event for event in running.events.of("schedule.skipped")}
+    assert {name: event["scheduled_for"] for name, event in told.items()} == {
+        row["name"]: row["next_at"] for row in firsts
+    }
+    assert told["one"]["reason"].endswith(" s: coalesce")
+    assert told["two"]["reason"].endswith(" s: catch_up=2")
+    one, two = told["one"]["instants"], told["two"]["instants"]
+    assert (6 <= one <= 7, 5 <= two <= 6) == (
+        True,
+        True,
+    )  # one more is due if the tenth minute begins meanwhile
+    counted = registry.get_sample_value("jsworker_schedule_instants_skipped_total", {"kind": "elsewhere"})
+    assert counted == one + two
 
 
 async def test_an_instant_is_left_out_while_the_last_job_lives(

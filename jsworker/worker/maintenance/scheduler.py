@@ -181,27 +181,34 @@ class Scheduler:
             if fired is None:  # another worker was faster
                 break
             self._pauses.pop(schedule.name, None)
+            if seen == schedule.next_at and found.missed:
+                self._report_missed(schedule, found.missed)
             self._report(schedule, instant, fired)
             seen = then
         return [steps[-1][1]]
 
+    def _report_missed(self, schedule: StoredSchedule, instants: int) -> None:
+        late = (schedule.now - schedule.next_at).total_seconds()
+        self._skip(schedule, schedule.next_at, f"it was missed by {late:.0f} s: {schedule.missed}", instants)
+
     def _report(self, schedule: StoredSchedule, instant: datetime | None, fired: schedules.Fired) -> None:
-        facts = {"schedule": schedule.name, "kind": schedule.kind}
-        late = round(max(0.0, (schedule.now - (instant or schedule.next_at)).total_seconds()), 3)
-        if fired.job_id is not None:
-            facts["job_id"] = str(fired.job_id)
-            self._context.events.emit("schedule.fired", **facts, scheduled_for=instant, seconds_late=late)
-            self._context.requeued.notify()
+        if instant is None:  # only moved on; what was missed is reported
             return
-        reason = (
-            "the job of the last one still lives"
-            if fired.held_up
-            else f"it was missed by {late:.0f} s"
-            if instant is None
-            else "it had its job before the clock went back"
-        )
-        scheduled_for = instant or schedule.next_at
-        self._context.events.emit("schedule.skipped", **facts, scheduled_for=scheduled_for, reason=reason)
+        if fired.job_id is None:
+            held_up, had_it = (
+                "the job of the last one still lives",
+                "it had its job before the clock went back",
+            )
+            self._skip(schedule, instant, held_up if fired.held_up else had_it)
+            return
+        facts = {"schedule": schedule.name, "kind": schedule.kind, "job_id": str(fired.job_id)}
+        late = round(max(0.0, (schedule.now - instant).total_seconds()), 3)
+        self._context.events.emit("schedule.fired", **facts, scheduled_for=instant, seconds_late=late)
+        self._context.requeued.notify()
+
+    def _skip(self, schedule: StoredSchedule, first: datetime, reason: str, instants: int = 1) -> None:
+        facts = {"schedule": schedule.name, "kind": schedule.kind, "instants": instants}
+        self._context.events.emit("schedule.skipped", **facts, scheduled_for=first, reason=reason)
 
     def _set_aside(self, schedule: StoredSchedule, reason: str) -> list[datetime]:
         pause = min(2 * self._pauses.get(schedule.name, _ASIDE_SECONDS / 2), _LONGEST_ASIDE_SECONDS)
