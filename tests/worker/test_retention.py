@@ -10,6 +10,7 @@ from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions.prune import FIRST_LIMIT
+from jsworker.ownership.transitions.refused_rows import marks_of
 from jsworker.worker.maintenance import retention as module
 from jsworker.worker.maintenance.retention import Retention
 from jsworker.worker.worker import WorkerDied
@@ -37,7 +38,14 @@ INSERT INTO jsworker.workers
 SELECT 'other-' || n, 'elsewhere', 1, '{}', 1, '1', '5 s', %s, clock_timestamp() - %s * interval '1 second'
 FROM generate_series(1, %s) AS n
 """
-
+SLOW = """
+CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN PERFORM pg_sleep(%s); RETURN old; END $$
+"""
+SLOW_TRIGGER = """
+CREATE TRIGGER slow BEFORE DELETE ON jsworker.jobs FOR EACH ROW WHEN (old.id = '%s')
+EXECUTE FUNCTION public.slow()
+"""
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -244,6 +252,30 @@ class TestTrouble:
 
         await eventually(answered)
         await database.close()
+
+    @pytest.mark.parametrize(("seconds", "left"), [(3.0, 0), (60.0, 1)])
+    async def test_a_job_that_takes_too_long_by_itself_holds_up_no_other(
+        self, rows: Rows, settings: Settings, *, seconds: float, left: int
+    ) -> None:
+        await rows.query(OLD_JOBS, 20)
+        slow = await rows.value("SELECT id FROM jsworker.jobs ORDER BY id LIMIT 1")
+        await rows.query(
+            "UPDATE jsworker.jobs SET finished_at = finished_at - interval '1 h' WHERE id = %s", slow
+        )
+        await rows.query(SLOW % seconds)
+        await rows.query(SLOW_TRIGGER % slow)
+        async with Database(settings.database_dsn(), statement_timeout=1.5) as database:
+            alone = Alone(database, settings)
+            for _ in range(6):  # three passes with fewer and fewer jobs, and one to the end
+                await alone.finish()
+                if await rows.value(LEFT) == left:
+                    break
+            assert await rows.value(LEFT) == left
+            marks = await marks_of(database, [slow])
+        assert [(mark.attempted, mark.sqlstate) for mark in marks.get(slow, [])] == [
+            ("prune", "57014")
+        ] * left
+        assert alone.health.up
 
     async def test_a_refusal_is_told(self, alone: Alone, rows: Rows) -> None:
         await rows.query("ALTER TABLE jsworker.job_events RENAME TO hidden")

@@ -5,9 +5,9 @@ A workflow is deleted as a whole: its row first, when its end is long enough ago
 Only ended jobs are read and locked, and no lock is waited for: statements about live jobs are not delayed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import MINYEAR, UTC, datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import text
@@ -16,9 +16,9 @@ from jsworker.core.errors import DatabaseTimeout
 from jsworker.ownership.database import Database, MostRows
 from jsworker.ownership.pool import FarTime, Row, uuid_array
 from jsworker.ownership.predicates import ended, ended_indexed, set_aside
-from jsworker.ownership.refusals import in_halves
+from jsworker.ownership.refusals import RowRefused, in_halves
 from jsworker.ownership.statements import condition, filled
-from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, run_sweep
+from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, Swept, run_sweep
 
 FIRST_LIMIT: Final = 100
 LARGEST_LIMIT: Final = 1_000
@@ -85,7 +85,9 @@ RETURNING w.id
 """)
 _WORKFLOWS: Final = 100
 _LONGER: Final = 10
-"""Times the statement time-out, for one workflow: it may have very many batches and needs."""
+"""Times the statement time-out, for one workflow (it may have very many batches and needs) or one job."""
+_TOO_SLOW: Final = "57014"
+"""PostgreSQL's SQLSTATE for a statement that was ended, for example by a time-out."""
 
 # Leaves out jobs that were refused before, because a foreign key or a trigger keeps them.
 _PAST = condition(~set_aside("prune"))
@@ -143,12 +145,16 @@ async def prune(
     """Delete up to ``limit`` ended jobs, with their timelines, the oldest first, from ``since`` on.
 
     ``since`` is the ``last`` of the previous batch; None: the first batch, which for any kind and status also
-    deletes workflows. A job whose row is locked or refused stays.
+    deletes workflows. A job whose row is locked or refused stays. So does one that takes too long by itself,
+    for example because a foreign key without an index refers to it: it is set aside like a refused one.
     """
     if since is None and ended.kind is None and ended.status is None:
         await _prune_workflows(database, ended.before)
     values = ended._asdict() | {"since": since or _BEGINNING, "limit": limit}
-    swept = await run_sweep(database, _PRUNING, values, refused_rows)
+    if limit > 1 or refused_rows is None:
+        swept = await run_sweep(database, _PRUNING, values, refused_rows)
+    else:
+        swept = await _prune_one(database, values, refused_rows)
     jobs = sum(row.jobs for row in swept.rows)
     if swept.found is None:
         last, is_last = swept.rows[0].last, swept.rows[0].found < limit
@@ -165,6 +171,18 @@ async def prune(
         workers=max((row.workers for row in swept.rows), default=0),
         is_last=is_last,
     )
+
+
+async def _prune_one(database: Database, values: Mapping[str, Any], refused_rows: RefusedRows) -> Swept:
+    try:
+        seconds = _LONGER * database.seconds_for(0)
+        return await run_sweep(database, _PRUNING, values, refused_rows, seconds=seconds)
+    except DatabaseTimeout:
+        await database.end_given_up()
+    found = await database.run(_PRUNING.find, values)
+    refused = [(row.id, RowRefused(_TOO_SLOW, None)) for row in found]
+    await refused_rows.note("prune", refused)
+    return Swept([], found, refused)
 
 
 def _moment_after(time: datetime) -> datetime:

@@ -194,20 +194,28 @@ class Swept(NamedTuple):
 
 
 async def run_sweep(
-    database: Database, sweep: Sweep, values: Mapping[str, Any], refused_rows: RefusedRows | None
+    database: Database,
+    sweep: Sweep,
+    values: Mapping[str, Any],
+    refused_rows: RefusedRows | None,
+    *,
+    seconds: float | None = None,
 ) -> Swept:
-    """Write the rows that a sweep finds, without refused ones; without ``refused_rows`` one refuses all."""
+    """Write the rows that a sweep finds, without refused ones; without ``refused_rows`` one refuses all.
+
+    A statement that writes has ``seconds``, or the statement time-out.
+    """
     if refused_rows is None:
-        return Swept(await database.run(sweep.at_once, values), None, [])
+        return Swept(await database.run(sweep.at_once, values, seconds=seconds), None, [])
     if not refused_rows.any_of(*sweep.aside):
         try:
-            return Swept(await database.run(sweep.at_once, values), None, [])
+            return Swept(await database.run(sweep.at_once, values, seconds=seconds), None, [])
         except RowRefused:
             refused_rows.expect(sweep.attempted)  # the refused row is found below, or set aside by others
     found = await database.run(sweep.find, values)
     ids = [row.id for row in found]
     rows, refused = await in_halves(
-        ids, lambda half: database.run(sweep.write, {**values, "ids": uuid_array(half)})
+        ids, lambda half: database.run(sweep.write, {**values, "ids": uuid_array(half)}, seconds=seconds)
     )
     await refused_rows.note(sweep.attempted, refused)
     if written := set(ids) - {job_id for job_id, _ in refused}:
