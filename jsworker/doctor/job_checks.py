@@ -315,11 +315,11 @@ def failures(ended: EndedSample) -> Iterator[Finding]:
 def pruning(ended: EndedSample, refusals: Sequence[RefusalGroup], settings: Settings) -> Iterator[Finding]:
     """No ended job is kept for longer than it is to be."""
     oldest, kept = ended.oldest, settings.retention
-    if oldest is None or kept is None:
+    if kept is None:
         return
     if any(each.attempted == "prune" for each in refusals):
         yield info("ended jobs are kept that PostgreSQL refuses to delete: see jobs.refused_rows")
-    elif oldest > kept + _LAG_SECONDS:
+    if oldest is not None and oldest > kept + _LAG_SECONDS:
         yield warning(
             f"the oldest ended job is {seconds(oldest)} old, though JSWORKER_RETENTION is {seconds(kept)}",
             "Run a worker, or `jsworker prune`; look for prune.failed in the workers' logs.",

@@ -645,6 +645,24 @@ class TestJobs:
         for check in ("jobs.failures", "jobs.pruning", "jobs.dead_messages"):
             assert the_finding(found, check)["level"] == "warning"
 
+    def test_a_job_that_cannot_be_deleted_hides_no_other(self, world: World) -> None:
+        mark = (
+            "INSERT INTO jsworker.refused_rows (job_id, attempted, kind, status, fencing_token, dispatch,"
+            " sqlstate, retry_at) SELECT id, 'prune', kind, status, fencing_token, dispatch, '23503', now()"
+            " FROM jsworker.jobs WHERE id = %s"
+        )
+
+        def said() -> list[str]:
+            found = [each for each in world.findings() if each["check"] == "jobs.pruning"]
+            return [each["says"][:40] for each in found if each["level"] != "ok"]
+
+        kept = insert_job(world.sql, "completed", finished_at=ago(60 * 86_400))
+        world.sql.execute(mark, [kept])
+        refused = "ended jobs are kept that PostgreSQL refuses to delete: see jobs.refused_rows"[:40]
+        assert said() == [refused]
+        insert_job(world.sql, "completed", finished_at=ago(30 * 86_400))
+        assert said() == [refused, "the oldest ended job is 30 d old, though JSWORKER"[:40]]
+
 
 class TestNats:
     def test_a_missing_stream_is_made_by_fix(self, world: World) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import TextClause, text
 
 from jsworker.core.schedule_rules import ON_TIME_SECONDS
 from jsworker.ownership.database import Database
-from jsworker.ownership.predicates import in_lane_indexed, pause_holds, queued_indexed
+from jsworker.ownership.predicates import in_lane_indexed, pause_holds, queued_indexed, refused
 from jsworker.ownership.schema import HELD_BY
 from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled
 from jsworker.ownership.transitions.admission import HELD, held_keys, state
@@ -199,16 +199,20 @@ FROM (SELECT * FROM jsworker.refused_rows LIMIT {MOST_MARKS}) AS marks
 GROUP BY attempted, sqlstate, constraint_name ORDER BY count(*) DESC, attempted LIMIT 20
 """)  # noqa: S608 -- a constant
 
-ENDED = text("""
+ENDED = filled(
+    """
 SELECT count(*) AS jobs, count(*) FILTER (WHERE last.status = 'failed') AS failed,
   extract(epoch FROM statement_timestamp() - min(last.finished_at)) AS within,
   extract(epoch FROM statement_timestamp() - (
-    SELECT j.finished_at FROM jsworker.jobs AS j WHERE j.status || '' NOT IN ('scheduled', 'queued', 'processing')
+    SELECT j.finished_at FROM jsworker.jobs AS j
+    WHERE j.status || '' NOT IN ('scheduled', 'queued', 'processing') AND {may_be_pruned}
     ORDER BY j.finished_at LIMIT 1)) AS oldest
 FROM (
   SELECT j.status, j.finished_at FROM jsworker.jobs AS j
   WHERE j.status || '' NOT IN ('scheduled', 'queued', 'processing') ORDER BY j.finished_at DESC LIMIT 1000) AS last
-""")
+""",
+    may_be_pruned=condition(~refused("prune")),
+)
 
 # Includes the kinds of stopped workers until their rows are deleted: these kinds are known, too.
 SERVED = text("""
@@ -407,7 +411,8 @@ class LeftBatches(NamedTuple):
 class EndedSample(NamedTuple):
     """The jobs that ended last, and the seconds ``within`` which they did.
 
-    ``oldest``: how many seconds ago the first of all ended jobs ended.
+    ``oldest``: how many seconds ago the first of all ended jobs ended, without those that PostgreSQL refuses
+    to delete.
     """
 
     jobs: int
