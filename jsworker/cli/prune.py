@@ -9,10 +9,11 @@ from jsworker.cli.interruption import on_interrupt, run_in_batches
 from jsworker.cli.options import Json, OnlyKind, OnlyStatus, flag, new_app, option
 from jsworker.cli.output import print_json, print_line, progress_bar, progress_wanted, remark
 from jsworker.cli.selection import choose_statuses, connected_database
-from jsworker.core.errors import SettingsError
+from jsworker.core.errors import DatabaseTimeout, SettingsError
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import check_kind, printable
 from jsworker.core.settings import load_settings, variable_of
+from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import needed_right
 from jsworker.ownership.schema import FINAL
 from jsworker.ownership.transitions import prune as pruning
@@ -120,16 +121,23 @@ async def _prune(
             done.jobs = await pruning.count_old(database, ended)
             return
         interrupted = on_interrupt("what is deleted stays deleted")
-        total = await pruning.count_old(database, ended) if shows_progress else 0
+        total = await _count(database, ended) if shows_progress else 0
         since, limit = None, FIRST_LIMIT
         refused_rows = RefusedRows(database, worker_id=None, tell=_print_refused)
         done.jobs = done.entries = 0
         with progress_bar("deleted", total) as advance:
             while not interrupted.is_set():
                 began = time.monotonic()
-                batch = await pruning.prune(
-                    database, ended, since=since, limit=limit, refused_rows=refused_rows
-                )
+                try:
+                    batch = await pruning.prune(
+                        database, ended, since=since, limit=limit, refused_rows=refused_rows
+                    )
+                except DatabaseTimeout:
+                    if limit == 1:
+                        raise
+                    limit = max(limit // 4, 1)
+                    await database.end_given_up()
+                    continue
                 done.jobs += batch.jobs
                 done.entries += batch.events
                 advance(batch.jobs)
@@ -142,6 +150,15 @@ async def _prune(
         done.kept = len(await refused_rows.among("prune"))
     if interrupted.is_set():
         raise asyncio.CancelledError
+
+
+async def _count(database: Database, ended: Ended) -> int | None:
+    """Return how many jobs are to be deleted, for the progress bar; None if counting takes too long."""
+    try:
+        return await pruning.count_old(database, ended)
+    except DatabaseTimeout:
+        await database.end_given_up()
+        return None
 
 
 def _print_refused(row: RefusedRow) -> None:

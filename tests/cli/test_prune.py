@@ -10,8 +10,10 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from sqlalchemy import text
 
-from tests.ownership.rows import Sql, ago, insert_job, read_value
+from jsworker.ownership.transitions import prune as pruning
+from tests.ownership.rows import Sql, ago, insert_job, read_value, slow_rows
 
 from .commands import Cli, Spawn, Terminal, wait_until
 
@@ -51,6 +53,12 @@ def jobs_without_their_entry(sql: Sql) -> int:
 
 def insert_old(sql: Sql, status: str = "completed", *, kind: str = "old", days: float = 9) -> UUID:
     return insert_job(sql, status, kind=kind, finished_at=ago(days * DAY))
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JSWORKER_STATEMENT_TIMEOUT", "1.5")
+    monkeypatch.setattr("jsworker.cli.selection._STATEMENT_SECONDS", 1.5)
 
 
 class TestWhatGoes:
@@ -229,3 +237,20 @@ class TestStopped:
         assert terminal.wait() == 0
         assert re.search(r"deleted .*/20000", terminal.plain_text)
         assert "20000 jobs deleted" in terminal.plain_text
+
+    @pytest.mark.usefixtures("impatient")
+    def test_where_a_batch_takes_too_long_fewer_go_at_once(self, cli: Cli, sql: Sql) -> None:
+        sql.execute(OLD_JOBS, [120])
+        with slow_rows(sql, "DELETE", "jobs", 0.03):
+            assert cli("prune").ok().lines == ["120 jobs deleted; timeline entries: 0"]
+        assert left(sql) == 0
+
+    @pytest.mark.usefixtures("impatient")
+    def test_a_count_that_takes_too_long_is_left_out_of_the_bar(
+        self, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("jsworker.cli.prune.progress_wanted", lambda *, as_json: not as_json)
+        monkeypatch.setattr(pruning, "OLD_JOBS", text("SELECT 1 AS jobs FROM pg_sleep(60)"))
+        sql.execute(OLD_JOBS, [3])
+        assert cli("prune").lines == ["3 jobs deleted; timeline entries: 0"]
+        assert left(sql) == 0
