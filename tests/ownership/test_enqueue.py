@@ -1,7 +1,10 @@
 """ENQUEUE: a job is a row first, in its producer's transaction; one live job holds a unique key."""
 
 import asyncio
+import multiprocessing
+import time
 from collections.abc import AsyncIterator, Iterator
+from multiprocessing.connection import Connection
 from uuid import UUID
 
 import psycopg
@@ -113,6 +116,27 @@ class TestOne:
         with pytest.raises(TransitionRefused, match=refused):
             await enqueue_many(database, KIND, [NewJob(new_job_id(), "{}"), new])
         assert read_value(sql, "SELECT last_value FROM tries") == 6
+
+
+def test_forked_producers_draw_different_ids() -> None:
+    new_job_id()  # by now the process has a random state, which its forks inherit
+    fork = multiprocessing.get_context("fork")
+
+    def draw(answers: Connection) -> None:
+        tails = []
+        for _ in range(50):
+            time.sleep(0.002)  # in a millisecond of its own: what follows the time is random as a whole
+            tails.append(new_job_id().hex[16:])
+        answers.send(tails)
+
+    drawn: list[str] = []
+    for _ in range(2):
+        answers, theirs = fork.Pipe(duplex=False)
+        child = fork.Process(target=draw, args=[theirs])
+        child.start()
+        drawn += answers.recv()
+        child.join()
+    assert len(drawn) == len(set(drawn)) == 100
 
 
 @pytest.fixture
