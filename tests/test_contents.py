@@ -8,10 +8,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from jsworker.core import strict_json
 from jsworker.core.aes_gcm import AesGcmCodec, read_keys
 from jsworker.core.codec import Codec
 from jsworker.core.contents import Contents, is_encoded_value, key_of_content
-from jsworker.core.errors import ContentRefused, InvalidTarget, KeyMissing, SettingsError
+from jsworker.core.errors import ContentRefused, InvalidJson, InvalidTarget, KeyMissing, SettingsError
 from jsworker.core.settings import Settings, load_settings
 
 OLD, NEW = (bytes(range(start, start + 32)) for start in (100, 200))
@@ -161,6 +162,15 @@ def test_plain_contents_pass_unless_they_are_refused(value: Any) -> None:
         ContentRefused, match="is not encrypted, and JSWORKER_ENCRYPTED_ONLY=true refuses that"
     ):
         strict.decode(text, *WHERE)
+
+
+@pytest.mark.parametrize("value", [{"$codec": ["a", "b", "c"]}, {"$codec": None}])
+def test_a_plain_content_that_would_be_taken_for_an_encoded_one_is_refused(value: Any) -> None:
+    text = strict_json.dumps(value)
+    with pytest.raises(InvalidJson, match=r'^payload: an object with the one key "\$codec" is reserved'):
+        Contents().encode(text, *WHERE)
+    both = contents(new=NEW)
+    assert both.decode(as_stored(both.encode(text, *WHERE)), *WHERE) == text
 
 
 def test_a_codec_of_ones_own_is_found_by_its_name() -> None:

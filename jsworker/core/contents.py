@@ -1,7 +1,8 @@
 """The contents of jobs, which a codec, if there is one, encodes for the table and decodes again.
 
 An encoded content is a JSON object with the one key ``$codec``, so that it fits the columns of plain ones:
-``{"$codec": ["aes-gcm", "name of the key", "base64"]}``. Plain and encoded rows may stand side by side.
+``{"$codec": ["aes-gcm", "name of the key", "base64"]}``. Plain and encoded rows may stand side by side,
+so a plain content of that shape is refused.
 """
 
 import base64
@@ -13,14 +14,14 @@ from uuid import UUID
 
 from jsworker.core.aes_gcm import AesGcmCodec, read_keys
 from jsworker.core.codec import Codec
-from jsworker.core.errors import ContentRefused, KeyMissing, SettingsError
+from jsworker.core.errors import ContentRefused, InvalidJson, KeyMissing, SettingsError
 from jsworker.core.names import shown
 from jsworker.core.settings import Settings
 from jsworker.core.targets import load_named
 
 _MARK: Final = "$codec"
-_BEGINS: Final = f'{{"{_MARK}": '
-"""How PostgreSQL writes an encoded content."""
+_BEGINS: Final = f'{{"{_MARK}":'
+"""How an encoded content begins as PostgreSQL writes it, and a plain one of its shape as we write it."""
 _PARTS: Final = 3
 OF_SCHEDULE: Final = "a schedule"
 """The owner to which payloads of schedules, and so of their jobs, are bound, beside the kind."""
@@ -63,8 +64,15 @@ class Contents:
             what: the column: payload, result, checkpoint, or ``step`` and its name.
             kind: the job's kind.
             owner: the job's id, or the text that replaces it; see ``owner_of_payload``.
+
+        Raises:
+            InvalidJson: there is no codec, and the text would be taken for an encoded content.
         """
         if self.codec is None:
+            if text.startswith(_BEGINS) and is_encoded_value(json.loads(text)):
+                raise InvalidJson(
+                    f'{what}: an object with the one key "{_MARK}" is reserved for encoded contents'
+                )
             return text
         key, encoded = self.codec.encode(text.encode(), _bound_to(what, kind, owner))
         return json.dumps({_MARK: [self.codec.name, key, base64.b64encode(encoded).decode()]})
@@ -115,13 +123,14 @@ class Contents:
         ):
             raise ContentRefused(f"{where}: is no encoded content")
         codec, key, encoded = parts
+        try:
+            content = base64.b64decode(encoded, validate=True)
+        except ValueError:
+            raise ContentRefused(f"{where}: is no encoded content") from None
         if self.codec is None or self.codec.name != codec:
             raise KeyMissing.of(where, f"codec {shown(codec)}")
         try:
-            content = self.codec.decode(
-                key, base64.b64decode(encoded, validate=True), _bound_to(what, kind, owner)
-            )
-            return content.decode()
+            return self.codec.decode(key, content, _bound_to(what, kind, owner)).decode()
         except KeyMissing:
             raise KeyMissing.of(where, f"key {shown(key)} of codec {codec}") from None
         except Exception:  # noqa: BLE001 -- of any codec; its text, or its cause, may hold parts of the content

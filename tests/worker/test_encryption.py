@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from sqlalchemy import create_engine, text
 
 from jsworker import Every, Fail, JobClient, Retry, Snooze, SyncJobClient, enqueue_statement
 from jsworker.core.contents import key_of_content
-from jsworker.core.errors import ContentRefused, InvalidPayload, JobFailed, KeyMissing
+from jsworker.core.errors import ContentRefused, InvalidJson, InvalidPayload, JobFailed, KeyMissing
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
@@ -136,6 +137,41 @@ async def test_plain_jobs_of_other_producers_run_beside_encrypted_ones_until_the
     assert (row["failure_reason"], row["attempts"]) == ("payload", 1)
     assert "is not encrypted, and JSWORKER_ENCRYPTED_ONLY=true refuses that" in row["last_error"]
     assert await (await sealed.enqueue(KIND, {"n": 3})).result(60) == {"n": 3}
+
+
+async def test_plain_contents_that_look_encoded_are_refused_and_end_their_job(
+    client: JobClient, sealed: JobClient, encrypted: Settings, rows: Rows, start: StartWorker
+) -> None:
+    alike = {"$codec": ["a", "b", "c"]}
+
+    async def store(job: Job[Any]) -> Any:
+        match job.payload:
+            case {"in": "checkpoint"}:
+                await job.save_checkpoint(alike)
+            case {"in": "step"}:
+                await job.step("first", return_alike)
+        return alike
+
+    async def return_alike() -> Any:
+        return alike
+
+    refused = 'an object with the one key "$codec" is reserved for encoded contents'
+    with pytest.raises(InvalidJson, match=f"^{re.escape(f'payload: {refused}')}$"):
+        await client.enqueue(KIND, alike)
+    with pytest.raises(InvalidJson, match=rf"^payloads\[1\]: {re.escape(f'payload: {refused}')}$"):
+        await client.enqueue_many(KIND, [{}, alike])
+    running = await start(scripted(store))
+    for place in ("checkpoint", "step", "result"):
+        job = await client.enqueue(KIND, {"in": place}, max_attempts=1)
+        row = await rows.becomes(job.id, "failed")
+        assert refused in row["last_error"]
+    [of_sql] = await rows.query('SELECT id FROM jsworker.enqueue(%s, \'{"$codec": ["a", "b", "c"]}\')', KIND)
+    row = await rows.becomes(of_sql["id"], "failed")
+    assert (row["failure_reason"], row["attempts"]) == ("payload", 1)
+    await running.end()
+
+    await start(scripted(echo), with_settings=encrypted)
+    assert await (await sealed.enqueue(KIND, alike)).result(60) == alike
 
 
 @pytest.mark.parametrize(

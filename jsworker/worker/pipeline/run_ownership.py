@@ -94,7 +94,7 @@ def checked_progress(stage: str | None, progress: float | None, message: str | N
 
 
 def checkpoint_text(value: Any, run: Run, services: LeaseServices) -> str:
-    """Return a checkpoint as it is stored; raise InvalidJson if it has no JSON form or is too large."""
+    """Return a checkpoint as it is stored; raise InvalidJson if it cannot be stored, or is too large."""
     text = strict_json.dumps(value, what="checkpoint")
     text = services.contents.encode(text, "checkpoint", run.kind.name, run.id)
     check_size(text, "checkpoint", services.settings.max_checkpoint_bytes)

@@ -172,8 +172,8 @@ class Steps:
         """Return a result as it is stored, and as it will be read."""
         text, kept = step.write(value)
         if text is not None:
-            text = self._services.contents.encode(text, step.column, self._run.kind.name, self._run.id)
             try:
+                text = self._services.contents.encode(text, step.column, self._run.kind.name, self._run.id)
                 check_size(text, "result", self._most_bytes)
             except InvalidJson as error:
                 raise step.refused(error) from None
