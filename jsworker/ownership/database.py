@@ -155,18 +155,18 @@ class Database:
         *,
         seconds: float | None = None,
         first: TextClause | None = None,
+        waits: bool = False,
     ) -> Sequence[Row]:
         """Run, as ``run`` does, a frequent statement that finds rows by key or inserts few rows.
 
         The connection keeps the statement's plan; the rows are plain tuples.
 
-        ``first`` is a statement with the same parameters that comes before it in the same transaction.
+        ``first`` is a statement with the same parameters that comes before it in the same transaction; ``waits``
+        as for ``Pool.execute``.
         """
         end_after = None if first is None else _END_AFTER * (seconds or self._statement_timeout)
-        execute = partial(
-            self._by_key.execute, statement, parameters, plain=True, first=first, end_after=end_after
-        )
-        return await self._execute(execute, seconds)
+        run = partial(self._by_key.execute, plain=True, first=first, end_after=end_after, waits=waits)
+        return await self._execute(partial(run, statement, parameters), seconds)
 
     async def copy_in(self, statement: TextClause, lines: str) -> None:
         """Send a COPY … FROM STDIN its lines; as one transaction, with the errors of ``run``."""

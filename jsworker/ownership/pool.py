@@ -116,6 +116,7 @@ class Pool:
     def open(self) -> None:
         """Lend connections, after ``close`` again; the event loop may be another one then."""
         self._lendable = asyncio.Semaphore(self.limit)
+        self._for_waiting = asyncio.Semaphore(self._size)
         self._closed = False
 
     async def execute(
@@ -127,18 +128,20 @@ class Pool:
         along_index: bool = False,
         first: TextClause | None = None,
         end_after: float | None = None,
+        waits: bool = False,
     ) -> Sequence[Row]:
         """Run one statement as one transaction and return its rows: named tuples, ``plain`` ones without names.
 
         With ``along_index`` the planner reads the rows in the order of an index rather than sort them. The
         statement ``first`` is executed before it in the same transaction, and sent together with it. PostgreSQL
-        17 and later ends the transaction after ``end_after`` seconds if the statement has not come by then.
+        17 and later ends the transaction after ``end_after`` seconds if the statement has not come by then. With
+        ``waits`` it may wait for a transaction of the application: such statements leave some connections to others.
 
         Raises:
             psycopg.Error, OSError, UnicodeError: as the driver raises them.
             RuntimeError: the pool is closed.
         """
-        async with self._lend() as lent:
+        async with self._for_waiting if waits else nullcontext(), self._lend() as lent:
             cursor = lent.cursor(row_factory=tuple_row if plain else namedtuple_row)
             # A pooler's connection keeps no plans: each transaction sets the option.
             by_index = BY_INDEX if self._keeps_plans and lent.prepare_threshold is None else None

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -104,12 +105,28 @@ async def test_a_job_with_a_unique_key_holds_up_nobody(client: JobClient, rows: 
         "INSERT INTO jsworker.jobs (id, kind, payload, status, unique_key, dispatch, queued_at)"
         " VALUES (uuidv7(), 'kind', '{}', 'queued', 'taken', 1, now())"
     )
-    waiting = asyncio.create_task(client.enqueue("kind", {}, unique_key="taken"))
+    keyed = (client.enqueue("kind", {}, unique_key="taken") for _ in range(12))
+    few = (client.enqueue_many("kind", [{}], unique_keys=["taken"]) for _ in range(12))
+    waiting = asyncio.gather(*keyed, *few)
     others = await asyncio.gather(*(client.enqueue("kind", {}) for _ in range(40)))
+    others.append(await client.enqueue("kind", {}))
     assert not waiting.done()
     await rows.query("COMMIT")
-    assert not (await waiting).created
+    answers = await waiting
+    assert not any(answer.created for answer in [*answers[:12], *chain.from_iterable(answers[12:])])
     assert all(other.created for other in others)
+
+
+async def test_an_enqueue_that_waited_too_long_names_its_unique_key(
+    make_settings: Callable[..., Settings], rows: Rows
+) -> None:
+    await rows.query("BEGIN")
+    await rows.query("SELECT jsworker.enqueue('kind', unique_key => 'taken')")
+    async with JobClient(make_settings()) as client:
+        says = r"did not answer within \d s: another transaction may hold unique key 'taken' of kind kind$"
+        with pytest.raises(DatabaseUnavailable, match=says):
+            await client.enqueue("kind", {}, unique_key="taken")
+    await rows.query("ROLLBACK")
 
 
 async def test_without_an_answer_each_call_says_so(

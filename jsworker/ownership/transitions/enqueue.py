@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
 import uuid_utils.compat
 from sqlalchemy import Text, TextClause, any_, func, select, text
 
-from jsworker.core.errors import TransitionRefused
+from jsworker.core.errors import DatabaseTimeout, TransitionRefused
 from jsworker.core.garbage import no_collection
 from jsworker.core.priorities import NORMAL
 from jsworker.ownership.database import Database
@@ -193,11 +194,19 @@ async def enqueue(
 
     Raises:
         TransitionRefused: the key was taken and freed again three times in a row.
+        DatabaseTimeout: no answer in time, perhaps because another transaction holds the key.
     """
     values = {**values_of(kind, job, publish_after), **more}
     asked = ENQUEUE if statement is None else statement
+    waits, seconds = job.unique_key is not None, database.seconds_for(len(job.payload))
     for _ in range(TRIES):
-        rows = await database.run_by_key(asked, values, seconds=database.seconds_for(len(job.payload)))
+        try:
+            rows = await database.run_by_key(asked, values, seconds=seconds, waits=waits)
+        except DatabaseTimeout as error:
+            if not waits:
+                raise
+            held = f"unique key {job.unique_key!r} of kind {kind}"
+            raise DatabaseTimeout(f"{error}: another transaction may hold {held}") from None
         if rows:
             return Enqueued(*rows[0][:2])
         if more:
@@ -270,8 +279,9 @@ async def _insert(
     database: Database, statement: TextClause, new: Sequence[NewJob], values: Mapping[str, Any]
 ) -> list[UUID]:
     seconds = database.seconds_for(sum(len(job.payload) for job in new))
+    waits = any(job.unique_key is not None for job in new)
     # Statements with many keys may wait for long, so they do not use the pool of statements by key.
-    run = database.run_by_key if len(new) < _LEAST_COPIED else database.run
+    run = partial(database.run_by_key, waits=waits) if len(new) < _LEAST_COPIED else database.run
     rows = await run(statement, {**values, **arrays_of(new)}, seconds=seconds)
     return [row[0] for row in rows]
 
