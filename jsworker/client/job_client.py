@@ -436,14 +436,20 @@ class JobClient:
             contents=self._contents,
         )
 
-    async def publish_pending(self) -> int:
+    async def publish_pending(self, *, wait: bool = True) -> int:
         """Publish the outbox, for example after your own transaction, and return the number of messages.
+
+        With ``wait=False`` what became due in the last five seconds is published in the background, and 0 is
+        returned: a request then does not publish everything that others have left.
 
         Raises nothing for messages that workers publish later; ``unpublished_because`` says why. Once NATS
         has failed to answer, this returns 0 without waiting, until NATS answers again. If the login may only
         INSERT (see ``deploy/postgres/roles.sql``), workers publish everything, within RELAY_INTERVAL.
         """
         self._opened()
+        if not wait:
+            self.publisher.publish_in_background()
+            return 0
         return await self.publisher.publish_pending()
 
     async def get(self, job_id: UUID | str) -> JobDetails:

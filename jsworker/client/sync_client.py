@@ -222,9 +222,9 @@ class SyncJobClient:
         """Return a workflow to be filled in a ``with`` block, at whose end all of it is enqueued."""
         return SyncFlow(name, self._thread)
 
-    def publish_pending(self) -> int:
+    def publish_pending(self, *, wait: bool = True) -> int:
         """See ``JobClient.publish_pending``."""
-        return self._thread.call(lambda client: client.publish_pending())
+        return self._thread.call(lambda client: client.publish_pending(wait=wait))
 
     def get(self, job_id: UUID | str) -> JobDetails:
         """See ``JobClient.get``."""

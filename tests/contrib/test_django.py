@@ -95,6 +95,11 @@ def rolled_back(call: Callable[..., Any], *arguments: Any) -> None:
     raise RuntimeError
 
 
+def django_settings_of(settings: Settings) -> dict[str, str]:
+    """Return the ``JSWORKER`` with which Django publishes to the stream of a test."""
+    return {name.upper(): getattr(settings, name) for name in ("nats_url", "stream", "subject_prefix")}
+
+
 class TestEnqueue:
     """Within the transactions of Django."""
 
@@ -190,7 +195,9 @@ class TestEnqueue:
     ) -> None:
         published: list[int] = []
         publish = SyncJobClient.publish_pending
-        monkeypatch.setattr(SyncJobClient, "publish_pending", lambda of: published.append(publish(of)))
+        monkeypatch.setattr(
+            SyncJobClient, "publish_pending", lambda of, **given: published.append(publish(of, **given))
+        )
 
         @transaction.atomic
         def place() -> list[Any]:
@@ -199,17 +206,38 @@ class TestEnqueue:
             assert published == before
             return found
 
-        given = {name.upper(): getattr(settings, name) for name in ("nats_url", "stream", "subject_prefix")}
-        with override_settings(JSWORKER=given):
+        with override_settings(JSWORKER=django_settings_of(settings)):
             ids = await asyncio.to_thread(closing, place)
-        assert published == [3]
+        assert published == [0]  # all three in the background
 
         async def marked() -> None:
-            assert [(await rows.job(each))["needs_publish"] for each in ids] == [False] * 3
+            jobs = [await rows.job(each) for each in ids]
+            assert [job["needs_publish"] for job in jobs] == [False] * 3
+            assert len({job["stream_seq"] for job in jobs}) == 3
 
         await eventually(marked)
         await asyncio.to_thread(closing, place)  # nobody says where NATS is
-        assert published == [3]
+        assert published == [0]
+
+    async def test_a_request_leaves_to_workers_what_others_have_left(
+        self, settings: Settings, rows: Rows
+    ) -> None:
+        await rows.query(
+            "INSERT INTO jsworker.jobs"
+            " (id, kind, payload, status, dispatch, needs_publish, publish_after, queued_at)"
+            " SELECT uuidv7(), %s, '{}', 'queued', 1, true, due, due"
+            " FROM generate_series(1, 20000), (SELECT now() - interval '1 minute') AS minute (due)",
+            KIND,
+        )
+        place = transaction.atomic(lambda: enqueue(KIND, {}).id)
+        with override_settings(JSWORKER=django_settings_of(settings)):
+            own = await asyncio.to_thread(closing, place)
+
+            async def marked() -> None:
+                assert not (await rows.job(own))["needs_publish"]
+
+            await eventually(marked)
+        assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE needs_publish") == 20_000
 
     async def test_a_worker_runs_it(self, start: StartWorker, rows: Rows) -> None:
         await start(scripted(echo))

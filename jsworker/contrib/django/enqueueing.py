@@ -69,8 +69,9 @@ def enqueue(
 ) -> Enqueued:
     """Enqueue a job in the open transaction; without one, in a transaction of its own.
 
-    After the commit it is published: at once if ``NATS_URL`` is set, else by a worker within half a second,
-    and always by a worker while autocommit is off and no ``atomic`` block is open.
+    After the commit it is published: in the background if ``NATS_URL`` is set, else by a worker within half a
+    second, and always by a worker after a transaction of over five seconds, or while autocommit is off and no
+    ``atomic`` block is open.
 
     Args:
         kind: the kind, or its processor, which checks the payload.
@@ -117,4 +118,4 @@ def _publish_after_commit(connection: Any, settings: Settings) -> None:
 
 
 def _publish() -> None:
-    jobs_client().publish_pending()
+    jobs_client().publish_pending(wait=False)
