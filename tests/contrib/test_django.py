@@ -407,6 +407,20 @@ class TestSettings:
             assert jobs_client() is jobs_client()
         assert jobs_client() is client
 
+    def test_a_secret_that_is_rotated_leaves_the_client(
+        self, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = tmp_path / "database-url"
+        file.write_text(database_url)
+        monkeypatch.delenv("JSWORKER_DATABASE_URL", raising=False)
+        monkeypatch.setenv("JSWORKER_DATABASE_URL_FILE", str(file))
+        client = jobs_client()
+        file.write_text(database_url + "?connect_timeout=7")
+        assert jobs_client() is client
+        file.write_text("postgres")  # half of it is written
+        assert enqueue(KIND, {}).created
+        assert jobs_client() is client
+
     def test_the_database_is_that_of_django(self, database_url: str) -> None:
         assert jsworker_settings().database_dsn() == database_url
 

@@ -15,7 +15,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from jsworker.core.errors import SettingsError
 from jsworker.core.names import shown
 from jsworker.core.settings import Settings, changed_environment, load_settings
-from jsworker.core.settings.variables import database_parts, likely
+from jsworker.core.settings.variables import PREFIX, database_parts, likely
 
 _OWN_NAMES: Final = frozenset({"DATABASE", "TARGETS"})
 _PASSED_ON: Final = (
@@ -68,15 +68,27 @@ def jsworker_settings() -> Settings:
     Raises ImproperlyConfigured, with a line for each fault.
     """
     alias = database_alias()
+    try:
+        settings = load_settings(**_values(alias))
+    except SettingsError as error:
+        raise ImproperlyConfigured(str(error)) from None
+    return _in_tests(settings, alias)
+
+
+def sources() -> frozenset[tuple[str, str]]:
+    """Return what the settings are made of, without the contents of files, which may change at any time."""
+    alias = database_alias()
+    variables = changed_environment(os.environ, _values(alias))
+    own = {name: value for name, value in variables.items() if name.startswith(PREFIX)}
+    return frozenset({**own, "NAME": str(connections[alias].settings_dict.get("NAME"))}.items())
+
+
+def _values(alias: str) -> dict[str, Any]:
     values = {name.lower(): value for name, value in given().items() if name not in _OWN_NAMES}
     is_set = any(os.environ.get(name) for name in ("JSWORKER_DATABASE_URL", "JSWORKER_DATABASE_URL_FILE"))
     if not values.get("database_url", is_set):
         values["database_url"] = url_of(connections[alias].settings_dict)
-    try:
-        settings = load_settings(**values)
-    except SettingsError as error:
-        raise ImproperlyConfigured(str(error)) from None
-    return _in_tests(settings, alias)
+    return values
 
 
 def _is_of_tests(alias: str, replaced: str | None = None) -> bool:
@@ -116,8 +128,7 @@ def _name_in(settings: Settings) -> str:
 
 def environment() -> dict[str, str]:
     """Return this process's environment with the settings of Django in it; it contains secrets."""
-    values = {name.lower(): value for name, value in given().items() if name not in _OWN_NAMES}
-    settings = jsworker_settings()
+    values, settings = _values(database_alias()), jsworker_settings()
     if settings.database_password is None:
         values["database_url"] = settings.database_dsn()
     else:

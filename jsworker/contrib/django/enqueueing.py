@@ -7,7 +7,7 @@ from typing_extensions import Unpack
 
 from jsworker.client.enqueueing import enqueue_statement, kind_name
 from jsworker.client.sync_client import SyncJobClient
-from jsworker.contrib.django.configuration import database_alias, jsworker_settings
+from jsworker.contrib.django.configuration import database_alias, jsworker_settings, sources
 from jsworker.core.enqueue_options import EnqueueOptions
 from jsworker.core.errors import TransitionRefused
 from jsworker.core.names import shown
@@ -19,7 +19,7 @@ from jsworker.ownership.transitions.enqueue import Enqueued
 _TRIES: Final = 3
 
 
-_clients: Final[dict[Settings, SyncJobClient]] = {}
+_clients: Final[dict[frozenset[tuple[str, str]], SyncJobClient]] = {}
 
 
 def jobs_client() -> SyncJobClient:
@@ -27,8 +27,8 @@ def jobs_client() -> SyncJobClient:
 
     All threads share it. It does not use Django's connections; see ``SyncJobClient``.
     """
-    settings = jsworker_settings()
-    return _clients.get(settings) or _clients.setdefault(settings, SyncJobClient(settings))
+    made_of = sources()
+    return _clients.get(made_of) or _clients.setdefault(made_of, SyncJobClient(jsworker_settings()))
 
 
 def close_clients() -> None:
@@ -89,18 +89,17 @@ def enqueue(
         TransitionRefused: the key was taken and freed again several times in a row.
         DatabaseError: Django's, of the statement.
     """
-    settings = jsworker_settings()
-    most = settings.max_payload_bytes
-    codec = jobs_client().codec
+    client = jobs_client()
+    most = client.settings.max_payload_bytes
     statement = enqueue_statement(
-        kind, payload, unique_key=unique_key, max_payload_bytes=most, codec=codec, **options
+        kind, payload, unique_key=unique_key, max_payload_bytes=most, codec=client.codec, **options
     )
     connection = connections[using or database_alias()]
     with connection.cursor() as cursor:
         for _ in range(_TRIES):
             cursor.execute(*for_psycopg(statement))
             if row := cursor.fetchone():
-                _publish_after_commit(connection, settings)
+                _publish_after_commit(connection, client.settings)
                 return Enqueued(*row[:2])
     held = f"unique key {shown(unique_key)} of kind {kind_name(kind)}"
     raise TransitionRefused(f"{held} is taken and freed too fast; try again")

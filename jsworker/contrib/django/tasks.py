@@ -31,7 +31,7 @@ except ImportError:  # before Django 6.0
     from django_tasks.signals import task_enqueued, task_finished, task_started
     from django_tasks.utils import normalize_json
 
-from jsworker.contrib.django.configuration import database_alias, jsworker_settings
+from jsworker.contrib.django.configuration import database_alias
 from jsworker.contrib.django.enqueueing import enqueue, jobs_client
 from jsworker.contrib.django.middleware import fresh_connections
 from jsworker.core.contents import Contents, owner_of_payload
@@ -211,7 +211,8 @@ class DjangoTask(JobProcessor[TaskCall]):
 
 
 def _contents_of(job: Any) -> tuple[Any, Any]:
-    contents = Contents.of(jsworker_settings(), jobs_client().codec)
+    client = jobs_client()
+    contents = Contents.of(client.settings, client.codec)
     owner = owner_of_payload(job.id, job.waiting_key, is_scheduled=job.scheduled_for is not None)
     return (
         contents.decode_value(job.payload, "payload", job.kind, owner),
