@@ -215,7 +215,7 @@ def chunks_of_new_jobs(
     options: JobOptions,
     context: TraceContext,
 ) -> Iterator[list[NewJob]]:
-    """Yield the jobs of ``new_jobs`` a few thousand at a time: other tasks may run in between."""
+    """Yield the jobs of ``new_jobs``, about a statement's at a time: other tasks may run in between."""
     name = kind_name(kind)
     delay, terms = options.check(kind, unique_keys)
     priority = priority_of(kind, options.priority)
@@ -224,9 +224,11 @@ def chunks_of_new_jobs(
     keyed, unkeyed = (of_job(terms, key) for key in ("", None))
     waits = keyed is not None and keyed.scope in WAITING_SCOPES
     rest = (delay, options.max_attempts, options.max_stalls, *context)
-    for start in range(0, len(payloads), _BATCH):
+    start = 0
+    while start < len(payloads):
         some = slice(start, start + _BATCH)
         jobs: list[NewJob] = []
+        size = 0
         with no_collection():
             for payload, key in zip(payloads[some], keys[some], strict=True):
                 job_id = new_job_id()
@@ -241,7 +243,11 @@ def chunks_of_new_jobs(
                     raise type(error)(f"payloads[{start + len(jobs)}]: {error}") from None
                 terms_of_job = unkeyed if key is None else keyed
                 jobs.append(NewJob(job_id, stored, key, *rest, limited_by, priority, terms_of_job))
+                size += len(stored)
+                if size >= _BATCH_CHARACTERS:
+                    break
         yield jobs
+        start += len(jobs)
 
 
 def limit_key_of(kind: Kind, text: str, given: str | None = None) -> str | None:

@@ -118,10 +118,11 @@ async def test_an_error_leaves_no_statement_under_way(
         assert not [task for task in under_way if "insert" in getattr(task.get_coro(), "__qualname__", "")]
 
 
+@pytest.mark.parametrize(("limit", "most"), [("_BATCH", 2), ("_BATCH_CHARACTERS", len('{"n": 1}') * 2)])
 async def test_others_have_the_event_loop_between_the_payloads_of_many_jobs(
-    client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
+    client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
 ) -> None:
-    monkeypatch.setattr(enqueueing, "_BATCH", 2)
+    monkeypatch.setattr(enqueueing, limit, most)
     turns: list[int] = []
     made: list[int] = []
 
