@@ -127,6 +127,8 @@ class Nodes:
     ) -> Node:
         """Add a batch of jobs of one kind, up to 100,000.
 
+        All payloads are checked before this returns, and nothing else runs in the event loop meanwhile.
+
         Args:
             kind: a kind's name, or its processor, which checks the payloads.
             payloads: one for each job.
