@@ -630,7 +630,7 @@ class JobClient:
 
         Raises:
             JobNotFound: no job has this id.
-            TransitionRefused: the job is not running, or its owner has just settled it.
+            TransitionRefused: the job is not running, or was settled or taken back just now.
         """
         if not isinstance(reason, str):
             raise TypeError(f"reason={shown(reason)} must be text, not {type(reason).__name__}")
@@ -651,7 +651,7 @@ class JobClient:
         if wanted in taken.refused:
             raise TransitionRefused(f"job {wanted} cannot be cleared: {taken.refused[wanted]}")
         if not taken.resets:
-            raise TransitionRefused(f"job {wanted}: its owner has just settled it")
+            raise TransitionRefused(f"job {wanted} was settled or taken back just now: look at it again")
         self.publisher.publish_in_background()
         return taken.resets[0]
 

@@ -8,6 +8,7 @@ import pytest
 from jsworker import JobClient, JobDetails
 from jsworker.core.errors import JobNotFound, TransitionRefused
 from jsworker.core.job import Job
+from jsworker.ownership.transitions import reset
 from jsworker.ownership.transitions.reset import Reset
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, Gate, echo, scripted
@@ -162,6 +163,27 @@ async def test_only_a_running_job_is_cleared(client: JobClient, rows: Rows, stat
     ):
         await client.clear_and_reenqueue(job.id, "why")
     assert await rows.job(job.id) == before
+
+
+async def test_a_clear_that_comes_second_says_what_may_have_come_before(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    await start(scripted(gate.process))
+    job = await client.enqueue(KIND, {})
+    await gate.met()
+    clear = reset.reset_by_operator
+
+    async def behind_another(*given: Any, **named: Any) -> Any:
+        assert (await clear(*given, **named)).resets
+        return await clear(*given, **named)
+
+    monkeypatch.setattr(reset, "reset_by_operator", behind_another)
+    says = f"^job {job.id} was settled or taken back just now: look at it again$"
+    with pytest.raises(TransitionRefused, match=says):
+        await client.clear_and_reenqueue(job.id, "why")
+    gate.open()
+    assert (await rows.becomes(job.id, "completed"))["fencing_token"] == 2
 
 
 async def test_a_clear_gives_way_to_an_owner_that_is_just_settling(
