@@ -5,6 +5,7 @@ import multiprocessing
 import time
 from collections.abc import AsyncIterator, Iterator
 from multiprocessing.connection import Connection
+from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -161,6 +162,22 @@ def vanishing(sql: Sql) -> Iterator[None]:
 
 
 class TestMany:
+    async def test_rows_take_time_beside_their_payloads(
+        self, database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        allowed: list[float] = []
+        run = database.run
+
+        async def noted(*given: Any, seconds: float | None = None) -> Any:
+            if seconds is not None:
+                allowed.append(seconds)
+            return await run(*given, seconds=seconds)
+
+        monkeypatch.setattr(database, "run", noted)
+        new = [NewJob(new_job_id(), "{}", f"key-{place}") for place in range(5000)]
+        assert all(answer.created for answer in await enqueue_many(database, KIND, new))
+        assert allowed == [database.seconds_for(5000 * (2 + 200))]
+
     async def test_ten_thousand_with_twins_inside_and_outside(self, database: Database, sql: Sql) -> None:
         held = {f"held-{place}": insert_job(sql, unique_key=f"held-{place}") for place in range(50)}
         new = []

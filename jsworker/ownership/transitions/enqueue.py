@@ -278,7 +278,7 @@ def values_of(kind: str, job: NewJob, publish_after: float) -> dict[str, Any]:
 async def _insert(
     database: Database, statement: TextClause, new: Sequence[NewJob], values: Mapping[str, Any]
 ) -> list[UUID]:
-    seconds = database.seconds_for(sum(len(job.payload) for job in new))
+    seconds = database.seconds_for(size_of(new))
     waits = any(job.unique_key is not None for job in new)
     # Statements with many keys may wait for long, so they do not use the pool of statements by key.
     run = partial(database.run_by_key, waits=waits) if len(new) < _LEAST_COPIED else database.run
