@@ -11,6 +11,7 @@ from sqlalchemy import Text, TextClause, any_, func, select, text
 
 from jsworker.core.errors import DatabaseTimeout, TransitionRefused
 from jsworker.core.garbage import no_collection
+from jsworker.core.names import shown
 from jsworker.core.priorities import NORMAL
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import uuid_array
@@ -205,7 +206,7 @@ async def enqueue(
         except DatabaseTimeout as error:
             if not waits:
                 raise
-            held = f"unique key {job.unique_key!r} of kind {kind}"
+            held = f"unique key {shown(job.unique_key)} of kind {kind}"
             raise DatabaseTimeout(f"{error}: another transaction may hold {held}") from None
         if rows:
             return Enqueued(*rows[0][:2])
