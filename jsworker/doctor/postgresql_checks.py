@@ -49,6 +49,10 @@ _TRIGGERS: Final = {
 _LEFT_BY_REINDEX: Final = re.compile(r"_cc(?:new|old)\d*$")
 _SLOWER: Final = "searches for jobs get slower from hour to hour, and the tables grow"
 _RESTORE: Final = "Restore it as `jsworker db upgrade` makes it in an empty database: pg_dump --schema-only."
+_MOST_IDS: Final = 2**31 - 1 - 3_000_000
+"""PostgreSQL assigns no more transaction ids or multixacts until VACUUM frees some."""
+_MANY_IDS: Final = 1_600_000_000
+"""``vacuum_failsafe_age``: eight times the age at which autovacuum begins to free them."""
 _POOLERS: Final[dict[Sharing, Finding]] = {
     "direct": ok("no pooler between: statements that find rows by key are prepared"),
     "transaction": ok("a pooler in transaction mode is between: workers notice it and prepare nothing"),
@@ -138,6 +142,23 @@ def commits(server: Server) -> Iterator[Finding]:
         "Start the standby, or see in pg_stat_replication why it is behind; if it is gone for good, take it "
         "out of synchronous_standby_names and reload. Do not end the sessions that wait.",
     )
+
+
+def transaction_ids(server: Server) -> Iterator[Finding]:
+    """VACUUM frees transaction ids before all are used up."""
+    if server.ids_used < _MANY_IDS:
+        return
+    used = (
+        f"database {printable(server.oldest_database, 60)} keeps {min(1.0, server.ids_used / _MOST_IDS):.0%}"
+    )
+    do = (
+        "End what keeps VACUUM from freeing them: old transactions (pg_stat_activity), pg_prepared_xacts, "
+        "unused replication slots (pg_replication_slots). Then run VACUUM in that database, without FULL."
+    )
+    if server.ids_used < _MOST_IDS:
+        yield warning(f"{used} of PostgreSQL's transaction ids: without any left it refuses every write", do)
+    else:
+        yield error(f"{used} of PostgreSQL's transaction ids: it refuses every write", do)
 
 
 def connections(
@@ -349,6 +370,7 @@ CHECKS: Final = (
     migration,
     durability,
     commits,
+    transaction_ids,
     rights,
     encryption,
     pooler,

@@ -53,6 +53,8 @@ _OF_THE_SERVER = frozenset({"25", "40", "53", "55", "57", "58"})
 """Classes that mean the same inside a trigger as outside: a lock, a time-out, a full disk, a standby."""
 _RAISE = "exec_stmt_raise"
 """The function of PostgreSQL's source that executes a RAISE of PL/pgSQL, whatever SQLSTATE that names."""
+_OUT_OF_IDS = ("54000", {"varsup.c", "multixact.c"})
+"""The SQLSTATE and the files of PostgreSQL's source that refuse every write when transaction ids have run out."""
 _INSUFFICIENT_PRIVILEGE = "42501"
 _SERVER_CLASSES = (
     "08",
@@ -104,10 +106,9 @@ def server_fault(error: BaseException | None) -> str | None:
     A pool without a free connection is not a server's fault: the jobs themselves hold its connections.
     """
     cause = error.orig if isinstance(error, DBAPIError) else error
-    sqlstate = cause.sqlstate if isinstance(cause, psycopg.Error) else None
-    if sqlstate is None:
+    if not isinstance(cause, psycopg.Error) or (sqlstate := cause.sqlstate) is None:
         return "connection lost" if isinstance(cause, psycopg.OperationalError | OSError) else None
-    known = sqlstate.startswith(_SERVER_CLASSES) or sqlstate in (*CONFLICTS, _READ_ONLY)
+    known = sqlstate.startswith(_SERVER_CLASSES) or sqlstate in (*CONFLICTS, _READ_ONLY) or _has_no_ids(cause)
     return f"SQLSTATE {sqlstate}" if known else None
 
 
@@ -150,7 +151,7 @@ def map_error(error: Exception, place: str) -> JsworkerError:
     if _is_of_a_row(cause, sqlstate):
         return RowRefused(sqlstate, diagnosis.constraint_name)
     reason = (diagnosis.message_primary or "no reason given")[:200]
-    if sqlstate[:2] in {"08", "53", "57"} or sqlstate in (_READ_ONLY, *_ENDED):
+    if sqlstate[:2] in {"08", "53", "57"} or sqlstate in (_READ_ONLY, *_ENDED) or _has_no_ids(cause):
         unavailable = DatabaseTimeout if sqlstate == _QUERY_CANCELED else DatabaseUnavailable
         why = _WRITES_NOTHING if sqlstate == _READ_ONLY else f"is not available: {reason}"
         return unavailable(f"PostgreSQL at {place} {why} (SQLSTATE {sqlstate})")
@@ -162,9 +163,16 @@ def map_error(error: Exception, place: str) -> JsworkerError:
 
 def _is_of_a_row(error: psycopg.Error, sqlstate: str) -> bool:
     """Return whether another row might be accepted; only a trigger gives our statements' errors a context."""
+    if _has_no_ids(error):
+        return False
     if error.diag.source_function == _RAISE or sqlstate[:2] in _OF_A_ROW:
         return True
     return error.diag.context is not None and sqlstate[:2] not in _OF_THE_SERVER
+
+
+def _has_no_ids(error: psycopg.Error) -> bool:
+    sqlstate, files = _OUT_OF_IDS
+    return error.sqlstate == sqlstate and error.diag.source_file in files
 
 
 def _unconnected(cause: BaseException | None, place: str) -> JsworkerError:

@@ -39,6 +39,8 @@ SERVER = Server(
     connections=7,
     confirming=0,
     unconfirmed=0,
+    oldest_database="app",
+    ids_used=200_000_000,
     settings={
         "server_version": "18.4",
         "fsync": "on",
@@ -117,6 +119,22 @@ def test_commits_that_no_standby_confirms() -> None:
         having(synchronous_standby_names="*", synchronous_commit="local"),
     ):
         assert list(postgresql_checks.commits(server)) == []
+
+
+@pytest.mark.parametrize(
+    ("used", "level", "part"),
+    [
+        (1_600_000_000, "warning", "keeps 75% of PostgreSQL's transaction ids: without any left"),
+        (2_144_483_647, "error", "keeps 100% of PostgreSQL's transaction ids: it refuses every write"),
+    ],
+)
+def test_transaction_ids_that_run_out(used: int, level: str, part: str) -> None:
+    assert list(postgresql_checks.transaction_ids(SERVER)) == []
+    remark = only(postgresql_checks.transaction_ids(replace(SERVER, ids_used=used)))
+    assert remark.level == level
+    assert remark.says.startswith("database app ")
+    assert part in remark.says
+    assert "run VACUUM" in (remark.do or "")
 
 
 @pytest.mark.parametrize("name", ["autovacuum", "track_counts"])

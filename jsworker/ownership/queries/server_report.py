@@ -61,11 +61,15 @@ SELECT r.rolname AS role, r.rolsuper AS superuser, r.rolconnlimit AS role_limit,
   (SELECT count(*) FROM pg_stat_replication WHERE coalesce(sync_state, 'sync') IN ('sync', 'quorum')) AS confirming,
   (SELECT count(*) FROM pg_stat_activity
    WHERE wait_event = 'SyncRep' AND clock_timestamp() - query_start > interval '1 s') AS unconfirmed,
+  oldest.datname AS oldest_database, oldest.ids_used,
   (SELECT jsonb_object_agg(name, setting) FROM pg_settings WHERE name IN (
     'server_version', 'fsync', 'full_page_writes', 'synchronous_commit', 'synchronous_standby_names',
     'default_transaction_read_only', 'autovacuum', 'track_counts', 'max_connections', 'superuser_reserved_connections', 'reserved_connections',
     'statement_timeout', 'transaction_timeout', {_OF_SESSIONS})) AS settings
-FROM pg_roles AS r, pg_database AS d WHERE r.rolname = current_user AND d.datname = current_database()
+FROM pg_roles AS r, pg_database AS d,
+  (SELECT datname, greatest(age(datfrozenxid), mxid_age(datminmxid)) AS ids_used FROM pg_database ORDER BY 2 DESC LIMIT 1)
+    AS oldest
+WHERE r.rolname = current_user AND d.datname = current_database()
 """)  # noqa: S608 -- constants
 
 # By the oids of the tables, because their names cannot be looked up in a schema that the role may not use.
@@ -159,6 +163,7 @@ class Server:
         version: as PostgreSQL counts: 180004 is 18.4.
         confirming: synchronous standbys that are connected; where this login may not see which are, all standbys.
         unconfirmed: sessions that have waited for a synchronous standby for a second, of those that this login may see.
+        ids_used: transaction ids or multixacts since the last full VACUUM of ``oldest_database``, whose is the longest ago.
         settings: PostgreSQL's own, as text in their base units.
     """
 
@@ -172,6 +177,8 @@ class Server:
     connections: int
     confirming: int
     unconfirmed: int
+    oldest_database: str
+    ids_used: int
     settings: Mapping[str, str]
 
 
