@@ -102,8 +102,6 @@ class Metrics(Collector):
         self._degraded = gauge(
             "degraded", "1 while a server cannot be reached, or PostgreSQL refuses a statement.", ["server"]
         )
-        for server in _SERVERS:
-            self._degraded.labels(server).set(0)
 
     def watch(self, worker: Observed) -> None:
         """Count a worker's events, and read its status whenever its registry is collected, from any thread.
@@ -160,7 +158,12 @@ class Metrics(Collector):
             events.on(name, listener)
 
     def _begin(self, event: Event) -> None:
-        """Create the labelled counters at zero: Prometheus sees no increase of one that appears later."""
+        """Create what has labels at zero: Prometheus sees no increase of a counter that appears later.
+
+        Until then a server is not shown as reached: that would end the alert for an outage of all workers.
+        """
+        for server in _SERVERS:
+            self._degraded.labels(server)
         for kind in dict.fromkeys(map(self._kinds.label, event.fields["kinds"])):
             for outcome in _OUTCOMES.values():
                 self._ended.labels(kind, outcome)

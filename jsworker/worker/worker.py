@@ -401,10 +401,12 @@ class Worker:
             try:
                 answer = await ask()
             except (DatabaseUnavailable, StreamUnavailable) as error:
+                what = "nats" if isinstance(error, StreamUnavailable) else "postgresql"
                 # No connection is free: the end of this worker would end its supervisor, and free none.
                 if self._supervision is not None and isinstance(error, DatabaseBusy):
                     heard_at = boottime()
-                    self._complaints.report("start", str(error))
+                    what = "start"
+                self._complaints.report(what, str(error))
                 # The stream's connection has waited for so long itself.
                 waited = math.inf if isinstance(error, StreamUnavailable) else boottime() - heard_at
                 if most is not None and waited >= most:
@@ -413,7 +415,8 @@ class Worker:
                     self._forced.set()
                 await asyncio.sleep(_CONNECT_AGAIN_SECONDS)
             else:
-                self._complaints.end("start")
+                for what in ("start", "postgresql", "nats"):
+                    self._complaints.end(what)
                 return answer
 
 

@@ -1,6 +1,7 @@
 """Probes and metrics of a real ``jsworker run``: of workers that work, hang, lose their servers, and end."""
 
 import asyncio
+import os
 import signal
 import socket
 import urllib.error
@@ -234,6 +235,36 @@ async def test_servers_that_are_away_are_named_and_so_is_draining(
         await answers(f"{base}/livez", HTTPStatus.OK)
         parent.send(signal.SIGTERM)
         assert await parent.ends() == 0
+
+
+@pytest.mark.parametrize("server", ["postgresql", "nats"])
+async def test_a_process_that_starts_in_an_outage_does_not_show_the_server_as_reached(
+    supervise: Supervise, settings: Settings, server: str
+) -> None:
+    of_server = {"postgresql": "database_url", "nats": "nats_url"}[server]
+    async with proxied(getattr(settings, of_server)) as (proxy, url):
+        through = settings.model_copy(update={of_server: url})
+        parent = supervise("Nap", http_port=0, database_url=through.database_url, nats_url=through.nats_url)
+        base = await base_of(parent)
+        gauge = f'jsworker_degraded{{process="1",server="{server}"}}'
+        await answers(f"{base}/metrics", HTTPStatus.OK, f"{gauge} 0.0")
+        proxy.cut()
+        await answers(f"{base}/metrics", HTTPStatus.OK, f"{gauge} 1.0")
+        [first] = await parent.tells("child.started")
+        os.kill(first["pid"], signal.SIGKILL)
+        shown: list[str] = []
+
+        async def told_by_its_successor() -> None:
+            _, text = await asyncio.to_thread(ask, f"{base}/metrics")
+            shown.append(text)
+            told = [line for line in parent.lines("worker.degraded") if line["what"] == server]
+            assert len(told) > 1
+            assert f"{gauge} 1.0" in text
+
+        await eventually(told_by_its_successor, seconds=120.0)
+        assert not [text for text in shown if f"{gauge} 0.0" in text]
+        proxy.restore()
+        await answers(f"{base}/metrics", HTTPStatus.OK, f"{gauge} 0.0")
 
 
 @pytest.mark.parametrize("port", ["70000", "http"])

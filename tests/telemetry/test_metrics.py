@@ -96,6 +96,8 @@ def test_pruned_jobs_are_counted_by_their_number(registry: CollectorRegistry, ev
 
 def test_a_server_that_is_away_shows_until_it_is_back(registry: CollectorRegistry, events: Events) -> None:
     labels = {"server": "nats"}
+    assert registry.get_sample_value("jsworker_degraded", labels) is None
+    events.emit("worker.started", worker_id="w", kinds=["k"])
     assert registry.get_sample_value("jsworker_degraded", labels) == 0
     events.emit("worker.degraded", what="nats")
     events.emit("worker.degraded", what="job 1")
