@@ -64,7 +64,17 @@ class DatabaseUnavailable(JsworkerError):
 
 
 class DatabaseBusy(DatabaseUnavailable):
-    """PostgreSQL answered, and takes no further connection for now."""
+    """PostgreSQL answered, and takes no further connection or cannot execute a statement for now."""
+
+
+class DatabaseFailing(DatabaseBusy):
+    """PostgreSQL has no disk space, memory or transaction id for a statement, or cannot read or write a file.
+
+    Attributes:
+        sqlstate: PostgreSQL's five-character code.
+    """
+
+    sqlstate: str = ""
 
 
 class TooManyConnections(DatabaseBusy):

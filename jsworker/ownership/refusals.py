@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from jsworker.core.errors import (
     DatabaseBusy,
+    DatabaseFailing,
     DatabaseRefused,
     DatabaseTimeout,
     DatabaseUnavailable,
@@ -60,7 +61,8 @@ _SERVER_CLASSES = (
     "08",
     "53",
     "57P",
-)  # connection lost, slots or disk used up, server shut down or not up yet
+    "580",
+)  # connection lost, slots or disk used up, server shut down or not up yet, the disk is broken
 _QUERY_CANCELED = "57014"  # for example by a statement_timeout of the server
 _IN_FAILED_TRANSACTION = "25P02"  # every statement after a failed one, until a rollback
 CONFLICTS = ("40001", "40P01")  # serialisation failure, deadlock
@@ -151,11 +153,15 @@ def map_error(error: Exception, place: str) -> JsworkerError:
     if _is_of_a_row(cause, sqlstate):
         return RowRefused(sqlstate, diagnosis.constraint_name)
     reason = (diagnosis.message_primary or "no reason given")[:200]
-    if sqlstate[:2] in {"08", "53", "57"} or sqlstate in (_READ_ONLY, *_ENDED) or _has_no_ids(cause):
+    if sqlstate[:2] in {"08", "57"} or sqlstate in (_READ_ONLY, *_ENDED):
         unavailable = DatabaseTimeout if sqlstate == _QUERY_CANCELED else DatabaseUnavailable
         why = _WRITES_NOTHING if sqlstate == _READ_ONLY else f"is not available: {reason}"
         return unavailable(f"PostgreSQL at {place} {why} (SQLSTATE {sqlstate})")
-    kind = LockTimeout if sqlstate == LockTimeout.sqlstate else DatabaseRefused
+    kind: type[DatabaseRefused | DatabaseFailing] = DatabaseRefused
+    if sqlstate[:2] in {"53", "58"} or _has_no_ids(cause):
+        kind = DatabaseFailing
+    elif sqlstate == LockTimeout.sqlstate:
+        kind = LockTimeout
     refused = kind(f"PostgreSQL at {place} refused a statement: {reason} (SQLSTATE {sqlstate})")
     refused.sqlstate = sqlstate
     return refused

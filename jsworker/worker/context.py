@@ -13,6 +13,7 @@ from jsworker.core.clock import boottime
 from jsworker.core.contents import Contents
 from jsworker.core.errors import (
     DatabaseBusy,
+    DatabaseFailing,
     DatabaseRefused,
     DatabaseUnavailable,
     JsworkerError,
@@ -127,7 +128,9 @@ class DatabaseHealth:
                 self._events.emit("row.refused", **facts)
             return
         self._failed_at = boottime()
-        refused = isinstance(error, DatabaseRefused) and (error.sqlstate or "").startswith(_OF_THE_STATEMENT)
+        refused = isinstance(error, DatabaseFailing) or (
+            isinstance(error, DatabaseRefused) and (error.sqlstate or "").startswith(_OF_THE_STATEMENT)
+        )
         if refused:
             self._refused_at = self._failed_at
             self.refusal = str(error).rpartition(" refused a statement: ")[2]
@@ -137,8 +140,11 @@ class DatabaseHealth:
                 self._no_connection_at = self._failed_at
         was_up = self.up
         self._up.clear()
-        if (was_up or refused) and (reason := str(error)) not in self._reported:
-            self._reported.add(reason)
+        reason = str(error)
+        # The reason of a server that fails names another file or block each time.
+        known_by = error.sqlstate if isinstance(error, DatabaseFailing) else reason
+        if (was_up or refused) and known_by not in self._reported:
+            self._reported.add(known_by)
             self._events.emit("worker.degraded", what="postgresql", reason=reason)
         if was_up:
             self.changed.notify()

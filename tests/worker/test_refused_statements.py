@@ -2,13 +2,15 @@
 
 import secrets
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL, Identifier, Literal
 from sqlalchemy.engine import make_url
 
 from jsworker import JobClient
 from jsworker.core.errors import (
+    DatabaseFailing,
     DatabaseRefused,
     DatabaseUnavailable,
     JsworkerError,
@@ -16,6 +18,7 @@ from jsworker.core.errors import (
     TooManyFiles,
 )
 from jsworker.core.events import Events
+from jsworker.core.job import Job
 from jsworker.core.settings import Settings
 from jsworker.worker import context as module
 from jsworker.worker.context import DatabaseHealth
@@ -89,6 +92,76 @@ async def test_a_worker_without_a_right_stays_degraded_and_goes_on_when_it_is_gr
     await running.end()
 
 
+FAILS = {
+    "53100": "COPY (SELECT repeat('x', 1000000)) TO '/dev/full'",
+    "58030": "PERFORM pg_read_binary_file('/proc/self/mem', 0, 1)",  # there is nothing at this address
+}
+"""Statements that a server cannot execute, by the SQLSTATE of its file system's answer."""
+
+
+@pytest.mark.parametrize("sqlstate", FAILS)
+async def test_a_worker_whose_claims_find_the_disk_full_or_broken_stays_degraded_until_they_are_taken(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch, sqlstate: str
+) -> None:
+    running = await start(scripted(echo, max_attempts=1))
+    await rows.query("CREATE SEQUENCE refused")
+    body = f"BEGIN PERFORM nextval('refused'); {FAILS[sqlstate]}; RETURN new; END"
+    await rows.connection.execute(
+        SQL("CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS {}").format(Literal(body))
+    )
+    await rows.query(
+        "CREATE TRIGGER fails BEFORE UPDATE ON jsworker.jobs FOR EACH ROW "
+        "WHEN (new.fencing_token > old.fencing_token) EXECUTE FUNCTION fails()"
+    )
+    job = await client.enqueue("scripted", {})
+
+    async def refused_often() -> None:
+        assert await rows.value("SELECT last_value FROM refused") >= 5
+
+    await eventually(refused_often)
+    [degraded] = running.events.of("worker.degraded")
+    assert degraded["what"] == "postgresql"
+    assert running.events.of("worker.restored") == []
+    status = running.worker.status()
+    assert status is not None
+    assert (status.readiness.postgresql, status.readiness.refusal) == (
+        False,
+        degraded["reason"].rpartition(" refused a statement: ")[2],
+    )
+    assert str(status.readiness.refusal).endswith(f"(SQLSTATE {sqlstate})")
+
+    await rows.query("DROP TRIGGER fails ON jsworker.jobs")
+    row = await rows.becomes(job.id, "completed")
+    monkeypatch.setattr(module, "_REFUSES_SECONDS", 0.0)
+    await running.events.told("worker.restored")
+    assert (len(running.events.of("worker.degraded")), row["errors"], row["attempts"]) == (1, 0, 1)
+    assert not running.events.of("row.refused")
+    await running.end()
+
+
+async def test_a_broken_disk_costs_a_checkpoint_no_try(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    await rows.query("CREATE SEQUENCE saved")
+    body = f"BEGIN IF nextval('saved') <= 2 THEN {FAILS['58030']}; END IF; RETURN new; END"
+    await rows.connection.execute(
+        SQL("CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS {}").format(Literal(body))
+    )
+    await rows.query(
+        "CREATE TRIGGER fails BEFORE UPDATE ON jsworker.jobs FOR EACH ROW "
+        "WHEN (new.checkpoint IS DISTINCT FROM old.checkpoint) EXECUTE FUNCTION fails()"
+    )
+
+    async def process(job: Job[Any]) -> None:
+        await job.save_checkpoint({"page": 7})
+
+    await start(scripted(process, max_attempts=1))
+    job = await client.enqueue("scripted", {})
+    row = await rows.becomes(job.id, "completed")
+    assert (row["errors"], row["attempts"], row["checkpoint"]) == (0, 1, {"page": 7})
+    assert await rows.value("SELECT last_value FROM saved") == 3
+
+
 def refusal(reason: str, sqlstate: str) -> DatabaseRefused:
     error = DatabaseRefused(f"PostgreSQL at db:5432/app refused a statement: {reason}")
     error.sqlstate = sqlstate
@@ -151,6 +224,22 @@ def test_an_outage_ends_with_the_first_answer_whatever_was_refused_before(
     health.answered()
     assert not health.degraded
     assert told.names() == ["worker.degraded", "worker.degraded", "worker.restored"]
+
+
+def test_a_full_disk_is_told_once_whatever_file_it_is_about(
+    health: DatabaseHealth, told: Recorder, clock: Clock
+) -> None:
+    for block in range(3):
+        error = DatabaseFailing(f"PostgreSQL at db refused a statement: could not write block {block}")
+        error.sqlstate = "53100"
+        health.failed(error)
+        clock.now += 1
+        health.answered()
+        assert (health.degraded, health.refusal) == (True, f"could not write block {block}")
+    clock.now += module._REFUSES_SECONDS
+    health.answered()
+    assert (health.degraded, health.refusal) == (False, None)
+    assert told.names() == ["worker.degraded", "worker.restored"]
 
 
 @pytest.mark.parametrize("error", [TooManyFiles, TooManyConnections])

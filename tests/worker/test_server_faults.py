@@ -161,7 +161,7 @@ async def test_a_lost_connection_is_no_error_of_the_job(
     assert not processor.failed
 
 
-@pytest.mark.parametrize("sqlstate", ["40001", "40P01", "53300", "57P03", "08006"])
+@pytest.mark.parametrize("sqlstate", ["40001", "40P01", "53300", "57P03", "58030", "08006"])
 @pytest.mark.parametrize("is_caught", [False, True])
 async def test_what_the_server_refuses_for_now_is_no_error_of_the_job(
     client: JobClient, rows: Rows, start: StartWorker, sqlstate: str, *, is_caught: bool
