@@ -271,6 +271,8 @@ async def connect(arguments: Mapping[str, Any]) -> Connection:
         connection = await psycopg.AsyncConnection.connect(**arguments)
     except BaseException as error:
         clear_frames(error.__traceback__)  # else a kept error would keep the half-made connection open
+        if isinstance(error, RuntimeError):  # the process may start no thread for the lookup of the host
+            raise OSError(f"no connection can be made: {error}") from None
         raise
     own(connection)
     return connection

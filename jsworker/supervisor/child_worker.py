@@ -1,7 +1,7 @@
 """A worker in this process, from the parent's arguments to the exit code."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any, Final
@@ -18,6 +18,7 @@ from jsworker.core.settings import Settings, load_settings
 from jsworker.core.targets import import_modules, load_processors, unfinished_processors
 from jsworker.supervisor.child_link import ChildLink
 from jsworker.supervisor.child_start import ChildStart
+from jsworker.supervisor.event_loops import loop_factory
 from jsworker.supervisor.messages import FromParent, Ready, Registered, Stopped, StopWorker, TakeBack, Wake
 from jsworker.supervisor.process_exit import EXIT_SECONDS, exit_now, exit_within
 from jsworker.telemetry.logs import configure_logs, log_events
@@ -39,22 +40,6 @@ def work(targets: Sequence[str], start: ChildStart) -> int:
         code = exit_code_of(lambda: _work(targets, start, link, loop))
         last.callback(exit_within(EXIT_SECONDS, code))
     return code
-
-
-def loop_factory(wanted: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return what makes the event loop; None: asyncio's own. ``auto`` is uvloop where it is installed."""
-    if wanted == "asyncio":
-        return None
-    try:
-        import uvloop  # noqa: PLC0415 -- an extra
-    except ImportError as error:
-        if wanted == "auto":
-            return None
-        raise SettingsError(
-            f"JSWORKER_EVENT_LOOP='{wanted}' cannot be used: {error};"
-            " install it: pip install 'jsworker[uvloop]'"
-        ) from None
-    return uvloop.new_event_loop
 
 
 def _work(targets: Sequence[str], start: ChildStart, link: ChildLink, loop: ExitStack) -> int:

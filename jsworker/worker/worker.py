@@ -207,7 +207,7 @@ class Worker:
                 worker_id=self.id,
                 kinds=list(self._kinds),
                 kinds_without_timeout=without_timeout(self._kinds),
-                event_loop=type(asyncio.get_running_loop()).__module__.partition(".")[0],
+                event_loop=_name_of(asyncio.get_running_loop()),
             )
             self._closing = asyncio.create_task(self._close_once_stopped(), name="jsworker close")
 
@@ -418,6 +418,11 @@ class Worker:
                 for what in ("start", "postgresql", "nats"):
                     self._complaints.end(what)
                 return answer
+
+
+def _name_of(loop: asyncio.AbstractEventLoop) -> str:
+    is_asyncios = isinstance(loop, asyncio.SelectorEventLoop)
+    return "asyncio" if is_asyncios else type(loop).__module__.partition(".")[0]
 
 
 def _is_cancelled(error: BaseException) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
 import psycopg
 import pytest
@@ -53,6 +54,15 @@ class TestUnreachable:
             with no_more_files(), pytest.raises(TooManyFiles, match=said):
                 await database.run(ONE)
             assert [row.one for row in await database.run(ONE)] == [1]
+
+    async def test_a_process_that_may_start_no_thread_for_a_lookup(self, database_url: str) -> None:
+        refused = RuntimeError("can't start new thread")
+        async with opened(database_url.replace("127.0.0.1", "localhost")) as database:
+            with (
+                mock.patch("threading.Thread.start", side_effect=refused),
+                pytest.raises(DatabaseUnavailable, match=r"can't start new thread$"),
+            ):
+                await database.run(ONE)
 
     async def test_unknown_host(self) -> None:
         async with opened("postgresql://postgres@no-such-host.invalid/postgres") as database:

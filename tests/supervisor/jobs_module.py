@@ -56,6 +56,16 @@ class CollectsApart(JobProcessor):
         return gc.get_threshold()[0]
 
 
+class FillsThreads(JobProcessor):
+    """Keeps every thread of the default executor busy, with others waiting for one."""
+
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        loop = asyncio.get_running_loop()
+        threads = [loop.run_in_executor(None, time.sleep, 3600) for _ in range(100)]
+        await job.update_progress(stage="full")
+        await asyncio.gather(*threads)
+
+
 class Nap(JobProcessor):
     async def process(self, job: Job[dict[str, Any]]) -> None:
         await job.update_progress(stage="asleep")
