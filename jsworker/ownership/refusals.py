@@ -41,7 +41,6 @@ _COMES_BACK = (
 """Parts of the texts of login refusals that are temporary, first those for lack of a connection: PostgreSQL's in
 English, PgBouncer's, and PostgreSQL's in other languages: the driver gives no SQLSTATE with them."""
 _READ_ONLY = "25006"  # a failover left the connection on a standby
-_NO_DETAILS = "no error details available"  # the driver's words also when it could not open a socket
 _WRITES_NOTHING = (
     "is read-only, as a standby is or with default_transaction_read_only = on;"
     " let JSWORKER_DATABASE_URL name the primary, or set that off"
@@ -187,7 +186,7 @@ def _unconnected(cause: BaseException | None, place: str) -> JsworkerError:
         _, fatal, reason = line.partition("FATAL:")
         if fatal and not any(word in reason for word in (*_NONE_LEFT, *_COMES_BACK)):
             return DatabaseRefused(f"PostgreSQL at {place} refused the login: {reason.strip()}")
-    if _NO_DETAILS in said and may_open_no_files():
+    if "FATAL:" not in said and may_open_no_files():
         return TooManyFiles(f"PostgreSQL at {place} is not available: {NO_FILES}")
     first = said.splitlines()[0] if said else type(cause).__name__
     unavailable = f"PostgreSQL at {place} is not available: {first[:200]}"

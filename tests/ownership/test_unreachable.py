@@ -48,8 +48,9 @@ class TestUnreachable:
                 await database.run(ONE)
         assert "\n" not in str(error.value)
 
-    async def test_a_process_that_may_open_no_more_files(self, database_url: str) -> None:
-        async with opened(database_url) as database:
+    @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+    async def test_a_process_that_may_open_no_more_files(self, database_url: str, host: str) -> None:
+        async with opened(database_url.replace("127.0.0.1", host)) as database:
             said = rf"^PostgreSQL at {database.place} is not available: this process has as many files "
             with no_more_files(), pytest.raises(TooManyFiles, match=said):
                 await database.run(ONE)
