@@ -61,7 +61,7 @@ def console_line(_: WrappedLogger, __: str, event: EventDict, *, colours: bool, 
     kind, job_id = event.get("kind"), event.get("job_id")
     subject = [] if kind is None else [str(kind)]
     subject += [] if job_id is None else [short_id(job_id)]
-    words = [printable(part, LONGEST_VALUE) for part in (*subject, _in_words(str(event["event"])))]
+    words = [printable(part, LONGEST_VALUE) for part in (*subject, _in_words(event))]
     left_out = _APART if job_id is None else _APART | _OF_JOBS
     message = next((name for name in _MESSAGES if event.get(name) is not None), None)
     pairs = [
@@ -79,7 +79,12 @@ def console_line(_: WrappedLogger, __: str, event: EventDict, *, colours: bool, 
     return CLEAR_LINE + line if clears else line
 
 
-def _in_words(name: str) -> str:
+def _in_words(event: EventDict) -> str:
+    name = str(event["event"])
+    if (
+        name == "job.lost" and event.get("reason") is not None
+    ):  # PostgreSQL's refusal: the worker still owns the job
+        return "not settled"
     if name in _WORDS or not _EVENT.fullmatch(name):
         return _WORDS.get(name, name)
     return re.sub(r"[._]", " ", name.removeprefix("job."))  # the line names the job itself

@@ -165,11 +165,13 @@ class TestConsole:
         events, out = start("console", worker_id=None)
         events.emit("worker.started", kinds=["clone", "count"])
         events.emit("job.lost", kind="clone")
+        events.emit("job.lost", kind="clone", reason="PostgreSQL refused to write its outcome")
         logging.getLogger("my_jobs").info("see job.lost")
         logging.getLogger("my_jobs").info("done.")
         assert [line.split(" ", 1)[1] for line in lines(out)] == [
             "info     worker started (kinds=clone,count)",
             "warning  clone lost: it is another run's by now",
+            "warning  clone not settled: PostgreSQL refused to write its outcome",
             "info     see job.lost (logger=my_jobs)",
             "info     done. (logger=my_jobs)",
         ]
