@@ -207,6 +207,8 @@ class Metrics(Collector):
 
     def _set_degraded(self, event: Event) -> None:
         what, is_degraded = event.fields["what"], event.name == "worker.degraded"
+        if what == "start":  # PostgreSQL has no connection or no disk space left for a worker that starts
+            what = "postgresql"
         if what in _SERVERS:
             self._degraded.labels(what).set(is_degraded)
         elif what == "publishing":

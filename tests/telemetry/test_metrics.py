@@ -107,6 +107,17 @@ def test_a_server_that_is_away_shows_until_it_is_back(registry: CollectorRegistr
     assert registry.get_sample_value("jsworker_degraded", {"server": "job 1"}) is None
 
 
+def test_a_start_for_which_postgresql_has_no_room_shows_it_as_away(
+    registry: CollectorRegistry, events: Events
+) -> None:
+    shown = []
+    for name in ("worker.degraded", "worker.restored"):
+        events.emit(name, what="start")
+        shown.append(registry.get_sample_value("jsworker_degraded", {"server": "postgresql"}))
+    assert shown == [1, 0]
+    assert registry.get_sample_value("jsworker_degraded", {"server": "nats"}) is None
+
+
 def test_that_jetstream_refuses_shows_until_it_stores_again(
     registry: CollectorRegistry, events: Events
 ) -> None:
