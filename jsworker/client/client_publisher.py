@@ -32,7 +32,7 @@ from jsworker.ownership.transitions.workers import installation_id
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.nats_client import end_tasks
 
-_OWN_SECONDS: Final = 5.0  # for so long relays leave a new job's message to the client that enqueued it
+_RESERVED_SECONDS: Final = 5.0  # for so long relays leave a new job's message to the client that enqueued it
 _PUBLISH_SECONDS: Final = 2.0
 _CONNECT_SECONDS: Final = 3.0
 _BATCH: Final = 1000
@@ -62,9 +62,9 @@ _MARK_AT_END_SECONDS: Final = 5.0
 
 
 class _Kept(NamedTuple):
-    """Stored jobs; relays leave their messages to this client until ``own_until`` by the loop's clock."""
+    """Stored jobs; relays leave the messages to this client until ``reserved_until``, as in ``Inserted``."""
 
-    own_until: float
+    reserved_until: float
     kind: str
     priority: int
     context: TraceContext
@@ -131,7 +131,7 @@ class ClientPublisher:
     async def end_publishing(self) -> None:
         """Let the publishing in the background finish within seconds, then cancel it."""
         if (publishing := self._publishing) is not None and not publishing.done():
-            await asyncio.wait({publishing}, timeout=self.own_seconds())
+            await asyncio.wait({publishing}, timeout=self.reserved_seconds())
             publishing.cancel()
             await asyncio.gather(publishing, return_exceptions=True)
 
@@ -152,14 +152,14 @@ class ClientPublisher:
                 await self.stream.close()
                 self.stream = None
 
-    def own_seconds(self) -> float:
+    def reserved_seconds(self) -> float:
         """Return the seconds for which relays leave new messages to this client: 0 when it cannot publish."""
-        return _OWN_SECONDS if self._answering_stream() else 0.0
+        return _RESERVED_SECONDS if self._answering_stream() else 0.0
 
-    def own_seconds_of(self, jobs: int) -> float:
+    def reserved_seconds_for(self, jobs: int) -> float:
         """Return the same for jobs that ``keep`` gets once they are stored; more seconds for many jobs."""
         kept = self._jobs_kept + jobs
-        if not self._may_mark or kept > _MOST_KEPT or not (seconds := self.own_seconds()):
+        if not self._may_mark or kept > _MOST_KEPT or not (seconds := self.reserved_seconds()):
             return 0.0
         return seconds + kept / _LEAST_A_SECOND
 
@@ -169,7 +169,7 @@ class ClientPublisher:
         If relays do not leave them to this client, they are taken from the outbox, with all that was stored
         after ``since``, by the event loop's clock.
         """
-        if not stored.own_until:
+        if not stored.reserved_until:
             self._want(since)
             return
         first = stored.jobs[0]  # all are of one call
@@ -181,7 +181,7 @@ class ClientPublisher:
         self._jobs_kept += len(ids)
         for start in range(0, len(ids), _BATCH):
             some = ids[start : start + _BATCH]
-            self._kept.append(_Kept(stored.own_until, kind, first.priority, context, some))
+            self._kept.append(_Kept(stored.reserved_until, kind, first.priority, context, some))
 
     async def publish(self, job: Outgoing) -> None:
         """Publish a job's message; in the background if the stream is silent, by workers if it is away."""
@@ -345,7 +345,7 @@ class ClientPublisher:
         while self._kept and len(outgoing) + len(self._kept[0].ids) <= _BATCH:
             kept = self._kept.popleft()
             self._jobs_kept -= len(kept.ids)
-            if now < kept.own_until - _LEAST_SECONDS:
+            if now < kept.reserved_until - _LEAST_SECONDS:
                 facts = (kept.kind, 1, False, None, *kept.context, kept.priority)
                 outgoing += [Outgoing(job_id, *facts) for job_id in kept.ids]
             else:
@@ -355,7 +355,7 @@ class ClientPublisher:
     async def _take_since(self, began: float, limit: int) -> list[Outgoing]:
         """Take what became due since ``began``, by the event loop's clock, or up to five seconds before."""
         elapsed = asyncio.get_running_loop().time() - began
-        within = elapsed + _OWN_SECONDS if math.isfinite(elapsed) else None
+        within = elapsed + _RESERVED_SECONDS if math.isfinite(elapsed) else None
         return await publish.take_outgoing(self._database, limit=limit, within=within)
 
     async def _publish_all(self, outbox_publisher: OutboxPublisher, tally: Tally) -> None:

@@ -49,7 +49,7 @@ class ClientThread:
         self._lock = threading.RLock()
         self._opened: _Opened | None = None
         self._is_closed = False
-        _everywhere.add(self)
+        _threads_of_process.add(self)
 
     @property
     def client(self) -> JobClient | None:
@@ -195,7 +195,7 @@ class _Loop(asyncio.SelectorEventLoop):
             return socket.getaddrinfo(*args, **named)
 
 
-_everywhere: "weakref.WeakSet[ClientThread]" = weakref.WeakSet()
+_threads_of_process: "weakref.WeakSet[ClientThread]" = weakref.WeakSet()
 _inherited: list[_Opened] = []
 """What the parent process has opened: to let go of it here would close connections that both share."""
 
@@ -224,7 +224,7 @@ def _refuse_at_exit() -> None:
 
 
 def _forget_parent() -> None:
-    for each in list(_everywhere):
+    for each in list(_threads_of_process):
         each.forget_parent()
 
 

@@ -287,12 +287,12 @@ def stored_payload(text: str, kind: str, owner: UUID | str, contents: Contents, 
 class Inserted(NamedTuple):
     """The jobs of one statement, and its answers.
 
-    Until ``own_until``, by the event loop's clock, relays leave the messages to this client; 0: they do not.
+    Relays leave the messages to this client until ``reserved_until``, by the loop's clock; 0: not at all.
     """
 
     jobs: list[NewJob]
     answers: list[Enqueued]
-    own_until: float
+    reserved_until: float
 
 
 async def insert(
@@ -301,20 +301,20 @@ async def insert(
     jobs: Sequence[NewJob],
     *,
     keyed: bool,
-    own_seconds: Callable[[int], float],
+    reserved_seconds: Callable[[int], float],
 ) -> AsyncGenerator[Inserted]:
     """Insert jobs of a kind and yield the answers of the statements, in order, as they come.
 
     Two statements are under way at once, but only one if jobs are ``keyed``: of two jobs with the same key
     the first must win. After an error the answered jobs are stored; for those under way it is unclear.
-    ``own_seconds`` is called with the number of jobs of a statement if all are due and have no terms.
+    ``reserved_seconds`` is called with the number of jobs of a statement if all are due and have no terms.
     """
     under_way: deque[asyncio.Task[Inserted]] = deque()
     at_once = 1 if keyed else _AT_ONCE
 
     async def write(batch: list[NewJob]) -> Inserted:
         are_due = all(job.terms is None and is_due(job) for job in batch)
-        seconds = own_seconds(len(batch)) if are_due else 0.0
+        seconds = reserved_seconds(len(batch)) if are_due else 0.0
         until = asyncio.get_running_loop().time() + seconds if seconds else 0.0
         answers = await enqueue_terms.enqueue_many(database, kind, batch, publish_after=seconds)
         return Inserted(batch, answers, until)

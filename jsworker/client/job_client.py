@@ -114,7 +114,7 @@ class JobClient:
         self.database = Database(dsn, statement_timeout=seconds, owner="client")
         self.publisher = ClientPublisher(settings, self.database, self.events, died=self._died)
         self._inserts = SharedInserts(
-            self.database, publish_after=self.publisher.own_seconds, died=self._died
+            self.database, publish_after=self.publisher.reserved_seconds, died=self._died
         )
         self._results = Results(self.database, self._contents)
         self._unusable_because: str | None = _NOT_OPEN
@@ -233,7 +233,7 @@ class JobClient:
             RuntimeError: the client is open already.
         """
         if self._unusable_because not in (_NOT_OPEN, _CLOSED):
-            self._refuse_elsewhere()
+            self._check_process_and_loop()
             raise RuntimeError("the client is open already: close() it first, or use the one that is open")
         self._unusable_because = "being opened"
         self._opened_in = os.getpid(), asyncio.get_running_loop()
@@ -254,7 +254,7 @@ class JobClient:
 
         Raises RuntimeError if the client was opened in another event loop, or before this process was forked.
         """
-        self._refuse_elsewhere()
+        self._check_process_and_loop()
         self._unusable_because = _CLOSED
         try:
             await self._results.close()
@@ -388,8 +388,8 @@ class JobClient:
             clock = asyncio.get_running_loop().time
             began = clock()
             keyed = any(key is not None for key in keys)
-            own_seconds = self.publisher.own_seconds_of
-            inserts = insert(self._opened(), name, jobs, keyed=keyed, own_seconds=own_seconds)
+            reserved_seconds = self.publisher.reserved_seconds_for
+            inserts = insert(self._opened(), name, jobs, keyed=keyed, reserved_seconds=reserved_seconds)
             try:
                 async with aclosing(inserts) as inserted:
                     async for batch in inserted:
@@ -658,10 +658,10 @@ class JobClient:
     def _opened(self) -> Database:
         if self._unusable_because is not None:
             raise RuntimeError(f"the client is {self._unusable_because}")
-        self._refuse_elsewhere()
+        self._check_process_and_loop()
         return self.database
 
-    def _refuse_elsewhere(self) -> None:
+    def _check_process_and_loop(self) -> None:
         """Raise RuntimeError where the connections cannot be used: a wait for them would never end there."""
         if self._opened_in is None:
             return

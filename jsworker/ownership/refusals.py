@@ -123,7 +123,7 @@ def is_read_only(error: BaseException) -> bool:
     return isinstance(error, psycopg.Error) and error.sqlstate == _READ_ONLY
 
 
-def is_behind(cause: BaseException, error: BaseException) -> bool:
+def is_cause_of(cause: BaseException, error: BaseException) -> bool:
     """Return whether ``error`` is ``cause``, or was raised from it or while it was being handled."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]

@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from jsworker.core.errors import OwnershipLost
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import connect
-from jsworker.ownership.refusals import is_answer_of_its_own, is_behind, is_read_only, server_fault
+from jsworker.ownership.refusals import is_answer_of_its_own, is_cause_of, is_read_only, server_fault
 from jsworker.ownership.session_settings import begin_sessions
 from jsworker.ownership.transitions.child_jobs import insertions
 from jsworker.ownership.transitions.settle import Completion, complete_statement
@@ -75,7 +75,7 @@ class Attempt:
             raise
 
     @contextmanager
-    def judged(self) -> Iterator[None]:
+    def recording_fault(self) -> Iterator[None]:
         """Record whether a server's fault ends the block, even if its code hid the fault by another error."""
         try:
             yield
@@ -85,7 +85,7 @@ class Attempt:
             elif self._seen is not None:
                 cause, words = self._seen
                 # A rollback to a savepoint makes a transaction usable again, for example after a deadlock.
-                if is_behind(cause, error) or not (self._is_outlived or _is_usable(self.connection)):
+                if is_cause_of(cause, error) or not (self._is_outlived or _is_usable(self.connection)):
                     self.fault = words
             raise
 
@@ -152,7 +152,7 @@ class Sessions:
         async with AsyncSession(self._async_engine, expire_on_commit=False) as session:
             async with session.begin():
                 try:
-                    with attempt.judged():
+                    with attempt.recording_fault():
                         connection = await session.connection(execution_options={_ATTEMPT: attempt})
                         attempt.connection = connection.sync_connection
                         yield session
@@ -190,7 +190,7 @@ class Sessions:
             engine = self._engine
         with Session(engine, expire_on_commit=False) as session:
             with session.begin():
-                with attempt.judged():
+                with attempt.recording_fault():
                     attempt.connection = session.connection(execution_options={_ATTEMPT: attempt})
                     yield session
                     ended = completion()

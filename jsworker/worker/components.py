@@ -129,7 +129,7 @@ class Components:
         )
         self._lost_messages = LostMessages(context)
         # A loop of its own, so that the jobs of dead owners do not wait for a slow search.
-        self.repairs = self._scan("repair", self._look_after_the_queue, settings.scan_interval)
+        self.repairs = self._scan("repair", self._repair_queue, settings.scan_interval)
         self.table = self._loop("table", self._take_from_the_table, settings.relay_interval)
         self.poll = IdlePoll(context, self.pipeline.consumers, on_more=self.table.wake)
         reconciler = Reconciler(context, self.dead_owners, siblings=siblings, done=self._end_reconciliation)
@@ -196,7 +196,7 @@ class Components:
         if self._pulls:
             puller.begin()
 
-    async def _look_after_the_queue(self) -> None:
+    async def _repair_queue(self) -> None:
         context = self._context
         if context.health.up:
             with context.noting("refused rows"):
@@ -266,7 +266,7 @@ class Components:
         return WorkerStatus(
             readiness=readiness,
             in_flight={kind: running[kind] for kind in context.kinds},
-            heartbeat_lag=boottime() - self.heartbeat.heard_at,
+            heartbeat_lag=boottime() - self.heartbeat.answered_at,
             event_loop_lag=self.watchdog.lag,
             pools={name: (pool.in_use, pool.limit) for name, pool in pools},
             recovers_by=context.settings.recovers_by(),

@@ -27,7 +27,7 @@ from jsworker.worker.quiet_phases import QuietPhases
 from jsworker.worker.recovery.sweeper import BELIEVED_SECONDS
 from jsworker.worker.watchdog import Watchdog
 
-_UNHEARD: Final = (DatabaseUnavailable, DatabaseRefused)
+_UNANSWERED: Final = (DatabaseUnavailable, DatabaseRefused)
 _REGISTRY: Final = "this worker's row of jsworker.workers"
 _LOOK_EVERY_HEARTBEATS: Final = 12
 _ALONE_AT_ONCE: Final = 3
@@ -64,20 +64,20 @@ class Heartbeat:
         self._search = ThrottledScan(context, "orphaned claims", most_timeouts=1)
         self.state = "running"
         """The state of this worker: running, draining or stopped."""
-        self._heard_since: float | None = None
-        self.heard_at = boottime()
+        self._answered_since: float | None = None
+        self.answered_at = boottime()
         """The beginning of the last heartbeat that was answered."""
         self._gap_at = -math.inf
-        self._heard_before = False
+        self._was_answered = False
         self._is_registered = True
         self._look_at = boottime() + _LOOK_EVERY_HEARTBEATS * self._interval
         self._doubted_at = -math.inf
         self._wants_orphaned_claims = False
 
-    def heard_for(self) -> float:
+    def answered_for(self) -> float:
         """Return the seconds for which heartbeats have been answered without a gap, such as a freeze."""
         now = boottime()
-        return 0.0 if self._heard_since is None or self._is_gap(now) else now - self._heard_since
+        return 0.0 if self._answered_since is None or self._is_gap(now) else now - self._answered_since
 
     def had_a_gap_within(self, seconds: float) -> bool:
         """Return whether heartbeats had a gap within ``seconds``: its cause may have silenced others, too."""
@@ -137,20 +137,20 @@ class Heartbeat:
                 besides=self._refused,
                 refusals=refusals,
             )
-            self._heed(beat, runs, started)
-            await self._look_around()
-        except _UNHEARD as error:
-            self._heard_since = None
+            self._apply(beat, runs, started)
+            await self._register_and_search()
+        except _UNANSWERED as error:
+            self._answered_since = None
             self._context.health.failed(error)
             in_hand = len(self._in_flight.runs)
             self._context.events.emit("heartbeat.failed", reason=str(error), in_hand=in_hand)
             for run in self._in_flight.runs.values():
                 self._check(run)
             return
-        self._hear(started)
+        self._note_answered(started)
         if not self._is_registered:
             # A worker without a heartbeat of its own does not judge others by theirs.
-            self._heard_since = None
+            self._answered_since = None
         self._context.health.answered()
         if refusals:
             self._refused |= refusals.keys()
@@ -168,18 +168,18 @@ class Heartbeat:
             overdue = max(1.0, self._interval)
             self._pipeline.hand_back_waiting("claimed ahead, but no job slot fell free", older_than=overdue)
 
-    def _hear(self, started: float) -> None:
-        if self._heard_since is None or self._is_gap(started):
-            self._heard_since = started
-            if self._heard_before:
+    def _note_answered(self, started: float) -> None:
+        if self._answered_since is None or self._is_gap(started):
+            self._answered_since = started
+            if self._was_answered:
                 self._gap_at = started
-        self._heard_before = True
-        self.heard_at = started
+        self._was_answered = True
+        self.answered_at = started
 
     def _is_gap(self, now: float) -> bool:
-        return now - self.heard_at > 3 * self._interval
+        return now - self.answered_at > 3 * self._interval
 
-    def _heed(self, beat: Beat, runs: dict[Held, Run], started: float) -> None:
+    def _apply(self, beat: Beat, runs: dict[Held, Run], started: float) -> None:
         ack_due = started - self._context.settings.ack_wait / 3
         for held in beat.alive - beat.locked:
             run = runs[held]
@@ -208,7 +208,7 @@ class Heartbeat:
 
     async def _beat_alone(self, run: Run) -> None:
         database, worker_id, started = self._context.database, self._context.worker_id, boottime()
-        with suppress(*_UNHEARD):  # still locked; the next heartbeat tries again
+        with suppress(*_UNANSWERED):  # still locked; the next heartbeat tries again
             # If no row was renewed, the next heartbeat finds out whether the job is lost or completed.
             if await heartbeat.heartbeat_alone(database, worker_id=worker_id, held=run.held):
                 run.beaten_at = max(run.beaten_at, started)
@@ -216,7 +216,7 @@ class Heartbeat:
 
     # --- Orphaned claims: processing rows of this worker that are not in flight. ---
 
-    async def _look_around(self) -> None:
+    async def _register_and_search(self) -> None:
         """Write this worker's row of the registry, and search for orphaned claims if a search is due.
 
         A periodic search without a reason replaces the write of the row, so that there are no more than two
@@ -277,7 +277,7 @@ class Heartbeat:
             # Heartbeats are unanswered, or the run's row is locked. A run whose own transaction has completed
             # the job has no heartbeats any more and may go on; a run that has lost its job was stopped.
             has_job = not run.completed and run.stop is not StopReason.LOST
-            if has_job and now - min(run.beaten_at, self.heard_at) > 1.5 * self._interval:
+            if has_job and now - min(run.beaten_at, self.answered_at) > 1.5 * self._interval:
                 self._check(run, gone=gone)
             if self._ignores_its_stop(run, now):
                 ignoring.append(run)

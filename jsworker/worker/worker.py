@@ -396,7 +396,7 @@ class Worker:
 
     async def _once_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Wait for a server that is just starting; one that refuses raises at once."""
-        heard_at, most = boottime(), self._connect_seconds
+        answered_at, most = boottime(), self._connect_seconds
         while True:
             try:
                 answer = await ask()
@@ -404,11 +404,11 @@ class Worker:
                 what = "nats" if isinstance(error, StreamUnavailable) else "postgresql"
                 # No connection is free: the end of this worker would end its supervisor, and free none.
                 if self._supervision is not None and isinstance(error, DatabaseBusy):
-                    heard_at = boottime()
+                    answered_at = boottime()
                     what = "start"
                 self._complaints.report(what, str(error))
                 # The stream's connection has waited for so long itself.
-                waited = math.inf if isinstance(error, StreamUnavailable) else boottime() - heard_at
+                waited = math.inf if isinstance(error, StreamUnavailable) else boottime() - answered_at
                 if most is not None and waited >= most:
                     raise
                 if self._stopping.is_set():  # nothing has begun that could be drained

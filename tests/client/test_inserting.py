@@ -31,7 +31,7 @@ def none(_jobs: int) -> float:
 async def answered(database: Database, new: list[NewJob]) -> list[int]:
     """Insert jobs and return how many each statement took; the answers come in order."""
     keyed = any(job.unique_key for job in new)
-    batches = [batch async for batch in insert(database, "kind", new, keyed=keyed, own_seconds=none)]
+    batches = [batch async for batch in insert(database, "kind", new, keyed=keyed, reserved_seconds=none)]
     assert [answer.id for batch in batches for answer in batch.answers] == [job.id for job in new]
     return [len(batch.answers) for batch in batches]
 
@@ -92,7 +92,7 @@ async def test_the_next_statement_is_sent_before_answers_are_used(
 
     monkeypatch.setattr(enqueue_terms, "enqueue_many", answer)
     monkeypatch.setattr(enqueueing, "_BATCH", 2)
-    inserted = insert(database, "kind", jobs(*["{}"] * 8), keyed=False, own_seconds=none)
+    inserted = insert(database, "kind", jobs(*["{}"] * 8), keyed=False, reserved_seconds=none)
     assert [sent async for _ in inserted] == [2, 3, 4, 4]
 
 
@@ -112,7 +112,9 @@ async def test_an_error_leaves_no_statement_under_way(
         with pytest.raises(RowRefused):
             _ = [
                 batch
-                async for batch in insert(database, "kind", [broken, waiting], keyed=False, own_seconds=none)
+                async for batch in insert(
+                    database, "kind", [broken, waiting], keyed=False, reserved_seconds=none
+                )
             ]
         under_way = asyncio.all_tasks() - before
         assert not [task for task in under_way if "insert" in getattr(task.get_coro(), "__qualname__", "")]

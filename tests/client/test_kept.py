@@ -28,7 +28,7 @@ _UNPUBLISHED = "SELECT count(*) FROM jsworker.jobs WHERE needs_publish"
 @pytest.fixture(autouse=True)
 def _relays_are_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the machine does, what is kept is published in time."""
-    monkeypatch.setattr(client_publisher, "_OWN_SECONDS", 60.0)
+    monkeypatch.setattr(client_publisher, "_RESERVED_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -260,11 +260,11 @@ async def test_small_calls_go_together(
 
 
 async def test_relays_leave_more_time_for_many(client: JobClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_publisher, "_OWN_SECONDS", 5.0)
+    monkeypatch.setattr(client_publisher, "_RESERVED_SECONDS", 5.0)
     publisher = client.publisher
-    assert publisher.own_seconds_of(1) == pytest.approx(5.0, abs=0.01)
-    assert publisher.own_seconds_of(40_000) == pytest.approx(9.0)
-    assert publisher.own_seconds_of(50_001) == 0
+    assert publisher.reserved_seconds_for(1) == pytest.approx(5.0, abs=0.01)
+    assert publisher.reserved_seconds_for(40_000) == pytest.approx(9.0)
+    assert publisher.reserved_seconds_for(50_001) == 0
 
 
 async def test_a_stream_that_refuses_is_not_tried_again_before_it_has_stored_something(
@@ -284,14 +284,14 @@ async def test_a_stream_that_refuses_is_not_tried_again_before_it_has_stored_som
         await client.enqueue_many(KIND, [{}] * 3)
         await eventually(at_rest)
         assert not publisher._kept
-    assert publisher.own_seconds_of(1) == 0
+    assert publisher.reserved_seconds_for(1) == 0
     assert await rows.value(_UNPUBLISHED) == 6
 
     await js.update_stream(config, max_msgs=-1)
     await rows.query("UPDATE jsworker.jobs SET publish_after = clock_timestamp()")
     await client.enqueue_many(KIND, [{}])
     await all_published(rows, 7)
-    assert publisher.own_seconds_of(1) > 0
+    assert publisher.reserved_seconds_for(1) > 0
 
 
 @pytest.mark.usefixtures("copied_or_inserted")

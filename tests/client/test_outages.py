@@ -53,7 +53,7 @@ async def test_without_nats_at_its_start_a_client_enqueues_and_a_workers_relay_p
     rows: Rows, make_settings: MakeSettings, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jsworker.client.client_publisher._CONNECT_SECONDS", 0.3)
-    monkeypatch.setattr("jsworker.client.client_publisher._OWN_SECONDS", 3600.0)
+    monkeypatch.setattr("jsworker.client.client_publisher._RESERVED_SECONDS", 3600.0)
     running = await start(scripted(echo))
     async with JobClient(make_settings(nats_url=NOBODY)) as client:
         assert client.unpublished_because is not None

@@ -167,7 +167,7 @@ async def test_what_had_not_begun_is_known_still_when_others_were_taken_back_fir
     """The first look skips a row that the dead one's last statement has locked."""
     running = [held(sql, claimed=DIED + 300, heard=DIED + 3) for _ in range(SLOTS)]
     locked, free = [held(sql, claimed=DIED) for _ in range(2)]
-    in_line: reset.InLine = {}
+    in_line: reset.NotBegun = {}
     take_back = partial(
         reset.reset_dead, database, worker_id=OTHER_WORKER, owner=WORKER, reason="it is gone", in_line=in_line
     )

@@ -98,10 +98,10 @@ class TestInstallation:
         sql.execute("DROP FUNCTION vanish() CASCADE")
 
 
-LETTER = dead_messages.Letter("jobs.a", 1, None, "malformed", b"x")
+LETTER = dead_messages.NewDeadMessage("jobs.a", 1, None, "malformed", b"x")
 
 
-async def keep(database: Database, letter: dead_messages.Letter = LETTER) -> int:
+async def keep(database: Database, letter: dead_messages.NewDeadMessage = LETTER) -> int:
     """Keep a message and return its id."""
     (kept,), refused = await dead_messages.keep(database, [letter])
     assert refused == []

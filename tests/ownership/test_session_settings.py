@@ -23,7 +23,7 @@ from jsworker.ownership.queries.server_report import read_server
 from jsworker.ownership.session_settings import SESSION_SETTINGS
 from jsworker.ownership.sessions import Sessions
 from jsworker.ownership.transitions import dead_messages
-from jsworker.ownership.transitions.dead_messages import Letter
+from jsworker.ownership.transitions.dead_messages import NewDeadMessage
 from jsworker.ownership.transitions.settle import Completion
 from jsworker.ownership.upgrading import _migrating, upgrade_database
 
@@ -51,7 +51,7 @@ VALUES = text("""
 SELECT (CAST(:texts AS text[]))[1], (CAST('{NULL}' AS text[]))[1],
   CAST(:at AS timestamptz), interval '1 day 2 hours'
 """)
-LETTER = Letter("jobs.a", None, None, "malformed", b"\x00{\\")
+LETTER = NewDeadMessage("jobs.a", None, None, "malformed", b"\x00{\\")
 NONE = Completion(UUID(int=0), 1, None)
 LOCK = text("SELECT pg_advisory_xact_lock(1)")
 

@@ -329,7 +329,7 @@ async def test_a_probe_finds_a_database_that_answers_while_the_workers_own_row_i
     health, heartbeat = running.worker._context.health, running.worker._components.heartbeat
 
     async def is_heard() -> None:
-        assert heartbeat.heard_for() > 0
+        assert heartbeat.answered_for() > 0
 
     await eventually(is_heard)  # the first heartbeat, the only one, has ended
     holder.execute(LOCKS_OF_WORKERS[0])

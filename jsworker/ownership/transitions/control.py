@@ -155,7 +155,7 @@ async def cancel(
     meant = LIVE if statuses is None else LIVE.intersection(statuses)
     wanted = {"statuses": list(meant), **age.values()}
     rows, bad, found = await write_unlocked(ids, write, look, lambda row: bool(row.meant))
-    await _look_after(database, _ended_in(rows))
+    await _advance(database, _ended_in(rows))
     asked: dict[UUID, str] = {row.id: row.status for row in rows}
     refused = {job_id: f"job {job_id} cannot be cancelled: {error}" for job_id, error in bad}
     left: dict[UUID, str] = {row.id: row.status for row in found.values()}
@@ -173,7 +173,7 @@ async def cancel_unlocked(database: Database, ids: Sequence[UUID]) -> None:
     """Cancel live jobs like ``cancel``, but try locked rows only once: for sweeps, which come again."""
     wanted = {"statuses": list(LIVE), **ANY_AGE.values()}
     rows, _ = await in_halves(ids, lambda some: database.run(CANCEL, {"ids": list(some), **wanted}))
-    await _look_after(database, _ended_in(rows))
+    await _advance(database, _ended_in(rows))
 
 
 def _ended_in(rows: Sequence[Row]) -> set[UUID]:
@@ -181,7 +181,7 @@ def _ended_in(rows: Sequence[Row]) -> set[UUID]:
     return {row.batch_id for row in rows if row.batch_id is not None and row.status == "cancelled"}
 
 
-async def _look_after(database: Database, batches: Collection[UUID]) -> None:
+async def _advance(database: Database, batches: Collection[UUID]) -> None:
     with suppress(DatabaseUnavailable, DatabaseRefused):  # the scans of workers do it later
         await workflows.advance(database, batches)
 

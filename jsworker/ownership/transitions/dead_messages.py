@@ -57,7 +57,7 @@ class DeadMessage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Letter:
+class NewDeadMessage:
     """A message to be kept: where it came from, the rule it breaks and its content."""
 
     subject: str
@@ -67,13 +67,15 @@ class Letter:
     data: bytes
 
 
-async def keep(database: Database, letters: Sequence[Letter]) -> tuple[list[int], Refused[Letter]]:
+async def keep(
+    database: Database, letters: Sequence[NewDeadMessage]
+) -> tuple[list[int], Refused[NewDeadMessage]]:
     """Store messages for people to look at; return the ids of the new rows, and the refused messages.
 
     Stored messages may be terminated in the stream.
     """
 
-    def write(batch: Sequence[Letter]) -> Awaitable[Sequence[Row]]:
+    def write(batch: Sequence[NewDeadMessage]) -> Awaitable[Sequence[Row]]:
         parameters = {
             "subjects": [letter.subject[:500] for letter in batch],
             "stream_seqs": [letter.stream_seq for letter in batch],

@@ -24,7 +24,7 @@ from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 from jsworker.ownership.transitions.expire import write_beside_expired
 from jsworker.ownership.transitions.workers import DRAINING
 
-InLine = dict[tuple[UUID, int], bool]
+NotBegun = dict[tuple[UUID, int], bool]
 """Whether a job of a dead owner had not begun, by id and fencing token, when it was first seen."""
 
 SHARED_STALLS: Final = 2
@@ -143,7 +143,7 @@ _OWNED = """owned AS MATERIALIZED (
   SELECT id, kind, worker_id, fencing_token, claimed_at, cleared, last_activity_at, stale_after, crash_after,
     stalls, max_stalls, progress_at
   FROM jsworker.jobs WHERE status || '' = 'processing'{of}
-), hands AS (
+), owners AS (
   SELECT worker_id, count(*) AS jobs, max(greatest(claimed_at, last_activity_at)) AS heard_at
   FROM owned GROUP BY worker_id
 )"""
@@ -155,8 +155,8 @@ _OWNED = """owned AS MATERIALIZED (
 # stall is counted, until an error of its own, which counts as well, ends that state.
 # Of a job that runs alone the row is sure: its owner notes the beginning before anything of the job runs. What
 # kills a whole container, supervisor included, leaves no other witness.
-_IN_LINE = f"""(coalesce(
-    hands.jobs > w.concurrency AND NOT job.cleared AND job.claimed_at > hands.heard_at - interval '1 s', false
+_NOT_BEGUN = f"""(coalesce(
+    owners.jobs > w.concurrency AND NOT job.cleared AND job.claimed_at > owners.heard_at - interval '1 s', false
   ) OR job.stalls >= least({SHARED_STALLS}, job.max_stalls - 1)
     AND (job.progress_at IS NULL OR job.progress_at < job.claimed_at))"""
 
@@ -184,8 +184,8 @@ SELECT fleet.owners, fleet.late_owners, fleet.database_up_for, job.id, job.kind,
   coalesce(job.last_activity_at + job.stale_after < statement_timestamp(), false) AS stale,
   extract(epoch FROM job.crash_after) AS crash_after,
   coalesce(job.last_activity_at + job.crash_after < statement_timestamp(), false) AS crashed,
-  coalesce(w.answers, false) AS answers, coalesce(w.state = '{DRAINING}', false) OR {_IN_LINE} AS uncounted
-FROM fleet LEFT JOIN first AS job ON true LEFT JOIN hands ON hands.worker_id = job.worker_id
+  coalesce(w.answers, false) AS answers, coalesce(w.state = '{DRAINING}', false) OR {_NOT_BEGUN} AS uncounted
+FROM fleet LEFT JOIN first AS job ON true LEFT JOIN owners ON owners.worker_id = job.worker_id
 LEFT JOIN jsworker.workers AS w ON w.id = job.worker_id
 ORDER BY job.last_activity_at + job.stale_after, job.last_activity_at + job.crash_after
 """  # noqa: S608 -- constants of this file
@@ -200,8 +200,8 @@ LATE_BESIDES = statements.filled(_LATE, besides=_NOT_REFUSED)
 
 OWNED = sa.text(f"""
 WITH {_OWNED.format(of=" AND worker_id = :owner")}
-SELECT job.id, job.fencing_token, {_IN_LINE} AS in_line
-FROM owned AS job CROSS JOIN hands LEFT JOIN jsworker.workers AS w ON w.id = job.worker_id
+SELECT job.id, job.fencing_token, {_NOT_BEGUN} AS in_line
+FROM owned AS job CROSS JOIN owners LEFT JOIN jsworker.workers AS w ON w.id = job.worker_id
 """)  # noqa: S608 -- constants of this file
 
 
@@ -333,7 +333,7 @@ async def reset_dead(
     reason: str,
     counted: bool = True,
     culprits: Collection[UUID] = (),
-    in_line: InLine | None = None,
+    in_line: NotBegun | None = None,
 ) -> TakenBack:
     """Take back all jobs that a worker proven dead still owns (rule 2).
 
@@ -346,7 +346,7 @@ async def reset_dead(
         in_line: keeps, from one call to the next, which jobs had not begun: once some are taken back, the
             owner's rows no longer show that all its job slots were taken.
     """
-    judged: InLine = {} if in_line is None else in_line
+    judged: NotBegun = {} if in_line is None else in_line
     held = await database.run(OWNED, {"owner": owner})
     not_begun = [row.id for row in held if judged.setdefault((row.id, row.fencing_token), row.in_line)]
     values = {"worker_id": worker_id, "owner": owner, "reason": reason, "counted": counted}

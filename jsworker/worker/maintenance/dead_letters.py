@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Final
 
 from jsworker.core.batching import Batcher
-from jsworker.ownership.transitions.dead_messages import Letter, keep
+from jsworker.ownership.transitions.dead_messages import NewDeadMessage, keep
 from jsworker.stream.message import Delivery, Undecodable
 from jsworker.worker.context import WorkerContext
 
@@ -57,7 +57,9 @@ class DeadLetters:
 
     async def _keep(self, batch: Sequence[tuple[_Message, str]]) -> Sequence[None]:
         letters = {
-            Letter(message.subject, message.stream_seq, message.stored_at, reason, message.data): message
+            NewDeadMessage(
+                message.subject, message.stream_seq, message.stored_at, reason, message.data
+            ): message
             for message, reason in batch
         }
         if self._context.health.up:  # otherwise each batch would wait for its time-out
@@ -69,7 +71,7 @@ class DeadLetters:
         self._unanswered.difference_update(letters.values())
         return [None] * len(batch)
 
-    def _answer(self, letters: dict[Letter, _Message], refused: Sequence[Letter]) -> None:
+    def _answer(self, letters: dict[NewDeadMessage, _Message], refused: Sequence[NewDeadMessage]) -> None:
         for letter in refused:
             letters[letter].nak(_REFUSED_DELAY)
         if refused:

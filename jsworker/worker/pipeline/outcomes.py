@@ -20,7 +20,7 @@ from jsworker.core.names import storable
 from jsworker.core.processor import Backoff
 from jsworker.core.strict_json import write_result
 from jsworker.core.tracebacks import message_of, traceback_of
-from jsworker.ownership.refusals import is_behind
+from jsworker.ownership.refusals import is_cause_of
 from jsworker.worker.pipeline.concealment import concealed, concealed_words
 from jsworker.worker.pipeline.in_flight import Run, StopReason
 from jsworker.worker.pipeline.threads import ThreadNotStarted
@@ -191,7 +191,7 @@ def _of_error(run: Run, error: BaseException) -> Outcome:
             return Failed(why, None, _delay(run, error.after), pauses_key=pauses)
         case _ if run.stop in {StopReason.FENCED, StopReason.SHUTDOWN}:
             return _handed_back(run)  # its cancellation became another error, which is not the job's fault
-        case _ if run.stop is None and run.interrupted is not None and is_behind(run.interrupted[0], error):
+        case _ if run.stop is None and run.interrupted is not None and is_cause_of(run.interrupted[0], error):
             reason = f"PostgreSQL failed in the job's own transaction: {run.interrupted[1]}"
             return Interrupted(_described(run, error), reason, _delay(run))
         case _:

@@ -43,7 +43,7 @@ async def reset_dead_owner(
     answer, this tries again without end. ``report`` is awaited with the result of each RESET, ``failed`` with
     each error of the database. Returns why the owner is not marked as stopped in the registry; None if it is.
     """
-    in_line: reset.InLine = {}
+    in_line: reset.NotBegun = {}
     retry = 0.0
     while True:
         is_last = boottime() >= dead.settled_at

@@ -146,7 +146,7 @@ class Sweeper:
     async def step(self) -> None:
         """Check every late row once, and take back those that are proven to have no live owner."""
         now = boottime()
-        if self._heartbeat.heard_for() < 2 * self._heartbeat_interval:
+        if self._heartbeat.answered_for() < 2 * self._heartbeat_interval:
             self._late.forget()
             return
         if not self._search.is_due:
