@@ -1,34 +1,24 @@
 """What SyncJobClient returns: handles, limits, schedules, selected jobs and workflows, whose calls wait."""
 
-import builtins  # Python 3.14 reads annotations late: there, list is the method
 from collections.abc import Callable, Coroutine
-from datetime import datetime, timedelta
-from functools import partial
+from datetime import timedelta
+from functools import partial, wraps
+from operator import attrgetter
 from types import TracebackType
-from typing import Any, Self
-from uuid import UUID
+from typing import Any, Concatenate, ParamSpec, Self
 
 from typing_extensions import TypeVar
 
 from jsworker.client.client_thread import ClientThread
-from jsworker.client.enqueueing import Kind
 from jsworker.client.job_client import JobClient
+from jsworker.client.limits import Limits
 from jsworker.client.results import Handle
-from jsworker.client.selected_jobs import (
-    COUNT_SECONDS,
-    MOST_COUNTED,
-    BulkOutcome,
-    JobCount,
-    SelectedJobs,
-)
-from jsworker.client.workflows import Flow, Node, Nodes
-from jsworker.core.limits import Limit, Rate
+from jsworker.client.schedules import Schedules
+from jsworker.client.selected_jobs import SelectedJobs
+from jsworker.client.workflows import Flow, Node, Nodes, Workflows
 from jsworker.core.names import shown
-from jsworker.core.priorities import Priority
-from jsworker.core.schedule_rules import Schedule
-from jsworker.ownership.transitions.limits import MOST_LISTED, Numbers
-from jsworker.ownership.transitions.workflow_control import CancelledWorkflow
 
+A = ParamSpec("A")
 R = TypeVar("R", default=Any)
 T = TypeVar("T")
 
@@ -41,129 +31,78 @@ class SyncJobHandle(Handle[R]):
         return self._returned(self._wait(timeout))
 
 
-class SyncLimits:
+def _waits(
+    method: Callable[Concatenate[Any, A], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, A], T]:
+    """Return the method of a part of the client that calls this one in the client's thread, and waits."""
+
+    @wraps(method)
+    def call(self: Any, /, *args: A.args, **named: A.kwargs) -> T:
+        thread: ClientThread = self._thread
+        return thread.call(lambda client: method(self._part(client), *args, **named))
+
+    return call
+
+
+class _Part:
+    _part: Callable[[JobClient], Any]
+    """Returns the part of a client on which the methods are called."""
+
+    def __init__(self, thread: ClientThread) -> None:
+        self._thread = thread
+
+
+class SyncLimits(_Part):
     """The limits of an installation, as ``Limits``; the calls wait."""
 
-    def __init__(self, thread: ClientThread) -> None:
-        self._thread = thread
-
-    def list(
-        self, *, all_keys: bool = False, limit: int = MOST_LISTED, after: tuple[str, str] | None = None
-    ) -> builtins.list[dict[str, Any]]:
-        """See ``Limits.list``."""
-        return self._thread.call(
-            lambda client: client.limits.list(all_keys=all_keys, limit=limit, after=after)
-        )
-
-    def set(
-        self, kind: Kind, *numbers: Limit | Rate, key: str | None = None, actor: str | None = None
-    ) -> None:
-        """See ``Limits.set``."""
-        self._thread.call(lambda client: client.limits.set(kind, *numbers, key=key, actor=actor))
-
-    def numbers(self, kind: Kind, *, key: str | None = None) -> Numbers:
-        """See ``Limits.numbers``."""
-        return self._thread.call(lambda client: client.limits.numbers(kind, key=key))
-
-    def reset(self, kind: Kind, *, key: str | None = None, actor: str | None = None) -> None:
-        """See ``Limits.reset``."""
-        self._thread.call(lambda client: client.limits.reset(kind, key=key, actor=actor))
-
-    def pause(
-        self,
-        kind: Kind,
-        key: str | None,
-        *,
-        until: datetime | timedelta | None,
-        reason: str | None,
-        actor: str | None = None,
-    ) -> datetime | None:
-        """See ``JobClient.pause``."""
-        return self._thread.call(
-            lambda client: client.limits.pause(kind, key, until=until, reason=reason, actor=actor)
-        )
-
-    def resume(self, kind: Kind, key: str | None, *, actor: str | None = None) -> None:
-        """See ``JobClient.resume``."""
-        self._thread.call(lambda client: client.limits.resume(kind, key, actor=actor))
+    _part = staticmethod(attrgetter("limits"))
+    list = _waits(Limits.list)
+    set = _waits(Limits.set)
+    numbers = _waits(Limits.numbers)
+    reset = _waits(Limits.reset)
+    pause = _waits(Limits.pause)
+    resume = _waits(Limits.resume)
 
 
-class SyncSchedules:
+class SyncSchedules(_Part):
     """The schedules of an installation, as ``Schedules``; the calls wait."""
 
-    def __init__(self, thread: ClientThread) -> None:
-        self._thread = thread
-
-    def list(self) -> builtins.list[dict[str, Any]]:
-        """See ``Schedules.list``."""
-        return self._thread.call(lambda client: client.schedules.list())
-
-    def add(
-        self,
-        name: str,
-        kind: Kind,
-        schedule: Schedule,
-        *,
-        replace: bool = False,
-        priority: Priority | None = None,
-        limit_key: str | None = None,
-        actor: str | None = None,
-    ) -> datetime:
-        """See ``Schedules.add``."""
-        return self._thread.call(
-            lambda client: client.schedules.add(
-                name, kind, schedule, replace=replace, priority=priority, limit_key=limit_key, actor=actor
-            )
-        )
-
-    def pause(self, name: str, *, actor: str | None = None) -> None:
-        """See ``Schedules.pause``."""
-        self._thread.call(lambda client: client.schedules.pause(name, actor=actor))
-
-    def resume(self, name: str, *, actor: str | None = None) -> datetime:
-        """See ``Schedules.resume``."""
-        return self._thread.call(lambda client: client.schedules.resume(name, actor=actor))
+    _part = staticmethod(attrgetter("schedules"))
+    list = _waits(Schedules.list)
+    add = _waits(Schedules.add)
+    pause = _waits(Schedules.pause)
+    resume = _waits(Schedules.resume)
+    remove = _waits(Schedules.remove)
 
     def run_now(self, name: str, *, actor: str | None = None) -> SyncJobHandle:
         """See ``Schedules.run_now``."""
         job = self._thread.call(lambda client: client.schedules.run_now(name, actor=actor))
         return SyncJobHandle.of(job, self._thread.result, "")
 
-    def remove(self, name: str, *, actor: str | None = None) -> None:
-        """See ``Schedules.remove``."""
-        self._thread.call(lambda client: client.schedules.remove(name, actor=actor))
 
-
-class SyncSelectedJobs:
+class SyncSelectedJobs(_Part):
     """Jobs that match what ``SyncJobClient.select`` was given, as ``SelectedJobs``; the calls wait."""
 
     def __init__(self, thread: ClientThread, select: Callable[[JobClient], SelectedJobs]) -> None:
-        self._thread = thread
-        self._select = select
+        super().__init__(thread)
+        self._part = select
 
-    def count(self, *, most: int = MOST_COUNTED, seconds: float = COUNT_SECONDS) -> JobCount:
-        """See ``SelectedJobs.count``."""
-        return self._thread.call(lambda client: self._select(client).count(most=most, seconds=seconds))
+    count = _waits(SelectedJobs.count)
+    retry = _waits(SelectedJobs.retry)
+    cancel = _waits(SelectedJobs.cancel)
+    clear = _waits(SelectedJobs.clear)
+    set_priority = _waits(SelectedJobs.set_priority)
+    reschedule = _waits(SelectedJobs.reschedule)
 
-    def retry(self, *, actor: str | None = None) -> BulkOutcome:
-        """See ``SelectedJobs.retry``."""
-        return self._thread.call(lambda client: self._select(client).retry(actor=actor))
 
-    def cancel(self, *, actor: str | None = None) -> BulkOutcome:
-        """See ``SelectedJobs.cancel``."""
-        return self._thread.call(lambda client: self._select(client).cancel(actor=actor))
+class SyncWorkflows(_Part):
+    """The workflows of an installation, as ``Workflows``; the calls wait."""
 
-    def clear(self, reason: str, *, actor: str | None = None) -> BulkOutcome:
-        """See ``SelectedJobs.clear``."""
-        return self._thread.call(lambda client: self._select(client).clear(reason, actor=actor))
-
-    def set_priority(self, priority: Priority, *, actor: str | None = None) -> BulkOutcome:
-        """See ``SelectedJobs.set_priority``."""
-        return self._thread.call(lambda client: self._select(client).set_priority(priority, actor=actor))
-
-    def reschedule(self, run_at: datetime, *, actor: str | None = None) -> BulkOutcome:
-        """See ``SelectedJobs.reschedule``."""
-        return self._thread.call(lambda client: self._select(client).reschedule(run_at, actor=actor))
+    _part = staticmethod(attrgetter("workflows"))
+    list = _waits(Workflows.list)
+    get = _waits(Workflows.get)
+    cancel = _waits(Workflows.cancel)
+    retry = _waits(Workflows.retry)
 
 
 class SyncFlow(Nodes):
@@ -203,26 +142,3 @@ class SyncFlow(Nodes):
                 f"workflow {shown(self.name)} was begun before its client was closed, or its process forked"
             )
         return await call(self._flow)
-
-
-class SyncWorkflows:
-    """The workflows of an installation, as ``Workflows``; the calls wait."""
-
-    def __init__(self, thread: ClientThread) -> None:
-        self._thread = thread
-
-    def list(self, *, limit: int = 50, after: UUID | str | None = None) -> builtins.list[dict[str, Any]]:
-        """See ``Workflows.list``."""
-        return self._thread.call(lambda client: client.workflows.list(limit=limit, after=after))
-
-    def get(self, workflow: UUID | str) -> dict[str, Any]:
-        """See ``Workflows.get``."""
-        return self._thread.call(lambda client: client.workflows.get(workflow))
-
-    def cancel(self, workflow: UUID | str, *, actor: str | None = None) -> CancelledWorkflow:
-        """See ``Workflows.cancel``."""
-        return self._thread.call(lambda client: client.workflows.cancel(workflow, actor=actor))
-
-    def retry(self, workflow: UUID | str, *, actor: str | None = None) -> int:
-        """See ``Workflows.retry``."""
-        return self._thread.call(lambda client: client.workflows.retry(workflow, actor=actor))
