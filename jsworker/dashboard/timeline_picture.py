@@ -18,7 +18,7 @@ from markupsafe import Markup
 from jsworker.core.names import printable
 from jsworker.dashboard.charts import text
 from jsworker.dashboard.filters import duration, moment
-from jsworker.dashboard.timeline_story import Story, StoryMark, StoryRun, Wait
+from jsworker.dashboard.timeline_story import SIGNS, Sign, Story, StoryMark, StoryRun, Wait
 from jsworker.ownership.queries.listing import MOST_EVENTS
 
 _LEFT: Final = 150
@@ -42,32 +42,6 @@ _SAME_SECONDS: Final = 0.0002
 _LANE_NAME: Final = 20
 _WORTH_CUTTING: Final = 14
 """Least room, in characters, for a label that is cut off."""
-
-_GLYPHS: Final = {
-    "enqueued": "M-4 0H4M0-4V4",
-    "published": "M-4 0H3M0-3L3 0L0 3",
-    "retried": "M3 3.5H-1A3 3 0 0 1-1-2.5H3M1-4.5L3.5-2.5L1-.5",
-    "republished": "M-4 0H3M0-3L3 0L0 3",
-    "held": "M-2-3.5V3.5M2-3.5V3.5",
-    "deferred": "M-2-3.5V3.5M2-3.5V3.5",
-    "woken": "M-2-4L3.5 0L-2 4Z",
-    "child_jobs": "M-4 0H0M0-3V3M0-3H4M0 3H4",
-    "sleep": "M-3-3.5H3L-3 3.5H3",
-    "fenced": "M-3.5-3.5H3.5V3.5H-3.5Z",
-    "rejected": "M-4 4L4-4",
-    "skipped": "M-4 2A4 4 0 0 1 4 2M4 2L4.5-2M4 2L.5 1",
-    "cancel_requested": "M-3.5-3.5H3.5V3.5H-3.5Z",
-    "cancelled": "M-3-3L3 3M3-3L-3 3",
-    "failed": "M-3-3L3 3M3-3L-3 3",
-    "priority_set": "M0 4V-4M-3-1L0-4L3-1",
-    "rescheduled": "M0-3.5V0L3 2",
-}
-"""Paths within a disc of radius 8."""
-_OTHER_GLYPH: Final = "M0-3.5V1M0 3V3.6"
-_LATE_LABELS: Final = {
-    "rejected": "late write refused",
-    "fenced": "stopped itself: no heartbeat was answered",
-}
 
 
 class _Scale:
@@ -140,7 +114,7 @@ def timeline_picture(story: Story) -> Markup:
     for run in story.runs:
         lanes[run.worker].anchors.append(scale.x(run.begin))
     for mark in story.marks:
-        if mark.worker is not None and mark.name in _LATE_LABELS:
+        if mark.worker is not None and mark.sign.late_label:
             lanes[mark.worker].anchors.append(scale.x(mark.at) - 8)
     for lane in lanes.values():
         lane.anchors.sort()
@@ -344,9 +318,9 @@ def _all_marks(story: Story, scale: _Scale, lanes: dict[str, _Lane]) -> Iterator
             )
         else:
             place = Markup('<g transform="translate({:.1f} {:.1f})">{}</g>')
-            drawn = place.format(x, y, _sign(mark.name, mark.look))
-        if lane is not None and mark.name in _LATE_LABELS:
-            drawn += lane.label(x - 8, scale.width - 4, "look-lost", _LATE_LABELS[mark.name])
+            drawn = place.format(x, y, _sign(mark.sign))
+        if lane is not None and mark.sign.late_label:
+            drawn += lane.label(x - 8, scale.width - 4, "look-lost", mark.sign.late_label)
         yield Markup("<g><title>{}</title>{}</g>").format(words, drawn)
 
 
@@ -360,24 +334,6 @@ _KEY: Final = (
     ("held", "held"),
     ("cancelled", "cancelled"),
 )
-_NAMES: Final = {
-    "enqueued": "enqueued",
-    "published": "last message stored",
-    "republished": "published again",
-    "retried": "retried by hand",
-    "held": "held",
-    "deferred": "waits for its key",
-    "woken": "woken",
-    "child_jobs": "enqueued jobs",
-    "sleep": "sleeps",
-    "fenced": "stopped itself",
-    "rejected": "late write refused",
-    "skipped": "skipped a message",
-    "cancel_requested": "asked to stop",
-    "cancelled": "cancelled",
-    "priority_set": "priority set",
-    "rescheduled": "rescheduled",
-}
 
 
 def _legend(story: Story) -> Markup:
@@ -392,19 +348,19 @@ def _legend(story: Story) -> Markup:
     if any(run.silent_since is not None for run in story.runs):
         items.append(item.format(square.format("lost", hatch), "no heartbeat"))
     disc = Markup('<svg class="legend-sign" viewBox="-9 -9 18 18" aria-hidden="true">{}</svg>')
-    looks = {mark.name: mark.look for mark in story.marks}
+    drawn = {mark.name for mark in story.marks}
     items += [
-        item.format(disc.format(_sign(name, looks[name])), words)
-        for name, words in _NAMES.items()
-        if name in looks
+        item.format(disc.format(_sign(sign)), sign.legend)
+        for name, sign in SIGNS.items()
+        if sign.legend and name in drawn
     ]
     return Markup('<span class="legend">{}</span>').format(Markup("").join(items))
 
 
-def _sign(name: str, look: str) -> Markup:
+def _sign(sign: Sign) -> Markup:
     return Markup(
         '<circle class="timeline-mark look-{}" r="8"/><path class="timeline-glyph" d="{}"/>'
-    ).format(look, _GLYPHS.get(name, _OTHER_GLYPH))
+    ).format(sign.look, sign.glyph)
 
 
 def _summary(story: Story) -> str:

@@ -6,7 +6,7 @@ The row has the first claim, the last message and the end; the timeline has ever
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, TypeAlias, TypeGuard
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeGuard
 
 from jsworker.client.job_info import JobDetails, JobEvent
 from jsworker.client.job_timeline import (
@@ -51,25 +51,54 @@ _SHORT_CAUSES: Final = {
     "dead": "taken back: its process is proven dead",
     "operator": "taken back: an operator said so",
 }
-_OF_RUN: Final = frozenset({"step", "sleep", "child_jobs", "fenced", "rejected", "skipped"})
-"""Entries that are drawn in the lane of the worker that wrote them."""
-_MARK_LOOKS: Final[dict[str, Look]] = {
-    "step": "completed",
-    "sleep": "scheduled",
-    "child_jobs": "queued",
-    "fenced": "lost",
-    "rejected": "lost",
-    "skipped": "plain",
-    "cancel_requested": "cancelled",
-    "cancelled": "cancelled",
-    "failed": "failed",
-    "retried": "queued",
-    "deferred": "held",
-    "held": "held",
-    "woken": "queued",
-    "republished": "queued",
-    "priority_set": "plain",
+
+
+class Sign(NamedTuple):
+    """How an event is drawn.
+
+    Attributes:
+        legend: its name in the legend; None: it has none.
+        look: the class of the style sheet for it.
+        glyph: a path within a disc of radius 8.
+        of_run: whether it is drawn in the lane of the worker that wrote it.
+        late_label: what is written beside it there.
+    """
+
+    legend: str | None = None
+    look: Look = "plain"
+    glyph: str = "M0-3.5V1M0 3V3.6"
+    of_run: bool = False
+    late_label: str | None = None
+
+
+_CROSS: Final = "M-3-3L3 3M3-3L-3 3"
+_PAUSE: Final = "M-2-3.5V3.5M2-3.5V3.5"
+_SEND: Final = "M-4 0H3M0-3L3 0L0 3"
+_STOP: Final = "M-3.5-3.5H3.5V3.5H-3.5Z"
+SIGNS: Final = {
+    "enqueued": Sign("enqueued", glyph="M-4 0H4M0-4V4"),
+    "published": Sign("last message stored", glyph=_SEND),
+    "republished": Sign("published again", "queued", _SEND),
+    "retried": Sign("retried by hand", "queued", "M3 3.5H-1A3 3 0 0 1-1-2.5H3M1-4.5L3.5-2.5L1-.5"),
+    "held": Sign("held", "held", _PAUSE),
+    "deferred": Sign("waits for its key", "held", _PAUSE),
+    "woken": Sign("woken", "queued", "M-2-4L3.5 0L-2 4Z"),
+    "child_jobs": Sign("enqueued jobs", "queued", "M-4 0H0M0-3V3M0-3H4M0 3H4", of_run=True),
+    "sleep": Sign("sleeps", "scheduled", "M-3-3.5H3L-3 3.5H3", of_run=True),
+    "fenced": Sign(
+        "stopped itself", "lost", _STOP, of_run=True, late_label="stopped itself: no heartbeat was answered"
+    ),
+    "rejected": Sign("late write refused", "lost", "M-4 4L4-4", of_run=True, late_label="late write refused"),
+    "skipped": Sign("skipped a message", glyph="M-4 2A4 4 0 0 1 4 2M4 2L4.5-2M4 2L.5 1", of_run=True),
+    "cancel_requested": Sign("asked to stop", "cancelled", _STOP),
+    "cancelled": Sign("cancelled", "cancelled", _CROSS),
+    "priority_set": Sign("priority set", glyph="M0 4V-4M-3-1L0-4L3-1"),
+    "rescheduled": Sign("rescheduled", glyph="M0-3.5V0L3 2"),
+    "failed": Sign(None, "failed", _CROSS),
+    "step": Sign(None, "completed", of_run=True),
 }
+"""The sign of each event, in the order of the legend."""
+OTHER: Final = Sign()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +151,9 @@ class StoryMark:
     token: int | None = None
 
     @property
-    def look(self) -> Look:
-        """The class of the style sheet for it."""
-        return _MARK_LOOKS.get(self.name, "plain")
+    def sign(self) -> Sign:
+        """How it is drawn."""
+        return SIGNS.get(self.name, OTHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +350,7 @@ def _marks(events: Sequence[Mapping[str, Any]]) -> Iterator[StoryMark]:
         if name in ENDS and token and token not in ended:
             ended.add(token)
             continue
-        worker = event["worker_id"] if name in _OF_RUN else None
+        worker = event["worker_id"] if SIGNS.get(name, OTHER).of_run else None
         if name == "cancel_requested":
             worker = (event["detail"] or {}).get("owner")
         yield StoryMark(event["at"], name, entry_line(event), str(worker) if worker else None, token or None)
