@@ -106,7 +106,7 @@ def resolve_kinds(
     kinds: dict[str, Kind] = {}
     given_middleware = around.checked(middleware, "the worker")
     of_all = (*around.of_settings(settings), *given_middleware)
-    origins = [_origin_of_middleware(each) for each in given_middleware]
+    origins = [_importable_name(each) for each in given_middleware]
     if isinstance(processors, type | JobProcessor):
         one = processors if isinstance(processors, type) else type(processors)
         raise InvalidTarget(f"processors must be a list, even of one: [{one.__qualname__}]")
@@ -116,9 +116,9 @@ def resolve_kinds(
             raise InvalidTarget(f"{given!r} is no JobProcessor")
         if (other := kinds.get(processor.kind)) is not None:
             if type(other.processor) is type(processor):
-                twice = _full_name(type(processor))
+                twice = around.name_of(type(processor))
                 raise InvalidTarget(f"kind {processor.kind}: its processor {twice} is given twice")
-            two = f"{_full_name(type(other.processor))} and {_full_name(type(processor))}"
+            two = f"{around.name_of(type(other.processor))} and {around.name_of(type(processor))}"
             raise InvalidTarget(
                 f"kind {processor.kind} has two processors, {two}: give one of them another `kind`"
             )
@@ -192,7 +192,7 @@ def check_isolated(kinds: Iterable[Kind], *, codec_is_given: bool) -> None:
         elif codec_is_given:
             rule = "isolation='process' needs a codec that another process can make: JSWORKER_CODEC"
         if rule:
-            raise InvalidTarget(f"kind {kind.name} ({_full_name(type(kind.processor))}): {rule}")
+            raise InvalidTarget(f"kind {kind.name} ({around.name_of(type(kind.processor))}): {rule}")
 
 
 def processor_at(origin: str) -> JobProcessor[Any]:
@@ -208,7 +208,7 @@ def named_at(origin: str) -> Any:
     return attrgetter(name)(importlib.import_module(module))
 
 
-def _origin_of_middleware(given: Middleware) -> str | None:
+def _importable_name(given: Any) -> str | None:
     """Return ``MODULE:NAME`` of a function or class, or of an object in its class's module; else None."""
     named = given if hasattr(given, "__qualname__") else type(given)
     module = sys.modules.get(named.__module__)
@@ -219,7 +219,7 @@ def _origin_of_middleware(given: Middleware) -> str | None:
         name = next((key for key, each in vars(module).items() if each is given), "")
     with suppress(AttributeError):
         if attrgetter(name)(module) is given:
-            return f"{module.__name__}:{name}"
+            return f"{named.__module__}:{name}"
     return None
 
 
@@ -229,37 +229,23 @@ def _origin_of(given: JobProcessor[Any] | type[JobProcessor[Any]]) -> str | None
     An instance must be an attribute of its class's module, or its class must take no arguments: with
     arguments a new instance might differ from this one.
     """
-    if isinstance(given, JobProcessor) and (factory := factory_of(given)) is not None:
-        return factory
-    cls = given if isinstance(given, type) else type(given)
-    module = sys.modules.get(cls.__module__)
-    if module is None or cls.__module__ == "__main__":
-        return None
-    if isinstance(given, JobProcessor):
-        for name, value in vars(module).items():
-            if value is given:
-                return f"{cls.__module__}:{name}"
-        if inspect.signature(cls).parameters:
-            return None
-    with suppress(AttributeError):
-        if attrgetter(cls.__qualname__)(module) is cls:
-            return _full_name(cls)
-    return None
+    if isinstance(given, type):
+        return _importable_name(given)
+    name = factory_of(given) or _importable_name(given)
+    if name is None and not inspect.signature(type(given)).parameters:
+        return _importable_name(type(given))
+    return name
 
 
 def _make(cls: type[JobProcessor[Any]]) -> JobProcessor[Any]:
     try:
         return cls()
     except Exception as error:
-        raise InvalidTarget(f"target {_full_name(cls)} cannot be made: {_cause(error)}") from error
+        raise InvalidTarget(f"target {around.name_of(cls)} cannot be made: {_cause(error)}") from error
 
 
 def _cause(error: Exception) -> str:
     return f"{type(error).__name__}: {printable(str(error), _LONGEST_CAUSE)}"
-
-
-def _full_name(cls: type[Any]) -> str:
-    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def _is_count(value: Any) -> bool:
@@ -334,7 +320,13 @@ def _check_class(processor: JobProcessor[Any]) -> None:
         if processor.isolation is None and (value := getattr(processor, attribute)) is not None:
             of_kind = f"of kind {processor.kind} ({name})"
             raise SettingsError(f"{attribute}={shown(value)} {of_kind} needs isolation='process'")
-    _check_process(processor.process, name)
+    process = f"{name}.process"
+    _check_call(
+        processor.process,
+        ("job",),
+        f"{process} must take the job alone, as process(self, job)",
+        f"{process} is a generator: it must return its result, not yield",
+    )
     _check_hooks(processor, name)
     try:
         what = "payload type"
@@ -356,31 +348,23 @@ def _unusable(error: Exception) -> str:
     return _cause(error)
 
 
-def _check_process(process: Callable[..., Any], name: str) -> None:
-    if inspect.isgeneratorfunction(process) or inspect.isasyncgenfunction(process):
-        raise InvalidTarget(f"{name}.process is a generator: it must return its result, not yield")
-    try:
-        inspect.signature(process).bind("job")
-    except TypeError as error:
-        rule = "must take the job alone, as process(self, job)"
-        raise InvalidTarget(f"{name}.process {rule}: {error}") from None
-    except ValueError:  # written in C, without a signature
-        return
-
-
 def _check_hooks(processor: JobProcessor[Any], name: str) -> None:
     """Refuse a hook that cannot be called; the first job that fails for good would be the first to tell."""
     for hook, parameters in _PARAMETERS_OF_HOOKS.items():
-        function = getattr(processor, hook)
         rule = f"{name}.{hook} must be async def {hook}({', '.join(('self', *parameters))})"
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise InvalidTarget(f"{rule}, and not yield")
-        try:
-            inspect.signature(function).bind(*parameters)
-        except TypeError as error:
-            raise InvalidTarget(f"{rule}: {error}") from None
-        except ValueError:  # written in C, without a signature
-            continue
+        _check_call(getattr(processor, hook), parameters, rule, f"{rule}, and not yield")
+
+
+def _check_call(function: Callable[..., Any], arguments: tuple[str, ...], rule: str, if_yields: str) -> None:
+    """Raise InvalidTarget for a generator, and for a function that does not take these arguments."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidTarget(if_yields)
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        raise InvalidTarget(f"{rule}: {error}") from None
+    except ValueError:  # written in C, without a signature
+        return
 
 
 async def call_hook(hook: Callable[..., Any], *arguments: Any) -> None:
