@@ -16,7 +16,7 @@ USE_DEPENDENCIES := tests/ownership $(addprefix tests/client/test_,enqueue.py jo
 	tests/test_settings.py tests/test_contents.py
 # What the statements do in PostgreSQL: test_sql_page.py shows that the lowest SQLAlchemy writes the same ones.
 NOT_ON_OLDEST := $(addprefix --ignore=tests/ownership/test_,$(addsuffix .py,constraints deadlocks guards operator_races \
-	owner_races plans prune races reset_races stopped_processes waiting_keys waiting_keys_walk workflow_plans)) \
+	owner_races plans races reset_races waiting_keys waiting_keys_walk workflow_plans)) \
 	--deselect=tests/ownership/test_reset.py::test_the_ladder
 # What reads and writes most of the tables.
 USE_TABLES := $(addprefix tests/client/test_,enqueue.py jobs.py own_transactions.py) \

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from jsworker.core.errors import SettingsError
 
-_MOST_THREADS: Final = 4
-"""As many as uvloop has for lookups."""
+_MOST_THREADS: Final = 32
+"""Lookups by jobs use these threads, too: more than those of a few names whose servers never answer."""
 
 
 class EventLoop(asyncio.SelectorEventLoop):
-    """asyncio's event loop, with threads of its own that look up hosts.
+    """asyncio's event loop, with threads for nothing but lookups of hosts.
 
     Jobs that use ``asyncio.to_thread`` may keep every thread of the default executor busy for hours. A worker
     that waited for one of these could not connect to its servers again, by their names.

@@ -194,7 +194,7 @@ class DatabaseHealth:
 
 
 class Complaints:
-    """Problems other than of the two servers; each is reported once, and again for another reason."""
+    """Problems that ``DatabaseHealth`` does not know; each is reported once, and again for another reason."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -329,8 +329,8 @@ class WorkerContext:
     async def unanswered(self, error: DatabaseUnavailable | DatabaseRefused) -> None:
         """Note that a statement was not answered, unless a ping shows that it only waited for a lock.
 
-        Two cases are noted without a ping: no free connection, because the heartbeats' open connection would
-        answer the ping; and a refusal for another reason than a lock.
+        Two cases are noted without a ping: no free connection, disk space or the like, because the open
+        connection of the heartbeats would answer the ping; and a refusal for another reason than a lock.
         """
         with self.health.noting():
             if isinstance(error, DatabaseBusy) or not isinstance(error, DatabaseUnavailable | LockTimeout):

@@ -402,11 +402,13 @@ class Worker:
                 answer = await ask()
             except (DatabaseUnavailable, StreamUnavailable) as error:
                 what = "nats" if isinstance(error, StreamUnavailable) else "postgresql"
-                # No connection is free: the end of this worker would end its supervisor, and free none.
+                # The end of this worker would end its supervisor, and free no connection, nor any disk space.
                 if self._supervision is not None and isinstance(error, DatabaseBusy):
                     answered_at = boottime()
                     what = "start"
-                self._complaints.report(what, str(error))
+                # Who gives up says so once, as its error.
+                if what == "start" or most is None:
+                    self._complaints.report(what, str(error))
                 # The stream's connection has waited for so long itself.
                 waited = math.inf if isinstance(error, StreamUnavailable) else boottime() - answered_at
                 if most is not None and waited >= most:

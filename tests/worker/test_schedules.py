@@ -200,7 +200,6 @@ async def test_one_whose_job_takes_too_long_to_insert_is_told_and_stops_no_other
 async def test_very_many_whose_rows_are_locked_hold_up_no_other(
     client: JobClient, rows: Rows, start: StartWorker, settings: Settings
 ) -> None:
-    running = await start(scripted(echo))
     await client.schedules.add("last", "last", Every(days=SELDOM))
     await rows.query(LIKE_THE_LAST, MOST_READ)
     locking = await open_rows(settings)
@@ -209,7 +208,7 @@ async def test_very_many_whose_rows_are_locked_hold_up_no_other(
         await rows.query(
             "UPDATE jsworker.schedules SET next_at = clock_timestamp() + interval '3 s' WHERE name = 'last'"
         )
-        running.worker._components.schedules.wake()
+        running = await start(scripted(echo))
         [fired] = await running.events.told("schedule.fired")
     assert fired["schedule"] == "last"
     await running.events.told("schedule.fired", times=1 + MOST_READ)

@@ -207,7 +207,9 @@ async def enqueue(
             if not waits:
                 raise
             held = f"unique key {shown(job.unique_key)} of kind {kind}"
-            raise DatabaseTimeout(f"{error}: another transaction may hold {held}") from None
+            raise DatabaseTimeout(
+                f"{error}: another transaction may hold {held}, or those of others"
+            ) from None
         if rows:
             return Enqueued(*rows[0][:2])
         if more:

@@ -37,6 +37,8 @@ class Expiry:
         looks = {"expiry": self._expire, "windows of unique keys": self._forget_windows}
         with self._pace.timed():
             for what, look in looks.items():
+                if not self._context.health.up:
+                    break
                 with self._context.noting(what):
                     try:
                         await look()

@@ -173,7 +173,8 @@ class Scheduler:
                 )
             except DatabaseTimeout as error:  # for example: a trigger waits
                 await self._context.database.ping()
-                return self._set_aside(schedule, str(error))
+                # A short wait is nothing to repair.
+                return self._set_aside(schedule, str(error), is_reported=schedule.name in self._pauses)
             except DatabaseRefused as error:
                 if error.sqlstate is None:  # the login was refused
                     raise
@@ -210,11 +211,14 @@ class Scheduler:
         facts = {"schedule": schedule.name, "kind": schedule.kind, "instants": instants}
         self._context.events.emit("schedule.skipped", **facts, scheduled_for=first, reason=reason)
 
-    def _set_aside(self, schedule: StoredSchedule, reason: str) -> list[datetime]:
+    def _set_aside(
+        self, schedule: StoredSchedule, reason: str, *, is_reported: bool = True
+    ) -> list[datetime]:
         pause = min(2 * self._pauses.get(schedule.name, _ASIDE_SECONDS / 2), _LONGEST_ASIDE_SECONDS)
         self._pauses[schedule.name] = pause
         self._aside[schedule.name] = boottime() + pause
-        self._context.events.emit(
-            "schedule.refused", schedule=schedule.name, kind=schedule.kind, reason=reason
-        )
+        if is_reported:
+            self._context.events.emit(
+                "schedule.refused", schedule=schedule.name, kind=schedule.kind, reason=reason
+            )
         return []
