@@ -192,6 +192,7 @@ async def test_one_whose_job_takes_too_long_to_insert_is_told_and_stops_no_other
     running.worker._components.schedules.wake()
     [fired] = await running.events.told("schedule.fired")
     assert fired["schedule"] == "sound"
+    assert running.events.of("schedule.refused") == []  # once is nothing to repair
     [refused] = await running.events.told("schedule.refused")
     assert (refused["schedule"], "did not answer within" in refused["reason"]) == ("slow", True)
     assert running.events.of("worker.degraded") == []
