@@ -62,7 +62,7 @@ _SERVER_CLASSES = (
     "57P",
     "580",
 )  # connection lost, slots or disk used up, server shut down or not up yet, the disk is broken
-_QUERY_CANCELED = "57014"  # for example by a statement_timeout of the server
+QUERY_CANCELED = "57014"  # for example by a statement_timeout of the server
 _IN_FAILED_TRANSACTION = "25P02"  # every statement after a failed one, until a rollback
 CONFLICTS = ("40001", "40P01")  # serialisation failure, deadlock
 
@@ -153,7 +153,7 @@ def map_error(error: Exception, place: str) -> JsworkerError:
         return RowRefused(sqlstate, diagnosis.constraint_name)
     reason = (diagnosis.message_primary or "no reason given")[:200]
     if sqlstate[:2] in {"08", "57"} or sqlstate in (_READ_ONLY, *_ENDED):
-        unavailable = DatabaseTimeout if sqlstate == _QUERY_CANCELED else DatabaseUnavailable
+        unavailable = DatabaseTimeout if sqlstate == QUERY_CANCELED else DatabaseUnavailable
         why = _WRITES_NOTHING if sqlstate == _READ_ONLY else f"is not available: {reason}"
         return unavailable(f"PostgreSQL at {place} {why} (SQLSTATE {sqlstate})")
     kind: type[DatabaseRefused | DatabaseFailing] = DatabaseRefused

@@ -81,9 +81,8 @@ def console_line(_: WrappedLogger, __: str, event: EventDict, *, colours: bool, 
 
 def _in_words(event: EventDict) -> str:
     name = str(event["event"])
-    if (
-        name == "job.lost" and event.get("reason") is not None
-    ):  # PostgreSQL's refusal: the worker still owns the job
+    # With the reason of PostgreSQL's refusal: the worker still owns the job.
+    if name == "job.lost" and event.get("reason") is not None:
         return "not settled"
     if name in _WORDS or not _EVENT.fullmatch(name):
         return _WORDS.get(name, name)

@@ -16,7 +16,7 @@ from jsworker.core.errors import DatabaseTimeout
 from jsworker.ownership.database import Database, MostRows
 from jsworker.ownership.pool import FarTime, Row, uuid_array
 from jsworker.ownership.predicates import ended, ended_indexed, set_aside
-from jsworker.ownership.refusals import RowRefused, in_halves
+from jsworker.ownership.refusals import QUERY_CANCELED, RowRefused, in_halves
 from jsworker.ownership.statements import condition, filled
 from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, Swept, run_sweep
 
@@ -86,8 +86,6 @@ RETURNING w.id
 _WORKFLOWS: Final = 100
 _LONGER: Final = 10
 """Times the statement time-out, for one workflow (it may have very many batches and needs) or one job."""
-_TOO_SLOW: Final = "57014"
-"""PostgreSQL's SQLSTATE for a statement that was ended, for example by a time-out."""
 
 # Leaves out jobs that were refused before, because a foreign key or a trigger keeps them.
 _PAST = condition(~set_aside("prune"))
@@ -180,7 +178,7 @@ async def _prune_one(database: Database, values: Mapping[str, Any], refused_rows
     except DatabaseTimeout:
         await database.end_given_up()
     found = await database.run(_PRUNING.find, values)
-    refused = [(row.id, RowRefused(_TOO_SLOW, None)) for row in found]
+    refused = [(row.id, RowRefused(QUERY_CANCELED, None)) for row in found]
     await refused_rows.note("prune", refused)
     return Swept([], found, refused)
 
