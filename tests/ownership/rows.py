@@ -205,15 +205,16 @@ CREATE EVENT TRIGGER refuse_under_a_limit ON ddl_command_start EXECUTE FUNCTION 
 
 
 @contextmanager
-def slow_rows(sql: Sql, event: str, table: str, seconds: float) -> Iterator[None]:
-    """Let each row that a statement writes take so long, as a slow trigger does."""
+def slow_rows(sql: Sql, event: str, table: str, seconds: float, *, when: str = "true") -> Iterator[None]:
+    """Let each row that a statement writes take so long, if ``when`` holds for it, as a slow trigger does."""
+    slow = f"public.slow_{table}()"
     body = f"BEGIN PERFORM pg_sleep({seconds}); RETURN coalesce(new, old); END"
-    sql.execute(f"CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS $${body}$$".encode())
+    sql.execute(f"CREATE FUNCTION {slow} RETURNS trigger LANGUAGE plpgsql AS $${body}$$".encode())
     sql.execute(
         f"CREATE TRIGGER slow BEFORE {event} ON jsworker.{table}"
-        " FOR EACH ROW EXECUTE FUNCTION public.slow()".encode()
+        f" FOR EACH ROW WHEN ({when}) EXECUTE FUNCTION {slow}".encode()
     )
     try:
         yield
     finally:
-        sql.execute("DROP FUNCTION public.slow() CASCADE")
+        sql.execute(f"DROP FUNCTION {slow} CASCADE".encode())

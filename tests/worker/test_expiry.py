@@ -12,6 +12,7 @@ from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.worker import components
 from jsworker.worker.maintenance.expiry import Expiry
+from tests.ownership.rows import Sql, slow_rows
 from tests.support.contexts import make_context
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, echo, scripted
@@ -33,12 +34,6 @@ async def test_a_worker_cancels_what_has_expired_also_of_kinds_that_others_run(
     assert await rows.told(late.id) == ["cancelled"]
 
 
-SLOW = """
-CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS
-$$ BEGIN PERFORM pg_sleep(TG_ARGV[0]::float); RETURN coalesce(new, old); END $$
-"""
-SLOWLY = "CREATE TRIGGER slow BEFORE {} ON jsworker.{} FOR EACH ROW EXECUTE FUNCTION public.slow({})"
-SLOW_WINDOWS = SLOWLY.format("DELETE", "unique_windows", 0.01)
 WINDOWS = """
 INSERT INTO jsworker.unique_windows (kind, key, job_id, until)
 SELECT 'elsewhere', n, gen_random_uuid(), clock_timestamp() - interval '1 h' FROM generate_series(1, 300) AS n
@@ -46,27 +41,29 @@ SELECT 'elsewhere', n, gen_random_uuid(), clock_timestamp() - interval '1 h' FRO
 
 
 async def test_where_a_batch_takes_too_long_fewer_are_written_at_once(
-    client: JobClient, rows: Rows, settings: Settings
+    client: JobClient, rows: Rows, sql: Sql, settings: Settings
 ) -> None:
     await client.enqueue_many("elsewhere", [{}] * 300, expires_in=60)
-    for statement in (OVER, WINDOWS, SLOW, SLOWLY.format("UPDATE", "jobs", 0.01), SLOW_WINDOWS):
+    for statement in (OVER, WINDOWS):
         await rows.query(statement)
-    async with Database(settings.database_dsn(), statement_timeout=1.5) as database:
-        await Expiry(context := make_context(database)).step()
+    with slow_rows(sql, "UPDATE", "jobs", 0.01), slow_rows(sql, "DELETE", "unique_windows", 0.01):
+        async with Database(settings.database_dsn(), statement_timeout=1.5) as database:
+            await Expiry(context := make_context(database)).step()
     assert context.health.up
     assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE status = 'queued'") == 0
     assert await rows.value("SELECT count(*) FROM jsworker.unique_windows") == 0
 
 
 async def test_a_job_that_takes_too_long_to_cancel_holds_up_no_window(
-    client: JobClient, rows: Rows, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    client: JobClient, rows: Rows, sql: Sql, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jsworker.worker.maintenance.expiry._BATCH", 2)
     late = await client.enqueue("elsewhere", {}, expires_in=60)
-    for statement in (OVER, WINDOWS, SLOW, SLOWLY.format("UPDATE", "jobs", 60)):
+    for statement in (OVER, WINDOWS):
         await rows.query(statement)
-    async with Database(settings.database_dsn(), statement_timeout=1.5) as database:
-        await Expiry(context := make_context(database)).step()
+    with slow_rows(sql, "UPDATE", "jobs", 60):
+        async with Database(settings.database_dsn(), statement_timeout=1.5) as database:
+            await Expiry(context := make_context(database)).step()
     assert context.health.up
     assert (await rows.job(late.id))["status"] == "queued"
     assert await rows.value("SELECT count(*) FROM jsworker.unique_windows") == 0

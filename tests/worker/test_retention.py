@@ -14,6 +14,7 @@ from jsworker.ownership.transitions.refused_rows import marks_of
 from jsworker.worker.maintenance import retention as module
 from jsworker.worker.maintenance.retention import Retention
 from jsworker.worker.worker import WorkerDied
+from tests.ownership.rows import Sql, slow_rows
 from tests.support.contexts import make_context
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
@@ -37,14 +38,6 @@ INSERT INTO jsworker.workers
   (id, hostname, pid, kinds, concurrency, version, heartbeat_interval, state, last_seen_at)
 SELECT 'other-' || n, 'elsewhere', 1, '{}', 1, '1', '5 s', %s, clock_timestamp() - %s * interval '1 second'
 FROM generate_series(1, %s) AS n
-"""
-SLOW = """
-CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS
-$$ BEGIN PERFORM pg_sleep(%s); RETURN old; END $$
-"""
-SLOW_TRIGGER = """
-CREATE TRIGGER slow BEFORE DELETE ON jsworker.jobs FOR EACH ROW WHEN (old.id = '%s')
-EXECUTE FUNCTION public.slow()
 """
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -255,23 +248,22 @@ class TestTrouble:
 
     @pytest.mark.parametrize(("seconds", "left"), [(3.0, 0), (60.0, 1)])
     async def test_a_job_that_takes_too_long_by_itself_holds_up_no_other(
-        self, rows: Rows, settings: Settings, *, seconds: float, left: int
+        self, rows: Rows, sql: Sql, settings: Settings, *, seconds: float, left: int
     ) -> None:
         await rows.query(OLD_JOBS, 20)
         slow = await rows.value("SELECT id FROM jsworker.jobs ORDER BY id LIMIT 1")
         await rows.query(
             "UPDATE jsworker.jobs SET finished_at = finished_at - interval '1 h' WHERE id = %s", slow
         )
-        await rows.query(SLOW % seconds)
-        await rows.query(SLOW_TRIGGER % slow)
-        async with Database(settings.database_dsn(), statement_timeout=1.5) as database:
-            alone = Alone(database, settings)
-            for _ in range(6):  # three passes with fewer and fewer jobs, and one to the end
-                await alone.finish()
-                if await rows.value(LEFT) == left:
-                    break
-            assert await rows.value(LEFT) == left
-            marks = await marks_of(database, [slow])
+        with slow_rows(sql, "DELETE", "jobs", seconds, when=f"old.id = '{slow}'"):
+            async with Database(settings.database_dsn(), statement_timeout=1.5) as database:
+                alone = Alone(database, settings)
+                for _ in range(6):  # three passes with fewer and fewer jobs, and one to the end
+                    await alone.finish()
+                    if await rows.value(LEFT) == left:
+                        break
+                assert await rows.value(LEFT) == left
+                marks = await marks_of(database, [slow])
         assert [(mark.attempted, mark.sqlstate) for mark in marks.get(slow, [])] == [
             ("prune", "57014")
         ] * left
