@@ -440,9 +440,10 @@ class TestDatabaseUrl:
         read = make_url(settings.database_dsn())
         assert (read.username, read.password, read.host, read.database) == ("jobs", password, "db", "jobs")
 
-    def test_two_passwords_are_one_too_many(self) -> None:
+    @pytest.mark.parametrize("url", [f"u:{CANARY}@h/d", f"u@h/d?sslmode=require&password={CANARY}"])
+    def test_two_passwords_are_one_too_many(self, url: str) -> None:
         both = "JSWORKER_DATABASE_PASSWORD and a password in JSWORKER_DATABASE_URL"
-        lines = faults(database_url=f"postgresql://u:{CANARY}@h/d", database_password="p")
+        lines = faults(database_url=f"postgresql://{url}", database_password="p")
         assert lines == [f"{both} must not be set together: keep one"]
 
     @pytest.mark.parametrize(

@@ -47,6 +47,9 @@ _TRIGGERS: Final = {
     "jobs_live_stay_at_once": "all jobs could be deleted at once, by TRUNCATE",
 }
 _LEFT_BY_REINDEX: Final = re.compile(r"_cc(?:new|old)\d*$")
+_UNIQUE_INDEX: Final = re.compile(
+    r"CREATE UNIQUE INDEX \w+ ON (?P<table>\S+) \((?P<columns>[\w, ]+)\) WHERE (?P<condition>.+)"
+)
 _SLOWER: Final = "searches for jobs get slower from hour to hour, and the tables grow"
 _RESTORE: Final = "Restore it as `jsworker db upgrade` makes it in an empty database: pg_dump --schema-only."
 _MOST_IDS: Final = 2**31 - 1 - 3_000_000
@@ -82,7 +85,8 @@ def connection(server: Server, place: str, login: Login = "worker") -> Iterator[
             "default_transaction_read_only is on: nothing can be written",
             _ANOTHER_LOGIN
             if _is_of_others(server)
-            else f"ALTER ROLE {_quoted(server.role)} SET default_transaction_read_only = off",
+            else f"ALTER ROLE {_quoted(server.role)} SET default_transaction_read_only = off, or remove it"
+            " from the options in JSWORKER_DATABASE_URL.",
         )
     elif server.version // 10_000 < _LEAST_VERSION:
         yield error(
@@ -255,17 +259,18 @@ def indexes(schema: Schema) -> Iterator[Finding]:
     """All indexes are there, as they must be, and valid."""
     shapes = wanted_shapes()
     for name, statement in sorted(wanted_indexes().items()):
-        create = statement.replace("INDEX ", "INDEX CONCURRENTLY ", 1)
+        if _UNIQUE_INDEX.match(statement):
+            continue
+        create = _concurrently(statement)
         if name not in schema.indexes:
             yield error(f"index {name} is missing: searches read whole tables", create)
         elif (shape := schema.indexes[name].shape) != shapes[name]:
             yield error(
-                f"index {name} is {printable(shape, 200)}, must be {shapes[name]}: searches are slow, and a"
-                " unique index refuses nothing or too much",
+                f"index {name} is {printable(shape, 200)}, must be {shapes[name]}: searches are slow",
                 f"DROP INDEX CONCURRENTLY jsworker.{name}; {create}",
             )
     for index in schema.indexes.values():
-        if index.valid:
+        if index.valid or index.name in _unique_indexes():
             continue
         says = f"index {index.name} on {index.table} is invalid"
         if _LEFT_BY_REINDEX.search(index.name):  # to rebuild it would make a second index of the same columns
@@ -277,6 +282,44 @@ def indexes(schema: Schema) -> Iterator[Finding]:
             yield error(
                 f"{says}: it is never read", f"REINDEX INDEX CONCURRENTLY jsworker.{_quoted(index.name)}"
             )
+
+
+def unique_keys(schema: Schema) -> Iterator[Finding]:
+    """No two live jobs of a kind may have the same key."""
+    shapes = wanted_shapes()
+    for name, (statement, duplicates) in sorted(_unique_indexes().items()):
+        index = schema.indexes.get(name)
+        if index is None:
+            wrong, repair = "is missing", _concurrently(statement)
+        elif index.shape != shapes[name]:
+            wrong = f"is {printable(index.shape, 200)}, must be {shapes[name]}"
+            repair = f"DROP INDEX CONCURRENTLY jsworker.{name}; {_concurrently(statement)}"
+        elif not index.valid:
+            wrong, repair = "is invalid", f"REINDEX INDEX CONCURRENTLY jsworker.{name}"
+        else:
+            continue
+        yield error(
+            f"unique index {name} {wrong}: two live jobs of a kind may have the same key; cancel all but one"
+            f" of each line of: {duplicates}",
+            repair,
+        )
+
+
+def _concurrently(create_index: str) -> str:
+    return create_index.replace("INDEX ", "INDEX CONCURRENTLY ", 1)
+
+
+def _unique_indexes() -> dict[str, tuple[str, str]]:
+    """Return the statement that makes each unique index, and the one that finds what it would refuse."""
+    found = {name: _UNIQUE_INDEX.fullmatch(create) for name, create in wanted_indexes().items()}
+    return {name: (match[0], _duplicates(**match.groupdict())) for name, match in found.items() if match}
+
+
+def _duplicates(table: str, columns: str, condition: str) -> str:
+    return (
+        f"SELECT {columns}, array_agg(id) AS jobs FROM {table} WHERE {condition}"  # noqa: S608 -- constants
+        f" GROUP BY {columns} HAVING count(*) > 1"
+    )
 
 
 def constraints(schema: Schema) -> Iterator[Finding]:
@@ -376,4 +419,4 @@ CHECKS: Final = (
     pooler,
     connections,
 )
-TABLE_CHECKS: Final = (presence, indexes, constraints, persistence, row_security, vacuum, locks)
+TABLE_CHECKS: Final = (presence, indexes, unique_keys, constraints, persistence, row_security, vacuum, locks)

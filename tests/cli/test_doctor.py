@@ -378,16 +378,37 @@ BROKEN_TABLES = [
     ),
     *(
         (
-            f"DROP INDEX jsworker.{name}; CREATE {wrong}",
-            *("tables.indexes", "error", f"index {name} is {shape}"),
+            statement,
+            "tables.unique_keys",
+            "error",
+            f"unique index {name} {wrong}: two live jobs of a kind may ",
         )
-        for name, wrong, shape in (
+        for name, statement, wrong in (
+            ("jobs_unique_live", "DROP INDEX jsworker.jobs_unique_live", "is missing"),
             (
+                "jobs_unique_running",
+                (
+                    "UPDATE pg_index SET indisvalid = false"
+                    " WHERE indexrelid = 'jsworker.jobs_unique_running'::regclass"
+                ),
+                "is invalid",
+            ),
+        )
+    ),
+    *(
+        (
+            f"DROP INDEX jsworker.{name}; CREATE {wrong}",
+            *(f"tables.{check}", "error", f"index {name} is {shape}"),
+        )
+        for check, name, wrong, shape in (
+            (
+                "unique_keys",
                 "jobs_unique_live",
                 "INDEX jobs_unique_live ON jsworker.jobs (kind)",
                 "jobs (kind), must be UNIQUE jobs (kind, unique_key) WHERE …: ",
             ),
             (
+                "indexes",
                 "jobs_failures",
                 "INDEX jobs_failures ON jsworker.jobs (kind, lower(kind), finished_at, id)",
                 "jobs (kind, …, finished_at, id), must be jobs (kind, …, finished_at, id) WHERE …: ",
@@ -456,6 +477,22 @@ def test_tables_out_of_shape(world: World, statement: str, check: str, level: st
         for one in finding["do"].split("; "):  # as psql sends them
             world.sql.execute(one.encode())
         assert the_finding(world.findings(), check)["level"] == "ok"
+
+
+def test_the_jobs_of_a_key_that_was_used_twice_are_found(world: World) -> None:
+    world.start_worker(KIND)
+    world.sql.execute("DROP INDEX jsworker.jobs_unique_live")
+    twins = [insert_job(world.sql, unique_key="order 7") for _ in range(2)]
+    insert_job(world.sql, unique_key="order 8")
+    finding = the_finding(world.findings(), "tables.unique_keys")
+    [line] = world.sql.execute(finding["says"].partition(" of each line of: ")[2].encode()).fetchall()
+    assert sorted(line["jobs"]) == sorted(twins)
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        world.sql.execute(finding["do"].encode())
+    world.cli("cancel", str(twins[0])).ok()
+    world.sql.execute("DROP INDEX jsworker.jobs_unique_live")
+    world.sql.execute(the_finding(world.findings(), "tables.unique_keys")["do"].encode())
+    assert the_finding(world.findings(), "tables.unique_keys")["level"] == "ok"
 
 
 def test_a_transaction_that_holds_locks(world: World, sound: Sound) -> None:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
+from urllib.parse import parse_qs
 
 from jsworker.core.errors import SettingsError
 from jsworker.core.settings.model import RECOVERY_RULES, FieldFaults, Settings
@@ -115,9 +116,14 @@ def _misfits(settings: Settings, unsound: frozenset[str]) -> Iterator[str]:
         yield f"{' and '.join(given)} must not be set together: keep one login"
     if settings.encryption_keys is not None and settings.codec is not None:
         yield "JSWORKER_ENCRYPTION_KEYS and JSWORKER_CODEC must not be set together: keep one"
-    if settings.database_password and database_parts(settings.database_url)["password"]:
+    if settings.database_password and _holds_password(settings.database_url):
         variables = "JSWORKER_DATABASE_PASSWORD and a password in JSWORKER_DATABASE_URL"
         yield f"{variables} must not be set together: keep one"
+
+
+def _holds_password(database_url: str) -> bool:
+    parts = database_parts(database_url)
+    return bool(parts["password"]) or "password" in parse_qs(parts["place"].partition("?")[2])
 
 
 def _without(unsound: frozenset[str], overrides: Mapping[str, Any]) -> dict[str, Any]:
