@@ -1,9 +1,13 @@
 """A starting worker takes back what earlier lives held whose end this machine can prove, and no more."""
 
 import asyncio
+import os
+import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +16,11 @@ from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import workers
-from jsworker.worker.recovery.earlier_lives import Reconciler, death_of
+from jsworker.ownership.transitions.workers import EarlierLife
+from jsworker.worker.recovery.earlier_lives import Reconciler, death_of, identify, start_of
 from jsworker.worker.recovery.resets import DeadOwners
 from tests.support.contexts import make_context
+from tests.support.files_at_their_limit import no_more_files
 from tests.support.fleet import PATIENT, Fleet
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
@@ -117,19 +123,79 @@ async def test_a_worker_without_a_pod_takes_no_unknown_pod_for_its_own(
     assert await lives.kept() == {"nowhere"}
 
 
-async def test_a_process_that_may_be_hidden_is_not_taken_for_gone(
-    lives: Lives, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def not_permitted(_pid: int, _signal: int) -> None:
-        raise PermissionError  # the kernel's word about another user's process, which /proc may not show
+@pytest.fixture
+def sleeping() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
 
-    await lives.add("another-user", pid=ended_pid())
+
+async def _of_another(lives: Lives, database: Database, pid: int) -> EarlierLife:
+    """Return a life whose process has noted another start than a process of this id has."""
+    await lives.add("another", pid=pid, process_started="1")
     [earlier] = await workers.earlier_lives(database, worker=lives.me)
+    return earlier
+
+
+@pytest.mark.parametrize("error", [PermissionError, None], ids=["of another user", "of this user"])
+async def test_a_process_that_may_be_hidden_is_not_taken_for_gone(
+    lives: Lives, database: Database, monkeypatch: pytest.MonkeyPatch, error: type[OSError] | None
+) -> None:
+    def answer(_pid: int, _signal: int) -> None:
+        if error is not None:
+            raise error  # the kernel's word about another user's process, which /proc may not show
+
+    earlier = await _of_another(lives, database, ended_pid())
     assert death_of(earlier, lives.me) == f"process {earlier.pid} of this host is gone"
-    monkeypatch.setattr("os.kill", not_permitted)
+    monkeypatch.setattr("os.kill", answer)
     assert death_of(earlier, lives.me) is None
     reused = replace(earlier, pid=lives.me.pid, process_started="1")
     assert death_of(reused, lives.me) is not None
+
+
+async def test_a_process_that_has_ended_and_was_not_waited_for_is_gone(
+    lives: Lives, database: Database, sleeping: subprocess.Popen[bytes]
+) -> None:
+    earlier = replace(
+        await _of_another(lives, database, sleeping.pid), process_started=start_of(sleeping.pid)
+    )
+    assert death_of(earlier, lives.me) is None
+    sleeping.send_signal(signal.SIGKILL)
+
+    async def it_is_gone() -> None:
+        assert death_of(earlier, lives.me) is not None
+
+    await eventually(it_is_gone)
+    assert sleeping.returncode is None
+
+
+async def test_what_cannot_be_read_is_no_evidence(
+    lives: Lives, database: Database, settings: Settings, sleeping: subprocess.Popen[bytes]
+) -> None:
+    """As where a process has too many files open: its twin is alive."""
+    reused = await _of_another(lives, database, sleeping.pid)
+    assert death_of(reused, lives.me) is not None
+    with no_more_files():
+        assert death_of(reused, lives.me) is None
+        me = identify(settings, [])
+    assert (me.boot_id, me.process_started) == (None, None)
+    anew = replace(reused, pid_namespace="pid:[1]")
+    assert death_of(anew, lives.me) == "container app of this pod was started anew"
+    for unknown in ("boot_id", "pid_namespace"):
+        assert death_of(replace(anew, **{unknown: None}), lives.me) is None  # type: ignore[arg-type]
+
+
+def test_the_processes_of_another_pid_namespace_are_no_evidence(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As after ``unshare --pid --fork``, without a new ``/proc``."""
+    assert identify(settings, []).pid_namespace == str(Path("/proc/self/ns/pid").readlink())
+    (tmp_path / str(os.getpid() + 1) / "ns").mkdir(parents=True)
+    (tmp_path / str(os.getpid() + 1) / "ns/pid").symlink_to("pid:[1]")
+    (tmp_path / "self").symlink_to(str(os.getpid() + 1))
+    monkeypatch.setattr("jsworker.worker.recovery.earlier_lives._PROC", tmp_path)
+    assert identify(settings, []).pid_namespace is None
 
 
 async def test_recovery_at_the_start_can_be_turned_off(

@@ -6,6 +6,7 @@ import secrets
 import socket
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -42,10 +43,10 @@ def identify(settings: Settings, kinds: Sequence[str]) -> WorkerRow:
         hostname=hostname,
         pod_uid=settings.pod_uid,
         container=settings.container,
-        boot_id=_known((_PROC / "sys/kernel/random/boot_id").read_text),
-        pid_namespace=_known((_PROC / "self/ns/pid").readlink),
+        boot_id=_known(lambda: (_PROC / "sys/kernel/random/boot_id").read_text().strip()),
+        pid_namespace=_known(_pid_namespace),
         pid=pid,
-        process_started=start_of(pid),
+        process_started=_known(partial(start_of, pid)),
         kinds=kinds,
         concurrency=settings.concurrency,
         version=__version__,
@@ -53,19 +54,33 @@ def identify(settings: Settings, kinds: Sequence[str]) -> WorkerRow:
     )
 
 
-def _known(read: Callable[[], object]) -> str | None:
+def _known(read: Callable[[], str | None]) -> str | None:
     try:
-        return str(read()).strip()
+        return read()
     except OSError:
         return None  # without /proc there is no such evidence; rules 1 and 3 find the dead by their silence
 
 
+def _pid_namespace() -> str | None:
+    """Return this process's PID namespace; None if ``/proc`` shows the processes of another one."""
+    shows_this_one = str((_PROC / "self").readlink()) == str(os.getpid())
+    return str((_PROC / "self/ns/pid").readlink()) if shows_this_one else None
+
+
 def start_of(pid: int) -> str | None:
-    """Return a process's start in clock ticks since boot; None if it does not run in this PID namespace."""
+    """Return a process's start in clock ticks since boot; None if it does not run in this PID namespace.
+
+    Raises:
+        OSError: it cannot be read, which says nothing about the process.
+    """
     try:
         stat = (_PROC / f"{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
+    except (FileNotFoundError, ProcessLookupError):
+        try:
+            os.kill(pid, 0)
+        except (ProcessLookupError, OverflowError):
+            return None
+        raise  # it exists, and /proc hides it
     state, *fields = stat.rpartition(")")[2].split()
     return None if state in _ENDED else fields[18]
 
@@ -74,9 +89,10 @@ def death_of(earlier: EarlierLife, me: WorkerRow) -> str | None:
     """Return the proof, in words, that an earlier life has ended; None if it may be alive.
 
     An equal name is no proof. It is proven if its process is gone from this same PID namespace, or if this
-    container has replaced the container of the earlier life in the same pod.
+    container has replaced the container of the earlier life in the same pod. What cannot be read proves
+    nothing, neither of the earlier life nor of this one.
     """
-    if me.boot_id is None or me.pid_namespace is None:
+    if None in (me.boot_id, me.pid_namespace, earlier.boot_id, earlier.pid_namespace):
         return None
     if (earlier.boot_id, earlier.pid_namespace) == (me.boot_id, me.pid_namespace):
         return _end_of_process(earlier)
@@ -173,20 +189,10 @@ async def refuse_live_duplicate(context: WorkerContext, *, name: str, presence: 
 
 
 def _end_of_process(earlier: EarlierLife) -> str | None:
-    started = start_of(earlier.pid)
-    if started is not None and (earlier.process_started is None or started == earlier.process_started):
-        return None
-    if started is None and _is_hidden(earlier.pid):
+    try:
+        started = start_of(earlier.pid)
+        if started is not None and earlier.process_started in (None, started):
+            return None
+    except OSError:
         return None
     return f"process {earlier.pid} of this host is gone"
-
-
-def _is_hidden(pid: int) -> bool:
-    """Return whether a process may exist that ``/proc`` hides because another user owns it."""
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except (ProcessLookupError, OverflowError):
-        pass
-    return False  # processes of this user are visible: if it exists, it is a zombie
