@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -196,6 +197,36 @@ def test_the_processes_of_another_pid_namespace_are_no_evidence(
     (tmp_path / "self").symlink_to(str(os.getpid() + 1))
     monkeypatch.setattr("jsworker.worker.recovery.earlier_lives._PROC", tmp_path)
     assert identify(settings, []).pid_namespace is None
+
+
+SHIFTED = ("unshare", "--user", "--map-root-user", "--time", "--boottime", "1000")
+
+
+@pytest.fixture
+def shifted() -> Iterator[subprocess.Popen[bytes]]:
+    """A process whose clocks are shifted."""
+    command = [*SHIFTED, "sh", "-c", "echo; exec sleep 600"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None
+    or subprocess.run([*SHIFTED, "true"], check=False, capture_output=True).returncode != 0,
+    reason="a time namespace of its own is not allowed here",
+)
+async def test_another_start_by_a_shifted_clock_is_no_evidence(
+    lives: Lives, database: Database, shifted: subprocess.Popen[bytes]
+) -> None:
+    """A process has noted its start by its own clock; ``/proc`` shows it by that of who reads it."""
+    earlier = await _of_another(lives, database, shifted.pid)
+    assert death_of(earlier, lives.me) is None
+    shifted.kill()
+    shifted.wait()
+    assert death_of(earlier, lives.me) is not None
 
 
 async def test_recovery_at_the_start_can_be_turned_off(

@@ -85,6 +85,14 @@ def start_of(pid: int) -> str | None:
     return None if state in _ENDED else fields[18]
 
 
+def _clock_offsets(process: int | str) -> str | None:
+    """Return how far the clocks of a process are shifted; None: not at all, or there is no such process."""
+    try:
+        return (_PROC / f"{process}/timens_offsets").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
 def death_of(earlier: EarlierLife, me: WorkerRow) -> str | None:
     """Return the proof, in words, that an earlier life has ended; None if it may be alive.
 
@@ -191,7 +199,11 @@ async def refuse_live_duplicate(context: WorkerContext, *, name: str, presence: 
 def _end_of_process(earlier: EarlierLife) -> str | None:
     try:
         started = start_of(earlier.pid)
-        if started is not None and earlier.process_started in (None, started):
+        if started is not None and (
+            earlier.process_started in (None, started)
+            # The start is shown by the reader's clock, and the process has noted it by its own.
+            or _clock_offsets(earlier.pid) != _clock_offsets("self")
+        ):
             return None
     except OSError:
         return None
