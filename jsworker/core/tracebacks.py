@@ -30,29 +30,57 @@ _RESUMABLE: Final[Mapping[type, tuple[str, str]]] = {
 asked, because their attributes may run code."""
 
 
+def type_name(error: BaseException) -> str:
+    """Return the name of an error's type, also if its metaclass has another one or raises."""
+    return str.__str__(type.__dict__["__name__"].__get__(type(error)))
+
+
+def held_by(error: BaseException, name: str) -> Any:
+    """Return an attribute as Python has set it, such as ``__cause__``, whatever its class makes of it."""
+    return BaseException.__dict__[name].__get__(error)
+
+
+def members_of(error: BaseException) -> Sequence[BaseException]:
+    """Return the members of an error group as Python has set them; none of another error."""
+    # Not isinstance: that reads ``__class__``, which an error may define.
+    if issubclass(type(error), BaseExceptionGroup):
+        members: Sequence[BaseException] = BaseExceptionGroup.__dict__["exceptions"].__get__(error)
+        return members
+    return ()
+
+
 def raised_at(error: BaseException) -> str:
     """Return file and line where an error was raised, in the user's own code if it passed any, else empty."""
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}, line {error.lineno}"
-    frames = traceback.walk_tb(error.__traceback__)
+    if issubclass(type(error), SyntaxError):
+        file, line = (SyntaxError.__dict__[name].__get__(error) for name in ("filename", "lineno"))
+        return f"{file}, line {line}"
+    frames = traceback.walk_tb(held_by(error, "__traceback__"))
     return _last_own((frame.f_code.co_filename, line) for frame, line in frames)
 
 
 def message_of(error: BaseException) -> str:
     """Return the text of an error as ``str()`` gives it, also if the error's own code raises in doing so."""
     try:
-        return str(traceback.TracebackException(type(error), error, None))
+        # It may be of a subclass of str, whose methods are the user's, too.
+        return str.__str__(str(traceback.TracebackException(type(error), error, None)))
     except BaseException as fault:  # noqa: BLE001 -- __str__, __getattr__ and the like are the user's
-        return f"it cannot be shown: showing it raised {type(fault).__name__}"
+        return f"it cannot be shown: showing it raised {type_name(fault)}"
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the traceback of an error and of its causes, as Python prints it."""
+    """Return the traceback of an error and of its causes, as Python prints it; else its own alone."""
     try:
         return "".join(traceback.format_exception(error))
     except BaseException:  # noqa: BLE001 -- as above
-        frames = "".join(traceback.format_tb(error.__traceback__))
-        return f"{_TRACEBACK}\n{frames}{type(error).__name__}: {message_of(error)}\n"
+        return f"{_TRACEBACK}\n{frames_of(error)}{type_name(error)}: {message_of(error)}\n"
+
+
+def frames_of(error: BaseException) -> str:
+    """Return the lines of a traceback that are about frames, for an error without its causes."""
+    try:
+        return "".join(traceback.format_tb(held_by(error, "__traceback__")))
+    except BaseException as fault:  # noqa: BLE001 -- lines are asked of the modules' loaders
+        return f"  it cannot be shown: showing it raised {type_name(fault)}\n"
 
 
 def innermost(frames: Iterable[FrameType]) -> str:

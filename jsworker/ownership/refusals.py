@@ -21,6 +21,7 @@ from jsworker.core.errors import (
     TooManyFiles,
 )
 from jsworker.core.open_files import NO_FILES, may_open_no_files
+from jsworker.core.tracebacks import held_by, members_of
 from jsworker.ownership.pool import Row
 
 _NONE_LEFT = (
@@ -134,9 +135,7 @@ def is_cause_of(cause: BaseException, error: BaseException) -> bool:
         if one is cause:
             return True
         seen.add(id(one))
-        waiting += [one.__cause__, one.__context__]
-        if isinstance(one, BaseExceptionGroup):
-            waiting += one.exceptions
+        waiting += [held_by(one, "__cause__"), held_by(one, "__context__"), *members_of(one)]
     return False
 
 

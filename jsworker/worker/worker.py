@@ -430,4 +430,4 @@ def _name_of(loop: asyncio.AbstractEventLoop) -> str:
 def _is_cancelled(error: BaseException) -> bool:
     """Return whether it is this task that was cancelled, not one of a processor for which it waits."""
     task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+    return issubclass(type(error), asyncio.CancelledError) and task is not None and task.cancelling() > 0

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar
 
 import psycopg
@@ -14,6 +16,7 @@ from jsworker.core.errors import Retry
 from jsworker.core.job import Job
 from jsworker.core.processor import Backoff
 from jsworker.core.settings import Settings
+from jsworker.ownership.refusals import is_cause_of
 from jsworker.worker.pipeline.concealment import concealed
 from jsworker.worker.pipeline.outcomes import describe
 from jsworker.worker.worker import Worker
@@ -137,6 +140,76 @@ class Grudging(Retry):
         raise Unruly("it is not known when")
 
 
+class Untraceable(Exception):
+    @property
+    def __traceback__(self) -> Any:  # type: ignore[override]
+        raise Unruly("no traceback")
+
+
+class Closed(Exception):
+    def __getattribute__(self, name: str) -> Any:
+        raise Unruly("nothing can be read")
+
+
+class Misshapen(Exception):
+    __traceback__ = 5  # type: ignore[assignment]
+    __cause__ = 7  # type: ignore[assignment]
+
+
+class Causeless(Exception):
+    @property
+    def __cause__(self) -> Any:  # type: ignore[override]
+        raise Unruly("no cause")
+
+    __context__ = __suppress_context__ = __cause__
+
+
+class Memberless(ExceptionGroup[Exception]):
+    @property
+    def exceptions(self) -> Any:
+        raise Unruly("no members")
+
+
+class Pretended(Exception):
+    __class__ = BaseExceptionGroup  # type: ignore[assignment]
+
+
+class Unnamed(type):
+    def __getattribute__(cls, name: str) -> Any:
+        if name in {"__name__", "__qualname__", "__module__"}:
+            raise Unruly("no name")
+        return super().__getattribute__(name)
+
+
+class Misnamed(type):
+    def __getattribute__(cls, name: str) -> Any:
+        return 5 if name in {"__name__", "__qualname__"} else super().__getattribute__(name)
+
+
+class OfNoName(Exception, metaclass=Unnamed):
+    pass
+
+
+class OfNoText(Exception, metaclass=Misnamed):
+    pass
+
+
+class StopOfNoName(StopIteration, metaclass=Unnamed):
+    pass
+
+
+class Words(str):
+    __slots__ = ()
+
+    def splitlines(self, *_: Any, **__: Any) -> Any:
+        raise Unruly("no lines")
+
+
+class Wordy(Exception):
+    def __str__(self) -> str:
+        return Words("text")
+
+
 class Service:
     """Where a name is missing, newer versions of Python ask whether ``self`` has it."""
 
@@ -177,6 +250,18 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "Delegating": Delegating,
     "Grudging": Grudging,
     "NameError": lambda: Service().get(),
+    "Untraceable": lambda: Untraceable("boom"),
+    "Closed": Closed,
+    "Misshapen": Misshapen,
+    "Causeless": Causeless,
+    "Memberless": lambda: Memberless("several", [ValueError("x")]),
+    "Pretended": Pretended,
+    "OfNoName": OfNoName,
+    "OfNoText": OfNoText,
+    "Wordy": Wordy,
+    "ExceptionGroup": lambda: ExceptionGroup(
+        "several", [Untraceable(), Closed(), Causeless(), OfNoName(), Pretended()]
+    ),
     "ValueError": lambda: _chain(50),
 }
 
@@ -209,6 +294,63 @@ async def test_whatever_a_processor_raises_is_an_attempt_and_stops_nobody(
         await rows.becomes(job.id, "completed")
     await running.stream_is_empty()
     assert len(processor.failed) == len(bad)
+
+
+def _answer(call: Callable[[], Any]) -> Any:
+    """Return what a call returns, or its error in words: pytest can show none that such an error precedes."""
+    try:
+        return call()
+    except BaseException as fault:  # noqa: BLE001 -- the test fails
+        return f"it raised {type(fault).__name__}"
+
+
+@pytest.mark.parametrize("name", RAISED)
+def test_whatever_is_raised_is_concealed(name: str) -> None:
+    try:
+        error = RAISED[name]()
+    except NameError as raised:
+        error = raised
+    outer = ValueError("outer")
+    outer.__cause__ = error
+    for each in (error, ExceptionGroup("several", [outer])):
+        assert name.removeprefix("raised ") in _answer(partial(concealed, each))
+
+
+@pytest.mark.parametrize("name", ["Causeless", "Closed", "Misshapen"])
+def test_the_cause_of_an_error_that_hides_it_is_found(name: str) -> None:
+    cause, error = ValueError("the cause"), RAISED[name]()
+    with suppress(Exception):
+        raise error from cause
+    assert _answer(partial(is_cause_of, cause, BaseExceptionGroup("several", [error]))) is True
+
+
+async def test_a_thread_s_stop_iteration_whose_type_has_no_name_is_an_attempt(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    def process(_job: Job[Any]) -> None:
+        raise StopOfNoName
+
+    await start(scripted(process, max_attempts=1))
+    job = await client.enqueue(KIND, {})
+    row = await rows.becomes(job.id, "failed")
+    assert row["last_error"].startswith("RuntimeError: the processor raised StopOfNoName")
+
+
+async def test_an_error_that_cannot_be_described_is_an_attempt_and_stops_nobody(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def process(_job: Job[Any]) -> None:
+        raise ValueError("boom")
+
+    def no_memory(_error: BaseException) -> str:
+        raise MemoryError
+
+    await start(scripted(process, max_attempts=1))
+    monkeypatch.setattr("jsworker.worker.pipeline.outcomes.describe", no_memory)
+    job = await client.enqueue(KIND, {})
+    row = await rows.becomes(job.id, "failed")
+    words = "reading what the error asks for raised MemoryError; ValueError: it cannot be shown"
+    assert row["last_error"] == words
 
 
 async def test_the_end_of_a_generator_that_an_awaited_task_brings_is_an_attempt_and_stops_nobody(

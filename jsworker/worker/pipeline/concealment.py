@@ -1,7 +1,7 @@
 """Errors of encrypted jobs, without their messages: a message may quote a payload or a result."""
 
-import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 from jsworker.core.errors import (
@@ -13,6 +13,7 @@ from jsworker.core.errors import (
     KeyMissing,
     OwnershipLost,
 )
+from jsworker.core.tracebacks import frames_of, held_by, members_of, type_name
 
 LEFT_OUT: Final = "its words are left out, for what jobs hold is encrypted"
 _HOLD_NO_CONTENT: Final = (ContentRefused, DatabaseRefused, DatabaseUnavailable, KeyMissing, OwnershipLost)
@@ -21,12 +22,12 @@ _HOLD_NO_CONTENT: Final = (ContentRefused, DatabaseRefused, DatabaseUnavailable,
 
 def concealed_words(error: BaseException) -> str:
     """Return an error's message if it surely quotes no content, else its type without the message."""
-    name = type(error).__name__
-    if type(error) in _HOLD_NO_CONTENT:
-        return str(error)
-    if isinstance(error, InvalidJson | InvalidPayload) and error.without_content:
-        return error.without_content
-    return f"{name}: {LEFT_OUT}"
+    with suppress(BaseException):  # attributes of the user's classes are the user's code
+        if type(error) in _HOLD_NO_CONTENT:
+            return str(error)
+        if isinstance(error, InvalidJson | InvalidPayload) and error.without_content:
+            return f"{error.without_content}"
+    return f"{type_name(error)}: {LEFT_OUT}"
 
 
 def concealed(error: BaseException) -> str:
@@ -44,12 +45,11 @@ def _tracebacks(error: BaseException) -> Iterator[str]:
         while link is not None and id(link) not in seen:
             seen.add(id(link))
             chain.append(link)
-            cause, context = link.__cause__, None if link.__suppress_context__ else link.__context__
-            link = context if cause is None else cause
+            cause, context = held_by(link, "__cause__"), held_by(link, "__context__")
+            link = context if cause is None and not held_by(link, "__suppress_context__") else cause
         for place, each in enumerate(reversed(chain)):
             if place:
                 yield "\nThe above exception came before this one:\n"
             yield "Traceback (most recent call last):"
-            yield "".join(traceback.format_tb(each.__traceback__)) + type(each).__name__
-            if isinstance(each, BaseExceptionGroup):
-                groups += reversed(each.exceptions)
+            yield frames_of(each) + type_name(each)
+            groups += reversed(members_of(each))

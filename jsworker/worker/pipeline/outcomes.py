@@ -19,7 +19,7 @@ from jsworker.core.errors import (
 from jsworker.core.names import storable
 from jsworker.core.processor import Backoff
 from jsworker.core.strict_json import write_result
-from jsworker.core.tracebacks import message_of, traceback_of
+from jsworker.core.tracebacks import members_of, message_of, traceback_of, type_name
 from jsworker.ownership.refusals import is_cause_of
 from jsworker.worker.pipeline.concealment import concealed, concealed_words
 from jsworker.worker.pipeline.in_flight import Run, StopReason
@@ -134,8 +134,11 @@ def raised(run: Run, error: BaseException) -> Outcome:
     try:
         return _of_raised(run, error)
     except BaseException as fault:  # noqa: BLE001 -- attributes of the user's classes are the user's code
-        why = f"reading what the error asks for raised {type(fault).__name__}"
+        why = f"reading what the error asks for raised {type_name(fault)}"
+    try:
         return failed(run, f"{why}; {_described(run, error)}")
+    except BaseException:  # noqa: BLE001 -- the worker would end, and other jobs with it
+        return failed(run, f"{why}; {type_name(error)}: it cannot be shown")
 
 
 def _of_raised(run: Run, error: BaseException) -> Outcome:
@@ -156,8 +159,8 @@ def raised_in(error: BaseException) -> Iterator[BaseException]:
     left = [error]
     while left:
         each = left.pop()
-        if isinstance(each, BaseExceptionGroup):
-            left += reversed(each.exceptions)
+        if members := members_of(each):
+            left += reversed(members)
         else:
             yield each
 
@@ -301,7 +304,7 @@ def _described(run: Run, error: BaseException) -> str:
 def headline(error: BaseException) -> str:
     """Return type and first line of an error's message."""
     first = first_line(clean(message_of(error)))
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return f"{type_name(error)}: {first}" if first else type_name(error)
 
 
 def first_line(text: str) -> str:

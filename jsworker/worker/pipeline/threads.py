@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from jsworker.core.errors import JsworkerError
-from jsworker.core.tracebacks import message_of
+from jsworker.core.tracebacks import message_of, type_name
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ def _body(call: Callable[[], T], what: str, ended: "asyncio.Future[T]") -> None:
             sys.settrace(None)
         settle = partial(ended.set_result, value)
     except (StopIteration, GeneratorExit) as error:  # a future cannot carry them
-        raised = RuntimeError(f"{what} raised {type(error).__name__}: {message_of(error)}")
+        raised = RuntimeError(f"{what} raised {type_name(error)}: {message_of(error)}")
         settle = partial(ended.set_exception, raised)
     except BaseException as error:  # noqa: BLE001 -- handed to who waits, which judges it
         settle = partial(ended.set_exception, error)
