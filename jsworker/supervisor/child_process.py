@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 from uuid import UUID
 
+import structlog
+
 from jsworker.core.clock import boottime
 from jsworker.core.message_link import LONGEST_LINE, SPARING_RATE, MessageLink
-from jsworker.core.settings import Settings, variable_of
+from jsworker.core.settings import Settings, changed_environment
 from jsworker.supervisor import messages
 from jsworker.supervisor.begun_jobs import BegunJobs
 from jsworker.supervisor.child_start import ChildStart, signals_held_back
@@ -87,9 +89,10 @@ class Child:
         self.reported_at: float | None = None
         self.figures_at = self.started_at = boottime()
         self._on_message = on_message
+        # The parent's own, for the host's name may change, and the child's worker id begins with it.
+        names = {"hostname": settings.hostname}
         if settings.worker_id is not None:
-            name = f"{settings.worker_id}-{number}"
-            environment = {**environment, variable_of("worker_id"): name}
+            names["worker_id"] = f"{settings.worker_id}-{number}"
         ours, theirs = socket.socketpair()
         try:
             with theirs, BegunJobs.shared(settings.concurrency) as (self.begun, begun):
@@ -98,7 +101,7 @@ class Child:
                     # The streams are given by number, to be inherited even if they were closed and reopened.
                     self._process = subprocess.Popen(  # noqa: S603 -- the command is the supervisor's caller's
                         [*command, start.argument()],
-                        env=environment,
+                        env=changed_environment(environment, names),
                         pass_fds=[each for each in (start.link, begun, start.lifeline) if each >= 0],
                         stdin=0,
                         stdout=1,
@@ -114,7 +117,7 @@ class Child:
         except (AttributeError, OSError):  # another system, an old kernel, or one that forbids it
             self._pidfd = None
         # The worker id that ``identify`` makes, without its random end.
-        self._name = f"{settings.hostname}-{self.pid}" if settings.worker_id is None else name
+        self._name = names.get("worker_id", f"{settings.hostname}-{self.pid}")
         self.link = MessageLink(
             ours,
             messages.FROM_CHILD,
@@ -182,6 +185,9 @@ class Child:
                 if self.ready:
                     return
                 self.ready = True
+                if self.worker_id is None:
+                    reason = f"no worker id that begins with {self._name}: if it dies its jobs wait"
+                    structlog.get_logger().warning("child.not_registered", **self.facts(), reason=reason)
             case messages.Report(readiness=readiness, figures=figures):
                 self.readiness, self.reported_at = readiness, boottime()
                 if figures is not None:

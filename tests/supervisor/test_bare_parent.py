@@ -30,6 +30,7 @@ def tell(what, **facts):
     parent.sendall(json.dumps({"what": what, **facts}).encode() + b"\\n")
 """
 SERVES = TALKS + 'tell("ready", kinds=[]); time.sleep(600)'
+IMPERSONATES = TALKS + 'tell("registered", worker_id="host-1-0123abcd"); ' + SERVES.removeprefix(TALKS)
 FLOODS = TALKS + "while True: parent.sendall(b'{\\n' * 30_000)"
 TICKS = TALKS + 'while True: parent.sendall(b\'{"what":"tick"}\\n\' * 4_000)'
 LIES = (
@@ -138,6 +139,16 @@ async def test_only_a_workers_own_jobs_are_taken_back(bare: Bare, sql: Sql) -> N
     parent.send(signal.SIGKILL, started["pid"])
     await parent.tells("dead_owner.reset")
     assert (read_job(sql, own)["status"], read_job(sql, foreign)["status"]) == ("queued", "processing")
+    assert parent.lines("child.not_registered") == []
+
+
+async def test_a_child_that_registers_under_no_id_of_its_own_is_named(bare: Bare) -> None:
+    parent = bare(IMPERSONATES)
+    [told] = await parent.tells("child.not_registered")
+    [started] = await parent.tells("child.started")
+    assert (told["level"], told["pid"]) == ("warning", started["pid"])
+    assert f"host-{told['pid']}" in told["reason"]
+    assert "worker_id" not in started
 
 
 async def test_children_that_find_no_server_end_the_parent(bare: Bare, supervise: Supervise) -> None:

@@ -1,7 +1,9 @@
 """A child that dies or hangs: its jobs run again at once, and its place is filled again."""
 
 import asyncio
+import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,30 @@ async def test_an_only_childs_job_is_taken_back_by_the_parent_itself(
         assert row == {"state": "stopped"}
 
     await eventually(dead_is_stopped)
+
+
+OTHER_HOST = """
+import socket, sys
+
+if "jsworker.supervisor.child_main" in sys.orig_argv:
+    socket.gethostname = lambda: "renamed"
+"""
+
+
+async def test_a_host_that_is_renamed_while_its_supervisor_runs_loses_no_child_from_sight(
+    supervise: Supervise, client: JobClient, sql: Sql, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(OTHER_HOST)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    parent = supervise("Nap", recover_on_start=False, **SLOW_RULES)
+    await parent.ready(1)
+    job_id = (await client.enqueue("nap", {"seconds": 3600})).id
+    owner = await owner_of_sleeper(sql)
+    parent.send(signal.SIGKILL, pid_of(parent, owner))
+
+    assert counters(await ends_completed(sql, job_id)) == (2, 0, 1)
+    assert (await parent.tells("dead_owner.reset"))[-1]["worker_id"] == owner
+    assert owner.startswith(f"{socket.gethostname()}-")
 
 
 SLOW_IMPORT = """
