@@ -132,7 +132,13 @@ class Components:
         self.repairs = self._scan("repair", self._repair_queue, settings.scan_interval)
         self.table = self._loop("table", self._take_from_the_table, settings.relay_interval)
         self.poll = IdlePoll(context, self.pipeline.consumers, on_more=self.table.wake)
-        reconciler = Reconciler(context, self.dead_owners, siblings=siblings, done=self._end_reconciliation)
+        reconciler = Reconciler(
+            context,
+            self.dead_owners,
+            presence=self.presence,
+            siblings=siblings,
+            done=self._end_reconciliation,
+        )
         interval = settings.statement_timeout / _RECONCILE_ROUNDS_A_TIMEOUT
         self.reconciliation = self._loop("reconciliation", reconciler.step, interval, runs=rules["start"])
 

@@ -18,6 +18,7 @@ from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import workers
 from jsworker.ownership.transitions.workers import EarlierLife
+from jsworker.worker.presence import Presence
 from jsworker.worker.recovery.earlier_lives import Reconciler, death_of, identify, start_of
 from jsworker.worker.recovery.resets import DeadOwners
 from tests.support.contexts import make_context
@@ -26,7 +27,7 @@ from tests.support.fleet import PATIENT, Fleet
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.lives import Lives, ended_pid
-from tests.worker.processors import echo, scripted
+from tests.worker.processors import KIND, Gate, echo, scripted
 from tests.worker.recorder import Recorder
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
@@ -53,6 +54,10 @@ def settings(make_settings: Callable[..., Settings]) -> Settings:
 @pytest.fixture
 def lives(database: Database, rows: Rows, settings: Settings) -> Lives:
     return Lives(database, rows, settings)
+
+
+async def no_stacks(_: bytes) -> bytes:
+    return b""
 
 
 async def add_everybody(lives: Lives) -> set[str]:
@@ -122,6 +127,34 @@ async def test_a_worker_without_a_pod_takes_no_unknown_pod_for_its_own(
     running = await start(scripted(echo), with_settings=make_settings(hostname=HOST))
     assert await running.events.told("reconcile.completed") == [{"jobs": 0, "workers": []}]
     assert await lives.kept() == {"nowhere"}
+
+
+async def test_another_container_of_the_same_name_that_is_alive_keeps_its_jobs_and_is_named(
+    client: JobClient, lives: Lives, start: StartWorker, rows: Rows
+) -> None:
+    gate = Gate()
+    twin = await start(scripted(gate.process))
+    job = await client.enqueue(KIND, {})
+    await gate.met()
+
+    async def answers() -> None:
+        assert twin.worker._components.presence.answers
+
+    await eventually(answers)
+    other = "UPDATE jsworker.workers SET pid_namespace = 'pid:[1]' WHERE id = %s"
+    await rows.query(other, twin.worker.id)
+    await lives.add("replaced", pid_namespace="pid:[1]", pid=1)
+    running = await start(scripted(echo, kind="others"))
+    [told] = await running.events.told("reconcile.completed")
+    assert told["workers"] == ["replaced"]
+    row = await rows.job(job.id)
+    assert (row["status"], row["worker_id"], row["fencing_token"]) == ("processing", twin.worker.id, 1)
+    [named] = running.events.of("worker.degraded")
+    assert (
+        named["reason"] == f"JSWORKER_CONTAINER=app is also that of worker {twin.worker.id}, which is alive"
+    )
+    gate.open()
+    await twin.events.told("job.completed")
 
 
 @pytest.fixture
@@ -250,7 +283,11 @@ async def test_a_claim_that_commits_after_its_owner_s_death_is_taken_back_too(
     )
     context.requeued.append(lambda: requeued.append(None))
     reconciler = Reconciler(
-        context, DeadOwners(context), siblings=[], done=lambda: done.append(time.monotonic())
+        context,
+        DeadOwners(context),
+        presence=Presence(context, no_stacks),
+        siblings=[],
+        done=lambda: done.append(time.monotonic()),
     )
     began = time.monotonic()
     step = asyncio.create_task(reconciler.step())
@@ -281,7 +318,11 @@ async def test_what_a_sibling_held_is_left_to_the_parent_until_the_last_round(
         database, me=lives.me, settings=settings.model_copy(update={"statement_timeout": 2.0})
     )
     reconciler = Reconciler(
-        context, DeadOwners(context), siblings=["sibling"], done=lambda: done.append(None)
+        context,
+        DeadOwners(context),
+        presence=Presence(context, no_stacks),
+        siblings=["sibling"],
+        done=lambda: done.append(None),
     )
     step = asyncio.create_task(reconciler.step())
 

@@ -265,7 +265,7 @@ class Settings(BaseSettings):
     )
     pod_uid: Annotated[Word | None, BeforeValidator(_unset)] = Field(None, description="UID of this pod")
     container: Annotated[Word | None, BeforeValidator(_unset)] = Field(
-        None, description="name of this container in its pod"
+        None, description="name of this container in its pod; each container of a pod needs its own"
     )
     http_host: Word = Field("127.0.0.1", description="address on which health and metrics are served")
     http_port: Annotated[

@@ -115,6 +115,9 @@ class Reconciler:
 
     The common parent takes back the jobs of ``siblings``, because it knows which of them had begun; jobs that
     it has left after one statement time-out are taken back here. ``done`` is called when all is done.
+
+    A life that another container of this name is said to have replaced, and which answers by ``presence``,
+    keeps its jobs: two containers of the pod have the same name.
     """
 
     def __init__(
@@ -122,10 +125,12 @@ class Reconciler:
         context: WorkerContext,
         dead_owners: DeadOwners,
         *,
+        presence: Presence,
         siblings: Collection[str],
         done: Callable[[], None],
     ) -> None:
         self._context = context
+        self._presence = presence
         self._dead_owners = dead_owners
         self._siblings = siblings
         self._done = done
@@ -136,6 +141,7 @@ class Reconciler:
         with self._context.health.noting():
             lives = await workers.earlier_lives(self._context.database, worker=me)
             settled_at = boottime() + self._context.settings.statement_timeout
+            alive = await self._alive_by_their_answer(lives)
             dead = [
                 # A worker that was killed while it was being stopped was not killed by its jobs.
                 DeadOwner(
@@ -143,7 +149,7 @@ class Reconciler:
                     counted=life.state != workers.DRAINING,
                 )
                 for life in lives
-                if (proof := death_of(life, me)) is not None
+                if life.id not in alive and (proof := death_of(life, me)) is not None
             ]
             jobs = await asyncio.gather(*(self._take_back(each) for each in dead))
             with self._context.health.noting():  # if this fails, the next start forgets them
@@ -151,6 +157,18 @@ class Reconciler:
             ended = sorted(each.worker_id for each in dead)
             self._context.events.emit("reconcile.completed", jobs=sum(jobs), workers=ended)
             self._done()
+
+    async def _alive_by_their_answer(self, lives: Sequence[EarlierLife]) -> set[str]:
+        me = self._context.me
+        here = (me.boot_id, me.pid_namespace)
+        others = [each for each in lives if (each.boot_id, each.pid_namespace) != here]
+        by_name = [each.id for each in others if death_of(each, me) is not None]
+        answers = await asyncio.gather(*(self._presence.answered_by(each) for each in by_name))
+        alive = [each for each, answer in zip(by_name, answers, strict=True) if answer is Answer.ALIVE]
+        if alive:
+            reason = f"JSWORKER_CONTAINER={me.container} is also that of worker {alive[0]}, which is alive"
+            self._context.events.emit("worker.degraded", what="container name", reason=reason)
+        return set(alive)
 
     async def _take_back(self, dead: DeadOwner) -> int:
         if dead.worker_id in self._siblings:
