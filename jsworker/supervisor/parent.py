@@ -80,9 +80,9 @@ class Supervisor:
         self._logger = structlog.get_logger()
 
     async def run(self) -> tuple[int, str | None]:
-        """Supervise until a signal stops it or a child cannot work at all.
+        """Supervise until a signal stops it or no child can work.
 
-        Returns the exit code, and the error of the child that could not work; None if a signal stopped it.
+        Returns the exit code, and the error of a child that could not work; None if a signal stopped it.
         """
         log_events(self._dead.events, worker_id=self._dead.worker_id)
         async with AsyncExitStack() as last:
@@ -232,18 +232,23 @@ class Supervisor:
 
     def _note_death(self, place: Place, child: Child, code: int) -> None:
         unfit = not child.ready and (code == _WRONG_SETTINGS or (code > 0 and child.generation == 1))
+        # If others work, it may be able to soon: a file is being replaced, for example.
+        alone = not any(other.ready and not other.stopped for other in self._children())
         # A process that was asked to stop and holds no jobs may already have removed its signal handlers.
         well = self._stopping and (code == 0 or (code == -signal.SIGTERM and not child.holds_jobs))
-        if not well and not unfit:
-            self._logger.warning("child.died", **child.facts(), how=child.ending(), reason=child.last_words)
+        if not well and not (unfit and alone):
+            log = self._logger.error if unfit else self._logger.warning
+            log("child.died", **child.facts(), how=child.ending(), reason=child.last_words)
             if not self._stopping:
                 ended_by_itself: Death = "killed" if code < 0 else "exited"
                 self._deaths[child.kill_reason.how if child.kill_reason else ended_by_itself] += 1
         self._take_back_jobs_of(child)
         if self._stopping:
             self._code = self._code or int(not well)
-        elif unfit:
-            # No other child could work either.
+        elif unfit and alone:
+            if any(each.was_ready for each in self._places):
+                # At once, because its words are shown at the end.
+                self._logger.error("supervisor.stopping", **child.facts(), reason=child.last_words)
             self._code = _WRONG_SETTINGS if code == _WRONG_SETTINGS else 1
             self._words = child.last_words
             self._stop(force=False)

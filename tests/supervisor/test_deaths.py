@@ -393,6 +393,34 @@ async def test_what_a_dead_child_held_stays_where_recovery_is_off(
     assert counters(await ends_completed(sql, job_id)) == (1, 0, 0)
 
 
+async def test_a_child_that_cannot_start_ends_its_supervisor_only_if_no_other_works(
+    supervise: Supervise, client: JobClient, sql: Sql, tmp_path: Path
+) -> None:
+    parent = supervise("Nap", processes=2, **SLOW_RULES)
+    pids = await parent.ready(2)
+    module = tmp_path / "my_jobs.py"
+    text = module.read_text()
+
+    module.write_text("def half(:\n")
+    parent.send(signal.SIGKILL, pids[0])
+    _, refused = await parent.tells("child.died", 2)
+    assert (refused["level"], refused["how"]) == ("error", "exit code 2")
+    assert "SyntaxError" in refused["reason"]
+    await parent.tells("child.restart_delayed")
+    await ends_completed(sql, (await client.enqueue("nap", {"seconds": 0})).id)
+    module.write_text(text)
+    assert (await parent.tells("child.started", 3))[-1]["child"] == 1
+
+    module.write_text("def half(:\n")
+    latest = {line["child"]: line["pid"] for line in parent.lines("child.started")}
+    for pid in latest.values():
+        parent.send(signal.SIGKILL, pid)
+    assert await parent.ends() == 2
+    [stopping] = parent.lines("supervisor.stopping")
+    assert (stopping["level"], "SyntaxError" in stopping["reason"]) == ("error", True)
+    assert "SyntaxError" in parent.log.splitlines()[-1]
+
+
 async def test_a_setup_that_blocks_for_longer_than_a_start_may_take_is_killed(supervise: Supervise) -> None:
     parent = supervise("SetsUpForEver", startup_timeout=2.0)
     [hung, *_] = await parent.tells("child.hung")
