@@ -71,7 +71,7 @@ def test_wheel_tells_version_command_and_licence(wheel: dict[str, bytes]) -> Non
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == "<3.15,>=3.11"
     assert wheel[f"{info}/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
-    assert "jsworker = jsworker.cli.app:main" in wheel[f"{info}/entry_points.txt"].decode()
+    assert "jsworker = jsworker.__main__:main" in wheel[f"{info}/entry_points.txt"].decode()
 
 
 def test_sdist_holds_the_sources_and_the_tests(sdist: dict[str, bytes]) -> None:

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -144,7 +145,47 @@ def may_unshare() -> bool:
     )
 
 
-@pytest.mark.skipif(not may_unshare(), reason="a PID namespace of its own is not allowed here")
+needs_unshare = pytest.mark.skipif(not may_unshare(), reason="a PID namespace of its own is not allowed here")
+
+SLOW_IMPORT = """
+import pathlib, sys, time
+
+class Waits:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            pathlib.Path("importing").touch()
+            while not pathlib.Path("go on").exists():
+                time.sleep(0.01)
+
+sys.meta_path.insert(0, Waits())
+"""
+
+
+@pytest.mark.parametrize("module", ["jsworker.cli.app", "jsworker.supervisor.parent"])
+@pytest.mark.parametrize("prefix", [(), pytest.param(UNSHARE, marks=needs_unshare)], ids=["", "process 1"])
+async def test_sigterm_ends_a_supervisor_that_still_imports(
+    prefix: tuple[str, ...],
+    module: str,
+    supervise: Supervise,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW_IMPORT.format(module=module))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    parent = supervise("Nap", prefix=prefix)
+
+    async def imports() -> None:
+        assert (tmp_path / "importing").exists()
+
+    await eventually(imports)
+    importing = psutil.Process(parent.pid).children()[0].pid if prefix else parent.pid
+    parent.send(signal.SIGTERM, importing)
+    (tmp_path / "go on").touch()
+    assert await parent.ends() == 0
+    assert parent.log == ""
+
+
+@needs_unshare
 async def test_as_process_1_it_reaps_orphans_and_drains(
     supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
