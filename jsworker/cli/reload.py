@@ -66,15 +66,18 @@ class _Reloader:
 
         async for changes in awatch(self._folder, watch_filter=PythonFilter(), stop_event=self._stop):
             remark(f"{self._names(path for _, path in changes)} changed: the worker is started anew")
-            self._process.send_signal(signal.SIGTERM)
+            self._send(signal.SIGTERM)
             await self._ended
             if self._stop.is_set():
                 return
             self._start()
 
     def _start(self) -> None:
-        # In its own process group: the terminal's signals reach only this process, which passes them on.
-        self._process = start_with_parent(self._command, env=self._environment, process_group=0)
+        # In its own process group: the terminal's signals reach only this process, which passes them on. But
+        # such a group is stopped when it reads from the terminal.
+        self._process = start_with_parent(
+            self._command, env=self._environment, process_group=0, stdin=subprocess.DEVNULL
+        )
         self._ended = asyncio.create_task(self._wait(self._process))
 
     async def _wait(self, process: subprocess.Popen[bytes]) -> int:
@@ -85,7 +88,11 @@ class _Reloader:
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._stop.set()
+        self._send(number)
+
+    def _send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
+        self._process.send_signal(signal.SIGCONT)  # a job that opens /dev/tty has stopped it, perhaps
 
     def _names(self, paths: Iterable[str]) -> str:
         names = sorted(printable(str(Path(path).relative_to(self._folder)), _LONGEST_NAME) for path in paths)

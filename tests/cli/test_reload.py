@@ -105,6 +105,46 @@ def test_ctrl_c_on_a_terminal_ends_both(here: Path, cli_environment: dict[str, s
     assert '"force": true' not in terminal.text
 
 
+ASKS = """
+from jsworker import job
+
+
+@job
+def asks(payload):
+    try:
+        return input()
+    except EOFError:
+        return "nobody"
+
+
+@job
+def insists(payload):
+    return open("/dev/tty").readline()
+"""
+
+
+def test_a_job_that_asks_the_terminal_gets_no_answer_and_ctrl_c_ends_it_all_the_same(
+    cli: Cli, here: Path, cli_environment: dict[str, str]
+) -> None:
+    (here / "asking.py").write_text(ASKS)
+    options = (*OPTIONS, "--shutdown-timeout", "0.1", "--statement-timeout", "1")
+    terminal = Terminal("run", "asking", *options, cwd=here, environment={**os.environ, **cli_environment})
+    terminal.read_until('"worker.started"')
+    [asks] = cli("enqueue", "asks").lines
+    wait_until(lambda: cli("job", asks, "--json").json["status"] == "completed", "it goes on")
+    assert cli("job", asks, "--json").json["result"] == "nobody"
+
+    processes = psutil.Process(terminal.pid).children(recursive=True)
+    cli("enqueue", "insists")
+    wait_until(lambda: all(each.status() == psutil.STATUS_STOPPED for each in processes), "it is stopped")
+    terminal.type("\x03")
+    _, left = psutil.wait_procs(processes, timeout=60)
+    for process in left:
+        process.kill()
+    assert left == []
+    terminal.wait()
+
+
 def test_without_watchfiles_it_says_what_to_install(spawn: Spawn, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\n\nsys.modules['watchfiles'] = None\n")
     found = spawn("run", "versions", "--reload", PYTHONPATH=str(tmp_path)).wait()
