@@ -391,6 +391,19 @@ class TestEmbeddedServers:
         with pytest.raises(ServersUnavailable, match=r"data folder .*file cannot be used"):
             EmbeddedServers(tmp_path / "file").__enter__()
 
+    def test_a_user_without_a_home_folder_is_asked_for_a_data_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def unknown(_user: int) -> None:
+            raise KeyError  # as of a user without an entry in /etc/passwd
+
+        monkeypatch.setattr("pwd.getpwuid", unknown)
+        for name in ("HOME", "XDG_CACHE_HOME"):
+            monkeypatch.delenv(name, raising=False)
+        with pytest.raises(ServersUnavailable, match=r"home directory; name one: --data DIR$"):
+            EmbeddedServers()
+        assert EmbeddedServers(tmp_path).data == tmp_path
+
     def test_data_lies_in_the_cache_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)

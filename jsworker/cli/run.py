@@ -24,6 +24,7 @@ from jsworker.cli.options import argument, flag, new_app
 from jsworker.telemetry.logs import configure_logs, is_terminal, write_line
 from jsworker.supervisor.parent import Supervisor
 from jsworker.core.settings import Settings, changed_environment, load_settings, unknown_variables
+from jsworker.core.targets import working_directory
 
 _ALIASES = {"watchdog_timeout": ["--heartbeat-timeout"]}
 _MARKDOWN = re.compile(r"[\\`*_<]")
@@ -175,5 +176,5 @@ def _python(module: str) -> list[str]:
     """Return the command that runs a module as this process runs its own."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 -- there is no public function
     # -P: no file in the working directory replaces a module of Python's. Not if jsworker is imported from it.
-    safe = [] if Path(jsworker.__file__).parents[1] == Path.cwd() or "-P" in flags else ["-P"]
+    safe = [] if Path(jsworker.__file__).parents[1] == working_directory() or "-P" in flags else ["-P"]
     return [sys.executable, *flags, *safe, "-m", module]

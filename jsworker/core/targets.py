@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from jsworker.core.errors import InvalidTarget
+from jsworker.core.errors import InvalidTarget, UsageError
 from jsworker.core.names import printable, shown
 from jsworker.core.processor import JobProcessor
 from jsworker.core.tracebacks import raised_at
@@ -145,6 +145,14 @@ def factory_of(processor: JobProcessor[Any]) -> str | None:
     return made_by
 
 
+def working_directory() -> Path:
+    """Return the working directory; UsageError: it was deleted, or this user may not find it."""
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise UsageError(f"the working directory cannot be found: {error.strerror}") from None
+
+
 def _load(target: str) -> JobProcessor[Any] | type[JobProcessor[Any]]:
     found = load_named(target, "CLASS", "my_jobs:AnalyzeRepo")
     if isinstance(found, JobProcessor):
@@ -177,7 +185,7 @@ def _call(target: str, factory: Any) -> Any:
 
 
 def _import(target: str, name: str) -> ModuleType:
-    here = str(Path.cwd())
+    here = str(working_directory())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:

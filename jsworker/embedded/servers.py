@@ -74,14 +74,19 @@ class EmbeddedServers:
     Used as a context manager. The first command on a data folder starts the servers, later ones join them,
     and they are stopped when the last one is gone, whatever ended it: return, Ctrl-C or SIGKILL. The data
     and, while they are free, the ports are kept for the next start. The start blocks, for about a second the
-    first time. Without ``data``, the data folder is ``jsworker/dev`` in the user's cache folder.
+    first time. Without ``data``, the data folder is ``jsworker/dev`` in the user's cache folder;
+    ServersUnavailable is raised if the user has none.
     ``postgres_settings`` are the settings of ``EmbeddedPostgres``, used if this command starts it.
     """
 
     def __init__(
         self, data: Path | None = None, *, postgres_settings: Mapping[str, str] | None = None
     ) -> None:
-        self.data = (data or _cache_folder() / "jsworker" / "dev").expanduser().resolve()
+        try:
+            self.data = (data or _cache_folder() / "jsworker" / "dev").expanduser().resolve()
+        except RuntimeError as error:  # a user without a home folder
+            reason = f"no data folder is known: {str(error).rstrip('.')}; name one: --data DIR"
+            raise ServersUnavailable(reason) from None
         self._postgres_settings = dict(postgres_settings or {})
         self._folder = DataFolder(self.data)
         self._presence = ExitStack()

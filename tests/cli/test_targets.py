@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from jsworker.core.errors import InvalidTarget
+from jsworker.core.errors import InvalidTarget, UsageError
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import load_settings
 from jsworker.core.targets import load_named, load_processor, load_processor_class
@@ -136,6 +136,19 @@ def test_the_working_directory_is_on_the_path(here: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(here)])
     assert load_processor("cli_jobs:Double").kind == "double"
     assert sys.path[0] == str(here)
+
+
+def test_a_working_directory_that_was_deleted_is_told_in_one_line(
+    cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "gone").mkdir()
+    monkeypatch.chdir(here / "gone")
+    (here / "gone").rmdir()
+    line = "the working directory cannot be found: No such file or directory"
+    assert cli("run", "cli_jobs:Double").refused(2) == line
+    assert cli("run", "cli_jobs:Double", "--reload").refused(2) == line
+    with pytest.raises(UsageError, match=line):
+        load_processor("cli_jobs:Double")
 
 
 def test_what_a_module_prints_stays_off_stdout(capsys: pytest.CaptureFixture[str]) -> None:
