@@ -66,6 +66,8 @@ class Connection:
         self._subscribe_at = 0.0
         self._unanswerable: str | None = None
         """Why no request can be answered: the violation that ended the subscription to the answers."""
+        self.losses = 0
+        """How often the connection was lost: what was learnt before may not hold after the next one."""
         self.lost_callbacks: list[Callback] = []
         self.restored_callbacks: list[Callback] = []
         self.denied_callbacks: list[Callable[[str], None]] = []
@@ -284,6 +286,7 @@ class Connection:
 
     def _abandon(self, client: Client) -> None:
         self._unanswerable = None
+        self.losses += 1
         client.lose()
         for failure in self._failures:
             if not failure.done():

@@ -47,7 +47,7 @@ class Stream(JetStreamApi):
         self.events = events
         self._ack_waits: dict[str, float] = {}
         self._topology = Topology(self, installation_id=installation_id, events=events)
-        self._publisher = Publisher(self.connection, settings)
+        self._publisher = Publisher(self.connection, settings, self._topology)
         self._highest_seq = 0
         self._learnt_at = 0.0
 
@@ -118,6 +118,19 @@ class Stream(JetStreamApi):
         self._ack_waits.update(ack_waits or {})
         self._learn(await self._topology.ensure(kinds, self._ack_waits, timeout))
         self._publisher.has_lanes = self._topology.has_lanes
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the server can be reached, and the stream there is known not to be another installation's.
+
+        That is found out once after each loss of the connection, by ``ensure``, ``check_installation`` or
+        ``publish_many``.
+        """
+        return self.connected and self._topology.is_own
+
+    async def check_installation(self) -> None:
+        """Refuse another installation's stream; see ``Topology.check_installation``."""
+        await self._topology.check_installation()
 
     @property
     def lacks_lanes_because(self) -> str | None:

@@ -10,13 +10,20 @@ from typing import Annotated, Final, NamedTuple, NotRequired
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from jsworker.core.errors import MessageUnfit, PublishFailed, PublishRefused, StreamUnavailable
+from jsworker.core.errors import (
+    MessageUnfit,
+    PublishFailed,
+    PublishRefused,
+    StreamRefused,
+    StreamUnavailable,
+)
 from jsworker.core.names import check_kind
 from jsworker.core.priorities import NORMAL
 from jsworker.core.settings import Settings
 from jsworker.stream.connection import Connection
 from jsworker.stream.message import LIMIT_BYTES, WireMessage, encode, header_block, message_id, subject_of
 from jsworker.stream.nats_client import Client
+from jsworker.stream.topology import Topology
 
 _WINDOW: Final = 512  # unacknowledged messages of one call: enough that neither side waits for the other
 _SILENCE_SECONDS: Final = 2.0  # without any acknowledgement; then unacknowledged messages are sent again
@@ -25,6 +32,7 @@ _FULL: Final = frozenset({10023, 10047, 10077})
 """JetStream's error codes for no room on the server, in its storage or in the stream; these last longer."""
 _IN_PROCESS: Final = 10158
 """JetStream's error code for a message that was sent before and still waits for a majority of the servers."""
+_SILENT: Final = "the stream did not answer"
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 
@@ -61,17 +69,21 @@ _validate = TypeAdapter(_PubAck).validator.validate_json
 class Publisher:
     """Publishes messages on ``<prefix>.<kind>``, to be acknowledged by the settings' stream.
 
+    Nothing is published into another installation's stream, which is checked anew after each loss of the
+    connection.
+
     If the stream ``has_lanes``, messages of another priority than normal have subjects of their own; else
     they share the kind's subject, and workers learn their priority from the row.
 
     ``late`` counts acknowledgements of messages that were given up before.
     """
 
-    def __init__(self, connection: Connection, settings: Settings) -> None:
+    def __init__(self, connection: Connection, settings: Settings, topology: Topology) -> None:
         self.stream_created: datetime | None = None
         self.has_lanes = False
         self.late = 0
         self._connection = connection
+        self._topology = topology
         self._stream = settings.stream
         self._prefix = settings.subject_prefix
         self._client: Client | None = None
@@ -94,6 +106,9 @@ class Publisher:
                 await self._send_missing(batch)
         except StreamUnavailable as fault:
             batch.reason = str(fault)
+        except StreamRefused as refused:
+            for index in batch.missing():
+                batch.fail(index, str(refused), PublishRefused)
         finally:
             self._forget(batch)
         return batch.outcomes(self.stream_created)
@@ -103,6 +118,12 @@ class Publisher:
         self._forget(batch)
         if not await self._connection.wait_connected(batch.seconds_left()):
             batch.reason = "NATS is not connected"
+            return
+        try:
+            async with asyncio.timeout(max(batch.seconds_left(), 0.0)):
+                await self._topology.check_installation()
+        except TimeoutError:
+            batch.reason = _SILENT
             return
         client = self._connection.client
         if client is not self._client:
@@ -211,7 +232,7 @@ class _Batch:
                     await self._moved.wait()
             except TimeoutError:
                 if self._clock() - self._progress_at >= min(_SILENCE_SECONDS, self._seconds):
-                    self.interrupt(self.reason or "the stream did not answer")
+                    self.interrupt(self.reason or _SILENT)
 
     def interrupt(self, reason: str) -> None:
         self.interrupted = True

@@ -181,7 +181,7 @@ class Puller:
     @property
     def is_pulling(self) -> bool:
         """Whether messages are requested as soon as there is room."""
-        return self._stream.connected and not self._reasons and self._task is not None
+        return self._stream.is_own and not self._reasons and self._task is not None
 
     @property
     def reason(self) -> str:
@@ -246,7 +246,7 @@ class Puller:
         if not self._stream.connected:
             self._leave()
             return self._idle_heartbeat
-        if self._pause_left() > 0 or (self._gone and not await self._create_again()):
+        if self._pause_left() > 0 or not await self._is_ready():
             return self._pause_left()
         now, room = time.monotonic(), self._room()
         if is_silent := self._is_silent(now):
@@ -284,7 +284,7 @@ class Puller:
         if self._inbox is None or self._inbox.client is not self._stream.connection.client:
             self._leave()
             await self._settle(_SETTLE_SECONDS)
-            if not self._stream.connected:
+            if not self._stream.is_own:  # the connection was lost meanwhile
                 return
             client = self._stream.connection.client
             subject = f"{client.new_inbox()}."
@@ -319,9 +319,19 @@ class Puller:
         if self._closing:
             await asyncio.wait(self._closing, timeout=seconds)
 
-    async def _create_again(self) -> bool:
+    async def _is_ready(self) -> bool:
+        """Make a consumer that is gone anew; return whether it is there, in no other installation's stream.
+
+        Another's messages would be taken for bad ones: their jobs are not in this database.
+        """
+        if self._stream.is_own and not self._gone:
+            return True
+        self._leave()
         try:
-            await self._stream.ensure([self.name], timeout=0.0)
+            if self._gone:
+                await self._stream.ensure([self.name], timeout=0.0)
+            else:
+                await self._stream.check_installation()
         except JsworkerError as fault:
             self._degrade(str(fault))
             self._begin_pause()

@@ -1,7 +1,9 @@
 """Creates the stream and its consumers; changes or refuses those that do not fit the protocol."""
 
+import asyncio
 import math
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
@@ -214,6 +216,27 @@ class Topology:
         self._lanes = lane_subjects(api.settings)
         self.lanes_refused: str | None = None
         self.has_lanes = False
+        self._checking = asyncio.Lock()
+        self._checked: int | None = None
+        """How often the connection had been lost when the stream was found not to be another's."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the stream was found not to be another installation's since the connection was made."""
+        return self._installation_id is None or self._checked == self._api.connection.losses
+
+    async def check_installation(self) -> None:
+        """Refuse another installation's stream; asks once after each loss of the connection, or refusal.
+
+        The same address may lead to another NATS then. A stream that does not exist is nobody's. Raises
+        StreamRefused or StreamUnavailable.
+        """
+        async with self._checking:
+            while not self.is_own:  # a connection may be lost again as the answer comes
+                losses = self._api.connection.losses
+                with suppress(NotThere):
+                    self._refuse_others((await self._api.stream_info()).config)
+                self._checked = losses
 
     async def ensure(self, kinds: Iterable[str], ack_waits: Mapping[str, float], seconds: float) -> datetime:
         """Create or change the stream and the consumers, and return when the stream was created.
@@ -227,7 +250,9 @@ class Topology:
         """
         async for attempt in while_unavailable(seconds):
             with attempt:
+                losses = self._api.connection.losses
                 info = await self._ensure_stream()
+                self._checked = losses
                 self.has_lanes = set(self._lanes) <= set(info.config.subjects or ())
                 for kind in kinds:
                     await self.ensure_consumer(kind, ack_waits)
@@ -289,13 +314,9 @@ class Topology:
 
     def _check_stream(self, actual: StreamConfig, wanted: StreamConfig) -> list[Difference]:
         """Return the differences to change; refuse another installation's stream, and what cannot change."""
+        self._refuse_others(actual)
         owner = (actual.metadata or {}).get(INSTALLATION)
         own = str(self._installation_id) if self._installation_id else owner
-        if owner is not None and owner != own:
-            raise StreamRefused(
-                f"{self._stream} belongs to another installation: "
-                f"its metadata has {INSTALLATION}={owner}, this database is {own}; {_SEPARATE}"
-            )
         differences = stream_differences(actual, wanted)
         if self._lacks_lanes_alone(actual) and (owner is None or self.lanes_refused is not None):
             differences = [each for each in differences if each.setting != "subjects"]
@@ -307,6 +328,15 @@ class Topology:
         if owner != own:
             differences.append(Difference("metadata", actual.metadata, wanted.metadata, changeable=True))
         return differences
+
+    def _refuse_others(self, actual: StreamConfig) -> None:
+        owner, own = (actual.metadata or {}).get(INSTALLATION), self._installation_id
+        if own is not None and owner not in {None, str(own)}:
+            self._checked = None
+            raise StreamRefused(
+                f"{self._stream} belongs to another installation: "
+                f"its metadata has {INSTALLATION}={owner}, this database is {own}; {_SEPARATE}"
+            )
 
     async def _do_without_lanes(self, wanted: StreamConfig, refused: ApiRefused, asked: str) -> None:
         self.lanes_refused = str(

@@ -12,6 +12,7 @@ from tests.stream.conftest import OpenDesk, OpenStream, StartServer
 from tests.stream.desk import Desk, edit_consumer, publish, pulls_heard, until
 from tests.stream.nats_server import HOST, NatsServer
 from tests.stream.streams import TestStream
+from tests.support.proxy import proxied
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
@@ -26,6 +27,25 @@ async def test_pulling_goes_on_after_a_restart_of_the_server(
     await desk.has(3)
     assert desk.jobs == jobs
     await until(lambda: desk.puller.outstanding == 7)
+
+
+async def test_all_pullers_together_ask_once_whose_the_stream_is_after_a_reconnect(
+    server: NatsServer, open_stream: OpenStream, open_desk: OpenDesk, plain: NatsClient
+) -> None:
+    async with proxied(server.url) as (proxy, url):
+        stream = await open_stream(url=url)
+        await stream.ensure(["resize", "shrink"])
+        pullers = [(await open_desk(stream, kind=kind)).puller for kind in ("resize", "shrink")]
+        await until(lambda: all(each.outstanding == 10 for each in pullers))
+        async with pulls_heard(plain) as heard:
+            proxy.cut()
+            await until(lambda: not stream.connected)
+            proxy.restore()
+            await until(lambda: all(each.outstanding == 10 for each in pullers))
+            assert await stream.flush()
+            await plain.flush()
+            assert [each.split()[0] for each in heard if each.startswith("STREAM.")] == ["STREAM.INFO.JOBS"]
+        await stream.close()
 
 
 async def test_a_deleted_consumer_is_made_again(

@@ -55,7 +55,7 @@ class Relay:
 
     @property
     def _is_connected(self) -> bool:
-        return self._health.up and self._stream.connected
+        return self._health.up and self._stream.is_own
 
     async def step(self) -> None:
         """Promote due jobs and publish the outbox, in turn: very many due jobs keep no message waiting."""

@@ -170,7 +170,7 @@ class Unconsumed:
 
     async def step(self) -> None:
         """Look once, and remove messages of subjects that had no consumer for long enough."""
-        if self._context.health.up and self._context.stream.connected:
+        if self._context.health.up and self._context.stream.is_own:
             with self._context.health.noting(), self._context.complaints.of_stream(_REMOVAL):
                 await self._look()
 
@@ -189,6 +189,8 @@ class Unconsumed:
         waiting = await republish.queued_kinds(self._context.database, kinds=names) if names else set()
         removed: list[str] = []
         for kind in [each for each in due if kind_of[each] not in waiting]:
+            if not stream.is_own:  # the connection was lost since the look
+                break
             with self._context.complaints.of_stream(_REMOVAL):  # others can still be removed
                 await stream.remove(kind, up_to=due[kind])
                 del self._seen[kind]

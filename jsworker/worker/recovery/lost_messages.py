@@ -40,7 +40,7 @@ class LostMessages:
         try:
             with self._context.health.noting():
                 for _ in range(_PAGES):
-                    if not self._context.stream.connected or not await self._repair_page():
+                    if not self._context.stream.is_own or not await self._repair_page():
                         return
         except StreamUnavailable:
             return  # nothing is proven; the next scan asks again
