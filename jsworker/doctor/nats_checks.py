@@ -171,6 +171,8 @@ def consumers(facts: Facts) -> Iterator[Finding]:
     served, may_be_mended = _served(facts), _may_be_mended(facts)
     for report in reports:
         is_served = served is None or lane_of(report.name)[0] in served
+        if report.apart and not (served and is_served):
+            continue
         if report.takes and not is_served:
             name = printable(report.name, 64)
             yield error(
@@ -271,7 +273,7 @@ def service(
     served = served_kinds(registered)
     for report in consumers:
         kind = lane_of(report.name)[0]
-        if kind in served or report.requests or report.takes:
+        if kind in served or report.requests or report.takes or report.apart:
             continue
         name, waiting = printable(report.name, 64), report.pending + report.unanswered
         holds = f"holds {counted(waiting, 'message')}" if waiting else "is empty"

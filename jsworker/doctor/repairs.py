@@ -67,7 +67,7 @@ async def _ensure_stream(facts: Facts) -> AsyncIterator[str]:
     ack_waits = dict.fromkeys(missing, at_least)
     for report in reports:
         kind, _ = lane_of(report.name)
-        is_foreign = report.takes and kind not in served
+        is_foreign = (report.takes or report.apart) and kind not in served
         if is_kind(kind) and not is_foreign and _can_be_mended(report, at_least):
             ack_waits[report.name] = max(report.ack_wait, at_least)
     if stream is not None and not stream.differences and not ack_waits:

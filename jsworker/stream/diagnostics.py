@@ -23,6 +23,7 @@ from jsworker.stream.topology import (
     consumer_config,
     consumer_differences,
     lane_subjects,
+    prefix_of,
     stream_config,
     stream_differences,
 )
@@ -71,6 +72,8 @@ class ConsumerReport:
     """A consumer as it is; ``pending`` messages were never delivered, ``requests`` wait for messages.
 
     ``takes``: subjects, with wildcards, of messages that workers of other kinds expect; empty: it takes none.
+    ``apart``: it takes no messages of jobs, of any prefix: unless its name is a kind, it is another
+    application's.
     """
 
     name: str
@@ -81,6 +84,7 @@ class ConsumerReport:
     requests: int
     paused: bool
     takes: tuple[str, ...] = ()
+    apart: bool = False
 
 
 def _read_page(answer: dict[str, Any]) -> list[ConsumerInfo]:
@@ -194,6 +198,7 @@ class Inspector(JetStreamApi):
         wanted = consumer_config(self.settings, info.name, self.settings.ack_wait)
         filters = info.config.filter_subjects or [info.config.filter_subject or ">"]
         is_own = wanted.filter_subject in filters
+        takes = () if is_own else tuple(each for each in filters if overlap(each, self.subject_of(">")))
         return ConsumerReport(
             name=info.name,
             differences=tuple(consumer_differences(info.config, wanted)),
@@ -202,5 +207,6 @@ class Inspector(JetStreamApi):
             unanswered=info.num_ack_pending or 0,
             requests=info.num_waiting or 0,
             paused=bool(info.paused),
-            takes=() if is_own else tuple(each for each in filters if overlap(each, self.subject_of(">"))),
+            takes=takes,
+            apart=not takes and all(prefix_of(each, info.name) is None for each in filters),
         )

@@ -828,6 +828,19 @@ class TestNats:
         assert f"consumer resize of stream {world.stream} cannot be made" in refused["says"]
         assert world.consumer("audit").filter_subject == subject
 
+    def test_another_applications_consumer_of_a_further_subject_is_left_alone(self, world: World) -> None:
+        def add_subject(config: StreamConfig) -> None:
+            config.subjects = [*(config.subjects or ()), "billing.invoices"]
+
+        world.start_worker(KIND)
+        world.change_stream(add_subject)
+        audit = {"name": "audit", "durable_name": "audit", "filter_subject": "billing.invoices"}
+        world.change_consumer(KIND, **audit, ack_wait=30.0, max_deliver=5)
+        assert not [each for each in world.findings() if "audit" in each["says"]]
+        assert the_finding(world.findings("--fix"), "fix.nothing")
+        kept = world.consumer("audit")
+        assert (kept.filter_subject, kept.ack_wait, kept.max_deliver) == ("billing.invoices", 30.0, 5)
+
     def test_a_consumer_that_waits_longer_is_left_alone(self, world: World) -> None:
         world.start_worker(KIND)
         world.change_consumer(KIND, ack_wait=4000.0)
