@@ -11,8 +11,8 @@ from jsworker.doctor.finding import Finding, counted, error, info, listed, ok, u
 from jsworker.doctor.gather import Facts, Unknown, served_kinds
 from jsworker.ownership.queries.job_report import RegisteredWorker
 from jsworker.ownership.transitions.republish import Posted
-from jsworker.stream.api import lane_at
-from jsworker.stream.diagnostics import MOST_CONSUMERS, ConsumerReport, NatsServer, StreamReport
+from jsworker.stream.api import MOST_CONSUMERS, lane_at
+from jsworker.stream.diagnostics import ConsumerReport, NatsServer, StreamReport
 from jsworker.stream.message import lane_of, overlap, subject_of
 from jsworker.stream.topology import Difference, prefix_of
 

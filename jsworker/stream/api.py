@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, TypeVar
@@ -13,12 +13,12 @@ from nats.js import JetStreamManager
 from nats.js.api import ConsumerConfig, ConsumerInfo, RawStreamMsg, StreamInfo
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
-from jsworker.core.errors import InvalidName, StreamRefused, StreamUnavailable
-from jsworker.core.names import check_kind
+from jsworker.core.errors import StreamRefused, StreamUnavailable
+from jsworker.core.names import is_kind
 from jsworker.core.priorities import NORMAL, PRIORITIES
 from jsworker.core.settings import Settings
 from jsworker.stream.connection import Connection
-from jsworker.stream.message import consumer_of, subject_of
+from jsworker.stream.message import consumer_of, overlap, subject_of
 from jsworker.stream.nats_client import reason_of
 
 __all__ = [
@@ -37,6 +37,10 @@ T = TypeVar("T")
 _SECONDS: Final = 5.0
 _MOST_SUBJECTS: Final = 500  # publishers may invent any number
 _ASKED_AT_ONCE: Final = 20
+_LIST_SECONDS: Final = 10.0  # for all pages; a cluster that misses a server takes four seconds for each
+_PAGE: Final = 256  # consumers that a server lists at once
+MOST_CONSUMERS: Final = 20 * _PAGE
+"""The most consumers that are listed."""
 _NOT_ENABLED: Final = frozenset({10039, 10076})  # for this account, on this server
 
 
@@ -182,29 +186,66 @@ class JetStreamApi:
             raise StreamRefused(f"stream {self.name}: the server does not say when it was created")
         return info.created
 
-    async def unconsumed(self) -> dict[str, int]:
+    async def listed_consumers(self) -> dict[str, ConsumerInfo]:
+        """Return consumers by name, page by page: one that is made or deleted meanwhile shifts the others."""
+        found: dict[str, ConsumerInfo] = {}
+        try:
+            async with asyncio.timeout(_LIST_SECONDS):
+                for offset in range(0, MOST_CONSUMERS, _PAGE):
+                    page = await self.request(f"CONSUMER.LIST.{self.name}", _read_page, offset=offset)
+                    if not page:  # a short page may lack consumers of one of the cluster's servers
+                        break
+                    found |= {info.name: info for info in page}
+        except TimeoutError:
+            raise StreamUnavailable(
+                f"stream {self.name}: its consumers were not listed within {_LIST_SECONDS:g} s"
+            ) from None
+        return found
+
+    async def unconsumed(self, kinds: Collection[str] = ()) -> dict[str, int]:
         """Return kinds (or any word of a publisher) whose messages no consumer takes; of very many, some.
 
-        A priority other than normal follows behind a dot: ``KIND.high``.
+        A priority other than normal follows behind a dot: ``KIND.high``. Where consumers may not be listed,
+        those of these messages and of ``kinds`` are known; if there are others, none is returned.
         """
         info = await self.stream_info(subjects_filter=self.subject_of(">"))
         counted = {
             subject.removeprefix(self.subject_of("")): messages
             for subject, messages in sorted((info.state.subjects or {}).items())[:_MOST_SUBJECTS]
         }
-        lanes = {place: lane for place in counted if (lane := lane_at(place)) is not None}
+        names = {place: _consumer_at(place) for place in counted if lane_at(place) is not None}
+        found = await self._found(filter(None, names.values()))
+        without = [place for place, name in names.items() if name not in found]
+        many = info.state.consumer_count
+        if without and len(found) < many:  # others may take them
+            own = [consumer_of(kind, priority) for kind in kinds for priority in range(len(PRIORITIES))]
+            found |= await self._found(own)
+        if without and len(found) < many:
+            try:
+                found |= await self.listed_consumers()
+            except StreamRefused:
+                return {}
+            if len(found) < many:
+                return {}
+        taken = [subject for consumer in found.values() for subject in filters_of(consumer)]
+        return {
+            place: counted[place]
+            for place in without
+            if not any(overlap(each, self.subject_of(place)) for each in taken)
+        }
+
+    async def _found(self, names: Iterable[str]) -> dict[str, ConsumerInfo]:
+        """Return those of these consumers that exist."""
+        found: dict[str, ConsumerInfo] = {}
         at_once = asyncio.Semaphore(_ASKED_AT_ONCE)
 
-        async def has_consumer(kind: str, priority: int) -> bool:
+        async def ask(name: str) -> None:
             async with at_once:
-                try:
-                    await self.consumer_state(consumer_of(check_kind(kind), priority))
-                except (NotThere, InvalidName):
-                    return False
-            return True
+                with suppress(NotThere):
+                    found[name] = await self.consumer_state(name)
 
-        found = await asyncio.gather(*(has_consumer(*lane) for lane in lanes.values()))
-        return {place: counted[place] for place, is_taken in zip(lanes, found, strict=True) if not is_taken}
+        await asyncio.gather(*map(ask, names))
+        return found
 
     async def remove(self, place: str, *, up_to: int) -> None:
         """Delete the messages of a kind, or of a kind and priority, up to this number; see ``unconsumed``."""
@@ -220,6 +261,22 @@ class JetStreamApi:
             return await self.ask(f"STREAM.MSG.GET.{self.name}", getting)
         except NotThere:
             return None
+
+
+def _read_page(answer: dict[str, Any]) -> list[ConsumerInfo]:
+    return [read_consumer(each) for each in answer["consumers"]]
+
+
+def filters_of(consumer: ConsumerInfo) -> list[str]:
+    """Return the subjects, with wildcards, of the messages that a consumer takes."""
+    return consumer.config.filter_subjects or [consumer.config.filter_subject or ">"]
+
+
+def _consumer_at(place: str) -> str | None:
+    """Return the name of the consumer that takes what is published at a place; None if none can."""
+    if (lane := lane_at(place)) is None or not is_kind(lane[0]):
+        return None
+    return consumer_of(*lane)
 
 
 def lane_at(place: str) -> tuple[str, int] | None:

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from nats.js.api import ConsumerInfo
 
-from jsworker.core.errors import StreamRefused, StreamUnavailable
+from jsworker.core.errors import StreamRefused
 from jsworker.core.events import Events
 from jsworker.core.names import is_loopback
 from jsworker.core.settings import Settings
-from jsworker.stream.api import JetStreamApi, NotThere, read_consumer
+from jsworker.stream.api import JetStreamApi, NotThere, filters_of
 from jsworker.stream.connection import Connection
 from jsworker.stream.liveness import REFUSED, SUBJECT, ask
 from jsworker.stream.message import overlap
@@ -28,13 +28,8 @@ from jsworker.stream.topology import (
     stream_differences,
 )
 
-_LIST_SECONDS: Final = 10.0  # for all pages; a cluster that misses a server takes four seconds for each
-_PAGE: Final = 256  # consumers that a server lists at once
 _ASKED_AT_ONCE: Final = 20
 _ANSWER_SECONDS: Final = 1.0
-
-MOST_CONSUMERS: Final = 20 * _PAGE
-"""Listed at most; consumers of the kinds that are asked for are read in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +80,6 @@ class ConsumerReport:
     paused: bool
     takes: tuple[str, ...] = ()
     apart: bool = False
-
-
-def _read_page(answer: dict[str, Any]) -> list[ConsumerInfo]:
-    return [read_consumer(each) for each in answer["consumers"]]
 
 
 class Inspector(JetStreamApi):
@@ -169,7 +160,7 @@ class Inspector(JetStreamApi):
         Where they may not be listed there are no others; from ``MOST_CONSUMERS`` on some may be missing.
         """
         try:
-            found = await self._listed()
+            found = await self.listed_consumers()
         except StreamRefused:
             found = {}
         for kind in kinds:
@@ -178,25 +169,9 @@ class Inspector(JetStreamApi):
                     found[kind] = await self.consumer_state(kind)
         return [self._report(info) for info in found.values()]
 
-    async def _listed(self) -> dict[str, ConsumerInfo]:
-        """Return consumers by name, page by page: one that is made or deleted meanwhile shifts the others."""
-        found: dict[str, ConsumerInfo] = {}
-        try:
-            async with asyncio.timeout(_LIST_SECONDS):
-                for offset in range(0, MOST_CONSUMERS, _PAGE):
-                    page = await self.request(f"CONSUMER.LIST.{self.name}", _read_page, offset=offset)
-                    if not page:  # a short page may lack consumers of one of the cluster's servers
-                        break
-                    found |= {info.name: info for info in page}
-        except TimeoutError:
-            raise StreamUnavailable(
-                f"stream {self.name}: its consumers were not listed within {_LIST_SECONDS:g} s"
-            ) from None
-        return found
-
     def _report(self, info: ConsumerInfo) -> ConsumerReport:
         wanted = consumer_config(self.settings, info.name, self.settings.ack_wait)
-        filters = info.config.filter_subjects or [info.config.filter_subject or ">"]
+        filters = filters_of(info)
         is_own = wanted.filter_subject in filters
         takes = () if is_own else tuple(each for each in filters if overlap(each, self.subject_of(">")))
         return ConsumerReport(

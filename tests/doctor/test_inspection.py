@@ -25,7 +25,7 @@ from jsworker.doctor.gather import _OF_TABLES, Unknown, gather
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries import job_report, server_report
 from jsworker.ownership.transitions import republish, schedules, workers
-from jsworker.stream import diagnostics
+from jsworker.stream import api
 from jsworker.stream.diagnostics import Inspector
 from jsworker.stream.jetstream import Stream, ensured_stream
 from tests.ownership.test_plans import access_paths, rows_read
@@ -384,7 +384,7 @@ class TestManyConsumers:
     async def test_too_many_are_not_all_looked_at_and_it_is_told(
         self, settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(diagnostics, "MOST_CONSUMERS", PAGE)
+        monkeypatch.setattr(api, "MOST_CONSUMERS", PAGE)
         monkeypatch.setattr(nats_checks, "MOST_CONSUMERS", PAGE)
         with psycopg.connect(database_url, autocommit=True) as connection:
             connection.execute("UPDATE jsworker.workers SET kinds = %s", [[*KINDS[:PAGE], KINDS[-2]]])
@@ -397,7 +397,7 @@ class TestManyConsumers:
     async def test_a_list_that_takes_too_long_is_given_up(
         self, settings: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(diagnostics, "_LIST_SECONDS", 1.0)
+        monkeypatch.setattr(api, "_LIST_SECONDS", 1.0)
         async with proxied(settings.nats_url) as (proxy, url):
             inspector = Inspector(settings.model_copy(update={"nats_url": url}))
             await inspector.connect(5.0)

@@ -1,10 +1,12 @@
 """Messages that no consumer takes: removed after a while, unless jobs of their kind wait."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from nats.js import JetStreamContext
+from nats.js.api import ConsumerConfig
 
 from jsworker import JobClient
 from jsworker.core.events import Events
@@ -13,6 +15,7 @@ from jsworker.ownership.database import Database
 from jsworker.stream.jetstream import Stream
 from jsworker.worker.maintenance import watches as module
 from jsworker.worker.maintenance.watches import Unconsumed
+from tests.stream.nats_server import NatsServer
 from tests.support.contexts import make_context
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, echo, scripted
@@ -143,6 +146,44 @@ async def test_another_stream_of_the_same_name_is_looked_at_anew(alone: Alone, c
     await alone.publish("ghost", times=1)
     await alone.step_after(4000.0)
     assert await alone.left() == 1
+
+
+async def test_what_a_consumer_of_another_name_takes_is_left_to_it(
+    alone: Alone, js: JetStreamContext
+) -> None:
+    await alone.publish("audited", times=2)
+    await alone.publish("ghost", times=1)
+    audit = ConsumerConfig(durable_name="audit", filter_subject=alone.stream.subject_of("audited"))
+    await js.add_consumer(alone.stream.name, audit)
+    assert await alone.stream.unconsumed() == {"ghost": 1}
+    await alone.unconsumed.step()
+    await alone.step_after(3700.0)
+    assert (await js.consumer_info(alone.stream.name, "audit")).num_pending == 2
+    assert await alone.left() == 2
+
+
+async def test_where_consumers_may_not_be_listed_nothing_is_removed_unless_all_are_known(
+    make_settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    may = 'permissions: { publish: { allow: ">", deny: "$JS.API.CONSUMER.LIST.>" } }'
+    server = NatsServer(tmp_path, extra=f"authorization {{ users: [{{ user: me, password: x, {may} }}] }}")
+    await server.start()
+    stream = Stream(
+        make_settings(nats_url=server.url.replace("//", "//me:x@")),
+        installation_id=None,
+        events=Events(),
+        client_name="test",
+    )
+    try:
+        await stream.connect()
+        await stream.ensure([KIND, f"{KIND}=high"])
+        await stream.publish_raw(stream.subject_of("ghost"), b"")
+        assert await stream.unconsumed([KIND]) == {"ghost": 1}
+        await stream.ensure(["of-other-workers"])
+        assert await stream.unconsumed([KIND]) == {}
+    finally:
+        await stream.close()
+        await server.stop()
 
 
 async def test_where_nats_refuses_it_is_told_once(alone: Alone, js: JetStreamContext) -> None:

@@ -176,7 +176,8 @@ class Unconsumed:
 
     async def _look(self) -> None:
         stream, now = self._context.stream, boottime()
-        state, without = await stream.state(), await stream.unconsumed()
+        kinds = list(self._context.kinds)
+        state, without = await stream.state(), await stream.unconsumed(kinds)
         known = {kind: seen for kind, seen in self._seen.items() if seen[1].created == state.created}
         self._seen = {kind: known.get(kind, (now, state)) for kind in without}
         due = {
@@ -195,7 +196,7 @@ class Unconsumed:
                 await stream.remove(kind, up_to=due[kind])
                 del self._seen[kind]
                 removed.append(kind)
-        left = await stream.unconsumed() if removed else {}
+        left = await stream.unconsumed(kinds) if removed else {}
         for kind in removed:
             what = f"messages of {stream.subject_of(kind)}, which no consumer takes and no job waits for"
             facts = {"what": what, "setting": "messages", "was": without[kind], "is": left.get(kind, 0)}
