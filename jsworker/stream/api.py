@@ -95,6 +95,9 @@ class ConsumerShape(ConsumerConfig):
 
     priority_policy: str | None = None
     priority_groups: list[str] | None = None
+    max_batch: int | None = None
+    max_expires: int | None = None  # nanoseconds
+    max_bytes: int | None = None
 
 
 def read_consumer(answer: dict[str, Any]) -> ConsumerInfo:

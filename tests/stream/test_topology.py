@@ -23,7 +23,7 @@ from tests.stream.conftest import OpenStream, StartServer
 from tests.stream.desk import edit_consumer
 from tests.stream.nats_server import HOST, NatsServer
 from tests.stream.streams import INSTALLATION as OWN
-from tests.stream.streams import settings_for
+from tests.stream.streams import TestStream, settings_for
 from tests.support.polling import eventually
 
 WAITS = {"resize": 600.0}
@@ -153,6 +153,15 @@ async def test_limits_for_new_consumers_are_removed(
     assert [tuple(told.values()) for told in stream.told_of("stream.changed")] == changes
     consumer = (await jetstream.consumer_info("JOBS", "resize")).config
     assert (consumer.inactive_threshold, consumer.max_ack_pending) == (None, -1)
+
+
+async def test_limits_of_requests_that_somebody_set_are_kept(stream: TestStream, plain: NatsClient) -> None:
+    limits = {"max_batch": 5, "max_expires": 20_000_000_000, "max_bytes": 100_000}
+    await edit_consumer(plain, **limits, max_deliver=3)
+    await stream.keep_consumer_in_shape("resize")
+    kept = json.loads((await plain.request("$JS.API.CONSUMER.INFO.JOBS.resize")).data)["config"]
+    assert kept["max_deliver"] == -1
+    assert {name: kept.get(name) for name in limits} == limits
 
 
 @pytest.mark.parametrize("policy", ["overflow", "pinned_client"])
