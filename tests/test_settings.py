@@ -29,7 +29,10 @@ from jsworker.core.settings.cores import usable_cores
 
 URL = "postgresql://jobs@db:5432/jobs"
 CANARY = "c4n4ry-s3cret"
-WITNESS_RULE = "must not begin with jsworker.worker, where workers answer whether they live"
+PREFIX_RULE = (
+    "must not begin with jsworker.worker, jsworker.awaited or jsworker.ended, where workers answer and hints "
+    "at results are sent"
+)
 
 Set = Callable[..., None]
 MOUNT = "sys/fs/cgroup"
@@ -224,10 +227,9 @@ class TestWrongValues:
                 "JSWORKER_LOG_LEVEL='loud' must be debug, info, warning, error or critical",
             ),
             ("POD_UID", "a b", "JSWORKER_POD_UID='a b' must be 1 to 200 visible ASCII characters"),
-            (
-                "SUBJECT_PREFIX",
-                "jsworker.worker.x",
-                f"JSWORKER_SUBJECT_PREFIX='jsworker.worker.x' {WITNESS_RULE}",
+            *(
+                ("SUBJECT_PREFIX", prefix, f"JSWORKER_SUBJECT_PREFIX={prefix!r} {PREFIX_RULE}")
+                for prefix in ("jsworker.worker.x", "jsworker.awaited", "jsworker.ended")
             ),
         ],
     )

@@ -173,8 +173,9 @@ class Settings(BaseSettings):
             r"(?!.{201})[a-z0-9_-]+(\.[a-z0-9_-]+)*", "must be dot-separated words of a-z, 0-9, '_' and '-'"
         ),
         _rule(
-            "must not begin with jsworker.worker, where workers answer whether they live",
-            lambda prefix: not f"{prefix}.".startswith("jsworker.worker."),
+            "must not begin with jsworker.worker, jsworker.awaited or jsworker.ended, where workers answer "
+            "and hints at results are sent",
+            lambda prefix: not re.match(r"jsworker\.(worker|awaited|ended)(\.|$)", prefix),
         ),
     ] = Field("jobs", description="subjects are <prefix>.<kind>")
     publish_events: bool = Field(
