@@ -18,6 +18,7 @@ from jsworker.ownership.transitions.workers import installation_id
 from jsworker.ownership.upgrading import current_revision, upgrade_database, upgrade_script
 from jsworker.stream.jetstream import ensured_stream
 from jsworker.stream.message import consumer_of
+from jsworker.stream.topology import shown
 
 app = new_app()
 db = new_app(no_args_is_help=True)
@@ -115,7 +116,8 @@ def ensure(
         print_json({"stream": settings.stream, "kinds": wanted, "changes": changes})
         return
     for change in changes:
-        print_line(f"{change['what']}: {change['setting']} {change['was']} -> {change['is']}")
+        was, now = shown(change["was"]), shown(change["is"])
+        print_line(f"{change['what']}: {change['setting']} {was} -> {now}")
     print_line(f"stream {settings.stream} is ready for {', '.join(wanted)}")
 
 

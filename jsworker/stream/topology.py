@@ -12,6 +12,7 @@ from uuid import UUID
 
 from nats.js.api import (
     AckPolicy,
+    Base,
     ConsumerConfig,
     ConsumerInfo,
     DeliverPolicy,
@@ -20,7 +21,6 @@ from nats.js.api import (
     RetentionPolicy,
     StorageType,
     StreamConfig,
-    StreamConsumerLimits,
     StreamInfo,
 )
 
@@ -179,10 +179,10 @@ def _differences(
 
 
 def _plain(value: Any) -> Any:
-    """Return the limits that are set of a stream's limits for consumers; any other value as it is."""
-    if not isinstance(value, StreamConsumerLimits):
+    """Return the settings that are set of one that has several; any other value as it is."""
+    if not isinstance(value, Base):
         return value
-    return {name: limit for name, limit in vars(value).items() if limit is not None}
+    return {name: setting for name, setting in vars(value).items() if setting is not None}
 
 
 def _same(has: Any, wants: Any) -> bool:

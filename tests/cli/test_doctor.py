@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 import nats
 import psycopg
 import pytest
-from nats.js.api import ConsumerConfig, DiscardPolicy, StreamConfig
+from nats.js.api import ConsumerConfig, DiscardPolicy, StreamConfig, SubjectTransform
 from psycopg.rows import dict_row
 from psycopg.sql import SQL, Identifier
 
@@ -827,6 +827,15 @@ class TestNats:
         refused = the_finding(world.findings("--fix"), "fix.stream")
         assert f"consumer resize of stream {world.stream} cannot be made" in refused["says"]
         assert world.consumer("audit").filter_subject == subject
+
+    def test_what_stream_ensure_changes_is_shown_as_in_findings(self, world: World) -> None:
+        def transform(config: StreamConfig) -> None:
+            config.subject_transform = SubjectTransform(src=f"{world.stream}.*", dest=f"{world.stream}.x")
+
+        world.start_worker(KIND)
+        world.change_stream(transform)
+        shown = f"subject_transform [src {world.stream}.*, dest {world.stream}.x] -> none"
+        assert f"stream {world.stream}: {shown}" in world.cli("stream", "ensure", KIND).ok().lines
 
     def test_another_applications_consumer_of_a_further_subject_is_left_alone(self, world: World) -> None:
         def add_subject(config: StreamConfig) -> None:

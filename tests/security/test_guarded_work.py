@@ -267,11 +267,11 @@ def test_wrong_arguments_of_the_stream_command(run: Run, arguments: list[str], l
 
 def test_the_stream_command_tells_what_it_did_and_does_nothing_twice(run: Run) -> None:
     first = run("worker", "operator", "stream", "ensure", "echo")
-    assert first.lines[0].startswith("stream JOBS: created None -> ")
+    assert first.lines[0].startswith("stream JOBS: created none -> ")
     assert first.lines[-1] == "stream JOBS is ready for echo"
     again = run("worker", "operator", "stream", "ensure", "echo", "echo", ack_wait=6.0)
     assert again.lines == [
-        "consumer echo of stream JOBS: ack_wait 5.0 -> 6.0",
+        "consumer echo of stream JOBS: ack_wait 5 -> 6",
         "stream JOBS is ready for echo",
     ]
     assert run("worker", "operator", "stream", "ensure", "echo", ack_wait=6.0).lines == [
