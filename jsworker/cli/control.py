@@ -5,6 +5,8 @@ They need only the database: workers publish jobs that are queued again, within 
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import Annotated
 from uuid import UUID
@@ -31,6 +33,7 @@ from jsworker.ownership.queries.job_filter import JobFilter, Selection
 from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.transitions import control, reset
 from jsworker.ownership.transitions.audit import AuditEntry, os_user
+from jsworker.ownership.transitions.schedules import database_now
 
 _BATCH = 500
 _MOST_ASKED_FOR = 2_000
@@ -190,23 +193,31 @@ def _perform(
 
 def _ask(verb: str, wanted: Selection) -> tuple[Found, Selection | None]:
     """Ask for confirmation, and return the jobs to act on, or the filter if it matches too many."""
-    found, is_all = asyncio.run(_look(wanted))
+    found, is_all, asked_at = asyncio.run(_look(wanted))
     if not found:
         remark(f"no job matches: {_in_words(wanted)}")
         return [], None
     jobs = "1 job" if len(found) == 1 else f"{len(found)} jobs"
     confirm(f"{verb} {jobs if is_all else f'at least {jobs}'} ({_in_words(wanted)})?")
-    return (found, None) if is_all else ([], wanted)
+    if is_all:
+        return found, None
+    # By the time of the answer more jobs may match: those that were enqueued, began to run or ended since.
+    where = replace(wanted.where, until=asked_at)
+    if verb in {"clear", "retry"}:
+        where = replace(where, changed_before=asked_at)
+    return [], replace(wanted, where=where)
 
 
-async def _look(wanted: Selection) -> tuple[list[tuple[UUID, int]], bool]:
+async def _look(wanted: Selection) -> tuple[list[tuple[UUID, int]], bool, datetime]:
+    """Return the jobs that match, whether these are all, and the time before they were looked for."""
     found: list[tuple[UUID, int]] = []
     async with connected_database() as database:
+        asked_at = await database_now(database)
         async for page in listing.matching(database, wanted):
             found += page
             if len(found) > _MOST_ASKED_FOR:
-                return found, False
-    return found, True
+                return found, False, asked_at
+    return found, True, asked_at
 
 
 async def _act(

@@ -239,6 +239,30 @@ class TestChoice:
         assert (found.code, found.err) == (0, "cancel at least 3 jobs (status queued)? [y/N] ")
         assert [each["id"] for each in found.json] == [str(job_id) for job_id in jobs]
 
+    @pytest.mark.parametrize(
+        ("command", "state"),
+        [
+            (("clear", "--reason", "x"), "processing"),
+            (("retry",), "failed"),
+            (("cancel", "--status", "queued"), "queued"),
+        ],
+    )
+    def test_of_very_many_those_that_others_changed_while_the_operator_thought_are_left_alone(
+        self, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], state: str
+    ) -> None:
+        jobs = [insert_job(sql, state) for _ in range(2)]
+        later = insert_job(sql, state)
+
+        def change() -> None:
+            moment = {"processing": "claimed_at", "failed": "finished_at", "queued": "created_at"}[state]
+            change_job(sql, later, fencing_token=2, **{moment: NOW})
+
+        monkeypatch.setattr("jsworker.cli.control._MOST_ASKED_FOR", 2)
+        agree_after(change, monkeypatch)
+        found = cli(*command, "--kind", "count-lines")
+        assert {line.partition(" ")[0] for line in found.lines} == {str(job_id) for job_id in jobs}
+        assert status(sql, later) == state
+
     @pytest.mark.parametrize("answer", ["\n", "no\n", "", "yesterday\n"])
     def test_everything_else_is_no(
         self, answer: str, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch

@@ -88,6 +88,33 @@ async def test_jobs_that_are_enqueued_after_the_question_are_left_alone(
     await viewer.press(question, "Cancel 3 jobs", {"asked_at": "yesterday"}, status=400)
 
 
+async def test_all_that_match_are_not_taken_back_from_runs_that_began_after_the_question(
+    viewer: Viewer, put: PutJob, rows: Rows
+) -> None:
+    hung, later = await put("processing", kind="crop"), await put("processing", kind="crop")
+    question = await viewer.see("/jobs/clear?all=yes&kind=crop")
+    assert "Runs that begin from now on are left alone." in question.text
+    again = "UPDATE jsworker.jobs SET fencing_token = 2, claimed_at = clock_timestamp() WHERE id = %s"
+    await rows.query(again, later)
+    page = await viewer.press(question, "Take back 2 jobs", {"reason": "worker-1 hangs"})
+    assert "1 job taken back" in page.text
+    assert [(await rows.job(each))["status"] for each in (hung, later)] == ["queued", "processing"]
+
+
+async def test_all_that_match_are_not_retried_twice_by_one_question(
+    viewer: Viewer, client: JobClient, put: PutJob, rows: Rows
+) -> None:
+    failed, other = await put("failed", kind="crop"), await put("failed", kind="crop")
+    question = await viewer.see("/jobs/retry?all=yes&kind=crop")
+    await client.retry(other)
+    await client.cancel(other)
+    assert "1 job retried" in (await viewer.press(question, "Retry 2 jobs")).text
+    fails = "UPDATE jsworker.jobs SET status = %s, needs_publish = false, finished_at = clock_timestamp()"
+    await rows.query(f"{fails}, attempts = 1, errors = 1 WHERE id = %s", "failed", failed)
+    assert "0 jobs retried" in (await viewer.press(question, "Retry 2 jobs")).text
+    assert [(await rows.job(each))["status"] for each in (failed, other)] == ["failed", "cancelled"]
+
+
 async def test_by_the_list_all_that_match_are_acted_on(viewer: Viewer, put: PutJob, rows: Rows) -> None:
     for status in ("queued", "scheduled", "completed"):
         await put(status)

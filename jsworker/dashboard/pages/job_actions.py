@@ -49,6 +49,8 @@ VERBS: Final[Mapping[str, tuple[str, str, str]]] = {
     ),
 }
 """The verb, the participle, and what will happen."""
+_LATER: Final[Mapping[str, str]] = {"retry": "Jobs that end", "clear": "Runs that begin"}
+"""What an action on all that match leaves alone, for actions on jobs that have begun."""
 _MOST_NAMED: Final = 1_000
 _LONGEST: Final = 100
 
@@ -67,7 +69,8 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
     else:
         values = [("all", "yes"), *((name, str(form[name])) for name in NAMES if form.get(name))]
         jobs, is_all = 0, True
-        which = f"{_in_words(values[1:])} Jobs that are enqueued from now on are left alone."
+        later = _LATER.get(verb, "Jobs that are enqueued")
+        which = f"{_in_words(values[1:])} {later} from now on are left alone."
         values.append(("asked_at", (await database_now(visit.site.reads)).isoformat()))
         for selected in _selected(verb, visit, form):
             found = await count_jobs(visit.site.reads, selected.selection)
@@ -221,6 +224,8 @@ def _selected(verb: str, visit: Visit, form: FormData) -> list[SelectedJobs]:
     where, asked_at = search.where, instant("asked_at", str(form.get("asked_at") or ""))
     if asked_at is not None:  # more jobs may match by the time of the answer than the question has counted
         where = replace(where, until=min(asked_at, where.until or asked_at))
+        if verb in _LATER:  # and jobs that have run since are left alone
+            where = replace(where, changed_before=asked_at)
     conditions = cast("JobConditions", where.values())
     try:
         return [

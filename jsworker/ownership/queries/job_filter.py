@@ -21,7 +21,9 @@ IS_MEANT: Final = """(
   AND (CAST(:unique_key AS text) IS NULL OR coalesce(:unique_key IN (j.unique_key, j.waiting_key), false))
   AND (CAST(:priority AS smallint) IS NULL OR j.priority = CAST(:priority AS smallint))
   AND (CAST(:since AS timestamptz) IS NULL OR j.created_at >= CAST(:since AS timestamptz))
-  AND (CAST(:until AS timestamptz) IS NULL OR j.created_at < CAST(:until AS timestamptz)))"""
+  AND (CAST(:until AS timestamptz) IS NULL OR j.created_at < CAST(:until AS timestamptz))
+  AND (CAST(:changed_before AS timestamptz) IS NULL
+    OR coalesce(coalesce(j.finished_at, j.claimed_at) < CAST(:changed_before AS timestamptz), false)))"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class JobFilter:
         unique_key: their unique key, whether of live or waiting jobs.
         since, until: they were enqueued then or later, and before; with time zones.
         failure: the group of failures that they belong to, of the kind that is asked for with it.
+        changed_before: if they run, they were claimed before this time, and if they have ended, they ended
+            before it; jobs that wait do not match.
 
     Raises:
         ValueError: a text is empty or too long, or a time has no time zone.
@@ -47,13 +51,14 @@ class JobFilter:
     since: datetime | None = None
     until: datetime | None = None
     failure: UUID | None = None
+    changed_before: datetime | None = None
 
     def __post_init__(self) -> None:
         for name in _TEXTS:
             value = getattr(self, name)
             if value is not None and not (value.strip() and len(value) <= _LONGEST and "\0" not in value):
                 raise ValueError(f"{name}={shown(value)} must be a text of 1 to {_LONGEST} characters")
-        for name in ("since", "until"):
+        for name in ("since", "until", "changed_before"):
             value = getattr(self, name)
             if value is not None and value.tzinfo is None:
                 raise ValueError(f"{name}={value} must have a time zone")
