@@ -338,7 +338,7 @@ def job(
         print_line("")
         rows = [
             (moment(each["at"], milliseconds=True), cell(each["fencing_token"]), line)
-            for each, line in zip(timeline, entry_lines(timeline), strict=True)
+            for each, line in zip(timeline, entry_lines(timeline, zone=None), strict=True)
         ]
         print_table(["AT", right("RUN"), folded("WHAT HAPPENED", at_least=20)], rows)
 

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, tzinfo
 from typing import Any, Final
 
 from jsworker.core.names import cell, headline
@@ -75,34 +75,34 @@ def _text(value: Any) -> str | float | None:
         return "nested too deeply to be shown"
 
 
-def entry_lines(timeline: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line in words for each entry."""
+def entry_lines(timeline: Sequence[Mapping[str, Any]], *, zone: tzinfo | None) -> Iterator[str]:
+    """Yield a line in words for each entry; see ``entry_line``."""
     released = {event["fencing_token"] or 0 for event in timeline if event["event"] == "released"}
     for event in timeline:
-        yield entry_line(event, handed_back=(event["fencing_token"] or 0) - 1 in released)
+        yield entry_line(event, zone=zone, handed_back=(event["fencing_token"] or 0) - 1 in released)
 
 
-def entry_line(event: Mapping[str, Any], *, handed_back: bool = False) -> str:
-    """Return the line in words for an entry.
+def entry_line(event: Mapping[str, Any], *, zone: tzinfo | None, handed_back: bool = False) -> str:
+    """Return the line in words for an entry, with times in ``zone``; None: in this machine's.
 
     ``handed_back``: whether the run before was handed back and not taken back, which a claim does not tell.
     """
     detail, name = event["detail"] or {}, event["event"]
     if name in ENDS:
-        return f"{_end(event)}{_again(detail.get('run_at'))}"
+        return f"{_end(event)}{_again(detail.get('run_at'), zone)}"
     if name == "claimed":
         return _claim(event, detail, "handed back" if handed_back else "taken back")
     if name in _ENTRIES:
-        return _filled(_ENTRIES[name], event)
+        return _filled(_ENTRIES[name], event, zone)
     pairs = [f"{cell(key)}={cell(value)}" for key, value in detail.items()]
     return ", ".join(filter(None, (cell(name), headline(event["error"]), *pairs)))
 
 
-def _filled(words: str, event: Mapping[str, Any]) -> str:
+def _filled(words: str, event: Mapping[str, Any], zone: tzinfo | None = None) -> str:
     details = {name: cell(value) for name, value in (event["detail"] or {}).items()}
     details.setdefault("key", "")
     if details.get("until"):
-        details["until"] = _time(details["until"])
+        details["until"] = _time(details["until"], zone)
     why = (event["detail"] or {}).get("reason")
     details["because"] = f": {CANCELLATIONS[why]}" if why in CANCELLATIONS else ""
     if details.get("was") == "cancelled":
@@ -120,14 +120,14 @@ def _claim(event: Mapping[str, Any], detail: Mapping[str, Any], how: str) -> str
     return f"claimed by {cell(event['worker_id'])}{silent} for attempt {cell(detail.get('attempt'))}{again}"
 
 
-def _again(run_at: Any) -> str:
-    return "" if run_at is None else f"; to run again from {_time(run_at)}"
+def _again(run_at: Any, zone: tzinfo | None) -> str:
+    return "" if run_at is None else f"; to run again from {_time(run_at, zone)}"
 
 
-def _time(stored: Any) -> str:
+def _time(stored: Any, zone: tzinfo | None) -> str:
     try:
-        return _moment(datetime.fromisoformat(str(stored)))
-    except ValueError:  # for example infinity
+        return f"{datetime.fromisoformat(str(stored)).astimezone(zone):%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError):  # for example infinity
         return cell(stored)
 
 
@@ -203,7 +203,3 @@ def seconds_taken(job: Mapping[str, Any]) -> float | None:
         return None
     took: timedelta = job["finished_at"] - job["claimed_at"]
     return max(took.total_seconds(), 0.0)
-
-
-def _moment(time: datetime) -> str:
-    return f"{time.astimezone():%Y-%m-%d %H:%M:%S}"

@@ -353,7 +353,8 @@ def _marks(events: Sequence[Mapping[str, Any]]) -> Iterator[StoryMark]:
         worker = event["worker_id"] if SIGNS.get(name, OTHER).of_run else None
         if name == "cancel_requested":
             worker = (event["detail"] or {}).get("owner")
-        yield StoryMark(event["at"], name, entry_line(event), str(worker) if worker else None, token or None)
+        words = entry_line(event, zone=UTC)
+        yield StoryMark(event["at"], name, words, str(worker) if worker else None, token or None)
 
 
 def _waits(
@@ -375,7 +376,7 @@ def _waits(
             turns.append((event["at"], "held", f"held: {printable(str(held), 20)}", None))
         elif event["event"] in {"woken", "retried", "deferred"}:
             awaited: Look = "held" if event["event"] == "deferred" else "queued"
-            turns.append((event["at"], awaited, entry_line(event), None))
+            turns.append((event["at"], awaited, entry_line(event, zone=UTC), None))
         elif event["event"] in {"cancelled", "failed"}:
             turns.append((event["at"], None, "", None))
     if job.held_at is not None and job.held_by is not None:
@@ -439,7 +440,7 @@ def _lines(
             lines.append(StoryLine(run.begin, run.token, f"claimed{by}"))
     lines += [
         StoryLine(event["at"], event["fencing_token"] or None, line)
-        for event, line in zip(events, entry_lines(events), strict=True)
+        for event, line in zip(events, entry_lines(events, zone=UTC), strict=True)
     ]
     if job.status == "completed" and job.finished_at is not None:
         by = f" by {printable(job.completed_by, 300)}" if job.completed_by else ""

@@ -1,4 +1,5 @@
 import re
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -285,6 +286,29 @@ async def test_errors_of_earlier_runs_are_shown_with_their_tracebacks(
     assert page.text.count('a.py", line 2') == 1
     reader = Viewer(dashboard(client, authorize=lambda _: Access.READ))
     assert "a.py" not in (await reader.see(f"/jobs/{job_id}")).source
+
+
+async def test_times_are_in_utc_wherever_the_dashboard_runs(
+    viewer: Viewer, put: PutJob, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = await put("scheduled", fencing_token=1, attempts=1, errors=1)
+    entry = (
+        "INSERT INTO jsworker.job_events (job_id, event, fencing_token, error, detail)"
+        " VALUES (%s, %s, 1, %s, %s)"
+    )
+    until = {"run_at": "2026-03-01T12:00:00+00:00", "until": "2026-03-01T12:00:00+00:00", "step": "rest"}
+    for event, error in (("error", "ValueError: x"), ("sleep", None)):
+        await rows.query(entry, job_id, event, error, Jsonb(until))
+    try:
+        monkeypatch.setenv("TZ", "JST-9")
+        time.tzset()
+        page = await viewer.see(f"/jobs/{job_id}")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert "to run again from 2026-03-01 12:00:00" in page.text
+    assert "sleep rest began, until 2026-03-01 12:00:00" in page.text
+    assert "2026-03-01 21:00:00" not in page.source
 
 
 async def test_who_may_do_nothing_with_jobs_has_nothing_to_tick(
