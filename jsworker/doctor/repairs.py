@@ -4,10 +4,13 @@ No repair takes a job from its owner, ends a job, or changes data other than jsw
 repair yields one line on what it did, unless the facts do not require it or do not allow it.
 """
 
+import asyncio
+import math
 from collections.abc import AsyncIterator
 from typing import Final
 
 from jsworker.client.job_client import JobClient
+from jsworker.core.clock import boottime
 from jsworker.core.errors import JsworkerError, StreamRefused
 from jsworker.core.events import Event, Events
 from jsworker.core.names import is_kind
@@ -26,16 +29,27 @@ _CONNECT_SECONDS: Final = 5.0
 _PROMOTE_AT_ONCE: Final = 500
 
 
-async def repair(facts: Facts) -> list[Finding]:
-    """Make the repairs that these facts require, and return what was done."""
+async def repair(facts: Facts, *, seconds: float = math.inf) -> list[Finding]:
+    """Make the repairs that these facts require, and return what was done.
+
+    After about ``seconds`` no more jobs are queued or published, and after twice as long all is ended, for a
+    server may be silent.
+    """
     done: list[Finding] = []
-    for name, mend in _REPAIRS.items():
-        try:
-            async for says in mend(facts):
-                done.append(Finding(name, "ok", says))  # noqa: PERF401 -- kept also if an error follows
-        except JsworkerError as error:
-            says = f"could not be mended: {' '.join(str(error).split())}"
-            done.append(Finding(name, "error", says, "See the findings below."))
+    try:
+        async with asyncio.timeout(2 * seconds if math.isfinite(seconds) else None) as limit:
+            for name, mend in REPAIRS.items():
+                try:
+                    async for says in mend(facts, seconds):
+                        done.append(Finding(name, "ok", says))  # noqa: PERF401 -- kept also if an error follows
+                except JsworkerError as error:
+                    says = f"could not be mended: {' '.join(str(error).split())}"
+                    done.append(Finding(name, "error", says, "See the findings below."))
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        says = f"it took longer than {2 * seconds:g} s and was ended: the rest may have been done, or not"
+        done.append(Finding("fix.time", "warning", says, "Run `jsworker doctor --fix`, which waits."))
     if reasons := {fact.because: None for fact in _asked_for(facts) if isinstance(fact, Unknown)}:
         what = "more" if done else "anything"
         says = f"it is not known whether {what} has to be mended, because {'; '.join(reasons)}"
@@ -50,8 +64,9 @@ def _asked_for(facts: Facts) -> tuple[object, ...]:
     return facts.installation, facts.registered, facts.unpublished, facts.overdue, facts.refusals, of_nats
 
 
-async def _ensure_stream(facts: Facts) -> AsyncIterator[str]:
+async def _ensure_stream(facts: Facts, seconds: float) -> AsyncIterator[str]:
     """Create the stream and its consumers, or correct them, as a worker does when it starts."""
+    del seconds
     stream, registered, reports = facts.stream, facts.registered, facts.consumers
     if isinstance(stream, Unknown) or isinstance(registered, Unknown):
         return
@@ -111,27 +126,39 @@ def _change(event: Event) -> str:
     return f"{fields['what']}: {fields['setting']} is {shown(fields['is'])} now, was {shown(fields['was'])}"
 
 
-async def _queue_and_publish(facts: Facts) -> AsyncIterator[str]:
+async def _queue_and_publish(facts: Facts, seconds: float) -> AsyncIterator[str]:
     late = [each for each in (facts.unpublished, facts.overdue) if not isinstance(each, Unknown)]
     if not any(each.jobs for each in late):
         return
     queued, promoted = 0, _PROMOTE_AT_ONCE
+    began_at = boottime()
     async with opened(facts.settings) as database:
         refused_rows = RefusedRows(database, worker_id=None)
-        while promoted == _PROMOTE_AT_ONCE:
+        while promoted == _PROMOTE_AT_ONCE and boottime() - began_at < seconds / 2:
             promoted = await promote(database, limit=_PROMOTE_AT_ONCE, refused_rows=refused_rows)
             queued += promoted
     done = f"queued {counted(queued, 'scheduled job')}"
+    if promoted == _PROMOTE_AT_ONCE:
+        done += f" in {seconds / 2:g} s and left others to workers"
     if isinstance(facts.nats, Unknown):
         yield f"{done}; nothing was published because {facts.nats.because}"
         return
+    left = began_at + seconds - boottime()
     async with JobClient(facts.settings) as client:
-        published = await client.publish_pending()
+        try:
+            async with asyncio.timeout(left if math.isfinite(left) else None) as limit:
+                published = await client.publish_pending()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            yield f"{done}, published for {left:.0f} s and left other messages to workers"
+            return
         refused = f"; others were not: {client.unpublished_because}" if client.unpublished_because else ""
     yield f"{done}, published {counted(published, 'message')}{refused}"
 
 
-async def _try_refused_rows(facts: Facts) -> AsyncIterator[str]:
+async def _try_refused_rows(facts: Facts, seconds: float) -> AsyncIterator[str]:
+    del seconds
     if isinstance(facts.refusals, Unknown) or not facts.refusals:
         return
     async with opened(facts.settings) as database:
@@ -139,8 +166,9 @@ async def _try_refused_rows(facts: Facts) -> AsyncIterator[str]:
     yield f"{counted(found, 'refused row')} tried again by the workers' next rounds"
 
 
-_REPAIRS: Final = {
+REPAIRS: Final = {
     "fix.stream": _ensure_stream,
     "fix.jobs": _queue_and_publish,
     "fix.refused_rows": _try_refused_rows,
 }
+"""The repairs by the names of their findings, in their order."""

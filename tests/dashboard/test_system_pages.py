@@ -1,15 +1,20 @@
 """Workers, the doctor, the audit."""
 
 import asyncio
+import re
 
 import pytest
 from psycopg.sql import SQL
 
 from jsworker import JobClient
+from jsworker.client.client_publisher import ClientPublisher
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
 from jsworker.dashboard import Access, dashboard
+from jsworker.dashboard.pages import doctor
+from jsworker.doctor import repairs
+from tests.dashboard.conftest import PutJob
 from tests.dashboard.viewer import Viewer
 from tests.ownership.rows import Sql, ago, insert_job, set_clock_ahead
 from tests.worker.rows import Rows
@@ -138,6 +143,49 @@ async def test_the_doctor_examines_when_asked(settings: Settings, start: StartWo
         await viewer.http.aclose()
         [last, *_] = await client.audit()
     assert last.action == "doctor.repair"
+
+
+async def test_a_repair_that_takes_long_leaves_the_rest_to_workers(
+    settings: Settings, start: StartWorker, put: PutJob, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def publish_without_end(_: ClientPublisher) -> None:
+        await asyncio.Event().wait()
+
+    worker = await start(Quick)  # makes the stream
+    await worker.worker.close()
+    job_id = await put("scheduled", run_at=SQL("clock_timestamp() - interval '1 hour'"))
+    monkeypatch.setattr(ClientPublisher, "publish_pending", publish_without_end)
+    monkeypatch.setattr(doctor, "_LONGEST_SECONDS", 5.0)
+    async with JobClient(settings) as client:
+        viewer = Viewer(dashboard(client, authorize=lambda _: Access(Access.ALL.actions, name="ann")))
+        page = await viewer.press(await viewer.see("/doctor/repair"), "Repair")
+        assert re.search(
+            r"queued 1 scheduled job, published for \d s and left other messages to workers", page.text
+        )
+        await viewer.http.aclose()
+        [action] = await client.audit()
+    assert (action.action, action.actor, action.changed) == ("doctor.repair", "ann", 1)
+    assert (await rows.job(job_id))["status"] == "queued"
+
+
+async def test_a_repair_that_never_ends_is_in_the_audit(
+    settings: Settings, start: StartWorker, put: PutJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def promote_without_end(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    worker = await start(Quick)
+    await worker.worker.close()
+    await put("scheduled", run_at=SQL("clock_timestamp() - interval '1 hour'"))
+    monkeypatch.setattr(repairs, "promote", promote_without_end)
+    monkeypatch.setattr(doctor, "_LONGEST_SECONDS", 4.0)
+    async with JobClient(settings) as client:
+        viewer = Viewer(dashboard(client, authorize=lambda _: Access(Access.ALL.actions, name="ann")))
+        page = await viewer.press(await viewer.see("/doctor/repair"), "Repair")
+        assert "it took longer than 8 s and was ended: the rest may have been done, or not" in page.text
+        await viewer.http.aclose()
+        [action] = await client.audit()
+    assert (action.action, action.actor, action.changed) == ("doctor.repair", "ann", 0)
 
 
 async def test_the_audit_lists_who_did_what(client: JobClient) -> None:

@@ -13,7 +13,7 @@ from jsworker.dashboard.visit import Done, Question, Visit
 from jsworker.doctor.checks import examine
 from jsworker.doctor.finding import Finding, error
 from jsworker.doctor.gather import gather
-from jsworker.doctor.repairs import repair
+from jsworker.doctor.repairs import REPAIRS, repair
 from jsworker.ownership.transitions.audit import AuditEntry
 
 _LONGEST_SECONDS: Final = 10.0
@@ -84,12 +84,20 @@ async def act(visit: Visit, form: FormData) -> Done:
     """Mend what is safe to mend, and say what was done."""
     del form
     client = visit.site.client
-    async with asyncio.timeout(2 * _LONGEST_SECONDS):
-        done = await repair(await gather(client.settings))
-    entry = AuditEntry("doctor.repair", {"checks": [each.check for each in done]}, actor=visit.access.name)
+    back = visit.url("doctor", {"examine": "yes"})
+    try:
+        async with asyncio.timeout(_LONGEST_SECONDS):
+            facts = await gather(client.settings)
+    except TimeoutError:
+        says = f"nothing was mended: the examination took longer than {_LONGEST_SECONDS:g} s"
+        return Done(f"{says}; `jsworker doctor --fix` waits for as long as it takes", back)
+    # The audit's entry is written first: a repair without an entry is worse than an entry without a repair.
+    entry = AuditEntry("doctor.repair", {"checks": [*REPAIRS]}, actor=visit.access.name)
+    await client.database.in_transaction(lambda opened: entry.note(opened, changed=0))
+    done = await repair(facts, seconds=_LONGEST_SECONDS)
     changed = sum(each.level == "ok" and each.check != "fix.nothing" for each in done)
     await client.database.in_transaction(
         lambda opened: entry.note(opened, changed=changed, others=len(done) - changed)
     )
     _EXAMINATIONS.pop(visit.site.app, None)
-    return Done("; ".join(each.says for each in done), visit.url("doctor", {"examine": "yes"}))
+    return Done("; ".join(each.says for each in done), back)
