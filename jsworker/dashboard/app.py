@@ -42,7 +42,7 @@ from jsworker.dashboard.access import (
     is_own_origin,
     refusal,
 )
-from jsworker.dashboard.live import MOST_VIEWERS, Away, EventStream, Poller
+from jsworker.dashboard.live import Away, EventStream, Poller
 from jsworker.dashboard.pages import (
     audit,
     dead_messages,
@@ -146,6 +146,8 @@ _SAID_SECONDS: Final = 30
 _LONGEST_SAID: Final = 500
 _MOST_FORM_BYTES: Final = 4 * 1024 * 1024
 _MOST_FIELDS: Final = 5_000
+_MOST_QUERY_BYTES: Final = 8 * 1024
+"""Links of a page repeat its query, a table's in every row."""
 _READS_AT_ONCE: Final = 3
 _NO_PAGE: Final = 404
 _IMMUTABLE: Final = "public, max-age=3600"
@@ -242,7 +244,7 @@ def _page(
 
 def _stream(page: PageRoute, visit: Visit) -> Response:
     poller = visit.site.poller
-    if poller.viewers >= MOST_VIEWERS:
+    if poller.is_full(visit.what()):
         return refusal(503, "too many pages are open: this one does not renew itself")
 
     def stale(line: str) -> Mapping[str, str]:
@@ -421,6 +423,10 @@ class _Guard:
         path = scope["path"].removeprefix(root)
         if path == _HEALTH:
             await PlainTextResponse("ok\n")(scope, receive, send_safely)
+            return
+        if len(scope.get("query_string", b"")) > _MOST_QUERY_BYTES:
+            too_long = refusal(414, f"the query of an address has at most {_MOST_QUERY_BYTES} bytes")
+            await too_long(scope, receive, send_safely)
             return
         try:
             found = await access_of(Request(scope), self._authorize, self._hosts)

@@ -5,6 +5,7 @@ connection's time. Waiting for a PostgreSQL that is away takes none.
 """
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -22,6 +23,10 @@ not wait longer."""
 SEND_SECONDS: Final = 10.0
 """A viewer that takes longer to receive a message is disconnected."""
 MOST_VIEWERS: Final = 2_000
+MOST_PAGES: Final = 200
+"""Different pages that may be open at once; any number of viewers may see the same."""
+_MOST_BYTES: Final = 32 * 2**20
+"""The memory for the newest messages of all pages; one that does not fit in is not updated."""
 
 Render = Callable[[], Awaitable[Mapping[str, str]]]
 """Returns the parts of a page by the names of their events."""
@@ -44,16 +49,18 @@ class _Topic:
         self.looks = 0
         self.rests_until = 0.0
         self.changed = asyncio.Event()
-        self._newest: dict[str, str] = {}
         self._events: dict[str, tuple[int, str]] = {}
 
-    def tell(self, parts: Mapping[str, str]) -> None:
-        changed = {name: html for name, html in parts.items() if html != self._newest.get(name)}
+    @property
+    def size(self) -> int:
+        return sum(sys.getsizeof(event) for _, event in self._events.values())
+
+    def tell(self, events: Mapping[str, str]) -> None:
+        known = {name: event for name, (_, event) in self._events.items()}
+        changed = {name: event for name, event in events.items() if event != known.get(name)}
         if changed:
             self.looks += 1
-            self._newest |= changed
-            # Encoded once for all viewers.
-            self._events |= {name: (self.looks, as_event(name, html)) for name, html in changed.items()}
+            self._events |= {name: (self.looks, event) for name, event in changed.items()}
             self.changed.set()
             self.changed = asyncio.Event()
 
@@ -81,11 +88,17 @@ class Poller:
         """The number of open streams."""
         return sum(topic.viewers for topic in self._topics.values())
 
+    def is_full(self, what: Hashable) -> bool:
+        """Return whether no more viewers of ``what`` can be fed."""
+        return self.viewers >= MOST_VIEWERS or (what not in self._topics and len(self._topics) >= MOST_PAGES)
+
     async def follow(self, what: Hashable, render: Render) -> AsyncGenerator[str, None]:
         """Yield server-sent events for 30 s: the newest rendering of ``what``, then parts that change.
 
         The first viewer's ``render`` is used for all viewers of ``what``: it must render the same for each.
         """
+        if self.is_full(what):  # by others who came at the same moment
+            return
         clock = asyncio.get_running_loop().time
         topic = self._topics.setdefault(what, _Topic(render))
         topic.viewers += 1
@@ -118,13 +131,19 @@ class Poller:
                 if (began := clock()) < topic.rests_until:
                     continue
                 try:
-                    topic.tell(await topic.render())
+                    self._tell(topic, await topic.render())
                     # By its own work: a page that takes long must not keep the others old.
                     rest = (clock() - began) * (max(len(self._topics), 1) / _SHARE - 1)
                     topic.rests_until = clock() + rest
                 except Away as away:
-                    topic.tell(away.parts)
+                    self._tell(topic, away.parts)
             await asyncio.sleep(self._interval)
+
+    def _tell(self, topic: _Topic, parts: Mapping[str, str]) -> None:
+        events = {name: as_event(name, html) for name, html in parts.items()}  # once for all viewers
+        kept = sum(each.size for each in self._topics.values() if each is not topic)
+        if kept + sum(map(sys.getsizeof, events.values())) <= _MOST_BYTES:
+            topic.tell(events)
 
 
 def as_event(name: str, html: str) -> str:

@@ -164,6 +164,39 @@ async def test_a_viewer_who_takes_nothing_is_left(monkeypatch: pytest.MonkeyPatc
     assert poller.viewers == 0
 
 
+async def test_no_more_different_pages_are_kept_than_fit_into_memory(
+    client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "MOST_PAGES", 2)
+    monkeypatch.setattr(live, "_MOST_BYTES", 10_000)
+    poller, looks = Poller(interval=0.01), Looks()
+
+    async def large() -> dict[str, str]:
+        await looks()
+        return {"live": "x" * 8_000}
+
+    first_page, second_page = poller.follow("first", large), poller.follow("second", large)
+    assert len([await anext(first_page), await anext(first_page)][1]) > 8_000
+    await anext(second_page)
+    waiting = asyncio.create_task(anext(second_page))
+    assert (poller.is_full("first"), poller.is_full("third")) == (False, True)
+    assert [event async for event in poller.follow("third", large)] == []
+    before = looks.number
+
+    async def both_are_rendered() -> None:
+        assert looks.number > before + 3
+
+    await eventually(both_are_rendered)
+    assert not waiting.done()
+    await first_page.aclose()
+    assert len(await asyncio.wait_for(waiting, 30)) > 8_000  # there is room now
+    assert not poller.is_full("third")
+    await second_page.aclose()
+
+    monkeypatch.setattr(live, "MOST_PAGES", 0)
+    assert "too many pages are open" in await stream_of(dashboard(client), 1)
+
+
 async def test_many_viewers_cost_the_database_what_one_does(
     client: JobClient, put: PutJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
