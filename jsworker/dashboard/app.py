@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -70,6 +71,7 @@ from jsworker.dashboard.visit import (
     Visit,
     WrongFilter,
     is_short_number,
+    live_blocks,
 )
 
 PAGES: Final = (
@@ -149,6 +151,7 @@ _MOST_FIELDS: Final = 5_000
 _MOST_QUERY_BYTES: Final = 8 * 1024
 """Links of a page repeat its query, a table's in every row."""
 _READS_AT_ONCE: Final = 3
+_LONGEST_WAIT_SECONDS: Final = 5.0
 _NO_PAGE: Final = 404
 _IMMUTABLE: Final = "public, max-age=3600"
 
@@ -210,17 +213,33 @@ def dashboard(
         pages=PAGES,
         app=app,
     )
+    app.router.redirect_slashes = False  # it redirects to http, also from behind a proxy that serves HTTPS
     app.state.reading = asyncio.Semaphore(_READS_AT_ONCE)
     return app
+
+
+@asynccontextmanager
+async def _reading(request: Request) -> AsyncIterator[None]:
+    """Wait for one of the places of pages that read, but not for long."""
+    places: asyncio.Semaphore = request.app.state.reading
+    try:
+        async with asyncio.timeout(_LONGEST_WAIT_SECONDS):
+            await places.acquire()
+    except TimeoutError:
+        raise HTTPException(503, "other pages are still being read: try again in a moment") from None
+    try:
+        yield
+    finally:
+        places.release()
 
 
 async def _show(page: PageRoute, request: Request) -> Response:
     """Respond with a page, or with the stream of its live parts."""
     visit, tokens = _visit(request, page.name)
     _check_text(visit.query)
-    if "text/event-stream" in request.headers.get("accept", ""):
+    if "text/event-stream" in request.headers.get("accept", "") and live_blocks(page.template):
         return _stream(page, visit.for_all())
-    async with request.app.state.reading:
+    async with _reading(request):
         values = await visit.site.read(page, visit)
     return _page(visit, page.template, values, tokens=tokens)
 
@@ -258,6 +277,8 @@ def _stream(page: PageRoute, visit: Visit) -> Response:
             if isinstance(error, DatabaseUnavailable) and not _took_long(error):
                 raise Away(found) from None
             return found
+        except HTTPException as error:
+            return stale(error.detail)
         except Exception:  # noqa: BLE001 -- one page's fault must not end the others'
             _log.exception("page %s", page.name)
             return stale(_FAULT)
@@ -282,7 +303,7 @@ async def _act(action: ActionRoute, request: Request) -> Response:
     else:
         _check_text(visit.query)
         form = FormData(list[tuple[str, str | UploadFile]](request.query_params.multi_items()))
-    async with request.app.state.reading:
+    async with _reading(request):
         question = await action.ask(visit, form)
     return _question(visit, tokens, question)
 

@@ -166,9 +166,7 @@ class Site:
         """Return the parts of a page that are sent when they have changed, by name."""
         template = TEMPLATES.get_template(page.template)
         found = template.new_context(_names(visit, await self.read(page, visit)))
-        return {
-            name: "".join(block(found)) for name, block in template.blocks.items() if name.startswith("live")
-        }
+        return {name: "".join(template.blocks[name](found)) for name in live_blocks(page.template)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +244,11 @@ class Visit:
         """Return a key that is equal for all visits that see the same."""
         rights = replace(self.access, name="")
         return self.page, tuple(sorted(self.path.items())), self.query, rights, self.root
+
+
+def live_blocks(template: str) -> list[str]:
+    """Return the names of the blocks of a template that are sent to viewers when they have changed."""
+    return [name for name in TEMPLATES.get_template(template).blocks if name.startswith("live")]
 
 
 def _names(visit: Visit, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -248,6 +248,19 @@ async def test_each_answer_has_the_headers_of_safety(client: JobClient) -> None:
     assert "samesite=strict" in cookie
 
 
+async def test_an_address_with_a_long_query_is_refused(client: JobClient) -> None:
+    viewer = Viewer(dashboard(client))
+    assert "at most 8192 bytes" in (await viewer.http.get(f"/jobs?x={'y' * 8_191}")).text
+    assert (await viewer.http.get(f"/jobs?x={'y' * 8_191}")).status_code == 414
+    assert (await viewer.http.get(f"/jobs?error={'y' * 900}&x={'y' * 7_000}")).status_code == 200
+
+
+async def test_a_slash_too_many_is_no_reason_to_leave_https(client: JobClient) -> None:
+    viewer = Viewer(dashboard(client, authorize=lambda _: Access.READ), follow_redirects=False)
+    answer = await viewer.http.get("/jobs/", headers={"x-forwarded-proto": "https"})
+    assert answer.status_code == 404
+
+
 async def test_behind_https_the_cookie_is_for_this_host_and_https_alone(client: JobClient) -> None:
     viewer = Viewer(dashboard(client, authorize=lambda _: Access.READ), base_url="https://jobs.example")
     cookie = (await viewer.http.get("/")).headers["set-cookie"]

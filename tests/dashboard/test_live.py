@@ -6,12 +6,13 @@ import pytest
 from jinja2 import nodes
 
 from jsworker import JobClient
-from jsworker.dashboard import dashboard, live
+from jsworker.dashboard import Access, dashboard, live
 from jsworker.dashboard.app import PAGES
 from jsworker.dashboard.live import EventStream, Poller, as_event
 from jsworker.dashboard.visit import TEMPLATES
 from jsworker.ownership.pool import Pool
 from tests.dashboard.conftest import PutJob
+from tests.dashboard.viewer import Viewer
 from tests.support.polling import eventually
 
 VIEWERS = 40
@@ -274,6 +275,18 @@ async def test_each_live_page_renews_itself(client: JobClient, put: PutJob) -> N
         text = await stream_of(app, 1, path)
         assert "data:" in text
         assert "Not up to date" not in text, (path, text)
+
+
+async def test_a_page_without_a_live_part_is_not_streamed(
+    client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "STREAM_SECONDS", 3.0)
+    app = dashboard(client, authorize=lambda _: Access.READ)
+    viewer = Viewer(app)
+    for path, status in (("/workers/stack?worker=w", 403), ("/audit", 200)):
+        answer = await viewer.http.get(path, headers={"accept": "text/event-stream"})
+        assert (answer.status_code, answer.headers["content-type"]) == (status, "text/html; charset=utf-8")
+    await viewer.http.aclose()
 
 
 def test_templates_use_filters_that_there_are() -> None:

@@ -1,3 +1,4 @@
+import asyncio
 import re
 import time
 from collections.abc import Iterator
@@ -418,6 +419,25 @@ async def test_a_page_that_takes_too_long_says_so(
         other.execute("LOCK TABLE jsworker.jobs IN ACCESS EXCLUSIVE MODE")
         page = await viewer.see(address, 503)
     assert "longer than 0.2 s" in page.text
+
+
+async def test_a_page_does_not_wait_for_ever_for_others_that_read(
+    client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = dashboard(client)
+    viewer = Viewer(app)
+    monkeypatch.setattr("jsworker.dashboard.app._LONGEST_WAIT_SECONDS", 0.2)
+    places = app.state.reading
+    while not places.locked():
+        await places.acquire()
+    for path in ("/jobs", "/jobs/cancel?all=yes"):
+        async with asyncio.timeout(30):
+            page = await viewer.see(path, 503)
+        assert "other pages are still being read: try again in a moment" in page.text
+    places.release()
+    await viewer.see("/jobs")
+    assert not places.locked()
+    await viewer.http.aclose()
 
 
 async def test_reads_cannot_write(client: JobClient, rows: Rows, put: PutJob) -> None:
