@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Final, NamedTuple
 
-from jsworker.core.errors import InvalidName, StreamRefused
+from jsworker.core.errors import InvalidName, StreamRefused, StreamUnavailable
 from jsworker.core.events import Events
 from jsworker.core.names import check_kind, shown
 from jsworker.core.settings import Settings
@@ -37,7 +37,10 @@ async def drop(database: Database, ids: Sequence[int], *, actor: str) -> list[De
 async def replay(
     database: Database, settings: Settings, ids: Sequence[int], *, client_name: str, actor: str
 ) -> AsyncIterator[DeadMessageOutcome]:
-    """Send messages to their subjects again, take each off the list then, and yield what became of each."""
+    """Send messages to their subjects again, take each off the list then, and yield what became of each.
+
+    Once NATS does not answer, all others stay on the list; of the first of them it may have the message.
+    """
     if not ids:
         return
     entry = _entry("dead_messages.replay", ids, actor)
@@ -48,12 +51,20 @@ async def replay(
         client_name=client_name,
         seconds=_CONNECT_SECONDS,
     ) as stream:
+        away: StreamUnavailable | None = None
         for message_id in ids:
+            if away is not None:
+                yield DeadMessageOutcome(message_id, f"message {message_id}: {away}")
+                continue
             messages = await dead.read_dead(database, [message_id])
-            if messages:
-                yield await _replay_one(database, stream, messages[0], settings.subject_prefix, entry)
-            else:
+            if not messages:
                 yield _unknown(message_id)
+                continue
+            try:
+                yield await _replay_one(database, stream, messages[0], settings.subject_prefix, entry)
+            except StreamUnavailable as error:
+                away = error
+                yield DeadMessageOutcome(message_id, f"message {message_id}: {error}")
     await entry.end(database, matched=len(ids))
 
 

@@ -33,7 +33,9 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
     return Question(
         verb=f"{word} {plural(len(ids), 'message')}",
         says=says,
-        values=[("id", str(each)) for each in ids] if not form.get("all") else [("all", "yes")],
+        values=[("id", str(each)) for each in ids]
+        if not form.get("all")
+        else [("all", "yes"), ("last", str(max(ids, default=0)))],
         back=visit.url("dead-messages"),
         is_harmful=verb == "drop",
         is_possible=bool(ids),
@@ -57,8 +59,9 @@ async def act(verb: str, visit: Visit, form: FormData) -> Done:
 
 async def _ids(visit: Visit, form: FormData) -> list[int]:
     """Return the ids of the chosen messages, the oldest first."""
-    if form.get("all"):
-        found = await list_dead(visit.site.reads, limit=2 * KEPT_MESSAGES)
+    if form.get("all"):  # as many as the question has counted: more may have come by the time of the answer
+        after = None if form.get("last") is None else _id(str(form["last"])) + 1
+        found = await list_dead(visit.site.reads, limit=2 * KEPT_MESSAGES, after=after)
         return [int(each["id"]) for each in reversed(found)]
     given = [str(each) for each in form.getlist("id")]
     if not given:
