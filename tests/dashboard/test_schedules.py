@@ -1,5 +1,11 @@
+from typing import Any
+
+import pytest
+
 from jsworker import JobClient
 from jsworker.core.schedule_rules import Cron, Every
+from jsworker.dashboard.pages import schedules
+from jsworker.ownership.transitions.schedules import list_schedules
 from tests.dashboard.viewer import Viewer
 from tests.worker.rows import Rows
 
@@ -34,3 +40,27 @@ async def test_schedules_are_listed_run_paused_and_resumed(
         ("schedules.pause", "nightly", 1),
         ("schedules.run_now", "nightly", 1),
     ]
+
+
+async def test_no_more_schedules_are_read_than_are_shown(
+    viewer: Viewer, client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    async def counted(*arguments: Any, **options: Any) -> Any:
+        found = await list_schedules(*arguments, **options)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(schedules, "list_schedules", counted)
+    monkeypatch.setattr(schedules, "_SHOWN", 2)
+    for name in ("a", "b"):
+        await client.schedules.add(name, "report", Every(seconds=3600))
+    assert "Others are due later." not in (await viewer.see("/schedules")).text
+    for name in ("c", "d"):
+        await client.schedules.add(name, "report", Every(seconds=7200))
+    page = await viewer.see("/schedules")
+    assert "Others are due later." in page.text
+    assert page.text.count("report") == 2
+    assert read == [2, 3]
+    assert len(await client.schedules.list()) == 4

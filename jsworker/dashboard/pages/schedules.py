@@ -23,13 +23,13 @@ _LONGEST_NAME: Final = 100
 
 async def read(visit: Visit) -> Mapping[str, Any]:
     """Return the schedules, the next one due first."""
-    every = await list_schedules(visit.site.reads)
+    every = await list_schedules(visit.site.reads, limit=_SHOWN + 1)
     now = visit.site.clock.now()
     shown = [
         each | {"late": 0.0 if each["paused"] else (now - each["next_at"]).total_seconds()}
         for each in every[:_SHOWN]
     ]
-    return {"schedules": shown, "more": len(every) - len(shown), "late_seconds": _LATE_SECONDS}
+    return {"schedules": shown, "more": len(every) > len(shown), "late_seconds": _LATE_SECONDS}
 
 
 async def ask(verb: str, visit: Visit, form: FormData) -> Question:

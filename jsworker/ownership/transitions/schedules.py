@@ -195,7 +195,9 @@ LIST = compiled(
         ),
         *(s.c[name] for name in ("paused", "set_by", "revision", "payload", "priority", "limit_key")),
         sa.select(j.c.status).where(j.c.id == s.c.last_job).scalar_subquery().label("last_status"),
-    ).order_by(s.c.next_at, s.c.name)
+    )
+    .order_by(s.c.next_at, s.c.name)
+    .limit(sa.bindparam("limit", type_=sa.Integer))
 )
 ONE = compiled(sa.select(*_read, NOW.label("now")).where(s.c.name == sa.bindparam("name")))
 PRESENT = compiled(sa.select(NOW.label("now")))
@@ -348,12 +350,12 @@ async def add(
     return next_at.astimezone(UTC)
 
 
-async def list_schedules(database: Database) -> list[dict[str, Any]]:
-    """Return all schedules, each as a dict by column name, the next one due first.
+async def list_schedules(database: Database, *, limit: int | None = None) -> list[dict[str, Any]]:
+    """Return all schedules or the first ``limit``, each as a dict by column name, the next one due first.
 
     ``last_status`` is the status of the schedule's last job; ``priority`` is a word.
     """
-    rows = await database.run(LIST)
+    rows = await database.run(LIST, {"limit": limit})
     return [row._asdict() | {"priority": PRIORITIES[row.priority]} for row in rows]
 
 
