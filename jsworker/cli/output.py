@@ -42,7 +42,12 @@ def print_json(value: Any) -> None:
 
 def json_text(value: Any) -> str:
     """Return the JSON document that ``print_json`` writes."""
-    return json.dumps(value, default=_json_value, indent=2 if sys.stdout.isatty() else None)
+    indent = 2 if sys.stdout.isatty() else None
+    try:
+        return json.dumps(value, default=_json_value, indent=indent, allow_nan=False)
+    except ValueError:  # a row may hold an infinity, which JSON has not: as text
+        finite = json.loads(json.dumps(value, default=_json_value), parse_constant=str)
+        return json.dumps(finite, indent=indent)
 
 
 def print_line(line: str) -> None:

@@ -1,6 +1,7 @@
 """How pages show values: times as distances, with the exact time on hover; numbers; durations; JSON."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -39,6 +40,8 @@ def duration(seconds: float | timedelta | None) -> str | Markup:
     if seconds is None:
         return _NOTHING
     left = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
+    if not math.isfinite(left):  # a row may hold anything
+        return f"{left} s"
     if left < 1:
         return f"{max(left, 0.0) * 1000:.3g} ms"
     if left < 60:

@@ -23,6 +23,7 @@ from jsworker.ownership.queries.job_report import (
     RegisteredWorker,
     SchedulesOfKind,
     SilentOwner,
+    declared_limit,
 )
 from jsworker.ownership.transitions.limits import named
 
@@ -223,7 +224,7 @@ def declared_limits(registered: Sequence[RegisteredWorker]) -> Iterator[Finding]
     for worker in registered:
         if worker.alive and worker.limits is not None:
             for kind in worker.kinds:
-                limit = worker.limits.get(kind, {})
+                limit = declared_limit(worker.limits, kind)
                 said = ", ".join(f"{name} {value}" for name, value in limit.items() if value is not None)
                 declared.setdefault(kind, {}).setdefault(said or "none", []).append(worker.id)
     for kind, workers_of in sorted(declared.items()):

@@ -41,6 +41,14 @@ def test_json_values_have_one_form(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
+def test_numbers_that_json_has_not_are_text(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json([{"lag": float("inf"), "id": UUID(int=1), "n": 1.5}, {"lag": float("nan")}])
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == [
+        {"lag": "Infinity", "id": "00000000-0000-0000-0000-000000000001", "n": 1.5},
+        {"lag": "NaN"},
+    ]
+
+
 def test_bytes_have_no_place_in_json() -> None:
     with pytest.raises(TypeError, match="type bytes"):
         print_json({"data": b"x"})

@@ -58,6 +58,33 @@ async def test_workers_stand_together_by_host(viewer: Viewer, rows: Rows, start:
     await viewer.see("/workers?after=gone")
 
 
+HOSTILE_LIMITS = (
+    "[1]",
+    "5",
+    '{"quick": 5}',
+    '{"quick": [1]}',
+    '{"quick": {"rate": 1}}',
+    '{"quick": {"rate": {}, "per": "x"}}',
+)
+
+
+async def test_a_hostile_row_takes_no_page_away(viewer: Viewer, put: PutJob, rows: Rows) -> None:
+    await put("processing", claimed_at=SQL("timestamptz '-infinity'"))
+    for lag in ("Infinity", "-Infinity", "NaN"):
+        await rows.query(
+            "INSERT INTO jsworker.workers (id, hostname, pid, kinds, concurrency, version,"
+            " heartbeat_interval, state, loop_lag_seconds)"
+            " VALUES (%s, 'h', 7, '{quick}', 3, '0.0', '1 h', 'running', %s)",
+            lag,
+            float(lag),
+        )
+    for limits in HOSTILE_LIMITS:
+        await rows.query("UPDATE jsworker.workers SET limits = %s", limits)
+        await viewer.see("/kinds")
+    assert " inf s " in (await viewer.see("/")).text
+    assert "nan s" in (await viewer.see("/workers")).text
+
+
 @pytest.mark.parametrize("hours", [3, -3])
 async def test_ages_are_by_postgresqls_clock(settings: Settings, sql: Sql, hours: int) -> None:
     set_clock_ahead(sql, hours * 3600)

@@ -459,6 +459,12 @@ def test_limits_on_which_workers_disagree(others: Sequence[RegisteredWorker], sa
         assert found[0].says == f"workers declare different limits of kind resize: {says}"
 
 
+@pytest.mark.parametrize("limits", [[1], 5, {"resize": 5}, {"resize": [1]}])
+def test_limits_in_an_unknown_form_count_as_none(limits: Any) -> None:
+    others = (declaring("alpha", None), declaring("beta", None, limits=limits))
+    assert list(job_checks.declared_limits(others)) == []
+
+
 def test_a_paused_key_is_named_for_the_shell() -> None:
     paused = KeyLimit("resize", "acme & sons", 0, 5, 10.0, 60.0)
     [found] = job_checks.limits((paused,))

@@ -120,7 +120,7 @@ def _add_worker(line: KindLine, kind: str, worker: Any) -> None:
     line.slots += worker.concurrency if worker.state == "running" else 0
     line.versions.add(worker.version)
     line.without_timeout |= kind in worker.kinds_without_timeout
-    declared = in_words((worker.limits or {}).get(kind) or {})
+    declared = in_words(job_report.declared_limit(worker.limits, kind))
     if declared and declared not in line.declared:
         line.declared.append(declared)
 
@@ -128,6 +128,8 @@ def _add_worker(line: KindLine, kind: str, worker: Any) -> None:
 def in_words(limit: Mapping[str, Any]) -> str:
     """Return the numbers of a limit in words; empty: nothing is limited."""
     running = "" if limit.get("max_running") is None else f"{limit['max_running']} at once"
-    rate = "" if limit.get("rate") is None else f"{limit['rate']} in {limit['per']:g} s"
+    per = limit.get("per")
+    shown_per = f"{per:g}" if isinstance(per, int | float) else per
+    rate = "" if limit.get("rate") is None else f"{limit['rate']} in {shown_per} s"
     each = f" for each {limit['key']}" if limit.get("key") else ""
     return ", ".join(filter(None, (running, rate))) + each

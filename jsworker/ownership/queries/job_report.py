@@ -345,6 +345,12 @@ class RegisteredWorker:
     limits: Mapping[str, Mapping[str, Any]] | None = None
 
 
+def declared_limit(limits: Any, kind: str) -> Mapping[str, Any]:
+    """Return the limit of a kind in the ``limits`` of a worker's row, which may be any JSON; else an empty one."""
+    found = limits.get(kind) if isinstance(limits, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
 class SilentOwner(NamedTuple):
     """A silent worker that holds running jobs; ``never_stale``: some of these have no stale time-out."""
 
