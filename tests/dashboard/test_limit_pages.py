@@ -13,6 +13,7 @@ from jsworker.core.limits import Limit, Rate
 from jsworker.core.processor import Backoff, JobProcessor
 from jsworker.core.settings import Settings
 from jsworker.dashboard import Access, dashboard
+from tests.dashboard.conftest import PutJob
 from tests.dashboard.viewer import Shown, Viewer
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
@@ -90,6 +91,21 @@ async def test_kinds_show_what_live_workers_serve(
     links = [found["href"] for tag, found in page.elements if tag == "a"]
     assert "/kinds/resume?kind=slow" in links
     assert "/kinds/pause?kind=unserved" in links
+
+
+async def test_a_limit_of_each_key_is_not_counted_for_the_kind(
+    viewer: Viewer, client: JobClient, rows: Rows, put: PutJob
+) -> None:
+    await client.limits.set("resize", Limit(1))
+    await put("processing", limit_key="")
+    assert "1 of 1 at once" in (await viewer.see("/kinds")).text
+    for key in ("a", "b"):
+        await put("processing", limit_key=key)
+        await rows.query("INSERT INTO jsworker.limits (kind, key) VALUES ('resize', %s)", key)
+    page = await viewer.see("/kinds")
+    assert "1 at once for each key" in page.text
+    assert "2 keys" in page.text
+    assert "of 1 at once" not in page.text
 
 
 async def test_kinds_show_a_pause_beside_very_many_keys_of_another_kind(

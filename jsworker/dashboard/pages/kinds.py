@@ -25,6 +25,7 @@ class KindLine:
         state: the numbers of its jobs.
         limit: its limits, as ``Limits.list`` returns them; None: it has none.
         keys: the number of its limit keys that are set, paused or used, counted up to ``BOUND``.
+        by_key: whether its limits are limits of each key, as far as is known.
         slots: job slots of the live workers that serve it and claim jobs: neither drained nor ending.
         versions: versions of the live workers that serve it.
         declared: the different limits that the classes of live workers declare.
@@ -34,6 +35,7 @@ class KindLine:
     state: KindState
     limit: Mapping[str, Any] | None = None
     keys: int = 0
+    by_key: bool = False
     slots: int = 0
     versions: set[str] = field(default_factory=set)
     declared: list[str] = field(default_factory=list)
@@ -87,7 +89,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
     for kind, limit in (await limits_of_kinds(reads, list(lines))).items():
         lines[kind].limit = limit
     for kind, keys in (await count_keys(reads, list(lines))).items():
-        lines[kind].keys = keys
+        lines[kind].keys, lines[kind].by_key = keys, keys > 0
     for worker in await reads.run(job_report.WORKERS):
         for kind in worker.kinds if worker.alive else ():
             if (line := lines.get(kind)) is not None:
@@ -120,7 +122,9 @@ def _add_worker(line: KindLine, kind: str, worker: Any) -> None:
     line.slots += worker.concurrency if worker.state == "running" else 0
     line.versions.add(worker.version)
     line.without_timeout |= kind in worker.kinds_without_timeout
-    declared = in_words(job_report.declared_limit(worker.limits, kind))
+    limit = job_report.declared_limit(worker.limits, kind)
+    line.by_key |= bool(limit.get("key"))
+    declared = in_words(limit)
     if declared and declared not in line.declared:
         line.declared.append(declared)
 
