@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -26,6 +27,7 @@ from tests.worker.rows import Rows
 from tests.worker.running import StartWorker, lose_job
 
 CHILD = "child"
+CONFLICT = text("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$")
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -239,6 +241,61 @@ async def test_a_block_that_failed_leaves_none_though_the_run_completes(
     job = await client.enqueue(KIND, {})
     await rows.becomes(job.id, "completed")
     assert [row["payload"]["n"] for row in await children(rows)] == ["before", "after"]
+
+
+async def beside_block(job: Job[Any]) -> None:
+    inside, done = asyncio.Event(), asyncio.Event()
+
+    async def beside() -> None:
+        await inside.wait()
+        await job.enqueue(CHILD, {"n": "beside"})
+        done.set()
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(beside())
+        async for attempt in job.transaction(retry=True):
+            async with attempt as session:
+                await asyncio.to_thread(job.sync.enqueue, CHILD, {"n": "before"})
+                inside.set()
+                await done.wait()
+                await asyncio.create_task(job.enqueue(CHILD, {"n": "after"}))
+                tries.append(job.attempt)
+                if len(tries) == 1:
+                    await session.execute(CONFLICT)
+
+
+def beside_block_of_thread(job: Job[Any]) -> None:
+    inside, done = threading.Event(), threading.Event()
+
+    def beside() -> None:
+        inside.wait()
+        job.sync.enqueue(CHILD, {"n": "beside"})
+        done.set()
+
+    thread = threading.Thread(target=beside)
+    thread.start()
+    for attempt in job.sync.transaction(retry=True):
+        with attempt as session:
+            job.sync.enqueue(CHILD, {"n": "before"})
+            inside.set()
+            done.wait()
+            job.sync.enqueue(CHILD, {"n": "after"})
+            tries.append(job.attempt)
+            if len(tries) == 1:
+                session.execute(CONFLICT)
+    thread.join()
+
+
+@pytest.mark.usefixtures("_effects")
+@pytest.mark.parametrize("process", [beside_block, beside_block_of_thread], ids=["coroutine", "thread"])
+async def test_a_block_that_failed_drops_none_that_the_job_enqueued_beside_it(
+    client: JobClient, rows: Rows, start: StartWorker, process: Any
+) -> None:
+    await start(scripted(process))
+    job = await client.enqueue(KIND, {}, max_attempts=1)
+    await rows.becomes(job.id, "completed")
+    assert tries == [1, 1]
+    assert sorted(row["payload"]["n"] for row in await children(rows)) == ["after", "before", "beside"]
 
 
 async def test_what_could_not_be_committed_with_the_completion_is_refused(

@@ -3,7 +3,9 @@
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final
+from uuid import UUID
 
 from jsworker.core.errors import UsageError
 from jsworker.ownership.transitions.enqueue import ChildJob
@@ -16,6 +18,8 @@ MOST_PAYLOADS: Final = 8
 
 _changing = threading.Lock()
 """Several threads of a job may enqueue at once. One lock for all runs: it is held only for moments."""
+_block: ContextVar[set[UUID] | None] = ContextVar("block", default=None)
+"""The ids of the jobs enqueued in the present block of a transaction, also by tasks that it has started."""
 
 
 class ChildJobs:
@@ -52,6 +56,8 @@ def add(run: Run, child_jobs: list[ChildJob], *, max_payload_bytes: int) -> None
         kept.jobs += child_jobs
         kept.bytes = size
         run.child_jobs = kept
+        if (block := _block.get()) is not None:
+            block.update(child.job.id for child in child_jobs)
 
 
 def take(run: Run) -> tuple[ChildJob, ...]:
@@ -64,15 +70,21 @@ def take(run: Run) -> tuple[ChildJob, ...]:
 @contextmanager
 def within_block(run: Run) -> Iterator[None]:
     """Forget the jobs enqueued in the block if it raises, because its transaction is rolled back."""
-    before, took = 0 if run.child_jobs is None else len(run.child_jobs.jobs), run.takes_child_jobs
+    outer, took = _block.get(), run.takes_child_jobs
+    # Not a cut at the list's length: other tasks and threads of the job enqueue meanwhile, outside the block.
+    inside: set[UUID] = set()
+    _block.set(inside)
     try:
         yield
     except BaseException:
         with _changing:
             run.takes_child_jobs = took
             if run.child_jobs is not None:
-                run.child_jobs = ChildJobs(run.child_jobs.jobs[:before]) if before else None
+                left = [child for child in run.child_jobs.jobs if child.job.id not in inside]
+                run.child_jobs = ChildJobs(left) if left else None
         raise
+    finally:
+        _block.set(outer)
 
 
 def _bytes(child_jobs: Iterable[ChildJob]) -> int:
