@@ -181,9 +181,10 @@ class Heartbeat:
 
     def _apply(self, beat: Beat, runs: dict[Held, Run], started: float) -> None:
         ack_due = started - self._context.settings.ack_wait / 3
-        for held in beat.alive - beat.locked:
+        for held, silence in beat.silences.items():
             run = runs[held]
             run.beaten_at = max(run.beaten_at, started)
+            run.note_silence(silence, read_at=started)
             if run.delivery is not None and run.in_progress_at < ack_due:
                 run.in_progress_at = started
                 run.delivery.in_progress()

@@ -54,7 +54,10 @@ class QuietPhases:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def follow(self) -> None:
-        """Restore thresholds after a phase, and lengthen those that lack one; called once a heartbeat."""
+        """Restore thresholds after a phase, and lengthen those that lack one; called once a heartbeat.
+
+        The heartbeat has just read what the rows allow, so what a late write has changed is repaired, too.
+        """
         self._look()
         over = [run for run in self._context.in_flight.runs.values() if self._is_over(run)]
         with suppress(DatabaseUnavailable, DatabaseRefused):  # the next heartbeat tries again
@@ -95,7 +98,7 @@ class QuietPhases:
                 self._context.database, worker_id=self._context.worker_id, thresholds=thresholds
             )
             for held in written:
-                free[held].quiet_seconds = seconds
+                free[held].note_written(seconds)
                 free[held].beaten_at = max(free[held].beaten_at, started)
         finally:
             for run in free.values():

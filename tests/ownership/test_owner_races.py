@@ -12,6 +12,7 @@ from jsworker.ownership.transitions.settle import Completion, Settled
 
 from .calls import claimed, complete, fail, release, reset_stale, suspect
 from .rows import (
+    LIMITS,
     OTHER_WORKER,
     WORKER,
     Sql,
@@ -27,7 +28,9 @@ from .winner import Winner
 def answer(**job_ids: list[UUID]) -> heartbeat.Beat:
     """Return the answer to a heartbeat; each job is held with token 1."""
     kinds = ("alive", "cancelled", "lost", "locked", "completed")
-    return heartbeat.Beat(**{kind: frozenset((one, 1) for one in job_ids.get(kind, [])) for kind in kinds})
+    held = {kind: frozenset((one, 1) for one in job_ids.get(kind, [])) for kind in kinds}
+    renewed = held["alive"] - held["locked"]
+    return heartbeat.Beat(**held, silences=dict.fromkeys(renewed, LIMITS.stale_after))
 
 
 class TestHeartbeat:

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -182,7 +183,18 @@ class TestLease:
 
     async def test_nothing_in_hand(self, database: Database) -> None:
         beat = await heartbeat.heartbeat(database, worker_id=WORKER, in_flight=[])
-        assert beat == heartbeat.Beat(*(frozenset[heartbeat.Held]() for _ in range(5)))
+        none: frozenset[heartbeat.Held] = frozenset()
+        assert beat == heartbeat.Beat(none, none, none, none, none, {})
+
+    async def test_a_heartbeat_reads_what_the_rows_allow(self, database: Database, sql: Sql) -> None:
+        thresholds: list[dict[str, Any]] = [
+            {"stale_after": timedelta(hours=1, microseconds=500)},
+            {"stale_after": None, "crash_after": timedelta(seconds=15)},
+            {"stale_after": None, "crash_after": None},
+        ]
+        held = [(insert_job(sql, "processing", **columns), 1) for columns in thresholds]
+        beat = await heartbeat.heartbeat(database, worker_id=WORKER, in_flight=held)
+        assert beat.silences == dict(zip(held, (3600.0005, 15.0, None), strict=True))
 
     async def test_progress_keeps_what_it_is_not_given(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, "processing", last_activity_at=ago(20))

@@ -370,6 +370,10 @@ class Model:
             lost=frozenset(hand) - frozenset(alive) - completed,
             locked=frozenset(),
             completed=frozenset(completed),
+            silences={
+                held: job.crash_after if job.stale_after is None else job.stale_after
+                for held, job in alive.items()
+            },
         )
 
     def complete(self, worker_id: str, runs: Sequence[Completion]) -> list[Settled]:

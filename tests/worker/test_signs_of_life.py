@@ -243,6 +243,37 @@ async def test_a_heartbeat_takes_back_no_patience_while_more_is_asked_for(
     await rows.becomes(job.id, "completed")
 
 
+@pytest.mark.parametrize(("quiet", "late"), [(0.0, 3600.0), (3600.0, 0.0)], ids=["longer", "shorter"])
+async def test_thresholds_that_a_late_write_has_changed_are_written_again(
+    client: JobClient, rows: Rows, start: StartWorker, settings: Settings, *, quiet: float, late: float
+) -> None:
+    """A statement that was given up may be executed long after those that came later."""
+
+    async def process(job: Job[Any]) -> None:
+        await job.quiet(quiet)
+        await gate.process(job)
+
+    gate = Gate()
+    running = await start(scripted(process))
+    job = await client.enqueue(KIND, {})
+    await gate.met()
+    context = running.worker._context
+    run = context.in_flight.runs[job.id]
+    thresholds = {run.held: run.thresholds(late)}
+    assert await heartbeat.set_thresholds_beside(
+        context.database, worker_id=running.worker.id, thresholds=thresholds
+    )
+
+    async def written_again() -> None:
+        allowed = (await rows.job(job.id))["stale_after"] - timedelta(seconds=settings.stale_threshold)
+        assert quiet - 60 < allowed.total_seconds() <= quiet
+        assert quiet - 60 < run.quiet_seconds <= quiet
+
+    await eventually(written_again)
+    gate.open()
+    await rows.becomes(job.id, "completed")
+
+
 async def test_a_quiet_phase_may_be_ended_early(
     client: JobClient, rows: Rows, start: StartWorker, settings: Settings
 ) -> None:

@@ -244,6 +244,11 @@ class RunLimits(NamedTuple):
     max_attempts: int
     max_stalls: int
 
+    @property
+    def silence(self) -> float | None:
+        """Seconds of silence by the first threshold that is set, as ``Beat.silences`` has them."""
+        return self.crash_after if self.stale_after is None else self.stale_after
+
 
 class Taken(NamedTuple):
     """The answer to a CLAIM: the jobs that this worker owns now, and those whose row PostgreSQL refused."""

@@ -25,11 +25,12 @@ _run = statements.given_runs("run")
 # One statement for all runs in flight. Locked rows are skipped: some are being settled just now, and one row
 # that user code has locked must not delay the heartbeats of the others.
 _locked = locked_of_mine(_run)
+_silence = sa.cast(sa.extract("epoch", sa.func.coalesce(j.c.stale_after, j.c.crash_after)), sa.Double)
 HEARTBEAT = compiled(
     sa.update(j)
     .values(last_activity_at=NOW)
     .where(j.c.id == _locked.c.id, held_by_me)
-    .returning(*j.c["id", "fencing_token", "cancel_requested"])
+    .returning(*j.c["id", "fencing_token", "cancel_requested"], _silence.label("silence"))
 )
 # The heartbeat of one skipped row, which waits for the lock without delaying others.
 HEARTBEAT_ALONE = statements.waiting(HEARTBEAT)
@@ -133,6 +134,8 @@ class Beat(NamedTuple):
         lost: runs that this worker no longer owns.
         locked: alive, but not renewed, because another transaction holds a lock on the row.
         completed: runs that the job's own transaction has completed.
+        silences: for each renewed run, how many seconds of silence its row allows, by the first of its
+            thresholds that is set.
     """
 
     alive: frozenset[Held]
@@ -140,6 +143,7 @@ class Beat(NamedTuple):
     lost: frozenset[Held]
     locked: frozenset[Held]
     completed: frozenset[Held]
+    silences: Mapping[Held, float | None]
 
 
 async def heartbeat(
@@ -172,6 +176,7 @@ async def heartbeat(
         lost=frozenset(skipped) - _held(seen),
         locked=_held(locked),
         completed=_held(row for row in seen if row.status == "completed"),
+        silences={(row.id, row.fencing_token): row.silence for row in renewed},
     )
 
 

@@ -272,7 +272,7 @@ class IsolatedProcess:
                 run.sign_at = max(run.sign_at, sign_at)
                 if quiet_until != self._quiet_until:  # an equal one may have been ended by the heartbeat
                     self._quiet_until = run.quiet_until = quiet_until
-                    run.quiet_seconds = quiet_seconds
+                    run.note_written(quiet_seconds)
             case wire.RunStacks(stacks=stacks) if self._stacks is not None:
                 _resolve(self._stacks, stacks)
             case wire.RunEvent(name=name, fields=fields) if run:

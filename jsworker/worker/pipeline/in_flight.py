@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from jsworker.core.clock import boottime
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from jsworker.worker.pipeline.child_jobs import ChildJobs
     from jsworker.worker.pipeline.intake import Consumer
     from jsworker.worker.pipeline.steps import Steps
+
+
+_SAME_SECONDS: Final = 0.001
+"""Thresholds differ by less if they differ only because the database rounds them."""
 
 
 class Phase(Enum):
@@ -80,6 +84,7 @@ class Run:
     refusal: str | None = None  # why its original outcome could not be written
     quiet_seconds: float = 0.0  # additional silence that its row allows, for a quiet phase of any run here
     quiet_until: float = 0.0  # the end of its own quiet phase
+    thresholds_at: float = 0.0  # when ``quiet_seconds`` was written last
 
     def __init__(
         self, claimed: ClaimedJob, kind: Kind, delivery: Delivery | None, *, beaten_at: float, now: float
@@ -133,6 +138,21 @@ class Run:
         """Return the thresholds of silence while the run is quiet for ``quiet_seconds``."""
         limits = self.kind.limits_when_quiet(quiet_seconds)
         return {"stale_after": limits.stale_after, "crash_after": limits.crash_after}
+
+    def note_written(self, quiet_seconds: float) -> None:
+        """Note that the row allows so many seconds of additional silence now."""
+        self.quiet_seconds, self.thresholds_at = quiet_seconds, boottime()
+
+    def note_silence(self, seconds: float | None, *, read_at: float) -> None:
+        """Note the silence that the row was found to allow, by a statement that was sent at ``read_at``.
+
+        It differs from what was written last if an earlier write that was given up has been executed since.
+        """
+        usual = self.kind.limits.silence
+        if seconds is None or usual is None or abs(seconds - usual - self.quiet_seconds) < _SAME_SECONDS:
+            return
+        if read_at > self.thresholds_at and not self.thresholds_lock.locked():
+            self.quiet_seconds = seconds - usual
 
     def facts(self) -> dict[str, object]:
         """Return the fields of every event about this run."""

@@ -164,7 +164,7 @@ class RunLease:
         # At this moment the heartbeat may be restoring the thresholds after the previous phase.
         async with self._run.thresholds_lock:
             await until_answered(self._run, lambda _: write())
-            self._run.quiet_seconds = seconds
+            self._run.note_written(seconds)
             self._run.quiet_until = boottime() + seconds
         self._services.on_quiet()
         cover_others = self._services.cover_others
