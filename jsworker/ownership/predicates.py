@@ -150,6 +150,11 @@ progressed_at: Final = sa.func.greatest(j.c.claimed_at, j.c.progress_at)
 """When a running job last progressed. Progress of an earlier run is older than this run's claim."""
 
 
+# Later than before even if the clock was set back, because a time that returned would let a late write pass.
+next_progress: Final = sa.func.greatest(NOW, j.c.progress_at + sa.literal_column("interval '1 microsecond'"))
+progress_as_seen: Final = j.c.progress_at.is_not_distinct_from(given("seen", sa.DateTime(timezone=True)))
+
+
 def _is_older(instant: sa.ColumnElement[Any], parameter: str) -> Predicate:
     age = given(parameter, sa.Double)
     return sa.or_(age.is_(None), instant < NOW - seconds(age))

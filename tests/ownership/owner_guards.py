@@ -2,7 +2,14 @@
 
 from sqlalchemy import ColumnElement, Uuid, all_, bindparam
 
-from jsworker.ownership.predicates import claimed_before, completed, processing, processing_indexed, worker_id
+from jsworker.ownership.predicates import (
+    claimed_before,
+    completed,
+    processing,
+    processing_indexed,
+    progress_as_seen,
+    worker_id,
+)
 from jsworker.ownership.statements import given_array, given_runs, j
 from jsworker.ownership.transitions import heartbeat, settle, snooze, steps
 
@@ -26,8 +33,16 @@ def _mine(token: ColumnElement[bool]) -> list[Flip]:
     ]
 
 
+_IN_ORDER = Flip("progress as seen", progress_as_seen, {"progress_at": ago(1)}, tells=False)
+_NO_PROGRESS_SEEN = Flip("progress seen", progress_as_seen, parameters=lambda _: {"seen": None}, tells=False)
+
+
 def _held(job: Row) -> Parameters:
     return {"worker_id": WORKER, "id": job["id"], "token": job["fencing_token"]}
+
+
+def _seen(job: Row) -> Parameters:
+    return {"seen": job["progress_at"]}
 
 
 def _in_flight(job: Row) -> Parameters:
@@ -86,18 +101,18 @@ OWNER = [
         "CHECKPOINT",
         heartbeat.CHECKPOINT,
         "processing",
-        lambda job: _held(job) | {"checkpoint": "[1]", "write": "checkpoint"},
-        _mine(_TOKEN),
+        lambda job: _held(job) | _seen(job) | {"checkpoint": "[1]", "write": "checkpoint"},
+        [*_mine(_TOKEN), _IN_ORDER, _NO_PROGRESS_SEEN],
+        columns={"progress_at": ago(60)},
         tells="rejected",
     ),
     Transition(
         "QUIET",
         heartbeat.QUIET,
         "processing",
-        lambda job: (
-            _held(job) | {"stale_after": 90.0, "crash_after": 75.0, "announced": True, "write": "quiet"}
-        ),
-        _mine(_TOKEN),
+        lambda job: _held(job) | _seen(job) | {"stale_after": 90.0, "crash_after": 75.0, "write": "quiet"},
+        [*_mine(_TOKEN), _IN_ORDER, _NO_PROGRESS_SEEN],
+        columns={"progress_at": ago(60)},
         tells="rejected",
     ),
     Transition(

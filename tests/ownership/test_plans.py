@@ -323,6 +323,8 @@ class TestByPrimaryKey:
         parameters = {"worker_id": WORKER, "id": job_id, "token": 1, "write": "progress"}
         values = {"stage": "s", "progress": 0.5, "message": None}
         assert of_jobs(access_paths(table, heartbeat.PROGRESS, parameters | values)) == {"jobs_pkey"}
+        values = {"checkpoint": "1", "seen": None}
+        assert of_jobs(access_paths(table, heartbeat.CHECKPOINT, parameters | values)) == {"jobs_pkey"}
 
     def test_cancel(self, table: Connection, batch: int) -> None:
         parameters = {"ids": some(table, "queued", batch), "statuses": list(control.LIVE), **ANY_AGE.values()}

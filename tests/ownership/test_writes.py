@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from sqlalchemy import TextClause
 
 from jsworker.core.errors import OwnershipLost
 from jsworker.ownership.database import Database
@@ -214,6 +215,49 @@ class TestLease:
         assert age(sql, job["last_activity_at"]) < 5
         assert age(sql, job["progress_at"]) < 5
 
+    @pytest.mark.parametrize("clock_ahead", [False, True])
+    async def test_a_late_try_changes_nothing_once_a_later_write_was_answered(
+        self, database: Database, sql: Sql, *, clock_ahead: bool
+    ) -> None:
+        ahead = ago(-3600) if clock_ahead else None  # the clock was set back since
+        held = (insert_job(sql, "processing", progress_at=ahead), 1)
+        before = read_job(sql, held[0])
+        seen = before["progress_at"]
+        mine: dict[str, Any] = {"worker_id": WORKER, "held": held}
+        checkpoint: dict[str, Any] = {"checkpoint": "1"}
+        quiet: dict[str, Any] = {"stale_after": 3660.0, "crash_after": 3615.0}
+        tries: list[tuple[TextClause, dict[str, Any]]] = []
+        for _ in range(2):
+            tries.append((heartbeat.CHECKPOINT, checkpoint | {"seen": seen, "write": "checkpoint"}))
+            seen = await heartbeat.save_checkpoint(database, **mine, **checkpoint, seen=seen)
+            tries.append((heartbeat.QUIET, quiet | {"seen": seen, "write": "quiet"}))
+            seen = await heartbeat.set_thresholds(database, **mine, **quiet, seen=seen)
+        seen = await heartbeat.save_checkpoint(database, **mine, checkpoint="2", seen=seen)
+        quiet = {"stale_after": 30.0, "crash_after": 15.0}
+        seen = await heartbeat.set_thresholds(database, **mine, **quiet, seen=seen)
+        written = read_job(sql, held[0])
+        for late, values in tries:
+            [row] = await database.run(late, heartbeat.by_owner(WORKER, held) | values)
+            assert (row.progress_at, row.is_written) == (seen, False)
+        assert read_job(sql, held[0]) == written
+        assert (written["checkpoint"], written["stale_after"]) == (2, before["stale_after"])
+        assert event_names(sql, held[0]) == []
+
+    async def test_a_write_is_repeated_if_another_one_came_between(
+        self, database: Database, sql: Sql
+    ) -> None:
+        job_id = insert_job(sql, "processing")
+        mine: dict[str, Any] = {"worker_id": WORKER, "held": (job_id, 1)}
+        saves = (heartbeat.save_checkpoint(database, **mine, checkpoint=str(n)) for n in range(8))
+        seen = await asyncio.gather(*saves)
+        assert len(set(seen)) == 8
+        await progress(database, job_id, stage="clone", value=0.25, message=None)
+        await heartbeat.save_checkpoint(database, **mine, checkpoint="8", seen=seen[0])
+        job = read_job(sql, job_id)
+        assert (job["checkpoint"], job["progress"]) == (8, 0.25)
+        assert job["progress_at"] > max(seen)
+        assert event_names(sql, job_id) == []
+
     async def test_a_quiet_phase_sets_the_patience_and_a_second_try_changes_nothing(
         self, database: Database, sql: Sql
     ) -> None:
@@ -235,7 +279,7 @@ class TestLease:
         self, database: Database, sql: Sql
     ) -> None:
         held = (insert_job(sql, "processing"), 1)
-        limits = {"stale_after": 90.0, "crash_after": 75.0}
+        limits: dict[str, Any] = {"stale_after": 90.0, "crash_after": 75.0}
 
         def is_logged() -> bool:
             found = read_job(sql, held[0])["progress_at"] is not None

@@ -24,12 +24,14 @@ class Flip:
         guard: the predicate, or a regular expression where it has no name; taken out wherever it is repeated.
         columns: what the row holds instead, set after the statement's values were chosen.
         parameters: what the statement is given instead, for that row.
+        tells: whether the statement notes this refusal in the timeline, if it notes any.
     """
 
     predicate: str
     guard: ColumnElement[bool] | str
     columns: Row = field(default_factory=dict)
     parameters: Callable[[Row], Parameters] = lambda _: {}
+    tells: bool = True
 
 
 @dataclass(frozen=True)

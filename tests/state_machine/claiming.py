@@ -245,7 +245,7 @@ class Claiming(Example):
         if self._owner_writes(run, call):
             run.job.stale_after, run.job.crash_after = stale_after, crash_after
 
-    def _owner_writes(self, run: Run, call: Coroutine[Any, Any, None]) -> bool:
+    def _owner_writes(self, run: Run, call: Coroutine[Any, Any, object]) -> bool:
         job = self.model.mine(run.life.id, run.held)
         try:
             self.world.run(call)

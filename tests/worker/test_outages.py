@@ -429,6 +429,48 @@ async def nothing_runs(running: Running) -> None:
     assert not running.worker._context.in_flight.runs
 
 
+async def test_a_try_that_was_given_up_undoes_no_later_checkpoint(
+    client: JobClient, start: StartWorker, rows: Rows
+) -> None:
+    begun, go_on, saved = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def process(job: Job[Any]) -> None:
+        await job.save_checkpoint(0)
+        begun.set()
+        await go_on.wait()
+        await job.save_checkpoint(1)
+        await job.save_checkpoint(2)
+        saved.set()
+        await gate.process(job)
+
+    gate = Gate()
+    running = await start(scripted(process))
+    job = await client.enqueue("scripted", {})
+    await begun.wait()
+    idle = running.worker._context.database.pools_by_name()["statements"]._idle
+    pids = [connection.info.backend_pid for connection, _ in idle]
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        go_on.set()
+        await saved.wait()
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+    async def late_try_was_executed() -> None:
+        # A connection that is kept has got its answer; a backend whose connection was closed ends after it.
+        given_up = set(pids) - {connection.info.backend_pid for connection, _ in idle}
+        there = "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY(%s)"
+        assert await rows.value(there, list(given_up)) == 0
+
+    await eventually(late_try_was_executed)
+    assert (await rows.job(job.id))["checkpoint"] == 2
+    gate.open()
+    await rows.becomes(job.id, "completed")
+
+
 async def test_a_worker_ends_in_time_while_nats_is_away(
     client: JobClient, servers: TestServers, start: StartWorker, rows: Rows
 ) -> None:

@@ -1,7 +1,8 @@
 """The owner's signs of life: HEARTBEAT, PROGRESS, CHECKPOINT, a quiet phase; and orphaned claims."""
 
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from datetime import datetime
+from typing import Any, Final, NamedTuple, cast
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -44,34 +45,44 @@ STILL_MINE = compiled(
 )
 
 
-def _write(**values: Any) -> sa.TextClause:
+def _write(*in_order: Predicate, **values: Any) -> sa.TextClause:
     """Return the statement by which an owner changes one of its rows, which is also a sign of life.
 
-    A write by a former owner is logged once for each run and kind of write.
+    A write by a former owner is logged once for each run and kind of write. A row of the owner that the guard
+    ``in_order`` refuses is returned as not written.
     """
+    this = sa.and_(j.c.id == sa.bindparam("id"), mine(sa.bindparam("token")))
     written = (
         sa.update(j)
-        .values(last_activity_at=NOW, **values)
-        .where(j.c.id == sa.bindparam("id"), mine(sa.bindparam("token")))
-        .returning(j.c.id)
+        .values(last_activity_at=NOW, progress_at=predicates.next_progress, **values)
+        .where(this, *in_order)
+        .returning(*j.c["id", "progress_at"])
         .cte("written")
     )
+    answers: list[sa.Select[Any]] = [sa.select(*written.c, sa.true().label("is_written"))]
+    refused = [~sa.select(written.c.id).exists()]
+    if in_order:
+        present = sa.select(*j.c["id", "progress_at"]).where(this).cte("present")
+        answers.append(sa.select(*present.c, sa.false()).where(*refused))
+        refused.append(~sa.select(present.c.id).exists())
     run = sa.select(given("id", sa.Uuid).label("id"), given("token", sa.BigInteger).label("token"))
-    entry = rejected(run.subquery("late"), ~sa.select(written.c.id).exists()).cte("entry")
-    return compiled(sa.select(written.c.id).add_cte(entry))
+    entry = rejected(run.subquery("late"), *refused).cte("entry")
+    return compiled(sa.union_all(*answers).add_cte(entry))
 
 
+# Not in order: a late report shows an older stage only until the next one.
 PROGRESS = _write(
-    progress_at=NOW,
     stage=sa.func.coalesce(given("stage", sa.Text), j.c.stage),
     progress=sa.func.coalesce(given("progress", sa.Double), j.c.progress),
     message=sa.func.coalesce(given("message", sa.Text), j.c.message),
 )
-CHECKPOINT = _write(progress_at=NOW, checkpoint=given("checkpoint", JSONB))
+# A try that got no answer may be executed after a later write. Each write changes the time of progress, so a late
+# one does not find the time any more that its run had seen.
+CHECKPOINT = _write(predicates.progress_as_seen, checkpoint=given("checkpoint", JSONB))
 # Absolute values, so that a second try after a lost answer does no harm. The job itself announces a quiet phase,
 # so this counts as progress.
 QUIET = _write(
-    progress_at=NOW,
+    predicates.progress_as_seen,
     stale_after=given_seconds("stale_after"),
     crash_after=given_seconds("crash_after"),
 )
@@ -193,21 +204,33 @@ async def update_progress(
     stage: str | None,
     progress: float | None,
     message: str | None,
-) -> None:
-    """Store the progress of a run; None keeps a value.
+) -> datetime:
+    """Store the progress of a run, and return the time of progress in its row; None keeps a value.
 
     Raises OwnershipLost if nothing was stored, as do ``save_checkpoint`` and ``set_thresholds``.
     """
     values = {"stage": stage, "progress": progress, "message": message, "write": "progress"}
-    await run_owned(database, PROGRESS, by_owner(worker_id, held) | values)
+    [row] = await run_owned(database, PROGRESS, by_owner(worker_id, held) | values)
+    return cast("datetime", row.progress_at)
 
 
 async def save_checkpoint(
-    database: Database, *, worker_id: str, held: Held, checkpoint: str, tries: int = 0
-) -> None:
-    """Store a checkpoint, given as JSON text; it may take longer after each of ``tries``."""
+    database: Database,
+    *,
+    worker_id: str,
+    held: Held,
+    checkpoint: str,
+    seen: datetime | None = None,
+    tries: int = 0,
+) -> datetime:
+    """Store a checkpoint, given as JSON text; it may take longer after each of ``tries``.
+
+    ``seen`` is the time of progress that the last write of the run has returned, as this one does. If it is not
+    that of the row any more, the write is repeated with the row's.
+    """
     values = by_owner(worker_id, held) | {"checkpoint": checkpoint, "write": "checkpoint"}
-    await run_owned(database, CHECKPOINT, values, database.seconds_for(len(checkpoint), tries=tries))
+    seconds = database.seconds_for(len(checkpoint), tries=tries)
+    return await _run_in_order(database, CHECKPOINT, values, seen, seconds)
 
 
 async def set_thresholds(
@@ -217,10 +240,28 @@ async def set_thresholds(
     held: Held,
     stale_after: float | None,
     crash_after: float | None,
-) -> None:
-    """Set the thresholds of silence, in seconds, as in ``RunLimits``, when the job itself asks for it."""
+    seen: datetime | None = None,
+) -> datetime:
+    """Set the thresholds of silence, in seconds, as in ``RunLimits``, when the job itself asks for it.
+
+    ``seen`` and the value returned are those of ``save_checkpoint``.
+    """
     limits = {"stale_after": stale_after, "crash_after": crash_after, "write": "quiet"}
-    await run_owned(database, QUIET, by_owner(worker_id, held) | limits)
+    return await _run_in_order(database, QUIET, by_owner(worker_id, held) | limits, seen)
+
+
+async def _run_in_order(
+    database: Database,
+    statement: sa.TextClause,
+    values: dict[str, Any],
+    seen: datetime | None,
+    seconds: float | None = None,
+) -> datetime:
+    while True:
+        [row] = await run_owned(database, statement, values | {"seen": seen}, seconds)
+        seen = cast("datetime", row.progress_at)
+        if row.is_written:
+            return seen
 
 
 async def set_thresholds_beside(

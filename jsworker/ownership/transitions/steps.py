@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, insert
 
 from jsworker.ownership.database import Database
-from jsworker.ownership.predicates import mine
+from jsworker.ownership.predicates import mine, next_progress
 from jsworker.ownership.schema import job_steps
 from jsworker.ownership.statements import NOW, compiled, entry, given, given_seconds, j, json_object
 from jsworker.ownership.transitions.heartbeat import Held, by_owner, run_owned
@@ -48,7 +48,7 @@ def _step() -> sa.TextClause:
     """
     written = (
         sa.update(j)
-        .values(last_activity_at=NOW, progress_at=NOW)
+        .values(last_activity_at=NOW, progress_at=next_progress)
         .where(j.c.id == sa.bindparam("id"), _mine)
         .returning(*j.c["id", "fencing_token", "worker_id"])
         .cte("written")

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -84,6 +85,7 @@ class Run:
     refusal: str | None = None  # why its original outcome could not be written
     quiet_seconds: float = 0.0  # additional silence that its row allows, for a quiet phase of any run here
     quiet_until: float = 0.0  # the end of its own quiet phase
+    progress_seen: datetime | None = None  # the time of progress in its row, as its last write returned it
     thresholds_at: float = 0.0  # when ``quiet_seconds`` was written last
 
     def __init__(
@@ -102,6 +104,11 @@ class Run:
     def held(self) -> tuple[UUID, int]:
         """Job id and fencing token, which guard every write of this run."""
         return self.id, self.claimed.fencing_token
+
+    @cached_property
+    def order_lock(self) -> asyncio.Lock:
+        """Held by a write in order: each other write that came between would make it repeat itself."""
+        return asyncio.Lock()
 
     @cached_property
     def thresholds_lock(self) -> asyncio.Lock:

@@ -44,7 +44,13 @@ from jsworker.ownership.transitions.settle import Completion, complete_statement
 from jsworker.worker.pipeline import child_jobs
 from jsworker.worker.pipeline.in_flight import Run
 from jsworker.worker.pipeline.outcomes import Asleep, check_size, passed_limit, result_text
-from jsworker.worker.pipeline.run_writes import PAUSES, LeaseServices, until_answered, write_owned
+from jsworker.worker.pipeline.run_writes import (
+    PAUSES,
+    LeaseServices,
+    until_answered,
+    write_in_order,
+    write_owned,
+)
 from jsworker.worker.pipeline.steps import Steps
 from jsworker.worker.pipeline.threads import refuse_on_a_loop, wait_for_loop
 
@@ -142,25 +148,28 @@ class RunLease:
         """Store how far the run is."""
         written = checked_progress(stage, progress, message)
         try:
-            await write_owned(self._run, self._services, heartbeat.update_progress, **written._asdict())
+            seen = await write_owned(
+                self._run, self._services, heartbeat.update_progress, **written._asdict()
+            )
         except (DatabaseUnavailable, DatabaseRefused) as error:
             if not may_answer_later(error):
                 raise
             return  # the next report replaces this one; an outage is no fault of the job
+        self._run.progress_seen = seen
         if self._services.events.wants("job.progress"):
             self._services.events.emit("job.progress", **self._run.facts(), stage=stage, progress=progress)
 
     async def save_checkpoint(self, value: Any) -> None:
         """Store the checkpoint from which the next run starts."""
         text = checkpoint_text(value, self._run, self._services)
-        write = partial(write_owned, self._run, self._services, heartbeat.save_checkpoint, checkpoint=text)
+        write = partial(write_in_order, self._run, self._services, heartbeat.save_checkpoint, checkpoint=text)
         await until_answered(self._run, lambda tries: write(tries=tries))
 
     async def quiet(self, seconds: float) -> None:
         """Announce a phase without signs of life; the heartbeat restores the thresholds afterwards."""
         check_quiet(seconds)
         thresholds = self._run.thresholds(seconds)
-        write = partial(write_owned, self._run, self._services, heartbeat.set_thresholds, **thresholds)
+        write = partial(write_in_order, self._run, self._services, heartbeat.set_thresholds, **thresholds)
         # At this moment the heartbeat may be restoring the thresholds after the previous phase.
         async with self._run.thresholds_lock:
             await until_answered(self._run, lambda _: write())

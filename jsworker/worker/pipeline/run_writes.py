@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, TypeVar
 
 import tenacity
@@ -46,6 +47,23 @@ async def write_owned(
     run: Run, services: LeaseServices, statement: Callable[..., Awaitable[T]], **values: Any
 ) -> T:
     """Write to the row of the run, which also counts as a sign of life."""
+    async with run.order_lock:
+        pass  # a write in order is under way
+    return await _write(run, services, statement, values)
+
+
+async def write_in_order(
+    run: Run, services: LeaseServices, statement: Callable[..., Awaitable[datetime]], **values: Any
+) -> None:
+    """Write as ``write_owned``; a try that gets no answer writes nothing once a later write was answered."""
+    async with run.order_lock:
+        values["seen"] = run.progress_seen
+        run.progress_seen = await _write(run, services, statement, values)
+
+
+async def _write(
+    run: Run, services: LeaseServices, statement: Callable[..., Awaitable[T]], values: dict[str, Any]
+) -> T:
     started = boottime()
     try:
         written = await statement(services.database, worker_id=services.worker_id, held=run.held, **values)
@@ -61,7 +79,7 @@ async def write_owned(
 async def note_beginning(run: Run, services: LeaseServices) -> None:
     """Store that the job begins, as progress that changes no value: a RESET counts no stall before it."""
     nothing = dict.fromkeys(("stage", "progress", "message"))
-    await write_owned(run, services, heartbeat.update_progress, **nothing)
+    run.progress_seen = await write_owned(run, services, heartbeat.update_progress, **nothing)
 
 
 async def until_answered(run: Run, ask: Callable[[int], Awaitable[T]]) -> T:
