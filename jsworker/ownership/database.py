@@ -144,9 +144,12 @@ class Database:
         """
         return await self._execute(partial(self._statements.execute, statement, parameters), seconds)
 
-    async def run_along_index(self, statement: TextClause, parameters: Parameters) -> Sequence[Row]:
+    async def run_along_index(
+        self, statement: TextClause, parameters: Parameters, *, seconds: float | None = None
+    ) -> Sequence[Row]:
         """Run, like ``run``, a statement that reads the first few of many rows in the order of an index."""
-        return await self._execute(partial(self._statements.execute, statement, parameters, along_index=True))
+        run = partial(self._statements.execute, statement, parameters, along_index=True)
+        return await self._execute(run, seconds)
 
     async def run_by_key(
         self,
@@ -337,9 +340,11 @@ class Reads(Database):
         """Run one reading statement; see ``Database.run``."""
         return await self._execute(self._reading(statement, parameters, read_sort="on"), seconds)
 
-    async def run_along_index(self, statement: TextClause, parameters: Parameters) -> Sequence[Row]:
+    async def run_along_index(
+        self, statement: TextClause, parameters: Parameters, *, seconds: float | None = None
+    ) -> Sequence[Row]:
         """Run one reading statement; see ``Database.run_along_index``."""
-        return await self._execute(self._reading(statement, parameters, read_sort="off"))
+        return await self._execute(self._reading(statement, parameters, read_sort="off"), seconds)
 
     async def ping(self) -> None:
         """Ask for a sign of life, with the rights of the role; with the errors of ``run``."""

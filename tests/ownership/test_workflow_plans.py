@@ -3,14 +3,18 @@
 from collections.abc import Iterator
 from uuid import UUID
 
+import psycopg
 import pytest
+from psycopg.rows import dict_row
 from sqlalchemy import Connection, text
 
+from jsworker.ownership.database import Database
 from jsworker.ownership.pool import uuid_array
 from jsworker.ownership.queries.job_report import LEFT_BATCHES
 from jsworker.ownership.transitions import workflow_control, workflows
 
 from .conftest import TestDatabases
+from .polling import eventually
 from .rows import KIND
 from .test_plans import access_paths, connected, rows_read
 
@@ -49,6 +53,33 @@ SELECT uuidv7(), :kind, '{}', 'scheduled', 'needs', now(), each
 FROM unnest(CAST(:dependants AS uuid[])) AS each""",
 )
 
+# Many workflows, each a chain of batches with one member; the first members have ended.
+CHAINS = (
+    """
+INSERT INTO jsworker.workflows (id, name) SELECT uuidv7(), 'w' FROM generate_series(1, 2000)""",
+    """
+INSERT INTO jsworker.batches (id, workflow, name, kind, place, on_failure)
+SELECT uuidv7(), w.id, 'b' || place, 'k', place, 'run'
+FROM jsworker.workflows AS w, generate_series(0, 19) AS place""",
+    """
+INSERT INTO jsworker.batch_needs (batch, needs)
+SELECT b.id, n.id FROM jsworker.batches AS b
+JOIN jsworker.batches AS n ON n.workflow = b.workflow AND n.place = b.place - 1""",
+    """
+INSERT INTO jsworker.jobs (id, kind, payload, status, held_by, held_at, batch_id)
+SELECT gen_random_uuid(), %(kind)s, '{}', 'scheduled', 'needs', now(), id FROM jsworker.batches
+WHERE place > 0 ORDER BY random()""",
+    """
+INSERT INTO jsworker.jobs (id, kind, payload, status, run_at, finished_at, batch_id)
+SELECT gen_random_uuid(), %(kind)s, '{}', 'cancelled', now(), now(), id
+FROM jsworker.batches WHERE place = 0""",
+)
+READ = """
+SELECT (SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'jobs') + (
+  SELECT CAST(sum(idx_tup_read) AS bigint) FROM pg_stat_user_indexes WHERE relname = 'jobs') AS read,
+  (SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'jobs') AS written
+"""
+
 
 @pytest.fixture(scope="module")
 def full_url(databases: TestDatabases, migrated: str) -> str:
@@ -78,6 +109,27 @@ def test_needs_reads_as_many_members_as_it_moves(table: Connection) -> None:
     assert rows_read(table, workflows.NEEDS, values) < 12 * 100 + 2 * 2002 + 50
     seen = {"ids": uuid_array([BATCH]), "generations": [0]}
     assert rows_read(table, workflows.PROPAGATED, seen) < 50
+
+
+@pytest.mark.parametrize("then", [(), ("ANALYZE",)], ids=["before ANALYZE", "after ANALYZE"])
+async def test_needs_of_many_small_batches(
+    databases: TestDatabases, migrated: str, then: tuple[str, ...]
+) -> None:
+    url = databases.create_full(migrated, *CHAINS, *then, kind=KIND)
+    with psycopg.connect(url, autocommit=True, row_factory=dict_row) as connection:
+        first = "SELECT id FROM jsworker.batches WHERE place = 0 ORDER BY id LIMIT 50"
+        ids = [row["id"] for row in connection.execute(first)]
+        before_and_after = connection.execute(READ).fetchall()
+        async with Database(url, statement_timeout=60) as database:
+            done = await workflows.advance(database, ids)
+        assert (done.woken, len(done.batches)) == (50, 50)
+
+        def noted() -> bool:
+            before_and_after[1:] = connection.execute(READ).fetchall()
+            return bool(before_and_after[1]["written"] == before_and_after[0]["written"] + 50)
+
+        await eventually(noted, "what was read is noted")
+    assert before_and_after[1]["read"] - before_and_after[0]["read"] < 2_000
 
 
 def test_each_dependant_is_looked_at_once_however_many_batches_it_needs(table: Connection) -> None:

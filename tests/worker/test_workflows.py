@@ -84,13 +84,15 @@ async def test_results_that_are_too_large_for_a_page_come_in_smaller_ones(
 ) -> None:
     read, pages = Database.run_along_index, list[int]()
 
-    async def read_in_time(database: Database, statement: TextClause, parameters: Parameters) -> Any:
+    async def read_in_time(
+        database: Database, statement: TextClause, parameters: Parameters, **seconds: Any
+    ) -> Any:
         if statement is workflow_listing.RESULTS:
             assert isinstance(parameters, dict)
             pages.append(parameters["limit"])
             if pages[-1] > 30:
                 raise DatabaseTimeout("PostgreSQL did not answer within 3 s")
-        return await read(database, statement, parameters)
+        return await read(database, statement, parameters, **seconds)
 
     monkeypatch.setattr(Database, "run_along_index", read_in_time)
     await start(scripted(double, kind="double"), scripted(total, kind="total"))

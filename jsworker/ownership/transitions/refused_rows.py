@@ -176,6 +176,7 @@ class Sweep:
     """A statement that finds and writes rows, and the same as two statements: ``find`` and ``write``.
 
     ``attempted`` is the name of its own marks, ``aside`` are the names of all marks for which it skips a row.
+    ``along_index``: see ``Database.run_along_index``.
     """
 
     attempted: str
@@ -183,6 +184,7 @@ class Sweep:
     at_once: TextClause
     find: TextClause
     write: TextClause
+    along_index: bool = False
 
 
 class Swept(NamedTuple):
@@ -205,17 +207,18 @@ async def run_sweep(
 
     A statement that writes has ``seconds``, or the statement time-out.
     """
+    run = database.run_along_index if sweep.along_index else database.run
     if refused_rows is None:
-        return Swept(await database.run(sweep.at_once, values, seconds=seconds), None, [])
+        return Swept(await run(sweep.at_once, values, seconds=seconds), None, [])
     if not refused_rows.any_of(*sweep.aside):
         try:
-            return Swept(await database.run(sweep.at_once, values, seconds=seconds), None, [])
+            return Swept(await run(sweep.at_once, values, seconds=seconds), None, [])
         except RowRefused:
             refused_rows.expect(sweep.attempted)  # the refused row is found below, or set aside by others
-    found = await database.run(sweep.find, values)
+    found = await run(sweep.find, values)
     ids = [row.id for row in found]
     rows, refused = await in_halves(
-        ids, lambda half: database.run(sweep.write, {**values, "ids": uuid_array(half)}, seconds=seconds)
+        ids, lambda half: run(sweep.write, {**values, "ids": uuid_array(half)}, seconds=seconds)
     )
     await refused_rows.note(sweep.attempted, refused)
     if written := set(ids) - {job_id for job_id, _ in refused}:

@@ -113,21 +113,24 @@ _UNCHANGED = """unchanged AS MATERIALIZED (
   JOIN (SELECT DISTINCT ready.workflow, ready.revision FROM ready) AS seen ON seen.workflow = w.id
   WHERE {same_revision} ORDER BY w.id FOR SHARE OF w SKIP LOCKED
 )"""
+# The rows to write are given as arrays: of a few the planner expects that they are found by key, also without
+# statistics of the table.
 _NEEDS: Final = """
 WITH {ready}, {unchanged}, mine AS MATERIALIZED (
   SELECT page.id, ready.runs FROM ready JOIN unchanged ON unchanged.id = ready.workflow
   CROSS JOIN LATERAL ({page} FOR NO KEY UPDATE OF j SKIP LOCKED) AS page LIMIT :limit
 ), moved AS (
   UPDATE jsworker.jobs AS j SET
-    status = CASE WHEN mine.runs THEN 'queued' ELSE 'cancelled' END,
-    dispatch = j.dispatch + CASE WHEN mine.runs THEN 1 ELSE 0 END,
-    needs_publish = mine.runs,
-    publish_after = CASE WHEN mine.runs THEN clock_timestamp() ELSE j.publish_after END,
-    queued_at = CASE WHEN mine.runs THEN clock_timestamp() ELSE j.queued_at END,
-    finished_at = CASE WHEN NOT mine.runs THEN clock_timestamp() END,
-    failure_reason = CASE WHEN NOT mine.runs THEN 'needs' END,
+    status = CASE WHEN each.runs THEN 'queued' ELSE 'cancelled' END,
+    dispatch = j.dispatch + CASE WHEN each.runs THEN 1 ELSE 0 END,
+    needs_publish = each.runs,
+    publish_after = CASE WHEN each.runs THEN clock_timestamp() ELSE j.publish_after END,
+    queued_at = CASE WHEN each.runs THEN clock_timestamp() ELSE j.queued_at END,
+    finished_at = CASE WHEN NOT each.runs THEN clock_timestamp() END,
+    failure_reason = CASE WHEN NOT each.runs THEN 'needs' END,
     held_by = NULL, held_at = NULL, due_at = NULL
-  FROM mine WHERE j.id = mine.id AND {held}
+  FROM unnest(ARRAY(SELECT id FROM mine), ARRAY(SELECT runs FROM mine)) AS each(id, runs)
+  WHERE j.id = each.id AND {held}
   RETURNING j.id, j.batch_id, j.status, j.fencing_token
 ), entries AS (
   INSERT INTO jsworker.job_events (job_id, event, fencing_token, detail)
@@ -140,7 +143,8 @@ _FOUND: Final = """
 WITH {ready}
 SELECT page.id FROM ready CROSS JOIN LATERAL ({page}) AS page LIMIT :limit
 """
-# As in ``_member``: a range that only the index jobs_held_of_batch has.
+# A range that only the index jobs_held_of_batch has, in its order. Other indexes of scheduled jobs match, too, and
+# with many small batches the planner would rather read and sort one of these for each batch: hence ``along_index``.
 _PAGE: Final = f"""SELECT j.id FROM jsworker.jobs AS j
     WHERE (j.batch_id, j.id) >= (ready.id, CAST('{_FIRST}' AS uuid)) AND (j.batch_id, j.id) <= (ready.id, CAST('{_LAST}' AS uuid))
       AND {{held_indexed}}{{which}} ORDER BY j.batch_id, j.id LIMIT :limit"""  # noqa: S608 -- constants
@@ -152,6 +156,7 @@ _NEEDS_SWEEP: Final = Sweep(
     NEEDS,
     _statement(_FOUND, **_BLOCKS, which=" AND NOT {set_aside}"),
     _statement(_NEEDS, **_BLOCKS, which=" AND j.id = ANY(CAST(:ids AS uuid[]))"),
+    along_index=True,
 )
 
 # Not while a member is held although its needs have finished: its row or its workflow's was locked, or its
@@ -351,18 +356,18 @@ async def _propagate(
 ) -> set[UUID]:
     """Wake or cancel jobs that need these batches, and return the batches whose members were cancelled."""
     emptied: set[UUID] = set()
-    members = MostRows(database, _MEMBERS)
-    for some in _pieces(finished):
-        sweep = partial(_sweep_needs, database, some, refused_rows)
-        moved = members.most
-        while moved == members.most:
-            rows = await members.write(sweep)
-            moved = len(rows)
-            cancelled = [row.batch_id for row in rows if row.status == "cancelled"]
-            emptied.update(cancelled)
-            done.cancelled += len(cancelled)
-            done.woken += moved - len(cancelled)
+    members, left = MostRows(database, _MEMBERS), sorted(finished)
+    while left:
+        rows = await members.write(partial(_sweep_needs, database, left, refused_rows))
+        cancelled = [row.batch_id for row in rows if row.status == "cancelled"]
+        emptied.update(cancelled)
+        done.cancelled += len(cancelled)
+        done.woken += len(rows) - len(cancelled)
+        if len(rows) == members.most:
+            continue  # there may be more members
         await fault_points.reach("after_needs_before_propagated")
+        some = left[: min(members.most, _BATCHES)]
+        left = left[len(some) :]
         _, refused = await in_halves(some, partial(_note_propagated, database, finished))
         done.refused += refused
     return emptied
@@ -371,7 +376,7 @@ async def _propagate(
 async def _sweep_needs(
     database: Database, batches: Sequence[UUID], refused_rows: RefusedRows | None, limit: int
 ) -> Sequence[Row]:
-    values = {"batches": uuid_array(batches), "limit": limit}
+    values = {"batches": uuid_array(batches[: min(limit, _BATCHES)]), "limit": limit}
     return (await run_sweep(database, _NEEDS_SWEEP, values, refused_rows)).rows
 
 
@@ -379,7 +384,7 @@ async def _note_propagated(
     database: Database, generations: dict[UUID, int], some: Sequence[UUID]
 ) -> Sequence[Row]:
     seen = {"ids": uuid_array(some), "generations": [generations[each] for each in some]}
-    return await database.run(PROPAGATED, seen)
+    return await database.run_along_index(PROPAGATED, seen)
 
 
 def _pieces(ids: Iterable[UUID]) -> Iterable[Sequence[UUID]]:
