@@ -47,6 +47,24 @@ async def test_all_is_stored_at_once_and_what_has_needs_is_held(database: Databa
     assert read_value(sql, "SELECT count(*) FROM jsworker.batch_needs") == 2
 
 
+async def test_a_workflow_of_many_needs_is_given_time_for_them(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, given = database.in_transaction, list[float]()
+
+    async def noting(write: Any, *, seconds: float) -> Any:
+        given.append(seconds)
+        return await run(write, seconds=seconds)
+
+    monkeypatch.setattr(database, "in_transaction", noting)
+    for of_second in (0, 100):
+        first = [NewBatch(new_job_id(), f"a{n}", KIND, "cancel", [], []) for n in range(100)]
+        needs = [each.id for each in first]
+        second = [NewBatch(new_job_id(), f"b{n}", KIND, "cancel", needs[:of_second], []) for n in range(100)]
+        await enqueue_workflow(database, workflow=new_job_id(), name="wide", batches=[*first, *second])
+    assert given[1] - given[0] > 100 * 100 * 50e-6
+
+
 async def test_what_is_refused_leaves_nothing(database: Database, sql: Sql) -> None:
     good = NewBatch(new_job_id(), "good", KIND, "cancel", [], [NewJob(new_job_id(), "{}")])
     bad = NewBatch(new_job_id(), "bad", KIND, "cancel", [], [NewJob(new_job_id(), "{}", max_attempts=0)])
