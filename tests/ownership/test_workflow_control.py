@@ -220,6 +220,51 @@ async def test_a_retry_that_is_refused_changes_nothing(database: Database, sql: 
         await retry(database, failed.member("a"))
 
 
+async def test_what_was_retried_is_told_where_the_batch_is_locked_then(
+    database: Database, sql: Sql, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a job that adds to its batch in a transaction of its own."""
+    flow = await stored(database, sql, ("a", 2, ()))
+    for member in flow.members("a"):
+        await flow.fail(member)
+    locked, other = flow.members("a")
+    retry_members = reopen.retry_members
+    with engine.connect() as connection:
+        connection.execute(text("SELECT FROM jsworker.jobs WHERE id = :id FOR UPDATE"), {"id": locked})
+
+        async def retry_and_lock(*given: Any, **named: Any) -> Any:
+            rows = await retry_members(*given, **named)
+            connection.execute(text("UPDATE jsworker.batches SET generation = generation + 1"))
+            return rows
+
+        monkeypatch.setattr(reopen, "retry_members", retry_and_lock)
+        done = await control.retry_all(database, [locked, other])
+    assert done.changed == [other]
+    assert done.refused == {
+        locked: f"job {locked} cannot be retried: locked by another transaction: try again"
+    }
+
+
+async def test_what_was_retried_of_a_workflow_that_is_cancelled_then_is_told(
+    database: Database, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = await stored(database, sql, ("a", 1, ()), ("b", 1, ()))
+    for name in ("a", "b"):
+        await flow.fail(flow.member(name))
+    retry_members = reopen.retry_members
+
+    async def retry_and_cancel(*given: Any, **named: Any) -> Any:
+        rows = await retry_members(*given, **named)
+        change(sql, "workflows", "cancelled_at = now()", flow.id)
+        return rows
+
+    monkeypatch.setattr(reopen, "retry_members", retry_and_cancel)
+    monkeypatch.setattr(workflow_control, "_PAGE", 1)
+    expected = rf"^1 jobs were retried, the others were not: workflow {flow.id} was cancelled$"
+    with pytest.raises(TransitionRefused, match=expected):
+        await retry_workflow(database, flow.id)
+
+
 async def test_a_member_that_an_operator_has_cancelled_is_retried_and_waits(
     database: Database, sql: Sql
 ) -> None:

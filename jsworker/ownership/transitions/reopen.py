@@ -12,7 +12,7 @@ from uuid import UUID
 from psycopg.errors import LockNotAvailable
 from sqlalchemy import TextClause
 
-from jsworker.core.errors import LockTimeout, TransitionRefused
+from jsworker.core.errors import TransitionRefused
 from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row, Transaction, uuid_array
@@ -138,8 +138,8 @@ async def retry_members(
     """Put failed or cancelled jobs of the workflow of a batch back into the queue; return the retried ones.
 
     Raises:
-        TransitionRefused: the workflow was cancelled or is gone, or another transaction has locked a batch, or a
-            job that is to be held again.
+        TransitionRefused: the workflow was cancelled or is gone.
+        LockTimeout: another transaction has locked a batch, or a job that is to be held again.
         RowRefused: PostgreSQL refuses a row; none is retried. RowLocked: another transaction takes a unique key.
     """
 
@@ -170,6 +170,3 @@ async def retry_members(
         return await database.in_transaction(write, seconds=_SECONDS)
     except _NoneIsLeft:
         return []
-    except LockTimeout:
-        says = f"batch {batch}, or what needs it, is locked by another transaction: try again"
-        raise TransitionRefused(says) from None

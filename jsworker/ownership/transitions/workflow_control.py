@@ -191,7 +191,12 @@ async def retry_workflow(database: Database, workflow: UUID, *, entry: AuditEntr
     async for rows in _pages(database, FAILED_MEMBERS, workflow, "failed"):
         members = [row.id for row in rows]
         retry = partial(reopen.retry_members, database, rows[0].batch_id, entry=entry)
-        done, bad, _ = await write_unlocked(members, retry, look, lambda row: row.status == "failed")
+        try:
+            done, bad, _ = await write_unlocked(members, retry, look, lambda row: row.status == "failed")
+        except TransitionRefused as why:
+            if not retried:
+                raise
+            raise TransitionRefused(f"{retried} jobs were retried, the others were not: {why}") from None
         retried += len(done)
         refused += bad
     if refused:
