@@ -225,8 +225,12 @@ class Results:
         for end in ends:
             waiters = taken[end.id]
             for place, waiter in enumerate(waiters):
-                if not waiter.done():  # each gets a value of its own, which it may change
+                if waiter.done():
+                    continue
+                try:  # each gets a value of its own, which it may change
                     waiter.set_result(end._replace(result=deepcopy(end.result)) if place else end)
+                except RecursionError as error:
+                    waiter.set_exception(error)
             if (awaited := self._awaited.get(end.id)) is not None:
                 awaited.waiters.difference_update(waiters)
                 if not awaited.waiters:

@@ -326,6 +326,18 @@ class TestManyWaiters:
             assert value == {"list": []}
             value["list"].append(place)
 
+    async def test_a_value_nested_too_deeply_for_a_copy_leaves_the_others_alone(
+        self, client: JobClient, rows: Rows
+    ) -> None:
+        deep, other = await client.enqueue(KIND, {}), await client.enqueue(KIND, {})
+        waiting = [asyncio.create_task(handle.result(WITHIN)) for handle in (deep, deep, other)]
+        await is_awaited(client, 2)
+        await end(rows, deep.id, result="[" * 700 + "]" * 700)
+        outcomes = await asyncio.gather(*waiting[:2], return_exceptions=True)
+        assert [type(each) for each in outcomes if not isinstance(each, list)] == [RecursionError]
+        await end(rows, other.id, result="7")
+        assert await waiting[2] == 7
+
     async def test_one_that_is_cancelled_leaves_the_others_alone(self, client: JobClient, rows: Rows) -> None:
         handle = await client.enqueue(KIND, {})
         first, second = (asyncio.create_task(handle.result(WITHIN)) for _ in range(2))
