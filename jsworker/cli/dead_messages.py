@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
 from rich.table import Column
@@ -32,18 +32,21 @@ from jsworker.ownership.transitions.dead_messages import KEPT_MESSAGES
 
 app = new_app()
 
+_MOST_ID: Final = 2**63 - 1
+"""The largest id that PostgreSQL can store."""
+
 
 @app.command("dead-messages")
 def dead_messages(
     action: Annotated[
         Literal["list", "replay", "drop"], typer.Argument(metavar="ACTION", help="What to do.")
     ] = "list",
-    ids: Annotated[list[int] | None, argument("ID", "For replay and drop.")] = None,
+    ids: Annotated[list[int] | None, argument("ID", "For replay and drop.", min=0, max=_MOST_ID)] = None,
     *,
     everything: Annotated[bool, flag("All of them, instead of ids.", "--all")] = False,
     yes: Yes = False,
     limit: Limit = 50,
-    after: Annotated[int | None, option("ID", "Go on behind this message.")] = None,
+    after: Annotated[int | None, option("ID", "Go on behind this message.", min=0, max=_MOST_ID)] = None,
     as_json: Json = False,
 ) -> int:
     """List, replay or drop messages that no worker could use.

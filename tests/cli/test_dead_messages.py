@@ -147,6 +147,8 @@ class TestReplay:
             ["drop", "--all"],
             "dead-messages drop by --all asks before it acts, and here is no terminal: add --yes",
         ),
+        (["drop", str(2**63)], "Invalid value for 'ID'"),
+        (["list", "--after", str(2**63)], "Invalid value for '--after'"),
         (["burn"], "Invalid value for 'ACTION'"),
         (["drop", "one"], "Invalid value for 'ID'"),
     ],
