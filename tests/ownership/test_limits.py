@@ -192,6 +192,17 @@ TIDY_GUARD: dict[str, str] = {
 }
 
 
+async def test_a_thousand_rows_are_tidied_away_at_once(database: Database, sql: Sql) -> None:
+    sql.execute(
+        "INSERT INTO jsworker.limits (kind, key, used_at)"
+        " SELECT 'k', 'a' || n, clock_timestamp() - interval '2 h' FROM generate_series(1, 1500) AS n"
+    )
+    assert await limits.tidy(database)
+    assert read_value(sql, "SELECT count(*) FROM jsworker.limits") == 500
+    assert not await limits.tidy(database)
+    assert read_value(sql, "SELECT count(*) FROM jsworker.limits") == 0
+
+
 async def test_keys_of_held_jobs_stay(database: Database, sql: Sql) -> None:
     sql.execute(AT_REST)
     insert_job(sql, "scheduled", **HELD, kind="k", limit_key="a")

@@ -65,6 +65,25 @@ async def test_of_each_key_no_more_run_than_its_limit_in_all_workers(
     assert crowd.most == {f"t{n}": 2 for n in range(4)}
 
 
+async def test_keys_unused_for_an_hour_are_tidied_away_one_step_after_another(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admissions, "TIDY_SECONDS", 0.0)
+    await rows.query(
+        "INSERT INTO jsworker.limits (kind, key, used_at) SELECT 'other', 'a' || n,"
+        " clock_timestamp() - interval '2 h' FROM generate_series(1, 2500) AS n RETURNING key"
+    )
+    running = await start(scripted(echo))
+    await client.pause(KIND)
+    await running.events.told("limit.paused")
+    await client.resume(KIND)  # which begins a step
+
+    async def tidied() -> None:
+        assert await rows.value("SELECT count(*) FROM jsworker.limits WHERE kind = 'other'") == 0
+
+    await eventually(tidied)
+
+
 async def test_a_worker_tells_in_its_row_what_its_classes_declare(rows: Rows, start: StartWorker) -> None:
     await start(
         scripted(echo, kind="free"),

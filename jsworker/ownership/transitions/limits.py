@@ -130,7 +130,6 @@ NUMBERS = compiled(
 )
 
 _TIDIED_AT_ONCE: Final = 1_000
-_MOST_TIDIED: Final = 50
 
 # Rows of keys unused for an hour without numbers, a pause, held jobs, or a rate of which a token is missing.
 TIDY = sa.text("""
@@ -342,15 +341,13 @@ async def count_keys(database: Database, kinds: Sequence[str]) -> dict[str, int]
     return {row.kind: row.keys for row in rows}
 
 
-async def tidy(database: Database) -> None:
+async def tidy(database: Database) -> bool:
     """Delete rows of keys unused for an hour, and give held jobs without a key that of their kind.
 
-    A thousand of each at a time.
+    At most a thousand of each. Return whether more may be left.
     """
-    for statement in (TIDY, GIVE_KEYS):
-        for _ in range(_MOST_TIDIED):
-            if len(await database.run(statement)) < _TIDIED_AT_ONCE:
-                break
+    written = [len(await database.run(statement)) for statement in (TIDY, GIVE_KEYS)]
+    return max(written) >= _TIDIED_AT_ONCE
 
 
 def named(kind: str, key: str) -> str:

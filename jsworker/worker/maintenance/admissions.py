@@ -35,6 +35,8 @@ _MOST_PAGES: Final = 10
 _BEGINNING: Final = ("", "")
 TIDY_SECONDS: Final = 600.0
 """The longest time between two steps: no event announces rows to tidy away."""
+_TIDY_MORE_SECONDS: Final = 0.5
+"""The time until more rows are tidied away, where there were more than one statement takes: timers wait for it."""
 
 
 async def write_limits(context: WorkerContext) -> None:
@@ -69,7 +71,8 @@ class Admissions:
         self._took = 0.0  # seconds of the last look
         self._rest = 0.0
         self._place = _BEGINNING
-        self._tidied_at = boottime()
+        self._tidy_at = boottime() + TIDY_SECONDS
+        self._more_to_tidy = False
 
     async def learn(self, found: Mapping[str, KindLimits]) -> None:
         """Take note of which kinds are limited or paused; a kind that is not in ``found`` is neither."""
@@ -118,9 +121,16 @@ class Admissions:
             self._took, self._rest = took, _REST * min(took, before)
             if waits:
                 self._wake_in(min(waits))
-            if boottime() >= self._tidied_at + TIDY_SECONDS:
-                self._tidied_at = boottime()
-                await limits.tidy(self._context.database)
+            await self._tidy()
+
+    async def _tidy(self) -> None:
+        """Tidy rows away if it is time, and begin another step for those that are left."""
+        if boottime() >= self._tidy_at:
+            self._tidy_at, self._more_to_tidy = boottime() + TIDY_SECONDS, False
+            if await limits.tidy(self._context.database):
+                self._tidy_at, self._more_to_tidy = boottime() + _TIDY_MORE_SECONDS, True
+        if self._more_to_tidy:
+            self._wake_in(self._tidy_at - boottime())
 
     def look_soon(self) -> None:
         """Begin a step within a moment: a job waits for an instant that the last step did not know of."""
