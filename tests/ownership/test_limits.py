@@ -1,5 +1,6 @@
 """How limits and pauses are written: what code may change, what operators may, and what is tidied away."""
 
+import re
 from typing import Any, LiteralString
 from uuid import UUID
 
@@ -10,6 +11,7 @@ from sqlalchemy import Engine, TextClause, text
 
 from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
+from jsworker.ownership.pool import ALONG_INDEX
 from jsworker.ownership.transitions import admission, limits, looks
 from jsworker.ownership.transitions.limits import Numbers
 
@@ -171,6 +173,40 @@ async def test_the_keys_that_are_listed_are_counted(database: Database, sql: Sql
         own = {each["kind"]: each for each in listed if not each["key"]}
         assert await limits.limits_of_kinds(database, [KIND, "other"]) == own
     assert len(of_keys) == 4
+
+
+async def test_what_is_listed_is_what_is_not_at_rest_of_all_keys(database: Database, sql: Sql) -> None:
+    for kind in ("a", "b", "c"):
+        sql.execute(
+            "INSERT INTO jsworker.limits (kind, key) SELECT %s, unnest(CAST(%s AS text[]))",
+            [kind, ["", "held", "runs", "rests", "rests too"]],
+        )
+        await limits.pause(database, kind, "paused", seconds=None, paused_by="ann", reason=None)
+        await limits.set_numbers(database, kind, "set", Numbers(1))
+        insert_job(sql, "scheduled", **HELD, kind=kind, limit_key="held")
+        insert_job(sql, "scheduled", **HELD, kind=kind, limit_key="held without a row")
+        insert_job(sql, "processing", kind=kind, limit_key="runs")
+    await limits.set_numbers(database, "b", "", Numbers(3))
+    for which, after in ((None, ("", "")), ("b", ("", "")), (None, ("b", "paused")), ("b", ("b", "paused"))):
+        every = await limits.list_limits(database, all_keys=True, kind=which, after=after)
+        expected = [
+            row for row in every if row["set_by"] or row["held"] or row["running"] or row["paused_at"]
+        ]
+        assert await limits.list_limits(database, kind=which, after=after) == expected
+        assert await limits.list_limits(database, kind=which, after=after, limit=2) == expected[:2]
+    assert len(expected) < len(every)
+
+
+async def test_jobs_of_keys_at_rest_are_not_looked_for(sql: Sql, engine: Engine) -> None:
+    sql.execute(
+        "INSERT INTO jsworker.limits (kind, key) SELECT 'k', 'a' || n FROM generate_series(1, 3000) AS n"
+    )
+    place = {"all": False, "most": 100, "kinds": None, "own": False, "after_kind": "", "after_key": ""}
+    with engine.connect() as connection:
+        connection.execute(text(ALONG_INDEX))
+        plan = connection.execute(text(f"EXPLAIN (ANALYZE) {limits.LIST.text}"), place).scalars().all()
+    scans = [re.search(r" on jobs .* loops=(\d+)", line) for line in plan]
+    assert sum(int(scan[1]) for scan in scans if scan is not None) < 50
 
 
 AT_REST: LiteralString = (

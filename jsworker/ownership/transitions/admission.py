@@ -232,9 +232,9 @@ _LEAP: Final = """leap AS (
 )"""
 
 
-def held_keys(most: int) -> str:
+def held_keys(most: int | str, *, which: str = "") -> str:
     """Return the SQL of ``leap``: up to ``most`` keys with held jobs, behind :after_kind and :after_key."""
-    return _LEAP.replace("{held}", f"{HELD} AND j.limit_key IS NOT NULL").replace("{most}", str(most))
+    return _LEAP.replace("{held}", f"{HELD} AND j.limit_key IS NOT NULL{which}").replace("{most}", str(most))
 
 
 # The state of these keys.

@@ -13,7 +13,12 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import has_no_limit_key, mine, of_kind, processing_indexed
 from jsworker.ownership.schema import limits
 from jsworker.ownership.statements import NOW, compiled, filled, given, given_seconds, j
-from jsworker.ownership.transitions.admission import state, waits_for_admission, waits_for_admission_indexed
+from jsworker.ownership.transitions.admission import (
+    held_keys,
+    state,
+    waits_for_admission,
+    waits_for_admission_indexed,
+)
 from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 
 _numbers: Final = {
@@ -145,8 +150,16 @@ DELETE FROM jsworker.limits AS l WHERE (l.kind, l.key) IN (
 RETURNING l.key
 """)
 
+# Most keys may be at rest: unless all are asked for, the state is counted only of those that can be listed.
 LIST = filled(
     """
+WITH RECURSIVE {leap}, used AS (
+  SELECT l.kind, l.key FROM jsworker.limits AS l WHERE l.set_by IS NOT NULL OR l.paused_at IS NOT NULL
+  UNION ALL
+  SELECT leap.kind, leap.limit_key FROM leap
+  UNION ALL
+  SELECT j.kind, j.limit_key FROM jsworker.jobs AS j WHERE j.status || '' = 'processing' AND j.limit_key IS NOT NULL
+)
 SELECT l.kind, l.key, state.max_running, state.rate, state.per, l.set_by, state.running,
   nullif(state.jobs, 1000000) AS free,
   held.jobs AS held,
@@ -156,16 +169,21 @@ CROSS JOIN LATERAL (
   SELECT count(*) AS jobs, min(few.held_at) AS oldest FROM (
     SELECT j.held_at FROM jsworker.jobs AS j
     WHERE j.status || '' = 'scheduled' AND j.held_by IN ('limit', 'rate', 'paused')
-      AND j.kind = l.kind AND j.limit_key = l.key LIMIT 10001) AS few
+      AND j.kind = state.kind AND j.limit_key = state.key LIMIT 10001) AS few
 ) AS held
 WHERE CAST(:all AS boolean) OR l.set_by IS NOT NULL OR held.jobs > 0 OR state.running > 0
   OR l.paused_at IS NOT NULL AND coalesce(l.paused_until > clock_timestamp(), true)
 ORDER BY l.kind, l.key LIMIT :most
 """,
+    leap=held_keys(
+        "CAST(:most AS integer)",
+        which=" AND (CAST(:kinds AS text[]) IS NULL OR j.kind = ANY(CAST(:kinds AS text[])))",
+    ),
     state=state(
         """SELECT every.kind, every.key FROM jsworker.limits AS every
   WHERE (CAST(:kinds AS text[]) IS NULL OR every.kind = ANY(CAST(:kinds AS text[])))
     AND (NOT CAST(:own AS boolean) OR every.key = '')
+    AND (CAST(:all AS boolean) OR CAST(:own AS boolean) OR (every.kind, every.key) IN (SELECT used.kind, used.key FROM used))
     AND (every.kind, every.key) > (CAST(:after_kind AS text), CAST(:after_key AS text))""",
         locked=False,
     ),
@@ -324,14 +342,14 @@ async def list_limits(
     """
     place = {"after_kind": after[0], "after_key": after[1]}
     which = {"kinds": None if kind is None else [kind], "own": False}
-    rows = await database.run(LIST, {"all": all_keys, "most": limit, **which, **place})
+    rows = await database.run_along_index(LIST, {"all": all_keys, "most": limit, **which, **place})
     return [row._asdict() for row in rows]
 
 
 async def limits_of_kinds(database: Database, kinds: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return what ``list_limits`` would return of these kinds themselves, without their keys, by kind."""
     which = {"kinds": list(kinds), "own": True, "after_kind": "", "after_key": ""}
-    rows = await database.run(LIST, {"all": False, "most": len(kinds), **which})
+    rows = await database.run_along_index(LIST, {"all": False, "most": len(kinds), **which})
     return {row.kind: row._asdict() for row in rows}
 
 

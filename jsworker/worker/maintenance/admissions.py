@@ -36,7 +36,7 @@ _BEGINNING: Final = ("", "")
 TIDY_SECONDS: Final = 600.0
 """The longest time between two steps: no event announces rows to tidy away."""
 _TIDY_MORE_SECONDS: Final = 0.5
-"""The time until more rows are tidied away, where there were more than one statement takes: timers wait for it."""
+"""The time until more rows are tidied away, where there were more than one statement takes."""
 
 
 async def write_limits(context: WorkerContext) -> None:
