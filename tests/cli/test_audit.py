@@ -32,6 +32,12 @@ def test_what_commands_did_is_listed(cli: Cli, sql: Sql) -> None:
     assert "full" not in behind
 
 
+def test_an_entry_whose_target_is_no_object_is_listed(cli: Cli, sql: Sql) -> None:
+    cli("cancel", insert_job(sql)).ok()
+    sql.execute("UPDATE jsworker.audit SET target = '7'")
+    assert "target 7" in cli("audit").ok().out
+
+
 def test_a_command_that_found_nothing_is_not_listed(cli: Cli, sql: Sql) -> None:
     insert_job(sql, "failed", last_error="other")
     assert cli("retry", "--error", "full", "--yes").code == 0

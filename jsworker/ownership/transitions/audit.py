@@ -156,7 +156,12 @@ async def run_noted(
 async def list_actions(database: Database, *, limit: int = 50, after: UUID | None = None) -> list[Action]:
     """Return actions, the last one first; ``after``: begin behind the action of this id."""
     rows = await database.run_along_index(ACTIONS, {"limit": limit, "after": after})
-    return [Action(*row) for row in rows]
+    return [Action(**row._asdict() | {"target": _object(row.target)}) for row in rows]
+
+
+def _object(target: Any) -> dict[str, Any]:
+    # A role that may write entries may write any JSON value.
+    return target if isinstance(target, dict) else {"target": target}
 
 
 async def prune_actions(database: Database) -> int:
