@@ -216,13 +216,12 @@ async def retry_all(database: Database, ids: Sequence[UUID], *, entry: AuditEntr
         if row.may_be_retried and row.batch_id is not None:
             members.setdefault(row.batch_id, []).append(row.id)
     for batch, some in members.items():
-        retry = partial(reopen.retry_members, database, batch, entry=entry)
+        retry = partial(reopen.retry_members, database, batch, done=done, entry=entry)
         try:
-            rows, bad, found = await write_unlocked(some, retry, look, lambda row: bool(row.may_be_retried))
+            _, bad, found = await write_unlocked(some, retry, look, lambda row: bool(row.may_be_retried))
         except TransitionRefused as error:
-            refused |= {each: f"job {each} cannot be retried: {error}" for each in some}
+            refused |= {each: f"job {each} cannot be retried: {error}" for each in some if each not in done}
             continue
-        done |= {row.id for row in rows}
         refused |= {each: f"job {each} cannot be retried: {error}" for each, error in bad}
         left |= found
     refused |= {

@@ -12,7 +12,7 @@ from uuid import UUID
 from psycopg.errors import LockNotAvailable
 from sqlalchemy import TextClause
 
-from jsworker.core.errors import TransitionRefused
+from jsworker.core.errors import LockTimeout, TransitionRefused
 from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row, Transaction, uuid_array
@@ -133,13 +133,20 @@ class _NoneIsLeft(Exception):
 
 
 async def retry_members(
-    database: Database, batch: UUID, ids: Sequence[UUID], *, entry: AuditEntry | None = None
+    database: Database,
+    batch: UUID,
+    ids: Sequence[UUID],
+    *,
+    done: set[UUID],
+    entry: AuditEntry | None = None,
 ) -> Sequence[Row]:
     """Put failed or cancelled jobs of the workflow of a batch back into the queue; return the retried ones.
 
+    ``done`` gets their ids, too: calls for the members that are left may be refused.
+
     Raises:
-        TransitionRefused: the workflow was cancelled or is gone.
-        LockTimeout: another transaction has locked a batch, or a job that is to be held again.
+        TransitionRefused: the workflow was cancelled or is gone, or another transaction has locked a batch, or a
+            job that is to be held again.
         RowRefused: PostgreSQL refuses a row; none is retried. RowLocked: another transaction takes a unique key.
     """
 
@@ -167,6 +174,11 @@ async def retry_members(
         return retried
 
     try:
-        return await database.in_transaction(write, seconds=_SECONDS)
+        rows = await database.in_transaction(write, seconds=_SECONDS)
     except _NoneIsLeft:
         return []
+    except LockTimeout:
+        says = f"batch {batch}, or what needs it, is locked by another transaction: try again"
+        raise TransitionRefused(says) from None
+    done.update(row.id for row in rows)
+    return rows

@@ -187,26 +187,26 @@ async def retry_workflow(database: Database, workflow: UUID, *, entry: AuditEntr
     async def look(some: Sequence[UUID]) -> Sequence[Row]:
         return await database.run(control.STATUS, {"ids": uuid_array(some)})
 
-    retried, refused = 0, Refused[UUID]()
+    retried, refused = set[UUID](), Refused[UUID]()
     async for rows in _pages(database, FAILED_MEMBERS, workflow, "failed"):
         members = [row.id for row in rows]
-        retry = partial(reopen.retry_members, database, rows[0].batch_id, entry=entry)
+        retry = partial(reopen.retry_members, database, rows[0].batch_id, done=retried, entry=entry)
         try:
-            done, bad, _ = await write_unlocked(members, retry, look, lambda row: row.status == "failed")
+            _, bad, _ = await write_unlocked(members, retry, look, lambda row: row.status == "failed")
         except TransitionRefused as why:
             if not retried:
                 raise
-            raise TransitionRefused(f"{retried} jobs were retried, the others were not: {why}") from None
-        retried += len(done)
+            says = f"{len(retried)} jobs were retried, the others were not: {why}"
+            raise TransitionRefused(says) from None
         refused += bad
     if refused:
         job_id, error = refused[0]
         raise TransitionRefused(
-            f"{retried} jobs were retried, {len(refused)} were not; the first one: job {job_id}: {error}"
+            f"{len(retried)} jobs were retried, {len(refused)} were not; the first one: job {job_id}: {error}"
         )
     if not retried:
         await _refuse(database, workflow, "retried")
-    return retried
+    return len(retried)
 
 
 async def _refuse(database: Database, workflow: UUID, what: str) -> None:
