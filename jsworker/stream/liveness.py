@@ -21,12 +21,7 @@ STACKS: Final = ".stack"
 """After that: where it returns all its stacks, or with a job's id as question that run's. No worker's id ends
 like this, for each has a random end."""
 WELL: Final = b"alive"
-"""How every answer begins."""
 REFUSED: Final = b"alive, and JetStream stores no messages"
-_NOT_A_WORKER: Final = (
-    "a stream, or something else that is no worker, answers to jsworker.worker.>: while it does, the jobs of "
-    "a dead worker are not taken back before they are stale; take these subjects from it"
-)
 
 
 class Answer(Enum):
@@ -49,9 +44,8 @@ class Reply:
 class Witness:
     """Answers for one worker and asks about others.
 
-    Its answer, ``says``, is a text for people; what begins with ``WELL`` proves life. ``read_stacks`` returns
-    the worker's stacks for a question; without it such questions stay unanswered. ``hindered_because`` is why
-    a dead worker would not be recognised, as found last: something else answers for it.
+    Its answer, ``says``, is a text for people: any answer proves life. ``read_stacks`` returns the worker's
+    stacks for a question; without it such questions stay unanswered.
     """
 
     def __init__(
@@ -62,7 +56,6 @@ class Witness:
         read_stacks: Callable[[bytes], Awaitable[bytes]] | None = None,
     ) -> None:
         self.says = WELL
-        self.hindered_because: str | None = None
         self._read_stacks = read_stacks
         self._answering: set[asyncio.Task[None]] = set()
         self._connection = connection
@@ -79,13 +72,7 @@ class Witness:
 
     async def ask(self, worker_id: str, seconds: float) -> Answer:
         """Ask whether a worker is reachable, and wait for the answer for at most ``seconds``."""
-        reply = await ask(self._connection, SUBJECT + worker_id, seconds)
-        if reply.answer is Answer.NO_RESPONDERS:
-            self.hindered_because = None
-        elif reply.answer is Answer.ALIVE and not reply.content.startswith(WELL):
-            self.hindered_because = _NOT_A_WORKER
-            return Answer.UNKNOWN
-        return reply.answer
+        return (await ask(self._connection, SUBJECT + worker_id, seconds)).answer
 
     def _forget(self) -> None:
         self._listening = None  # the subscription is lost with the connection

@@ -14,7 +14,6 @@ class Presence:
         """Prepare; ``stacks`` answers requests for stacks."""
         self._stream = context.stream
         self._publishing = context.publishing
-        self._complaints = context.complaints
         self._witness = context.stream.witness(context.worker_id, stacks)
         self._interval = context.settings.heartbeat_interval
         self._timeout = min(1.0, self._interval / 2)
@@ -38,7 +37,6 @@ class Presence:
     async def step(self) -> None:
         """Check that this worker answers requests; the answers say whether JetStream stores messages."""
         self._witness.says = REFUSED if self._publishing.refused else WELL
-        self._complaints.note("liveness", self._witness.hindered_because)
         if not self._stream.connected:
             self._connected_since = None
             return

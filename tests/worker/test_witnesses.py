@@ -13,7 +13,6 @@ from nats.aio.msg import Msg
 
 from jsworker import JobClient
 from jsworker.core.clock import boottime
-from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.stream.jetstream import Stream
@@ -29,7 +28,6 @@ from tests.support.proxy import proxied
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.lives import Lives, ended_pid
 from tests.worker.processors import Gate, echo, scripted
-from tests.worker.recorder import Recorder
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
@@ -197,35 +195,6 @@ async def test_who_answers_for_a_dead_owner_holds_its_jobs_up_for_a_while_only(
         assert reset["detail"]["reason"].endswith("no answer stands for its heartbeats any more")
     finally:
         await forger.close()
-
-
-async def test_a_stream_that_answers_for_dead_workers_is_no_sign_of_life_and_told(
-    make_settings: Callable[..., Settings], database: Database, tmp_path: Path
-) -> None:
-    server, told = NatsServer(tmp_path), Recorder()
-    await server.start()
-    events = Events()
-    events.on("*", told)
-    context = make_context(
-        database, settings=make_settings(nats_url=server.url), worker_id="asking", events=events
-    )
-    stream, presence = context.stream, Presence(context, no_stacks)
-    try:
-        await stream.connect()
-        jetstream = stream.connection.client.jetstream()
-        await jetstream.add_stream(name="ARCHIVE", subjects=["jsworker.>"])
-        assert await presence.answered_by("dead") is Answer.UNKNOWN
-        await presence.step()
-        [degraded] = told.of("worker.degraded")
-        assert degraded["what"] == "liveness"
-        assert "no worker, answers to jsworker.worker.>" in degraded["reason"]
-        await jetstream.delete_stream("ARCHIVE")
-        assert await presence.answered_by("dead") is Answer.NO_RESPONDERS
-        await presence.step()
-        assert told.of("worker.restored") == [{"what": "liveness"}]
-    finally:
-        await stream.close()
-        await server.stop()
 
 
 async def no_stacks(_: bytes) -> bytes:
