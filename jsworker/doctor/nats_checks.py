@@ -69,6 +69,17 @@ def publishing(refused: list[str]) -> Iterator[Finding]:
         )
 
 
+def liveness(answered_for_nobody: bool) -> Iterator[Finding]:  # noqa: FBT001 -- a fact, given by its name
+    """Only workers answer whether they live."""
+    if answered_for_nobody:
+        yield error(
+            "something answers for workers that do not exist: a worker that dies silently is not noticed"
+            " before its jobs are stale",
+            "Find the stream or service that takes jsworker.worker.> (`nats stream find --subject"
+            " jsworker.worker.x`), and give it other subjects.",
+        )
+
+
 def stream(nats: NatsServer, facts: Facts) -> Iterator[Finding]:
     """Whether JetStream answers, and the stream is there and keeps what it must keep."""
     report, name = facts.stream, facts.settings.stream
@@ -324,4 +335,15 @@ def _list(differences: Sequence[Difference]) -> str:
     return printable("; ".join(map(str, differences)), 400)
 
 
-CHECKS: Final = (connection, encryption, publishing, stream, pairing, replicas, consumers, subjects, service)
+CHECKS: Final = (
+    connection,
+    encryption,
+    publishing,
+    liveness,
+    stream,
+    pairing,
+    replicas,
+    consumers,
+    subjects,
+    service,
+)

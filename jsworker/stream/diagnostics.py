@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
+from uuid import uuid4
 
 from nats.js.api import ConsumerInfo
 
@@ -15,7 +16,7 @@ from jsworker.core.names import is_loopback
 from jsworker.core.settings import Settings
 from jsworker.stream.api import JetStreamApi, NotThere, filters_of
 from jsworker.stream.connection import Connection
-from jsworker.stream.liveness import REFUSED, SUBJECT, ask
+from jsworker.stream.liveness import REFUSED, SUBJECT, Answer, ask
 from jsworker.stream.message import overlap
 from jsworker.stream.topology import (
     INSTALLATION,
@@ -153,6 +154,11 @@ class Inspector(JetStreamApi):
 
         found = await asyncio.gather(*map(is_refused, workers))
         return [worker_id for worker_id, refused in zip(workers, found, strict=True) if refused]
+
+    async def answered_for_nobody(self) -> bool:
+        """Return whether something answers a question to a worker that has never lived."""
+        reply = await ask(self.connection, f"{SUBJECT}nobody-{uuid4().hex}", _ANSWER_SECONDS)
+        return reply.answer is Answer.ALIVE
 
     async def consumers(self, kinds: Sequence[str]) -> list[ConsumerReport]:
         """Return the stream's consumers, at least those of these kinds.

@@ -442,3 +442,23 @@ async def test_a_database_whose_messages_go_to_two_streams(
         )
 
     await eventually(is_found)
+
+
+async def test_a_stream_that_answers_for_workers_is_found(
+    make_settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    server = NatsServer(tmp_path)
+    await server.start()
+    client = await nats.connect(server.url)
+    settings = make_settings(nats_url=server.url)
+
+    async def look() -> Finding:
+        return next(each for each in examine(await gather(settings)) if each.check == "nats.liveness")
+
+    try:
+        assert (await look()).level == "ok"
+        await client.jetstream().add_stream(name="ARCHIVE", subjects=["jsworker.>"])
+        assert (await look()).level == "error"
+    finally:
+        await client.close()
+        await server.stop()
