@@ -54,7 +54,7 @@ CONNECT_ARGUMENTS: Final[Parameters] = {
     "keepalives_count": 3,
 }
 """The driver's arguments for every connection of jsworker."""
-ALONG_INDEX: Final = "SET LOCAL enable_sort = off; SET LOCAL jit = off"
+ALONG_INDEX: Final = text("SELECT set_config('enable_sort', 'off', true), set_config('jit', 'off', true)")
 """For one transaction: the planner has no statistics of the partial indexes' predicates, and would
 rather fetch and sort every row of a long queue than read the first few along the index. It adds so much to the cost
 of a sort that is necessary that PostgreSQL would compile the statement, also in a pooler's session."""
@@ -145,7 +145,8 @@ class Pool:
             cursor = lent.cursor(row_factory=tuple_row if plain else namedtuple_row)
             # A pooler's connection keeps no plans: each transaction sets the option.
             by_index = BY_INDEX if self._keeps_plans and lent.prepare_threshold is None else None
-            if before := [each for each in (by_index, first) if each is not None]:
+            in_order = ALONG_INDEX if along_index else None
+            if before := [each for each in (by_index, in_order, first) if each is not None]:
                 # The statements of a pipeline are one transaction, without BEGIN and COMMIT.
                 async with lent.pipeline():
                     await _end_after(lent, end_after)
@@ -153,11 +154,8 @@ class Pool:
                         await lent.execute(_sql(each), parameters or {})
                     await cursor.execute(_sql(statement), parameters or {})
                 return await cursor.fetchall() if _has_rows(cursor) else ()
-            async with lent.transaction() if along_index else nullcontext():
-                if along_index:
-                    await lent.execute(ALONG_INDEX)
-                await cursor.execute(_sql(statement), parameters or {})
-                return await cursor.fetchall() if _has_rows(cursor) else ()
+            await cursor.execute(_sql(statement), parameters or {})
+            return await cursor.fetchall() if _has_rows(cursor) else ()
 
     async def copy_in(self, statement: TextClause, lines: str) -> None:
         """Send a COPY … FROM STDIN its lines, in PostgreSQL's text format, as one transaction; errors as above."""

@@ -203,7 +203,7 @@ async def test_jobs_of_keys_at_rest_are_not_looked_for(sql: Sql, engine: Engine)
     )
     place = {"all": False, "most": 100, "kinds": None, "own": False, "after_kind": "", "after_key": ""}
     with engine.connect() as connection:
-        connection.execute(text(ALONG_INDEX))
+        connection.execute(ALONG_INDEX)
         plan = connection.execute(text(f"EXPLAIN (ANALYZE) {limits.LIST.text}"), place).scalars().all()
     scans = [re.search(r" on jobs .* loops=(\d+)", line) for line in plan]
     assert sum(int(scan[1]) for scan in scans if scan is not None) < 50

@@ -414,9 +414,9 @@ class TestSweeps:
 
     def test_queued_kinds(self, table: Connection) -> None:
         parameters = {"kinds": [KIND, "ghost", "ghost-2"]}
-        table.execute(text(ALONG_INDEX))
+        table.execute(ALONG_INDEX)
         assert rows_read(table, republish.QUEUED_KINDS, parameters) <= 3
-        table.execute(text(ALONG_INDEX))
+        table.execute(ALONG_INDEX)
         assert access_paths(table, republish.QUEUED_KINDS, parameters) <= {"jobs_queued_in_order"}
 
 
@@ -485,7 +485,7 @@ class TestBacklog:
 
     def test_lanes_with_jobs(self, table: Connection) -> None:
         parameters = {"kinds": [KIND, KIND, "ghost"], "priorities": [0, 2, 0]}
-        table.execute(text(ALONG_INDEX))
+        table.execute(ALONG_INDEX)
         assert access_paths(table, priorities.LANES, parameters) <= {"jobs_queued_lanes"}
 
     @pytest.mark.parametrize("place", [None, 0, QUEUED // 2, QUEUED - 100])
@@ -565,7 +565,7 @@ class TestManyKinds:
 
     @pytest.mark.parametrize("statement", [listing.OTHER_KINDS, listing.OTHER_KINDS_IN_LANE])
     def test_kinds_that_a_listing_leaves_out(self, many_kinds: Connection, statement: TextClause) -> None:
-        many_kinds.execute(text(ALONG_INDEX))
+        many_kinds.execute(ALONG_INDEX)
         assert rows_read(many_kinds, statement, {}) <= 10_000
 
     def test_backlog_brings_a_row_for_each_kind_that_is_asked_for(self, many_kinds: Connection) -> None:
@@ -593,7 +593,7 @@ class TestManyKinds:
     def test_runs_that_ended_are_not_looked_at_again_and_again(
         self, many_kinds: Connection, statement: TextClause, values: dict[str, Any]
     ) -> None:
-        many_kinds.execute(text(ALONG_INDEX))
+        many_kinds.execute(ALONG_INDEX)
         explain = text(f"EXPLAIN (FORMAT JSON) {statement.text}")
         (plan,) = many_kinds.execute(explain, values).scalar_one()
         many_kinds.rollback()
@@ -701,17 +701,17 @@ class TestStatus:
     @pytest.mark.parametrize("name", STATUS)
     def test_nothing_else_is_read(self, listed: Connection, name: str) -> None:
         statement, parameters, wanted = STATUS[name]
-        listed.execute(text(ALONG_INDEX))
+        listed.execute(ALONG_INDEX)
         assert of_jobs(access_paths(listed, statement, parameters)) == wanted
         bounded = text(statement.text.replace(f"LIMIT {status.BOUND}", "LIMIT 100"))
-        listed.execute(text(ALONG_INDEX))
+        listed.execute(ALONG_INDEX)
         least = 0 if name in ("kinds", "running") else 100
         most = 4 * TestListings.EACH if least == 0 else 2_000
         assert least <= rows_read(listed, bounded, parameters) <= most
 
     def test_queued_jobs_are_counted_from_the_last_one(self, listed: Connection) -> None:
         """The first entries that a flood leaves in the index lead to rows that wait no longer."""
-        listed.execute(text(ALONG_INDEX))
+        listed.execute(ALONG_INDEX)
         explain = text(f"EXPLAIN (FORMAT JSON) {status.COUNTS.text}")
         (plan,) = listed.execute(explain, {"kinds": [KIND]}).scalar_one()
         queued = [node for node in _nodes(plan["Plan"]) if node.get("Index Name") == "jobs_queued_in_order"]
@@ -724,7 +724,7 @@ class TestStatus:
         ]
         read = []
         for statement in (none, bounded):
-            listed.execute(text(ALONG_INDEX))
+            listed.execute(ALONG_INDEX)
             read.append(rows_read(listed, statement, {"kinds": [KIND]}))
         assert 0 < read[1] - read[0] <= 4 * 100
         rows = listed.execute(bounded, {"kinds": [KIND]}).all()
@@ -734,7 +734,7 @@ class TestStatus:
         listed.rollback()
 
     def test_as_many_kinds_as_there_may_be(self, many_kinds: Connection) -> None:
-        many_kinds.execute(text(ALONG_INDEX))
+        many_kinds.execute(ALONG_INDEX)
         assert rows_read(many_kinds, status.KINDS, {"after": "junk-5", "most": 50, "lately": []}) <= 1_000
 
 
@@ -752,10 +752,10 @@ class TestListings:
         place = dict.fromkeys(place) if is_first else place
         every = {"kind": None, "digits": None, "priority": None, **ANY_JOB.values(), **ANY_AGE.values()}
         parameters = {**every, "limit": 200, **place} | own
-        listed.execute(text(ALONG_INDEX))
+        listed.execute(ALONG_INDEX)
         paths = access_paths(listed, statement, parameters)
         assert paths - {"jobs_pkey"} == wanted - {"jobs_pkey"}
-        listed.execute(text(ALONG_INDEX))
+        listed.execute(ALONG_INDEX)
         assert rows_read(listed, statement, parameters) <= 2_000
 
     @pytest.mark.parametrize("is_first", [True, False])
@@ -768,14 +768,14 @@ class TestListings:
         every = {"status": None, "digits": None, "priority": None, **ANY_JOB.values()}
         place = None if is_first else listed.execute(query).scalar_one()
         parameters = {**every, "kind": KIND, "window": 50, "limit": 50, "after": place}
-        listed.execute(text(ALONG_INDEX))
+        listed.execute(ALONG_INDEX)
         live = {"jobs_queued_in_order", "jobs_due_of_kind", "jobs_owned"}
         assert access_paths(listed, listing.NEWEST_OF_KIND, parameters) == {
             *("jobs_ended_of_kind", "jobs_pkey"),
             *live,
         }
         bounded = text(listing.NEWEST_OF_KIND.text.replace(f"LIMIT {listing.WINDOW}", "LIMIT 100"))
-        listed.execute(text(ALONG_INDEX))
+        listed.execute(ALONG_INDEX)
         assert rows_read(listed, bounded, parameters) <= 3 * 2 * 100 + 2 * 2 * 50
 
     @pytest.mark.parametrize("order", ["processing", *listing.SINCE])
@@ -787,9 +787,9 @@ class TestListings:
         place = dict.fromkeys(place) if is_first else place
         ages = ANY_AGE.values() | {age: 0.0 for age in listing.SINCE if age == order}
         parameters = {"kind": None, "priority": None, **ANY_JOB.values(), **ages, "limit": 200, **place}
-        listed.execute(text(ALONG_INDEX))
+        listed.execute(ALONG_INDEX)
         assert access_paths(listed, listing.LISTED[order], parameters) == {"jobs_owned"}
-        listed.execute(text(ALONG_INDEX))
+        listed.execute(ALONG_INDEX)
         assert rows_read(listed, listing.LISTED[order], parameters) <= 2 * self.EACH
 
 
@@ -798,14 +798,14 @@ class TestFailures:
 
     def test_groups_are_found_by_leaps(self, listed: Connection) -> None:
         parameters = {"after_kind": "", "after_failure": UUID(int=0), "kind": None, "limit": 100}
-        listed.execute(text(ALONG_INDEX))
+        listed.execute(ALONG_INDEX)
         assert access_paths(listed, failures.FAILURES, parameters) == {"jobs_failures"}
-        listed.execute(text(ALONG_INDEX))
+        listed.execute(ALONG_INDEX)
         assert rows_read(listed, failures.FAILURES, parameters) <= 10
 
     def test_a_group_is_counted_up_to_a_bound(self, listed: Connection) -> None:
         parameters = {"kinds": [KIND, "other-kind"], "failures": [NO_ERROR] * 2, "bound": 100}
-        listed.execute(text(ALONG_INDEX))
+        listed.execute(ALONG_INDEX)
         assert access_paths(listed, failures.FAILURE_GROUPS, parameters) == {"jobs_failures"}
-        listed.execute(text(ALONG_INDEX))
+        listed.execute(ALONG_INDEX)
         assert rows_read(listed, failures.FAILURE_GROUPS, parameters) <= 2 * (2 + 100) + 100

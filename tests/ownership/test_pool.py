@@ -136,6 +136,16 @@ async def test_nor_does_it_in_the_sessions_of_a_pooler(database_url: str) -> Non
         ]  # the session itself is not changed
 
 
+async def test_a_statement_along_an_index_is_committed_without_its_client(
+    database_url: str, database: Database
+) -> None:
+    """A process that is blocked or stopped meanwhile would keep the rows locked."""
+    async with opened(database_url) as door:
+        [(pid,)] = await door.run_along_index(text("SELECT pg_backend_pid()"), {})
+        last = text("SELECT query FROM pg_stat_activity WHERE pid = CAST(:pid AS integer)")
+        assert await database.run(last, {"pid": pid}) == [("SELECT pg_backend_pid()",)]
+
+
 async def test_what_somebody_has_set_for_such_hosts_stays(database_url: str) -> None:
     async with opened(f"{database_url}?options=-c%20tcp_keepalives_idle%3D60") as database:
         [(idle, _, _, unanswered)] = await database.run_by_key(KEEPALIVES, {})

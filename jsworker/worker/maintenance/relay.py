@@ -75,7 +75,8 @@ class Relay:
 
     async def publish_latest(self) -> None:
         """Publish one batch of jobs that became due lately, such as those just handed back; mark all."""
-        if self._is_connected and not self._publishing_health.refused:
+        # Not ``is_own``: after a reconnect the pullers find it out, which have ended. Publishing asks itself.
+        if self._health.up and self._stream.connected and not self._publishing_health.refused:
             with self._health.noting():
                 latest = await self._take(within=RECENT_SECONDS, limit=_BATCH)
                 await self._publisher.try_out(latest, seconds=_LAST_SECONDS)

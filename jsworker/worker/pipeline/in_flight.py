@@ -86,6 +86,7 @@ class Run:
     quiet_seconds: float = 0.0  # additional silence that its row allows, for a quiet phase of any run here
     quiet_until: float = 0.0  # the end of its own quiet phase
     progress_seen: datetime | None = None  # the time of progress in its row, as its last write returned it
+    silence_found: float | None = None  # the silence that its row allowed at the last heartbeat
     thresholds_at: float = 0.0  # when ``quiet_seconds`` was written last
 
     def __init__(
@@ -154,11 +155,12 @@ class Run:
         """Note the silence that the row was found to allow, by a statement that was sent at ``read_at``.
 
         It differs from what was written last if an earlier write that was given up has been executed since.
+        It must be found twice: an isolated process may have written it, and reports so a moment later.
         """
-        usual = self.kind.limits.silence
+        usual, before, self.silence_found = self.kind.limits.silence, self.silence_found, seconds
         if seconds is None or usual is None or abs(seconds - usual - self.quiet_seconds) < _SAME_SECONDS:
             return
-        if read_at > self.thresholds_at and not self.thresholds_lock.locked():
+        if seconds == before and read_at > self.thresholds_at and not self.thresholds_lock.locked():
             self.quiet_seconds = seconds - usual
 
     def facts(self) -> dict[str, object]:

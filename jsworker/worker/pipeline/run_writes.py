@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
@@ -47,8 +48,10 @@ async def write_owned(
     run: Run, services: LeaseServices, statement: Callable[..., Awaitable[T]], **values: Any
 ) -> T:
     """Write to the row of the run, which also counts as a sign of life."""
-    async with run.order_lock:
-        pass  # a write in order is under way
+    # A write in order that is under way goes first, so that others cannot overtake it for ever.
+    with suppress(TimeoutError):
+        async with asyncio.timeout(services.database.seconds_for(0)), run.order_lock:
+            pass
     return await _write(run, services, statement, values)
 
 
