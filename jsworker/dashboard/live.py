@@ -26,7 +26,7 @@ MOST_VIEWERS: Final = 2_000
 MOST_PAGES: Final = 200
 """Different pages that may be open at once; any number of viewers may see the same."""
 _MOST_BYTES: Final = 32 * 2**20
-"""The memory for the newest messages of all pages; one that does not fit in is not updated."""
+"""The memory for the newest messages of all pages; the streams of one that does not fit in end."""
 
 Render = Callable[[], Awaitable[Mapping[str, str]]]
 """Returns the parts of a page by the names of their events."""
@@ -48,6 +48,7 @@ class _Topic:
         self.viewers = 0
         self.looks = 0
         self.rests_until = 0.0
+        self.fits = True
         self.changed = asyncio.Event()
         self._events: dict[str, tuple[int, str]] = {}
 
@@ -56,13 +57,23 @@ class _Topic:
         return sum(sys.getsizeof(event) for _, event in self._events.values())
 
     def tell(self, events: Mapping[str, str]) -> None:
+        self.fits = True
         known = {name: event for name, (_, event) in self._events.items()}
         changed = {name: event for name, event in events.items() if event != known.get(name)}
         if changed:
             self.looks += 1
             self._events |= {name: (self.looks, event) for name, event in changed.items()}
-            self.changed.set()
-            self.changed = asyncio.Event()
+            self._wake()
+
+    def end(self) -> None:
+        """End the streams: the messages do not fit in."""
+        self.fits = False
+        self._events.clear()
+        self._wake()
+
+    def _wake(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     def since(self, look: int) -> str:
         """Return the newest events of the parts that have changed after the change with this number."""
@@ -81,6 +92,8 @@ class Poller:
         self._topics: dict[Hashable, _Topic] = {}
         # Of pages that have no viewer now: opening one again and again must not make it read more often.
         self._rests: dict[Hashable, float] = {}
+        # Of pages that did not fit in, their size: opening one would tell its viewers that it is updated.
+        self._unfit: dict[Hashable, int] = {}
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -90,11 +103,21 @@ class Poller:
 
     def is_full(self, what: Hashable) -> bool:
         """Return whether no more viewers of ``what`` can be fed."""
-        return self.viewers >= MOST_VIEWERS or (what not in self._topics and len(self._topics) >= MOST_PAGES)
+        is_one_too_many = what not in self._topics and len(self._topics) >= MOST_PAGES
+        return (
+            self.viewers >= MOST_VIEWERS
+            or is_one_too_many
+            or not self._has_room(what, self._unfit.get(what, 0))
+        )
+
+    def _has_room(self, what: Hashable, size: int) -> bool:
+        others = sum(topic.size for page, topic in self._topics.items() if page != what)
+        return others + size <= _MOST_BYTES
 
     async def follow(self, what: Hashable, render: Render) -> AsyncGenerator[str, None]:
         """Yield server-sent events for 30 s: the newest rendering of ``what``, then parts that change.
 
+        They end before if what is rendered does not fit into the memory for all pages.
         The first viewer's ``render`` is used for all viewers of ``what``: it must render the same for each.
         """
         if self.is_full(what):  # by others who came at the same moment
@@ -115,6 +138,8 @@ class Poller:
                         await asyncio.wait_for(topic.changed.wait(), left)
                     except TimeoutError:
                         return
+                if not topic.fits:
+                    return
                 events, seen = topic.since(seen), topic.looks
                 yield events
         finally:
@@ -127,23 +152,29 @@ class Poller:
     async def _poll(self) -> None:
         clock = asyncio.get_running_loop().time
         while self._topics:
-            for topic in list(self._topics.values()):
+            for what, topic in list(self._topics.items()):
                 if (began := clock()) < topic.rests_until:
                     continue
                 try:
-                    self._tell(topic, await topic.render())
+                    self._tell(what, topic, await topic.render())
                     # By its own work: a page that takes long must not keep the others old.
                     rest = (clock() - began) * (max(len(self._topics), 1) / _SHARE - 1)
                     topic.rests_until = clock() + rest
                 except Away as away:
-                    self._tell(topic, away.parts)
+                    self._tell(what, topic, away.parts)
             await asyncio.sleep(self._interval)
 
-    def _tell(self, topic: _Topic, parts: Mapping[str, str]) -> None:
+    def _tell(self, what: Hashable, topic: _Topic, parts: Mapping[str, str]) -> None:
         events = {name: as_event(name, html) for name, html in parts.items()}  # once for all viewers
-        kept = sum(each.size for each in self._topics.values() if each is not topic)
-        if kept + sum(map(sys.getsizeof, events.values())) <= _MOST_BYTES:
+        size = sum(map(sys.getsizeof, events.values()))
+        self._unfit.pop(what, None)
+        if self._has_room(what, size):
             topic.tell(events)
+            return
+        self._unfit[what] = size
+        if len(self._unfit) > MOST_PAGES:
+            del self._unfit[next(iter(self._unfit))]
+        topic.end()
 
 
 def as_event(name: str, html: str) -> str:

@@ -205,6 +205,7 @@ def test_an_open_page_is_live_again_soon_after_an_outage(browser: Browser, shop:
     with ThreadingHTTPServer(("127.0.0.1", port), Refusing) as proxy:
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
         wait_for(lambda: len(Refusing.times) >= 8, lambda: str(Refusing.times))
+        browser.shows("Not updated since")
         proxy.shutdown()
     assert max(after - before for before, after in pairwise(Refusing.times)) < 20
     shop.open_dashboard(port)
