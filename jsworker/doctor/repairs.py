@@ -143,7 +143,7 @@ async def _queue_and_publish(facts: Facts, seconds: float) -> AsyncIterator[str]
     if isinstance(facts.nats, Unknown):
         yield f"{done}; nothing was published because {facts.nats.because}"
         return
-    left = began_at + seconds - boottime()
+    left = max(began_at + seconds - boottime(), 0.0)
     async with JobClient(facts.settings) as client:
         try:
             async with asyncio.timeout(left if math.isfinite(left) else None) as limit:
