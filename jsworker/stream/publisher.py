@@ -125,6 +125,9 @@ class Publisher:
         except TimeoutError:
             batch.reason = _SILENT
             return
+        except StreamUnavailable as fault:  # if the connection is closed, the next try ends
+            batch.reason = str(fault)
+            return
         client = self._connection.client
         if client is not self._client:
             # Acknowledgements come to one inbox; their subject ends in the message's token.

@@ -18,6 +18,7 @@ from tests.stream.conftest import OpenStream
 from tests.stream.nats_server import NatsServer
 from tests.stream.streams import TestStream
 from tests.support.polling import eventually
+from tests.support.proxy import proxied
 
 
 def messages(count: int, kind: str = "resize") -> list[WireMessage]:
@@ -172,6 +173,23 @@ async def test_what_is_published_while_the_server_is_away_is_stored_when_it_is_b
     outcomes = await publishing
     assert all(isinstance(outcome, Published) for outcome in outcomes)
     assert (await stream.state()).messages == 600
+
+
+async def test_an_unanswered_question_whose_the_stream_is_costs_time_and_no_message(
+    server: NatsServer, open_stream: OpenStream
+) -> None:
+    """The connection is lost again before the answer."""
+    async with proxied(server.url) as (proxy, url):
+        stream = await open_stream(url=url)
+        await stream.ensure(["resize"])
+        proxy.cut()
+        publishing = asyncio.create_task(stream.publish_many(messages(3), timeout=120.0))
+        lost = proxy.lose_next_answer(b"STREAM.INFO", then=proxy.cut)
+        proxy.restore()
+        await lost
+        proxy.restore()
+        outcomes = await publishing
+    assert all(isinstance(outcome, Published) for outcome in outcomes), outcomes
 
 
 async def test_a_server_that_stays_away(stream: TestStream, server: NatsServer) -> None:
