@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
-from jsworker.core.errors import JsworkerError
+from jsworker.core.errors import JsworkerError, StreamUnavailable
 from jsworker.core.priorities import NORMAL
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.message import Delivery, Undecodable, consumer_of, read
@@ -333,7 +333,8 @@ class Puller:
             else:
                 await self._stream.check_installation()
         except JsworkerError as fault:
-            self._degrade(str(fault))
+            if self._failures or not isinstance(fault, StreamUnavailable):  # a cluster may elect its leaders
+                self._degrade(str(fault))
             self._begin_pause()
             return False
         self._gone = False

@@ -81,6 +81,7 @@ _CONSUMER_CHANGEABLE: Final[dict[str, Any]] = {
     "priority_policy": None,  # requests that name no group are refused
     "priority_groups": None,
 }
+_PATIENCE_SECONDS: Final = (1.0, 2.0)  # then as long as for any request: a slow server must be able to answer
 _SUBJECTS_OVERLAP: Final = 10065
 _NAME_IN_USE: Final = 10058
 
@@ -235,8 +236,19 @@ class Topology:
             while not self.is_own:  # a connection may be lost again as the answer comes
                 losses = self._api.connection.losses
                 with suppress(NotThere):
-                    self._refuse_others((await self._api.stream_info()).config)
+                    self._refuse_others((await self._ask_again()).config)
                 self._checked = losses
+
+    async def _ask_again(self) -> StreamInfo:
+        """Return what JetStream says of the stream, asked again soon if it is silent.
+
+        A cluster that elects the stream's leader may never answer a request. All who pull or publish wait.
+        """
+        for seconds in _PATIENCE_SECONDS:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    return await self._api.stream_info()
+        return await self._api.stream_info()
 
     async def ensure(self, kinds: Iterable[str], ack_waits: Mapping[str, float], seconds: float) -> datetime:
         """Create or change the stream and the consumers, and return when the stream was created.

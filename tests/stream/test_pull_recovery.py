@@ -2,10 +2,13 @@
 
 import asyncio
 import signal
+from collections.abc import AsyncIterator
 from uuid import uuid4
 
+import nats
 import pytest
 from nats.aio.client import Client as NatsClient
+from nats.aio.msg import Msg
 
 from jsworker.stream.message import Delivery, WireMessage
 from tests.stream.conftest import OpenDesk, OpenStream, StartServer
@@ -46,6 +49,51 @@ async def test_all_pullers_together_ask_once_whose_the_stream_is_after_a_reconne
             await plain.flush()
             assert [each.split()[0] for each in heard if each.startswith("STREAM.")] == ["STREAM.INFO.JOBS"]
         await stream.close()
+
+
+@pytest.fixture
+async def failures(
+    start_server: StartServer, open_stream: OpenStream
+) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """Give the URL of a stream, and what questions about it are answered with first; nothing: never."""
+    between = 'mappings { "$JS.API.STREAM.INFO.JOBS": between, beyond: "$JS.API.STREAM.INFO.JOBS" }'
+    server = await start_server(between)
+    failures: list[bytes] = []
+
+    async def pass_on(request: Msg) -> None:
+        if not failures:
+            await client.publish("beyond", request.data, reply=request.reply)
+        elif answer := failures.pop():
+            await client.publish(request.reply, answer)
+
+    client = await nats.connect(server.url)
+    await client.subscribe("between", cb=pass_on)
+    await client.flush()
+    await (await open_stream(url=server.url)).ensure(["resize"])
+    yield server.url, failures
+    await client.close()
+
+
+async def test_whose_the_stream_is_is_asked_again_soon(
+    failures: tuple[str, list[bytes]], open_stream: OpenStream
+) -> None:
+    """A cluster whose stream has no leader yet may never answer; everybody waits for this answer."""
+    url, left = failures
+    stream = await open_stream(url=url)
+    left.append(b"")
+    await stream.check_installation()
+    assert (left, stream.is_own) == ([], True)
+
+
+async def test_one_failure_to_learn_whose_the_stream_is_is_not_reported(
+    failures: tuple[str, list[bytes]], open_stream: OpenStream, open_desk: OpenDesk
+) -> None:
+    url, left = failures
+    stream = await open_stream(url=url)
+    left.append(b'{"error": {"code": 503, "err_code": 10008}}')
+    desk = await open_desk(stream)
+    await until(lambda: desk.puller.outstanding == 10)
+    assert (left, stream.told_of("worker.degraded")) == ([], [])
 
 
 async def test_a_deleted_consumer_is_made_again(
