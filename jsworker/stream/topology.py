@@ -24,7 +24,7 @@ from nats.js.api import (
     StreamInfo,
 )
 
-from jsworker.core.errors import StreamRefused
+from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.core.events import Events
 from jsworker.core.priorities import HIGH, LOW
 from jsworker.core.settings import Settings
@@ -375,9 +375,8 @@ class Topology:
         """
         what = f"consumer {kind} of {self._stream}"
         wanted = consumer_config(self._settings, kind, ack_waits.get(kind, self._settings.ack_wait))
-        try:
-            info = await self._api.consumer_state(kind)
-        except NotThere:
+        info = await self._consumer(kind)
+        if info is None:
             try:
                 info = await self._put_consumer(wanted)
             except ApiRefused as refused:
@@ -402,6 +401,15 @@ class Topology:
         changed = [each for each in differences if each not in left]
         self._emit_changes(what, changed)
         return EnsuredConsumer(info, changed)
+
+    async def _consumer(self, name: str) -> ConsumerInfo | None:
+        """Return a consumer's state, None if it does not exist; StreamUnavailable: it may be another's."""
+        info = None
+        with suppress(NotThere):
+            info = await self._api.consumer_state(name)
+        if not self.is_own:
+            raise StreamUnavailable(f"{self._stream}: the connection to NATS was lost")
+        return info
 
     def _refuse_harm(self, what: str, bad: list[Difference], reason: str) -> None:
         stale, scan = self._settings.stale_threshold, self._settings.scan_interval

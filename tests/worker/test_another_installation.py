@@ -5,6 +5,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -13,7 +14,7 @@ import pytest
 from nats.js import JetStreamContext
 
 from jsworker import JobClient
-from jsworker.core.errors import PublishRefused
+from jsworker.core.errors import PublishRefused, StreamUnavailable
 from jsworker.core.settings import Settings
 from jsworker.stream.message import WireMessage
 from jsworker.stream.topology import INSTALLATION
@@ -65,6 +66,10 @@ async def their_state(settings: Settings) -> dict[str, Any]:
         "delivered": delivered or 0,
         "requests": consumer.num_waiting or 0,
     }
+
+
+async def is_reached(stream: TestStream) -> None:
+    assert await stream.flush(1.0)
 
 
 async def is_told_of_it(running: Running) -> None:
@@ -161,6 +166,36 @@ async def test_messages_under_way_are_not_sent_again_to_another_installation(
         assert "belongs to another installation" in str(outcome)
     await stream.close()
     assert (await their_state(settings))["last"] == 0
+
+
+@pytest.mark.parametrize("kinds", [[], [KIND]], ids=["without consumers", "with one of another ack_wait"])
+async def test_no_consumer_is_made_or_changed_in_a_stream_that_was_not_looked_at(
+    places: Places, make_settings: MakeSettings, kinds: list[str]
+) -> None:
+    """The connection is lost after the stream was looked at, before its consumers are."""
+    settings = make_settings(nats_url=places.own.url)
+    await places.others.start()
+    theirs = TestStream(settings, installation_id=uuid4())
+    await theirs.connect()
+    await theirs.ensure(kinds, {KIND: settings.ack_wait / 2})
+    await places.others.stop()
+    await places.own.start()
+    own = TestStream(settings, installation_id=uuid4())
+    await own.connect()
+    await own.ensure([KIND])
+    await places.own.stop()
+    await places.others.start()
+    for stream in (own, theirs):
+        await eventually(partial(is_reached, stream))
+    before = await theirs.listed_consumers()
+    with pytest.raises(StreamUnavailable, match="the connection to NATS was lost"):
+        await own.keep_consumer_in_shape(KIND)
+    after = await theirs.listed_consumers()
+    assert {name: info.config for name, info in after.items()} == {
+        name: info.config for name, info in before.items()
+    }
+    await own.close()
+    await theirs.close()
 
 
 async def test_a_stream_that_becomes_anothers_on_the_same_connection_is_left_alone_as_well(
