@@ -18,7 +18,7 @@ from jsworker.core.names import is_kind
 from jsworker.core.priorities import NORMAL, PRIORITIES
 from jsworker.core.settings import Settings
 from jsworker.stream.connection import Connection
-from jsworker.stream.message import consumer_of, overlap, subject_of
+from jsworker.stream.message import consumer_of, is_literal, overlap, subject_of
 from jsworker.stream.nats_client import reason_of
 
 __all__ = [
@@ -230,11 +230,14 @@ class JetStreamApi:
                 return {}
             if len(found) < many:
                 return {}
-        taken = [subject for consumer in found.values() for subject in filters_of(consumer)]
+        filters = {subject for consumer in found.values() for subject in filters_of(consumer)}
+        patterns = {each for each in filters if not is_literal(each)}
+        subjects = {place: self.subject_of(place) for place in without}
         return {
             place: counted[place]
-            for place in without
-            if not any(overlap(each, self.subject_of(place)) for each in taken)
+            for place, subject in subjects.items()
+            if subject not in filters
+            and not any(overlap(each, subject) for each in (patterns if is_literal(subject) else filters))
         }
 
     async def _found(self, names: Iterable[str]) -> dict[str, ConsumerInfo]:

@@ -23,6 +23,7 @@ _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9-]+")
 _HEADER_VALUE: Final = re.compile(r"[^\r\n\0]*")
 _REASON_CHARACTERS: Final = 1_000
 _INT64: Final = 2**63 - 1
+_WILDCARDS: Final = frozenset({"*", ">"})
 
 SendVerdict = Callable[[bytes, bytes], None]
 """Sends a verdict to a reply subject; neither waits nor raises."""
@@ -71,6 +72,11 @@ _validate = TypeAdapter(_Fields).validator.validate_json
 def subject_of(prefix: str, kind: str, priority: int = NORMAL) -> str:
     """Return the subject on which messages of a kind and priority are published; no kind holds a dot."""
     return f"{prefix}.{kind}" if priority == NORMAL else f"{prefix}.{kind}.{PRIORITIES[priority]}"
+
+
+def is_literal(subject: str) -> bool:
+    """Return whether no token of a subject acts as a wildcard, for example in a purge."""
+    return _WILDCARDS.isdisjoint(subject.split("."))
 
 
 def overlap(one: str, other: str) -> bool:

@@ -13,6 +13,7 @@ from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.stream.jetstream import Stream
+from jsworker.stream.message import overlap
 from jsworker.worker.maintenance import watches as module
 from jsworker.worker.maintenance.watches import Unconsumed
 from tests.stream.nats_server import NatsServer
@@ -184,6 +185,25 @@ async def test_where_consumers_may_not_be_listed_nothing_is_removed_unless_all_a
     finally:
         await stream.close()
         await server.stop()
+
+
+async def test_filters_without_wildcards_are_not_compared_one_by_one(
+    alone: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of kinds and hundreds of subjects would keep the event loop busy for seconds."""
+    compared: list[tuple[str, str]] = []
+
+    def compare(one: str, other: str) -> bool:
+        compared.append((one, other))
+        return overlap(one, other)
+
+    monkeypatch.setattr("jsworker.stream.api.overlap", compare)
+    await alone.publish("ghost", times=1)
+    assert await alone.stream.unconsumed() == {"ghost": 1}
+    assert compared == []
+    await alone.publish("*", times=1)
+    assert await alone.stream.unconsumed() == {"ghost": 1}
+    assert compared == [(alone.stream.subject_of(KIND), alone.stream.subject_of("*"))]
 
 
 async def test_where_nats_refuses_it_is_told_once(alone: Alone, js: JetStreamContext) -> None:

@@ -14,6 +14,7 @@ from jsworker.ownership.database import DatabaseHistory, check_level, read_histo
 from jsworker.ownership.transitions import clock_ahead, republish
 from jsworker.stream.api import StreamState
 from jsworker.stream.jetstream import KeptConsumer
+from jsworker.stream.message import is_literal
 from jsworker.worker.context import WorkerContext
 
 SHAPE_SECONDS: Final = 30.0
@@ -23,9 +24,6 @@ CLOCK_SECONDS: Final = 60.0
 _REMOVAL: Final = "removal of messages that no consumer takes"
 _LEFT_SECONDS: Final = 3600.0
 """A subject without a consumer is purged after so long: its worker may just be starting."""
-_WILDCARDS: Final = frozenset({"*", ">"})
-"""Tokens of a literal subject that act as wildcards in a purge, which would hit messages of every kind."""
-
 
 FILES_SECONDS: Final = 5.0
 FILES_EXHAUSTED: Final = f"{NO_FILES}: it claims no jobs until a tenth of them is closed"
@@ -183,7 +181,7 @@ class Unconsumed:
         due = {
             place: then.last_seq
             for place, (seen_at, then) in self._seen.items()
-            if now - seen_at >= _LEFT_SECONDS and not _WILDCARDS.intersection(place.split("."))
+            if now - seen_at >= _LEFT_SECONDS and is_literal(place)
         }
         kind_of = {place: place.partition(".")[0] for place in due}
         names = sorted({kind for kind in kind_of.values() if is_kind(kind)})
