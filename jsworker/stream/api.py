@@ -121,6 +121,8 @@ class JetStreamApi:
         self.connection = connection
         self.name = settings.stream
         self.settings = settings
+        self._may_not_list: int | None = None
+        """How often the connection had been lost when it was refused to list consumers."""
 
     async def connect(self, timeout: float = 10.0) -> None:  # noqa: ASYNC109 -- how long to try is the caller's business
         """Connect within ``timeout`` seconds; raises as ``Stream.connect`` does."""
@@ -209,7 +211,8 @@ class JetStreamApi:
         """Return kinds (or any word of a publisher) whose messages no consumer takes; of very many, some.
 
         A priority other than normal follows behind a dot: ``KIND.high``. Where consumers may not be listed,
-        those of these messages and of ``kinds`` are known; if there are others, none is returned.
+        those of these messages and of ``kinds`` are known; if there are others, none is returned. A refusal
+        to list them is not asked for again on the same connection.
         """
         info = await self.stream_info(subjects_filter=self.subject_of(">"))
         counted = {
@@ -223,13 +226,13 @@ class JetStreamApi:
         if without and len(found) < many:  # others may take them
             own = [consumer_of(kind, priority) for kind in kinds for priority in range(len(PRIORITIES))]
             found |= await self._found(own)
-        if without and len(found) < many:
+        if without and len(found) < many and self._may_not_list != self.connection.losses:
             try:
                 found |= await self.listed_consumers()
-            except StreamRefused:
-                return {}
-            if len(found) < many:
-                return {}
+            except StreamRefused:  # each refusal is a line in the server's log
+                self._may_not_list = self.connection.losses
+        if len(found) < many:
+            return {}
         filters = {subject for consumer in found.values() for subject in filters_of(consumer)}
         patterns = {each for each in filters if not is_literal(each)}
         subjects = {place: self.subject_of(place) for place in without}

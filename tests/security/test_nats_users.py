@@ -191,6 +191,14 @@ async def test_a_worker_that_finds_no_consumer_and_may_not_make_one_says_so(open
     assert "consumer resize of stream JOBS cannot be made for jobs.resize" in str(refused.value)
 
 
+async def test_a_worker_learns_of_consumers_that_are_none_of_its_own(open_as: OpenAs) -> None:
+    await (await open_as("operator")).ensure(["echo", "of-other-workers"], WAITS)
+    worker = await open_as("worker")
+    await worker.publish_raw("jobs.ghost", b"")
+    assert await worker.unconsumed(["echo"]) == {"ghost": 1}
+    assert worker.told == []
+
+
 async def test_the_wrong_inbox_is_named_at_once(guarded_nats: NatsServer) -> None:
     login = nats_user("worker") | {"nats_inbox_prefix": "_INBOX"}
     stream = TestStream(settings_for(guarded_nats.url, **login), installation_id=None)

@@ -17,6 +17,7 @@ from jsworker.stream.message import overlap
 from jsworker.worker.maintenance import watches as module
 from jsworker.worker.maintenance.watches import Unconsumed
 from tests.stream.nats_server import NatsServer
+from tests.stream.streams import TestStream
 from tests.support.contexts import make_context
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, echo, scripted
@@ -163,28 +164,51 @@ async def test_what_a_consumer_of_another_name_takes_is_left_to_it(
     assert await alone.left() == 2
 
 
-async def test_where_consumers_may_not_be_listed_nothing_is_removed_unless_all_are_known(
-    make_settings: Callable[..., Settings], tmp_path: Path
-) -> None:
+@pytest.fixture
+async def may_not_list(make_settings: Callable[..., Settings], tmp_path: Path) -> AsyncIterator[TestStream]:
+    """Return a stream whose login may not list consumers."""
     may = 'permissions: { publish: { allow: ">", deny: "$JS.API.CONSUMER.LIST.>" } }'
     server = NatsServer(tmp_path, extra=f"authorization {{ users: [{{ user: me, password: x, {may} }}] }}")
     await server.start()
-    stream = Stream(
-        make_settings(nats_url=server.url.replace("//", "//me:x@")),
-        installation_id=None,
-        events=Events(),
-        client_name="test",
-    )
-    try:
-        await stream.connect()
-        await stream.ensure([KIND, f"{KIND}=high"])
-        await stream.publish_raw(stream.subject_of("ghost"), b"")
-        assert await stream.unconsumed([KIND]) == {"ghost": 1}
-        await stream.ensure(["of-other-workers"])
+    stream = TestStream(make_settings(nats_url=server.url.replace("//", "//me:x@")), installation_id=None)
+    await stream.connect()
+    yield stream
+    await stream.close()
+    await server.stop()
+
+
+async def test_where_consumers_may_not_be_listed_nothing_is_removed_unless_all_are_known(
+    may_not_list: TestStream,
+) -> None:
+    stream = may_not_list
+    refusals: list[str] = []
+    stream.connection.denied_callbacks.append(refusals.append)
+    await stream.ensure([KIND, f"{KIND}=high"])
+    await stream.publish_raw(stream.subject_of("ghost"), b"")
+    assert await stream.unconsumed([KIND]) == {"ghost": 1}
+    assert refusals == []
+    await stream.ensure(["of-other-workers"])
+    for _ in range(3):
         assert await stream.unconsumed([KIND]) == {}
-    finally:
-        await stream.close()
-        await server.stop()
+    assert len(refusals) == 1
+
+
+async def test_consumers_of_other_workers_kinds_are_known(
+    may_not_list: TestStream, database: Database, client: JobClient, rows: Rows
+) -> None:
+    alone = Alone(database, may_not_list, may_not_list.events)
+    await alone.stream.ensure([KIND, "of-other-workers", "of-other-workers=low"])
+    await alone.publish("ghost", times=2)
+    await rows.query(
+        "INSERT INTO jsworker.workers"
+        " (id, hostname, pid, kinds, concurrency, version, heartbeat_interval, state)"
+        " VALUES ('other-1-0badf00d', 'other', 1, %s, 1, '1', '5 s', 'running')",
+        [KIND, "of-other-workers", "no kind\r\n.>"],
+    )
+    await alone.unconsumed.step()
+    await alone.step_after(3700.0)
+    assert await alone.left() == 0
+    assert not alone.told.of("worker.degraded")
 
 
 async def test_filters_without_wildcards_are_not_compared_one_by_one(

@@ -491,12 +491,16 @@ async def read(
     return [row(*each) for each in await database.run(statement, values, seconds=seconds)]
 
 
+async def served(database: Database, *, besides: Sequence[str], most: int) -> list[str]:
+    """Return up to ``most`` further kinds of all workers that are registered, in the order of their names."""
+    return [row.kind for row in await database.run(SERVED, {"besides": list(besides), "most": most})]
+
+
 async def backlog(database: Database, kinds: Sequence[str], *, most: int) -> Backlog:
     """Return what waits, by kind for up to ``most`` kinds: these first, then those of other workers."""
     named = list(kinds[:most])
     if len(named) < most:
-        served = {"besides": named, "most": most - len(named)}
-        named += [row.kind for row in await database.run(SERVED, served)]
+        named += await served(database, besides=named, most=most - len(named))
     found: dict[Any, Waiting] = {kind: Waiting() for kind in named}
     dead_messages = 0
     refused_rows: dict[str, int] = {}

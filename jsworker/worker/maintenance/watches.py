@@ -11,6 +11,7 @@ from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, Migration
 from jsworker.core.names import is_kind
 from jsworker.core.open_files import NO_FILES
 from jsworker.ownership.database import DatabaseHistory, check_level, read_history, upgrade_advice
+from jsworker.ownership.queries import job_report
 from jsworker.ownership.transitions import clock_ahead, republish
 from jsworker.stream.api import StreamState
 from jsworker.stream.jetstream import KeptConsumer
@@ -24,6 +25,8 @@ CLOCK_SECONDS: Final = 60.0
 _REMOVAL: Final = "removal of messages that no consumer takes"
 _LEFT_SECONDS: Final = 3600.0
 """A subject without a consumer is purged after so long: its worker may just be starting."""
+_MOST_KINDS: Final = 200
+"""The most kinds of other workers whose consumers are looked for by name."""
 
 FILES_SECONDS: Final = 5.0
 FILES_EXHAUSTED: Final = f"{NO_FILES}: it claims no jobs until a tenth of them is closed"
@@ -174,7 +177,9 @@ class Unconsumed:
 
     async def _look(self) -> None:
         stream, now = self._context.stream, boottime()
-        kinds = list(self._context.kinds)
+        own = list(self._context.kinds)
+        others = await job_report.served(self._context.database, besides=own, most=_MOST_KINDS)
+        kinds = [*own, *filter(is_kind, others)]
         state, without = await stream.state(), await stream.unconsumed(kinds)
         known = {kind: seen for kind, seen in self._seen.items() if seen[1].created == state.created}
         self._seen = {kind: known.get(kind, (now, state)) for kind in without}
