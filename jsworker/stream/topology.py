@@ -393,7 +393,9 @@ class Topology:
         names: dict[str, Any] = {"name": wanted.name, "durable_name": wanted.durable_name}
         reason = "it took the change and did not make it"
         try:
-            info = await self._put_consumer(replace(info.config, **names, **_changes(differences)))
+            await self._put_consumer(replace(info.config, **names, **_changes(differences)))
+            # A server that was restarted answers the first change with what the consumer had before.
+            info = await self._api.consumer_state(kind)
         except ApiRefused as refused:
             reason = refused.reason
         left = consumer_differences(info.config, wanted)

@@ -69,6 +69,26 @@ async def test_stream_and_consumers_are_made_in_the_shape_of_the_protocol(
         assert (consumer.max_waiting or 0) >= 512
 
 
+async def test_a_consumer_is_changed_although_a_restarted_server_answers_with_what_it_was(
+    server: NatsServer,
+) -> None:
+    settings = settings_for(server.url, stale_threshold=20.0)
+    stream = TestStream(settings, installation_id=OWN)
+    await stream.connect()
+    try:
+        await stream.ensure(["resize"], {"resize": 45.0})
+        await server.restart()
+
+        async def is_there() -> None:
+            assert stream.connected
+
+        await eventually(is_there)
+        await stream.ensure(["resize"], {"resize": 90.0})
+        assert (await stream.consumer_state("resize")).config.ack_wait == 90.0
+    finally:
+        await stream.close()
+
+
 async def test_ensuring_what_is_there_changes_nothing(open_stream: OpenStream, plain: NatsClient) -> None:
     await (await open_stream()).ensure(["resize"], WAITS)
     stream = await open_stream()
