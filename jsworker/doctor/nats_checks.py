@@ -75,8 +75,8 @@ def liveness(answered_for_nobody: bool) -> Iterator[Finding]:  # noqa: FBT001 --
         yield error(
             "something answers for workers that do not exist: a worker that dies silently is not noticed"
             " before its jobs are stale",
-            "Find the stream or service that takes jsworker.worker.> (`nats stream find --subject"
-            " jsworker.worker.x`), and give it other subjects.",
+            "Find the stream (`nats stream find --subject 'jsworker.worker.*'`) or service that takes"
+            " jsworker.worker.>, and give it other subjects.",
         )
 
 
