@@ -18,7 +18,7 @@ from jsworker.core.settings import Settings, redact_url
 from jsworker.stream.nats_client import reason_of
 
 _DEFAULT_PORT = 4222
-_HUNG_UP = "closed the connection before the TLS handshake, as it does when its max_connections is reached"
+_HUNG_UP = "closed the connection at once, as it does when its max_connections is reached"
 _CLEAR_TEXT = "WRONG_VERSION_NUMBER"
 _FROM_FILES = ("nats_url", "nats_user", "nats_password", "nats_token")
 _USER_SEED = re.compile(r"\bSU[A-Z2-7]{56}\b")
@@ -178,7 +178,7 @@ def _outage(error: Exception) -> str:
             reason = "cannot be found: the host name cannot be resolved"
         case TimeoutError():
             reason = "did not answer"
-        case ssl.SSLError():  # an -ERR in clear text
+        case ssl.SSLError() | ConnectionResetError():  # an -ERR in clear text; what was sent came too late
             reason = _HUNG_UP
         case ConnectionError() if not str(error):  # as the TLS handshake raises it
             reason = _HUNG_UP

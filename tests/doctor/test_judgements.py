@@ -596,7 +596,7 @@ def test_a_connection_that_fails_is_mended_by_its_cause(because: str, cure: str)
     [
         ("cannot be used: maximum connections exceeded", "Raise max_connections "),
         (
-            "closed the connection before the TLS handshake, as it does when its max_connections is reached",
+            "closed the connection at once, as it does when its max_connections is reached",
             "Raise max_connections ",
         ),
         ("sent no INFO: With TLS, handshake_first must be auto or false", "Check JSWORKER_NATS_URL, "),

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import struct
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -289,13 +290,29 @@ async def test_a_full_server_is_named_every_time_and_asked_again(
     await only.connect(30.0)  # until the server has forgotten who asked whether it listens
     reason = "cannot be used: maximum connections exceeded"
     if is_secure:
-        reason = (
-            "closed the connection before the TLS handshake, as it does when its max_connections is reached"
-        )
+        reason = "closed the connection at once, as it does when its max_connections is reached"
     for _ in range(8):
         line = await refusal(server.url, StreamUnavailable, timeout=0.5, **changes)
         assert line == f"NATS at {HOST}:{server.port} {reason}"
     await only.close()
+
+
+async def test_a_server_that_resets_the_connection_may_be_full_too() -> None:
+    """As with TLS, if the client's first words come after the server has closed."""
+
+    async def reset(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        at_once = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+        writer.close()
+
+    server = await asyncio.start_server(reset, HOST, 0)
+    port = server.sockets[0].getsockname()[1]
+    line = await refusal(at(port), StreamUnavailable, timeout=0.5)
+    reason = "closed the connection at once, as it does when its max_connections is reached"
+    assert line == f"NATS at {HOST}:{port} {reason}"
+    await asyncio.sleep(0.01)  # for its side of the connections to end
+    server.close()
+    await server.wait_closed()
 
 
 async def test_a_server_that_waits_for_the_tls_handshake_is_told_from_a_silent_one(
