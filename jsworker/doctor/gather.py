@@ -87,7 +87,7 @@ class Facts:
         posted: the oldest queued jobs whose message was published.
         unconsumed: number of messages by subject, for subjects that no consumer takes.
         refused: ids of workers that report that JetStream does not store their messages.
-        answered_for_nobody: something answers for a worker that has never lived.
+        answered_for_unknown_worker: something answers for a worker that has never lived.
     """
 
     settings: Settings
@@ -117,7 +117,7 @@ class Facts:
     consumers: Learnt[list[ConsumerReport]] = _NO_NATS
     unconsumed: Learnt[Mapping[str, int]] = _NO_NATS
     refused: Learnt[list[str]] = _NO_NATS
-    answered_for_nobody: Learnt[bool] = _NO_NATS
+    answered_for_unknown_worker: Learnt[bool] = _NO_NATS
 
 
 _OF_TABLES: Final = (
@@ -236,7 +236,7 @@ async def _ask_nats(inspector: Inspector, facts: Facts) -> None:
         kinds = served_kinds(facts.registered)
         alive = [worker.id for worker in facts.registered if worker.alive]
         facts.refused = await _learn(inspector.refused(alive[:_ASKED]))
-    facts.answered_for_nobody = await _learn(inspector.answered_for_nobody())
+    facts.answered_for_unknown_worker = await _learn(inspector.answered_for_unknown_worker())
     facts.stream = await _learn(inspector.stream())
     if isinstance(facts.stream, Unknown):
         facts.consumers = facts.unconsumed = Unknown("the stream cannot be looked at")

@@ -69,9 +69,9 @@ def publishing(refused: list[str]) -> Iterator[Finding]:
         )
 
 
-def liveness(answered_for_nobody: bool) -> Iterator[Finding]:  # noqa: FBT001 -- a fact, given by its name
+def liveness(answered_for_unknown_worker: bool) -> Iterator[Finding]:  # noqa: FBT001 -- a fact, given by its name
     """Only workers answer whether they live."""
-    if answered_for_nobody:
+    if answered_for_unknown_worker:
         yield error(
             "something answers for workers that do not exist: a worker that dies silently is not noticed"
             " before its jobs are stale",

@@ -6,7 +6,8 @@ repair yields one line on what it did, unless the facts do not require it or do 
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Final
 
 from jsworker.client.job_client import JobClient
@@ -38,9 +39,10 @@ async def repair(facts: Facts, *, seconds: float = math.inf) -> list[Finding]:
     done: list[Finding] = []
     try:
         async with asyncio.timeout(2 * seconds if math.isfinite(seconds) else None) as limit:
-            for name, mend in REPAIRS.items():
+            limited = dict(REPAIRS) | {"fix.jobs": partial(_queue_and_publish, seconds=seconds)}
+            for name, mend in limited.items():
                 try:
-                    async for says in mend(facts, seconds):
+                    async for says in mend(facts):
                         done.append(Finding(name, "ok", says))  # noqa: PERF401 -- kept also if an error follows
                 except JsworkerError as error:
                     says = f"could not be mended: {' '.join(str(error).split())}"
@@ -64,9 +66,8 @@ def _asked_for(facts: Facts) -> tuple[object, ...]:
     return facts.installation, facts.registered, facts.unpublished, facts.overdue, facts.refusals, of_nats
 
 
-async def _ensure_stream(facts: Facts, seconds: float) -> AsyncIterator[str]:
+async def _ensure_stream(facts: Facts) -> AsyncIterator[str]:
     """Create the stream and its consumers, or correct them, as a worker does when it starts."""
-    del seconds
     stream, registered, reports = facts.stream, facts.registered, facts.consumers
     if isinstance(stream, Unknown) or isinstance(registered, Unknown):
         return
@@ -126,7 +127,7 @@ def _change(event: Event) -> str:
     return f"{fields['what']}: {fields['setting']} is {shown(fields['is'])} now, was {shown(fields['was'])}"
 
 
-async def _queue_and_publish(facts: Facts, seconds: float) -> AsyncIterator[str]:
+async def _queue_and_publish(facts: Facts, seconds: float = math.inf) -> AsyncIterator[str]:
     late = [each for each in (facts.unpublished, facts.overdue) if not isinstance(each, Unknown)]
     if not any(each.jobs for each in late):
         return
@@ -157,8 +158,7 @@ async def _queue_and_publish(facts: Facts, seconds: float) -> AsyncIterator[str]
     yield f"{done}, published {counted(published, 'message')}{refused}"
 
 
-async def _try_refused_rows(facts: Facts, seconds: float) -> AsyncIterator[str]:
-    del seconds
+async def _try_refused_rows(facts: Facts) -> AsyncIterator[str]:
     if isinstance(facts.refusals, Unknown) or not facts.refusals:
         return
     async with opened(facts.settings) as database:
@@ -166,7 +166,7 @@ async def _try_refused_rows(facts: Facts, seconds: float) -> AsyncIterator[str]:
     yield f"{counted(found, 'refused row')} tried again by the workers' next rounds"
 
 
-REPAIRS: Final = {
+REPAIRS: Final[Mapping[str, Callable[[Facts], AsyncIterator[str]]]] = {
     "fix.stream": _ensure_stream,
     "fix.jobs": _queue_and_publish,
     "fix.refused_rows": _try_refused_rows,

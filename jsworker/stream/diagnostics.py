@@ -155,9 +155,9 @@ class Inspector(JetStreamApi):
         found = await asyncio.gather(*map(is_refused, workers))
         return [worker_id for worker_id, refused in zip(workers, found, strict=True) if refused]
 
-    async def answered_for_nobody(self) -> bool:
+    async def answered_for_unknown_worker(self) -> bool:
         """Return whether something answers a question to a worker that has never lived."""
-        reply = await ask(self.connection, f"{SUBJECT}nobody-{uuid4().hex}", _ANSWER_SECONDS)
+        reply = await ask(self.connection, f"{SUBJECT}unknown-{uuid4().hex}", _ANSWER_SECONDS)
         return reply.answer is Answer.ALIVE
 
     async def consumers(self, kinds: Sequence[str]) -> list[ConsumerReport]:

@@ -229,8 +229,8 @@ class Topology:
     async def check_installation(self) -> None:
         """Refuse another installation's stream; asks once after each loss of the connection, or refusal.
 
-        The same address may lead to another NATS then. A stream that does not exist is nobody's. Raises
-        StreamRefused or StreamUnavailable.
+        The same address may lead to another NATS then. A stream that does not exist is no other
+        installation's. Raises StreamRefused or StreamUnavailable.
         """
         async with self._checking:
             while not self.is_own:  # a connection may be lost again as the answer comes

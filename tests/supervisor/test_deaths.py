@@ -6,6 +6,7 @@ import signal
 import socket
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -96,16 +97,21 @@ async def test_the_job_of_a_child_that_is_killed_or_taken_down_runs_again_at_onc
     await parent.says("my_jobs.py")  # the stacks
 
 
-async def test_an_only_childs_job_is_taken_back_by_the_parent_itself(
-    supervise: Supervise, client: JobClient, sql: Sql
-) -> None:
-    parent = supervise("Nap", recover_on_start=False, **SLOW_RULES)
+async def owner_is_killed(parent: ParentProcess, client: JobClient, sql: Sql) -> tuple[UUID, str]:
+    """Kill the only child in a job; return the job, completed by another run, and its former owner."""
     await parent.ready(1)
     job_id = (await client.enqueue("nap", {"seconds": 3600})).id
     owner = await owner_of_sleeper(sql)
     parent.send(signal.SIGKILL, pid_of(parent, owner))
-
     assert counters(await ends_completed(sql, job_id)) == (2, 0, 1)
+    return job_id, owner
+
+
+async def test_an_only_childs_job_is_taken_back_by_the_parent_itself(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise("Nap", recover_on_start=False, **SLOW_RULES)
+    job_id, owner = await owner_is_killed(parent, client, sql)
     # The row may have been locked by the dead one's last statement when it was looked for first.
     buried = (await parent.tells("dead_owner.reset"))[-1]
     assert (buried["worker_id"], buried["jobs"]) == (owner, {"queued": 1})
@@ -134,12 +140,7 @@ async def test_a_host_that_is_renamed_while_its_supervisor_runs_loses_no_child_f
     (tmp_path / "sitecustomize.py").write_text(OTHER_HOST)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     parent = supervise("Nap", recover_on_start=False, **SLOW_RULES)
-    await parent.ready(1)
-    job_id = (await client.enqueue("nap", {"seconds": 3600})).id
-    owner = await owner_of_sleeper(sql)
-    parent.send(signal.SIGKILL, pid_of(parent, owner))
-
-    assert counters(await ends_completed(sql, job_id)) == (2, 0, 1)
+    _, owner = await owner_is_killed(parent, client, sql)
     assert (await parent.tells("dead_owner.reset"))[-1]["worker_id"] == owner
     assert owner.startswith(f"{socket.gethostname()}-")
 
