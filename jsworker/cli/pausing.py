@@ -12,7 +12,7 @@ from jsworker.cli.selection import warn_unless_served
 from jsworker.client.terms import LONGEST_DELAY
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import cell, check_kind
-from jsworker.ownership.transitions.limits import named
+from jsworker.ownership.transitions.limits import named, resumed
 
 app = new_app()
 
@@ -48,10 +48,13 @@ def pause(
 def resume(kind: Kind, key: Key = None) -> None:
     """Resume a paused kind or key.
 
+    Jobs of a key start only when neither the key nor its kind is paused: where the other pause is left, the
+    line says so.
+
     Example: `jsworker resume send-mail`
     """
-    ask_client(lambda client: client.resume(check_kind(kind), key))
-    print_line(f"{named(kind, key or '')} goes on")
+    pauses = ask_client(lambda client: client.resume(check_kind(kind), key))
+    print_line(f"{named(kind, key or '')} {resumed(key or '', pauses)}")
 
 
 @app.command()

@@ -179,10 +179,19 @@ class JobClient:
         """
         return await self.limits.pause(kind, key, until=until, reason=reason, actor=actor)
 
-    async def resume(self, kind: Kind, key: str | None = None, *, actor: str | None = None) -> None:
-        """End the pause of a kind or a key. Raises TransitionRefused if it is not paused."""
-        await self.limits.resume(kind, key, actor=actor)
+    async def resume(self, kind: Kind, key: str | None = None, *, actor: str | None = None) -> int:
+        """End the pause of a kind or a key.
+
+        Returns:
+            How many other pauses keep jobs of it from starting: of a key, 1 if its kind is paused, too; of a
+            kind, how many of its keys are.
+
+        Raises:
+            TransitionRefused: it is not paused.
+        """
+        pauses = await self.limits.resume(kind, key, actor=actor)
         self.publisher.publish_in_background()
+        return pauses
 
     async def drain_worker(self, worker_id: str, *, actor: str | None = None) -> None:
         """Let a worker claim no more jobs, until ``undrain_worker`` or the next start of its process.

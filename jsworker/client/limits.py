@@ -120,12 +120,13 @@ class Limits:
                 entry=entry,
             )
 
-    async def resume(self, kind: Kind, key: str | None, *, actor: str | None = None) -> None:
+    async def resume(self, kind: Kind, key: str | None, *, actor: str | None = None) -> int:
         """Resume; see ``JobClient.resume``."""
         with operators_rights("resume", "limits"):
             entry = _entry("resume", kind, key, actor)
-            await limits.resume(self._database, kind_name(kind), _key(key), entry=entry)
+            pauses = await limits.resume(self._database, kind_name(kind), _key(key), entry=entry)
             await self._wake(kind, key)
+        return pauses
 
     async def _wake(self, kind: Kind, key: str | None) -> None:
         """Wake held jobs of a key that may begin now; if ``key`` is None, leave this to the workers."""

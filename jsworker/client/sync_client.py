@@ -121,9 +121,9 @@ class SyncJobClient:
             lambda client: client.pause(kind, key, until=until, reason=reason, actor=actor)
         )
 
-    def resume(self, kind: Kind, key: str | None = None, *, actor: str | None = None) -> None:
+    def resume(self, kind: Kind, key: str | None = None, *, actor: str | None = None) -> int:
         """See ``JobClient.resume``."""
-        self._thread.call(lambda client: client.resume(kind, key, actor=actor))
+        return self._thread.call(lambda client: client.resume(kind, key, actor=actor))
 
     @overload
     def enqueue(

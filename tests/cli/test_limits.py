@@ -82,6 +82,20 @@ def test_pause_and_resume(cli: Cli, sql: Sql) -> None:
     assert cli("resume", "sync").ok().lines == ["kind sync goes on"]
 
 
+def test_resuming_says_which_pause_is_left(cli: Cli, sql: Sql) -> None:
+    for key in ((), ("t",), ("u",), ("over",)):
+        cli("pause", "count-lines", *key)
+    sql.execute("UPDATE jsworker.limits SET paused_until = now() - interval '1 s' WHERE key = 'over'")
+    cli("pause", "sync", "t")
+    assert cli("resume", "count-lines", "t").ok().lines == [
+        "key 't' of kind count-lines is resumed; its jobs wait until its kind is resumed, too"
+    ]
+    assert cli("resume", "count-lines").ok().lines == [
+        "kind count-lines goes on, but 1 of its keys is still paused"
+    ]
+    assert cli("resume", "count-lines", "u").ok().lines == ["key 'u' of kind count-lines goes on"]
+
+
 def test_what_an_operator_sets_takes_the_place_of_all_numbers_of_a_class(cli: Cli, sql: Sql) -> None:
     sql.execute(
         "INSERT INTO jsworker.limits (kind, key, max_running, rate, per, set_by)"

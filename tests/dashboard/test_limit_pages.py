@@ -184,7 +184,8 @@ async def test_a_kind_and_a_key_are_paused_and_resumed(viewer: Viewer, client: J
     page = await viewer.see("/keys?kind=mail")
     assert "/kinds/resume?kind=mail&key=tenant-9" in page.addresses
     question = await viewer.see("/kinds/resume?kind=mail&key=tenant-9")
-    assert "kind mail, key tenant-9 goes on" in (await viewer.press(question, "Resume")).text
+    page = await viewer.press(question, "Resume")
+    assert "kind mail, key tenant-9 is resumed; its jobs wait until its kind is resumed, too" in page.text
     await viewer.press(question, "Resume", status=409)
     [last, *_] = await client.audit()
     assert (last.action, last.target["kind"], last.changed) == ("resume", "mail", 1)

@@ -13,7 +13,7 @@ from jsworker.core.limits import Limit, Rate
 from jsworker.core.names import printable, shown
 from jsworker.dashboard.pages.kinds import in_words
 from jsworker.dashboard.visit import Done, Question, Visit, WrongFilter
-from jsworker.ownership.transitions.limits import Numbers
+from jsworker.ownership.transitions.limits import Numbers, resumed
 
 _LIMITS: Final = (
     "They replace the limits of the class until they are reset; current runs continue."
@@ -21,7 +21,7 @@ _LIMITS: Final = (
 )
 VERBS: Final[Mapping[str, tuple[str, str]]] = {
     "pause": ("Pause", "No more jobs start until it is resumed; running jobs continue."),
-    "resume": ("Resume", "Its jobs start again."),
+    "resume": ("Resume", "Its jobs start again, unless a pause of its kind or key is left."),
     "set-limits": ("Set the limits of", _LIMITS),
     "reset-limits": ("Reset the limits of", "Those of its class apply again when the next worker starts."),
 }
@@ -65,8 +65,7 @@ async def act(verb: str, visit: Visit, form: FormData) -> Done | Question:
             await client.pause(kind, key, until=until, reason=reason, actor=actor)
             says = f"{named} is paused"
         case "resume":
-            await client.resume(kind, key, actor=actor)
-            says = f"{named} goes on"
+            says = f"{named} {resumed(key or '', await client.resume(kind, key, actor=actor))}"
         case "set-limits":
             await client.limits.set(kind, *_numbers(form), key=key, actor=actor)
             says = f"{named}: {in_words((await client.limits.numbers(kind, key=key))._asdict())}"

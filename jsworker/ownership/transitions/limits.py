@@ -120,11 +120,19 @@ PAUSE_FOR = compiled(
     )
     .returning(limits.c.kind)
 )
+# What else pauses jobs of a key: its kind; what else pauses those of a kind: keys of it.
+_other = limits.alias("other")
+_holds: Final = sa.and_(
+    _other.c.kind == _kind,
+    (_other.c.key == "") == (_key != ""),
+    _other.c.paused_at.is_not(None),
+    sa.or_(_other.c.paused_until.is_(None), _other.c.paused_until > NOW),
+)
 RESUME = compiled(
     sa.update(limits)
     .values(**dict.fromkeys(("paused_at", "paused_until", "paused_by", "reason"), sa.null()))
     .where(_is_it, limits.c.paused_at.is_not(None))
-    .returning(limits.c.kind)
+    .returning(sa.select(sa.func.count()).select_from(_other).where(_holds).scalar_subquery().label("pauses"))
 )
 
 # The numbers of a kind and, in the row after it, those of one of its keys, which override them.
@@ -316,14 +324,20 @@ async def pause_for(
     return bool(await database.run(PAUSE_FOR, values | owner))
 
 
-async def resume(database: Database, kind: str, key: str, *, entry: AuditEntry | None = None) -> None:
+async def resume(database: Database, kind: str, key: str, *, entry: AuditEntry | None = None) -> int:
     """End the pause of a kind or of one of its keys.
+
+    Returns how many other pauses keep jobs of it from starting: that of the key's kind, or those of the
+    kind's keys.
 
     Raises:
         TransitionRefused: it is not paused.
     """
-    if not await run_noted(database, RESUME, {"kind": kind, "key": key}, entry):
+    rows = await run_noted(database, RESUME, {"kind": kind, "key": key}, entry)
+    if not rows:
         raise TransitionRefused(f"{named(kind, key)} is not paused")
+    pauses: int = rows[0].pauses
+    return pauses
 
 
 async def list_limits(
@@ -371,3 +385,12 @@ async def tidy(database: Database) -> bool:
 def named(kind: str, key: str) -> str:
     """Return a kind or one of its keys in words."""
     return f"key {key!r} of kind {kind}" if key else f"kind {kind}"
+
+
+def resumed(key: str, pauses: int) -> str:
+    """Return in words what follows from ``resume``, which has returned this number of other pauses."""
+    if not pauses:
+        return "goes on"
+    if key:
+        return "is resumed; its jobs wait until its kind is resumed, too"
+    return f"goes on, but {pauses} of its keys {'is' if pauses == 1 else 'are'} still paused"
