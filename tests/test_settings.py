@@ -194,12 +194,23 @@ class TestWrongValues:
             ("HTTP_PORT", "http", "JSWORKER_HTTP_PORT='http' must be a whole number"),
             ("SCAN_INTERVAL", "soon", "JSWORKER_SCAN_INTERVAL='soon' must be a number of seconds"),
             ("SCAN_INTERVAL", "none", "JSWORKER_SCAN_INTERVAL='none' must be a number of seconds"),
-            ("SCAN_INTERVAL", "0", "JSWORKER_SCAN_INTERVAL=0 must be greater than 0 and at most 1000000000"),
+            ("SCAN_INTERVAL", "0", "JSWORKER_SCAN_INTERVAL=0 must be from 0.01 to 1000000000"),
+            ("SCAN_INTERVAL", "nan", "JSWORKER_SCAN_INTERVAL='nan' must be from 0.01 to 1000000000"),
+            ("RELAY_INTERVAL", "0.009", "JSWORKER_RELAY_INTERVAL=0.009 must be from 0.01 to 1000000000"),
             (
-                "SCAN_INTERVAL",
-                "nan",
-                "JSWORKER_SCAN_INTERVAL='nan' must be greater than 0 and at most 1000000000",
+                "HEARTBEAT_INTERVAL",
+                "1e-9",
+                "JSWORKER_HEARTBEAT_INTERVAL=1e-9 must be from 0.01 to 1000000000",
             ),
+            (
+                "STATEMENT_TIMEOUT",
+                "0.0004",  # which PostgreSQL would take for no time-out
+                "JSWORKER_STATEMENT_TIMEOUT=0.0004 must be from 0.01 to 1000000000",
+            ),
+            ("WATCHDOG_TIMEOUT", "0.0001", "JSWORKER_WATCHDOG_TIMEOUT=0.0001 must be from 0.1 to 1000000000"),
+            ("STARTUP_TIMEOUT", "0.5", "JSWORKER_STARTUP_TIMEOUT=0.5 must be from 1 to 1000000000"),
+            ("STATUS_INTERVAL", "0", "JSWORKER_STATUS_INTERVAL=0 must be from 0.1 to 1000000000"),
+            ("ACK_WAIT", "0", "JSWORKER_ACK_WAIT=0 must be greater than 0 and at most 1000000000"),
             (
                 "RETENTION",
                 "inf",

@@ -54,7 +54,7 @@ def _rule(text: str, holds: Callable[[Any], object]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _between(lowest: int, highest: int) -> AfterValidator:
+def _between(lowest: float, highest: int) -> AfterValidator:
     return _rule(f"must be from {lowest} to {highest}", lambda value: lowest <= value <= highest)
 
 
@@ -106,6 +106,10 @@ RECOVERY_RULES: Final = {
 _DURATION_RULE = f"must be greater than 0 and at most {LONGEST_SECONDS}"
 Seconds = Annotated[float, _rule(_DURATION_RULE, lambda value: 0 < value <= LONGEST_SECONDS)]
 SecondsOrNone = Annotated[Seconds | None, BeforeValidator(_none)]
+# Below these bounds a worker would do nothing else, or end all that it has begun.
+SecondsFromAHundredth = Annotated[float, _between(0.01, LONGEST_SECONDS)]
+SecondsFromATenth = Annotated[float, _between(0.1, LONGEST_SECONDS)]
+SecondsFromOne = Annotated[float, _between(1, LONGEST_SECONDS)]
 Count = Annotated[int, _between(1, 1_000_000)]
 Bytes = Annotated[int, _between(1, 2**28 - 1)]
 ReadableFile = Annotated[Annotated[Path, AfterValidator(_readable)] | None, BeforeValidator(_unset)]
@@ -200,15 +204,19 @@ class Settings(BaseSettings):
         "auto",
         description="event loop of worker processes: asyncio, uvloop, or auto: uvloop where it is installed",
     )
-    heartbeat_interval: Seconds = Field(5.0, description="seconds between heartbeats")
+    heartbeat_interval: SecondsFromAHundredth = Field(5.0, description="seconds between heartbeats")
     crash_threshold: SecondsOrNone = Field(
         15.0, description="seconds of silence after which NATS is asked whether the owner lives; none: never"
     )
     stale_threshold: Seconds = Field(
         300.0, description="seconds of silence after which any worker may take a job back"
     )
-    scan_interval: Seconds = Field(5.0, description="seconds between searches for stale and lost jobs")
-    relay_interval: Seconds = Field(0.5, description="seconds between publishing what waits and what is due")
+    scan_interval: SecondsFromAHundredth = Field(
+        5.0, description="seconds between searches for stale and lost jobs"
+    )
+    relay_interval: SecondsFromAHundredth = Field(
+        0.5, description="seconds between publishing what waits and what is due"
+    )
     recovery: Annotated[
         str,
         BeforeValidator(_lower),
@@ -223,11 +231,13 @@ class Settings(BaseSettings):
     ack_wait: Seconds = Field(
         600.0, description="seconds until JetStream delivers an unanswered message again"
     )
-    statement_timeout: Seconds = Field(3.0, description="seconds that one database statement may take")
-    watchdog_timeout: Seconds = Field(
+    statement_timeout: SecondsFromAHundredth = Field(
+        3.0, description="seconds that one database statement may take"
+    )
+    watchdog_timeout: SecondsFromATenth = Field(
         120.0, description="seconds without a tick of its event loop until a process is killed"
     )
-    startup_timeout: Seconds = Field(
+    startup_timeout: SecondsFromOne = Field(
         600.0,
         description="seconds that setup() may hold the event loop of a starting process until it is killed, "
         "and that an isolated process may take to start",
@@ -279,7 +289,7 @@ class Settings(BaseSettings):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower)
     ] = Field("info", description="minimum level that is logged: debug, info, warning, error or critical")
-    status_interval: SecondsOrNone = Field(
+    status_interval: Annotated[SecondsFromATenth | None, BeforeValidator(_none)] = Field(
         60.0,
         description="seconds between status lines of a worker that is not idle; none: no such lines",
     )
