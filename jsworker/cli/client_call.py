@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from jsworker.cli.output import database_clock
 from jsworker.client.job_client import JobClient
+from jsworker.ownership.refusals import readers_right
 
 T = TypeVar("T")
 
@@ -14,8 +15,9 @@ def ask_client(call: Callable[[JobClient], Awaitable[T]]) -> T:
     """Call a client and return the result."""
 
     async def with_client() -> T:
-        async with JobClient.from_env() as client:
-            await database_clock.ask(client.database)
-            return await call(client)
+        with readers_right():  # the client names the rights of what acts
+            async with JobClient.from_env() as client:
+                await database_clock.ask(client.database)
+                return await call(client)
 
     return asyncio.run(with_client())

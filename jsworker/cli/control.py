@@ -184,9 +184,9 @@ def _perform(
         entry = AuditEntry.of_jobs(verb, named, actor=os_user(), **how)
     else:
         entry = AuditEntry(verb, {"jobs": wanted.for_audit(), **how}, actor=os_user())
-    if wanted and not yes:
-        known, wanted = _ask(verb, wanted)
     with operators_rights(verb):
+        if wanted and not yes:
+            known, wanted = _ask(verb, wanted)
         expected = None if wanted else len(known)
         return asyncio.run(report(_act(action, known, wanted, entry), as_json=as_json, expected=expected))
 

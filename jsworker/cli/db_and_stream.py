@@ -14,6 +14,7 @@ from jsworker.core.priorities import HIGH, LOW, NORMAL
 from jsworker.core.settings import Settings, load_settings
 from jsworker.core.targets import load_processor_class
 from jsworker.ownership.database import REVISIONS, check_level, upgrade_advice
+from jsworker.ownership.refusals import needed_right
 from jsworker.ownership.transitions.workers import installation_id
 from jsworker.ownership.upgrading import current_revision, upgrade_database, upgrade_script
 from jsworker.stream.jetstream import ensured_stream
@@ -41,7 +42,8 @@ def upgrade(*, as_json: JsonObject = False) -> None:
 
     Example: `jsworker db upgrade`
     """
-    revision = upgrade_database(load_settings().database_dsn(), tell=remark)
+    with needed_right("db upgrade", "to own jsworker's tables", "jsworker_owner"):
+        revision = upgrade_database(load_settings().database_dsn(), tell=remark)
     if as_json:
         print_json({"revision": revision, "head": REVISIONS[-1]})
     else:
@@ -111,7 +113,8 @@ def ensure(
     wanted = list(dict.fromkeys(named))
     priorities = (NORMAL, HIGH, LOW) if lanes else (NORMAL,)
     consumers = [consumer_of(kind, priority) for kind in wanted for priority in priorities]
-    changes = asyncio.run(_ensure(settings, consumers))
+    with needed_right("stream ensure", "SELECT on jsworker.installation", "jsworker_worker"):
+        changes = asyncio.run(_ensure(settings, consumers))
     if as_json:
         print_json({"stream": settings.stream, "kinds": wanted, "changes": changes})
         return

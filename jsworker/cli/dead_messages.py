@@ -26,6 +26,7 @@ from jsworker.client.dead_messages import DeadMessageOutcome, drop, replay
 from jsworker.core.exit_codes import DONE, WrongUsage
 from jsworker.core.names import cell
 from jsworker.core.settings import load_settings
+from jsworker.ownership.refusals import needed_right
 from jsworker.ownership.transitions import dead_messages as dead
 from jsworker.ownership.transitions.audit import os_user
 from jsworker.ownership.transitions.dead_messages import KEPT_MESSAGES
@@ -66,7 +67,8 @@ def dead_messages(
     check_choice(f"dead-messages {action}", ids, filtered=everything, filters="--all", yes=yes)
     chosen = list(dict.fromkeys(ids)) if ids else _all(action, yes=yes)
     outcomes = _replay(chosen) if action == "replay" else _drop(chosen)
-    return asyncio.run(report(outcomes, as_json=as_json))
+    with needed_right(f"dead-messages {action}", "DELETE on jsworker.dead_messages", "jsworker_operator"):
+        return asyncio.run(report(outcomes, as_json=as_json))
 
 
 def _list(limit: int, after: int | None, *, as_json: bool) -> int:

@@ -136,9 +136,9 @@ def _line(text: bytes, key_field: str | None) -> Line:
 def enqueuers_right(options: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Name the missing right when the login may not enqueue with these options."""
     if options["debounce"] is None:
-        return needed_right("enqueue", "INSERT", "jobs", "jsworker_producer")
+        return needed_right("enqueue", "INSERT on jsworker.jobs", "jsworker_producer")
     roles = "jsworker_debouncer beside jsworker_producer"
-    return needed_right("enqueue --debounce", "INSERT and UPDATE", "jobs", roles)
+    return needed_right("enqueue --debounce", "INSERT and UPDATE on jsworker.jobs", roles)
 
 
 async def _enqueue(

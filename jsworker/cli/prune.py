@@ -63,9 +63,9 @@ def prune(
         check_kind(kind)
     seconds, done = _seconds(older_than), _Done()
     right = (
-        ("SELECT", "jobs", "jsworker_reader")
+        ("SELECT on jsworker.jobs", "jsworker_reader")
         if dry_run
-        else ("DELETE", "jobs, job_events and audit", "jsworker_worker")
+        else ("DELETE on jsworker.jobs, job_events and audit", "jsworker_worker")
     )
     try:
         shows_progress = progress_wanted(as_json=as_json)

@@ -21,6 +21,7 @@ from jsworker.core.settings import load_settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import ANY_AGE, RunAge
 from jsworker.ownership.queries import listing
+from jsworker.ownership.refusals import readers_right
 from jsworker.ownership.transitions.workers import list_workers
 
 T = TypeVar("T")
@@ -51,8 +52,9 @@ def ask_database(question: Callable[[Database], Awaitable[T]]) -> T:
     """Return what the database of the environment's settings answers."""
 
     async def ask() -> T:
-        async with connected_database() as database:
-            return await question(database)
+        with readers_right():
+            async with connected_database() as database:
+                return await question(database)
 
     return asyncio.run(ask())
 

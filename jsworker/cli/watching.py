@@ -15,6 +15,7 @@ from jsworker.core.errors import DatabaseUnavailable
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import cell
 from jsworker.ownership.database import Database
+from jsworker.ownership.refusals import readers_right
 
 Look = Callable[[Database], Awaitable[RenderableType]]
 
@@ -28,7 +29,8 @@ def watch(look: Look, *, interval: float, as_json: bool) -> None:
         raise WrongUsage("--watch shows a table: it goes without --json")
     if not sys.stdout.isatty():
         raise WrongUsage("--watch needs a terminal")
-    asyncio.run(_watch(look, interval))
+    with readers_right():
+        asyncio.run(_watch(look, interval))
 
 
 async def _watch(look: Look, interval: float) -> None:

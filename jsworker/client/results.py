@@ -5,7 +5,7 @@ import heapq
 import math
 import random
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from copy import deepcopy
 from datetime import timedelta
 from itertools import count
@@ -16,7 +16,6 @@ from typing_extensions import TypeVar
 
 from jsworker.core.contents import Contents
 from jsworker.core.errors import (
-    DatabaseRefused,
     InvalidJson,
     JobCancelled,
     JobFailed,
@@ -31,7 +30,7 @@ from jsworker.core.processor import JobProcessor, read_result
 from jsworker.core.settings.variables import LONGEST_SECONDS
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries.results import MOST_ENDS, JobEnd, live_kind, read_ends, read_whole_end
-from jsworker.ownership.refusals import in_halves
+from jsworker.ownership.refusals import in_halves, needed_right
 from jsworker.ownership.transitions.enqueue import Enqueued
 from jsworker.stream.result_hints import RENEW_SECONDS, HintReceiver
 
@@ -49,7 +48,6 @@ _MOST_HINTS: Final = 10
 """The most hints used for one job; a worker sends one. After forged ones, its row is read by the clock."""
 _CLOSED: Final = "the client was closed"
 _LINE_CHARACTERS: Final = 300
-_INSUFFICIENT_PRIVILEGE: Final = "42501"
 
 
 class _Awaited:
@@ -159,10 +157,11 @@ class Results:
         for tries in count():
             self._check_open()
             try:
-                return await ask(tries)
+                with _readers_right():
+                    return await ask(tries)
             except JsworkerError as error:
                 if not may_answer_later(error):
-                    raise _with_role(error) from None
+                    raise
                 self._trouble = error
             await asyncio.sleep(PAUSE_OF_OUTAGE_SECONDS)
         raise AssertionError
@@ -211,7 +210,8 @@ class Results:
         ends: list[JobEnd] = []
         least = 0.0
         try:
-            ends, refused = await in_halves(ids, lambda some: read_ends(self._database, some))
+            with _readers_right():
+                ends, refused = await in_halves(ids, lambda some: read_ends(self._database, some))
             for job_id, error in refused:
                 self._fail([job_id], error)
             self._trouble = None
@@ -219,7 +219,7 @@ class Results:
             if may_answer_later(error):
                 self._trouble, least = error, PAUSE_OF_OUTAGE_SECONDS
             else:
-                self._fail(ids, _with_role(error))
+                self._fail(ids, error)
         except Exception as error:  # noqa: BLE001 -- else all waiters would wait for ever
             self._fail(ids, error)
         for end in ends:
@@ -322,14 +322,8 @@ class JobHandle(Handle[R]):
         return self._returned(await self._wait(timeout))
 
 
-def _with_role(error: JsworkerError) -> JsworkerError:
-    if not (isinstance(error, DatabaseRefused) and error.sqlstate == _INSUFFICIENT_PRIVILEGE):
-        return error
-    refused = DatabaseRefused(
-        f"result needs SELECT on jsworker.jobs, which role jsworker_reader has: {error}"
-    )
-    refused.sqlstate = error.sqlstate
-    return refused
+def _readers_right() -> AbstractContextManager[None]:
+    return needed_right("result", "SELECT on jsworker.jobs", "jsworker_reader")
 
 
 def seconds_to_wait(timeout: float | timedelta | None) -> float | None:

@@ -94,9 +94,11 @@ class DatabaseRefused(JsworkerError):
 
     Attributes:
         sqlstate: PostgreSQL's five-character code, None for a refused login.
+        role: which of jsworker's roles has the right that is missing, None where this is not known.
     """
 
     sqlstate: str | None = None
+    role: str | None = None
 
 
 class LockTimeout(DatabaseRefused):

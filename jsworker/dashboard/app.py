@@ -73,6 +73,7 @@ from jsworker.dashboard.visit import (
     is_short_number,
     live_blocks,
 )
+from jsworker.ownership.refusals import needed_right, readers_right
 
 PAGES: Final = (
     PageRoute("/", "overview", overview.read, "overview.html", title="Overview"),
@@ -304,14 +305,16 @@ async def _act(action: ActionRoute, request: Request) -> Response:
         _check_text(visit.query)
         form = FormData(list[tuple[str, str | UploadFile]](request.query_params.multi_items()))
     async with _reading(request):
-        question = await action.ask(visit, form)
+        with readers_right():
+            question = await action.ask(visit, form)
     return _question(visit, tokens, question)
 
 
 async def _perform(action: ActionRoute, visit: Visit, tokens: CsrfTokens, form: FormData) -> Response:
     """Act, and lead to the page that shows it; or ask again."""
     try:
-        done = await action.act(visit, form)
+        with needed_right("this action", "more rights", "jsworker_operator"):
+            done = await action.act(visit, form)
     except DatabaseUnavailable as error:
         return _error(visit, 503, " ".join(lines_of(error)), may_be_done=not _writes_nothing(error))
     return _redirect(done) if isinstance(done, Done) else _question(visit, tokens, done)

@@ -23,6 +23,7 @@ from jsworker.dashboard.filters import FILTERS, number
 from jsworker.dashboard.live import Poller
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries.database_clock import DatabaseClock
+from jsworker.ownership.refusals import readers_right
 
 _DIGITS: Final = 9
 _REASONS: Final = 2
@@ -154,7 +155,8 @@ class Site:
             async with asyncio.timeout(self.read_seconds * _STATEMENTS):
                 with suppress(JsworkerError):  # what the page itself reads may fail, too, or need no database
                     await self.clock.ask_if_old(self.reads)
-                return await page.read(visit)
+                with readers_right():
+                    return await page.read(visit)
         except TimeoutError:
             raise DatabaseUnavailable("PostgreSQL did not answer in time") from None
 

@@ -186,17 +186,23 @@ def test_operators_commands_work_with_the_workers_role(run: Run, sql: Sql) -> No
         assert (done.code, done.err) == (0, ""), (arguments, done.err)
 
 
+READS = "reading needs SELECT on jsworker's tables, which role jsworker_reader has: "
+
+
 @pytest.mark.parametrize(
     ("database", "nats", "arguments", "line"),
     [
-        ("producer", "producer", ["jobs"], "permission denied for table jobs (SQLSTATE 42501)"),
+        ("producer", "producer", ["jobs"], f"{READS}PostgreSQL at "),
         (
             *("producer", "producer", ["retry", "00000000-0000-7000-8000-000000000000"]),
-            "retry needs UPDATE on jsworker.jobs, which role jsworker_worker has: ",
+            "retry needs UPDATE on jsworker.jobs, which role jsworker_operator has: ",
         ),
         ("reader", "producer", ["enqueue", "echo"], "permission denied"),
         ("reader", "producer", ["cancel", "00000000-0000-7000-8000-000000000000"], "permission denied"),
-        ("worker", "producer", ["db", "upgrade"], "permission denied"),
+        (
+            *("worker", "producer", ["db", "upgrade"]),
+            "db upgrade needs to own jsworker's tables, which role jsworker_owner has: ",
+        ),
         (
             "worker",
             "worker",
@@ -237,6 +243,47 @@ def test_enqueue_and_prune_name_the_right_that_is_missing(run: Run, tmp_path: Pa
         done = run(role, "producer", *arguments)
         assert done.code == 1, arguments
         assert [each for each in done.errors if each.startswith(line)], done.err
+
+
+def test_commands_name_the_role_that_is_missing(run: Run) -> None:
+    assert run("worker", "operator", "stream", "ensure", "echo").code == 0
+    reading = (["status"], ["workers"], ["audit"], ["limits"], ["schedules"], ["workflow", "list"])
+    for role, arguments, line in (
+        *(("producer", arguments, READS) for arguments in reading),
+        (
+            "reader",
+            ["pause", "echo"],
+            "pause needs UPDATE on jsworker.limits, which role jsworker_operator has: ",
+        ),
+        (
+            *("reader", ["dead-messages", "drop", "1"]),
+            "dead-messages drop needs DELETE on jsworker.dead_messages, which role jsworker_operator has: ",
+        ),
+    ):
+        done = run(role, "producer", *arguments)
+        assert (done.code, done.out) == (1, ""), arguments
+        [said] = done.errors
+        assert said.startswith(f"{line}PostgreSQL at "), said
+
+
+async def test_the_dashboard_names_the_role_that_is_missing(run: Run, guarded_settings: MakeSettings) -> None:
+    made = await asyncio.to_thread(run, "worker", "operator", "stream", "ensure", "echo")
+    assert made.code == 0, made.err
+    async with (
+        JobClient(guarded_settings("producer", **nats_user("producer"))) as producer,
+        JobClient(guarded_settings("reader", **nats_user("producer"))) as reader,
+    ):
+        viewer = Viewer(dashboard(producer))
+        assert READS in (await viewer.see("/jobs", 502)).text
+        assert READS in (await viewer.see("/kinds/set-limits?kind=echo", 502)).text
+        await viewer.http.aclose()
+        viewer = Viewer(dashboard(reader))
+        page = await viewer.press(await viewer.see("/kinds/pause?kind=echo"), "Pause", status=502)
+        assert "pause needs UPDATE on jsworker.limits, which role jsworker_operator has: " in page.text
+        question = await viewer.see("/enqueue?kind=echo")
+        page = await viewer.press(question, "Enqueue", {"payload": "{}"}, status=502)
+        assert "this action needs more rights, which role jsworker_operator has: " in page.text
+        await viewer.http.aclose()
 
 
 @pytest.mark.usefixtures("launch")
