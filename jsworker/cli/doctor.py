@@ -17,6 +17,7 @@ from jsworker.doctor.checks import examine
 from jsworker.doctor.finding import Finding, counted
 from jsworker.doctor.gather import gather
 from jsworker.doctor.repairs import repair
+from jsworker.ownership.transitions.audit import os_user
 
 app = new_app()
 
@@ -35,7 +36,8 @@ def doctor(
     """Check settings, servers, tables and streams, and say what to do.
 
     Nothing is written without --fix, which makes or changes stream and consumers as a worker does at its
-    start, queues and publishes what is overdue, and lets workers try refused rows again at once.
+    start, queues and publishes what is overdue, and lets workers try refused rows again at once. Each
+    repair is listed by `jsworker audit`.
     Run it with the variables of a worker. Exit code 1 when there is an error; warnings alone are 0.
 
     Example: `jsworker doctor --json`
@@ -52,7 +54,7 @@ async def _findings(settings: Settings, *, fix: bool) -> list[Finding]:
     facts = await gather(settings)
     if not fix:
         return examine(facts)
-    done = await repair(facts)
+    done = await repair(facts, actor=os_user())
     return done + examine(await gather(settings))
 
 

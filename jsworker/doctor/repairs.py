@@ -18,6 +18,8 @@ from jsworker.core.names import is_kind
 from jsworker.doctor.finding import Finding, counted
 from jsworker.doctor.gather import Facts, Unknown, opened, served_kinds
 from jsworker.doctor.nats_checks import is_usable
+from jsworker.ownership.refusals import needed_right
+from jsworker.ownership.transitions.audit import AuditEntry
 from jsworker.ownership.transitions.publish import promote
 from jsworker.ownership.transitions.refused_rows import RefusedRows, try_again
 from jsworker.ownership.transitions.workers import installation_id
@@ -30,23 +32,27 @@ _CONNECT_SECONDS: Final = 5.0
 _PROMOTE_AT_ONCE: Final = 500
 
 
-async def repair(facts: Facts, *, seconds: float = math.inf) -> list[Finding]:
+async def repair(facts: Facts, *, seconds: float = math.inf, actor: str | None = None) -> list[Finding]:
     """Make the repairs that these facts require, and return what was done.
 
-    After about ``seconds`` no more jobs are queued or published, and after twice as long all is ended, for a
-    server may be silent.
+    With an ``actor``, who does it, each repair that was made gets an entry in the audit. After about
+    ``seconds`` no more jobs are queued or published, and after twice as long all is ended, for a server may
+    be silent.
     """
     done: list[Finding] = []
     try:
         async with asyncio.timeout(2 * seconds if math.isfinite(seconds) else None) as limit:
             limited = dict(REPAIRS) | {"fix.jobs": partial(_queue_and_publish, seconds=seconds)}
             for name, mend in limited.items():
+                before = len(done)
                 try:
                     async for says in mend(facts):
                         done.append(Finding(name, "ok", says))  # noqa: PERF401 -- kept also if an error follows
                 except JsworkerError as error:
                     says = f"could not be mended: {' '.join(str(error).split())}"
                     done.append(Finding(name, "error", says, "See the findings below."))
+                if actor is not None and any(each.level == "ok" for each in done[before:]):
+                    done += await _note(facts, name, actor)
     except TimeoutError:
         if not limit.expired():
             raise
@@ -57,6 +63,18 @@ async def repair(facts: Facts, *, seconds: float = math.inf) -> list[Finding]:
         says = f"it is not known whether {what} has to be mended, because {'; '.join(reasons)}"
         done.append(Finding("fix.unknown", "warning", says, "Remove the reason, then repair again."))
     return done or [Finding("fix.nothing", "ok", "there was nothing that may be mended without you")]
+
+
+async def _note(facts: Facts, name: str, actor: str) -> list[Finding]:
+    entry = AuditEntry("doctor.repair", {"checks": [name]}, actor=actor)
+    try:
+        async with opened(facts.settings) as database:
+            with needed_right("an entry", "INSERT on jsworker.audit", "jsworker_operator"):
+                await database.in_transaction(lambda transaction: entry.note(transaction, changed=1))
+    except JsworkerError as error:
+        says = f"{name} is not in the audit: {' '.join(str(error).split())}"
+        return [Finding("fix.audit", "warning", says, "Nothing: what was mended stays so.")]
+    return []
 
 
 def _asked_for(facts: Facts) -> tuple[object, ...]:

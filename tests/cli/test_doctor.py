@@ -26,6 +26,7 @@ from jsworker.core.settings import load_settings
 from jsworker.doctor.checks import CHECKS
 from jsworker.embedded import EmbeddedNats
 from jsworker.embedded.resources import find_nats_server, free_port, is_free
+from jsworker.ownership.transitions.audit import os_user
 from jsworker.ownership.upgrading import upgrade_database
 from jsworker.stream.jetstream import Stream
 from tests.ownership.rows import KIND, Sql, ago, insert_job, read_value
@@ -572,8 +573,23 @@ class TestJobs:
         mended = world.findings("--fix")
         assert the_finding(mended, "fix.jobs")["says"] == "queued 0 scheduled jobs, published 1 message"
         assert the_finding(mended, "jobs.outbox")["level"] == "ok"
+        [entry] = world.cli("audit", "--json").json
+        assert (entry["action"], entry["target"], entry["changed"], entry["actor"]) == (
+            *("doctor.repair", {"checks": ["fix.jobs"]}, 1),
+            os_user(),
+        )
         row = world.sql.execute("SELECT needs_publish, stream_seq FROM jsworker.jobs WHERE id = %s", [job_id])
         assert row.fetchone() == {"needs_publish": False, "stream_seq": 1}
+
+    def test_a_repair_that_the_audit_does_not_take_is_made_and_told(self, world: World) -> None:
+        world.start_worker(KIND)
+        late_message(world)
+        world.sql.execute(SQL("REVOKE INSERT ON jsworker.audit FROM {}").format(Identifier(world.role)))
+        mended = world.findings("--fix")
+        assert the_finding(mended, "fix.jobs")["level"] == "ok"
+        told = the_finding(mended, "fix.audit")
+        assert told["level"] == "warning"
+        assert told["says"].startswith("fix.jobs is not in the audit: an entry needs INSERT on ")
 
     def test_a_late_scheduled_job_is_queued_by_fix(self, world: World) -> None:
         world.start_worker(KIND)
