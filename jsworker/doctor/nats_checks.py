@@ -20,6 +20,7 @@ _LEAST_VERSION: Final = (2, 10, 0)
 _LOSING_VERSIONS: Final = ((2, 10, 20), (2, 10, 22))
 _FIX: Final = "Workers change it within a minute; `jsworker doctor --fix` does it now."
 _FIX_UNSERVED: Final = "`jsworker doctor --fix` changes it; no worker that would is alive."
+_MAKE_ANEW: Final = "Delete the stream, and a worker makes it anew (no job is lost with it)"
 _FIX_STREAM: Final = "First mend the stream (above)."
 _FIX_PAIRING: Final = "Leave it: it belongs to another installation (below)."
 _REFUSAL: Final = (
@@ -95,12 +96,17 @@ def stream(nats: NatsServer, facts: Facts) -> Iterator[Finding]:
     if fixed := [each for each in report.differences if not each.changeable]:
         yield error(
             f"stream {name} cannot be used: {_list(fixed)}",
-            "Delete the stream, and a worker makes it anew (no job is lost with it): "
-            f"`nats stream rm {name}`; or name another one: JSWORKER_STREAM.",
+            f"{_MAKE_ANEW}: `nats stream rm {name}`; or name another one: JSWORKER_STREAM.",
         )
     elif report.differences:
         fix = _fix(served=_served(facts) != []) if _may_be_mended(facts) else _FIX_PAIRING
         yield error(f"stream {name} is not as it must be: {_list(report.differences)}", fix)
+    elif report.denies_purge:
+        yield warning(
+            f"stream {name} has deny_purge, which cannot be taken back: messages that no consumer takes stay"
+            " for good",
+            f"{_MAKE_ANEW}: `nats stream rm {name}`.",
+        )
     elif not report.overlapping:
         messages = counted(report.messages, "message")
         yield ok(f"stream {name} is as it must be: {messages}, {report.bytes:,} bytes")

@@ -50,6 +50,8 @@ class StreamReport:
     """The stream as it is; ``overlapping`` is another one, which has subjects of its priorities.
 
     ``created``: when it was made; ``behind``: servers whose copy of the stream is away, or lacks messages.
+    ``denies_purge``: messages that no consumer takes cannot be removed from it, and the server takes no other
+    value for this.
     """
 
     installation: str | None
@@ -61,6 +63,7 @@ class StreamReport:
     overlapping: str | None = None
     behind: tuple[str, ...] = ()
     created: datetime | None = None
+    denies_purge: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,7 @@ class Inspector(JetStreamApi):
                 )
             ),
             created=info.created,
+            denies_purge=bool(info.config.deny_purge),
         )
 
     async def _other_with_lanes(self) -> str | None:

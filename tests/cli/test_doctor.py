@@ -768,6 +768,23 @@ class TestNats:
         )
         assert errors(mended) == set()
 
+    def test_a_stream_that_cannot_be_purged_is_told(self, world: World) -> None:
+        def deny_delete(config: StreamConfig) -> None:
+            config.deny_delete = True
+
+        def deny_purge(config: StreamConfig) -> None:
+            config.discard, config.deny_purge = DiscardPolicy.OLD, True
+
+        world.start_worker(KIND)
+        world.change_stream(deny_delete)  # no worker deletes a message by its number
+        assert the_finding(world.findings(), "nats.stream")["level"] == "ok"
+        world.change_stream(deny_purge)
+        assert "discard=old" in the_finding(world.findings(), "nats.stream")["says"]
+        mended = the_finding(world.findings("--fix"), "nats.stream")
+        assert mended["level"] == "warning"
+        assert mended["says"].startswith(f"stream {world.stream} has deny_purge")
+        assert mended["do"].endswith(f": `nats stream rm {world.stream}`.")
+
     def test_a_stream_that_cannot_be_used(self, world: World) -> None:
         async def make() -> None:
             client = await nats.connect(load_settings().nats_url)
