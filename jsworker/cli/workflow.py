@@ -1,6 +1,8 @@
 """``jsworker workflow``: how far workflows are, as a tree; cancel and retry them."""
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Annotated, Any, Final
 
 from rich.table import Column
@@ -8,6 +10,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from jsworker.cli.client_call import ask_client
+from jsworker.cli.interruption import on_interrupt, run_in_batches
 from jsworker.cli.options import Group, Json, JsonObject, Limit, argument, new_app, option
 from jsworker.cli.output import (
     console,
@@ -20,8 +23,12 @@ from jsworker.cli.output import (
     seconds_in_words,
     since,
 )
+from jsworker.cli.selection import connected_database
+from jsworker.client.workflows import workflow_uuid
 from jsworker.core.names import cell, headline
-from jsworker.ownership.transitions.audit import os_user
+from jsworker.ownership.refusals import operators_rights
+from jsworker.ownership.transitions.audit import AuditEntry, os_user
+from jsworker.ownership.transitions.workflow_control import CancelledWorkflow, cancelling_workflow
 
 _BAR_CELLS: Final = 20
 _COLUMNS_PER_LEVEL: Final = 12
@@ -120,13 +127,32 @@ def show(workflow: Id, *, as_json: JsonObject = False) -> None:
 def cancel(workflow: Id, *, as_json: JsonObject = False) -> None:
     """Cancel the live jobs of a workflow; running jobs are asked to stop.
 
+    Ctrl-C ends it after the present batch of jobs; workers cancel those that are left.
+
     Example: `jsworker workflow cancel 01a2074f-a6fa-739d-acb3-4f19a2de76ad`
     """
-    done = ask_client(lambda client: client.workflows.cancel(workflow, actor=os_user()))
-    if as_json:
-        print_json(done._asdict())
-    else:
-        print_line(f"cancelled {done.cancelled}, asked {done.requested} running to stop")
+    wanted = workflow_uuid(workflow)
+    entry = AuditEntry("workflow.cancel", {"workflow": str(wanted)}, actor=os_user())
+    done: CancelledWorkflow | None = None
+
+    async def cancel_it() -> None:
+        nonlocal done
+        async with connected_database() as database:
+            interrupted = on_interrupt("workers cancel the jobs that are left")
+            async with aclosing(cancelling_workflow(database, wanted, entry=entry)) as steps:
+                async for so_far in steps:
+                    done = so_far
+                    if interrupted.is_set():
+                        raise asyncio.CancelledError
+
+    try:
+        with operators_rights("workflow cancel", "workflows"):
+            run_in_batches(cancel_it())
+    finally:  # what was done is reported, whatever came after it
+        if done is not None and as_json:
+            print_json(done._asdict())
+        elif done is not None:
+            print_line(f"cancelled {done.cancelled}, asked {done.requested} running to stop")
 
 
 @app.command()

@@ -2,14 +2,18 @@
 
 import asyncio
 import os
+import signal
+from collections.abc import Iterator, Mapping
+from typing import Any
 from uuid import UUID
 
+import psycopg
 import pytest
 
 from jsworker import JobClient
-from tests.ownership.rows import Sql
+from tests.ownership.rows import Sql, read_value
 
-from .commands import Cli
+from .commands import Cli, Spawn, wait_until
 
 pytestmark = pytest.mark.usefixtures("sql")
 
@@ -107,6 +111,46 @@ def test_list_cancel_and_retry(cli: Cli, sql: Sql) -> None:
     assert cli("workflow", "retry", str(workflow)).ok().lines == ["retried 1"]
     assert cli("workflow", "cancel", str(workflow)).ok().lines == ["cancelled 7, asked 0 running to stop"]
     assert "cancelled" in cli("workflow", str(workflow)).ok().lines[0]
+
+
+HOLD = """CREATE FUNCTION jsworker.hold() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN PERFORM pg_advisory_xact_lock_shared(42); RETURN NULL; END $$"""
+HOLD_CANCELS = """CREATE TRIGGER hold AFTER UPDATE OF cancel_requested ON jsworker.jobs
+FOR EACH STATEMENT EXECUTE FUNCTION jsworker.hold()"""
+HELD = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+
+
+@pytest.fixture
+def held(sql: Sql, cli_environment: Mapping[str, str]) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+    """Keeps every cancellation from ending until this connection lets go of its lock."""
+    sql.execute(HOLD)
+    sql.execute(HOLD_CANCELS)
+    holder = psycopg.connect(cli_environment["JSWORKER_DATABASE_URL"], autocommit=True)
+    holder.execute("SELECT pg_advisory_lock(42)")
+    yield holder
+    holder.close()
+    sql.execute("DROP FUNCTION jsworker.hold() CASCADE")
+
+
+def test_ctrl_c_while_a_workflow_is_cancelled_tells_what_was_done(
+    spawn: Spawn, cli: Cli, sql: Sql, held: psycopg.Connection[tuple[Any, ...]]
+) -> None:
+    async def enqueue() -> UUID:
+        async with JobClient.from_env() as client, client.workflow("large") as flow:
+            flow.batch("count", [{}] * 1200)
+        return flow.id
+
+    workflow = asyncio.run(enqueue())
+    process = spawn("workflow", "cancel", str(workflow))
+    wait_until(lambda: read_value(sql, HELD), "a batch is being cancelled")
+    process.signal(signal.SIGINT)
+    said = process.read_errors_until("stopping")
+    assert "stopping after this batch; workers cancel the jobs that are left" in said
+    held.execute("SELECT pg_advisory_unlock(42)")
+    found = process.wait()
+    assert (found.code, found.out) == (130, "cancelled 500, asked 0 running to stop\n")
+    assert read_value(sql, "SELECT count(*) FROM jsworker.jobs WHERE status = 'cancelled'") == 500
+    assert cli("workflow", str(workflow), "--json").ok().json["status"] == "cancelling"
 
 
 def test_a_cancelled_workflow_says_what_was_done_before(cli: Cli, sql: Sql) -> None:

@@ -1,6 +1,6 @@
 """What operators may do to a workflow: cancel live jobs, retry failed ones; and members that add members."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 from uuid import UUID
@@ -130,19 +130,35 @@ async def cancel_workflow(
         TransitionRefused: there is no such workflow, or it has ended; or the rows of some jobs were refused or
             locked, and the others were cancelled; the workers' scans cancel locked ones later.
     """
+    done = CancelledWorkflow(0, 0)
+    async for so_far in cancelling_workflow(database, workflow, entry=entry):
+        done = so_far
+    return done
+
+
+async def cancelling_workflow(
+    database: Database, workflow: UUID, *, entry: AuditEntry | None = None
+) -> AsyncGenerator[CancelledWorkflow]:
+    """Cancel as ``cancel_workflow`` does, and yield what was done so far: first once the workflow is cancelled.
+
+    From then on the workers' scans cancel what this leaves.
+    """
     if not await run_noted(database, CANCEL_WORKFLOW, {"id": workflow}, entry):
         await _refuse(database, workflow, "cancelled")
-    requested, refused = 0, dict[UUID, str]()
+    cancelled, requested, refused = 0, 0, dict[UUID, str]()
+    yield CancelledWorkflow(cancelled, requested)
     async for done in _cancelled(database, workflow, partial(control.cancel, database)):
+        cancelled += len(done.cancelled)
         requested += len(done.requested)
         refused |= done.refused
+        yield CancelledWorkflow(cancelled, requested)
     [row] = await database.run(CANCELLED_SINCE, {"id": workflow}, seconds=_COUNT_SECONDS)  # also by NEEDS
     if refused:
         raise TransitionRefused(
             f"{row.jobs + requested} jobs were cancelled, {len(refused)} were not;"
             f" the first one: {next(iter(refused.values()))}"
         )
-    return CancelledWorkflow(row.jobs, requested)
+    yield CancelledWorkflow(row.jobs, requested)
 
 
 async def cancel_left(database: Database, workflow: UUID) -> None:
