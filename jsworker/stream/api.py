@@ -49,7 +49,10 @@ class NotThere(StreamUnavailable):
 
 
 class ApiRefused(StreamRefused):
-    """JetStream, or the server before it, refused a request; ``code`` is JetStream's number of the reason."""
+    """JetStream refused a request, for the reason with the number ``code``; without it, the server did.
+
+    The server refuses what the login is not permitted to do.
+    """
 
     def __init__(self, what: str, reason: str, code: int | None = None) -> None:
         self.reason = reason

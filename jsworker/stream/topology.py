@@ -26,7 +26,7 @@ from nats.js.api import (
 
 from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.core.events import Events
-from jsworker.core.priorities import HIGH, LOW
+from jsworker.core.priorities import HIGH, LOW, NORMAL
 from jsworker.core.settings import Settings
 from jsworker.stream.api import ApiRefused, ConsumerShape, JetStreamApi, NotThere, read_consumer
 from jsworker.stream.login import while_unavailable
@@ -380,8 +380,10 @@ class Topology:
             try:
                 info = await self._put_consumer(wanted)
             except ApiRefused as refused:
+                advice = "" if refused.code else f"; {_permitted_way(kind)}"
                 raise StreamRefused(
-                    f"{what} cannot be made for {wanted.filter_subject}; the server says: {refused.reason}"
+                    f"{what} cannot be made for {wanted.filter_subject};"
+                    f" the server says: {refused.reason}{advice}"
                 ) from refused
         found = consumer_differences(info.config, wanted)
         differences = [each for each in found if shortens or _does_harm(each)]
@@ -433,6 +435,12 @@ class Topology:
         for each in made:
             fields = {"what": what, "setting": each.setting, "was": each.actual, "is": each.wanted}
             self._events.emit("stream.changed", **fields)
+
+
+def _permitted_way(consumer: str) -> str:
+    kind, priority = lane_of(consumer)
+    options = "" if priority == NORMAL else "--lanes "
+    return f"run `jsworker stream ensure {options}{kind}` with a login that may make it"
 
 
 def _list(differences: Iterable[Difference]) -> str:

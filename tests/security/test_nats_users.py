@@ -183,12 +183,23 @@ async def test_who_finds_no_stream_and_may_not_make_one_says_so(open_as: OpenAs,
     assert "\n" not in str(refused.value)
 
 
-async def test_a_worker_that_finds_no_consumer_and_may_not_make_one_says_so(open_as: OpenAs) -> None:
+@pytest.mark.parametrize(
+    ("consumer", "subject", "command"),
+    [
+        ("resize", "jobs.resize", "jsworker stream ensure resize"),
+        ("resize=high", "jobs.resize.high", "jsworker stream ensure --lanes resize"),
+    ],
+)
+async def test_a_worker_that_finds_no_consumer_and_may_not_make_one_says_who_may(
+    open_as: OpenAs, consumer: str, subject: str, command: str
+) -> None:
     await (await open_as("operator")).ensure(["echo"], WAITS)
     worker = await open_as("worker")
     with pytest.raises(StreamRefused) as refused:
-        await worker.ensure(["echo", "resize"], WAITS | {"resize": 600.0})
-    assert "consumer resize of stream JOBS cannot be made for jobs.resize" in str(refused.value)
+        await worker.ensure(["echo", consumer], WAITS)
+    error = str(refused.value)
+    assert f"consumer {consumer} of stream JOBS cannot be made for {subject}" in error
+    assert error.endswith(f"; run `{command}` with a login that may make it")
 
 
 async def test_a_worker_learns_of_consumers_that_are_none_of_its_own(open_as: OpenAs) -> None:
