@@ -162,20 +162,28 @@ def test_workers_run_a_processor_that_exists(workers: Manifest) -> None:
     assert f"COPY {module}.py /app/" in (ROOT / "docs/kubernetes.md").read_text()
 
 
-def test_rollout_selects_the_migration_and_its_settings(rendered: Any) -> None:
-    selector = "--selector 'app.kubernetes.io/component in (config, migration)'"
+CONFIGS = {("ConfigMap", name) for name in ("jsworker", "jsworker-migration", "jsworker-operator")}
+
+
+@pytest.mark.parametrize(
+    ("component", "manifests"),
+    [
+        ("migration", {("Job", "jsworker-migration")}),
+        # Not the Job of the migration: its template cannot be changed, and the old version's would fail.
+        ("worker", {(kind, "jsworker") for kind in ("StatefulSet", "Service", "PodDisruptionBudget")}),
+    ],
+)
+def test_rollout_and_rollback_select_settings_and(
+    rendered: Any, component: str, manifests: set[tuple[str, str]]
+) -> None:
+    selector = f"--selector 'app.kubernetes.io/component in (config, {component})'"
     assert selector in (ROOT / "docs/kubernetes.md").read_text()
     selected = {
         key
         for key, manifest in rendered.items()
-        if manifest["metadata"]["labels"].get("app.kubernetes.io/component") in ("config", "migration")
+        if manifest["metadata"]["labels"].get("app.kubernetes.io/component") in ("config", component)
     }
-    assert selected == {
-        ("ConfigMap", "jsworker"),
-        ("ConfigMap", "jsworker-migration"),
-        ("ConfigMap", "jsworker-operator"),
-        ("Job", "jsworker-migration"),
-    }
+    assert selected == CONFIGS | manifests
 
 
 def test_network_lets_out_to_dns_and_servers_and_in_for_metrics(rendered: Any, workers: Manifest) -> None:
