@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -295,6 +296,10 @@ class Lossy(BaseModel):
         return own.get_secret_value()
 
 
+class NotedKeys(BaseModel):
+    any: dict[int | str, int]
+
+
 class TestPayloads:
     @pytest.mark.parametrize(
         ("payload", "stored"),
@@ -398,6 +403,20 @@ class TestPayloads:
         with pytest.raises(InvalidJson) as caught:
             payload_text("typed" if by_name else processor_of(Lossy), payload)
         assert str(caught.value) == f"payload holds {fault}"
+
+    @pytest.mark.parametrize(
+        "payload_type", [dict[Any, int], Mapping[int | str, int], list[Any], object, Lossy, NotedKeys]
+    )
+    def test_keys_that_are_the_same_in_json_are_refused(self, payload_type: Any) -> None:
+        keys: dict[Any, int] = {1: 2, "1": 3}
+        payload: Any = keys
+        if payload_type == list[Any]:
+            payload = [keys]
+        if payload_type in (Lossy, NotedKeys):
+            payload = payload_type(any=keys)
+        with pytest.raises(InvalidJson) as caught:
+            payload_text(processor_of(payload_type), payload)
+        assert str(caught.value) == "payload holds a key twice in one object: '1'"
 
     def test_what_only_looks_lost_is_stored(self) -> None:
         given = Lossy(any=None, more={"none": [None]}, own=SecretStr("hunter2"), text="*" * 10)

@@ -10,9 +10,10 @@ from typing import Any, Self
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel, model_serializer
 
 from jsworker.core.errors import InvalidJson
-from jsworker.core.strict_json import MAX_DEPTH, dumps, loads
+from jsworker.core.strict_json import MAX_DEPTH, adapter_of, dumps, loads, write_result
 
 unhurried = settings(deadline=None)  # the machine may be busy
 
@@ -131,8 +132,8 @@ def test_what_cannot_be_stored_is_refused(value: Any, fault: str) -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ('{"a":1,"a":2}', "holds a key twice in one object"),
-        ('[{"b":{"a":1,"a":1}}]', "holds a key twice in one object"),
+        ('{"a":1,"a":2}', "holds a key twice in one object: 'a'"),
+        ('[{"b":{"c":1,"a":1,"a":1}}]', "holds a key twice in one object: 'a'"),
         ("[NaN]", "holds NaN, which JSON does not know"),
         ("-Infinity", "holds -Infinity, which JSON does not know"),
         ("1e999", "holds inf, which is not a finite number"),
@@ -153,6 +154,48 @@ def test_bad_text_is_refused(text: str | bytes, fault: str) -> None:
     with pytest.raises(InvalidJson) as caught:
         loads(text, what="payload")
     assert str(caught.value) == f"payload {fault}"
+
+
+class Keyed(BaseModel):
+    given: dict[int | str | None, int]
+
+
+class Short(BaseModel):
+    first: int = 1
+    second: int = 2
+
+    @model_serializer(when_used="json")
+    def write(self) -> dict[str, int]:
+        return {"first": self.first}
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        ({1: 2, "1": 3}, "1"),
+        ([{"a": {None: "é", "None": 3}}], "None"),
+        (Keyed(given={1: 2, "1": 3}), "1"),
+        ({"a": Keyed(given={None: 2, "None": 3})}, "None"),
+    ],
+)
+def test_keys_that_are_the_same_in_json_are_refused(value: Any, key: str) -> None:
+    with pytest.raises(InvalidJson) as caught:
+        write_result(value, adapter_of(Any))
+    assert str(caught.value) == f"result holds a key twice in one object: '{key}'"
+    with pytest.raises(InvalidJson, match="a key twice"):
+        write_result(value, adapter_of(type(value)))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({1: 2, "2": "é"}, '{"1":2,"2":"é"}'),
+        (Keyed(given={1: 2, "2": 3, None: 4}), '{"given":{"1":2,"2":3,"None":4}}'),
+        ([Short()], '[{"first":1}]'),
+    ],
+)
+def test_other_keys_are_written_as_text(value: Any, text: str) -> None:
+    assert write_result(value, adapter_of(Any)) == text
 
 
 def test_depth_ends_at_the_limit() -> None:

@@ -289,6 +289,8 @@ def write_payload(processor: type[JobProcessor[Any]], payload: Any) -> str:
     # Field names and no computed fields, so that read_payload accepts it again.
     form = strict_json.json_form(found, adapter, "payload", round_trip=True)
     text = strict_json.dumps(form, what="payload")
+    if _may_have_keys(processor):
+        strict_json.refuse_equal_keys(found, text, adapter, "payload", round_trip=True)
     if ("null" in text and _may_be_any(processor)) or strict_json.ASTERISKS in text:
         strict_json.refuse_lost(found, form, adapter, "payload", round_trip=True)
     return text
@@ -304,6 +306,15 @@ def _is_dict(processor: type[JobProcessor[Any]]) -> bool:
 def _may_be_any(processor: type[JobProcessor[Any]]) -> bool:
     """Return whether a part of the payload may be of any type: pydantic writes NaN there as null."""
     return re.search("'any'|'allow'|'function-", repr(payload_type(processor).core_schema)) is not None
+
+
+@cache
+def _may_have_keys(processor: type[JobProcessor[Any]]) -> bool:
+    """Return whether a part of the payload may be a dict, whose keys need not be text."""
+    return (
+        re.search("'dict'|'any'|'allow'|'function-|'is-", repr(payload_type(processor).core_schema))
+        is not None
+    )
 
 
 def read_result(processor: type[JobProcessor[Any]], value: Any) -> Any:

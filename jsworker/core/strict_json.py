@@ -7,6 +7,7 @@ import inspect
 import json
 import math
 import typing
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -68,9 +69,25 @@ def write(
     """Return a value as pydantic writes it, as JSON text; ``secrets`` and errors as for ``refuse_lost``."""
     form = json_form(value, adapter, what, round_trip=round_trip)
     text = dumps(form, what=what)
+    refuse_equal_keys(value, text, adapter, what, round_trip=round_trip)
     if "null" in text or ASTERISKS in text:
         refuse_lost(value, form, adapter, what, round_trip=round_trip, secrets=secrets)
     return text
+
+
+def refuse_equal_keys(
+    value: Any, text: str, adapter: TypeAdapter[Any], what: str, *, round_trip: bool = False
+) -> None:
+    """Raise InvalidJson if two keys of a dict are the same in JSON, for example 1 and "1".
+
+    ``text`` has the last of them only. What pydantic writes as text itself has both.
+    """
+    try:
+        written = adapter.dump_json(value, round_trip=round_trip, warnings=False)
+    except (ValueError, RecursionError):
+        return
+    if len(written) != (len(text) if text.isascii() else len(text.encode())):
+        loads(written, what=what)
 
 
 def refuse_lost(
@@ -179,7 +196,8 @@ def loads(text: str | bytes, *, what: str = "value") -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise InvalidJson("holds a key twice in one object")
+        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise InvalidJson(f"holds a key twice in one object: {shown(key)}")
     return found
 
 
