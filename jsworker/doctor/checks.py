@@ -126,6 +126,12 @@ def examine(facts: Facts) -> list[Finding]:
     return [found for name, judge in CHECKS.items() for found in found_by(name, judge, facts)]
 
 
+def _what_holds(judge: Judge) -> str:
+    says = (judge.__doc__ or judge.__name__).strip(" .\n")
+    is_name = any(map(str.isupper, says.partition(" ")[0][1:]))  # VACUUM, PostgreSQL
+    return says if is_name else says[0].lower() + says[1:]
+
+
 def _cure(name: str, because: str) -> str:
     by_words = _CURES_BY_WORDS[name]
     fitting = (cure for words, cure in by_words if any(word.lower() in because.lower() for word in words))
@@ -138,8 +144,7 @@ def found_by(name: str, judge: Judge, facts: Facts) -> Iterator[Finding]:
     given: list[Any] = [facts if need == "facts" else getattr(facts, need) for need in needs]
     unknown = next((each for each in given if isinstance(each, Unknown)), None)
     if unknown is None:
-        holds = (judge.__doc__ or judge.__name__).strip(" .\n")
-        found = list(judge(*given)) or [ok(holds[0].lower() + holds[1:])]
+        found = list(judge(*given)) or [ok(_what_holds(judge))]
     elif name in _CURES:
         found = [error(unknown.because, _cure(name, unknown.because))]
     else:

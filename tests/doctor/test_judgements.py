@@ -371,6 +371,17 @@ def test_a_check_that_finds_nothing_says_what_holds() -> None:
     assert found == ("postgresql.durability", "ok", says, None)
 
 
+@pytest.mark.parametrize("name", CHECKS)
+def test_what_holds_begins_in_lower_case_unless_with_a_name(name: str) -> None:
+    def finds_nothing() -> list[Finding]:
+        return []
+
+    finds_nothing.__doc__ = CHECKS[name].__doc__
+    found = only(checks.found_by(name, finds_nothing, Facts(settings=a_settings(), place="h/d")))
+    first = found.says.split()[0]
+    assert first in {"VACUUM", "PostgreSQL", "NATS"} or first == first.lower()
+
+
 def test_names_of_checks_are_dotted() -> None:
     assert all(name.count(".") == 1 for name in CHECKS)
 
