@@ -83,6 +83,9 @@ def test_sdist_holds_the_sources_and_the_tests(sdist: dict[str, bytes]) -> None:
         "CHANGELOG.md",
         "LICENSE",
         "Makefile",
+        LOCK.name,
+        OLDEST_LOCK.name,
+        ".dockerignore",
         "PKG-INFO",
     }
     assert sources <= set(sdist)
