@@ -208,3 +208,11 @@ def test_an_unknown_keyword_is_refused_with_the_nearest(attributes: dict[str, An
 def test_a_kind_is_checked() -> None:
     with pytest.raises(InvalidName, match=r"^kind 'Count Words' must match"):
         job(kind="Count Words")(count_words.function)
+
+
+def test_a_name_that_is_no_kind_is_refused_with_what_to_do() -> None:
+    nameless: Any = lambda payload: payload  # noqa: E731 -- its name is no kind
+    told = r"^@job: <lambda> is no name of a kind: give one, as in @job\(kind='resize-image'\)$"
+    with pytest.raises(InvalidName, match=told):
+        job(nameless)
+    assert job(kind="count")(nameless).kind == "count"

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_
 
 from typing_extensions import TypedDict, Unpack
 
+from jsworker.core.errors import InvalidName
 from jsworker.core.job import Job
 from jsworker.core.limits import Limit, Rate
-from jsworker.core.names import printable
+from jsworker.core.names import is_kind, printable
 from jsworker.core.priorities import Priority
 from jsworker.core.processor import (
     Backoff,
@@ -200,8 +201,13 @@ def _processor_of(function: Any, attributes: dict[str, Any]) -> type[JobProcesso
     is_async = any(inspect.iscoroutinefunction(each) for each in (function, inspect.unwrap(function)))
     process = _process(function, takes_job=takes_job, is_async=is_async)
     process.__annotations__ = {"return": hints["return"]} if "return" in hints else {}
+    kind = function.__name__.strip("_").replace("_", "-").lower()
+    if "kind" not in attributes and not is_kind(kind):
+        raise InvalidName(
+            f"@job: {function.__name__} is no name of a kind: give one, as in @job(kind='resize-image')"
+        )
     written = {
-        "kind": function.__name__.strip("_").replace("_", "-").lower(),
+        "kind": kind,
         **attributes,
         "__module__": function.__module__,
         "__qualname__": function.__qualname__,

@@ -67,8 +67,6 @@ def _search(
     """Return the processors of a target, and the abstract classes that its module defines."""
     if _MODULE.fullmatch(target) is None:
         return [load_processor(target)], []
-    if target.endswith(".py") and Path(target).is_file():
-        raise InvalidTarget(f"target {target} is a file: write the module, {target.removesuffix('.py')}")
     module = _import(target, target)
     found: dict[type[JobProcessor[Any]], JobProcessor[Any] | type[JobProcessor[Any]]] = {}
     abstract: dict[type[JobProcessor[Any]], None] = {}
@@ -185,6 +183,9 @@ def _call(target: str, factory: Any) -> Any:
 
 
 def _import(target: str, name: str) -> ModuleType:
+    if name.endswith(".py") and Path(name).is_file():
+        module = name.removesuffix(".py")
+        raise InvalidTarget(f"target {target}: write the module, {module}, not the file {name}")
     here = str(working_directory())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -193,8 +194,12 @@ def _import(target: str, name: str) -> ModuleType:
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            parent, _, attribute = error.name.rpartition(".")
+            advice = ""
+            if name == target and parent in sys.modules and attribute in vars(sys.modules[parent]):
+                advice = f"; write {parent}:{name.removeprefix(f'{parent}.')}"
             raise InvalidTarget(
-                f"target {target}: there is no module {error.name} in {here} or on the Python path"
+                f"target {target}: there is no module {error.name} in {here} or on the Python path{advice}"
             ) from error
         fault: BaseException = error
     except (Exception, SystemExit) as error:  # noqa: BLE001 -- the user's code; raised below as another

@@ -91,16 +91,19 @@ REFUSALS = {
     "empty": "target empty: module empty defines no JobProcessor",
     "misspelled": "JobProcessor that can run: misspelled:SendMail is abstract, it must define process; ",
     "nowhere": "target nowhere: there is no module nowhere in ",
-    "empty.py": "target empty.py is a file: write the module, empty",
+    "empty.py": "target empty.py: write the module, empty, not the file empty.py",
+    "empty.py:SendMail": "target empty.py:SendMail: write the module, empty, not the file empty.py",
+    "elsewhere.Hidden": "no module elsewhere.Hidden in {here} or on the Python path; write elsewhere:Hidden",
+    "shop.orders.Order.Inner": "Order in {here} or on the Python path; write shop.orders:Order.Inner",
     "broken": "target broken: module broken.half cannot be imported: SyntaxError: ",
 }
 
 
 @pytest.mark.parametrize("target", REFUSALS)
-def test_what_has_none_is_refused(target: str) -> None:
+def test_what_has_none_is_refused(target: str, here: Path) -> None:
     with pytest.raises(InvalidTarget) as refusal:
         load_processors(target)
-    assert REFUSALS[target] in str(refusal.value)
+    assert REFUSALS[target].format(here=here) in str(refusal.value)
 
 
 def test_a_worker_is_refused_in_one_line(cli: Cli) -> None:
