@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 
 from jsworker import JobClient, Settings
+from jsworker.doctor.checks import CHECKS
 from jsworker.testing import assert_enqueued, work_until_empty
 from tests.docs.conftest import Project
 from tests.docs.pages import DOCS, FOLDERS, commands_of, files_of
@@ -199,6 +200,15 @@ async def test_the_application_of_the_tutorial(project: Project, jsworker_settin
         await work_until_empty([receipts.WriteReceipt])
         shown = (await http.get(f"/orders/{placed['order']}")).json()
     assert shown == {"item": "tea", "receipt": "tea: 2.50"}
+
+
+def test_the_tutorial_shows_every_check_of_doctor() -> None:
+    _, _, printed = (
+        (DOCS / "tutorial" / "3-watch.md").read_text().partition("$ jsworker dev -- jsworker doctor\n")
+    )
+    areas = re.findall(r"(?m)^(\w+)\n((?:  .*\n)+)", printed.partition("```")[0])
+    levels = re.compile(r"(?m)^  (?:ok|info|warning) +(\w+) ")
+    assert [f"{area.lower()}.{name}" for area, lines in areas for name in levels.findall(lines)] == [*CHECKS]
 
 
 def test_the_overlay_of_the_tutorial_changes_what_there_is() -> None:
