@@ -36,13 +36,14 @@ class _Server(uvicorn.Server):
 def listen(host: str, port: int | None) -> socket.socket:
     """Return a listening socket; without ``port`` on 8100, or on a free port if that is taken.
 
-    Raises PortTaken.
+    ``::`` takes IPv4, too. Raises PortTaken.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == "::" and socket.has_dualstack_ipv6()
     tries = (PORT, 0) if port is None else (port,)
     for number in tries:
         try:
-            return socket.create_server((host, number), family=family, backlog=_BACKLOG)
+            return socket.create_server((host, number), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
         except OSError as error:
             if number == tries[-1] or port is not None:
                 why = os.strerror(error.errno) if error.errno is not None else error

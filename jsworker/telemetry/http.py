@@ -5,9 +5,10 @@ One request a connection, no bodies, a deadline for each connection, and a limit
 
 import asyncio
 import os
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import h11
 import structlog
@@ -47,9 +48,13 @@ class HttpServer:
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def open(self, host: str, port: int) -> int:
-        """Listen, and return the port; port 0 stands for any free one."""
+        """Listen, and return the port; port 0 stands for any free one, ``::`` for IPv4 and IPv6."""
         try:
-            self._server = await asyncio.start_server(self._accept, host, port, limit=_HEAD_BYTES)
+            where: dict[str, Any] = {"host": host, "port": port}
+            if host == "::" and socket.has_dualstack_ipv6():  # asyncio would take no IPv4
+                both = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
+                where = {"sock": both}
+            self._server = await asyncio.start_server(self._accept, limit=_HEAD_BYTES, **where)
         except (OSError, UnicodeError) as error:
             number = getattr(error, "errno", None)
             # asyncio's own text for a port that is taken names the address once more.

@@ -113,9 +113,12 @@ def test_a_login_is_made_of_a_password_from_stdin_and_asked_for_on_every_address
     made = cli("dashboard", "--new-login", "ann", "--rights", "retry,payloads")
     assert (made.code, made.errors) == (0, ["the password of 'ann' is read from stdin, one line"])
     (tmp_path / "logins").write_text(made.out)
-    process = spawn("dashboard", "--host", "0.0.0.0", "--port", "0", "--logins", "logins")  # noqa: S104
+    has_ipv6 = socket.has_dualstack_ipv6()
+    every = "::" if has_ipv6 else "0.0.0.0"  # noqa: S104 -- with logins
+    process = spawn("dashboard", "--host", every, "--port", "0", "--logins", "logins")
     address = address_of(process)
-    assert httpx.get(address).status_code == 401
+    for each in (address, address.replace("127.0.0.1", "[::1]" if has_ipv6 else "127.0.0.1")):
+        assert httpx.get(each).status_code == 401
     assert httpx.get(address, auth=("ann", "wrong")).status_code == 401
     assert httpx.get(address, auth=("ann", "right")).status_code == 200
     (tmp_path / "logins").write_text("# nobody\nann\n")

@@ -24,9 +24,9 @@ async def port() -> AsyncIterator[int]:
     await server.close()
 
 
-async def say(port: int, request: bytes) -> str:
+async def say(port: int, request: bytes, *, host: str = HOST) -> str:
     """Send bytes and return everything that comes back until the server closes."""
-    reader, writer = await asyncio.open_connection(HOST, port)
+    reader, writer = await asyncio.open_connection(host, port)
     try:
         writer.write(request)
         async with asyncio.timeout(10):
@@ -46,6 +46,19 @@ async def test_a_path_answers_and_the_connection_ends(port: int) -> None:
     assert body == "accepts text/plain\n"
     assert "connection: close" in head.lower()
     assert "cache-control: no-store" in head.lower()
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+async def test_every_address_of_ipv6_is_every_address_of_ipv4_too() -> None:
+    server = HttpServer({"/well": lambda _: Response(200, b"")})
+    port = await server.open("::", 0)
+    for host in ("127.0.0.1", "::1"):
+        assert (await say(port, get("/well"), host=host)).startswith("HTTP/1.1 200 ")
+    with pytest.raises(
+        PortUnavailable, match="on JSWORKER_HTTP_HOST=:: cannot be listened to: Address already in use"
+    ):
+        await HttpServer({}).open("::", port)
+    await server.close()
 
 
 async def test_a_query_is_not_part_of_the_path(port: int) -> None:

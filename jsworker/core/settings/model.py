@@ -278,7 +278,9 @@ class Settings(BaseSettings):
     container: Annotated[Word | None, BeforeValidator(_unset)] = Field(
         None, description="name of this container in its pod; each container of a pod needs its own"
     )
-    http_host: Word = Field("127.0.0.1", description="address on which health and metrics are served")
+    http_host: Word = Field(
+        "127.0.0.1", description="address on which health and metrics are served; `::`: IPv6 and IPv4"
+    )
     http_port: Annotated[
         Annotated[int, _between(0, 65_535)] | None, BeforeValidator(_none), BeforeValidator(_no_service_link)
     ] = Field(None, description="port of health and metrics; 0: any free one; none: not served")
