@@ -90,7 +90,7 @@ def _checked(
     """
     settings = load_settings()
     contents = Contents.of(settings)  # payloads are longer if they are encrypted
-    said = JobOptions.of(settings.max_payload_bytes, options, contents)  # type: ignore[arg-type] # each by its name
+    job_options = JobOptions.of(settings.max_payload_bytes, options, contents)  # type: ignore[arg-type] # each by its name
     lines = wrong = 0
     with progress_bar("checked", total) as advance:
         for number, text in _texts(file):
@@ -98,7 +98,7 @@ def _checked(
                 raise WrongUsage(f"{name}:{number}: longer than {_LONGEST_LINE} bytes")
             try:
                 line = _line(text, key_field)
-                new_jobs(kind, [line.payload], [line.key], said)
+                new_jobs(kind, [line.payload], [line.key], job_options)
             except ValueError as error:  # of a line that cannot be enqueued
                 wrong += 1
                 if wrong <= _MOST_SHOWN:

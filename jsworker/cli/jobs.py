@@ -231,7 +231,7 @@ def _detail(job: Mapping[str, Any], services: _Services) -> Iterator[str]:
             yield _returned(job) or headline(job["last_error"])
             yield _expiry(job)
         case "queued":
-            yield _hindered(services[job["kind"]])
+            yield _why_not_taken(services[job["kind"]])
             yield _returned(job) or _expiry(job)
         case "cancelled":
             yield cell(job["failure_reason"])
@@ -370,7 +370,7 @@ def _step(step: Mapping[str, Any]) -> list[str]:
 def _summary(found: Mapping[str, Any], service: Service | None) -> Iterator[tuple[str, Text]]:
     """Yield the facts of a job that matter first: kind, status and why, worker, error, counters, contents."""
     yield "job", Text(f"{cell(found['kind'])} {found['id']}")
-    yield "status", Text(f"{found['status']}: {_standing(found, service)}", _COLOURS[found["status"]])
+    yield "status", Text(f"{found['status']}: {_status_line(found, service)}", _COLOURS[found["status"]])
     if found["status"] == "processing":
         heard = since(found["last_activity_at"])
         yield "worker", Text(f"{cell(found['worker_id'])}, last heartbeat {heard} ago")
@@ -408,16 +408,16 @@ def _every_column(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
             yield name, Text(_in_words(value), _COLOURS[value] if name == "status" else "")
 
 
-def _standing(found: Mapping[str, Any], service: Service | None) -> str:
+def _status_line(found: Mapping[str, Any], service: Service | None) -> str:
     match found["status"]:
         case "scheduled":
             return _when(found)
         case "queued":
-            hindered = "" if service is None else _hindered(service, found["kind"])
-            waits = "waits" if hindered else "waits for a free worker"
+            not_taken = "" if service is None else _why_not_taken(service, found["kind"])
+            waits = "waits" if not_taken else "waits for a free worker"
             waits = "its message waits to be published" if found["needs_publish"] else waits
             waits = f"{waits} since {since(found['queued_at'])}"
-            return "; ".join(filter(None, (waits, hindered, _returned(found), _expiry(found))))
+            return "; ".join(filter(None, (waits, not_taken, _returned(found), _expiry(found))))
         case "processing":
             asked = ", asked to stop" if found["cancel_requested"] else ""
             return f"runs since {since(found['claimed_at'])}{asked}"
@@ -432,7 +432,7 @@ def _standing(found: Mapping[str, Any], service: Service | None) -> str:
             return f"{CANCELLATIONS.get(why, 'on request')}{again}"
 
 
-def _hindered(service: Service, kind: str | None = None) -> str:
+def _why_not_taken(service: Service, kind: str | None = None) -> str:
     """Return why no worker takes jobs of a kind, even if slots are free; empty if there is no such reason.
 
     Args:

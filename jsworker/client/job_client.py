@@ -325,8 +325,8 @@ class JobClient:
                 creates no other job while the job lives, with ``unique_for`` none within that time.
             RuntimeError: the client is not open, or closed; every other call raises this, too.
         """
-        said = JobOptions.of(self._settings.max_payload_bytes, options, self._contents)
-        [job] = new_jobs(kind, [payload], [unique_key], said)
+        job_options = JobOptions.of(self._settings.max_payload_bytes, options, self._contents)
+        [job] = new_jobs(kind, [payload], [unique_key], job_options)
         name = kind_name(kind)
         with tracing.creating(self._subject_of(name, job.priority), job_id=job.id) as context:
             self._opened()
@@ -385,12 +385,12 @@ class JobClient:
         given = one_for_each("payloads", payloads)
         keys = keys_of(given, unique_keys)
         name = kind_name(kind)
-        said = JobOptions.of(self._settings.max_payload_bytes, options, self._contents)
-        subject = self._subject_of(name, priority_of(kind, said.priority))
+        job_options = JobOptions.of(self._settings.max_payload_bytes, options, self._contents)
+        subject = self._subject_of(name, priority_of(kind, job_options.priority))
         enqueued: list[JobHandle] = []
         with fewer_collections(), tracing.creating(subject, jobs=len(given)) as context:
             jobs: list[NewJob] = []
-            for chunk in chunks_of_new_jobs(kind, given, keys, said, context):
+            for chunk in chunks_of_new_jobs(kind, given, keys, job_options, context):
                 jobs += chunk
                 if len(jobs) < len(given):
                     await asyncio.sleep(0)

@@ -144,9 +144,9 @@ _HEALTH: Final = "/healthz"
 
 It tells only that the process answers; no server is asked.
 """
-_SAID: Final = "jsworker-said"
-_SAID_SECONDS: Final = 30
-_LONGEST_SAID: Final = 500
+_REPORT: Final = "jsworker-said"
+_REPORT_SECONDS: Final = 30
+_LONGEST_REPORT: Final = 500
 _MOST_FORM_BYTES: Final = 4 * 1024 * 1024
 _MOST_FIELDS: Final = 5_000
 _MOST_QUERY_BYTES: Final = 8 * 1024
@@ -257,8 +257,8 @@ def _page(
     response = HTMLResponse(visit.site.render(template, visit, values), status)
     if tokens is not None:
         tokens.remember(response)
-    if visit.said:
-        response.delete_cookie(_SAID, path="/", httponly=True, samesite="strict")
+    if visit.report:
+        response.delete_cookie(_REPORT, path="/", httponly=True, samesite="strict")
     return response
 
 
@@ -349,8 +349,8 @@ def _question(visit: Visit, tokens: CsrfTokens, question: Question) -> Response:
 
 def _redirect(done: Done) -> Response:
     response = RedirectResponse(done.to, 303)
-    says = quote(done.says[:_LONGEST_SAID])
-    response.set_cookie(_SAID, says, path="/", max_age=_SAID_SECONDS, httponly=True, samesite="strict")
+    says = quote(done.says[:_LONGEST_REPORT])
+    response.set_cookie(_REPORT, says, path="/", max_age=_REPORT_SECONDS, httponly=True, samesite="strict")
     return response
 
 
@@ -365,7 +365,7 @@ def _visit(request: Request, name: str) -> tuple[Visit, CsrfTokens]:
         access=access,
         root=request.scope[_ROOT],
         csrf=tokens.token(access),
-        said=unquote(request.cookies.get(_SAID, ""))[:_LONGEST_SAID],
+        report=unquote(request.cookies.get(_REPORT, ""))[:_LONGEST_REPORT],
     )
     return visit, tokens
 

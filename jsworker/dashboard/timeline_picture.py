@@ -122,7 +122,7 @@ def timeline_picture(story: Story) -> Markup:
     parts = [_background(story, scale, lanes, height), *_names(lanes)]
     parts += [_wait(wait, scale) for wait in story.waits]
     parts += list(_handovers(story, scale, lanes))
-    parts += [_ghost(mark, story, scale, lanes) for mark in story.marks if mark.name == "rejected"]
+    parts += [_refused_write(mark, story, scale, lanes) for mark in story.marks if mark.name == "rejected"]
     parts += [_run(run, scale, lanes[run.worker]) for run in story.runs]
     parts += list(_all_marks(story, scale, lanes))
     svg = Markup(
@@ -293,7 +293,7 @@ def _handovers(story: Story, scale: _Scale, lanes: dict[str, _Lane]) -> Iterator
         ).format(look, x1, y1, x1 + bend, y1, x2 - bend, y2, x2, y2)
 
 
-def _ghost(mark: StoryMark, story: Story, scale: _Scale, lanes: dict[str, _Lane]) -> Markup:
+def _refused_write(mark: StoryMark, story: Story, scale: _Scale, lanes: dict[str, _Lane]) -> Markup:
     """Return the line from the end of a run to a late write of its worker, which was refused."""
     ends = [run.end for run in story.runs if run.token == mark.token]
     if not ends or mark.worker is None or ends[0] >= mark.at:

@@ -183,7 +183,7 @@ class Visit:
         access: what the viewer may do.
         root: the path under which the dashboard is mounted.
         csrf: the token for the viewer's forms; empty in a live part.
-        said: what an action has just reported to the viewer.
+        report: what an action has just reported to the viewer.
     """
 
     site: Site
@@ -193,7 +193,7 @@ class Visit:
     access: Access
     root: str
     csrf: str = ""
-    said: str = ""
+    report: str = ""
 
     def get(self, name: str) -> str | None:
         """Return a value of the query; None: there is none, or an empty one."""
@@ -240,7 +240,7 @@ class Visit:
 
     def for_all(self) -> "Visit":
         """Return this visit without the viewer's token and report."""
-        return replace(self, csrf="", said="")
+        return replace(self, csrf="", report="")
 
     def what(self) -> Hashable:
         """Return a key that is equal for all visits that see the same."""

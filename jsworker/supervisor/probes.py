@@ -107,8 +107,8 @@ def _complaints_of(place: PlaceView) -> Iterator[str]:
     elif place.report_seconds > FRESH_SECONDS and not place.quiet:
         yield blocked or f"no report for {place.report_seconds:.0f} s"
     else:
-        if readiness.misfit is not None:
-            yield f"migration: {readiness.misfit}"
+        if readiness.schema_mismatch is not None:
+            yield f"migration: {readiness.schema_mismatch}"
         if readiness.refusal is not None:
             yield f"postgresql refuses a statement: {readiness.refusal}; jsworker doctor names the cause"
         elif not readiness.postgresql:
@@ -117,9 +117,9 @@ def _complaints_of(place: PlaceView) -> Iterator[str]:
             yield f"postgresql: {why}; {_ON_OPEN_CONNECTIONS if readiness.answered else stopped}"
         if not readiness.nats:
             yield "nats: no connection; jobs are claimed from the table"
-        elif not readiness.pulling and not readiness.ailing:
+        elif not readiness.pulling and not readiness.problems:
             yield "not pulling"
-        yield from readiness.ailing
+        yield from readiness.problems
 
 
 def families(view: FleetView) -> list[Metric]:

@@ -23,8 +23,8 @@ class Readiness:
         postgresql: whether PostgreSQL answers and accepts every statement.
         migration: revision of the database's schema when it was last read; None: there is no schema.
         pulling: whether the worker asks for messages of every kind.
-        ailing: what else does not work, in a few words.
-        misfit: why the schema does not fit this version, and what to do; None: it fits.
+        problems: what else does not work, in a few words.
+        schema_mismatch: why the schema does not fit this version, and what to do; None: it fits.
         publishing: whether JetStream stores messages, as far as is known.
         drained: whether an operator has drained the worker: it claims nothing, all else works.
         refusal: why PostgreSQL refuses a statement; None: it refuses none, or does not answer.
@@ -37,8 +37,8 @@ class Readiness:
     migration: str | None
     pulling: bool
     draining: bool
-    ailing: Sequence[str]
-    misfit: str | None = None
+    problems: Sequence[str]
+    schema_mismatch: str | None = None
     publishing: bool = True
     drained: bool = False
     refusal: str | None = None

@@ -260,8 +260,8 @@ class Components:
             migration=context.database.revision,
             pulling=is_pulling and not draining,
             draining=draining,
-            ailing=self._ailing(not_pulled),
-            misfit=self.database_watch.misfit,
+            problems=self._problems(not_pulled),
+            schema_mismatch=self.database_watch.schema_mismatch,
             publishing=not context.publishing.refused,
             drained=self.pipeline.slots.is_drained,
             refusal=context.health.refusal,
@@ -280,15 +280,15 @@ class Components:
             isolated=self.pipeline.isolated_runner.status(),
         )
 
-    def _ailing(self, not_pulled: Sequence[str]) -> list[str]:
+    def _problems(self, not_pulled: Sequence[str]) -> list[str]:
         runs = [*self._context.in_flight.runs.values(), *self._context.in_flight.given_up]
         ignoring = [f"job {run.id}" for run in runs if run.ignores_stop]
-        ailing = [*_named("not pulled", not_pulled), *_named("told to stop and still running", ignoring)]
+        problems = [*_named("not pulled", not_pulled), *_named("told to stop and still running", ignoring)]
         if seconds := self.watchdog.blocked_seconds:
-            ailing.append(f"its event loop has not come round for {seconds:.0f} s")
+            problems.append(f"its event loop has not come round for {seconds:.0f} s")
         if self._context.files.are_exhausted:
-            ailing.append(watches.FILES_EXHAUSTED)
-        return ailing
+            problems.append(watches.FILES_EXHAUSTED)
+        return problems
 
     # --- The end. If a component fails, the others end all the same. ---
 

@@ -134,7 +134,9 @@ def _documentation() -> Iterator[tuple[str, str]]:
     """Yield what each metric says of itself, of a worker and a supervisor with nothing to tell."""
     registry = CollectorRegistry()
     Metrics(registry)
-    readiness = Readiness(postgresql=True, nats=True, migration=None, pulling=True, draining=False, ailing=())
+    readiness = Readiness(
+        postgresql=True, nats=True, migration=None, pulling=True, draining=False, problems=()
+    )
     status = WorkerStatus(readiness, {}, 0, 0, {}, {}, IsolatedProcesses())
     yield from ((family.name, family.documentation) for family in registry.collect())
     for family in (

@@ -24,7 +24,7 @@ from jsworker.telemetry.worker_status import Readiness
 from jsworker.worker.supervision import DeadOwner
 from tests.support.polling import eventually
 
-WELL = Readiness(postgresql=True, nats=True, migration="0001", pulling=True, draining=False, ailing=["a"])
+WELL = Readiness(postgresql=True, nats=True, migration="0001", pulling=True, draining=False, problems=["a"])
 TO_PARENT: list[FromChild] = [
     Tick(),
     Report(readiness=WELL, figures="figures"),

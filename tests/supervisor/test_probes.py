@@ -12,7 +12,7 @@ from jsworker.telemetry.figures import packed
 from jsworker.telemetry.http import Response, Route
 from jsworker.telemetry.worker_status import Readiness
 
-WELL = Readiness(postgresql=True, nats=True, migration="0001", pulling=True, draining=False, ailing=())
+WELL = Readiness(postgresql=True, nats=True, migration="0001", pulling=True, draining=False, problems=())
 WORKING = PlaceView(
     number=1,
     was_ready=True,
@@ -31,7 +31,7 @@ def view(*places: PlaceView, stopping: bool = False) -> FleetView:
     return FleetView(numbered, stopping, {"killed": 3}, 100.0)
 
 
-def ailing(**changes: object) -> PlaceView:
+def degraded(**changes: object) -> PlaceView:
     return replace(WORKING, readiness=replace(WELL, **changes))  # type: ignore[arg-type]  # any of its fields
 
 
@@ -65,21 +65,21 @@ def test_one_child_that_works_makes_ready_and_the_other_is_named() -> None:
 @pytest.mark.parametrize(
     ("place", "says"),
     [
-        (ailing(postgresql=False), "postgresql: no answer; nothing is pulled"),
+        (degraded(postgresql=False), "postgresql: no answer; nothing is pulled"),
         (
-            ailing(postgresql=False, silence="PostgreSQL at db:5432/app is read-only (SQLSTATE 25006)"),
+            degraded(postgresql=False, silence="PostgreSQL at db:5432/app is read-only (SQLSTATE 25006)"),
             "postgresql: PostgreSQL at db:5432/app is read-only (SQLSTATE 25006); nothing is pulled",
         ),
         (
-            ailing(postgresql=False, silence="PostgreSQL at db:5432/app is not available", answered=True),
+            degraded(postgresql=False, silence="PostgreSQL at db:5432/app is not available", answered=True),
             "postgresql: PostgreSQL at db:5432/app is not available; jobs go on over the connections",
         ),
         (
-            ailing(postgresql=False, refusal="permission denied for table jobs (SQLSTATE 42501)"),
+            degraded(postgresql=False, refusal="permission denied for table jobs (SQLSTATE 42501)"),
             "postgresql refuses a statement: permission denied for table jobs (SQLSTATE 42501); jsworker",
         ),
-        (ailing(nats=False, pulling=False), "nats: no connection; jobs are claimed from the table"),
-        (ailing(pulling=False, ailing=("consumer nap is not pulled",)), "consumer nap is not pulled"),
+        (degraded(nats=False, pulling=False), "nats: no connection; jobs are claimed from the table"),
+        (degraded(pulling=False, problems=("consumer nap is not pulled",)), "consumer nap is not pulled"),
         (replace(WORKING, report_seconds=60.0, silent_seconds=60.0), "has not come round for 60 s"),
         (replace(WORKING, report_seconds=60.0), "no report for 60 s"),
         (replace(WORKING, report_seconds=None, readiness=None), "no report yet"),
@@ -97,14 +97,14 @@ def test_degraded_modes_are_named(place: PlaceView, says: str) -> None:
 
 
 def test_a_child_that_cannot_publish_stays_ready_and_says_so() -> None:
-    answer = readyz(view(ailing(publishing=False)))
+    answer = readyz(view(degraded(publishing=False)))
     assert answer.status == 200
     says = "ok\nprocess 1: publishing: JetStream stores no messages; jobs are claimed from the table\n"
     assert answer.body.decode() == says
 
 
 def test_a_drained_child_stays_ready_and_says_so() -> None:
-    answer = readyz(view(ailing(drained=True)))
+    answer = readyz(view(degraded(drained=True)))
     assert (answer.status, answer.body.decode()) == (200, "ok\nprocess 1: drained by an operator\n")
 
 

@@ -329,6 +329,6 @@ async def test_a_worker_that_may_not_ask_for_messages_says_so(
         assert not status.readiness.pulling
         subject = f"$js.api.consumer.msg.next.{settings.stream.lower()}.{LOAD}"
         denial = f'permissions violation for publish to "{subject}"'
-        assert status.readiness.ailing == [f"not pulled: {LOAD} ({denial})"]
+        assert status.readiness.problems == [f"not pulled: {LOAD} ({denial})"]
 
     await eventually(named)

@@ -72,11 +72,11 @@ def the_run(running: Running) -> Run:
     return run
 
 
-def ailing(running: Running) -> str:
+def problems_of(running: Running) -> str:
     """Return what the worker tells about itself where it is asked whether it is ready."""
     status = running.worker.status()
     assert status is not None
-    return " ".join(status.readiness.ailing)
+    return " ".join(status.readiness.problems)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ async def test_its_process_is_ended_where_somebody_can_end_it(
         assert f"job {job.id} went on although it was told to stop: {reason.value}" in why
         [told] = running.events.of("job.stop_ignored")
         assert (told["job_id"], told["stop"], told["cancellations"]) == (str(job.id), reason.value, 2)
-        assert str(job.id) in ailing(running)
+        assert str(job.id) in problems_of(running)
         assert swallower.swallowed >= 2
         swallower.end()
 
@@ -136,7 +136,7 @@ async def test_inside_an_application_its_attempt_fails_and_it_keeps_its_slot(
     assert row["last_error"] == "timed out after 0.1 s; it goes on although it was cancelled 2 times"
     [told] = await running.events.told("job.stop_ignored")
     assert (told["job_id"], told["stop"]) == (str(job.id), "timeout")
-    assert str(job.id) in ailing(running)
+    assert str(job.id) in problems_of(running)
     await running.stream_is_empty()
     assert len(processor.failed) == 1
 
@@ -152,7 +152,7 @@ async def test_inside_an_application_its_attempt_fails_and_it_keeps_its_slot(
     swallower.end()
     await rows.becomes(neighbour.id, "completed")
     await running.events.told("worker.restored")
-    assert ailing(running) == ""
+    assert problems_of(running) == ""
     assert len(swallower.refused) == 1
     after = await rows.job(job.id)
     assert (after["status"], after["checkpoint"], after["result"]) == ("failed", None, None)

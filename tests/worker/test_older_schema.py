@@ -113,7 +113,7 @@ def readiness(running: Running) -> tuple[str | None, str | None]:
     """Return which migration a worker sees, and why it cannot work with it."""
     status = running.worker.status()
     assert status is not None
-    return status.readiness.migration, status.readiness.misfit
+    return status.readiness.migration, status.readiness.schema_mismatch
 
 
 async def schema_events(running: Running, name: str, count: int) -> list[dict[str, Any]]:

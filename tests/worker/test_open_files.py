@@ -27,10 +27,10 @@ DEGRADED = {"what": "open files", "reason": FILES_EXHAUSTED}
 JOBS = 5
 
 
-def ailing(running: Running) -> list[str]:
+def problems_of(running: Running) -> list[str]:
     status = running.worker.status()
     assert status is not None
-    return list(status.readiness.ailing)
+    return list(status.readiness.problems)
 
 
 async def test_only_the_job_fails_that_finds_it_out(
@@ -66,7 +66,7 @@ async def test_only_the_job_fails_that_finds_it_out(
         await eventually(is_reported)
         late = (await client.enqueue(KIND, {})).id
         await asyncio.sleep(0.5)  # if it were claimed, it would be handed back, and claimed again
-        assert FILES_EXHAUSTED in ailing(running)
+        assert FILES_EXHAUSTED in problems_of(running)
     running.worker._components.files.wake()
     for job in jobs:
         if job != first:
@@ -74,7 +74,7 @@ async def test_only_the_job_fails_that_finds_it_out(
             assert (row["attempts"], row["errors"]) == (1, 0)
     assert (await rows.becomes(late, "completed"))["fencing_token"] == 1
     assert {"what": "open files"} in running.events.of("worker.restored")
-    assert FILES_EXHAUSTED not in ailing(running)
+    assert FILES_EXHAUSTED not in problems_of(running)
 
 
 async def test_one_that_was_closed_by_chance_is_not_enough() -> None:

@@ -40,13 +40,13 @@ async def test_a_loop_that_stands_still_in_an_application_is_told_with_its_stack
         block_until_told(running.events, "worker.degraded")
         status = running.worker.status()
         assert status is not None
-        return list(status.readiness.ailing)
+        return list(status.readiness.problems)
 
     running = await start(scripted(block), with_settings=make_settings(watchdog_timeout=0.5))
     job = await client.enqueue(KIND, {})
     row = await rows.becomes(job.id, "completed")
-    [ailing] = row["result"]
-    assert ailing.startswith("its event loop has not come round for ")
+    [problem] = row["result"]
+    assert problem.startswith("its event loop has not come round for ")
     [told] = running.events.of("worker.degraded")
     assert told["what"] == "event loop"
     assert f", at {HERE}, line " in told["reason"]
@@ -54,7 +54,7 @@ async def test_a_loop_that_stands_still_in_an_application_is_told_with_its_stack
     assert await running.events.told("worker.restored") == [{"what": "event loop"}]
     status = running.worker.status()
     assert status is not None
-    assert status.readiness.ailing == []
+    assert status.readiness.problems == []
 
 
 @pytest.mark.parametrize("supervised", [True, False])

@@ -54,7 +54,7 @@ class DatabaseWatch:
         self._last: DatabaseHistory | None = None
 
     @property
-    def misfit(self) -> str | None:
+    def schema_mismatch(self) -> str | None:
         """Why this version cannot work with the schema, and what to do; None if it can."""
         try:
             check_level(self._context.database.revision)
@@ -70,7 +70,7 @@ class DatabaseWatch:
         # Also while the database counts as silent: so does one that refuses statements for want of tables.
         with suppress(DatabaseUnavailable, DatabaseRefused):  # heartbeats fail likewise, and report it
             advice = upgrade_advice(await self._context.database.migrated_to())
-            self._context.complaints.note("schema", self.misfit or advice)
+            self._context.complaints.note("schema", self.schema_mismatch or advice)
             hidden = await self._context.database.hidden_tables()
             self._context.complaints.note("row-level security", _hides(hidden) if hidden else None)
             waits = await self._context.database.waits_for_standby()

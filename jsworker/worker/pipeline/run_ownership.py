@@ -227,8 +227,8 @@ class RunLease:
         context = tracing.current()
         if context.traceparent is None:  # no span is active: use the one that enqueued this job
             context = TraceContext(claimed.traceparent, claimed.tracestate)
-        said = JobOptions.of(most, options, self._services.contents)
-        new = new_jobs(kind, given, keys_of(given, unique_keys), said, context)
+        job_options = JobOptions.of(most, options, self._services.contents)
+        new = new_jobs(kind, given, keys_of(given, unique_keys), job_options, context)
         of_kind = kind_name(kind)
         child_jobs.add(self._run, [ChildJob(of_kind, job) for job in new], max_payload_bytes=most)
         return [job.id for job in new]
