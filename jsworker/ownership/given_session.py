@@ -24,6 +24,8 @@ async def savepoint(given: object) -> AsyncIterator[AsyncSession]:
         async with given.begin_nested():
             yield given
     elif isinstance(given, AsyncConnection):
+        if not given.in_transaction():
+            await given.begin()  # else the session would begin it, and commit it
         async with (
             AsyncSession(given, join_transaction_mode="create_savepoint", expire_on_commit=False) as session,
             session.begin(),
@@ -40,6 +42,8 @@ def sync_savepoint(given: object) -> Iterator[Session]:
         with given.begin_nested():
             yield given
     elif isinstance(given, Connection):
+        if not given.in_transaction():
+            given.begin()
         with (
             Session(given, join_transaction_mode="create_savepoint", expire_on_commit=False) as session,
             session.begin(),

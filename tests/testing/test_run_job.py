@@ -403,8 +403,11 @@ async def test_a_transaction_works_on_the_given_session(database_url: str) -> No
         await session.rollback()
     async with engine.connect() as connection:
         await connection.execute(text("CREATE TEMPORARY TABLE receipts (n integer)"))
+        await connection.commit()  # run_job then begins the transaction
         assert (await run_job(Store, {"n": 2}, session=connection)).result == {"stored": True}
         assert list(await connection.scalars(text("SELECT n FROM receipts"))) == [2]
+        await connection.rollback()
+        assert list(await connection.scalars(text("SELECT n FROM receipts"))) == []
     await engine.dispose()
 
 
@@ -417,8 +420,11 @@ def test_a_plain_transaction_works_on_the_given_session(database_url: str) -> No
         assert list(session.scalars(text("SELECT n FROM receipts"))) == [1]
     with engine.connect() as connection:
         connection.execute(text("CREATE TEMPORARY TABLE receipts (n integer)"))
+        connection.commit()
         sync.run_job(StorePlainly, {"n": 2}, session=connection)
         assert list(connection.scalars(text("SELECT n FROM receipts"))) == [2]
+        connection.rollback()
+        assert list(connection.scalars(text("SELECT n FROM receipts"))) == []
     engine.dispose()
 
 
