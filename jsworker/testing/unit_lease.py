@@ -1,7 +1,7 @@
 """The ownership of a job that ``run_job`` runs: everything that the job writes is kept in memory."""
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +22,7 @@ from jsworker.ownership.given_session import (
 )
 from jsworker.ownership.transitions.steps import FoundStep
 from jsworker.worker.pipeline import child_jobs
-from jsworker.worker.pipeline.in_flight import Run
+from jsworker.worker.pipeline.in_flight import Run, StopReason
 from jsworker.worker.pipeline.outcomes import check_size
 from jsworker.worker.pipeline.run_ownership import (
     Progress,
@@ -97,13 +97,13 @@ class UnitLease(RunLease):
         self._session = session
         self._results = results
         self._by_statement: list[UUID] = []
-        run.steps = UnitSteps(run, services, said, write=self._write)
+        run.steps = UnitSteps(run, services, self)
 
     async def update_progress(self, stage: str | None, progress: float | None, message: str | None) -> None:
         """Note how far the run is."""
         said = self.said
         report = checked_progress(stage, progress, message)
-        self._write()
+        self.write()
         said.reports.append(report)
         said.stage = said.stage if report.stage is None else report.stage
         said.progress = said.progress if report.progress is None else report.progress
@@ -112,13 +112,13 @@ class UnitLease(RunLease):
     async def save_checkpoint(self, value: Any) -> None:
         """Keep the checkpoint from which the next run would start."""
         text = checkpoint_text(value, self._run, self._services)
-        self._write()
+        self.write()
         self.said.checkpoint = strict_json.loads(text)
 
     async def quiet(self, seconds: float) -> None:
         """Announce a phase without signs of life."""
         check_quiet(seconds)
-        self._write()
+        self.write()
         self._run.quiet_until = boottime() + seconds
 
     @contextlib.asynccontextmanager
@@ -128,7 +128,8 @@ class UnitLease(RunLease):
             async with savepoint(self._session) as session:
                 yield session
                 text = self._result_text(result)
-                self._write()
+                self.write()
+            self._run.completed = True
             self.complete(text)
 
     async def transactions(
@@ -148,9 +149,10 @@ class UnitLease(RunLease):
 
     def complete_statement(self, result: Any) -> "Executable":
         """Complete the job, and return a statement whose row is that of the worker's own statement."""
+        # Later writes are not refused: whether the caller commits the statement is not known here.
         self.check_no_child_jobs()
         text = self._result_text(result)
-        self._write()
+        self.write()
         self.complete(text)
         return completed_row(self._run.id)
 
@@ -160,7 +162,7 @@ class UnitLease(RunLease):
         """Note the added jobs."""
         new = self._new_members(kind, payloads, options)
         if new:
-            self._count_write()
+            self.count_write()
         self.said.added += new
         return [job.id for job in new]
 
@@ -202,41 +204,50 @@ class UnitLease(RunLease):
             with sync_savepoint(self._session) as session:
                 yield session
                 text = self._result_text(result)
-                self._write()
+                self.write()
+            self._run.completed = True
             self.complete(text)
 
     def complete(self, text: str | None) -> None:
         """Note the result, which is JSON text, and the jobs that are enqueued with it."""
-        self._run.completed = self.said.completed = True
+        self.said.completed = True
         self.said.result = None if text is None else strict_json.loads(text)
         for kind, job in child_jobs.take(self._run):
             self.said.enqueued += _added_jobs(kind, [job])
 
-    def _write(self) -> None:
+    def write(self) -> None:
         """Count a write that is a sign of life, too."""
-        self._count_write()
+        self.count_write()
         self._run.sign_at = boottime()
 
-    def _count_write(self) -> None:
-        """Count a write; raise OwnershipLost if another run owns the job."""
+    def count_write(self) -> None:
+        """Count a write; raise OwnershipLost if the run owns the job no longer."""
         if self._writes_left == 0:
             self._run.lose()
-            raise OwnershipLost(
-                f"job {self._run.id}: another run owns it by now, as run_job(lost_after=…) says"
-            )
+        self.check_owned()
         if self._writes_left is not None:
             self._writes_left -= 1
+
+    def check_owned(self) -> None:
+        """Raise OwnershipLost if a transaction has completed the job, or a write has found it lost."""
+        job = f"job {self._run.id}"
+        if self._run.completed:
+            self._run.lose()
+            raise OwnershipLost(f"{job}: its own transaction has completed it, so this run owns it no longer")
+        if self._run.stop is StopReason.LOST:
+            raise OwnershipLost(f"{job}: another run owns it by now, as run_job(lost_after=…) says")
 
 
 class UnitSteps(Steps):
     """The steps of a run, kept in a dict by their names."""
 
-    def __init__(self, run: Run, services: LeaseServices, said: JobRun, *, write: Callable[[], None]) -> None:
+    def __init__(self, run: Run, services: LeaseServices, lease: UnitLease) -> None:
         super().__init__(run, services)
-        self._kept_steps = said.steps
-        self._write = write
+        self._kept_steps = lease.said.steps
+        self._lease = lease
 
     async def _looked_up(self, step: NamedStep) -> FoundStep:
+        self._lease.check_owned()
         if step.name not in self._kept_steps:
             return FoundStep(False, None, None, len(self._kept_steps))
         value = self._kept_steps[step.name]
@@ -245,7 +256,7 @@ class UnitSteps(Steps):
         return FoundStep(True, _text(value, self._most_bytes), None, len(self._kept_steps))
 
     async def _keep(self, step: NamedStep, text: str | None, *, sleeps: float | None = None) -> FoundStep:
-        self._write()
+        self._lease.write()
         self._kept_steps[step.name] = None if text is None else strict_json.loads(text)
         return FoundStep(True, text, sleeps, 0)
 

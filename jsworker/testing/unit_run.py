@@ -79,7 +79,7 @@ async def run_job(
         draining: whether ``job.should_stop`` is True from the beginning.
         cancel_after: seconds after which the job is cancelled, as by ``JobClient.cancel``.
         lost_after: the number of writes (of progress, a checkpoint, a step, members of the batch) after which
-            another run owns the job: the next write raises ``OwnershipLost``.
+            another run owns the job: the next write, or the completion, raises ``OwnershipLost``.
         results: by the name of a node, the members' results that ``job.results_of`` yields.
         scheduled_for: the value of ``job.scheduled_for``.
         job_id: the job's id; None: a new one.
@@ -186,8 +186,8 @@ async def _to_the_end(run: Run, job: Job[Any], lease: UnitLease, services: Lease
         case Failed(error):  # the result has no JSON form, or is too large
             raise InvalidResult(error)
         case Completed(text) if not lease.said.completed:
+            lease.count_write()
             lease.complete(text)
-    lease.said.completed = True
 
 
 def _stopped(run: Run) -> Exception | None:

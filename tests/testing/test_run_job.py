@@ -6,12 +6,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import pytest
 from pydantic import BaseModel
-from sqlalchemy import create_engine, text
+from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -19,6 +19,7 @@ from jsworker import (
     Fail,
     Job,
     JobCancelled,
+    JobClient,
     JobProcessor,
     OwnershipLost,
     Retry,
@@ -30,7 +31,7 @@ from jsworker import (
 from jsworker.core.errors import InvalidJson, InvalidPayload, InvalidStep
 from jsworker.core.job import MemberResult
 from jsworker.ownership.pool import driver_url
-from jsworker.testing import run_job, run_of, sync
+from jsworker.testing import run_job, run_of, sync, work_until_empty
 
 
 class Text(BaseModel):
@@ -477,6 +478,113 @@ async def test_a_lost_job_keeps_no_step_and_rolls_its_transaction_back(database_
             await run_job(Store, {"n": 1}, session=session, lost_after=0)
         assert list(await session.scalars(text("SELECT n FROM receipts"))) == []
     await engine.dispose()
+
+
+async def test_a_lost_job_that_goes_on_does_not_complete() -> None:
+    class GoesOn(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> int:
+            with suppress(OwnershipLost):
+                await job.update_progress(progress=0.1)
+            await job.enqueue("child", {})
+            return 5
+
+    class GoesOnPlainly(JobProcessor):
+        def process(self, job: Job[dict[str, Any]]) -> int:
+            with suppress(OwnershipLost):
+                job.sync.update_progress(progress=0.1)
+            return 5
+
+    for processor, lost_after in ((GoesOn, 0), (GoesOn, 1), (GoesOnPlainly, 0), (GoesOnPlainly, 1)):
+        with pytest.raises(OwnershipLost) as caught:
+            await run_job(processor, {}, lost_after=lost_after)
+        run = run_of(caught.value)
+        assert (run.completed, run.result, run.enqueued) == (False, None, [])
+
+
+class Again(JobProcessor):
+    """Completes by a transaction, and then tries every other write."""
+
+    max_attempts = 1
+    seen: ClassVar[list[str]] = []
+
+    async def process(self, job: Job[dict[str, Any]]) -> int:
+        async with job.transaction(1) as session:
+            await session.execute(INSERT, {"n": 1})
+        for write in (
+            self.complete_again(job),
+            job.update_progress(progress=0.5),
+            job.save_checkpoint({"n": 1}),
+            job.quiet(5),
+            job.step("step", self.seen.append, "called"),
+            job.sleep(5, name="sleep"),
+            job.add_to_batch("other", [{}]),
+        ):
+            try:
+                await write
+                self.seen.append("written")
+            except OwnershipLost:
+                self.seen.append("lost")
+        return 3
+
+    async def complete_again(self, job: Job[dict[str, Any]]) -> None:
+        async with job.transaction(2) as session:
+            await session.execute(INSERT, {"n": 2})
+
+
+class AgainPlainly(Again):
+    def process(self, job: Job[dict[str, Any]]) -> int:  # type: ignore[override]
+        with job.sync.transaction(1) as session:
+            session.execute(INSERT, {"n": 1})
+        for write in (
+            lambda: self.complete_again_plainly(job),
+            lambda: job.sync.update_progress(progress=0.5),
+            lambda: job.sync.save_checkpoint({"n": 1}),
+            lambda: job.sync.quiet(5),
+            lambda: job.sync.step("step", self.seen.append, "called"),
+            lambda: job.sync.sleep(5, name="sleep"),
+            lambda: job.sync.add_to_batch("other", [{}]),
+        ):
+            try:
+                write()
+                self.seen.append("written")
+            except OwnershipLost:
+                self.seen.append("lost")
+        return 3
+
+    def complete_again_plainly(self, job: Job[dict[str, Any]]) -> None:
+        with job.sync.transaction(2) as session:
+            session.execute(INSERT, {"n": 2})
+
+
+INSERT = text("INSERT INTO receipts VALUES (:n)")
+RECEIPTS = text("SELECT n FROM receipts")
+
+
+@pytest.mark.parametrize("processor", [Again, AgainPlainly])
+async def test_a_completed_job_can_write_no_more_as_in_a_worker(
+    job_client: JobClient, processor: type[Again]
+) -> None:
+    url = driver_url(job_client.settings.database_dsn())
+    with create_engine(url, poolclass=NullPool).connect() as connection:
+        connection.execute(text("CREATE TABLE receipts (n integer)"))
+        connection.commit()
+        Again.seen.clear()
+        if processor is Again:
+            async with AsyncSession(create_async_engine(url, poolclass=NullPool)) as session:
+                run = await run_job(processor, {}, session=session)
+                receipts = list(await session.scalars(RECEIPTS))
+        else:
+            run = await run_job(processor, {}, session=connection)
+            receipts = list(connection.scalars(RECEIPTS))
+            connection.rollback()
+        assert (run.result, run.reports, run.checkpoint, run.steps, run.added) == (1, [], None, {}, [])
+        in_memory = [*Again.seen]
+        Again.seen.clear()
+        job = await job_client.enqueue(processor, {})
+        await work_until_empty([processor])
+        assert (await job_client.get(job.id)).result == run.result
+        assert list(connection.scalars(RECEIPTS)) == receipts == [1]
+    assert in_memory == Again.seen == ["lost"] * 7
 
 
 async def test_a_lost_job_adds_no_members() -> None:
