@@ -32,6 +32,7 @@ class RunError(NamedTuple):
     """An attempt that ended in an error.
 
     Attributes:
+        attempt: its number; None: the job has failed because its runs were taken back too often.
         is_final: whether the job has failed for good; else another attempt follows.
         error: the first line of the error that it raised, or why it failed.
         exception: what the processor raised; None: nothing was raised in this process.
@@ -39,7 +40,7 @@ class RunError(NamedTuple):
 
     job_id: UUID
     kind: str
-    attempt: int
+    attempt: int | None
     is_final: bool
     error: str
     exception: BaseException | None
@@ -77,7 +78,7 @@ class WorkDone:
                 RunError(
                     UUID(facts["job_id"]),
                     facts["kind"],
-                    facts["attempt"],
+                    facts.get("attempt"),  # another worker's run is taken back: its attempt is not known here
                     outcome == "failed",
                     str(facts.get("error") or ""),
                     event.exception,
@@ -94,11 +95,9 @@ class WorkDone:
             failed = JobFailed(first.error)
             failed.job_id, failed.error = first.job_id, first.error
             error = failed
-        error.add_note(f"raised in attempt {first.attempt} of job {first.job_id} of kind {first.kind}")
+        error.add_note(f"raised in {_place_in_words(first)}")
         for other in others[:_SHOWN]:
-            error.add_note(
-                f"and in attempt {other.attempt} of job {other.job_id} of kind {other.kind}: {other.error}"
-            )
+            error.add_note(f"and in {_place_in_words(other)}: {other.error}")
         raise error
 
 
@@ -185,6 +184,11 @@ async def advance(
         raise ValueError(f"advance by {span}: must be more than nothing, for example advance(hours=3)")
     async with database_at(settings_in_use(settings, "advance")) as database:
         await for_tests.advance(database, span)
+
+
+def _place_in_words(error: RunError) -> str:
+    attempt = "a run" if error.attempt is None else f"attempt {error.attempt}"
+    return f"{attempt} of job {error.job_id} of kind {error.kind}"
 
 
 def _job_in_words(row: Row) -> str:

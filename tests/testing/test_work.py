@@ -1,6 +1,7 @@
 """``work_until_empty`` and ``advance``: all that waits is done, and what waits for later is made due."""
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
@@ -22,8 +23,11 @@ from jsworker import (
     enqueue_statement,
 )
 from jsworker.ownership.for_tests import undone
-from jsworker.testing import advance, work_until_empty
+from jsworker.ownership.transitions import workers
+from jsworker.testing import RunError, advance, work_until_empty
 from jsworker.testing.shared_servers import database_at
+from jsworker.worker.recovery.earlier_lives import identify
+from tests.worker.lives import ended_pid
 
 
 class Shout(JobProcessor):
@@ -152,6 +156,31 @@ async def test_a_result_that_cannot_be_stored_is_an_error_of_the_job(job_client:
     await job_client.enqueue(Odd, {})
     with pytest.raises(JobFailed, match="result"):
         await work_until_empty([Odd])
+
+
+@pytest.mark.parametrize("raise_failures", [False, True])
+async def test_a_job_whose_worker_died_too_often_has_failed(
+    job_client: JobClient, jsworker_settings: Settings, *, raise_failures: bool
+) -> None:
+    job = await job_client.enqueue(Shout, {"text": "a"}, max_stalls=1)
+    dead = replace(identify(jsworker_settings, [Shout.kind]), id="dead", pid=ended_pid())
+    async with database_at(jsworker_settings) as database:
+        await workers.seen(database, dead, state="running", answers=False)
+    with psycopg.connect(jsworker_settings.database_dsn()) as connection:
+        connection.execute(
+            "UPDATE jsworker.jobs SET status = 'processing', worker_id = 'dead', fencing_token = 1,"
+            " attempts = 1, needs_publish = false, claimed_at = now(), last_activity_at = now(),"
+            " progress_at = now(), stale_after = '1 hour' WHERE id = %s",
+            [job.id],
+        )
+    if raise_failures:
+        with pytest.raises(JobFailed, match="stalled too often") as caught:
+            await work_until_empty([Shout])
+        assert caught.value.__notes__ == [f"raised in a run of job {job.id} of kind shout"]
+    else:
+        done = await work_until_empty([Shout], raise_failures=False)
+        assert (done.failed, done.completed) == ({"shout": 1}, {})
+        assert done.errors == [RunError(job.id, "shout", None, True, "stalled too often", None)]
 
 
 class One(JobProcessor):
