@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
@@ -83,7 +83,7 @@ async def run_job(
         results: by the name of a node, the members' results that ``job.results_of`` yields.
         scheduled_for: the value of ``job.scheduled_for``.
         job_id: the job's id; None: a new one.
-        settings: for limits of sizes and time; None: the defaults and the environment's.
+        settings: for limits of sizes and time; None: those of the running test, else the defaults.
 
     Raises:
         InvalidPayload, InvalidJson: the payload, the checkpoint or the result would be refused.
@@ -96,6 +96,7 @@ async def run_job(
     given: Any = processor
     [kind] = resolve_kinds([given], settings).values()
     run_id, most = job_id or new_job_id(), settings.max_payload_bytes
+    timeout = kind.limits.timeout
     text = stored_payload(payload_text(type(kind.processor), payload), kind.name, run_id, PLAIN, most)
     claimed = ClaimedJob(
         id=run_id,
@@ -107,7 +108,7 @@ async def run_job(
         max_attempts=attempt,
         cleared=cleared,
         clear_reason=clear_reason,
-        deadline=None,
+        deadline=None if timeout is None else datetime.now(UTC) + timedelta(seconds=timeout),
         checkpoint=None if checkpoint is None else strict_json.dumps(checkpoint, what="checkpoint"),
         traceparent=None,
         tracestate=None,
@@ -159,9 +160,10 @@ def _services(settings: Settings, kind: str) -> LeaseServices:
 async def _process(
     run: Run, job: Job[Any], lease: UnitLease, services: LeaseServices, cancel_after: float | None
 ) -> None:
-    run.task = task = asyncio.create_task(
+    task: asyncio.Task[Any] = asyncio.create_task(
         _to_the_end(run, job, lease, services), name=f"run_job {run.kind.name}"
     )
+    run.task = task
     run.phase = Phase.RUNNING
     timer = None
     if cancel_after is not None:
@@ -173,21 +175,29 @@ async def _process(
             timer.cancel()
         task.cancel()  # without effect, unless the caller was cancelled before the task has ended
     try:
-        task.result()
+        exited = task.result()
     except asyncio.CancelledError:
         if (words := _stopped(run)) is None:
             raise
         raise words from None
+    if exited is not None:
+        raise exited
 
 
-async def _to_the_end(run: Run, job: Job[Any], lease: UnitLease, services: LeaseServices) -> None:
-    outcome = await process_job(run, job, services)
+async def _to_the_end(
+    run: Run, job: Job[Any], lease: UnitLease, services: LeaseServices
+) -> SystemExit | KeyboardInterrupt | None:
+    try:
+        outcome = await process_job(run, job, services)
+    except (SystemExit, KeyboardInterrupt) as exited:
+        return exited  # raised by a task, it would end the event loop
     match outcome:
         case Failed(error):  # the result has no JSON form, or is too large
             raise InvalidResult(error)
         case Completed(text) if not lease.said.completed:
             lease.count_write()
             lease.complete(text)
+    return None
 
 
 def _stopped(run: Run) -> Exception | None:

@@ -97,6 +97,26 @@ async def test_it_raises_what_the_processor_raises(error: Exception) -> None:
     assert run_of(caught.value).stage == "about to"
 
 
+class RaisingPlainly(Raising):
+    def process(self, job: Job[dict[str, Any]]) -> None:  # type: ignore[override]
+        job.sync.update_progress(stage="about to")
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.parametrize("processor", [Raising, RaisingPlainly])
+def test_an_exit_ends_the_run_and_not_the_event_loop(processor: type[Raising], error: BaseException) -> None:
+    async def caught() -> str:
+        with pytest.raises(type(error)):
+            await run_job(processor(error), {})
+        await asyncio.sleep(0)
+        return run_of(error).stage or ""
+
+    assert asyncio.run(caught()) == "about to"
+    with pytest.raises(type(error)):
+        sync.run_job(processor(error), {})
+
+
 def test_an_error_of_no_run_has_no_run() -> None:
     with pytest.raises(ValueError, match="KeyError was raised by no run_job"):
         run_of(KeyError())
@@ -338,6 +358,19 @@ async def test_a_plain_function_sees_that_it_is_cancelled() -> None:
 async def test_a_time_out_holds() -> None:
     with pytest.raises(TimeoutError, match=r"wait timed out after 0\.3 s"):
         await run_job(Wait, {})
+
+
+async def test_the_deadline_is_the_time_out_from_now() -> None:
+    class Look(JobProcessor):
+        timeout = 60.0
+
+        async def process(self, job: Job[dict[str, Any]]) -> float:
+            assert job.deadline is not None
+            return (job.deadline - before).total_seconds()
+
+    before = datetime.now(UTC)
+    run = await run_job(Look, {})
+    assert 60 <= run.result <= 60 + (datetime.now(UTC) - before).total_seconds()
 
 
 async def test_cancelling_the_call_stops_the_run() -> None:
