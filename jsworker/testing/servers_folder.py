@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from jsworker.embedded.servers import DataFolder
+
 # Used only as the parent of a folder with a random name.
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108  # nosec B108
 _ENOUGH_MEMORY_BYTES: Final = 2 * 1024**3
@@ -30,6 +32,8 @@ def new_folder() -> Path:
 def _delete_leftovers(parent: Path) -> None:
     """Delete folders that killed test runs have left behind and that may take up memory."""
     for folder in parent.glob(f"{_PREFIX}*"):
-        with suppress(FileNotFoundError):  # another run has deleted the folder first
-            if time.time() - folder.stat().st_mtime > _LEFT_FOR_SECONDS:
+        with suppress(OSError):  # another run has deleted the folder first, or it is another user's
+            is_old = time.time() - folder.stat().st_mtime > _LEFT_FOR_SECONDS
+            # Nothing changes the folder itself while a run lasts, however long.
+            if is_old and not DataFolder(folder).has_guard():
                 shutil.rmtree(folder, ignore_errors=True)
