@@ -57,12 +57,18 @@ SELECT name, kind FROM jsworker.schedules
 WHERE kind = ANY(CAST(:kinds AS text[])) AND NOT paused AND next_at <= clock_timestamp() ORDER BY name
 """)
 
-OF_KIND: Final = text("""
+MOST_WAITING: Final = 100_000
+"""The most waiting jobs of a kind that are read; with more, ``waiting_of_kind`` returns one more than these."""
+WAITING_OF_KIND: Final = text("""
 SELECT j.id, j.status, j.priority, j.held_by, j.payload, coalesce(j.unique_key, j.waiting_key, w.key) AS unique_key,
   j.waiting_key, j.scheduled_for,
   CAST(extract(epoch FROM coalesce(j.run_at, j.due_at) - clock_timestamp()) AS double precision) AS seconds
 FROM jsworker.jobs AS j LEFT JOIN jsworker.unique_windows AS w ON w.kind = j.kind AND w.job_id = j.id
-WHERE j.kind = :kind ORDER BY j.id DESC LIMIT 10000
+WHERE j.kind = :kind AND j.status IN ('scheduled', 'queued') ORDER BY j.id DESC LIMIT :limit
+""")
+OTHERS_OF_KIND: Final = text("""
+SELECT status, count(*) AS jobs FROM jsworker.jobs
+WHERE kind = :kind AND status NOT IN ('scheduled', 'queued') GROUP BY status ORDER BY status
 """)
 CANCELLED: Final = text("""
 SELECT kind, count(*) AS jobs FROM jsworker.jobs WHERE status = 'cancelled' GROUP BY kind
@@ -99,9 +105,14 @@ async def due_schedules(database: Database, kinds: Collection[str]) -> Sequence[
     return await database.run(DUE_SCHEDULES, {"kinds": list(kinds)})
 
 
-async def jobs_of_kind(database: Database, kind: str) -> list[Row]:
-    """Return the jobs of a kind, the newest first, with the seconds until those that wait for a time are due."""
-    return list(await database.run(OF_KIND, {"kind": kind}))
+async def waiting_of_kind(database: Database, kind: str) -> list[Row]:
+    """Return the waiting jobs of a kind, the newest first, with the seconds until each is due."""
+    return list(await database.run(WAITING_OF_KIND, {"kind": kind, "limit": MOST_WAITING + 1}))
+
+
+async def others_of_kind(database: Database, kind: str) -> dict[str, int]:
+    """Return how many jobs of a kind run or have ended, by their status."""
+    return {row.status: row.jobs for row in await database.run(OTHERS_OF_KIND, {"kind": kind})}
 
 
 async def cancelled(database: Database) -> dict[str, int]:

@@ -17,7 +17,6 @@ from jsworker.ownership import for_tests
 from jsworker.ownership.pool import Row
 from jsworker.testing.shared_servers import database_at, settings_in_use
 
-_WAITING: Final = ("scheduled", "queued")
 _SHOWN: Final = 10
 _LONGEST_PAYLOAD: Final = 500
 
@@ -94,6 +93,7 @@ async def assert_enqueued(
 
     Raises:
         KeyMissing, ContentRefused: the payload of a job that waits cannot be decoded.
+        RuntimeError: more than 100,000 jobs of the kind wait.
     """
     __tracebackhide__ = True
     wanted = _wanted(kind, payload, priority, unique_key, due=(due_after, due_within))
@@ -154,13 +154,17 @@ async def _look(wanted: _Wanted, settings: Settings | None, what: str) -> tuple[
     """Return the waiting jobs of the kind, and the text that a failed assertion shows."""
     own = settings_in_use(settings, what)
     async with database_at(own) as database:
-        rows = await for_tests.jobs_of_kind(database, wanted.kind)
+        waiting = await for_tests.waiting_of_kind(database, wanted.kind)
+        besides = await for_tests.others_of_kind(database, wanted.kind)
         others = await for_tests.waiting_of_others(database, wanted.kind)
-    waiting = [row for row in rows if row.status in _WAITING]
+    if len(waiting) > for_tests.MOST_WAITING:
+        raise RuntimeError(
+            f"{what}: more than {for_tests.MOST_WAITING:,} jobs of kind {wanted.kind} wait, too many to read"
+        )
     contents = Contents.of(own)
     if wanted.has_payload or contents.codec is not None:
         waiting = [_decoded(row, contents, wanted.kind) for row in waiting]
-    lines = list(_listed(waiting, rows, wanted.kind))
+    lines = list(_listed(waiting, besides, wanted.kind))
     if others and not waiting:
         lines.append("of other kinds wait: " + ", ".join(f"{n} {kind}" for kind, n in others.items()))
     if wanted.has_payload and waiting and not any(map(wanted.fits, waiting)):
@@ -173,11 +177,10 @@ def _decoded(row: Row, contents: Contents, kind: str) -> Row:
     return row._replace(payload=contents.decode_value(row.payload, "payload", kind, owner))
 
 
-def _listed(waiting: Sequence[Row], rows: Sequence[Row], kind: str) -> list[str]:
-    ended = [row.status for row in rows if row.status not in _WAITING]
-    counted = ", ".join(f"{ended.count(status)} {status}" for status in dict.fromkeys(ended))
-    besides = f" (besides: {counted})" if counted else ""
-    lines = [f"{len(waiting)} of kind {kind} wait{besides}{':' if waiting else ''}"]
+def _listed(waiting: Sequence[Row], besides: Mapping[str, int], kind: str) -> list[str]:
+    counted = ", ".join(f"{jobs} {status}" for status, jobs in besides.items())
+    others = f" (besides: {counted})" if counted else ""
+    lines = [f"{len(waiting)} of kind {kind} wait{others}{':' if waiting else ''}"]
     lines += [f"  {_in_words(row)}" for row in waiting[:_SHOWN]]
     if len(waiting) > _SHOWN:
         lines.append(f"  and {len(waiting) - _SHOWN} more")

@@ -4,10 +4,12 @@ import re
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from pydantic import BaseModel, SecretStr
 
 from jsworker import Job, JobClient, JobProcessor, KeyMissing, Settings, SyncJobClient
+from jsworker.ownership import for_tests
 from jsworker.testing import assert_enqueued, assert_not_enqueued, sync, work_until_empty
 from tests.test_contents import OLD, text_of_keys
 
@@ -42,6 +44,33 @@ async def test_the_number_counts(job_client: JobClient) -> None:
     await assert_enqueued(SendMail, {"to": "a"}, count=2)
     with pytest.raises(AssertionError, match=r"^expected 1 job of kind send-mail .*, found 2\n"):
         await assert_enqueued(SendMail, {"to": "a"}, count=1)
+
+
+async def test_a_job_is_seen_behind_many_newer_ones_that_have_ended(
+    job_client: JobClient, jsworker_settings: Settings
+) -> None:
+    await job_client.enqueue(SendMail, Mail(to="old"))
+    with psycopg.connect(jsworker_settings.database_dsn()) as connection:
+        connection.execute(
+            "INSERT INTO jsworker.jobs (id, kind, payload, status, attempts, max_attempts, max_stalls,"
+            " dispatch, finished_at)"
+            " SELECT cast('ffffffff-0000-4000-8000-' || lpad(to_hex(n), 12, '0') AS uuid), 'send-mail',"
+            " '{}', 'completed', 1, 5, 3, 1, now() FROM generate_series(1, 10000) AS n"
+        )
+    await assert_enqueued(SendMail, {"to": "old"}, count=1)
+    with pytest.raises(AssertionError, match=r"1 of kind send-mail wait \(besides: 10000 completed\)"):
+        await assert_not_enqueued(SendMail, {"to": "old"})
+
+
+async def test_more_waiting_jobs_than_can_be_read_are_refused(
+    job_client: JobClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(for_tests, "MOST_WAITING", 2)
+    await job_client.enqueue_many(SendMail, [Mail(to="a"), Mail(to="b")])
+    await assert_enqueued(SendMail, {"to": "a"}, count=1)
+    await job_client.enqueue(SendMail, Mail(to="c"))
+    with pytest.raises(RuntimeError, match="assert_not_enqueued: more than 2 jobs of kind send-mail wait"):
+        await assert_not_enqueued(SendMail, {"to": "d"})
 
 
 async def test_priority_key_and_due_time_count(job_client: JobClient) -> None:
