@@ -124,9 +124,9 @@ async def kill_worker_during(
             "path": sys.path,
             "job_id": str(job.id),
         }
-        killed = await asyncio.to_thread(_run, own, {**order, "at": [type(at).__name__, *at]}, timeout)
+        killed = await _run(own, {**order, "at": [type(at).__name__, *at]}, timeout)
         _check_killed(killed, kind.name, at, timeout)
-        second = await asyncio.to_thread(_run, own, {**order, "dead": killed.worker_id}, timeout)
+        second = await _run(own, {**order, "dead": killed.worker_id}, timeout)
         found = await client.get(job.id)
         if second.code != 0:
             raise AssertionError(
@@ -180,30 +180,39 @@ def _log(ended: _Ended) -> str:
     return f"; the end of its log:\n{ended.log}" if ended.log else ""
 
 
-def _run(settings: Settings, order: Mapping[str, Any], seconds: float) -> _Ended:
-    """Run a worker process to its end; it does not outlive this process."""
+async def _run(settings: Settings, order: Mapping[str, Any], seconds: float) -> _Ended:
+    """Run a worker process to its end; it outlives neither this call nor this process."""
+    with tempfile.TemporaryDirectory(prefix="jsworker-killed-") as folder:
+        output, log = Path(folder, "output"), Path(folder, "log")
+        process = _start(settings, order, output, log)
+        code: int | None = None
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                code = await asyncio.to_thread(process.wait, seconds)
+        finally:
+            process.kill()
+            process.wait()
+        worker_id, _, said = _read(output).partition("\n")
+        return _Ended(code, worker_id, said.strip(), _read(log)[-_SHOWN_CHARACTERS:])
+
+
+def _start(
+    settings: Settings, order: Mapping[str, Any], output: Path, log: Path
+) -> "subprocess.Popen[bytes]":
     values = {name: getattr(settings, name) for name in settings.model_fields_set}
     # The caller takes the job back, as a supervisor does; no worker may do it before.
     values["recover_on_start"] = False
     flags = ["-P"] if sys.flags.safe_path else []
-    command = [sys.executable, *flags, "-m", "jsworker.testing.killed_worker", json.dumps(order)]
-    with tempfile.TemporaryDirectory(prefix="jsworker-killed-") as folder:
-        output, log = Path(folder, "output"), Path(folder, "log")
-        with output.open("wb") as stdout, log.open("wb") as stderr:
-            process = start_with_parent(
-                command,
-                env=changed_environment(os.environ, values),
-                death_signal=signal.SIGKILL,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-            )
-        code: int | None = None
-        try:
-            with suppress(subprocess.TimeoutExpired):
-                code = process.wait(seconds)
-        finally:
-            process.kill()
-            process.wait()
-        worker_id, _, said = output.read_text(errors="replace").partition("\n")
-        return _Ended(code, worker_id, said.strip(), log.read_text(errors="replace")[-_SHOWN_CHARACTERS:])
+    with output.open("wb") as stdout, log.open("wb") as stderr:
+        return start_with_parent(
+            [sys.executable, *flags, "-m", "jsworker.testing.killed_worker", json.dumps(order)],
+            env=changed_environment(os.environ, values),
+            death_signal=signal.SIGKILL,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+        )
+
+
+def _read(file: Path) -> str:
+    return file.read_text(errors="replace")

@@ -1,16 +1,19 @@
 """``kill_worker_during``: a real process dies at the moment asked for, and another one finishes the job."""
 
+import asyncio
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pydantic import SecretStr
 
 from jsworker import Job, JobProcessor, Settings
 from jsworker.core.errors import InvalidPayload, InvalidTarget
 from jsworker.testing import AfterSeconds, AtEnd, AtProgress, AtStep, kill_worker_during, sync
+from tests.support.polling import eventually
 from tests.test_contents import OLD, text_of_keys
 from tests.testing.jobs_to_kill import NAMED, Effects, InTransaction, Quick, Slow, Stepwise, Stuck
 
@@ -81,6 +84,21 @@ async def test_a_moment_that_does_not_come_is_told(effects: Lines) -> None:
         AssertionError, match="the job of kind stuck did not come to the end of process within 3 s"
     ):
         await kill_worker_during(Stuck, {}, timeout=3)
+
+
+async def test_cancelled_it_leaves_no_worker_behind(effects: Lines) -> None:
+    async def started() -> psutil.Process:
+        children = psutil.Process().children()
+        workers = [each for each in children if "jsworker.testing.killed_worker" in each.cmdline()]
+        assert workers
+        return workers[0]
+
+    killing = asyncio.create_task(kill_worker_during(Stuck, {}, timeout=30))
+    worker = await eventually(started)
+    killing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await killing
+    assert not worker.is_running()
 
 
 async def test_what_another_process_cannot_make_is_refused(effects: Lines) -> None:
