@@ -11,7 +11,7 @@ from jsworker.client.enqueueing import payload_text, stored_payload
 from jsworker.core import strict_json
 from jsworker.core.clock import boottime
 from jsworker.core.contents import PLAIN
-from jsworker.core.errors import JobCancelled
+from jsworker.core.errors import JobCancelled, OwnershipLost
 from jsworker.core.events import Events
 from jsworker.core.job import Job, MemberResult
 from jsworker.core.processor import Payload, ProcessorOf
@@ -202,6 +202,8 @@ async def _to_the_end(
 
 def _stopped(run: Run) -> Exception | None:
     match run.stop:
+        case StopReason.LOST:
+            return OwnershipLost(f"job of kind {run.kind.name} was stopped, and its run owns it no longer")
         case StopReason.CANCELLED:
             return JobCancelled(f"job of kind {run.kind.name} was cancelled while it ran")
         case StopReason.TIMEOUT:

@@ -345,6 +345,17 @@ async def test_a_cancelled_job_is_stopped() -> None:
         await run_job(Patient, {}, cancel_after=0.1)
 
 
+async def test_a_lost_job_is_stopped_as_lost() -> None:
+    class GoesOn(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> None:
+            with suppress(OwnershipLost):
+                await job.update_progress(progress=0.1)
+            await asyncio.sleep(60)
+
+    with pytest.raises(OwnershipLost, match="goes-on was stopped"):
+        await run_job(GoesOn, {}, lost_after=0, cancel_after=0.1)
+
+
 async def test_a_plain_function_sees_that_it_is_cancelled() -> None:
     class Look(JobProcessor):
         def process(self, job: Job[dict[str, Any]]) -> str:
