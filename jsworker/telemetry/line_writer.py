@@ -1,12 +1,15 @@
 """Writes log lines without waiting for their reader: a pipe that is never read must not stop a worker."""
 
 import atexit
+import fcntl
 import os
 import queue
 import select
+import stat
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final, TextIO
 
 MOST_LINES: Final = 10_000
@@ -85,13 +88,33 @@ class LineWriter:
                     self._on_dropped(dropped)
 
     def _write(self, data: bytes) -> bool:
-        while data:
-            try:
-                data = data[os.write(self._descriptor, data) :]
-            except BlockingIOError:  # another process has made the shared pipe non-blocking
-                room = select.poll()  # unlike select.select, for any descriptor
-                room.register(self._descriptor, select.POLLOUT)
-                room.poll()
-            except OSError:
-                return False
+        with self._alone_in_pipe():
+            while data:
+                try:
+                    data = data[os.write(self._descriptor, data) :]
+                except BlockingIOError:  # another process has made the shared pipe non-blocking
+                    room = select.poll()  # unlike select.select, for any descriptor
+                    room.register(self._descriptor, select.POLLOUT)
+                    room.poll()
+                except OSError:
+                    return False
         return True
+
+    @contextmanager
+    def _alone_in_pipe(self) -> Iterator[None]:
+        """Keep other processes' lines out of a pipe meanwhile: a full one takes a long line in parts.
+
+        The kernel ends the lock with the process. While one is stopped in the middle of a line, the others'
+        threads wait until it goes on or is killed; without the lock they would split its line.
+        """
+        locked = False
+        with suppress(OSError):  # the stream is closed, or no pipes can be locked here
+            if stat.S_ISFIFO(os.fstat(self._descriptor).st_mode):
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+                locked = True
+        try:
+            yield
+        finally:
+            if locked:
+                with suppress(OSError):
+                    fcntl.lockf(self._descriptor, fcntl.LOCK_UN)

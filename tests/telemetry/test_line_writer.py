@@ -131,6 +131,33 @@ sys.exit(os.waitpid(child, 0)[1])
     assert done.stderr == "parent\nchild\n"
 
 
+def test_long_lines_of_several_processes_stay_whole_in_a_pipe(pipe: tuple[TextIO, TextIO]) -> None:
+    """Longer than a pipe holds, so that each is written in parts."""
+    code = """
+import sys
+from jsworker.telemetry.line_writer import LineWriter
+writer = LineWriter(sys.stderr)
+for _ in range(20):
+    writer.write(sys.argv[1] * 100_000 + "\\n")
+    writer.write(sys.argv[1] + "\\n")
+print("begun", flush=True)
+assert writer.drain(60.0)
+"""
+    reader, stream = pipe
+    writing = [
+        subprocess.Popen([sys.executable, "-c", code, letter], stdout=subprocess.PIPE, stderr=stream)
+        for letter in "abc"
+    ]
+    stream.close()
+    for process in writing:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        process.stdout.close()
+    written = [letter * size for letter in "abc" for size in (1, 100_000) for _ in range(20)]
+    assert sorted(reader.read().splitlines()) == sorted(written)
+    assert [process.wait(60.0) for process in writing] == [0, 0, 0]
+
+
 def test_the_last_lines_before_the_end_are_written() -> None:
     code = """
 import sys
