@@ -9,11 +9,15 @@ from typing import Any, Final
 from structlog.typing import EventDict, WrappedLogger
 
 from jsworker.core.names import printable, short_id
-from jsworker.core.tracebacks import from_users_code
+from jsworker.core.tracebacks import from_users_code, type_name
 
 LONGEST_VALUE: Final = 2_000
 """Characters that a line shows of one value."""
 LONGEST_TRACEBACK: Final = 8_000
+MOST_LEVELS: Final = 10
+"""How deep a line shows values within values, some of which hold themselves."""
+LONGEST_INTEGER: Final = 2_000
+"""Bits; Python refuses to write the digits of one that is much longer."""
 
 CLEAR_LINE: Final = "\x1b[K"
 """Clears the rest of the terminal's line, which a temporary line may have left."""
@@ -42,7 +46,7 @@ _MESSAGES: Final = ("error", "reason")
 
 def json_fields(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     """Make every value a JSON value, printable and of bounded length; a traceback keeps its lines."""
-    fields = {printable(name, 200): _plain(value) for name, value in event.items()}
+    fields = {printable(str(name), 200): _plain(value) for name, value in event.items()}
     if isinstance(trace := event.get("exception"), str):
         fields["exception"] = "\n".join(_traceback_lines(trace))
     return fields
@@ -59,13 +63,13 @@ def console_line(_: WrappedLogger, __: str, event: EventDict, *, colours: bool, 
         mark = f"\x1b[{_COLOURS.get(level, '0')}m{mark}\x1b[0m"
     time = datetime.fromisoformat(event["timestamp"]).astimezone().strftime("%H:%M:%S")
     kind, job_id = event.get("kind"), event.get("job_id")
-    subject = [] if kind is None else [str(kind)]
-    subject += [] if job_id is None else [short_id(job_id)]
+    subject = [] if kind is None else [_text(kind)]
+    subject += [] if job_id is None else [short_id(_text(job_id))]
     words = [printable(part, LONGEST_VALUE) for part in (*subject, _in_words(event))]
     left_out = _APART if job_id is None else _APART | _OF_JOBS
     message = next((name for name in _MESSAGES if event.get(name) is not None), None)
     pairs = [
-        f"{printable(name, 200)}={_value(value)}"
+        f"{printable(str(name), 200)}={_value(value)}"
         for name, value in event.items()
         if value is not None and name != message and name not in left_out
     ]
@@ -80,7 +84,7 @@ def console_line(_: WrappedLogger, __: str, event: EventDict, *, colours: bool, 
 
 
 def _in_words(event: EventDict) -> str:
-    name = str(event["event"])
+    name = _text(event["event"])
     # With the reason of PostgreSQL's refusal: the worker still owns the job.
     if name == "job.lost" and event.get("reason") is not None:
         return "not settled"
@@ -112,26 +116,43 @@ def _traceback_lines(trace: str) -> Iterator[str]:
         yield printable(line, LONGEST_VALUE)
 
 
-def _plain(value: Any) -> Any:
-    match value:
-        case None | bool() | int():
-            return value
-        case float() if math.isfinite(value):
-            return value
-        case Mapping():
-            plain: Any = {printable(str(name), 200): _plain(item) for name, item in value.items()}
-        case list() | tuple() | set() | frozenset():
-            plain = [_plain(item) for item in value]
-        case _:
-            return printable(_text(value), LONGEST_VALUE)
-    return plain if len(str(plain)) <= LONGEST_VALUE else printable(str(plain), LONGEST_VALUE)
+def _plain(value: Any, level: int = 0) -> Any:
+    try:
+        match value:
+            case None | bool():
+                return value
+            case int() if value.bit_length() <= LONGEST_INTEGER:
+                return value
+            case float() if math.isfinite(value):
+                return value
+            case Mapping() | list() | tuple() | set() | frozenset() if level == MOST_LEVELS:
+                plain: Any = "…"
+            case Mapping():
+                items = value.items()
+                plain = {printable(_text(name), 200): _plain(item, level + 1) for name, item in items}
+            case list() | tuple() | set() | frozenset():
+                plain = [_plain(item, level + 1) for item in value]
+            case _:
+                return printable(_text(value), LONGEST_VALUE)
+        return plain if len(str(plain)) <= LONGEST_VALUE else printable(str(plain), LONGEST_VALUE)
+    except Exception as fault:  # noqa: BLE001 -- of a class that is the user's
+        return _unshown(fault)
 
 
 def _text(value: Any) -> str:
-    match value:
-        case datetime():
-            return value.isoformat()
-        case BaseException():
-            return f"{type(value).__name__}: {value}"
-        case _:
-            return str(value)
+    try:
+        match value:
+            case datetime():
+                return value.isoformat()
+            case BaseException():
+                return f"{type(value).__name__}: {value}"
+            case int() if value.bit_length() > LONGEST_INTEGER:
+                return f"an integer of {value.bit_length()} bits"
+            case _:
+                return str(value)
+    except Exception as fault:  # noqa: BLE001 -- as above; the code that logs must not pay for it
+        return _unshown(fault)
+
+
+def _unshown(fault: Exception) -> str:
+    return f"it cannot be shown: showing it raised {type_name(fault)}"

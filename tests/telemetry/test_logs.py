@@ -254,6 +254,73 @@ class TestLength:
         assert only_line(out)["error"] == "x" * LONGEST_VALUE
 
 
+class Unwilling:
+    """What a job may log by mistake, such as a row whose session is closed."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+def holds_itself() -> dict[str, Any]:
+    node: dict[str, Any] = {"name": "a"}
+    node["next"] = [node]
+    return node
+
+
+def deep() -> list[Any]:
+    tree: list[Any] = []
+    for _ in range(5_000):
+        tree = [tree]
+    return tree
+
+
+class TestWhatCannotBeShown:
+    """It costs a line its value, and the code that logs nothing."""
+
+    @pytest.mark.parametrize("format", ["json", "console"])
+    @pytest.mark.parametrize(
+        ("value", "shown"),
+        [
+            (holds_itself(), "'name': 'a', 'next': [{'name': 'a'"),
+            (deep(), "[[[['…']]]]"),
+            (10**5_000, "an integer of 16610 bits"),
+            ({"n": [10**5_000]}, "{'n': ['an integer of 16610 bits']}"),
+            (Unwilling(), "it cannot be shown: showing it raised RuntimeError"),
+            (ValueError(Unwilling()), "it cannot be shown: showing it raised RuntimeError"),
+            ({Unwilling()}, "['it cannot be shown: showing it raised RuntimeError']"),
+            ({Unwilling(): 1}, "{'it cannot be shown: showing it raised RuntimeError': 1}"),
+        ],
+        ids=["cycle", "deep", "integer", "integer within", "text", "error", "within", "name"],
+    )
+    def test_all_else_of_the_line_is_written(
+        self,
+        format: Format,  # noqa: A002 -- as above
+        value: Any,
+        shown: str,
+    ) -> None:
+        _, out = start(format)
+        structlog.get_logger().info("by structlog", value=value, other=1)
+        logging.getLogger("my_jobs").info("by logging", extra={"value": value, "other": 1})
+        for line, event in zip(lines(out), ["by structlog", "by logging"], strict=True):
+            if format == "json":
+                told = json.loads(line)
+                assert (told["event"], told["other"]) == (event, 1)
+                assert shown in str(told["value"])
+            else:
+                assert event in line
+                assert "other=1" in line
+                assert shown in line
+
+    @pytest.mark.parametrize("format", ["json", "console"])
+    def test_an_event_or_a_kind_that_has_no_text(self, format: Format) -> None:  # noqa: A002 -- as above
+        _, out = start(format)
+        structlog.get_logger().info(Unwilling(), kind=Unwilling(), job_id=Unwilling())
+        (line,) = lines(out)
+        assert "it cannot be shown" in line
+
+
 class TestLevels:
     @pytest.mark.parametrize(
         ("level", "names"),
