@@ -17,6 +17,8 @@ _SECONDS: Final = 1.0
 _REST: Final = 10
 """Packing rests for so many times its own duration, so that it takes at most a tenth of a core."""
 
+_REMIND_SECONDS: Final = 60.0
+
 
 class Reporter:
     """Reports from a child whose parent serves probes and metrics.
@@ -31,7 +33,7 @@ class Reporter:
         self._registry = CollectorRegistry()
         Metrics(self._registry).watch(worker)
         self._over = threading.Event()
-        self._complained = False
+        self._complain_at = 0.0
 
     def start(self) -> None:
         """Send a report now and then once a second, even if one fails."""
@@ -70,6 +72,6 @@ class Reporter:
             self._complain(f"{type(error).__name__}: {error}")
 
     def _complain(self, reason: str) -> None:
-        if not self._complained:
-            self._complained = True
+        if boottime() >= self._complain_at:
+            self._complain_at = boottime() + _REMIND_SECONDS
             structlog.get_logger().error("report.failed", reason=reason)

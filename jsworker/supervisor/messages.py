@@ -11,7 +11,8 @@ from jsworker.worker.supervision import DeadOwner
 
 MOST_CULPRITS: Final = 500
 LONGEST_TEXT: Final = 4_000
-LONGEST_FIGURES: Final = 192 * 1024
+LONGEST_FIGURES: Final = 512 * 1024
+"""Characters; ``MOST_KINDS`` kinds with the longest names take up to 450 KiB."""
 
 _Text: TypeAlias = Annotated[str, Field(max_length=LONGEST_TEXT)]
 

@@ -82,9 +82,11 @@ async def test_figures_that_cannot_be_packed_hold_back_no_report(
         await eventually(told)
 
 
-async def test_figures_that_are_too_long_are_told_once(
-    start: StartWorker, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("remind_seconds", [3_600.0, 0.0])
+async def test_figures_that_are_too_long_are_told_now_and_then(
+    start: StartWorker, monkeypatch: pytest.MonkeyPatch, remind_seconds: float
 ) -> None:
+    monkeypatch.setattr("jsworker.supervisor.child_reports._REMIND_SECONDS", remind_seconds)
     monkeypatch.setattr("jsworker.supervisor.child_reports._SECONDS", 0.02)
     monkeypatch.setattr("jsworker.supervisor.child_reports._REST", 0)
     running = await start(scripted(echo))
@@ -95,5 +97,6 @@ async def test_figures_that_are_too_long_are_told_once(
             assert len([figures for figures in parent.figures if figures is not None]) >= 2
 
         await eventually(refused_twice)
-    [line] = [line for line in lines if line["event"] == "report.failed"]
-    assert (line["log_level"], line["reason"]) == ("error", "the figures of so many kinds are too long")
+    told = [(line["log_level"], line["reason"]) for line in lines if line["event"] == "report.failed"]
+    assert set(told) == {("error", "the figures of so many kinds are too long")}
+    assert (len(told) == 1) == (remind_seconds > 0.0)
