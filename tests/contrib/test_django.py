@@ -18,10 +18,11 @@ from pydantic import SecretStr
 from tests.support.djangos import closing, django_on  # first: it sets Django up
 
 from asgiref.sync import sync_to_async  # isort: skip
+from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
-from django.test import modify_settings, override_settings
+from django.test import Client, modify_settings, override_settings
 from django.utils import timezone
 
 try:
@@ -1015,6 +1016,24 @@ def _thank() -> Any:
     from django_app.shop.tasks import thank  # noqa: PLC0415 -- a task belongs to a backend
 
     return thank
+
+
+@pytest.mark.parametrize(
+    ("payload", "begins"),
+    [("1e5000", "1000000"), ("[" * 3_000 + "]" * 3_000, "[[[[[[[")],
+    ids=["long", "deep"],
+)
+def test_the_admin_shows_jobs_whose_payload_python_does_not_read(payload: str, begins: str) -> None:
+    job, other = enqueue(KIND, {}), enqueue(KIND, {})
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE jsworker.jobs SET payload = %s::jsonb WHERE id = %s", [payload, job.id])
+    client = Client()
+    client.force_login(User.objects.create_superuser("admin"))
+    listing = client.get("/admin/jsworker/storedjob/").content.decode()
+    assert str(job.id) in listing
+    assert str(other.id) in listing
+    assert begins in client.get(f"/admin/jsworker/storedjob/{job.id}/change/").content.decode()
+    assert begins in StoredJob.objects.get(id=job.id).payload
 
 
 def test_jobs_are_not_written_through_models() -> None:

@@ -32,8 +32,9 @@ class StoredJobAdmin(admin.ModelAdmin):
     list_per_page = 50
 
     def get_queryset(self, request: Any) -> Any:
-        """Return jobs from the database in which they are stored."""
-        return StoredJob.objects.using(database_alias()).order_by(*self.ordering)
+        """Return jobs from the database in which they are stored; only a job's page loads its contents."""
+        jobs = StoredJob.objects.using(database_alias()).defer("payload", "result")
+        return jobs.order_by(*self.ordering)
 
     def get_readonly_fields(self, request: Any, obj: Any = None) -> list[str]:
         """Return all fields, and the timeline."""

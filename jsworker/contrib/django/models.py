@@ -5,6 +5,17 @@ from typing import Any, NoReturn
 from django.db import models
 
 
+class StoredJson(models.JSONField):
+    """JSON as Python reads it; what it does not read, such as numbers of thousands of digits, stays text."""
+
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
+        """Return the value, or the column's text."""
+        try:
+            return super().from_db_value(value, expression, connection)
+        except (ValueError, RecursionError):  # anybody with INSERT can have stored it; others' rows are fine
+            return value
+
+
 class ReadOnly(models.Model):
     """A row of one of jsworker's tables, which Django must not change."""
 
@@ -28,8 +39,8 @@ class StoredJob(ReadOnly):
     id = models.UUIDField(primary_key=True)
     kind = models.TextField()
     status = models.TextField()
-    payload = models.JSONField()
-    result = models.JSONField(null=True)
+    payload = StoredJson()
+    result = StoredJson(null=True)
     unique_key = models.TextField(null=True)
     waiting_key = models.TextField(null=True)
     limit_key = models.TextField(null=True)
@@ -72,7 +83,7 @@ class StoredEvent(ReadOnly):
     event = models.TextField()
     worker_id = models.TextField(null=True)
     error = models.TextField(null=True)
-    detail = models.JSONField(null=True)
+    detail = StoredJson(null=True)
 
     class Meta:
         """Jsworker, not Django, creates the table."""
