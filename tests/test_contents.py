@@ -164,6 +164,24 @@ def test_plain_contents_pass_unless_they_are_refused(value: Any) -> None:
         strict.decode(text, *WHERE)
 
 
+@pytest.mark.parametrize("value", ["1" * 5_000, "[" * 100_000], ids=["long", "deep"])
+def test_what_python_does_not_read_is_refused(value: str) -> None:
+    for reader in (Contents(encoded_only=True), contents(new=NEW), Contents()):
+        text = value if reader.encoded_only else f'{{"$codec": {value}'
+        with pytest.raises(ContentRefused, match=f"^payload of kind count-words, of job {JOB}: ") as refused:
+            reader.decode(text, *WHERE)
+        assert value[:10] not in str(refused.value)
+
+
+def test_a_codec_must_name_its_key_by_text() -> None:
+    class Numbered(Reverse):
+        def encode(self, content: bytes, bound_to: bytes) -> tuple[str, bytes]:
+            return 7, content + bound_to  # type: ignore[return-value]
+
+    with pytest.raises(TypeError, match=r"^Numbered\.encode returned 7 as the key's name$"):
+        Contents(Numbered()).encode(TEXT, *WHERE)
+
+
 @pytest.mark.parametrize("value", [{"$codec": ["a", "b", "c"]}, {"$codec": None}])
 def test_a_plain_content_that_would_be_taken_for_an_encoded_one_is_refused(value: Any) -> None:
     text = strict_json.dumps(value)

@@ -67,6 +67,7 @@ class Contents:
 
         Raises:
             InvalidJson: there is no codec, and the text would be taken for an encoded content.
+            TypeError: the codec names its key by something that is no text.
         """
         if self.codec is None:
             if text.startswith(_BEGINS) and is_encoded_value(json.loads(text)):
@@ -75,6 +76,8 @@ class Contents:
                 )
             return text
         key, encoded = self.codec.encode(text.encode(), _bound_to(what, kind, owner))
+        if not isinstance(key, str):  # ``decode`` would refuse the content
+            raise TypeError(f"{type(self.codec).__name__}.encode returned {shown(key)} as the key's name")
         return json.dumps({_MARK: [self.codec.name, key, base64.b64encode(encoded).decode()]})
 
     def may_be_encoded(self, text: str) -> bool:
@@ -91,7 +94,10 @@ class Contents:
         """
         if not self.may_be_encoded(text):
             return text
-        value = json.loads(text)
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):  # more digits or levels than Python reads, which no codec writes
+            raise ContentRefused(f"{_where(what, kind, owner)}: is no encoded content") from None
         is_plain = not (self.encoded_only or is_encoded_value(value))
         return text if is_plain else self._decode(value, what, kind, owner)
 
@@ -114,7 +120,7 @@ class Contents:
         return row | {name: self.decode_value(row[name], name, kind, who) for name, who in owners.items()}
 
     def _decode(self, value: Any, what: str, kind: str, owner: UUID | str) -> str:
-        where = f"{what} of kind {kind}, of {owner if isinstance(owner, str) else f'job {owner}'}"
+        where = _where(what, kind, owner)
         if not is_encoded_value(value):
             raise ContentRefused(f"{where}: is not encrypted, and JSWORKER_ENCRYPTED_ONLY=true refuses that")
         parts = value[_MARK]
@@ -159,6 +165,10 @@ def key_of_content(value: Any) -> str | None:
         return None
     parts = value[_MARK]
     return " ".join(map(str, parts[:2])) if isinstance(parts, list) else "?"
+
+
+def _where(what: str, kind: str, owner: UUID | str) -> str:
+    return f"{what} of kind {kind}, of {owner if isinstance(owner, str) else f'job {owner}'}"
 
 
 def _bound_to(what: str, kind: str, owner: UUID | str) -> bytes:

@@ -130,12 +130,20 @@ async def test_plain_jobs_of_other_producers_run_beside_encrypted_ones_until_the
     assert key_of_content((await rows.job(plain["id"]))["result"]) == "aes-gcm old"
     await first.end()
 
+    async def failed_for_good(job_id: UUID) -> None:
+        read = "SELECT status, failure_reason, attempts FROM jsworker.jobs WHERE id = %s"  # not the payload
+        [row] = await rows.query(read, job_id)
+        assert (row["status"], row["failure_reason"], row["attempts"]) == ("failed", "payload", 1)
+
     only = make_settings(encryption_keys=text_of_keys(old=OLD), encrypted_only=True)
     await start(scripted(echo), with_settings=only)
     refused = await client.enqueue(KIND, {"n": 2})
     row = await rows.becomes(refused.id, "failed")
     assert (row["failure_reason"], row["attempts"]) == ("payload", 1)
     assert "is not encrypted, and JSWORKER_ENCRYPTED_ONLY=true refuses that" in row["last_error"]
+    for unread in ("1e5000", f"{'[' * 3_000}{']' * 3_000}"):
+        [of_sql] = await rows.query("SELECT id FROM jsworker.enqueue(%s, %s::jsonb)", KIND, unread)
+        await eventually(partial(failed_for_good, of_sql["id"]), seconds=60.0)
     assert await (await sealed.enqueue(KIND, {"n": 3})).result(60) == {"n": 3}
 
 
