@@ -110,3 +110,11 @@ def test_what_is_missing_is_told() -> None:
         _ = FlaskJobs().client
     with pytest.raises(SettingsError, match="JSWORKER_DATABASE_URL must be set"):
         FlaskJobs(app)
+
+
+@pytest.mark.parametrize("variable", ["JSWORKER_DATABASE_URL_FILE", "JSWORKER_DATABASE_PASSWORD_FILE"])
+def test_the_path_of_a_file_is_no_configuration(variable: str) -> None:
+    app = Flask("app")
+    app.config.update({"JSWORKER_DATABASE_URL": "postgresql://host/jobs", variable: "/run/secrets/it"})
+    with pytest.raises(SettingsError, match=f"^{variable} is read from the environment only$"):
+        FlaskJobs(app)

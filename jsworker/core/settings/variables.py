@@ -117,7 +117,10 @@ def known_variables(names: Iterable[str]) -> list[str]:
 
 def no_setting(variable: str, names: Iterable[str]) -> str:
     """Return the warning line for a variable that is none of these settings; it suggests the likely one."""
-    close = likely(variable, (one.removeprefix(PREFIX) for one in known_variables(names)))
+    known = known_variables(names)
+    if variable in known:  # given by code, as the path of a file
+        return f"{variable} is read from the environment only"
+    close = likely(variable, (one.removeprefix(PREFIX) for one in known))
     advice = f": did you mean {PREFIX}{close}?" if close else ""
     return f"{printable(variable, 200)} is no setting{advice}"
 
