@@ -68,6 +68,23 @@ print(children[0].pid, flush=True)
 signal.pause()
 """
 
+IN_FORK = """
+import os, sys, threading
+from jsworker.embedded import start_with_parent
+
+def start_in_thread():
+    children = []
+    thread = threading.Thread(target=lambda: children.append(start_with_parent(["true"])), daemon=True)
+    thread.start()
+    thread.join(60.0)
+    return len(children) == 1 and children[0].wait() == 0
+
+assert start_in_thread()
+if not (forked := os.fork()):
+    os._exit(0 if start_in_thread() else 1)
+sys.exit(os.waitpid(forked, 0)[1] != 0)
+"""
+
 
 @pytest.fixture
 def data() -> Iterator[Path]:
@@ -679,6 +696,10 @@ class TestStartWithParent:
         thread.join()
         wait_until(lambda: not Path(f"/proc/self/task/{thread.native_id}").exists(), "the thread is gone")
         assert children[0].communicate(b"still here")[0] == b"still here"
+
+    def test_a_forked_process_starts_children_from_its_threads_too(self) -> None:
+        # Since Python 3.12 a fork beside threads warns.
+        subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", IN_FORK], check=True)
 
     def test_the_child_gets_environment_folder_and_signals_as_usual(self, tmp_path: Path) -> None:
         script = 'echo "$GREETING $PWD"; kill -PIPE $$'

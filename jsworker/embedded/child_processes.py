@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 
 from jsworker.worker.isolation import parent_death_signal
 
-_lasting_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="jsworker-child-starter")
+
+def _begin() -> None:
+    """Begin without a thread; a forked process does not have that of its parent, and would wait for it."""
+    global _lasting_thread  # noqa: PLW0603 -- one for the process
+    _lasting_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="jsworker-child-starter")
+
+
+_lasting_thread: ThreadPoolExecutor
+_begin()
+os.register_at_fork(after_in_child=_begin)
 
 
 class Account(NamedTuple):
