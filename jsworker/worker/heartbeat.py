@@ -185,6 +185,7 @@ class Heartbeat:
             run = runs[held]
             run.beaten_at = max(run.beaten_at, started)
             run.note_silence(silence, read_at=started)
+            run.activity_seen = beat.activities[held]
             if run.delivery is not None and run.in_progress_at < ack_due:
                 run.in_progress_at = started
                 run.delivery.in_progress()

@@ -94,12 +94,25 @@ class QuietPhases:
             # Another phase may have begun since the thresholds were found to be over.
             meant = {held: run for held, run in free.items() if seconds or self._is_over(run)}
             thresholds = {held: run.thresholds(seconds) for held, run in meant.items()}
-            written = await heartbeat.set_thresholds_beside(
-                self._context.database, worker_id=self._context.worker_id, thresholds=thresholds
-            )
-            for held in written:
-                free[held].note_written(seconds)
-                free[held].beaten_at = max(free[held].beaten_at, started)
+            allowed = {held: run.quiet_seconds for held, run in meant.items()}
+            database, worker_id = self._context.database, self._context.worker_id
+            if seconds:
+                written = await heartbeat.set_thresholds_beside(
+                    database, worker_id=worker_id, thresholds=thresholds
+                )
+            else:
+                activities = {held: run.activity_seen for held, run in meant.items() if run.activity_seen}
+                for run in meant.values():
+                    run.quiet_seconds = 0.0  # the fence must hold even if no answer comes
+                written = await heartbeat.restore_thresholds(
+                    database, worker_id=worker_id, thresholds=thresholds, activities=activities
+                )
+            for held, run in meant.items():
+                if held not in written:
+                    run.quiet_seconds = allowed[held]
+                    continue
+                run.note_written(max(seconds, allowed[held]) if seconds else 0.0)  # a longer one stays
+                run.beaten_at = max(run.beaten_at, started)
         finally:
             for run in free.values():
                 run.thresholds_lock.release()
@@ -109,6 +122,7 @@ class QuietPhases:
         """Return whether the thresholds in a run's row are longer than any present phase needs."""
         return (
             bool(run.quiet_seconds)
+            and run.activity_seen is not None
             and run.phase is not Phase.SETTLING
             and boottime() > max(run.quiet_until, self.until)
         )

@@ -59,6 +59,8 @@ STATEMENTS: dict[str, TextClause] = {
     "PROGRESS": heartbeat.PROGRESS,
     "CHECKPOINT": heartbeat.CHECKPOINT,
     "Quiet phase": heartbeat.QUIET,
+    "Quiet phase of another run of the owner": heartbeat.QUIET_BESIDE,
+    "End of a quiet phase": heartbeat.QUIET_OVER,
     "Orphaned claims": heartbeat.ORPHANED,
     "COMPLETE": settle.COMPLETE,
     "FAIL": settle.FAIL,

@@ -21,6 +21,7 @@ _BATCH_TOKEN = j.c.fencing_token == given_runs("run").c.token
 _BEING_CLAIMED = j.c.id != all_(given_array("claiming", Uuid))
 _IN_FLIGHT = r"NOT \(EXISTS \([^;]+?j\.fencing_token = run\.token\)\)"
 _WORKER = j.c.worker_id == worker_id
+_ACTIVITY = r"j\.last_activity_at = \w+\.activity"
 
 
 def _mine(token: ColumnElement[bool]) -> list[Flip]:
@@ -121,6 +122,16 @@ OWNER = [
         "processing",
         lambda job: _in_flight(job) | {"stale_after": [90.0], "crash_after": [75.0]},
         _mine(_BATCH_TOKEN),
+    ),
+    Transition(
+        "QUIET OVER",
+        heartbeat.QUIET_OVER,
+        "processing",
+        lambda job: (
+            _in_flight(job)
+            | {"stale_after": [30.0], "crash_after": [15.0], "activities": [job["last_activity_at"]]}
+        ),
+        [*_mine(_BATCH_TOKEN), Flip("activity as seen", _ACTIVITY, {"last_activity_at": ago(50)})],
     ),
     Transition(
         "ORPHANED",

@@ -185,7 +185,7 @@ class TestLease:
     async def test_nothing_in_hand(self, database: Database) -> None:
         beat = await heartbeat.heartbeat(database, worker_id=WORKER, in_flight=[])
         none: frozenset[heartbeat.Held] = frozenset()
-        assert beat == heartbeat.Beat(none, none, none, none, none, {})
+        assert beat == heartbeat.Beat(none, none, none, none, none, {}, {})
 
     async def test_a_heartbeat_reads_what_the_rows_allow(self, database: Database, sql: Sql) -> None:
         thresholds: list[dict[str, Any]] = [
@@ -196,6 +196,7 @@ class TestLease:
         held = [(insert_job(sql, "processing", **columns), 1) for columns in thresholds]
         beat = await heartbeat.heartbeat(database, worker_id=WORKER, in_flight=held)
         assert beat.silences == dict(zip(held, (3600.0005, 15.0, None), strict=True))
+        assert beat.activities == {each: read_job(sql, each[0])["last_activity_at"] for each in held}
 
     async def test_progress_keeps_what_it_is_not_given(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, "processing", last_activity_at=ago(20))
@@ -274,6 +275,60 @@ class TestLease:
             assert job["stale_after"] == timedelta(seconds=stale_after)
             assert job["crash_after"] == timedelta(seconds=stale_after - 15)
             assert age(sql, job["last_activity_at"]) < 5
+
+    @pytest.mark.parametrize("later", ["quiet", "beside", "heartbeat", "over"])
+    async def test_the_end_of_a_quiet_phase_is_not_written_late(
+        self, database: Database, sql: Sql, later: str
+    ) -> None:
+        held = (insert_job(sql, "processing"), 1)
+        usual: dict[str, Any] = {"stale_after": 30.0, "crash_after": 15.0}
+        quiet: dict[str, Any] = {"stale_after": 3630.0, "crash_after": 3615.0}
+        owner: dict[str, Any] = {"database": database, "worker_id": WORKER}
+
+        async def restore(seen: heartbeat.Beat) -> frozenset[heartbeat.Held]:
+            return await heartbeat.restore_thresholds(
+                **owner, thresholds={held: usual}, activities=seen.activities
+            )
+
+        await heartbeat.set_thresholds(**owner, held=held, **quiet)
+        seen = await heartbeat.heartbeat(**owner, in_flight=[held])
+        if later == "heartbeat":
+            await heartbeat.heartbeat(**owner, in_flight=[held])
+        elif later == "over":  # answered, and executed a second time
+            assert await restore(seen) == {held}
+        if later == "beside":
+            await heartbeat.set_thresholds_beside(**owner, thresholds={held: quiet})
+        elif later != "heartbeat":
+            await heartbeat.set_thresholds(**owner, held=held, **quiet)
+        before = read_job(sql, held[0])
+        assert await restore(seen) == frozenset()
+        assert read_job(sql, held[0]) == before
+        assert before["stale_after"] == timedelta(seconds=3630)
+        assert await restore(await heartbeat.heartbeat(**owner, in_flight=[held])) == {held}
+        after = read_job(sql, held[0])
+        assert (after["stale_after"], after["crash_after"]) == (timedelta(seconds=30), timedelta(seconds=15))
+
+    async def test_a_shorter_phase_of_another_run_that_is_written_late_shortens_nothing(
+        self, database: Database, sql: Sql
+    ) -> None:
+        held = [
+            (insert_job(sql, "processing", **columns), 1)
+            for columns in ({}, {"stale_after": None}, {"stale_after": None, "crash_after": None})
+        ]
+        for more in (60.0, 5.0):
+            limits = ((30.0 + more, 15.0 + more), (None, 15.0 + more), (None, None))
+            thresholds = {
+                each: {"stale_after": stale, "crash_after": crash}
+                for each, (stale, crash) in zip(held, limits, strict=True)
+            }
+            written = await heartbeat.set_thresholds_beside(database, worker_id=WORKER, thresholds=thresholds)
+            assert written == set(held)
+        rows = [read_job(sql, job_id) for job_id, _ in held]
+        assert [(row["stale_after"], row["crash_after"]) for row in rows] == [
+            (timedelta(seconds=90), timedelta(seconds=75)),
+            (None, timedelta(seconds=75)),
+            (None, None),
+        ]
 
     async def test_the_time_of_progress_is_that_of_the_jobs_own_signs(
         self, database: Database, sql: Sql

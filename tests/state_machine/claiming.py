@@ -166,7 +166,7 @@ class Claiming(Example):
         hand = [run.held for run in life.runs if not run.in_hand] if late else life.hand
         predicted = self.model.heartbeat(life.id, hand)
         beat = self.world.run(heartbeat.heartbeat(self.world.database, worker_id=life.id, in_flight=hand))
-        assert beat == predicted
+        assert beat._replace(activities={}) == predicted
         for run in life.in_hand:
             if run.held in beat.lost | beat.completed:
                 run.in_hand = False

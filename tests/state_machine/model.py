@@ -374,6 +374,7 @@ class Model:
                 held: job.crash_after if job.stale_after is None else job.stale_after
                 for held, job in alive.items()
             },
+            activities={},  # the model has no clock
         )
 
     def complete(self, worker_id: str, runs: Sequence[Completion]) -> list[Settled]:

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from typing import Any
 from uuid import UUID
@@ -13,11 +14,13 @@ from nats.js import JetStreamContext
 
 from jsworker import JobClient
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused, InvalidJson, Retry
+from jsworker.core.errors import DatabaseRefused, DatabaseTimeout, InvalidJson, Retry
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
 from jsworker.ownership.transitions import heartbeat
+from jsworker.ownership.transitions.heartbeat import Held
 from jsworker.stream.message import Delivery
+from jsworker.worker.pipeline.in_flight import Run
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import AT_ONCE, KIND, Gate, scripted
@@ -170,13 +173,13 @@ async def test_a_heartbeat_takes_back_no_patience_that_was_just_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The end of one quiet phase is on its way to the database while the job announces the next one."""
-    set_thresholds, taking_back, go_on = heartbeat.set_thresholds_beside, asyncio.Event(), asyncio.Event()
+    restore, taking_back, go_on = heartbeat.restore_thresholds, asyncio.Event(), asyncio.Event()
 
     async def slow_to_take_back(*arguments: Any, **named: Any) -> Any:
-        if any(limits["stale_after"] == settings.stale_threshold for limits in named["thresholds"].values()):
+        if named["thresholds"]:
             taking_back.set()
             await go_on.wait()
-        return await set_thresholds(*arguments, **named)
+        return await restore(*arguments, **named)
 
     async def process(job: Job[Any]) -> None:
         await job.quiet(0.1)
@@ -186,7 +189,7 @@ async def test_a_heartbeat_takes_back_no_patience_that_was_just_asked_for(
         await go_on.wait()
         await gate.process(job)
 
-    monkeypatch.setattr(heartbeat, "set_thresholds_beside", slow_to_take_back)
+    monkeypatch.setattr(heartbeat, "restore_thresholds", slow_to_take_back)
     gate = Gate()
     running = await start(scripted(process))
     job = await client.enqueue(KIND, {})
@@ -259,9 +262,11 @@ async def test_thresholds_that_a_late_write_has_changed_are_written_again(
     await gate.met()
     context = running.worker._context
     run = context.in_flight.runs[job.id]
-    thresholds = {run.held: run.thresholds(late)}
-    assert await heartbeat.set_thresholds_beside(
-        context.database, worker_id=running.worker.id, thresholds=thresholds
+    await rows.query(
+        "UPDATE jsworker.jobs SET stale_after = make_interval(secs => %s),"
+        " crash_after = make_interval(secs => %s) WHERE id = %s",
+        *run.thresholds(late).values(),
+        job.id,
     )
 
     async def written_again() -> None:
@@ -270,6 +275,47 @@ async def test_thresholds_that_a_late_write_has_changed_are_written_again(
         assert quiet - 60 < run.quiet_seconds <= quiet
 
     await eventually(written_again)
+    gate.open()
+    await rows.becomes(job.id, "completed")
+
+
+async def test_the_end_of_a_quiet_phase_that_is_written_late_ends_no_later_one(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The owner cannot repair it: it may be silent by then."""
+    restore, given_up = heartbeat.restore_thresholds, asyncio.Event()
+    late: list[Callable[[], Awaitable[frozenset[Held]]]] = []
+
+    async def unanswered(*arguments: Any, **named: Any) -> Any:
+        if named["thresholds"] and not late:
+            late.append(partial(restore, *arguments, **named))
+            allowed.append(run().quiet_seconds)
+            given_up.set()
+            raise DatabaseTimeout("it gets no answer")
+        return await restore(*arguments, **named)
+
+    def run() -> Run:
+        return running.worker._context.in_flight.runs[job.id]
+
+    async def process(job: Job[Any]) -> None:
+        await job.quiet(0.1)
+        await given_up.wait()
+        await job.quiet(3600.0)
+        await gate.process(job)
+
+    monkeypatch.setattr(heartbeat, "restore_thresholds", unanswered)
+    gate, allowed = Gate(), list[float]()
+    running = await start(scripted(process))
+    job = await client.enqueue(KIND, {})
+    await gate.met()
+    assert await late[0]() == frozenset()
+    row = await rows.job(job.id)
+    assert row["stale_after"] == timedelta(seconds=settings.stale_threshold + 3600)
+    assert allowed == [0.0]  # the fence counts on no more than what stays if it was written
     gate.open()
     await rows.becomes(job.id, "completed")
 

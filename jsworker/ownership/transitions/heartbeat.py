@@ -31,7 +31,7 @@ HEARTBEAT = compiled(
     sa.update(j)
     .values(last_activity_at=NOW)
     .where(j.c.id == _locked.c.id, held_by_me)
-    .returning(*j.c["id", "fencing_token", "cancel_requested"], _silence.label("silence"))
+    .returning(*j.c["id", "fencing_token", "cancel_requested", "last_activity_at"], _silence.label("silence"))
 )
 # The heartbeat of one skipped row, which waits for the lock without delaying others.
 HEARTBEAT_ALONE = statements.waiting(HEARTBEAT)
@@ -88,15 +88,34 @@ QUIET = _write(
 )
 
 # The same for the other runs of an owner with a quiet run, because the owner is silent for them, too. This is
-# no write of theirs, so it counts as no progress.
+# no write of theirs, so it counts as no progress. It only lengthens: one that got no answer may be executed after
+# a longer phase was announced, whose owner is too silent to repair it.
 _LIMITS: Final = ("stale_after", "crash_after")
-_beside = statements.given_runs("run", **{name: given_array(name, sa.Double) for name in _LIMITS})
+_given_limits = {name: given_array(name, sa.Double) for name in _LIMITS}
+_beside = statements.given_runs("run", **_given_limits)
 _locked_beside = locked_of_mine(_beside, *_beside.c[_LIMITS])
-_lengthened = {name: statements.seconds(_locked_beside.c[name]) for name in _LIMITS}
+_lengthened = {
+    name: sa.func.greatest(j.c[name], statements.seconds(_locked_beside.c[name])) for name in _LIMITS
+}
 QUIET_BESIDE = compiled(
     sa.update(j)
     .values(**_lengthened, last_activity_at=NOW)
     .where(j.c.id == _locked_beside.c.id, held_by_me)
+    .returning(j.c.id, j.c.fencing_token)
+)
+
+# The end of these phases. It shortens thresholds, so it needs an order: every sign of life changes the time of
+# activity, so a late one does not find the time any more that the last heartbeat had written. (Only a clock that is
+# set back could bring that time again, to the microsecond.)
+_over = statements.given_runs(
+    "run", **_given_limits, activity=given_array("activities", sa.DateTime(timezone=True))
+)
+_locked_over = locked_of_mine(_over, *_over.c[_LIMITS], _over.c.activity)
+_restored = {name: statements.seconds(_locked_over.c[name]) for name in _LIMITS}
+QUIET_OVER = compiled(
+    sa.update(j)
+    .values(**_restored, last_activity_at=NOW)
+    .where(j.c.id == _locked_over.c.id, held_by_me, j.c.last_activity_at == _locked_over.c.activity)
     .returning(j.c.id, j.c.fencing_token)
 )
 
@@ -147,6 +166,7 @@ class Beat(NamedTuple):
         completed: runs that the job's own transaction has completed.
         silences: for each renewed run, how many seconds of silence its row allows, by the first of its
             thresholds that is set.
+        activities: for each renewed run, the time of activity that was written.
     """
 
     alive: frozenset[Held]
@@ -155,6 +175,7 @@ class Beat(NamedTuple):
     locked: frozenset[Held]
     completed: frozenset[Held]
     silences: Mapping[Held, float | None]
+    activities: Mapping[Held, datetime]
 
 
 async def heartbeat(
@@ -188,6 +209,7 @@ async def heartbeat(
         locked=_held(locked),
         completed=_held(row for row in seen if row.status == "completed"),
         silences={(row.id, row.fencing_token): row.silence for row in renewed},
+        activities={(row.id, row.fencing_token): row.last_activity_at for row in renewed},
     )
 
 
@@ -267,14 +289,43 @@ async def _run_in_order(
 async def set_thresholds_beside(
     database: Database, *, worker_id: str, thresholds: Mapping[Held, Mapping[str, float | None]]
 ) -> frozenset[Held]:
-    """Set thresholds for many runs and return those that got them; locked and refused ones did not."""
+    """Lengthen shorter thresholds of many runs to these and return the runs that have them now.
+
+    Locked and refused runs are not returned.
+    """
 
     def write(held: Sequence[Held]) -> Awaitable[Sequence[Row]]:
-        limits = {name: [thresholds[each][name] for each in held] for name in _LIMITS}
-        return database.run(QUIET_BESIDE, _held_by(worker_id, held) | limits)
+        return database.run(QUIET_BESIDE, _held_by(worker_id, held) | _limits(thresholds, held))
 
     rows, _ = await in_halves(list(thresholds), write)
     return _held(rows)
+
+
+async def restore_thresholds(
+    database: Database,
+    *,
+    worker_id: str,
+    thresholds: Mapping[Held, Mapping[str, float | None]],
+    activities: Mapping[Held, datetime],
+) -> frozenset[Held]:
+    """Set thresholds of many runs, also to shorter ones, and return the runs that have them now.
+
+    Locked and refused runs are not returned, nor those that have had an activity since that of ``activities``,
+    as a heartbeat has returned it.
+    """
+
+    def write(held: Sequence[Held]) -> Awaitable[Sequence[Row]]:
+        seen = {"activities": [activities[each] for each in held]}
+        return database.run(QUIET_OVER, _held_by(worker_id, held) | _limits(thresholds, held) | seen)
+
+    rows, _ = await in_halves(list(thresholds), write)
+    return _held(rows)
+
+
+def _limits(
+    thresholds: Mapping[Held, Mapping[str, float | None]], held: Sequence[Held]
+) -> dict[str, list[float | None]]:
+    return {name: [thresholds[each][name] for each in held] for name in _LIMITS}
 
 
 async def orphaned_claims(
