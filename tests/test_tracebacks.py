@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import jsworker
-from jsworker.core.tracebacks import from_users_code, raised_at
+from jsworker.core.tracebacks import from_users_code, raised_at, traceback_of
 
 PACKAGE = Path(jsworker.__file__).parent
 
@@ -29,6 +29,18 @@ def test_a_folder_whose_name_begins_like_ours_is_the_users() -> None:
 
 def test_an_error_that_nobody_raised_has_no_place() -> None:
     assert raised_at(ValueError()) == ""
+
+
+def test_an_error_with_thousands_of_causes_or_members_is_shown_without_them() -> None:
+    chain = ValueError("broken")
+    for number in range(10_000):
+        cause, chain = chain, ValueError(f"broken {number}")
+        chain.__cause__ = cause
+    many = ExceptionGroup("many", [ValueError("broken")] * 10_000)
+    assert traceback_of(chain) == f"{HEADER}ValueError: broken 9999\n"
+    assert traceback_of(many) == f"{HEADER}ExceptionGroup: many (10000 sub-exceptions)\n"
+    few = ExceptionGroup("few", [ValueError("broken")])
+    assert "ValueError: broken\n" in traceback_of(few)
 
 
 OURS = (

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 _OURS: Final = f"{Path(__file__).parents[1]}{os.sep}"
 _TRACEBACK: Final = "Traceback (most recent call last):"
+_MOST_ERRORS: Final = 10_000
 _MARGIN: Final = " |+-"
 """The characters that precede the lines of an exception group."""
 _FRAME: Final = re.compile(rf'[{_MARGIN}]*File "(?P<file>[^"]*)", line (?P<line>\d+)(, in (?P<function>.*))?')
@@ -61,18 +62,38 @@ def raised_at(error: BaseException) -> str:
 def message_of(error: BaseException) -> str:
     """Return the text of an error as ``str()`` gives it, also if the error's own code raises in doing so."""
     try:
+        shown = error if _has_too_many(error) else traceback.TracebackException(type(error), error, None)
         # It may be of a subclass of str, whose methods are the user's, too.
-        return str.__str__(str(traceback.TracebackException(type(error), error, None)))
+        return str.__str__(str(shown))
     except BaseException as fault:  # noqa: BLE001 -- __str__, __getattr__ and the like are the user's
         return f"it cannot be shown: showing it raised {type_name(fault)}"
 
 
 def traceback_of(error: BaseException) -> str:
     """Return the traceback of an error and of its causes, as Python prints it; else its own alone."""
+    if _has_too_many(error):
+        return f"{_TRACEBACK}\n{frames_of(error)}{type_name(error)}: {message_of(error)}\n"
     try:
         return "".join(traceback.format_exception(error))
     except BaseException:  # noqa: BLE001 -- as above
         return f"{_TRACEBACK}\n{frames_of(error)}{type_name(error)}: {message_of(error)}\n"
+
+
+def _has_too_many(error: BaseException) -> bool:
+    """Return whether an error has too many members and causes for Python's traceback.
+
+    That looks at a member as often as groups hold it: of groups in groups, for ever.
+    """
+    left, seen, found = [error], {id(error)}, 0
+    while left and found < _MOST_ERRORS:
+        each = left.pop()
+        found += 1
+        left += members_of(each)
+        for cause in (held_by(each, "__cause__"), held_by(each, "__context__")):
+            if cause is not None and id(cause) not in seen:
+                seen.add(id(cause))
+                left.append(cause)
+    return bool(left)
 
 
 def frames_of(error: BaseException) -> str:

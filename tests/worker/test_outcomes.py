@@ -368,6 +368,27 @@ async def test_retry_and_snooze_in_a_task_group_keep_their_wait(
     assert row["errors"] == errors
 
 
+@pytest.mark.parametrize("error", [ValueError("broken"), Fail("broken")], ids=["error", "fail"])
+async def test_a_group_in_which_each_group_holds_the_next_one_twice_holds_up_nobody(
+    client: JobClient, rows: Rows, start: StartWorker, error: Exception
+) -> None:
+    async def process(job: Job[Any]) -> None:
+        group = error
+        for _ in range(60):  # 2**60 ways lead to the error
+            group = ExceptionGroup("many", [group, group])
+        raise group
+
+    await start(scripted(process, backoff=LATER))
+    job = await client.enqueue(KIND, {})
+    if isinstance(error, Fail):
+        row = await rows.becomes(job.id, "failed")
+        assert (row["failure_reason"], row["last_error"]) == ("permanent", "broken")
+    else:
+        row = await rows.becomes(job.id, "scheduled")
+        assert row["last_error"].startswith("ExceptionGroup: many (2 sub-exceptions)\nTraceback ")
+        assert "in process" in row["last_error"]
+
+
 async def test_limits_of_the_class_beat_the_settings_and_the_producer_beats_the_class(
     client: JobClient, rows: Rows, make_settings: Callable[..., Settings], start: StartWorker
 ) -> None:

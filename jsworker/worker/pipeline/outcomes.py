@@ -155,10 +155,14 @@ def _of_raised(run: Run, error: BaseException) -> Outcome:
 
 
 def raised_in(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors in a group, as that of a TaskGroup, and in groups in it; else the error itself."""
+    """Yield each error in a group, as that of a TaskGroup, and in groups in it; else the error itself."""
     left = [error]
+    seen: set[int] = set()  # a group may hold another one many times
     while left:
         each = left.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
         if members := members_of(each):
             left += reversed(members)
         else:
