@@ -1,8 +1,10 @@
 """This worker's presence on NATS, proven by requests to itself: other workers must not think it has gone."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from jsworker.core.clock import boottime
+from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.stream.liveness import REFUSED, WELL, Answer
 from jsworker.worker.context import WorkerContext
 
@@ -26,11 +28,12 @@ class Presence:
     def reachable(self) -> bool:
         """Return whether requests of other workers reach this one, as far as it knows.
 
-        A worker that never answered counts as reachable, because nothing is concluded from its silence.
+        A worker that never answered counts as reachable, because nothing is concluded from its silence. On
+        the NATS of another installation none of its fleet asks.
         """
         if not self.answers:
             return True
-        if self._proven_at is None or not self._stream.connected:
+        if self._proven_at is None or not self._stream.is_own:
             return False
         return boottime() - self._proven_at <= self._interval + 2 * self._timeout
 
@@ -45,6 +48,9 @@ class Presence:
         if await self._witness.prove(self._timeout):
             self._proven_at = started
             self.answers = True
+        # Pullers ask, too, but not while they have no room.
+        with suppress(StreamUnavailable, StreamRefused):
+            await self._stream.check_installation()
 
     async def ask(self, worker_id: str) -> Answer:
         """Ask whether another worker is alive; UNKNOWN while this worker has been connected for too short."""

@@ -16,12 +16,14 @@ from nats.js import JetStreamContext
 from jsworker import JobClient
 from jsworker.core.errors import PublishRefused, StreamUnavailable
 from jsworker.core.settings import Settings
+from jsworker.stream.liveness import Answer
 from jsworker.stream.message import WireMessage
 from jsworker.stream.topology import INSTALLATION
 from jsworker.worker.maintenance import watches
 from tests.stream.nats_server import NatsServer
 from tests.stream.streams import TestStream
 from tests.support.polling import eventually
+from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
@@ -140,6 +142,62 @@ async def test_after_a_reconnect_nothing_is_pulled_published_or_purged_until_the
     await places.others.stop(signal.SIGKILL)
     await places.own.start()
     await goes_on(running, rows, waiting.id)
+
+
+@pytest.mark.hurried
+async def test_behind_anothers_nats_nobody_is_taken_for_gone_and_the_worker_knows_that_nobody_asks_it(
+    places: Places, make_settings: MakeSettings, start: StartWorker
+) -> None:
+    settings = make_settings(nats_url=places.own.url)
+    await places.others.start()
+    theirs = TestStream(settings, installation_id=uuid4())
+    await theirs.connect()
+    await theirs.ensure([KIND])
+    await theirs.close()
+    await places.others.stop()
+    await places.own.start()
+    running = await start(scripted(echo), with_settings=settings)
+    presence = running.worker._components.presence
+
+    async def asks() -> None:
+        assert presence.reachable()
+        assert await presence.ask("nobody") is Answer.NO_RESPONDERS
+
+    await eventually(asks)
+    await places.own.stop()
+    await places.others.start()
+    await is_told_of_it(running)
+    await rounds_pass(count_rounds(running.worker._components.presences), 5)  # two would do on its own NATS
+    assert not presence.reachable()
+    assert await presence.ask("nobody") is Answer.UNKNOWN
+    assert await presence.answered_by("nobody") is Answer.NO_RESPONDERS  # NATS itself answers
+    await places.others.stop(signal.SIGKILL)
+    await places.own.start()
+    await eventually(asks)
+
+
+@pytest.mark.hurried
+async def test_the_stream_is_found_to_be_the_own_one_again_while_nothing_is_pulled(
+    places: Places, make_settings: MakeSettings, start: StartWorker
+) -> None:
+    await places.own.start()
+    running = await start(scripted(echo), with_settings=make_settings(nats_url=places.own.url))
+    components = running.worker._components
+    await components.stop_pullers()
+    await components.shape.stop()  # which would find it out within half a minute
+
+    async def is_reachable() -> None:
+        assert components.presence.answers
+        assert components.presence.reachable()
+
+    async def is_away() -> None:
+        assert not components.presence.reachable()
+
+    await eventually(is_reachable)
+    await places.own.stop()
+    await eventually(is_away)
+    await places.own.start()
+    await eventually(is_reachable)
 
 
 async def test_messages_under_way_are_not_sent_again_to_another_installation(
