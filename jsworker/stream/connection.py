@@ -4,6 +4,7 @@ import asyncio
 import random
 import re
 import secrets
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, TypeVar
@@ -14,7 +15,7 @@ from jsworker.core.errors import JsworkerError, StreamRefused, StreamUnavailable
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings, variable_of
 from jsworker.stream.login import Login, login_error, login_of, while_unavailable
-from jsworker.stream.nats_client import Client, end_tasks, reason_of
+from jsworker.stream.nats_client import Client, end_tasks, reason_of, verdict_about
 
 T = TypeVar("T")
 
@@ -26,6 +27,7 @@ _SUBSCRIBE_AGAIN_SECONDS = 10.0
 _BLOCKED_SECONDS = 5.0
 _PENDING_BYTES = 8 * 2**20
 _MOST_COMPLAINTS = 100
+_MOST_HELD: Final = 10_000
 _ABANDON_SECONDS: Final = 2.0
 _LEAST_ATTEMPT_SECONDS: Final = 0.2  # else the last attempt could only fail for lack of time
 _CAUSE: Final = "connection lost"
@@ -66,6 +68,8 @@ class Connection:
         self._subscribe_at = 0.0
         self._unanswerable: str | None = None
         """Why no request can be answered: the violation that ended the subscription to the answers."""
+        self._held: deque[bytes] | None = None
+        """Verdicts that wait until the stream is known to be the own one; None: none has to."""
         self.losses = 0
         """How often the connection was lost: what was learnt before may not hold after the next one."""
         self.lost_callbacks: list[Callback] = []
@@ -117,9 +121,21 @@ class Connection:
         return self.connected
 
     def answer(self, reply: bytes, verdict: bytes) -> None:
-        """Send a verdict about a message without waiting; a lost verdict costs a redelivery."""
-        if self._client is not None:
+        """Send a verdict about a message without waiting; a lost verdict costs a redelivery.
+
+        After a loss of the connection it waits for ``send_verdicts``: the same address may lead to another
+        NATS, about whose messages it would decide.
+        """
+        if self._held is not None:
+            self._held.append(verdict_about(reply, verdict))
+        elif self._client is not None:
             self._client.answer(reply, verdict)
+
+    def send_verdicts(self) -> None:
+        """Send the verdicts that wait, and from now on all others at once: the stream is the own one."""
+        if self._held is not None and self._client is not None:
+            held, self._held = self._held, None
+            self._client.send_verdicts(held)
 
     async def answered(self, subject: str, asking: Coroutine[Any, Any, T]) -> T:
         """Await ``asking``, which sends to ``subject`` and waits for an answer, and return its result.
@@ -281,6 +297,8 @@ class Connection:
     def _lose(self, client: Client) -> None:
         if client is self._client and self._up.is_set():
             self._up.clear()
+            self._held = deque(self._held or (), _MOST_HELD)
+            self._held.extend(client.take_verdicts())
             self._events.emit("worker.degraded", what="nats", reason=self._cause)
             self._abandon(client)
 

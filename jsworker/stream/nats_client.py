@@ -3,7 +3,7 @@
 import asyncio
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -28,6 +28,11 @@ the headers if any, whole size. A subject holds any byte but those at which the 
 
 Take = Callable[[str, bytes, bytes, dict[str, str] | None], None]
 """Receives a message of an inbox: subject, reply subject, content, and the headers of a status."""
+
+
+def verdict_about(reply: bytes, verdict: bytes) -> bytes:
+    """Return the command that sends a verdict about a message."""
+    return b"PUB %b %d\r\n%b\r\n" % (reply, len(verdict), verdict)
 
 
 def reason_of(error: Exception) -> str:
@@ -198,6 +203,18 @@ class Client(NatsClient):
         self._pending = [command for command in self._pending if command.startswith(_VERDICT)]
         self._pending_data_size = sum(map(len, self._pending))
 
+    def take_verdicts(self) -> list[bytes]:
+        """Return the verdicts that wait to be sent, which are not sent then."""
+        taken = [command for command in self._pending if command.startswith(_VERDICT)]
+        self._pending = [command for command in self._pending if not command.startswith(_VERDICT)]
+        self._pending_data_size = sum(map(len, self._pending))
+        return taken
+
+    def send_verdicts(self, verdicts: Iterable[bytes]) -> None:
+        """Send what ``take_verdicts`` or ``verdict_about`` has returned, like ``post``."""
+        for each in verdicts:
+            self._send_or_drop(each)
+
     def post(self, subject: str, content: bytes, reply: str = "", headers: bytes = b"") -> None:
         """Send without waiting or a guarantee; a message is dropped when the buffer of unsent bytes is full.
 
@@ -213,7 +230,7 @@ class Client(NatsClient):
 
     def answer(self, reply: bytes, verdict: bytes) -> None:
         """Send a verdict about a message, without waiting or a guarantee, like ``post``."""
-        self._send_or_drop(b"PUB %b %d\r\n%b\r\n" % (reply, len(verdict), verdict))
+        self._send_or_drop(verdict_about(reply, verdict))
 
     def _send_or_drop(self, command: bytes) -> None:
         if self._pending_data_size <= self._max_pending_size and not self.is_closed:

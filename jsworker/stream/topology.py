@@ -218,6 +218,8 @@ class Topology:
         self.lanes_refused: str | None = None
         self.has_lanes = False
         self._checking = asyncio.Lock()
+        if installation_id is None:  # no check comes for which verdicts would wait
+            api.connection.restored_callbacks.append(api.connection.send_verdicts)
         self._checked: int | None = None
         """How often the connection had been lost when the stream was found not to be another's."""
 
@@ -237,7 +239,12 @@ class Topology:
                 losses = self._api.connection.losses
                 with suppress(NotThere):
                     self._refuse_others((await self._ask_again()).config)
-                self._checked = losses
+                self._note_own(losses)
+
+    def _note_own(self, losses: int) -> None:
+        self._checked = losses
+        if self.is_own:
+            self._api.connection.send_verdicts()
 
     async def _ask_again(self) -> StreamInfo:
         """Return what JetStream says of the stream, asked again soon if it is silent.
@@ -264,7 +271,7 @@ class Topology:
             with attempt:
                 losses = self._api.connection.losses
                 info = await self._ensure_stream()
-                self._checked = losses
+                self._note_own(losses)
                 self.has_lanes = set(self._lanes) <= set(info.config.subjects or ())
                 for kind in kinds:
                     await self.ensure_consumer(kind, ack_waits)

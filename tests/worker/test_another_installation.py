@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import nats
 import pytest
 from nats.js import JetStreamContext
 
@@ -24,7 +25,7 @@ from tests.stream.nats_server import NatsServer
 from tests.stream.streams import TestStream
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
-from tests.worker.processors import KIND, echo, scripted
+from tests.worker.processors import KIND, Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
 
@@ -174,6 +175,48 @@ async def test_behind_anothers_nats_nobody_is_taken_for_gone_and_the_worker_know
     await places.others.stop(signal.SIGKILL)
     await places.own.start()
     await eventually(asks)
+
+
+async def test_verdicts_wait_for_the_own_stream(
+    places: Places, make_settings: MakeSettings, start: StartWorker, rows: Rows
+) -> None:
+    """Both streams have delivered their first message; the verdict about it names no more than its number."""
+    settings = make_settings(nats_url=places.own.url, ack_wait=1000.0)
+    await places.others.start()
+    theirs = TestStream(settings, installation_id=uuid4())
+    await theirs.connect()
+    await theirs.ensure([KIND])
+    await theirs.publish_many([WireMessage(uuid4(), KIND, 1)])
+    await theirs.close()
+    client = await nats.connect(places.others.url)
+    consumer = await client.jetstream().pull_subscribe_bind(KIND, stream=settings.stream)
+    await consumer.fetch(1)
+    await client.close()
+    left = await their_state(settings)
+    await places.others.stop()
+    await places.own.start()
+    gate = Gate()
+    running = await start(scripted(gate.process), with_settings=settings)
+    async with JobClient(settings) as enqueuing:
+        job = await enqueuing.enqueue(KIND, {})
+        await gate.met()
+    context = running.worker._context
+    assert context.in_flight.runs[job.id].delivery is not None
+    await places.own.stop()
+    await places.others.start()
+    await is_told_of_it(running)
+    gate.open()
+    await rows.becomes(job.id, "completed")
+
+    async def is_answered() -> None:
+        assert not context.in_flight.runs
+
+    await eventually(is_answered)
+    assert await context.stream.flush()
+    assert await their_state(settings) == left
+    await places.others.stop(signal.SIGKILL)
+    await places.own.start()
+    await running.stream_is_empty()
 
 
 @pytest.mark.hurried
