@@ -25,9 +25,11 @@ from jsworker.ownership.transitions import (
     snooze,
     steps,
 )
+from jsworker.ownership.transitions.workflow_enqueue import NewBatch, enqueue_workflow
 
 from .calls import retry
 from .deadlocks import deadlocks, hasty_deadlock_detection
+from .flows import sweep
 from .polling import eventually
 from .rows import KIND, WORKER, Sql, insert_job
 
@@ -37,7 +39,14 @@ KEYS = [f"key-{place}" for place in range(60)]
 LATE = claim.RunLimits(stale_after=0.0, crash_after=0.0, timeout=None, max_attempts=3, max_stalls=3)
 """A limit that every silence is beyond, so that the stale rule applies at once."""
 
-JOBS = text("SELECT id, status, fencing_token, dispatch FROM jsworker.jobs WHERE unique_key IS NOT NULL")
+NO_SILENCE = {"stale_after": 0.0, "crash_after": 0.0}
+MOST_OPEN = 30
+
+JOBS = text(
+    "SELECT id, status, fencing_token, dispatch FROM jsworker.jobs"
+    " WHERE unique_key IS NOT NULL OR batch_id IS NOT NULL AND status <> 'completed'"
+)
+OPEN = text("SELECT id FROM jsworker.workflows WHERE finished_at IS NULL")
 
 
 class Storm:
@@ -55,6 +64,10 @@ class Storm:
             "release": self.release,
             "snooze": self.snooze,
             "keep a step": self.keep_step,
+            "save a checkpoint": self.save_checkpoint,
+            "quiet": self.quiet,
+            "quiet beside": self.quiet_beside,
+            "quiet over": self.quiet_over,
             "reset stale": self.reset_stale,
             "reset crashed": self.reset_crashed,
             "reset dead": self.reset_dead,
@@ -67,6 +80,8 @@ class Storm:
             "promote": self.promote,
             "cancel": self.cancel,
             "retry": self.retry,
+            "enqueue a workflow": self.enqueue_workflow,
+            "advance": self.advance,
         }
 
     async def run(self, seconds: float, written: Counter[str]) -> None:
@@ -126,6 +141,39 @@ class Storm:
                     self._database, worker_id=WORKER, held=held, name=str(one[1]), result="1"
                 )
         return kept
+
+    async def save_checkpoint(self) -> int:
+        return await self.write_owned(heartbeat.save_checkpoint, checkpoint="1")
+
+    async def quiet(self) -> int:
+        return await self.write_owned(heartbeat.set_thresholds, **NO_SILENCE)
+
+    async def write_owned(self, write: Callable[..., Awaitable[object]], **values: object) -> int:
+        written = 0
+        for one in (await self.jobs("processing"))[:5]:
+            with suppress(OwnershipLost):
+                await write(self._database, worker_id=WORKER, held=one[:2], **values)
+                written += 1
+        return written
+
+    async def quiet_beside(self) -> int:
+        thresholds = {one[:2]: NO_SILENCE for one in await self.jobs("processing")}
+        written = await heartbeat.set_thresholds_beside(
+            self._database, worker_id=WORKER, thresholds=thresholds
+        )
+        return len(written)
+
+    async def quiet_over(self) -> int:
+        hand = [one[:2] for one in await self.jobs("processing")]
+        beat = await heartbeat.heartbeat(self._database, worker_id=WORKER, in_flight=hand)
+        renewed = [held for held in hand if held in beat.activities]
+        restored = await heartbeat.restore_thresholds(
+            self._database,
+            worker_id=WORKER,
+            thresholds=dict.fromkeys(renewed, NO_SILENCE),
+            activities=beat.activities,
+        )
+        return len(restored)
 
     async def reset_stale(self) -> int:
         taken = await reset.reset_stale(
@@ -193,6 +241,23 @@ class Storm:
                 await retry(self._database, one[0])
                 return 1
         return 0
+
+    async def enqueue_workflow(self) -> int:
+        """Enqueue a workflow in which each batch needs all before it, unless many are open."""
+        if len(await self._database.run(OPEN)) >= MOST_OPEN:
+            return 0
+        batches: list[NewBatch] = []
+        for place in range(4):
+            jobs = [enqueue.NewJob(enqueue.new_job_id(), "{}")]
+            needs = [batch.id for batch in batches]
+            batches.append(NewBatch(enqueue.new_job_id(), f"batch-{place}", KIND, "run", needs, jobs))
+        self._random.shuffle(batches)
+        await enqueue_workflow(self._database, workflow=enqueue.new_job_id(), name="storm", batches=batches)
+        return len(batches)
+
+    async def advance(self) -> int:
+        done = await sweep(self._database)
+        return len(done.batches) + done.woken + done.cancelled
 
 
 def accepted(settled: list[settle.Settled]) -> int:
