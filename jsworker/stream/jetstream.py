@@ -88,6 +88,10 @@ class Stream(JetStreamApi):
         """Add a callback that is called when the connection is lost."""
         self.connection.lost_callbacks.append(callback)
 
+    def on_reconnect(self, callback: Callback) -> None:
+        """Add a callback that is called when there is a connection again."""
+        self.connection.restored_callbacks.append(callback)
+
     def witness(
         self, worker_id: str, read_stacks: Callable[[bytes], Awaitable[bytes]] | None = None
     ) -> Witness:

@@ -147,9 +147,15 @@ class Components:
         context.requeued.append(self.relay.wake)
         context.health.changed.extend([context.room.notify, self.failover_watch.wake])
         context.publishing.changed.extend([self.relay.wake, self.table.wake, self.presences.wake])
-        context.stream.on_disconnect(context.room.notify)
-        context.stream.on_disconnect(self.table.wake)
+        self._follow_connection()
         self._look_for_work()
+
+    def _follow_connection(self) -> None:
+        """Take jobs from the table once the connection is lost; look whose stream it is once it is back."""
+        stream = self._context.stream
+        stream.on_disconnect(self._context.room.notify)
+        stream.on_disconnect(self.table.wake)
+        stream.on_reconnect(self.presences.wake)
 
     def _wakers(self) -> tuple[Loop, Scheduler, Loop, Admissions]:
         """Return the loops that are woken at an instant: of a schedule, a token, or the end of a pause."""

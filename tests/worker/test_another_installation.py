@@ -219,12 +219,17 @@ async def test_verdicts_wait_for_the_own_stream(
     await running.stream_is_empty()
 
 
-@pytest.mark.hurried
-async def test_the_stream_is_found_to_be_the_own_one_again_while_nothing_is_pulled(
+async def test_the_stream_is_found_to_be_the_own_one_as_soon_as_it_is_back_while_nothing_is_pulled(
     places: Places, make_settings: MakeSettings, start: StartWorker
 ) -> None:
     await places.own.start()
-    running = await start(scripted(echo), with_settings=make_settings(nats_url=places.own.url))
+    slow = {
+        "heartbeat_interval": 100.0,
+        "crash_threshold": 300.0,
+        "stale_threshold": 1000.0,
+        "ack_wait": 5000.0,
+    }
+    running = await start(scripted(echo), with_settings=make_settings(nats_url=places.own.url, **slow))
     components = running.worker._components
     await components.stop_pullers()
     await components.shape.stop()  # which would find it out within half a minute
