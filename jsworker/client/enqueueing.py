@@ -221,7 +221,7 @@ def chunks_of_new_jobs(
     priority = priority_of(kind, options.priority)
     keys = [check_unique_key(key) if key is not None else None for key in unique_keys]
     limit_key = _limit_key(kind, options.limit_key)
-    keyed, unkeyed = (of_job(terms, key) for key in ("", None))
+    keyed, unkeyed = (of_job(terms, keyed=each, delay=delay) for each in (True, False))
     waits = keyed is not None and keyed.scope in WAITING_SCOPES
     rest = (delay, options.max_attempts, options.max_stalls, *context)
     start = 0

@@ -112,11 +112,12 @@ _NONE: Final = Terms()
 _PLAIN: Final = JobTerms()
 
 
-def of_job(terms: JobTerms, key: str | None) -> JobTerms | None:
+def of_job(terms: JobTerms, *, keyed: bool, delay: float) -> JobTerms | None:
     """Return the terms of a job with or without a key; None if the plain statements can enqueue it."""
-    if key is None:
+    if not keyed:
         terms = JobTerms(terms.run_at, terms.expires_in)
-    return None if terms == _PLAIN else terms
+    # A due time is a term of a key: the plain statements return an expired job that still holds it.
+    return None if terms == _PLAIN and not (keyed and delay) else terms
 
 
 def is_due(job: NewJob) -> bool:

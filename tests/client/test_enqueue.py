@@ -266,6 +266,21 @@ async def test_a_key_is_free_again_when_its_job_has_ended(client: JobClient, row
     assert again.id != first.id
 
 
+@pytest.mark.parametrize("many", [False, True])
+async def test_a_job_with_a_delay_takes_the_key_of_one_that_has_expired(
+    client: JobClient, rows: Rows, *, many: bool
+) -> None:
+    over = await client.enqueue(KIND, {}, unique_key="order-7", expires_in=3600.0)
+    await rows.query("UPDATE jsworker.jobs SET expires_at = clock_timestamp()")
+    if many:
+        [again] = await client.enqueue_many(KIND, [{}], unique_keys=["order-7"], delay=60.0)
+    else:
+        again = await client.enqueue(KIND, {}, unique_key="order-7", delay=60.0)
+    assert again.created
+    assert (await rows.job(over.id))["failure_reason"] == "expired"
+    assert not (await client.enqueue(KIND, {}, unique_key="order-7", delay=60.0)).created
+
+
 async def test_of_many_twins_at_once_one_is_created(client: JobClient, rows: Rows) -> None:
     twins = await asyncio.gather(*(client.enqueue(KIND, {}, unique_key="order-7") for _ in range(20)))
     assert len({twin.id for twin in twins}) == 1

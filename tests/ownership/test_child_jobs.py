@@ -219,6 +219,19 @@ async def test_the_key_of_an_expired_job_is_freed_in_the_same_commit(database: D
     assert read_value(sql, by) == 1
 
 
+async def test_only_expired_jobs_lose_their_keys_to_children_with_delays(
+    database: Database, sql: Sql
+) -> None:
+    job_id = insert_job(sql, "processing")
+    over, held = (insert_job(sql, "queued", kind=CHILD, unique_key=key, payload='{"n": 7}') for key in "ab")
+    sql.execute("UPDATE jsworker.jobs SET expires_at = now() - interval '1 s' WHERE id = %s", [over])
+    children = [child(n, unique_key=key, delay=60.0, terms=JobTerms()) for n, key in enumerate("abcc")]
+    assert await settled(database, job_id, *children) is Settled.COMPLETED
+    assert noted(sql, job_id) == [children[0].job.id, children[2].job.id]
+    assert read_job(sql, over)["failure_reason"] == "expired"
+    assert read_job(sql, held)["status"] == "queued"
+
+
 @pytest.mark.parametrize("terms", [None, JobTerms(scope="waiting")], ids=["live", "waiting"])
 async def test_parents_that_enqueue_the_same_keys_do_not_deadlock(
     database_url: str, sql: Sql, monkeypatch: pytest.MonkeyPatch, *, terms: JobTerms | None

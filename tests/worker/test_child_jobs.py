@@ -425,7 +425,7 @@ async def test_the_key_of_an_expired_job_costs_a_transaction_no_attempt(
 ) -> None:
     # No sweep sees it before the commit.
     expires = text("UPDATE jsworker.jobs SET expires_at = now() - interval '1 s' WHERE unique_key = 'one'")
-    child: Any = {"unique_key": "one", "expires_in": 600.0}
+    child: Any = {"unique_key": "one", "delay": 3600.0}
 
     async def process(job: Job[Any]) -> None:
         async with job.transaction() as session:
@@ -437,14 +437,14 @@ async def test_the_key_of_an_expired_job_costs_a_transaction_no_attempt(
             session.execute(expires)
             job.sync.enqueue(CHILD, {}, **child)
 
-    await client.enqueue(CHILD, {}, **child)
+    await client.enqueue(CHILD, {}, unique_key="one", expires_in=600.0)
     await start(scripted(plain if in_thread else process))
     job = await client.enqueue(KIND, {}, max_attempts=1)
     await rows.becomes(job.id, "completed")
     found = await children(rows)
     assert [(row["status"], row["failure_reason"]) for row in found] == [
         ("cancelled", "expired"),
-        ("queued", None),
+        ("scheduled", None),
     ]
 
 

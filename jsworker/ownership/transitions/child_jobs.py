@@ -36,6 +36,8 @@ INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, detail
 VALUES (:id, 'child_jobs', :worker_id, :token, CAST(:detail AS jsonb)) RETURNING id
 """)
 
+_NO_TERMS = JobTerms()
+"""Those of a job with a unique key and a delay."""
 _MOST_NAMED = 100
 _MOST_KINDS_NAMED = 5
 
@@ -43,42 +45,48 @@ _MOST_KINDS_NAMED = 5
 class Insertion:
     """A statement that inserts child jobs: executed while ``is_due``, with its rows given to ``note``.
 
-    The statement for one job with a unique key and terms of its own returns a row. If it returns none,
-    another job of the key was being committed, or an expired job holds the key: then expired jobs of the key
-    are cancelled, and the statement is executed again.
+    Expired jobs may hold the keys of jobs that are ``keyed``: if one of these was not inserted, such jobs are
+    cancelled, and the statement is executed again. The statement for one job ``alone`` returns a row. If it
+    returns none, another job of the key may just as well be being committed: it is executed again, too.
 
     Attributes:
         made: ids of the jobs that were inserted; the keys of the others were taken.
     """
 
     def __init__(
-        self, statement: TextClause, values: Mapping[str, Any], alone: ChildJob | None = None
+        self,
+        statement: TextClause,
+        values: Mapping[str, Any],
+        keyed: Sequence[ChildJob] = (),
+        *,
+        alone: bool = False,
     ) -> None:
         self.statement = statement
         self.values = values
         self.is_due = True
-        self.made: list[UUID] = []
+        self.made: set[UUID] = set()
+        self._left = keyed
         self._alone = alone
         self._insert = statement, values
         self._tries = 0
 
     def note(self, rows: Sequence[Any]) -> None:
-        """Take the rows of the execution; raise TransitionRefused when there was none for ``TRIES`` times."""
+        """Take the rows of the execution; raise TransitionRefused if ``TRIES`` executions were not enough."""
         if self.statement is EXPIRE_HOLDERS:
             self.statement, self.values = self._insert
-        elif self._alone is None:
-            self.is_due = False
-            self.made = [row[0] for row in rows]
-        elif rows:
-            self.is_due = False
-            job_id, created = rows[0][:2]
-            self.made = [job_id] if created else []
-        else:
-            self._tries += 1
-            if self._tries == TRIES:
-                raise too_fast(*self._alone)
-            kind, job = self._alone
-            self.statement, self.values = EXPIRE_HOLDERS, {"kind": kind, "unique_keys": [job.unique_key]}
+            self.is_due = self._alone or bool(rows)
+            if self.is_due and self._tries == TRIES:
+                raise too_fast(*self._left[0])
+            return
+        self._tries += 1
+        self.made.update(row[0] for row in rows if not self._alone or row[1])
+        if self._alone and rows:
+            self._left = ()
+        self._left = [child for child in self._left if child.job.id not in self.made]
+        self.is_due = bool(self._left)
+        if self._left:
+            keys = [child.job.unique_key for child in self._left]
+            self.statement, self.values = EXPIRE_HOLDERS, {"kind": self._left[0].kind, "unique_keys": keys}
 
 
 def insertions(worker_id: str, run: Completion) -> Iterator[Insertion]:
@@ -90,7 +98,7 @@ def insertions(worker_id: str, run: Completion) -> Iterator[Insertion]:
     many: dict[str, dict[JobTerms | None, list[NewJob]]] = defaultdict(lambda: defaultdict(list))
     alone: list[ChildJob] = []
     for child in run.child_jobs:
-        if child.job.terms is None or child.job.unique_key is None:
+        if child.job.terms in (None, _NO_TERMS) or child.job.unique_key is None:
             many[child.kind][child.job.terms].append(child.job)
         else:
             alone.append(child)
@@ -115,15 +123,16 @@ def _inserting(
     many: Mapping[str, Mapping[JobTerms | None, list[NewJob]]], alone: Sequence[ChildJob]
 ) -> Iterator[Insertion]:
     for kind in sorted(many):
-        for terms, jobs in many[kind].items():
+        for terms, jobs in sorted(many[kind].items(), key=lambda each: each[0] is not None):
             values = {"kind": kind, "publish_after": 0.0, **arrays_of(jobs)}
             if terms is None:
                 yield Insertion(ENQUEUE_MANY, values)
             else:
-                yield Insertion(ENQUEUE_MANY_TERMS, values | values_of_terms(terms))
+                keyed = [ChildJob(kind, job) for job in jobs if job.unique_key is not None]
+                yield Insertion(ENQUEUE_MANY_TERMS, values | values_of_terms(terms), keyed)
     for child in sorted(alone, key=lambda each: (each.kind, each.job.unique_key)):
         statement, values = unbound_statement_for(*child)
-        yield Insertion(statement, values, child)
+        yield Insertion(statement, values, [child], alone=True)
 
 
 def noted_child_jobs(detail: Any) -> list[UUID]:
