@@ -182,7 +182,11 @@ class _Opened:
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._stopped.wait())
+            while not self._stopped.is_set():
+                # Code of the application may raise these, as for a payload: asyncio gives them to the caller,
+                # and leaves the loop, on which the calls of others go on.
+                with suppress(SystemExit, KeyboardInterrupt):
+                    runner.run(self._stopped.wait())
 
 
 class _Loop(asyncio.SelectorEventLoop):

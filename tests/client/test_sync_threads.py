@@ -16,7 +16,7 @@ from typing import Any, LiteralString
 import psycopg
 import pytest
 
-from jsworker import SyncJobClient, SyncJobHandle
+from jsworker import Job, JobProcessor, Limit, SyncJobClient, SyncJobHandle
 from jsworker.core.errors import DatabaseUnavailable
 from jsworker.core.settings import Settings
 from tests.worker.processors import KIND
@@ -153,6 +153,35 @@ def test_ctrl_c_right_after_the_call_has_begun_cancels_it(
             late.result()
     soon(lambda: not tasks_of(client))
     client.close()
+
+
+@pytest.mark.parametrize("exits", [SystemExit, KeyboardInterrupt])
+def test_what_would_end_the_process_ends_one_call_alone(
+    settings: Settings, exits: type[BaseException]
+) -> None:
+    def key(payload: dict[str, Any]) -> str:
+        raise exits(payload["n"])
+
+    class Exiting(JobProcessor[dict[str, Any]]):
+        kind = KIND
+        limit = Limit(1, key=key)
+
+        async def process(self, job: Job[dict[str, Any]]) -> None: ...
+
+    client = SyncJobClient(settings)
+    late = client.enqueue(KIND, {}, delay=3600)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(late.result, SECONDS)
+        soon(lambda: len(tasks_of(client)) == 1)
+        for n in (3, 4):
+            with pytest.raises(exits) as raised:
+                client.enqueue(Exiting, {"n": n})
+            assert raised.value.args == (n,)
+        assert pool.submit(client.get, late.id).result(SECONDS).status == "scheduled"
+        assert len(tasks_of(client)) == 1
+        client.close()
+        with pytest.raises(RuntimeError, match=r"^the client was closed"):
+            waiting.result(SECONDS)
 
 
 @contextmanager
