@@ -19,7 +19,7 @@ class EnqueueOptions(TypedDict, total=False):
             left out: the key by the ``limit`` or ``rate`` of the processor, if a processor is given.
         priority: ``high``, ``normal`` or ``low``; left out: the processor's, or normal for a kind's name.
         run_at: when the job is due, instead of a delay: a datetime with a time zone. A past time means now.
-        expires_in: seconds, or a timedelta, from the insert; a job that has not begun by then is cancelled.
+        expires_in: seconds, or a timedelta, from the call; a job that has not begun by then is cancelled.
             The job begins with its first claim: if it is retried or taken back later, it does not expire.
             Overrides the processor's.
         unique: the rule for the unique key: ``live`` (the default), at most one job waits or runs;

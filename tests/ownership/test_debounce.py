@@ -199,6 +199,29 @@ async def test_a_producers_open_transaction_holds_up_no_claim_and_no_relay(
     assert [job.payload for job in await claimed(database, queued)] == ['{"n": 2}']
 
 
+@pytest.mark.parametrize("successor", [False, True])
+async def test_a_statement_that_was_committed_changes_nothing(
+    database: Database, sql: Sql, engine: Engine, *, successor: bool
+) -> None:
+    job = new(1)
+    statement = statement_for(KIND, job)
+
+    def execute() -> list[tuple[Any, ...]]:
+        with engine.begin() as connection:
+            return [tuple(row) for row in connection.execute(statement)]
+
+    assert execute() == [(job.id, True, 0)]
+    await enqueue(database, new(2))
+    before = read_job(sql, job.id)
+    assert execute() == [(job.id, False, 0)]
+    assert read_job(sql, job.id) == before
+    change_job(sql, job.id, status="cancelled", finished_at=ago(0))
+    last = await enqueue(database, new(3)) if successor else None
+    assert execute() == []
+    assert jobs(sql) == 1 + successor
+    assert last is None or read_job(sql, last.id)["payload"] == {"n": 3}
+
+
 async def keep_step(database: Database, job_id: UUID) -> None:
     await steps.keep_step(database, worker_id=WORKER, held=(job_id, 1), name="charge", result='"A"')
 

@@ -127,6 +127,42 @@ async def test_a_twin_that_is_undone_leaves_the_window(database: Database, sql: 
     assert jobs(sql) == 1
 
 
+async def test_a_window_begins_after_the_wait_for_a_twin_that_is_undone(
+    database: Database, sql: Sql, winner: Winner
+) -> None:
+    end(sql, (await enqueue(database)).id, "cancelled")
+    age_window(sql)
+    winner.run(statement_for(KIND, new()))
+    second = asyncio.create_task(enqueue(database))
+    await winner.blocks()
+    waited = read_value(sql, "SELECT clock_timestamp()")
+    winner.rollback()
+    assert (await second).created
+    begun = read_value(sql, "SELECT until - interval '1 h' FROM jsworker.unique_windows")
+    assert begun >= waited
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+async def test_a_statement_that_was_committed_takes_no_further_window(
+    database: Database, sql: Sql, engine: Engine, *, forgotten: bool
+) -> None:
+    job = new()
+    statement = statement_for(KIND, job)
+
+    def execute() -> list[tuple[Any, ...]]:
+        with engine.begin() as connection:
+            return [tuple(row) for row in connection.execute(statement)]
+
+    assert execute() == [(job.id, True, 1)]
+    assert execute() == [(job.id, False, 0)]
+    end(sql, job.id, "cancelled")
+    age_window(sql)
+    if forgotten:
+        assert await forget_windows(database, limit=10) == (1, None)
+    assert execute() == []
+    assert (await enqueue(database)).created
+
+
 async def test_a_job_that_is_refused_leaves_no_window(database: Database, sql: Sql) -> None:
     from jsworker.ownership.refusals import RowRefused  # noqa: PLC0415 -- of this test alone
 

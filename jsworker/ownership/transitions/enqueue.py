@@ -126,10 +126,10 @@ class JobTerms(NamedTuple):
 
     Attributes:
         run_at: when the job is due, instead of a delay.
-        expires_in: seconds from its insert until it is cancelled, unless it has begun.
+        expires_in: seconds from the call until it is cancelled, unless it has begun.
         scope: the jobs among which its key is unique: ``live`` ones, ``waiting`` ones, or all of a ``window``.
             ``debounce`` is like ``waiting``, and the waiting job takes the new payload and a later time.
-        unique_for: the window, in seconds from the insert of its job.
+        unique_for: the window, in seconds from the call, or from the end of a wait for its row.
         debounce: seconds from the last insert until the job is due.
         debounce_max: seconds from the first insert until the job is due at the latest.
     """

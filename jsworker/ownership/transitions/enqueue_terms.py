@@ -30,6 +30,8 @@ _OF_ONE: Final = """
 _parts: Final = {"columns": f"{COLUMNS}, expires_at", "due": _DUE, "present": _PRESENT}
 _KEY: Final = "CAST(:unique_key AS text)"
 _one: Final = _parts | {"instant": _INSTANT.format(delay="CAST(:delay AS double precision)")}
+# Where ON CONFLICT names another index than that of the ids: the statement may be executed again after its commit.
+_IS_NEW: Final = "NOT EXISTS (SELECT FROM jsworker.jobs AS same WHERE same.id = CAST(:id AS uuid))"
 
 # A job that expired before it began no longer holds its key, although the index still has it: then no row.
 _holds_its_key: Final = and_(live, may_begin)
@@ -75,20 +77,22 @@ WHERE j.kind = :kind AND j.waiting_key = :unique_key AND {waiting} AND NOT EXIST
 # One job in a window, also after it has ended, and for as long as it lives. The statement that takes the window
 # inserts the job; concurrent ones wait for the window's row and find it taken. Their snapshot still has the old row
 # of a window taken meanwhile, so they have no row in their answer. It lacks the job of that window, too: whether that
-# lives is known only of the job that the snapshot's own row names.
+# lives is known only of the job that the snapshot's own row names. A window that was taken by a transaction which was
+# rolled back begins after the wait for it; the first one of a key does not: its row is computed before the wait.
 _IN_THE_WINDOW: Final = (
     f"EXISTS (SELECT FROM jsworker.jobs AS j WHERE j.id = w.job_id AND {condition(_holds_its_key)})"
 )
 _AS_SEEN: Final = """EXISTS (
   SELECT FROM jsworker.unique_windows AS seen
   WHERE seen.kind = w.kind AND seen.key = w.key AND seen.job_id = w.job_id)"""
+_UNTIL: Final = "clock_timestamp() + make_interval(secs => CAST(:unique_for AS double precision))"
 ENQUEUE_WINDOW = filled(
     """
 WITH taken AS (
   INSERT INTO jsworker.unique_windows AS w (kind, key, job_id, until)
-  VALUES (CAST(:kind AS text), {key}, CAST(:id AS uuid),
-    clock_timestamp() + make_interval(secs => CAST(:unique_for AS double precision)))
-  ON CONFLICT (kind, key) DO UPDATE SET job_id = excluded.job_id, until = excluded.until
+  SELECT CAST(:kind AS text), {key}, CAST(:id AS uuid), {until}
+  WHERE {is_new}
+  ON CONFLICT (kind, key) DO UPDATE SET job_id = excluded.job_id, until = {until}
   WHERE w.until <= clock_timestamp() AND {as_seen} AND NOT {job_lives}
   RETURNING w.job_id
 ), created AS (
@@ -104,6 +108,8 @@ WHERE w.kind = :kind AND w.key = :unique_key AND (w.until > clock_timestamp() OR
     of_one=_OF_ONE,
     live_key="NULL",
     key=_KEY,
+    until=_UNTIL,
+    is_new=_IS_NEW,
     job_lives=_IN_THE_WINDOW,
     as_seen=_AS_SEEN,
     more="",
@@ -142,6 +148,7 @@ DEBOUNCE = filled(
     """
 WITH debounced AS (
   INSERT INTO jsworker.jobs AS j ({columns}, waiting_key, debounce_until){of_one}
+  WHERE {is_new}
   ON CONFLICT (kind, waiting_key) WHERE waiting_key IS NOT NULL AND status IN ('scheduled', 'queued')
   DO UPDATE SET payload = CAST(:payload AS jsonb), checkpoint = NULL,
     limit_key = CASE WHEN j.held_by IS NULL THEN CAST(:limit_key AS text) ELSE coalesce(CAST(:limit_key AS text), '') END,
@@ -156,9 +163,14 @@ WITH debounced AS (
   DELETE FROM jsworker.job_steps AS s USING debounced WHERE s.job_id = debounced.id AND NOT debounced.created
 )
 SELECT id, created, dispatch FROM debounced
+UNION ALL
+SELECT j.id, false, j.dispatch FROM jsworker.jobs AS j
+WHERE j.id = CAST(:id AS uuid) AND {waiting} AND NOT EXISTS (SELECT FROM debounced)
 """,
     of_one=_OF_ONE,
     live_key="NULL",
+    is_new=_IS_NEW,
+    waiting=condition(waiting),
     moves=condition(and_(scheduled, never_claimed, j.c.behind.is_(None))),
     never_claimed=condition(never_claimed),
     waited=condition(waiting).replace("j.", "o."),
