@@ -132,9 +132,16 @@ class Database:
         return Reads(self, seconds, role)
 
     async def run(
-        self, statement: TextClause, parameters: Parameters | None = None, *, seconds: float | None = None
+        self,
+        statement: TextClause,
+        parameters: Parameters | None = None,
+        *,
+        seconds: float | None = None,
+        waits: bool = False,
     ) -> Sequence[Row]:
         """Run one statement as one transaction and return its rows, within ``seconds`` or the statement time-out.
+
+        ``waits`` as for ``Pool.execute``.
 
         Raises:
             DatabaseUnavailable: no answer in time, or no connection. The statement
@@ -142,7 +149,8 @@ class Database:
             RowRefused: the content of a row was refused; nothing was written.
             DatabaseRefused: anything else that PostgreSQL refused.
         """
-        return await self._execute(partial(self._statements.execute, statement, parameters), seconds)
+        run = partial(self._statements.execute, statement, parameters, waits=waits)
+        return await self._execute(run, seconds)
 
     async def run_along_index(
         self, statement: TextClause, parameters: Parameters, *, seconds: float | None = None
@@ -335,7 +343,12 @@ class Reads(Database):
         )
 
     async def run(
-        self, statement: TextClause, parameters: Parameters | None = None, *, seconds: float | None = None
+        self,
+        statement: TextClause,
+        parameters: Parameters | None = None,
+        *,
+        seconds: float | None = None,
+        waits: bool = False,  # noqa: ARG002 -- reads wait for no producer
     ) -> Sequence[Row]:
         """Run one reading statement; see ``Database.run``."""
         return await self._execute(self._reading(statement, parameters, read_sort="on"), seconds)

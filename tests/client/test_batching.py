@@ -107,9 +107,11 @@ async def test_a_job_with_a_unique_key_holds_up_nobody(client: JobClient, rows: 
     )
     keyed = (client.enqueue("kind", {}, unique_key="taken") for _ in range(12))
     few = (client.enqueue_many("kind", [{}], unique_keys=["taken"]) for _ in range(12))
-    waiting = asyncio.gather(*keyed, *few)
+    many = (client.enqueue_many("kind", [{}] * 30, unique_keys=["taken"] * 30) for _ in range(12))
+    waiting = asyncio.gather(*keyed, *few, *many)
     others = await asyncio.gather(*(client.enqueue("kind", {}) for _ in range(40)))
     others.append(await client.enqueue("kind", {}))
+    assert (await client.get(others[-1].id)).id == others[-1].id
     assert not waiting.done()
     await rows.query("COMMIT")
     answers = await waiting

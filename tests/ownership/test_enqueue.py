@@ -168,10 +168,10 @@ class TestMany:
         allowed: list[float] = []
         run = database.run
 
-        async def noted(*given: Any, seconds: float | None = None) -> Any:
+        async def noted(*given: Any, seconds: float | None = None, **how: Any) -> Any:
             if seconds is not None:
                 allowed.append(seconds)
-            return await run(*given, seconds=seconds)
+            return await run(*given, seconds=seconds, **how)
 
         monkeypatch.setattr(database, "run", noted)
         new = [NewJob(new_job_id(), "{}", f"key-{place}") for place in range(5000)]

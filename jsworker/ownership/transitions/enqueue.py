@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
@@ -284,8 +283,8 @@ async def _insert(
     seconds = database.seconds_for(size_of(new))
     waits = any(job.unique_key is not None for job in new)
     # Statements with many keys may wait for long, so they do not use the pool of statements by key.
-    run = partial(database.run_by_key, waits=waits) if len(new) < _LEAST_COPIED else database.run
-    rows = await run(statement, {**values, **arrays_of(new)}, seconds=seconds)
+    run = database.run_by_key if len(new) < _LEAST_COPIED else database.run
+    rows = await run(statement, {**values, **arrays_of(new)}, seconds=seconds, waits=waits)
     return [row[0] for row in rows]
 
 
