@@ -88,6 +88,7 @@ STATEMENTS: dict[str, TextClause] = {
     "BRING BACK what lies ahead of the clock": clock_ahead.BRING_BACK,
     "BRING BACK pauses": clock_ahead.BRING_BACK_PAUSES,
     "BRING BACK workers": clock_ahead.BRING_BACK_WORKERS,
+    "BRING BACK refused rows": clock_ahead.BRING_BACK_REFUSED,
     "CANCEL": control.CANCEL,
     "RETRY": control.RETRY,
     "SET_PRIORITY": priorities.SET_PRIORITY,

@@ -1,14 +1,17 @@
 """The database's clock was ahead and is corrected: what was written meanwhile lies ahead of it."""
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from jsworker.ownership.database import Database
+from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import clock_ahead, heartbeat, publish, republish, reset, workers
 from jsworker.ownership.transitions.clock_ahead import bring_back
+from jsworker.ownership.transitions.refused_rows import Mark, RefusedRows, marks_of
 
-from .rows import KIND, OTHER_WORKER, WORKER, Sql, ago, change_job, insert_job, read_job, seconds
+from .rows import KIND, OTHER_WORKER, WORKER, Sql, ago, change_job, insert_job, read_job, read_value, seconds
 
 HOUR = ago(-3600)
 
@@ -113,6 +116,31 @@ async def test_a_pause_that_no_time_of_postgresql_could_hold_stops_no_other(
     ).fetchall()
     assert (written["ahead"], written["soon"]) == (True, True)
     assert (paused["ahead"], paused["soon"], paused["length"].total_seconds()) == (False, True, 60.0)
+
+
+async def test_a_refused_row_is_tried_again_after_its_pause(database: Database, sql: Sql) -> None:
+    ahead, other, written = (insert_job(sql, "scheduled", run_at=ago(5)) for _ in range(3))
+    await RefusedRows(database, worker_id=WORKER).note(
+        "promote", [(job_id, RowRefused("23514", None)) for job_id in (ahead, other, written)]
+    )
+    sql.execute(
+        "UPDATE jsworker.refused_rows SET first_at = first_at + interval '30 days',"
+        " last_at = last_at + interval '30 days', retry_at = retry_at + interval '30 days' WHERE job_id = %s",
+        [ahead],
+    )
+    sql.execute("UPDATE jsworker.refused_rows SET last_at = 'infinity' WHERE job_id = %s", [written])
+
+    async def mark(job_id: UUID) -> Mark:
+        [found] = (await marks_of(database, [job_id]))[job_id]
+        return found
+
+    before, stays = await mark(ahead), await mark(other)
+    await clock_ahead.bring_back_refused(database)
+    after = await mark(ahead)
+    assert after.first_at == after.last_at < before.last_at
+    assert after.retry_at - after.last_at == before.retry_at - before.last_at
+    assert await mark(other) == stays
+    assert read_value(sql, "SELECT count(*) FROM jsworker.refused_rows WHERE NOT isfinite(last_at)") == 1
 
 
 @pytest.mark.parametrize("hours", [0, 24])

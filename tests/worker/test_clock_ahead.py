@@ -34,8 +34,19 @@ async def test_jobs_do_not_wait_until_the_clock_is_there_again(
         " stale_after = '2 s', last_activity_at = clock_timestamp() + interval '1 h' WHERE id = %s",
         unowned,
     )
+    refused = (await client.enqueue(KIND, {}, delay=3600)).id
+    await rows.query(
+        "INSERT INTO jsworker.refused_rows"
+        " (job_id, attempted, kind, status, fencing_token, dispatch, sqlstate, last_at, retry_at)"
+        " SELECT id, 'promote', kind, status, 0, 0, '23514', clock_timestamp() + interval '1 h',"
+        " clock_timestamp() + interval '1 h 1 s' FROM jsworker.jobs WHERE id = %s",
+        refused,
+    )
     running = await start(scripted(echo))
-    await becomes_completed(running, rows, [unpublished, unowned])
+    await rows.query(
+        "UPDATE jsworker.jobs SET run_at = clock_timestamp() - interval '1 s' WHERE id = %s", refused
+    )
+    await becomes_completed(running, rows, [unpublished, unowned, refused])
     row = await rows.job(unowned)
     assert (row["fencing_token"], row["stalls"]) == (2, 1)
 

@@ -1,8 +1,8 @@
 """Brings back instants that lie ahead, because the database's clock was ahead and has been corrected.
 
 Until the clock is there again, the jobs of a dead owner would never be late, a message would not be published,
-the idle poll would not find its job, a rate would give no token, a pause of seconds would not end, and a worker
-that is gone would be listed as alive. ``run_at`` may lie ahead, and stays.
+the idle poll would not find its job, a rate would give no token, a pause of seconds would not end, a refused row
+would not be tried again, and a worker that is gone would be listed as alive. ``run_at`` may lie ahead, and stays.
 """
 
 from collections.abc import Awaitable, Collection, Sequence
@@ -78,6 +78,18 @@ FROM (
   ORDER BY id FOR NO KEY UPDATE SKIP LOCKED) AS ahead
 WHERE w.id = ahead.id
 """)  # noqa: S608 -- a constant of this file
+# The pause until the next try, too, is as long as it was, from now on.
+BRING_BACK_REFUSED = sa.text(f"""
+UPDATE jsworker.refused_rows AS r
+SET first_at = least(r.first_at, statement_timestamp()), last_at = statement_timestamp(),
+  retry_at = statement_timestamp() + (r.retry_at - r.last_at)
+FROM (
+  SELECT job_id, attempted FROM jsworker.refused_rows
+  WHERE isfinite(last_at) AND isfinite(retry_at)
+    AND last_at > statement_timestamp() + interval '{_FURTHEST.total_seconds():g} s'
+  ORDER BY job_id, attempted FOR NO KEY UPDATE SKIP LOCKED) AS ahead
+WHERE r.job_id = ahead.job_id AND r.attempted = ahead.attempted
+""")  # noqa: S608 -- a constant of this file
 
 
 async def bring_back(database: Database, *, kinds: Collection[str]) -> int:
@@ -102,6 +114,11 @@ async def bring_back_limits(database: Database) -> None:
     """Let rates and pauses that were written ahead of the clock go on from the present."""
     await database.run(BOUND_RATES)
     await database.run(BRING_BACK_PAUSES)
+
+
+async def bring_back_refused(database: Database) -> None:
+    """Let rows that were refused ahead of the clock be tried again after their pause, from the present on."""
+    await database.run(BRING_BACK_REFUSED)
 
 
 async def bring_back_workers(database: Database) -> None:

@@ -106,6 +106,8 @@ async def follow_the_clock(context: WorkerContext) -> None:
             await clock_ahead.bring_back_workers(context.database)
         with context.noting("limits ahead of the database's clock"):
             await clock_ahead.bring_back_limits(context.database)
+        with context.noting("refused rows ahead of the database's clock"):
+            await clock_ahead.bring_back_refused(context.database)
 
 
 async def look_at_files(context: WorkerContext) -> None:
