@@ -37,6 +37,12 @@ def almost_out_of_ids() -> Iterator[ThrowawayPostgres]:
         upgrade_database(server.create_database("app"))
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [SLOT])
+            connection.execute("ALTER DATABASE template0 ALLOW_CONNECTIONS true")
+            names = [name for (name,) in connection.execute("SELECT datname FROM pg_database")]
+        for name in names:  # as far as the slot allows: the server itself finds nothing more to free
+            with psycopg.connect(server.database_url(name), autocommit=True) as connection:
+                connection.execute("VACUUM (FREEZE)")
+        with psycopg.connect(server.url, autocommit=True) as connection:
             oldest = connection.execute(
                 "SELECT min(CAST(CAST(datfrozenxid AS text) AS bigint)) FROM pg_database"
             )
