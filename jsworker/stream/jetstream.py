@@ -132,6 +132,11 @@ class Stream(JetStreamApi):
         """
         return self.connected and self._topology.is_own
 
+    @property
+    def is_others(self) -> bool:
+        """Whether the stream is known to be another installation's, which is found out as ``is_own`` is."""
+        return self._topology.is_others
+
     async def check_installation(self) -> None:
         """Refuse another installation's stream; see ``Topology.check_installation``."""
         await self._topology.check_installation()

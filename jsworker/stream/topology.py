@@ -222,6 +222,13 @@ class Topology:
             api.connection.restored_callbacks.append(api.connection.send_verdicts)
         self._checked: int | None = None
         """How often the connection had been lost when the stream was found not to be another's."""
+        self._refused: int | None = None
+        """The same for when it was found to be another's."""
+
+    @property
+    def is_others(self) -> bool:
+        """Whether the stream was found to be another installation's since the connection was made."""
+        return self._refused == self._api.connection.losses
 
     @property
     def is_own(self) -> bool:
@@ -242,7 +249,7 @@ class Topology:
                 self._note_own(losses)
 
     def _note_own(self, losses: int) -> None:
-        self._checked = losses
+        self._checked, self._refused = losses, None
         if self.is_own:
             self._api.connection.send_verdicts()
 
@@ -351,7 +358,7 @@ class Topology:
     def _refuse_others(self, actual: StreamConfig) -> None:
         owner, own = (actual.metadata or {}).get(INSTALLATION), self._installation_id
         if own is not None and owner not in {None, str(own)}:
-            self._checked = None
+            self._checked, self._refused = None, self._api.connection.losses
             raise StreamRefused(
                 f"{self._stream} belongs to another installation: "
                 f"its metadata has {INSTALLATION}={owner}, this database is {own}; {_SEPARATE}"

@@ -29,11 +29,12 @@ class Presence:
         """Return whether requests of other workers reach this one, as far as it knows.
 
         A worker that never answered counts as reachable, because nothing is concluded from its silence. On
-        the NATS of another installation none of its fleet asks.
+        the NATS of another installation none of its fleet asks. Where JetStream is silent after a reconnect,
+        it is not known whose NATS that is; it is taken for the own one, for killed owners are to be found.
         """
         if not self.answers:
             return True
-        if self._proven_at is None or not self._stream.is_own:
+        if self._proven_at is None or not self._stream.connected or self._stream.is_others:
             return False
         return boottime() - self._proven_at <= self._interval + 2 * self._timeout
 

@@ -234,18 +234,42 @@ async def test_the_stream_is_found_to_be_the_own_one_as_soon_as_it_is_back_while
     await components.stop_pullers()
     await components.shape.stop()  # which would find it out within half a minute
 
-    async def is_reachable() -> None:
+    async def is_known() -> None:
+        assert running.worker._context.stream.is_own
         assert components.presence.answers
         assert components.presence.reachable()
 
     async def is_away() -> None:
         assert not components.presence.reachable()
 
-    await eventually(is_reachable)
+    await eventually(is_known)
     await places.own.stop()
     await eventually(is_away)
     await places.own.start()
-    await eventually(is_reachable)
+    await eventually(is_known)
+
+
+@pytest.mark.hurried
+async def test_where_jetstream_is_silent_after_a_reconnect_killed_owners_are_found_all_the_same(
+    places: Places, make_settings: MakeSettings, start: StartWorker, tmp_path: Path
+) -> None:
+    await places.own.start()
+    running = await start(scripted(echo), with_settings=make_settings(nats_url=places.own.url))
+    presence, stream = running.worker._components.presence, running.worker._context.stream
+
+    async def asks() -> None:
+        assert presence.reachable()
+        assert await presence.ask("nobody") is Answer.NO_RESPONDERS
+
+    await eventually(asks)
+    await places.own.stop()
+    without = NatsServer(tmp_path, jetstream=False, port=places.own.port)
+    await without.start()
+    try:
+        await eventually(asks)
+        assert not stream.is_own
+    finally:
+        await without.stop()
 
 
 async def test_messages_under_way_are_not_sent_again_to_another_installation(
