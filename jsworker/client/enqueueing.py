@@ -13,7 +13,7 @@ from uuid import UUID
 from pydantic import BaseModel
 from typing_extensions import Unpack
 
-from jsworker.client.terms import WAITING_SCOPES, Terms, is_due, of_job
+from jsworker.client.terms import WAITING_SCOPES, Terms, for_jobs, is_due
 from jsworker.core import strict_json, tracing
 from jsworker.core.batching import Batcher
 from jsworker.core.codec import Codec
@@ -221,7 +221,7 @@ def chunks_of_new_jobs(
     priority = priority_of(kind, options.priority)
     keys = [check_unique_key(key) if key is not None else None for key in unique_keys]
     limit_key = _limit_key(kind, options.limit_key)
-    keyed, unkeyed = (of_job(terms, keyed=each, delay=delay) for each in (True, False))
+    keyed, unkeyed = for_jobs(terms, keys, delay=delay)
     waits = keyed is not None and keyed.scope in WAITING_SCOPES
     rest = (delay, options.max_attempts, options.max_stalls, *context)
     start = 0

@@ -112,12 +112,21 @@ _NONE: Final = Terms()
 _PLAIN: Final = JobTerms()
 
 
-def of_job(terms: JobTerms, *, keyed: bool, delay: float) -> JobTerms | None:
-    """Return the terms of a job with or without a key; None if the plain statements can enqueue it."""
-    if not keyed:
-        terms = JobTerms(terms.run_at, terms.expires_in)
-    # A due time is a term of a key: the plain statements return an expired job that still holds it.
-    return None if terms == _PLAIN and not (keyed and delay) else terms
+def for_jobs(
+    terms: JobTerms, keys: Iterable[str | None], *, delay: float
+) -> tuple[JobTerms | None, JobTerms | None]:
+    """Return the terms of a call's jobs with a key, and of those without.
+
+    They are None if the plain statements can enqueue the jobs.
+    """
+    # A due time is a term of a key: the plain statements return an expired job that still holds it. Then the
+    # jobs without keys have terms, too, because one statement enqueues jobs of the same terms.
+    plain = not delay or all(key is None for key in keys)
+    keyed, unkeyed = (
+        None if plain and each == _PLAIN else each
+        for each in (terms, JobTerms(terms.run_at, terms.expires_in))
+    )
+    return keyed, unkeyed
 
 
 def is_due(job: NewJob) -> bool:

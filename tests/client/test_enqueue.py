@@ -341,6 +341,17 @@ async def test_many_jobs_with_keys_tell_in_order_which_existed(client: JobClient
     assert await count(rows) == 4
 
 
+@pytest.mark.parametrize("delay", [0.0, 60.0])
+async def test_jobs_with_and_without_keys_are_one_statement(
+    client: JobClient, rows: Rows, delay: float
+) -> None:
+    keys = [None, "a", "b", None, "c"]
+    for created in ([True] * 5, [True, False, False, True, False]):
+        enqueued = await client.enqueue_many(KIND, [{}] * 5, unique_keys=keys, delay=delay)
+        assert [one.created for one in enqueued] == created
+    assert await rows.value("SELECT count(DISTINCT CAST(xmin AS text)) FROM jsworker.jobs") == 2
+
+
 async def test_limits_of_a_job_are_stored_with_it(client: JobClient, rows: Rows) -> None:
     job = await client.enqueue(KIND, {}, max_attempts=2, max_stalls=4)
     [many] = await client.enqueue_many(KIND, [{}], max_attempts=3, max_stalls=5, delay=60.0)

@@ -8,7 +8,7 @@ import pytest
 
 from jsworker import InvalidPayload, JobClient
 from jsworker.client import enqueueing
-from jsworker.client.enqueueing import insert
+from jsworker.client.enqueueing import JobOptions, insert, new_jobs
 from jsworker.core import strict_json
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
@@ -51,6 +51,16 @@ async def test_and_so_many_bytes_but_at_least_one_job(
     monkeypatch.setattr(enqueueing, "_BATCH_CHARACTERS", 10)
     small, large = '{"a":1}', '{"a":"0123456789"}'
     assert await answered(database, jobs(small, small, large, large, "1", "2", "3", small)) == [1, 1, 1, 1, 4]
+
+
+def test_only_keys_with_a_delay_need_other_statements() -> None:
+    for delay, keys, plain in (
+        (60.0, [None, None], True),
+        (60.0, [None, "a"], False),
+        (0.0, [None, "a"], True),
+    ):
+        new = new_jobs("kind", [{}, {}], keys, JobOptions(1000, delay))
+        assert [job.terms is None for job in new] == [plain] * 2
 
 
 async def test_nothing_is_no_statement(database: Database) -> None:
