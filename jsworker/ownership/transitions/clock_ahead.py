@@ -85,7 +85,7 @@ SET first_at = least(r.first_at, statement_timestamp()), last_at = statement_tim
   retry_at = statement_timestamp() + (r.retry_at - r.last_at)
 FROM (
   SELECT job_id, attempted FROM jsworker.refused_rows
-  WHERE isfinite(last_at) AND isfinite(retry_at)
+  WHERE isfinite(last_at) AND isfinite(retry_at) AND retry_at > last_at
     AND last_at > statement_timestamp() + interval '{_FURTHEST.total_seconds():g} s'
   ORDER BY job_id, attempted FOR NO KEY UPDATE SKIP LOCKED) AS ahead
 WHERE r.job_id = ahead.job_id AND r.attempted = ahead.attempted
