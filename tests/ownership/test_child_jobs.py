@@ -223,18 +223,25 @@ async def test_only_expired_jobs_lose_their_keys_to_children_with_delays(
     database: Database, sql: Sql
 ) -> None:
     job_id = insert_job(sql, "processing")
-    over, held = (insert_job(sql, "queued", kind=CHILD, unique_key=key, payload='{"n": 7}') for key in "ab")
-    sql.execute("UPDATE jsworker.jobs SET expires_at = now() - interval '1 s' WHERE id = %s", [over])
+    over, held, kept = (
+        insert_job(sql, "queued", kind=CHILD, unique_key=key, payload='{"n": 7}') for key in "abd"
+    )
+    expired = "UPDATE jsworker.jobs SET expires_at = now() - interval '1 s' WHERE id = ANY(%s)"
+    sql.execute(expired, [[over, kept]])
     children = [child(n, unique_key=key, delay=60.0, terms=JobTerms()) for n, key in enumerate("abcc")]
-    assert await settled(database, job_id, *children) is Settled.COMPLETED
+    assert await settled(database, job_id, *children, child(4, unique_key="d")) is Settled.COMPLETED
     assert noted(sql, job_id) == [children[0].job.id, children[2].job.id]
     assert read_job(sql, over)["failure_reason"] == "expired"
-    assert read_job(sql, held)["status"] == "queued"
+    assert [read_job(sql, each)["status"] for each in (held, kept)] == ["queued"] * 2
 
 
-@pytest.mark.parametrize("terms", [None, JobTerms(scope="waiting")], ids=["live", "waiting"])
+@pytest.mark.parametrize(
+    "terms",
+    [[None] * 3, [JobTerms(scope="waiting")] * 3, [None, JobTerms(), JobTerms()]],
+    ids=["live", "waiting", "some with a delay"],
+)
 async def test_parents_that_enqueue_the_same_keys_do_not_deadlock(
-    database_url: str, sql: Sql, monkeypatch: pytest.MonkeyPatch, *, terms: JobTerms | None
+    database_url: str, sql: Sql, monkeypatch: pytest.MonkeyPatch, terms: list[JobTerms | None]
 ) -> None:
     monkeypatch.setattr("jsworker.ownership.database._CONFLICT_TRIES", 1)  # a deadlock is an error
     async with opened(database_url, 30.0) as database:
@@ -244,9 +251,11 @@ async def test_parents_that_enqueue_the_same_keys_do_not_deadlock(
 
             def children(order: Callable[[list[str]], Any]) -> list[ChildJob]:
                 return [
-                    child(n, kind=kind, unique_key=str(n), terms=terms)
+                    child(
+                        n, kind=kind, unique_key=str(n), delay=60.0 if each == JobTerms() else 0.0, terms=each
+                    )
                     for kind in order(kinds)  # noqa: B023 -- called at once
-                    for n in order([0, 1, 2])  # type: ignore[list-item] # numbers
+                    for n, each in zip(order([0, 1, 2]), terms, strict=True)  # type: ignore[list-item] # numbers
                 ]
 
             orders: list[Callable[[Any], Any]] = [list, lambda given: list(reversed(given))]

@@ -95,11 +95,12 @@ def insertions(worker_id: str, run: Completion) -> Iterator[Insertion]:
     Statements for many jobs come first, by kind, then those for one job, by kind and key: in a fixed order,
     because others wait for the same keys.
     """
-    many: dict[str, dict[JobTerms | None, list[NewJob]]] = defaultdict(lambda: defaultdict(list))
+    many: dict[str, dict[JobTerms, list[NewJob]]] = defaultdict(lambda: defaultdict(list))
     alone: list[ChildJob] = []
     for child in run.child_jobs:
-        if child.job.terms in (None, _NO_TERMS) or child.job.unique_key is None:
-            many[child.kind][child.job.terms].append(child.job)
+        terms = child.job.terms or _NO_TERMS
+        if terms == _NO_TERMS or child.job.unique_key is None:
+            many[child.kind][terms].append(child.job)
         else:
             alone.append(child)
     made: set[UUID] = set()
@@ -120,15 +121,16 @@ def insertions(worker_id: str, run: Completion) -> Iterator[Insertion]:
 
 
 def _inserting(
-    many: Mapping[str, Mapping[JobTerms | None, list[NewJob]]], alone: Sequence[ChildJob]
+    many: Mapping[str, Mapping[JobTerms, list[NewJob]]], alone: Sequence[ChildJob]
 ) -> Iterator[Insertion]:
     for kind in sorted(many):
-        for terms, jobs in sorted(many[kind].items(), key=lambda each: each[0] is not None):
+        for terms, jobs in many[kind].items():
             values = {"kind": kind, "publish_after": 0.0, **arrays_of(jobs)}
-            if terms is None:
+            if all(job.terms is None for job in jobs):
                 yield Insertion(ENQUEUE_MANY, values)
             else:
-                keyed = [ChildJob(kind, job) for job in jobs if job.unique_key is not None]
+                # Those without terms are among them: two statements would take keys in an order of their own.
+                keyed = [ChildJob(kind, job) for job in jobs if job.terms and job.unique_key is not None]
                 yield Insertion(ENQUEUE_MANY_TERMS, values | values_of_terms(terms), keyed)
     for child in sorted(alone, key=lambda each: (each.kind, each.job.unique_key)):
         statement, values = unbound_statement_for(*child)
