@@ -139,9 +139,9 @@ def enqueue_statement(
 
     Execute it and read its one row ``(id, created, dispatch)``. ``created`` is False if a live job already
     holds the unique key. If there is no row, another transaction is just committing a job with the same key:
-    execute the statement again; or this very job has been committed before: the statement creates no second
-    one. After your commit, the relay of any worker publishes the job; ``JobClient.publish_pending`` publishes
-    it at once.
+    execute the statement again; or an expired job still holds the key: a worker cancels it soon; or this very
+    job has been committed before: the statement creates no second one. After your commit, the relay of any
+    worker publishes the job; ``JobClient.publish_pending`` publishes it at once.
 
     Args:
         kind: the kind, or its processor, which checks the payload.
