@@ -17,6 +17,7 @@ from jsworker.ownership.transitions import (
     claim,
     control,
     enqueue,
+    enqueue_terms,
     heartbeat,
     publish,
     republish,
@@ -25,6 +26,7 @@ from jsworker.ownership.transitions import (
     snooze,
     steps,
 )
+from jsworker.ownership.transitions.child_jobs import complete_with_child_jobs
 from jsworker.ownership.transitions.workflow_enqueue import NewBatch, enqueue_workflow
 
 from .calls import retry
@@ -44,7 +46,8 @@ MOST_OPEN = 30
 
 JOBS = text(
     "SELECT id, status, fencing_token, dispatch FROM jsworker.jobs"
-    " WHERE unique_key IS NOT NULL OR batch_id IS NOT NULL AND status <> 'completed'"
+    " WHERE (unique_key IS NOT NULL OR batch_id IS NOT NULL AND status <> 'completed')"
+    " AND kind NOT LIKE 'child-%'"
 )
 OPEN = text("SELECT id FROM jsworker.workflows WHERE finished_at IS NULL")
 
@@ -60,6 +63,7 @@ class Storm:
             "claim": self.claim,
             "heartbeat": self.heartbeat,
             "complete": self.complete,
+            "complete with children": self.complete_with_children,
             "fail": self.fail,
             "release": self.release,
             "snooze": self.snooze,
@@ -98,11 +102,9 @@ class Storm:
         return [(row.id, row.fencing_token, row.dispatch) for row in some]
 
     async def enqueue(self) -> int:
-        new = [
-            enqueue.NewJob(enqueue.new_job_id(), "{}", key, delay=self._random.choice([0.0, 0.001]))
-            for key in self._random.sample(KEYS, 30)
-        ]
-        return sum(one.created for one in await enqueue.enqueue_many(self._database, KIND, new))
+        delay = self._random.choice([0.0, 0.001])
+        new = [keyed(key, delay) for key in self._random.sample(KEYS, 30)]
+        return sum(one.created for one in await enqueue_terms.enqueue_many(self._database, KIND, new))
 
     async def claim(self) -> int:
         ids = [one[0] for one in await self.jobs("queued")]
@@ -116,6 +118,19 @@ class Storm:
     async def complete(self) -> int:
         runs = [settle.Completion(one[0], one[1], "{}") for one in (await self.jobs("processing"))[:10]]
         return accepted(await settle.complete(self._database, worker_id=WORKER, runs=runs))
+
+    async def complete_with_children(self) -> int:
+        """Complete some jobs at once whose children have the same keys, some of them with a delay."""
+        kind = f"child-{enqueue.new_job_id().hex}"
+
+        async def complete(job_id: UUID, token: int) -> int:
+            keys = self._random.sample(KEYS, 20)
+            children = [enqueue.ChildJob(kind, keyed(key, 60.0 * self.coin())) for key in keys]
+            runs = [settle.Completion(job_id, token, "{}", children)]
+            return accepted(await complete_with_child_jobs(self._database, worker_id=WORKER, runs=runs))
+
+        held = (await self.jobs("processing"))[:5]
+        return sum(await asyncio.gather(*(complete(*one[:2]) for one in held)))
 
     async def fail(self) -> int:
         held = await self.jobs("processing")
@@ -258,6 +273,12 @@ class Storm:
     async def advance(self) -> int:
         done = await sweep(self._database)
         return len(done.batches) + done.woken + done.cancelled
+
+
+def keyed(key: str, delay: float) -> enqueue.NewJob:
+    """Return a job as a client makes it."""
+    terms = enqueue.JobTerms() if delay else None
+    return enqueue.NewJob(enqueue.new_job_id(), "{}", key, delay, terms=terms)
 
 
 def accepted(settled: list[settle.Settled]) -> int:
