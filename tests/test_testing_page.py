@@ -6,8 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psycopg
+
 import jsworker.testing
 from jsworker.testing import sync
+from jsworker.testing.shared_servers import RunningServers
 from tests.support.documents import Page
 from tests.support.servers import TestServers
 
@@ -41,3 +44,22 @@ def test_it_names_everything_that_there_is() -> None:
     public = {*jsworker.testing.__all__, *sync.__all__}
     of_types = {"JobRun", "KilledJob", "RunError", "RunningServers", "WorkDone"}
     assert {name for name in public - of_types if name not in PAGE.text} == set()
+
+
+def test_its_query_lists_databases_that_nobody_is_connected_to(servers: TestServers) -> None:
+    [query] = re.findall(r"`(SELECT [^`]*)`", PAGE.text)
+    given = RunningServers(servers.postgres.url, servers.nats.url, are_given=True)
+    with (
+        given.test_settings() as settings,
+        psycopg.connect(servers.postgres.url, autocommit=True) as connection,
+    ):
+
+        def listed() -> set[str]:
+            return {name for (name,) in connection.execute(query)}
+
+        name = settings.database_dsn().rpartition("/")[2]
+        assert name in listed()
+        with psycopg.connect(settings.database_dsn()):
+            assert name not in listed()
+        assert all(each.startswith("jsworker_test_") for each in listed())
+    given.close()

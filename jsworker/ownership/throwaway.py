@@ -1,7 +1,6 @@
 """Databases that live for one test: copies of a migrated template, made and dropped by the server's administrator."""
 
 import secrets
-import time
 from contextlib import suppress
 from typing import Final, LiteralString
 
@@ -18,15 +17,8 @@ from jsworker.ownership.upgrading import current_revision, upgrade_database
 
 PREFIX: Final = "jsworker_test_"
 """The prefix of the names of all databases made here."""
-_MADE: Final = f"^{PREFIX}[0-9a-f]{{8}}_[0-9a-f]{{12}}$"
-"""The names of databases made here, apart from the template that stays: with the time when they were made."""
-_LEFT_FOR_SECONDS: Final = 24 * 3600.0
 _OPTIONS: Final = {**CONNECT_ARGUMENTS, "application_name": "jsworker testing"}
 _ONE_TEMPLATE_AT_A_TIME: Final = 0x6A737774
-# The template of a run is locked until the run ends; a test's own database never becomes old.
-_LOCK: Final = "SELECT pg_advisory_lock(hashtextextended(%s, 0))"
-_TRY_LOCK: Final = "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))"
-_UNLOCK: Final = "SELECT pg_advisory_unlock(hashtextextended(%s, 0))"
 # Without fsync the checkpoint that copying files needs costs nothing, and the server logs no page.
 _BY_FILES: Final[LiteralString] = "CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY"
 _BY_LOG: Final[LiteralString] = "CREATE DATABASE {} TEMPLATE {}"
@@ -69,31 +61,13 @@ class ThrowawayDatabases:
                 self._execute(SQL("CREATE DATABASE {}").format(Identifier(origin)))
             if current_revision(self.url_of(origin)) != REVISIONS[-1]:  # it may be unfinished
                 upgrade_database(self.url_of(origin))
-            name = self.copy(origin)
-            self._connected().execute(_LOCK, [name])
-            return name
+            return self.copy(origin)
         finally:
             self._execute(SQL("SELECT pg_advisory_unlock({})").format(_ONE_TEMPLATE_AT_A_TIME))
 
-    def drop_leftovers(self) -> list[str]:
-        """Drop databases that killed processes made here more than a day ago, and return their names."""
-        connection = self._connected()
-        made = connection.execute("SELECT datname FROM pg_database WHERE datname ~ %s", [_MADE]).fetchall()
-        old = [name for (name,) in made if time.time() - int(name.split("_")[2], 16) > _LEFT_FOR_SECONDS]
-        dropped = []
-        for name in old:
-            with suppress(psycopg.Error):  # in use, another role's, or dropped by another run meanwhile
-                if connection.execute(_TRY_LOCK, [name]).fetchone() == (True,):
-                    try:
-                        connection.execute(SQL("DROP DATABASE {}").format(Identifier(name)))
-                        dropped.append(name)
-                    finally:
-                        connection.execute(_UNLOCK, [name])
-        return dropped
-
     def copy(self, template: str) -> str:
         """Copy a database and return the copy's name; TransitionRefused: ``template`` is in use."""
-        name = f"{PREFIX}{int(time.time()):08x}_{secrets.token_hex(6)}"
+        name = f"{PREFIX}{secrets.token_hex(6)}"
         self._connected()
         try:
             self._execute(SQL(self._copy).format(Identifier(name), Identifier(template)))

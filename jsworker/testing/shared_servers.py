@@ -83,7 +83,8 @@ class RunningServers:
         finally:
             self._databases.drop(name)
             if self._are_given:  # embedded servers are deleted with all their streams
-                self._delete_stream(own["stream"])
+                with suppress(JsworkerError):
+                    _wait_for(delete_stream(settings_at(self, own["stream"]), _ANSWER_SECONDS))
 
     def close(self) -> None:
         """Drop the databases that this object has made."""
@@ -91,15 +92,8 @@ class RunningServers:
 
     def _template_name(self) -> str:
         if self._template is None:
-            if self._are_given:
-                for left in self._databases.drop_leftovers():
-                    self._delete_stream(f"TEST_{left.rpartition('_')[2]}")
             self._template = self._databases.make_template()
         return self._template
-
-    def _delete_stream(self, name: str) -> None:
-        with suppress(JsworkerError):
-            _wait_for(delete_stream(settings_at(self, name), _ANSWER_SECONDS))
 
 
 def settings_at(servers: RunningServers, stream: str = "TEST") -> Settings:

@@ -21,7 +21,6 @@ from jsworker import Settings, TransitionRefused
 from jsworker.core.events import Events
 from jsworker.stream.api import NotThere
 from jsworker.stream.jetstream import Stream, ensured_stream
-from jsworker.stream.removal import delete_stream
 from jsworker.testing.shared_servers import RunningServers, settings_at
 from tests.support.servers import TestServers
 
@@ -388,52 +387,6 @@ def test_a_database_and_a_stream_last_as_long_as_their_test(servers: TestServers
     with pytest.raises(psycopg.OperationalError, match="does not exist"):
         psycopg.connect(settings.database_dsn())
     given.close()
-
-
-def test_what_killed_runs_have_left_on_given_servers_is_dropped_a_day_later(
-    servers: TestServers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given, running, later = (
-        RunningServers(servers.postgres.url, servers.nats.url, are_given=True) for _ in range(3)
-    )
-    with monkeypatch.context() as days_ago:
-        now = time.time()
-        days_ago.setattr(time, "time", lambda: now - 2 * 86_400)
-        template = running._template_name()
-        left, in_use = (given._databases.copy(template) for _ in range(2))
-    new = given._databases.copy(template)
-    streams = []
-    for unique in (name.rpartition("_")[2] for name in (left, in_use, new)):
-        settings = settings_at(given, f"TEST_{unique}")
-        streams.append(settings.model_copy(update={"subject_prefix": f"test-{unique}"}))
-
-    async def make_streams() -> None:
-        for settings in streams:
-            async with ensured_stream(settings, uuid4(), ["a"], events=Events(), client_name="test"):
-                pass
-
-    async def has_stream(settings: Settings) -> bool:
-        stream = Stream(settings, installation_id=None, events=Events(), client_name="test")
-        await stream.connect()
-        try:
-            await stream.state()
-        except NotThere:
-            return False
-        finally:
-            await stream.close()
-        return True
-
-    asyncio.run(make_streams())
-    with psycopg.connect(given._databases.url_of(in_use)) as connection:
-        assert later.template_url
-        found = connection.execute("SELECT datname FROM pg_database").fetchall()
-    kept = [(name,) in found for name in (left, in_use, new, template)]
-    assert kept == [False, True, True, True]
-    assert [asyncio.run(has_stream(settings)) for settings in streams] == [False, True, True]
-    for settings in streams:
-        asyncio.run(delete_stream(settings, 30))
-    for each in (given, running, later):
-        each.close()
 
 
 def test_a_template_that_somebody_is_connected_to_is_not_copied(servers: TestServers) -> None:
