@@ -3,6 +3,7 @@
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 import time
 from contextlib import suppress
@@ -32,8 +33,11 @@ def new_folder() -> Path:
 def _delete_leftovers(parent: Path) -> None:
     """Delete folders that killed test runs have left behind and that may take up memory."""
     for folder in parent.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # another run has deleted the folder first, or it is another user's
-            is_old = time.time() - folder.stat().st_mtime > _LEFT_FOR_SECONDS
+        with suppress(OSError):  # another run has deleted the folder first
+            status = folder.lstat()
+            # The parent is open to all users: opening a file in a folder of theirs may block, or create one.
+            is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+            is_old = time.time() - status.st_mtime > _LEFT_FOR_SECONDS
             # Nothing changes the folder itself while a run lasts, however long.
-            if is_old and not DataFolder(folder).has_guard():
+            if is_own and is_old and not DataFolder(folder).has_guard():
                 shutil.rmtree(folder, ignore_errors=True)
