@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TypeAlias
 from uuid import UUID
 
-from sqlalchemy import Connection, Executable, Uuid, bindparam, func, literal, select
+from sqlalchemy import Connection, Executable, PoolProxiedConnection, Uuid, bindparam, func, literal, select
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
@@ -24,7 +24,7 @@ async def savepoint(given: object) -> AsyncIterator[AsyncSession]:
         async with given.begin_nested():
             yield given
     elif isinstance(given, AsyncConnection):
-        if not given.in_transaction():
+        if not given.in_transaction() and not _commits_each_statement(await given.get_raw_connection()):
             await given.begin()  # else the session would begin it, and commit it
         async with (
             AsyncSession(given, join_transaction_mode="create_savepoint", expire_on_commit=False) as session,
@@ -42,7 +42,7 @@ def sync_savepoint(given: object) -> Iterator[Session]:
         with given.begin_nested():
             yield given
     elif isinstance(given, Connection):
-        if not given.in_transaction():
+        if not given.in_transaction() and not _commits_each_statement(given.connection):
             given.begin()
         with (
             Session(given, join_transaction_mode="create_savepoint", expire_on_commit=False) as session,
@@ -51,6 +51,11 @@ def sync_savepoint(given: object) -> Iterator[Session]:
             yield session
     else:
         raise TypeError(_needs("a Session or Connection", given))
+
+
+def _commits_each_statement(pooled: PoolProxiedConnection) -> bool:
+    """Return whether a connection has the isolation level AUTOCOMMIT, which knows no savepoints."""
+    return bool(getattr(pooled.dbapi_connection, "autocommit", False))
 
 
 def _needs(what: str, given: object) -> str:

@@ -453,6 +453,10 @@ async def test_a_transaction_works_on_the_given_session(database_url: str) -> No
         assert list(await connection.scalars(text("SELECT n FROM receipts"))) == [2]
         await connection.rollback()
         assert list(await connection.scalars(text("SELECT n FROM receipts"))) == []
+        await connection.rollback()
+        await connection.execution_options(isolation_level="AUTOCOMMIT")
+        await run_job(Store, {"n": 3}, session=connection)
+        assert list(await connection.scalars(text("SELECT n FROM receipts"))) == [3]
     await engine.dispose()
 
 
@@ -470,6 +474,10 @@ def test_a_plain_transaction_works_on_the_given_session(database_url: str) -> No
         assert list(connection.scalars(text("SELECT n FROM receipts"))) == [2]
         connection.rollback()
         assert list(connection.scalars(text("SELECT n FROM receipts"))) == []
+        connection.rollback()
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        sync.run_job(StorePlainly, {"n": 3}, session=connection)
+        assert list(connection.scalars(text("SELECT n FROM receipts"))) == [3]
     engine.dispose()
 
 
