@@ -49,13 +49,15 @@ class HttpServer:
 
     async def open(self, host: str, port: int) -> int:
         """Listen, and return the port; port 0 stands for any free one, ``::`` for IPv4 and IPv6."""
+        where: dict[str, Any] = {"host": host, "port": port}
         try:
-            where: dict[str, Any] = {"host": host, "port": port}
             if host == "::" and socket.has_dualstack_ipv6():  # asyncio would take no IPv4
                 both = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
                 where = {"sock": both}
             self._server = await asyncio.start_server(self._accept, limit=_HEAD_BYTES, **where)
         except (OSError, UnicodeError) as error:
+            if "sock" in where:
+                where["sock"].close()
             number = getattr(error, "errno", None)
             # asyncio's own text for a port that is taken names the address once more.
             reason = os.strerror(number) if number and number > 0 else str(error)

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.ownership.rows import Sql
+from tests.support.listening import has_ipv6
 from tests.support.servers import as_role
 
 from .commands import Cli, Process, Spawn, Terminal
@@ -113,11 +114,10 @@ def test_a_login_is_made_of_a_password_from_stdin_and_asked_for_on_every_address
     made = cli("dashboard", "--new-login", "ann", "--rights", "retry,payloads")
     assert (made.code, made.errors) == (0, ["the password of 'ann' is read from stdin, one line"])
     (tmp_path / "logins").write_text(made.out)
-    has_ipv6 = socket.has_dualstack_ipv6()
-    every = "::" if has_ipv6 else "0.0.0.0"  # noqa: S104 -- with logins
+    every = "::" if has_ipv6() else "0.0.0.0"  # noqa: S104 -- with logins
     process = spawn("dashboard", "--host", every, "--port", "0", "--logins", "logins")
     address = address_of(process)
-    for each in (address, address.replace("127.0.0.1", "[::1]" if has_ipv6 else "127.0.0.1")):
+    for each in (address, address.replace("127.0.0.1", "[::1]" if has_ipv6() else "127.0.0.1")):
         assert httpx.get(each).status_code == 401
     assert httpx.get(address, auth=("ann", "wrong")).status_code == 401
     assert httpx.get(address, auth=("ann", "right")).status_code == 200

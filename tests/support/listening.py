@@ -1,11 +1,21 @@
-"""Servers of the tests' own process, which leave nothing open at their end."""
+"""Servers of the tests' own process, which leave nothing open at their end, and where they can listen."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 _ACCEPTING_STEPS = 10
 """Of the event loop, more than it takes from a connection's arrival to ``accept``."""
+
+
+def has_ipv6() -> bool:
+    """Return whether servers can listen on ::1; the kernel may know IPv6 without any such address."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return socket.has_dualstack_ipv6()
+    except OSError:
+        return False
 
 
 @asynccontextmanager

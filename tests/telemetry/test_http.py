@@ -1,6 +1,7 @@
 """The HTTP server: what it answers, and that nobody can keep others from being answered."""
 
 import asyncio
+import errno
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from jsworker.telemetry.http import HttpServer, PortUnavailable, Response
+from tests.support.listening import has_ipv6
 from tests.support.polling import eventually
 
 HOST = "127.0.0.1"
@@ -48,7 +50,7 @@ async def test_a_path_answers_and_the_connection_ends(port: int) -> None:
     assert "cache-control: no-store" in head.lower()
 
 
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 async def test_every_address_of_ipv6_is_every_address_of_ipv4_too() -> None:
     server = HttpServer({"/well": lambda _: Response(200, b"")})
     port = await server.open("::", 0)
@@ -59,6 +61,20 @@ async def test_every_address_of_ipv6_is_every_address_of_ipv4_too() -> None:
     ):
         await HttpServer({}).open("::", port)
     await server.close()
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+async def test_a_server_that_cannot_start_leaves_the_port_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[socket.socket] = []
+
+    async def start_server(*_: object, sock: socket.socket, limit: int) -> None:
+        asked.append(sock)
+        raise OSError(errno.ENOSPC, f"no watch for {limit}")
+
+    monkeypatch.setattr(asyncio, "start_server", start_server)
+    with pytest.raises(PortUnavailable, match="No space left on device"):
+        await HttpServer({}).open("::", 0)
+    assert [sock.fileno() for sock in asked] == [-1]
 
 
 async def test_a_query_is_not_part_of_the_path(port: int) -> None:
