@@ -58,22 +58,22 @@ WHERE kind = ANY(CAST(:kinds AS text[])) AND NOT paused AND next_at <= clock_tim
 """)
 
 MOST_WAITING: Final = 100_000
-"""The most waiting jobs of a kind that are read; with more, ``waiting_of_kind`` returns one more than these."""
-WAITING_OF_KIND: Final = text("""
+"""The most waiting jobs of a kind that are read; with more, ``waiting_jobs`` returns one more than these."""
+WAITING_JOBS: Final = text("""
 SELECT j.id, j.status, j.priority, j.held_by, j.payload, coalesce(j.unique_key, j.waiting_key, w.key) AS unique_key,
   j.waiting_key, j.scheduled_for,
   CAST(extract(epoch FROM coalesce(j.run_at, j.due_at) - clock_timestamp()) AS double precision) AS seconds
 FROM jsworker.jobs AS j LEFT JOIN jsworker.unique_windows AS w ON w.kind = j.kind AND w.job_id = j.id
 WHERE j.kind = :kind AND j.status IN ('scheduled', 'queued') ORDER BY j.id DESC LIMIT :limit
 """)
-OTHERS_OF_KIND: Final = text("""
+RUNNING_AND_ENDED: Final = text("""
 SELECT status, count(*) AS jobs FROM jsworker.jobs
 WHERE kind = :kind AND status NOT IN ('scheduled', 'queued') GROUP BY status ORDER BY status
 """)
 CANCELLED: Final = text("""
 SELECT kind, count(*) AS jobs FROM jsworker.jobs WHERE status = 'cancelled' GROUP BY kind
 """)
-OTHER_KINDS: Final = text("""
+WAITING_OF_OTHER_KINDS: Final = text("""
 SELECT kind, count(*) AS jobs FROM jsworker.jobs
 WHERE status IN ('scheduled', 'queued') AND kind <> :kind GROUP BY kind ORDER BY kind LIMIT 20
 """)
@@ -105,14 +105,14 @@ async def due_schedules(database: Database, kinds: Collection[str]) -> Sequence[
     return await database.run(DUE_SCHEDULES, {"kinds": list(kinds)})
 
 
-async def waiting_of_kind(database: Database, kind: str) -> list[Row]:
+async def waiting_jobs(database: Database, kind: str) -> list[Row]:
     """Return the waiting jobs of a kind, the newest first, with the seconds until each is due."""
-    return list(await database.run(WAITING_OF_KIND, {"kind": kind, "limit": MOST_WAITING + 1}))
+    return list(await database.run(WAITING_JOBS, {"kind": kind, "limit": MOST_WAITING + 1}))
 
 
-async def others_of_kind(database: Database, kind: str) -> dict[str, int]:
+async def count_running_and_ended(database: Database, kind: str) -> dict[str, int]:
     """Return how many jobs of a kind run or have ended, by their status."""
-    return {row.status: row.jobs for row in await database.run(OTHERS_OF_KIND, {"kind": kind})}
+    return {row.status: row.jobs for row in await database.run(RUNNING_AND_ENDED, {"kind": kind})}
 
 
 async def cancelled(database: Database) -> dict[str, int]:
@@ -120,9 +120,9 @@ async def cancelled(database: Database) -> dict[str, int]:
     return {row.kind: row.jobs for row in await database.run(CANCELLED)}
 
 
-async def waiting_of_others(database: Database, kind: str) -> dict[str, int]:
+async def count_waiting_of_other_kinds(database: Database, kind: str) -> dict[str, int]:
     """Return how many jobs of other kinds wait."""
-    return {row.kind: row.jobs for row in await database.run(OTHER_KINDS, {"kind": kind})}
+    return {row.kind: row.jobs for row in await database.run(WAITING_OF_OTHER_KINDS, {"kind": kind})}
 
 
 async def state_of(database: Database, job_id: UUID) -> dict[str, Any]:

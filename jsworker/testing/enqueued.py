@@ -115,7 +115,14 @@ async def assert_not_enqueued(
     due_within: Seconds | None = None,
     settings: Settings | None = None,
 ) -> None:
-    """Raise AssertionError if such a job waits; see ``assert_enqueued``."""
+    """Raise AssertionError if such a job waits.
+
+    See ``assert_enqueued`` for the arguments.
+
+    Raises:
+        KeyMissing, ContentRefused: the payload of a job that waits cannot be decoded.
+        RuntimeError: more than 100,000 jobs of the kind wait.
+    """
     __tracebackhide__ = True
     wanted = _wanted(kind, payload, priority, unique_key, due=(due_after, due_within))
     waiting, text = await _look(wanted, settings, "assert_not_enqueued")
@@ -154,9 +161,9 @@ async def _look(wanted: _Wanted, settings: Settings | None, what: str) -> tuple[
     """Return the waiting jobs of the kind, and the text that a failed assertion shows."""
     own = settings_in_use(settings, what)
     async with database_at(own) as database:
-        waiting = await for_tests.waiting_of_kind(database, wanted.kind)
-        besides = await for_tests.others_of_kind(database, wanted.kind)
-        others = await for_tests.waiting_of_others(database, wanted.kind)
+        waiting = await for_tests.waiting_jobs(database, wanted.kind)
+        besides = await for_tests.count_running_and_ended(database, wanted.kind)
+        others = await for_tests.count_waiting_of_other_kinds(database, wanted.kind)
     if len(waiting) > for_tests.MOST_WAITING:
         raise RuntimeError(
             f"{what}: more than {for_tests.MOST_WAITING:,} jobs of kind {wanted.kind} wait, too many to read"

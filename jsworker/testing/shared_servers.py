@@ -109,8 +109,8 @@ def running_servers(
     """Start embedded servers for the length of the block, or use given servers.
 
     Servers are given by the arguments, else by ``JSWORKER_TEST_DATABASE_URL`` and ``JSWORKER_TEST_NATS_URL``.
-    On given servers databases named ``jsworker_test_…`` and streams named ``TEST_…`` are made, and nothing
-    else is touched.
+    On given servers databases named ``jsworker_test_…`` and streams named ``TEST_…`` are made and dropped,
+    one migrated template is kept, and nothing else is touched.
 
     Args:
         folder: where the data of embedded servers are; processes that name the same folder share the servers.

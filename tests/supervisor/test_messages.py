@@ -134,13 +134,7 @@ class Busy:
         for kind in self._kinds:
             for name in EVENT_NAMES:
                 if name.startswith(("job.", "schedule.")) or name == "jobs.expired":
-                    for cause in (
-                        "stale",
-                        "crashed",
-                        "dead",
-                        "crashed in quarantine",
-                        "crashed in isolation",
-                    ):
+                    for cause in CAUSES:
                         seconds = self._chance.expovariate(0.3) ** 3
                         durations = {"seconds": seconds, "waited": seconds, "seconds_late": seconds}
                         reasons = {"cause": cause, "status": cause, "counted": seconds < 3.0}
