@@ -113,7 +113,7 @@ def ensure(
     wanted = list(dict.fromkeys(named))
     priorities = (NORMAL, HIGH, LOW) if lanes else (NORMAL,)
     consumers = [consumer_of(kind, priority) for kind in wanted for priority in priorities]
-    with needed_right("stream ensure", "SELECT on jsworker.installation", "jsworker_worker"):
+    with needed_right("stream ensure", "SELECT and INSERT on jsworker.installation", "jsworker_worker"):
         changes = asyncio.run(_ensure(settings, consumers))
     if as_json:
         print_json({"stream": settings.stream, "kinds": wanted, "changes": changes})

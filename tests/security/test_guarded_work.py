@@ -186,6 +186,7 @@ def test_operators_commands_work_with_the_workers_role(run: Run, sql: Sql) -> No
         assert (done.code, done.err) == (0, ""), (arguments, done.err)
 
 
+FIRST = "the first connection needs INSERT on jsworker.installation, which role jsworker_producer has: "
 READS = "reading needs SELECT on jsworker's tables, which role jsworker_reader has: "
 
 
@@ -264,6 +265,20 @@ def test_commands_name_the_role_that_is_missing(run: Run) -> None:
         assert (done.code, done.out) == (1, ""), arguments
         [said] = done.errors
         assert said.startswith(f"{line}PostgreSQL at "), said
+
+
+def test_readers_who_come_first_are_told_that_the_installation_has_no_id(run: Run) -> None:
+    for nats, arguments in (
+        ("producer", ["limits"]),
+        ("producer", ["pause", "echo"]),
+        ("producer", ["enqueue", "echo"]),
+        ("operator", ["stream", "ensure", "echo"]),
+    ):
+        done = run("reader", nats, *arguments)
+        assert (done.code, done.out) == (1, ""), arguments
+        [said] = done.errors
+        assert said.startswith(f"{FIRST}PostgreSQL at "), said
+    assert run("reader", "producer", "jobs").code == 0
 
 
 async def test_the_dashboard_names_the_role_that_is_missing(run: Run, guarded_settings: MakeSettings) -> None:

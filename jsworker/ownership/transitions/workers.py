@@ -12,7 +12,7 @@ from sqlalchemy import text
 from jsworker.core.errors import DatabaseRefused, TransitionRefused
 from jsworker.core.names import printable
 from jsworker.ownership.database import Database
-from jsworker.ownership.refusals import in_halves
+from jsworker.ownership.refusals import in_halves, needed_right
 from jsworker.ownership.transitions.audit import AuditEntry, run_noted
 
 DRAINING: Final = "draining"
@@ -255,7 +255,10 @@ async def forget_workers(database: Database, *, silent_for: float) -> int:
 async def installation_id(database: Database) -> UUID:
     """Return the id of this installation; the first to ask makes it."""
     for _ in range(3):
-        rows = await database.run(INSTALLATION) or await database.run(MAKE_INSTALLATION, {"id": uuid4()})
+        rows = await database.run(INSTALLATION)
+        if not rows:
+            with needed_right("the first connection", "INSERT on jsworker.installation", "jsworker_producer"):
+                rows = await database.run(MAKE_INSTALLATION, {"id": uuid4()})
         if rows:
             found: UUID = rows[0].id
             return found
