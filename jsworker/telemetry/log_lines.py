@@ -46,8 +46,8 @@ _MESSAGES: Final = ("error", "reason")
 
 def json_fields(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     """Make every value a JSON value, printable and of bounded length; a traceback keeps its lines."""
-    fields = {printable(str(name), 200): _plain(value) for name, value in event.items()}
-    if isinstance(trace := event.get("exception"), str):
+    fields = {printable(_text(name), 200): _plain(value) for name, value in event.items()}
+    if (trace := _trace(event)) is not None:
         fields["exception"] = "\n".join(_traceback_lines(trace))
     return fields
 
@@ -69,16 +69,16 @@ def console_line(_: WrappedLogger, __: str, event: EventDict, *, colours: bool, 
     left_out = _APART if job_id is None else _APART | _OF_JOBS
     message = next((name for name in _MESSAGES if event.get(name) is not None), None)
     pairs = [
-        f"{printable(str(name), 200)}={_value(value)}"
+        f"{printable(_text(name), 200)}={_value(value)}"
         for name, value in event.items()
         if value is not None and name != message and name not in left_out
     ]
     line = " ".join([time, mark, *words]) + (f" ({', '.join(pairs)})" if pairs else "")
     if message is not None:
         line += f": {printable(_text(event[message]), LONGEST_VALUE)}"
-    if event.get("at"):
-        line += f" at {printable(str(event['at']), LONGEST_VALUE)}"
-    if isinstance(trace := event.get("exception"), str):
+    if event.get("at") is not None:
+        line += f" at {printable(_text(event['at']), LONGEST_VALUE)}"
+    if (trace := _trace(event)) is not None:
         line += "".join(f"\n  {part}" for part in _traceback_lines(from_users_code(trace)))
     return CLEAR_LINE + line if clears else line
 
@@ -95,18 +95,26 @@ def _in_words(event: EventDict) -> str:
 
 def _value(value: Any) -> str:
     """Return a value for people: quoted where it could be taken for the next field."""
-    match value:
-        case float():
-            return f"{value:.3g}" if abs(value) < 1_000 else f"{value:.0f}"
-        case list() | tuple() if value and all(
-            isinstance(part, str) and _BARE.fullmatch(part) for part in value
-        ):
-            return printable(",".join(value), LONGEST_VALUE)
-        case Mapping() | list() | tuple() | set() | frozenset():
-            return str(_plain(value))
+    try:
+        match value:
+            case float():
+                return f"{value:.3g}" if abs(value) < 1_000 else f"{value:.0f}"
+            case list() | tuple() if value and all(
+                isinstance(part, str) and _BARE.fullmatch(part) for part in value
+            ):
+                return printable(",".join(value), LONGEST_VALUE)
+            case Mapping() | list() | tuple() | set() | frozenset():
+                return str(_plain(value))
+    except Exception as fault:  # noqa: BLE001 -- as in ``_plain``
+        return repr(_unshown(fault))
     text = _text(value)
     cut = text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
     return cut if _BARE.fullmatch(cut) else printable(repr(cut), LONGEST_VALUE)
+
+
+def _trace(event: EventDict) -> str | None:
+    trace = event.get("exception")
+    return trace if type(trace) is str else None  # isinstance() may call code of the user's
 
 
 def _traceback_lines(trace: str) -> Iterator[str]:
@@ -150,7 +158,7 @@ def _text(value: Any) -> str:
                 return f"an integer of {value.bit_length()} bits"
             case _:
                 return str(value)
-    except Exception as fault:  # noqa: BLE001 -- as above; the code that logs must not pay for it
+    except Exception as fault:  # noqa: BLE001 -- as in ``_plain``; the code that logs must not pay for it
         return _unshown(fault)
 
 

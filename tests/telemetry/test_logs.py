@@ -263,6 +263,22 @@ class Unwilling:
     __repr__ = __str__
 
 
+class Disguised:
+    @property  # type: ignore[misc] # cannot be set
+    def __class__(self) -> type:
+        raise RuntimeError("no class")
+
+
+class Uncounted(list[str]):
+    def __bool__(self) -> bool:
+        raise RuntimeError("no truth")
+
+
+class Unformatted(float):
+    def __format__(self, _: str) -> str:
+        raise RuntimeError("no format")
+
+
 def holds_itself() -> dict[str, Any]:
     node: dict[str, Any] = {"name": "a"}
     node["next"] = [node]
@@ -314,11 +330,23 @@ class TestWhatCannotBeShown:
                 assert shown in line
 
     @pytest.mark.parametrize("format", ["json", "console"])
-    def test_an_event_or_a_kind_that_has_no_text(self, format: Format) -> None:  # noqa: A002 -- as above
+    @pytest.mark.parametrize("kind", [Unwilling, Disguised, Uncounted, Unformatted])
+    def test_a_value_costs_no_line_whatever_its_field(
+        self,
+        format: Format,  # noqa: A002 -- as above
+        kind: type[Any],
+    ) -> None:
         _, out = start(format)
-        structlog.get_logger().info(Unwilling(), kind=Unwilling(), job_id=Unwilling())
-        (line,) = lines(out)
-        assert "it cannot be shown" in line
+        names = ["event", "kind", "job_id", "fencing_token", "worker_id", "attempt", "error", "reason", "at"]
+        names += ["level", "timestamp", "exception", "value"]
+        for name in names:
+            structlog.get_logger().info(**{"event": "by structlog", name: kind(), "other": 1})
+            extra: dict[Any, Any] = {f"my_{name}": kind(), Unwilling(): 1}
+            logging.getLogger("my_jobs").info("by logging", extra=extra)
+        found = lines(out)
+        assert len(found) == 2 * len(names)
+        assert [line for line in found if "by logging" in line] == found[1::2]
+        assert sum("by structlog" in line for line in found) == len(names) - 1  # not where it is the event
 
 
 class TestLevels:
