@@ -1,7 +1,8 @@
 """Repairs that are safe at any time, also twice. Workers make each of them by themselves sooner or later.
 
 No repair takes a job from its owner, ends a job, or changes data other than jsworker's own bookkeeping. A
-repair yields one line on what it did, unless the facts do not require it or do not allow it.
+repair yields one line on what it did, unless the facts do not require it or do not allow it; and how many
+jobs, refused rows, or parts of the stream it has changed, as soon as they are, which may be before the line.
 """
 
 import asyncio
@@ -31,11 +32,14 @@ from jsworker.stream.topology import shown
 _CONNECT_SECONDS: Final = 5.0
 _PROMOTE_AT_ONCE: Final = 500
 
+Mended = tuple[str | None, int]
+"""The line of a repair, or None if it goes on, and how much it has changed since it last yielded."""
+
 
 async def repair(facts: Facts, *, seconds: float = math.inf, actor: str | None = None) -> list[Finding]:
     """Make the repairs that these facts require, and return what was done.
 
-    With an ``actor``, who does it, each repair that was made gets an entry in the audit. After about
+    With an ``actor``, who does it, each repair that changes something gets an entry in the audit. After about
     ``seconds`` no more jobs are queued or published, and after twice as long all is ended, for a server may
     be silent.
     """
@@ -44,15 +48,17 @@ async def repair(facts: Facts, *, seconds: float = math.inf, actor: str | None =
         async with asyncio.timeout(2 * seconds if math.isfinite(seconds) else None) as limit:
             limited = dict(REPAIRS) | {"fix.jobs": partial(_queue_and_publish, seconds=seconds)}
             for name, mend in limited.items():
-                before = len(done)
+                entry = AuditEntry("doctor.repair", {"checks": [name]}, actor=actor)
                 try:
-                    async for says in mend(facts):
-                        done.append(Finding(name, "ok", says))  # noqa: PERF401 -- kept also if an error follows
+                    async for says, changed in mend(facts):
+                        if says is not None:
+                            done.append(Finding(name, "ok", says))
+                        if actor is not None and changed:
+                            untold = await _note(facts, name, entry, changed)
+                            done += [each for each in untold if each not in done]
                 except JsworkerError as error:
-                    says = f"could not be mended: {' '.join(str(error).split())}"
-                    done.append(Finding(name, "error", says, "See the findings below."))
-                if actor is not None and any(each.level == "ok" for each in done[before:]):
-                    done += await _note(facts, name, actor)
+                    because = f"could not be mended: {' '.join(str(error).split())}"
+                    done.append(Finding(name, "error", because, "See the findings below."))
     except TimeoutError:
         if not limit.expired():
             raise
@@ -65,12 +71,11 @@ async def repair(facts: Facts, *, seconds: float = math.inf, actor: str | None =
     return done or [Finding("fix.nothing", "ok", "there was nothing that may be mended without you")]
 
 
-async def _note(facts: Facts, name: str, actor: str) -> list[Finding]:
-    entry = AuditEntry("doctor.repair", {"checks": [name]}, actor=actor)
+async def _note(facts: Facts, name: str, entry: AuditEntry, changed: int) -> list[Finding]:
     try:
         async with opened(facts.settings) as database:
             with needed_right("an entry", "INSERT on jsworker.audit", "jsworker_operator"):
-                await database.in_transaction(lambda transaction: entry.note(transaction, changed=1))
+                await database.in_transaction(lambda transaction: entry.note(transaction, changed=changed))
     except JsworkerError as error:
         says = f"{name} is not in the audit: {' '.join(str(error).split())}"
         return [Finding("fix.audit", "warning", says, "Nothing: what was mended stays so.")]
@@ -84,12 +89,15 @@ def _asked_for(facts: Facts) -> tuple[object, ...]:
     return facts.installation, facts.registered, facts.unpublished, facts.overdue, facts.refusals, of_nats
 
 
-async def _ensure_stream(facts: Facts) -> AsyncIterator[str]:
+async def _ensure_stream(facts: Facts) -> AsyncIterator[Mended]:
     """Create the stream and its consumers, or correct them, as a worker does when it starts."""
     stream, registered, reports = facts.stream, facts.registered, facts.consumers
-    if isinstance(stream, Unknown) or isinstance(registered, Unknown):
-        return
-    if isinstance(facts.installation, Unknown) or not is_usable(stream, facts.installation):
+    if (
+        isinstance(stream, Unknown)
+        or isinstance(registered, Unknown)
+        or isinstance(facts.installation, Unknown)
+        or not is_usable(stream, facts.installation)
+    ):
         return
     if isinstance(reports, Unknown):
         if stream is not None:
@@ -112,22 +120,25 @@ async def _ensure_stream(facts: Facts) -> AsyncIterator[str]:
     events.on("stream.changed", lambda event: done.append(_change(event)))
     async with opened(facts.settings) as database:
         installation = await installation_id(database)
-    async with ensured_stream(
-        facts.settings,
-        installation,
-        events=events,
-        client_name="jsworker doctor",
-        seconds=_CONNECT_SECONDS,
-    ) as ensured:
-        for name in ack_waits:
-            try:
-                await ensured.ensure([name], ack_waits)
-            except StreamRefused as refusal:  # others can still be mended
-                refused.append(str(refusal))
-            else:
-                done += [f"made consumer {name}"] if name in missing else []
+    try:
+        async with ensured_stream(
+            facts.settings,
+            installation,
+            events=events,
+            client_name="jsworker doctor",
+            seconds=_CONNECT_SECONDS,
+        ) as ensured:
+            for name in ack_waits:
+                try:
+                    await ensured.ensure([name], ack_waits)
+                except StreamRefused as refusal:  # others can still be mended
+                    refused.append(str(refusal))
+                else:
+                    done += [f"made consumer {name}"] if name in missing else []
+    except JsworkerError as error:  # what was done before it is told
+        refused.append(str(error))
     if done:
-        yield "; ".join(done)
+        yield "; ".join(done), len(done)
     if refused:
         raise StreamRefused("; ".join(refused))
 
@@ -145,7 +156,7 @@ def _change(event: Event) -> str:
     return f"{fields['what']}: {fields['setting']} is {shown(fields['is'])} now, was {shown(fields['was'])}"
 
 
-async def _queue_and_publish(facts: Facts, seconds: float = math.inf) -> AsyncIterator[str]:
+async def _queue_and_publish(facts: Facts, seconds: float = math.inf) -> AsyncIterator[Mended]:
     late = [each for each in (facts.unpublished, facts.overdue) if not isinstance(each, Unknown)]
     if not any(each.jobs for each in late):
         return
@@ -156,11 +167,12 @@ async def _queue_and_publish(facts: Facts, seconds: float = math.inf) -> AsyncIt
         while promoted == _PROMOTE_AT_ONCE and boottime() - began_at < seconds / 2:
             promoted = await promote(database, limit=_PROMOTE_AT_ONCE, refused_rows=refused_rows)
             queued += promoted
+            yield None, promoted
     done = f"queued {counted(queued, 'scheduled job')}"
     if promoted == _PROMOTE_AT_ONCE:
         done += f" in {seconds / 2:g} s and left others to workers"
     if isinstance(facts.nats, Unknown):
-        yield f"{done}; nothing was published because {facts.nats.because}"
+        yield f"{done}; nothing was published because {facts.nats.because}", 0
         return
     left = max(began_at + seconds - boottime(), 0.0)
     async with JobClient(facts.settings) as client:
@@ -170,21 +182,22 @@ async def _queue_and_publish(facts: Facts, seconds: float = math.inf) -> AsyncIt
         except TimeoutError:
             if not limit.expired():
                 raise
-            yield f"{done}, published for {left:.0f} s and left other messages to workers"
+            yield f"{done}, published for {left:.0f} s and left other messages to workers", 0
             return
         refused = f"; others were not: {client.unpublished_because}" if client.unpublished_because else ""
-    yield f"{done}, published {counted(published, 'message')}{refused}"
+    # Most messages are those of the jobs that were queued, which are counted already.
+    yield f"{done}, published {counted(published, 'message')}{refused}", max(published - queued, 0)
 
 
-async def _try_refused_rows(facts: Facts) -> AsyncIterator[str]:
+async def _try_refused_rows(facts: Facts) -> AsyncIterator[Mended]:
     if isinstance(facts.refusals, Unknown) or not facts.refusals:
         return
     async with opened(facts.settings) as database:
         found = await try_again(database)
-    yield f"{counted(found, 'refused row')} tried again by the workers' next rounds"
+    yield f"{counted(found, 'refused row')} tried again by the workers' next rounds", found
 
 
-REPAIRS: Final[Mapping[str, Callable[[Facts], AsyncIterator[str]]]] = {
+REPAIRS: Final[Mapping[str, Callable[[Facts], AsyncIterator[Mended]]]] = {
     "fix.stream": _ensure_stream,
     "fix.jobs": _queue_and_publish,
     "fix.refused_rows": _try_refused_rows,

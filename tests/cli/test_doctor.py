@@ -591,6 +591,37 @@ class TestJobs:
         assert told["level"] == "warning"
         assert told["says"].startswith("fix.jobs is not in the audit: an entry needs INSERT on ")
 
+    def test_the_audit_counts_the_jobs_that_a_repair_has_changed(self, world: World) -> None:
+        world.start_worker(KIND)
+        late_message(world)
+        for _ in range(3):
+            insert_job(world.sql, "scheduled", run_at=ago(HOUR))
+        mended = world.findings("--fix")
+        assert the_finding(mended, "fix.jobs")["says"] == "queued 3 scheduled jobs, published 4 messages"
+        [entry] = world.cli("audit", "--json").json
+        assert (entry["target"], entry["changed"], entry["matched"]) == ({"checks": ["fix.jobs"]}, 4, 4)
+
+    def test_a_repair_that_fails_is_in_the_audit_with_what_it_has_changed(self, world: World) -> None:
+        world.start_worker(KIND)
+        for _ in range(3):
+            insert_job(world.sql, "scheduled", run_at=ago(HOUR))
+        world.sql.execute("UPDATE jsworker.installation SET id = uuidv7()")
+        mended = world.findings("--fix")
+        [told] = [each for each in mended if each["check"] == "fix.jobs"]
+        assert told["level"] == "error"
+        assert "another installation" in told["says"]
+        [entry] = world.cli("audit", "--json").json
+        assert (entry["target"], entry["changed"]) == ({"checks": ["fix.jobs"]}, 3)
+
+    def test_a_repair_that_changes_nothing_is_not_in_the_audit(self, world: World) -> None:
+        world.start_worker(KIND)
+        job_id = late_message(world)
+        with world.sql.transaction():
+            world.sql.execute("SELECT FROM jsworker.jobs WHERE id = %s FOR UPDATE", [job_id])
+            mended = world.findings("--fix")
+        assert the_finding(mended, "fix.jobs")["says"] == "queued 0 scheduled jobs, published 0 messages"
+        assert world.cli("audit", "--json").json == []
+
     def test_a_late_scheduled_job_is_queued_by_fix(self, world: World) -> None:
         world.start_worker(KIND)
         job_id = insert_job(world.sql, "scheduled", run_at=ago(HOUR))
