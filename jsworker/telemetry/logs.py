@@ -185,7 +185,7 @@ def stderr_lines() -> "TextIO | LineWriter":
 
 
 def _report_dropped(lines: int) -> None:
-    reason = "stderr is not read; up to 10,000 lines wait"
+    reason = "stderr is not read, or a stopped process holds it; up to 10,000 lines wait"
     structlog.get_logger().warning("log.dropped", lines=lines, reason=reason)
 
 
