@@ -5,7 +5,7 @@ import heapq
 import math
 import random
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from copy import deepcopy
 from datetime import timedelta
 from itertools import count
@@ -30,7 +30,7 @@ from jsworker.core.processor import JobProcessor, read_result
 from jsworker.core.settings.variables import LONGEST_SECONDS
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries.results import MOST_ENDS, JobEnd, live_kind, read_ends, read_whole_end
-from jsworker.ownership.refusals import in_halves, needed_right
+from jsworker.ownership.refusals import in_halves, readers_right
 from jsworker.ownership.transitions.enqueue import Enqueued
 from jsworker.stream.result_hints import RENEW_SECONDS, HintReceiver
 
@@ -157,7 +157,7 @@ class Results:
         for tries in count():
             self._check_open()
             try:
-                with _readers_right():
+                with readers_right("result", "jsworker.jobs"):
                     return await ask(tries)
             except JsworkerError as error:
                 if not may_answer_later(error):
@@ -210,7 +210,7 @@ class Results:
         ends: list[JobEnd] = []
         least = 0.0
         try:
-            with _readers_right():
+            with readers_right("result", "jsworker.jobs"):
                 ends, refused = await in_halves(ids, lambda some: read_ends(self._database, some))
             for job_id, error in refused:
                 self._fail([job_id], error)
@@ -320,10 +320,6 @@ class JobHandle(Handle[R]):
         Raises the errors of ``JobClient.result``, and InvalidJson if the result does not fit that type.
         """
         return self._returned(await self._wait(timeout))
-
-
-def _readers_right() -> AbstractContextManager[None]:
-    return needed_right("result", "SELECT on jsworker.jobs", "jsworker_reader")
 
 
 def seconds_to_wait(timeout: float | timedelta | None) -> float | None:

@@ -259,7 +259,7 @@ def read_payload(processor: type[JobProcessor[Any]], value: Any) -> Any:
     try:
         return payload_type(processor).validate_python(value, by_alias=True, by_name=True)
     except ValidationError as error:
-        fault = _misfit(processor, error)
+        fault = _invalid_payload(processor, error)
     try:  # strict models take dates, UUIDs, tuples ... in their JSON form from JSON text only
         text = strict_json.dumps(value)
     except InvalidJson:
@@ -272,7 +272,7 @@ def read_payload_text(processor: type[JobProcessor[Any]], text: str) -> Any:
     try:
         return payload_type(processor).validator.validate_json(text, by_alias=True, by_name=True)
     except ValidationError as error:
-        raise _misfit(processor, error) from None
+        raise _invalid_payload(processor, error) from None
 
 
 def write_payload(processor: type[JobProcessor[Any]], payload: Any) -> str:
@@ -355,7 +355,7 @@ def _payload_argument(cls: type[Any]) -> Any:
     return P
 
 
-def _misfit(processor: type[JobProcessor[Any]], error: ValidationError) -> InvalidPayload:
+def _invalid_payload(processor: type[JobProcessor[Any]], error: ValidationError) -> InvalidPayload:
     faults = error.errors(include_url=False, include_input=False, include_context=False)
     first = faults[0]
     place = ".".join(printable(str(part), 80) for part in first["loc"]) or "the whole value"
@@ -363,6 +363,6 @@ def _misfit(processor: type[JobProcessor[Any]], error: ValidationError) -> Inval
     tag = first["type"] == "union_tag_invalid"
     rule = "Input tag is none of the expected tags" if tag else printable(first["msg"], 300)
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    misfit = InvalidPayload(f"payload of kind {processor.kind}: {place}: {rule}{more}")
-    misfit.without_content = f"payload of kind {processor.kind} does not fit its type: {first['type']}{more}"
-    return misfit
+    refusal = InvalidPayload(f"payload of kind {processor.kind}: {place}: {rule}{more}")
+    refusal.without_content = f"payload of kind {processor.kind} does not fit its type: {first['type']}{more}"
+    return refusal

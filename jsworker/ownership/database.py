@@ -141,7 +141,8 @@ class Database:
     ) -> Sequence[Row]:
         """Run one statement as one transaction and return its rows, within ``seconds`` or the statement time-out.
 
-        ``waits`` as for ``Pool.execute``.
+        With ``waits`` the statement may wait for a transaction of the application; such statements leave some
+        connections to others.
 
         Raises:
             DatabaseUnavailable: no answer in time, or no connection. The statement
@@ -172,8 +173,7 @@ class Database:
 
         The connection keeps the statement's plan; the rows are plain tuples.
 
-        ``first`` is a statement with the same parameters that comes before it in the same transaction; ``waits``
-        as for ``Pool.execute``.
+        ``first`` is a statement with the same parameters that comes before it in the same transaction.
         """
         end_after = None if first is None else _END_AFTER * (seconds or self._statement_timeout)
         run = partial(self._by_key.execute, plain=True, first=first, end_after=end_after, waits=waits)

@@ -200,9 +200,9 @@ def operators_rights(call: str, table: str = "jobs") -> AbstractContextManager[N
     return needed_right(call, f"UPDATE on jsworker.{table}", "jsworker_operator")
 
 
-def readers_right() -> AbstractContextManager[None]:
+def readers_right(call: str = "reading", what: str = "jsworker's tables") -> AbstractContextManager[None]:
     """Name the missing right when the login of a producer reads what it may not."""
-    return needed_right("reading", "SELECT on jsworker's tables", "jsworker_reader")
+    return needed_right(call, f"SELECT on {what}", "jsworker_reader")
 
 
 @contextmanager
