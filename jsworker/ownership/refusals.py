@@ -197,23 +197,24 @@ def _unconnected(cause: BaseException | None, place: str) -> JsworkerError:
 
 def operators_rights(call: str, table: str = "jobs") -> AbstractContextManager[None]:
     """Name the missing right when the login of a producer or reader calls an operator's function."""
-    return needed_right(call, f"UPDATE on jsworker.{table}", "jsworker_operator")
+    return needed_right(call, "UPDATE", "jsworker_operator", on=f"jsworker.{table}")
 
 
 def readers_right(call: str = "reading", what: str = "jsworker's tables") -> AbstractContextManager[None]:
     """Name the missing right when the login of a producer reads what it may not."""
-    return needed_right(call, f"SELECT on {what}", "jsworker_reader")
+    return needed_right(call, "SELECT", "jsworker_reader", on=what)
 
 
 @contextmanager
-def needed_right(call: str, right: str, role: str) -> Iterator[None]:
+def needed_right(call: str, right: str, role: str, *, on: str | None = None) -> Iterator[None]:
     """Name the right that a call needs, and the role that has it, when PostgreSQL refuses it for lack of one."""
     try:
         yield
     except DatabaseRefused as error:
         if error.sqlstate != _INSUFFICIENT_PRIVILEGE or error.role is not None:
             raise
-        refused = DatabaseRefused(f"{call} needs {right}, which role {role} has: {error}")
+        place = "" if on is None else f" on {on}"
+        refused = DatabaseRefused(f"{call} needs {right}{place}, which role {role} has: {error}")
         refused.sqlstate, refused.role = error.sqlstate, role
         raise refused from None
 
