@@ -157,8 +157,8 @@ class Heartbeat:
             refused = [(job_id, error) for (job_id, _), error in refusals.items()]
             with self._context.health.noting():
                 await self._context.refused_rows.note("heartbeat", refused)
-        await self._retry_alone([runs[held] for held in beat.locked if held not in refusals])
         await self._quiet.follow()
+        await self._retry_alone([runs[held] for held in beat.locked if held not in refusals])
 
     def _hand_back_waiting(self) -> None:
         """Hand back prefetched jobs that got no slot in time, so that other workers may run them."""
@@ -185,7 +185,6 @@ class Heartbeat:
             run = runs[held]
             run.beaten_at = max(run.beaten_at, started)
             run.note_silence(silence, read_at=started)
-            run.activity_seen = beat.activities[held]
             if run.delivery is not None and run.in_progress_at < ack_due:
                 run.in_progress_at = started
                 run.delivery.in_progress()

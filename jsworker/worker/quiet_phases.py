@@ -1,8 +1,8 @@
 """Quiet phases: a job that blocks the event loop silences its process, so all its runs need longer limits."""
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from typing import Final
 
 from jsworker.core.clock import boottime
@@ -15,6 +15,8 @@ from jsworker.worker.pipeline.in_flight import Phase, Run
 _PAUSE_SECONDS: Final = 0.02
 """The pause before locked rows are tried again, and between checks of claims under way."""
 _LONGEST_PAUSE_SECONDS: Final = 0.5
+_TRIES_TO_RESTORE: Final = 2
+"""A report of progress that was under way before may spoil the first one."""
 
 
 class QuietPhases:
@@ -59,9 +61,10 @@ class QuietPhases:
         The heartbeat has just read what the rows allow, so what a late write has changed is repaired, too.
         """
         self._look()
-        over = [run for run in self._context.in_flight.runs.values() if self._is_over(run)]
+        runs = self._context.in_flight.runs.values()
+        over = [run for run in runs if run.quiet_seconds and self._is_over(run)]
         with suppress(DatabaseUnavailable, DatabaseRefused):  # the next heartbeat tries again
-            await self._write(over, 0.0)
+            await self._restore(over)
             await self._lengthen()
 
     def _look(self) -> None:
@@ -83,46 +86,61 @@ class QuietPhases:
         return not await self._write(lacking, seconds)
 
     async def _write(self, runs: Sequence[Run], seconds: float) -> bool:
-        free: dict[Held, Run] = {}
-        try:
-            for run in runs:
-                with suppress(TimeoutError):  # the job is announcing another phase right now
-                    async with asyncio.timeout(0):
-                        await run.thresholds_lock.acquire()
-                        free[run.held] = run
+        async with AsyncExitStack() as locks:
+            # A job that is announcing another phase right now has the lock.
+            free = [run for run in runs if await _acquired(run.thresholds_lock, 0.0, locks)]
             started = boottime()
-            # Another phase may have begun since the thresholds were found to be over.
-            meant = {held: run for held, run in free.items() if seconds or self._is_over(run)}
-            thresholds = {held: run.thresholds(seconds) for held, run in meant.items()}
-            allowed = {held: run.quiet_seconds for held, run in meant.items()}
-            database, worker_id = self._context.database, self._context.worker_id
-            if seconds:
-                written = await heartbeat.set_thresholds_beside(
-                    database, worker_id=worker_id, thresholds=thresholds
-                )
-            else:
-                activities = {held: run.activity_seen for held, run in meant.items() if run.activity_seen}
-                for run in meant.values():
-                    run.quiet_seconds = 0.0  # the fence must hold even if no answer comes
-                written = await heartbeat.restore_thresholds(
-                    database, worker_id=worker_id, thresholds=thresholds, activities=activities
-                )
-            for held, run in meant.items():
-                if held not in written:
-                    run.quiet_seconds = allowed[held]
-                    continue
-                run.note_written(max(seconds, allowed[held]) if seconds else 0.0)  # a longer one stays
-                run.beaten_at = max(run.beaten_at, started)
-        finally:
-            for run in free.values():
-                run.thresholds_lock.release()
+            written = await heartbeat.set_thresholds_beside(
+                self._context.database,
+                worker_id=self._context.worker_id,
+                thresholds={run.held: run.thresholds(seconds) for run in free},
+            )
+            for run in free:
+                if run.held in written:
+                    run.note_written(max(seconds, run.quiet_seconds))  # a longer one stays
+                    run.beaten_at = max(run.beaten_at, started)
         return len(written) == len(runs)
 
-    def _is_over(self, run: Run) -> bool:
-        """Return whether the thresholds in a run's row are longer than any present phase needs."""
-        return (
-            bool(run.quiet_seconds)
-            and run.activity_seen is not None
-            and run.phase is not Phase.SETTLING
-            and boottime() > max(run.quiet_until, self.until)
+    async def _restore(self, over: Sequence[Run]) -> None:
+        async with AsyncExitStack() as locks:
+            free = [run for run in over if await _acquired(run.thresholds_lock, 0.0, locks)]
+            # The end is written only if nothing is written after the heartbeat that precedes it.
+            waits = [_acquired(run.order_lock, _LONGEST_PAUSE_SECONDS, locks) for run in free]
+            in_order = await asyncio.gather(*waits)
+            left = {run.held: run for run, has_order in zip(free, in_order, strict=True) if has_order}
+            for _ in range(_TRIES_TO_RESTORE):
+                if left:
+                    left = await self._left_after_restoring(left)
+
+    async def _left_after_restoring(self, runs: Mapping[Held, Run]) -> dict[Held, Run]:
+        database, worker_id, started = self._context.database, self._context.worker_id, boottime()
+        beat = await heartbeat.heartbeat(database, worker_id=worker_id, in_flight=runs)
+        # Another phase may have begun since the thresholds were found to be over.
+        ended = {held: runs[held] for held in beat.activities if self._is_over(runs[held])}
+        for run in ended.values():
+            # The fence must hold even if no answer comes. If nothing is written, the next heartbeat finds
+            # what the row allows.
+            run.quiet_seconds = 0.0
+        written = await heartbeat.restore_thresholds(
+            database,
+            worker_id=worker_id,
+            thresholds={held: run.thresholds(0.0) for held, run in ended.items()},
+            activities=beat.activities,
         )
+        for held in written:
+            ended[held].note_written(0.0)
+            ended[held].beaten_at = max(ended[held].beaten_at, started)
+        return {held: run for held, run in ended.items() if held not in written}
+
+    def _is_over(self, run: Run) -> bool:
+        """Return whether a run needs no longer thresholds than usual for any present phase."""
+        return run.phase is not Phase.SETTLING and boottime() > max(run.quiet_until, self.until)
+
+
+async def _acquired(lock: asyncio.Lock, seconds: float, locks: AsyncExitStack) -> bool:
+    """Return whether a lock was acquired within ``seconds``; ``locks`` releases it."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await locks.enter_async_context(lock)
+            return True
+    return False

@@ -320,6 +320,203 @@ async def test_the_end_of_a_quiet_phase_that_is_written_late_ends_no_later_one(
     await rows.becomes(job.id, "completed")
 
 
+@pytest.mark.parametrize("write", ["update_progress", "save_checkpoint"])
+async def test_a_run_that_writes_all_the_time_loses_the_patience_of_a_phase_that_is_over(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    write: str,
+) -> None:
+    """Each write changes the time of activity, in which the end of a phase finds its order."""
+    restore, stop, written = heartbeat.restore_thresholds, asyncio.Event(), asyncio.Event()
+
+    async def after_another_write(*arguments: Any, **named: Any) -> Any:
+        run = running.worker._context.in_flight.runs[busy.id]
+        if run.held in named["thresholds"] and not run.order_lock.locked():
+            for _ in range(2):
+                written.clear()
+                await written.wait()
+        return await restore(*arguments, **named)
+
+    async def be_busy(job: Job[Any]) -> None:
+        while not stop.is_set():
+            await (
+                job.update_progress(progress=0.5) if write == "update_progress" else job.save_checkpoint(1)
+            )
+            written.set()
+
+    async def be_quiet(job: Job[Any]) -> None:
+        await job.quiet(3600.0)
+        await gate.process(job)
+
+    gate = Gate()
+    running = await start(scripted(be_busy, kind="busy"), scripted(be_quiet, kind="quiet"))
+    busy = await client.enqueue("busy", {})
+    await rows.becomes(busy.id, "processing")
+    await client.enqueue("quiet", {})
+    await gate.met()
+    stale = timedelta(seconds=settings.stale_threshold)
+    assert (await rows.job(busy.id))["stale_after"] > stale
+    monkeypatch.setattr(heartbeat, "restore_thresholds", after_another_write)
+    gate.open()
+
+    async def taken_back() -> None:
+        assert (await rows.job(busy.id))["stale_after"] == stale
+
+    await eventually(taken_back)
+    stop.set()
+    await rows.becomes(busy.id, "completed")
+
+
+async def test_the_end_of_a_phase_is_written_again_after_a_report_that_was_under_way(
+    client: JobClient, rows: Rows, start: StartWorker, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the same heartbeat: the next one may find another report under way."""
+    restore, tries, allowed = heartbeat.restore_thresholds, list[None](), list[timedelta]()
+
+    async def after_a_report(*arguments: Any, **named: Any) -> Any:
+        if run.held in named["thresholds"]:
+            if not tries:
+                nothing: Any = dict.fromkeys(("stage", "progress", "message"))
+                await heartbeat.update_progress(
+                    context.database, worker_id=context.worker_id, held=run.held, **nothing
+                )
+            tries.append(None)
+        return await restore(*arguments, **named)
+
+    async def noted() -> None:
+        await follow()
+        if tries:
+            allowed.append((await rows.job(job.id))["stale_after"])
+
+    gate = Gate()
+    running = await start(scripted(gate.process))
+    job = await client.enqueue(KIND, {})
+    await gate.met()
+    context, quiet = running.worker._context, running.worker._components.quiet
+    run, follow = context.in_flight.runs[job.id], quiet.follow
+    monkeypatch.setattr(quiet, "follow", noted)
+    monkeypatch.setattr(heartbeat, "restore_thresholds", after_a_report)
+    await heartbeat.set_thresholds_beside(
+        context.database, worker_id=context.worker_id, thresholds={run.held: run.thresholds(3600.0)}
+    )
+    run.note_written(3600.0)
+
+    async def looked() -> None:
+        assert allowed
+
+    await eventually(looked)
+    assert allowed[0] == timedelta(seconds=settings.stale_threshold)
+    gate.open()
+    await rows.becomes(job.id, "completed")
+
+
+async def test_a_run_whose_write_takes_long_keeps_others_no_longer_from_the_end_of_a_phase(
+    client: JobClient, rows: Rows, start: StartWorker, settings: Settings
+) -> None:
+    gate = Gate()
+    running = await start(scripted(gate.process))
+    jobs = await client.enqueue_many(KIND, [{}] * 2)
+    for _ in jobs:
+        await gate.met()
+    context = running.worker._context
+    slow, other = runs = [context.in_flight.runs[job.id] for job in jobs]
+    await slow.order_lock.acquire()
+    await heartbeat.set_thresholds_beside(
+        context.database,
+        worker_id=context.worker_id,
+        thresholds={run.held: run.thresholds(3600.0) for run in runs},
+    )
+    for run in runs:
+        run.note_written(3600.0)
+    stale = timedelta(seconds=settings.stale_threshold)
+
+    async def taken_back(run: Run) -> None:
+        assert (await rows.job(run.id))["stale_after"] == stale
+        assert not run.quiet_seconds
+
+    await eventually(partial(taken_back, other))
+    assert (await rows.job(slow.id))["stale_after"] > stale
+    slow.order_lock.release()
+    await eventually(partial(taken_back, slow))
+    gate.open()
+
+
+async def test_the_end_of_a_phase_forgets_no_phase_that_an_isolated_process_reports_meanwhile(
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The isolated process writes its row without the lock of this one."""
+    restore, believed = heartbeat.restore_thresholds, list[float]()
+
+    async def announced_meanwhile(*arguments: Any, **named: Any) -> Any:
+        if run.held in named["thresholds"] and not run.quiet_until:
+            limits: Any = run.thresholds(600.0)
+            await heartbeat.set_thresholds(
+                context.database, worker_id=context.worker_id, held=run.held, **limits
+            )
+            run.quiet_until = boottime() + 600.0
+            run.note_written(600.0)
+        return await restore(*arguments, **named)
+
+    async def noted() -> None:
+        await follow()
+        if run.quiet_until:
+            believed.append(run.quiet_seconds)
+
+    gate = Gate()
+    running = await start(scripted(gate.process))
+    job = await client.enqueue(KIND, {})
+    await gate.met()
+    context, quiet = running.worker._context, running.worker._components.quiet
+    run, follow = context.in_flight.runs[job.id], quiet.follow
+    monkeypatch.setattr(quiet, "follow", noted)
+    monkeypatch.setattr(heartbeat, "restore_thresholds", announced_meanwhile)
+    await heartbeat.set_thresholds_beside(
+        context.database, worker_id=context.worker_id, thresholds={run.held: run.thresholds(3600.0)}
+    )
+    run.note_written(3600.0)
+
+    async def reported() -> None:
+        assert believed
+
+    await eventually(reported)
+    assert believed[0] == 600.0
+    gate.open()
+    await rows.becomes(job.id, "completed")
+
+
+async def test_a_longer_phase_that_a_run_announces_meanwhile_stays_its_own(
+    client: JobClient, start: StartWorker
+) -> None:
+    """While the locks are taken one by one for a shorter phase, as a block of an hour may follow at once."""
+    gate = Gate()
+    running = await start(scripted(gate.process))
+    jobs = await client.enqueue_many(KIND, [{}] * 2)
+    for _ in jobs:
+        await gate.met()
+    quiet = running.worker._components.quiet
+    locked, announcing = running.worker._context.in_flight.runs.values()
+    for run in (locked, announcing):
+        await run.thresholds_lock.acquire()
+    quiet.until = boottime() + 100.0
+
+    def announced() -> None:
+        announcing.note_written(3600.0)
+        announcing.quiet_until = boottime() + 3600.0
+        announcing.thresholds_lock.release()
+
+    lengthening = asyncio.create_task(quiet._lengthen())
+    asyncio.get_running_loop().call_soon(announced)  # after the task has begun to wait for the first lock
+    assert await lengthening
+    assert announcing.quiet_seconds == 3600.0
+    assert not locked.quiet_seconds
+    locked.thresholds_lock.release()
+    gate.open()
+
+
 async def test_a_quiet_phase_may_be_ended_early(
     client: JobClient, rows: Rows, start: StartWorker, settings: Settings
 ) -> None:

@@ -105,8 +105,8 @@ QUIET_BESIDE = compiled(
 )
 
 # The end of these phases. It shortens thresholds, so it needs an order: every sign of life changes the time of
-# activity, so a late one does not find the time any more that the last heartbeat had written. (Only a clock that is
-# set back could bring that time again, to the microsecond.)
+# activity, so a late one does not find the time any more that the heartbeat before it had written. (Only a clock that
+# is set back could bring that time again, to the microsecond.)
 _over = statements.given_runs(
     "run", **_given_limits, activity=given_array("activities", sa.DateTime(timezone=True))
 )

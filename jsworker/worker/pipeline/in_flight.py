@@ -87,7 +87,6 @@ class Run:
     quiet_until: float = 0.0  # the end of its own quiet phase
     progress_seen: datetime | None = None  # the time of progress in its row, as its last write returned it
     silence_found: float | None = None  # the silence that its row allowed at the last heartbeat
-    activity_seen: datetime | None = None  # the time of activity in its row, as the last heartbeat wrote it
     thresholds_at: float = 0.0  # when ``quiet_seconds`` was written last
 
     def __init__(
