@@ -224,7 +224,7 @@ async def test_only_expired_jobs_lose_their_keys_to_children_with_delays(
 ) -> None:
     job_id = insert_job(sql, "processing")
     over, held, kept = (
-        insert_job(sql, "queued", kind=CHILD, unique_key=key, payload='{"n": 7}') for key in "abd"
+        insert_job(sql, "queued", kind=CHILD, unique_key=key, payload='{"n": 7}') for key in ("a", "b", "d")
     )
     expired = "UPDATE jsworker.jobs SET expires_at = now() - interval '1 s' WHERE id = ANY(%s)"
     sql.execute(expired, [[over, kept]])
