@@ -135,7 +135,7 @@ async def _ensure_stream(facts: Facts) -> AsyncIterator[Mended]:
                     refused.append(str(refusal))
                 else:
                     done += [f"made consumer {name}"] if name in missing else []
-    except JsworkerError as error:  # what was done before it is told
+    except JsworkerError as error:  # raised again below, behind what was done
         refused.append(str(error))
     if done:
         yield "; ".join(done), len(done)

@@ -41,6 +41,15 @@ class Places:
         self.own = NatsServer(folder / "own")
         self.others = NatsServer(folder / "others", port=self.own.port)
 
+    async def make_their_stream(self, settings: Settings) -> None:
+        """Give the others' server, which is down before and afterwards, a stream of another installation."""
+        await self.others.start()
+        theirs = TestStream(settings, installation_id=uuid4())
+        await theirs.connect()
+        await theirs.ensure([KIND])
+        await theirs.close()
+        await self.others.stop()
+
 
 @pytest.fixture
 async def places(tmp_path: Path) -> AsyncIterator[Places]:
@@ -150,12 +159,7 @@ async def test_behind_anothers_nats_nobody_is_taken_for_gone_and_the_worker_know
     places: Places, make_settings: MakeSettings, start: StartWorker
 ) -> None:
     settings = make_settings(nats_url=places.own.url)
-    await places.others.start()
-    theirs = TestStream(settings, installation_id=uuid4())
-    await theirs.connect()
-    await theirs.ensure([KIND])
-    await theirs.close()
-    await places.others.stop()
+    await places.make_their_stream(settings)
     await places.own.start()
     running = await start(scripted(echo), with_settings=settings)
     presence = running.worker._components.presence
@@ -276,12 +280,7 @@ async def test_messages_under_way_are_not_sent_again_to_another_installation(
     places: Places, make_settings: MakeSettings
 ) -> None:
     settings = make_settings(nats_url=places.own.url)
-    await places.others.start()
-    theirs = TestStream(settings, installation_id=uuid4())
-    await theirs.connect()
-    await theirs.ensure([KIND])
-    await theirs.close()
-    await places.others.stop()
+    await places.make_their_stream(settings)
     await places.own.start()
     stream = TestStream(settings, installation_id=uuid4())
     await stream.connect()

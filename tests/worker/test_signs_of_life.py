@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import count
@@ -20,6 +20,7 @@ from jsworker.core.settings import Settings
 from jsworker.ownership.transitions import heartbeat
 from jsworker.ownership.transitions.heartbeat import Held
 from jsworker.stream.message import Delivery
+from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline.in_flight import Run
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
@@ -371,6 +372,17 @@ async def test_a_run_that_writes_all_the_time_loses_the_patience_of_a_phase_that
     await rows.becomes(busy.id, "completed")
 
 
+async def lengthen(context: WorkerContext, runs: Sequence[Run], seconds: float) -> None:
+    """Give runs the thresholds of a quiet phase, which is over."""
+    await heartbeat.set_thresholds_beside(
+        context.database,
+        worker_id=context.worker_id,
+        thresholds={run.held: run.thresholds(seconds) for run in runs},
+    )
+    for run in runs:
+        run.note_written(seconds)
+
+
 async def test_the_end_of_a_phase_is_written_again_after_a_report_that_was_under_way(
     client: JobClient, rows: Rows, start: StartWorker, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,10 +412,7 @@ async def test_the_end_of_a_phase_is_written_again_after_a_report_that_was_under
     run, follow = context.in_flight.runs[job.id], quiet.follow
     monkeypatch.setattr(quiet, "follow", noted)
     monkeypatch.setattr(heartbeat, "restore_thresholds", after_a_report)
-    await heartbeat.set_thresholds_beside(
-        context.database, worker_id=context.worker_id, thresholds={run.held: run.thresholds(3600.0)}
-    )
-    run.note_written(3600.0)
+    await lengthen(context, [run], 3600.0)
 
     async def looked() -> None:
         assert allowed
@@ -425,13 +434,7 @@ async def test_a_run_whose_write_takes_long_keeps_others_no_longer_from_the_end_
     context = running.worker._context
     slow, other = runs = [context.in_flight.runs[job.id] for job in jobs]
     await slow.order_lock.acquire()
-    await heartbeat.set_thresholds_beside(
-        context.database,
-        worker_id=context.worker_id,
-        thresholds={run.held: run.thresholds(3600.0) for run in runs},
-    )
-    for run in runs:
-        run.note_written(3600.0)
+    await lengthen(context, runs, 3600.0)
     stale = timedelta(seconds=settings.stale_threshold)
 
     async def taken_back(run: Run) -> None:
@@ -474,10 +477,7 @@ async def test_the_end_of_a_phase_forgets_no_phase_that_an_isolated_process_repo
     run, follow = context.in_flight.runs[job.id], quiet.follow
     monkeypatch.setattr(quiet, "follow", noted)
     monkeypatch.setattr(heartbeat, "restore_thresholds", announced_meanwhile)
-    await heartbeat.set_thresholds_beside(
-        context.database, worker_id=context.worker_id, thresholds={run.held: run.thresholds(3600.0)}
-    )
-    run.note_written(3600.0)
+    await lengthen(context, [run], 3600.0)
 
     async def reported() -> None:
         assert believed
