@@ -146,7 +146,7 @@ def cancel(workflow: Id, *, as_json: JsonObject = False) -> None:
                         raise asyncio.CancelledError
 
     try:
-        with operators_rights("workflow cancel", "workflows"):
+        with operators_rights("workflow cancel", "UPDATE on jsworker.workflows"):
             run_in_batches(cancel_it())
     finally:  # what was done is reported, whatever came after it
         if done is not None and as_json:

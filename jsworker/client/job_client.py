@@ -203,13 +203,13 @@ class JobClient:
         Raises TransitionRefused if the worker has stopped or does not exist.
         """
         entry = AuditEntry("drain", {"worker": worker_id}, actor=os_user() if actor is None else actor)
-        with operators_rights("drain_worker", "workers"):
+        with operators_rights("drain_worker", "UPDATE on jsworker.workers"):
             await workers.drain(self._opened(), worker_id, entry=entry)
 
     async def undrain_worker(self, worker_id: str, *, actor: str | None = None) -> None:
         """Let a drained worker claim jobs again. Raises TransitionRefused if it was not drained."""
         entry = AuditEntry("undrain", {"worker": worker_id}, actor=os_user() if actor is None else actor)
-        with operators_rights("undrain_worker", "workers"):
+        with operators_rights("undrain_worker", "UPDATE on jsworker.workers"):
             await workers.undrain(self._opened(), worker_id, entry=entry)
 
     @property

@@ -63,7 +63,7 @@ class Limits:
                 found["max_running"] = each.max_running
             else:
                 found |= {"rate": each.number, "per": float(each.per)}
-        with operators_rights("limits", "limits"):
+        with operators_rights("limits", "UPDATE on jsworker.limits"):
             entry = _entry(
                 "limits.set", kind, key, actor, **{name: value for name, value in found.items() if value}
             )
@@ -80,7 +80,7 @@ class Limits:
 
         Raises TransitionRefused if no operator has set any.
         """
-        with operators_rights("limits", "limits"):
+        with operators_rights("limits", "UPDATE on jsworker.limits"):
             entry = _entry("limits.reset", kind, key, actor)
             await limits.reset_numbers(self._database, kind_name(kind), _key(key), entry=entry)
 
@@ -109,7 +109,7 @@ class Limits:
         line = None if reason is None else printable(reason, _REASON_CHARACTERS)
         how = {"until": None if until is None else until.isoformat(), "reason": line}
         entry = _entry("pause", kind, key, actor, **{name: value for name, value in how.items() if value})
-        with operators_rights("pause", "limits"):
+        with operators_rights("pause", "UPDATE on jsworker.limits"):
             return await limits.pause(
                 self._database,
                 kind_name(kind),
@@ -122,7 +122,7 @@ class Limits:
 
     async def resume(self, kind: Kind, key: str | None, *, actor: str | None = None) -> int:
         """Resume; see ``JobClient.resume``."""
-        with operators_rights("resume", "limits"):
+        with operators_rights("resume", "UPDATE on jsworker.limits"):
             entry = _entry("resume", kind, key, actor)
             pauses = await limits.resume(self._database, kind_name(kind), _key(key), entry=entry)
             await self._wake(kind, key)

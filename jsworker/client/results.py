@@ -157,7 +157,7 @@ class Results:
         for tries in count():
             self._check_open()
             try:
-                with readers_right("result", "jsworker.jobs"):
+                with readers_right("result", "SELECT on jsworker.jobs"):
                     return await ask(tries)
             except JsworkerError as error:
                 if not may_answer_later(error):
@@ -210,7 +210,7 @@ class Results:
         ends: list[JobEnd] = []
         least = 0.0
         try:
-            with readers_right("result", "jsworker.jobs"):
+            with readers_right("result", "SELECT on jsworker.jobs"):
                 ends, refused = await in_halves(ids, lambda some: read_ends(self._database, some))
             for job_id, error in refused:
                 self._fail([job_id], error)

@@ -91,25 +91,25 @@ class Schedules:
         payload = stored_payload(text, kind_name(kind), OF_SCHEDULE, self._contents, most)
         first = schedule.after(await schedules.database_now(self._database))
         new = NewSchedule(check_schedule_name(name), kind_name(kind), payload, schedule, first, lane, key)
-        with operators_rights("schedules", "schedules"):
+        with operators_rights("schedules", "UPDATE on jsworker.schedules"):
             entry = _entry("schedules.add", name, actor, kind=new.kind)
             return await schedules.add(self._database, new, replace=replace, entry=entry)
 
     async def pause(self, name: str, *, actor: str | None = None) -> None:
         """Pause a schedule until it is resumed, even if workers restart or its class changes."""
-        with operators_rights("schedules", "schedules"):
+        with operators_rights("schedules", "UPDATE on jsworker.schedules"):
             await schedules.pause(self._database, _known(name), entry=_entry("schedules.pause", name, actor))
 
     async def resume(self, name: str, *, actor: str | None = None) -> datetime:
         """Resume a schedule, and return its next due time; due times during the pause are skipped."""
-        with operators_rights("schedules", "schedules"):
+        with operators_rights("schedules", "UPDATE on jsworker.schedules"):
             return await schedules.resume(
                 self._database, _known(name), entry=_entry("schedules.resume", name, actor)
             )
 
     async def run_now(self, name: str, *, actor: str | None = None) -> JobHandle:
         """Enqueue a job of a schedule now, in addition to its due times."""
-        with operators_rights("schedules", "schedules"):
+        with operators_rights("schedules", "UPDATE on jsworker.schedules"):
             job_id = await schedules.run_now(
                 self._database, _known(name), entry=_entry("schedules.run_now", name, actor)
             )
@@ -122,7 +122,7 @@ class Schedules:
         One that a class has comes back with the next worker that has the class: pause it instead, or take it
         out of the class.
         """
-        with operators_rights("schedules", "schedules"):
+        with operators_rights("schedules", "UPDATE on jsworker.schedules"):
             await schedules.remove(
                 self._database, _known(name), entry=_entry("schedules.remove", name, actor)
             )

@@ -430,7 +430,7 @@ class Workflows:
         Raises TransitionRefused: there is no such workflow, or it has ended; or PostgreSQL refused the rows
         of some jobs, and the others were cancelled. WorkflowNotFound: it is no UUID.
         """
-        with operators_rights("workflows", "workflows"):
+        with operators_rights("workflows", "UPDATE on jsworker.workflows"):
             wanted = workflow_uuid(workflow)
             entry = _entry("workflow.cancel", wanted, actor)
             return await workflow_control.cancel_workflow(self._database, wanted, entry=entry)
@@ -443,7 +443,7 @@ class Workflows:
         Raises TransitionRefused: there is no such workflow, it was cancelled, or none of its jobs has failed;
         or some jobs cannot be retried, and the others were. WorkflowNotFound: it is no UUID.
         """
-        with operators_rights("workflows", "workflows"):
+        with operators_rights("workflows", "UPDATE on jsworker.workflows"):
             wanted = workflow_uuid(workflow)
             entry = _entry("workflow.retry", wanted, actor)
             retried = await workflow_control.retry_workflow(self._database, wanted, entry=entry)

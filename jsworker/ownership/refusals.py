@@ -195,26 +195,27 @@ def _unconnected(cause: BaseException | None, place: str) -> JsworkerError:
     return TooManyConnections(unavailable) if none_left else DatabaseBusy(unavailable)
 
 
-def operators_rights(call: str, table: str = "jobs") -> AbstractContextManager[None]:
+def operators_rights(call: str, right: str = "UPDATE on jsworker.jobs") -> AbstractContextManager[None]:
     """Name the missing right when the login of a producer or reader calls an operator's function."""
-    return needed_right(call, "UPDATE", "jsworker_operator", on=f"jsworker.{table}")
+    return needed_right(call, right, "jsworker_operator")
 
 
-def readers_right(call: str = "reading", what: str = "jsworker's tables") -> AbstractContextManager[None]:
+def readers_right(
+    call: str = "reading", right: str = "SELECT on jsworker's tables"
+) -> AbstractContextManager[None]:
     """Name the missing right when the login of a producer reads what it may not."""
-    return needed_right(call, "SELECT", "jsworker_reader", on=what)
+    return needed_right(call, right, "jsworker_reader")
 
 
 @contextmanager
-def needed_right(call: str, right: str, role: str, *, on: str | None = None) -> Iterator[None]:
+def needed_right(call: str, right: str, role: str) -> Iterator[None]:
     """Name the right that a call needs, and the role that has it, when PostgreSQL refuses it for lack of one."""
     try:
         yield
     except DatabaseRefused as error:
         if error.sqlstate != _INSUFFICIENT_PRIVILEGE or error.role is not None:
             raise
-        place = "" if on is None else f" on {on}"
-        refused = DatabaseRefused(f"{call} needs {right}{place}, which role {role} has: {error}")
+        refused = DatabaseRefused(f"{call} needs {right}, which role {role} has: {error}")
         refused.sqlstate, refused.role = error.sqlstate, role
         raise refused from None
 
