@@ -25,8 +25,11 @@ from jsworker.worker.worker import Worker
 from tests.support.polling import eventually
 
 _ROOT = Path(__file__).parents[2]
-_MAIN = f"import gc; gc.disable(); from jsworker.stream import lean_nats; from {__name__} import main; main()"
-"""As ``jsworker run`` does it: without garbage collection and aiohttp, modules load a third faster."""
+_MAIN = f"""import gc; gc.disable()
+from jsworker.telemetry import lean_structlog
+from jsworker.stream import lean_nats
+from {__name__} import main; main()"""
+"""As ``jsworker run`` does it: without garbage collection, rich and aiohttp, modules load a third faster."""
 _TOLD: Final[tuple[EventName, ...]] = (
     "worker.started",
     "worker.draining",
