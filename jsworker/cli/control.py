@@ -222,14 +222,14 @@ async def _look(wanted: Selection) -> tuple[list[tuple[UUID, int]], bool, dateti
 
 async def _act(
     action: Action, known: Found, wanted: Selection | None, entry: AuditEntry
-) -> AsyncIterator[ActionOutcome]:
+) -> AsyncIterator[list[ActionOutcome]]:
     matched = 0
     async with connected_database() as database:
         async for page in _pages(database, known, wanted):
             matched += len(page)
             for start in range(0, len(page), _BATCH):
-                async for outcome in action(database, page[start : start + _BATCH], entry):
-                    yield outcome
+                batch = action(database, page[start : start + _BATCH], entry)
+                yield [outcome async for outcome in batch]
         if matched:
             await entry.end(database, matched=matched)
 

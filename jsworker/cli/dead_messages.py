@@ -104,19 +104,19 @@ def _all(action: str, *, yes: bool) -> list[int]:
     return ids[::-1]
 
 
-async def _drop(ids: Sequence[int]) -> AsyncIterator[ActionOutcome]:
+async def _drop(ids: Sequence[int]) -> AsyncIterator[list[ActionOutcome]]:
     async with connected_database() as database:
-        for outcome in await drop(database, ids, actor=os_user()):
-            yield _outcome_of(outcome, "dropped")
+        dropped = await drop(database, ids, actor=os_user())
+        yield [_outcome_of(outcome, "dropped") for outcome in dropped]
 
 
-async def _replay(ids: Sequence[int]) -> AsyncIterator[ActionOutcome]:
+async def _replay(ids: Sequence[int]) -> AsyncIterator[list[ActionOutcome]]:
     async with connected_database() as database:
         outcomes = replay(
             database, load_settings(), ids, client_name="jsworker dead-messages", actor=os_user()
         )
         async for outcome in outcomes:
-            yield _outcome_of(outcome, "replayed")
+            yield [_outcome_of(outcome, "replayed")]
 
 
 def _outcome_of(outcome: DeadMessageOutcome, done: str) -> ActionOutcome:

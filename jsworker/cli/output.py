@@ -29,7 +29,6 @@ _UNCUT = 100_000
 _GAP = 2
 _LEAST_FOLDED = 20
 _MANY = 500
-_AT_ONCE = 100
 database_clock: Final = DatabaseClock()
 """The time by which ages are shown; commands ask the database for it when they connect."""
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
@@ -216,48 +215,60 @@ def refused(subject: UUID | int, why: str, *, has_changed: bool = False) -> Acti
     return ActionOutcome(subject, "refused", why, has_changed)
 
 
-async def report(outcomes: AsyncIterator[ActionOutcome], *, as_json: bool, expected: int | None = 0) -> int:
+async def report(
+    batches: AsyncIterator[Sequence[ActionOutcome]], *, as_json: bool, expected: int | None = 0
+) -> int:
     """Write outcomes, as lines while they come or as one JSON array at the end, and return the exit code.
 
-    Outcomes that came before an error are written too. A bar shows the progress if at least 500 outcomes are
-    ``expected``, or, with None (not known), the number so far.
+    A batch holds all outcomes of what is done at once: those count that were done before stdout could not be
+    written. Outcomes that came before an error are written too. A bar shows the progress if at least 500
+    outcomes are ``expected``, or, with None (not known), the number so far.
     """
     done: list[ActionOutcome] = []
-    lines: list[str] = []
     watched = (expected is None or expected >= _MANY) and progress_wanted(as_json=as_json)
-
-    def print_lines() -> None:
-        if lines:
-            print_line("\n".join(lines))
-            lines.clear()
-
     is_all = False
     try:
-        with progress_bar("done", expected if watched else 0) as advance:
-            async for outcome in outcomes:
-                done.append(outcome)
-                advance(1)
-                if outcome.refusal is not None:
-                    print_lines()
-                    remark(outcome.refusal)
-                elif not as_json:
-                    lines.append(f"{outcome.id} {outcome.outcome}")
-                    if not watched or len(lines) == _AT_ONCE:
-                        print_lines()
+        try:
+            with progress_bar("done", expected if watched else 0) as advance:
+                async for batch in batches:
+                    done += batch
+                    advance(len(batch))
+                    _print_outcomes(batch, as_json=as_json)
+        finally:
+            if as_json:
+                _print_at_once(json_text([{"id": each.id, "outcome": each.outcome} for each in done]))
         is_all = True
     finally:
-        print_lines()
-        if as_json:
-            print_json([{"id": each.id, "outcome": each.outcome} for each in done])
         left = sum(each.has_changed for each in done)
         if left == 1:
             remark("1 job was left out: it had changed since it was found")
         elif left:
             remark(f"{left} jobs were left out: they had changed since they were found")
         if done and not is_all:
-            of = f" of {expected}" if expected else ""
-            remark(f"interrupted after {len(done)}{of}: run the command again for the others")
+            changed = f"{sum(each.refusal is None for each in done)}{f' of {expected}' if expected else ''}"
+            others = "" if len(done) == expected else "; run the command again for the others"
+            remark(f"interrupted: done for {changed}{others}")
     return FAILED if any(each.refusal is not None for each in done) else DONE
+
+
+def _print_outcomes(batch: Sequence[ActionOutcome], *, as_json: bool) -> None:
+    """Write the lines of a batch together, but for refusals, which come between them on stderr."""
+    lines: list[str] = []
+    for outcome in batch:
+        if outcome.refusal is not None:
+            _print_at_once(*lines)
+            lines.clear()
+            remark(outcome.refusal)
+        elif not as_json:
+            lines.append(f"{outcome.id} {outcome.outcome}")
+    _print_at_once(*lines)
+
+
+def _print_at_once(*lines: str) -> None:
+    if lines:
+        with writing_stdout():
+            sys.stdout.write("\n".join((*lines, "")))
+            sys.stdout.flush()
 
 
 def seconds_in_words(seconds: float) -> str:

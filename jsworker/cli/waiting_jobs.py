@@ -96,12 +96,14 @@ def _change(
     named = list(dict.fromkeys(ids))
     entry = AuditEntry.of_jobs(action, named, actor=os_user(), to=to)
 
-    async def outcomes() -> AsyncIterator[ActionOutcome]:
+    async def outcomes() -> AsyncIterator[list[ActionOutcome]]:
         async with connected_database() as database:
             done = await change(database, named, entry=entry)
-            for job_id in named:
-                why = done.refused.get(job_id)
-                yield ActionOutcome(job_id, outcome) if why is None else refused(job_id, why)
+            whys = {job_id: done.refused.get(job_id) for job_id in named}
+            yield [
+                ActionOutcome(job_id, outcome) if why is None else refused(job_id, why)
+                for job_id, why in whys.items()
+            ]
             await entry.end(database, matched=len(named))
 
     return asyncio.run(report(outcomes(), as_json=as_json))

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -92,14 +92,7 @@ def test_a_reader_that_has_gone_is_no_traceback(
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as gone:
-        done = subprocess.run(
-            [*COMMAND, "jobs", "--json"],
-            env=os.environ | cli_environment | {"PYTHONUNBUFFERED": ""},  # a few words are written at the end
-            stdout=gone,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+        done = _writing_to(gone, "jobs --json", cli_environment, "")  # a few words are written at the end
     assert (done.returncode, done.stderr) == (1, "")
 
 
@@ -129,18 +122,46 @@ def test_ids_of_stored_jobs_are_not_lost_on_a_full_disk(
     assert all(str(each) in done.stderr for each in stored)
 
 
+@pytest.mark.parametrize("json", ["", " --json"])
+@pytest.mark.parametrize("reader", ["gone", "full disk"])
+def test_what_was_done_is_told_if_stdout_cannot_be_written(
+    reader: str, json: str, sql: Sql, cli_environment: Mapping[str, str]
+) -> None:
+    for _ in range(3):
+        insert_job(sql, "queued", kind="tidy")
+    command = f"cancel --kind tidy --yes{json}"
+    if reader == "gone":
+        reading, writing = os.pipe()
+        os.close(reading)
+        with os.fdopen(writing, "wb") as gone:
+            done = _writing_to(gone, command, cli_environment, "")
+    else:
+        done = _onto_a_full_disk(command, cli_environment, "")
+    assert done.returncode == 1
+    assert sql.execute("SELECT DISTINCT status FROM jsworker.jobs").fetchall() == [{"status": "cancelled"}]
+    lines = done.stderr.splitlines()
+    assert lines[0] == "interrupted: done for 3; run the command again for the others"
+    assert lines[1:] == ([] if reader == "gone" else ["standard output: No space left on device"])
+
+
 def _onto_a_full_disk(
     command: str, environment: Mapping[str, str], unbuffered: str
 ) -> subprocess.CompletedProcess[str]:
     with Path("/dev/full").open("wb") as full:
-        return subprocess.run(
-            [*COMMAND, *command.split()],
-            env=os.environ | environment | {"PYTHONUNBUFFERED": unbuffered},
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+        return _writing_to(full, command, environment, unbuffered)
+
+
+def _writing_to(
+    stdout: IO[bytes], command: str, environment: Mapping[str, str], unbuffered: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *command.split()],
+        env=os.environ | environment | {"PYTHONUNBUFFERED": unbuffered},
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
 
 
 def test_text_that_the_terminal_cannot_show_is_escaped(sql: Sql, cli_environment: Mapping[str, str]) -> None:

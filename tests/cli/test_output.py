@@ -13,6 +13,7 @@ from jsworker.cli.output import (
     moment,
     print_json,
     print_table,
+    refused,
     report,
     right,
     seconds_in_words,
@@ -93,9 +94,9 @@ def test_a_table_that_is_too_wide_loses_spare_columns_and_nothing_else(
 
 
 async def test_a_report_that_is_cut_short_says_how_far_it_came(capsys: pytest.CaptureFixture[str]) -> None:
-    async def outcomes() -> AsyncIterator[ActionOutcome]:
-        yield ActionOutcome(1, "queued")
-        yield ActionOutcome(2, "queued")
+    async def outcomes() -> AsyncIterator[list[ActionOutcome]]:
+        yield [ActionOutcome(1, "queued"), refused(3, "job 3 is gone")]
+        yield [ActionOutcome(2, "queued")]
         raise JsworkerError
 
     for expected, of in ((None, ""), (5, " of 5")):
@@ -103,7 +104,8 @@ async def test_a_report_that_is_cut_short_says_how_far_it_came(capsys: pytest.Ca
             await report(outcomes(), as_json=False, expected=expected)
         printed = capsys.readouterr()
         assert printed.out == "1 queued\n2 queued\n"
-        assert printed.err == f"interrupted after 2{of}: run the command again for the others\n"
+        remark = f"interrupted: done for 2{of}; run the command again for the others"
+        assert printed.err.splitlines() == ["job 3 is gone", remark]
 
 
 @pytest.fixture
