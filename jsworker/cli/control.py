@@ -225,11 +225,15 @@ async def _act(
 ) -> AsyncIterator[list[ActionOutcome]]:
     matched = 0
     async with connected_database() as database:
-        async for page in _pages(database, known, wanted):
-            matched += len(page)
-            for start in range(0, len(page), _BATCH):
-                batch = action(database, page[start : start + _BATCH], entry)
-                yield [outcome async for outcome in batch]
+        try:
+            async for page in _pages(database, known, wanted):
+                matched += len(page)
+                for start in range(0, len(page), _BATCH):
+                    batch = action(database, page[start : start + _BATCH], entry)
+                    yield [outcome async for outcome in batch]
+        except (asyncio.CancelledError, GeneratorExit):  # Ctrl-C; stdout cannot be written
+            await entry.end(database, matched=matched, interrupted=True)
+            raise
         if matched:
             await entry.end(database, matched=matched)
 

@@ -172,11 +172,15 @@ class SelectedJobs:
         entry = AuditEntry(action, {"jobs": self.selection.for_audit(), **how}, actor=actor)
         outcome = BulkOutcome(entry.action_id)
         with operators_rights(action):
-            async with aclosing(listing.matching(self._database, self.selection, acting=True)) as pages:
-                async for found in pages:
-                    outcome.matched += len(found)
-                    for start in range(0, len(found), listing.PAGE):
-                        await act(found[start : start + listing.PAGE], entry, outcome)
+            try:
+                async with aclosing(listing.matching(self._database, self.selection, acting=True)) as pages:
+                    async for found in pages:
+                        outcome.matched += len(found)
+                        for start in range(0, len(found), listing.PAGE):
+                            await act(found[start : start + listing.PAGE], entry, outcome)
+            except asyncio.CancelledError:
+                await entry.end(self._database, matched=outcome.matched, interrupted=True)
+                raise
             await entry.end(self._database, matched=outcome.matched)
         self._publisher.publish_in_background()
         return outcome

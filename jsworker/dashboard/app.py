@@ -317,6 +317,9 @@ async def _perform(action: ActionRoute, visit: Visit, tokens: CsrfTokens, form: 
             done = await action.act(visit, form)
     except DatabaseUnavailable as error:
         return _error(visit, 503, " ".join(lines_of(error)), may_be_done=not _writes_nothing(error))
+    except asyncio.CancelledError:  # the server ends; only this response is left to be sent
+        _log.warning("action %s of %s was interrupted", action.name, shown(visit.access.name))
+        return _error(visit, 503, "the dashboard was stopped before the action had ended", may_be_done=True)
     return _redirect(done) if isinstance(done, Done) else _question(visit, tokens, done)
 
 

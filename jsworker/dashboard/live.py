@@ -63,15 +63,16 @@ class _Topic:
         if changed:
             self.looks += 1
             self._events |= {name: (self.looks, event) for name, event in changed.items()}
-            self._wake()
+            self.wake()
 
     def end(self) -> None:
         """End the streams: the messages do not fit in."""
         self.fits = False
         self._events.clear()
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let the streams look for what has changed."""
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -95,17 +96,25 @@ class Poller:
         # Of pages that did not fit in, their size: opening one would tell its viewers that it is updated.
         self._unfit: dict[Hashable, int] = {}
         self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     @property
     def viewers(self) -> int:
         """The number of open streams."""
         return sum(topic.viewers for topic in self._topics.values())
 
+    def close(self) -> None:
+        """End all streams, and feed no more viewers: the server ends."""
+        self._is_closed = True
+        for topic in self._topics.values():
+            topic.wake()
+
     def is_full(self, what: Hashable) -> bool:
         """Return whether no more viewers of ``what`` can be fed."""
         is_one_too_many = what not in self._topics and len(self._topics) >= MOST_PAGES
         return (
-            self.viewers >= MOST_VIEWERS
+            self._is_closed
+            or self.viewers >= MOST_VIEWERS
             or is_one_too_many
             or not self._has_room(what, self._unfit.get(what, 0))
         )
@@ -138,7 +147,7 @@ class Poller:
                         await asyncio.wait_for(topic.changed.wait(), left)
                     except TimeoutError:
                         return
-                if not topic.fits:
+                if self._is_closed or not topic.fits:
                     return
                 events, seen = topic.since(seen), topic.looks
                 yield events

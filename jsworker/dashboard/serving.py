@@ -10,15 +10,17 @@ from ipaddress import ip_address
 from typing import Final
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
 
 from jsworker.core.errors import JsworkerError
 
 PORT: Final = 8100
 """The default port."""
 _BACKLOG: Final = 2048
-_CLOSING_SECONDS: Final = 2
-"""Time for responses that are being sent; streams of live pages, which last longer, are cut off."""
+_CLOSING_SECONDS: Final = 20
+"""Time for actions and for responses that are being sent; Kubernetes kills the process after 30 s."""
+_INTERRUPTED_SECONDS: Final = 3.0
+"""Time for actions that were interrupted then, to note it and to respond."""
 
 
 class PortTaken(JsworkerError):
@@ -51,8 +53,11 @@ def listen(host: str, port: int | None) -> socket.socket:
     raise AssertionError
 
 
-async def serve(app: ASGIApp, listening: socket.socket, *, started: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM; ``started`` is called first, when connections are already accepted."""
+async def serve(app: Starlette, listening: socket.socket, *, started: Callable[[], None]) -> None:
+    """Serve the dashboard until SIGINT or SIGTERM; a second one interrupts what is still being done.
+
+    ``started`` is called first, when connections are already accepted.
+    """
     config = uvicorn.Config(
         app,
         lifespan="off",
@@ -64,11 +69,21 @@ async def serve(app: ASGIApp, listening: socket.socket, *, started: Callable[[],
     )
     server = _Server(config)
     loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        if server.should_exit:
+            for task in server.server_state.tasks:
+                task.cancel()
+        server.should_exit = True
+        app.state.site.poller.close()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
+        loop.add_signal_handler(number, end)
     started()  # the kernel accepts connections already
     try:
         await server.serve(sockets=[listening])
+        if interrupted := set(server.server_state.tasks):
+            await asyncio.wait(interrupted, timeout=_INTERRUPTED_SECONDS)
     finally:
         with suppress(OSError):
             listening.close()

@@ -2,20 +2,24 @@
 
 import io
 import os
+import re
 import secrets
 import signal
 import socket
+import subprocess
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psycopg
 import pytest
 
 from tests.ownership.rows import Sql
 from tests.support.listening import has_ipv6
 from tests.support.servers import as_role
 
-from .commands import Cli, Process, Spawn, Terminal
+from .commands import DEADLINE, Cli, Process, Spawn, Terminal, wait_until
 
 
 def address_of(process: Process) -> str:
@@ -38,10 +42,57 @@ def test_it_serves_until_it_is_told_to_end(spawn: Spawn, here: Path) -> None:
     assert rebound.status_code == 403
     # An open page does not keep it.
     with httpx.stream("GET", address, headers={"accept": "text/event-stream"}) as stream:
-        assert next(stream.iter_lines()) == "retry: 1000"
+        lines = stream.iter_lines()
+        assert next(lines) == "retry: 1000"
         process.signal(signal.SIGTERM)
+        for _ in lines:  # to the end of the response: it is not cut off
+            pass
         ended = process.wait()
     assert (ended.code, ended.out, ended.err) == (0, "", "")
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_an_action_is_finished_before_it_ends(
+    spawn: Spawn, sql: Sql, cli_environment: Mapping[str, str], *, is_interrupted: bool
+) -> None:
+    process = spawn("dashboard", "--port", "0")
+    address = address_of(process)
+    port = httpx.URL(address).port
+    assert port is not None
+
+    def is_closed() -> bool:
+        with socket.socket() as other:
+            return other.connect_ex(("127.0.0.1", port)) != 0
+
+    with httpx.Client(base_url=address) as browser, ThreadPoolExecutor() as threads:
+        token = re.search(r'name="csrf" value="([^"]+)"', browser.get("/kinds/pause?kind=double").text)
+        assert token is not None
+        form = {"kind": "double", "csrf": token[1], "confirmed": "yes"}
+        with psycopg.connect(cli_environment["JSWORKER_DATABASE_URL"]) as other:
+            other.execute("LOCK TABLE jsworker.audit IN SHARE MODE")
+            headers = {"origin": address.rstrip("/")}
+            answer = threads.submit(
+                lambda: browser.post("/kinds/pause", data=form, headers=headers, timeout=60.0)
+            )
+            waiting = "SELECT FROM pg_locks WHERE relation = 'jsworker.audit'::regclass AND NOT granted"
+            wait_until(lambda: sql.execute(waiting).fetchall(), "the action waits")
+            process.signal(signal.SIGTERM)
+            wait_until(is_closed, "the dashboard ends")
+            if is_interrupted:
+                process.signal(signal.SIGTERM)
+                process.popen.wait(DEADLINE)
+            else:
+                with pytest.raises(subprocess.TimeoutExpired):  # longer than open pages are waited for
+                    process.popen.wait(3.0)
+        found, ended = answer.result(), process.wait()
+    assert (ended.code, ended.out) == (0, "")
+    paused = len(sql.execute("SELECT FROM jsworker.limits WHERE paused_at IS NOT NULL").fetchall())
+    if is_interrupted:
+        assert (found.status_code, paused) == (503, 0)
+        assert "It may have been done, or not" in found.text
+        assert ended.err == "action pause-kind of 'unnamed' was interrupted\n"
+    else:
+        assert (found.status_code, paused, ended.err) == (303, 1, "")
 
 
 def test_a_port_that_is_taken_is_named(spawn: Spawn) -> None:

@@ -1,5 +1,6 @@
 """All jobs that match: counted, changed in one go, told as one action."""
 
+import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -68,6 +69,32 @@ async def test_jobs_that_fail_again_meanwhile_are_retried_once(
     [group] = (await list_failures(client.database)).groups
     done = await client.select(status="failed", kind=KIND, failure=group.failure).retry()
     assert (done.matched, done.changed) == (5, 5)
+
+
+async def test_the_audit_says_that_an_action_was_interrupted(
+    client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = await client.enqueue_many(KIND, [{"n": n} for n in range(3)])
+    await fail(rows, *(job.id for job in jobs))
+    monkeypatch.setattr(listing, "PAGE", 1)
+    retry_all, is_second = control.retry_all, asyncio.Event()
+
+    async def retries_one(database: Database, ids: Sequence[UUID], **how: Any) -> Any:
+        if await rows.value("SELECT count(*) FROM jsworker.jobs WHERE status = 'queued'"):
+            is_second.set()
+            await asyncio.Event().wait()
+        return await retry_all(database, ids, **how)
+
+    monkeypatch.setattr(control, "retry_all", retries_one)
+    action = asyncio.create_task(client.select(status="failed", kind=KIND).retry())
+    await asyncio.wait_for(is_second.wait(), 60)
+    action.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await action
+    [noted] = await client.audit()
+    asked = {"kind": KIND, "status": ["failed"]}
+    assert noted.target == {"jobs": asked, "interrupted": True}
+    assert (noted.matched, noted.changed) == (2, 1)
 
 
 async def test_jobs_that_are_moved_to_a_later_time_are_moved_once(

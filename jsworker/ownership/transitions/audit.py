@@ -37,7 +37,7 @@ FROM jsworker.audit AS a WHERE a.action_id = :action_id
 # Along the primary key, whose first column is ordered by time: no more groups are read than needed.
 ACTIONS = text("""
 SELECT a.action_id, min(a.at) AS at, max(a.at) AS ended_at, min(a.actor) AS actor, min(a.login) AS login,
-  min(a.action) AS action, (array_agg(a.target))[1] AS target,
+  min(a.action) AS action, (array_agg(a.target ORDER BY a.part DESC))[1] AS target,
   CAST(sum(a.matched) AS bigint) AS matched, CAST(sum(a.changed) AS bigint) AS changed
 FROM jsworker.audit AS a
 WHERE a.action_id < coalesce(CAST(:after AS uuid), CAST('ffffffff-ffff-ffff-ffff-ffffffffffff' AS uuid))
@@ -92,11 +92,16 @@ class AuditEntry:
         }
         await transaction.run(NOTE_ACTION, values)
 
-    async def end(self, database: Database, *, matched: int) -> None:
-        """Write a last part for those of ``matched`` that no part counts; also if no part was written yet."""
+    async def end(self, database: Database, *, matched: int, interrupted: bool = False) -> None:
+        """Write a last part for those of ``matched`` that no part counts; also if no part was written yet.
+
+        ``interrupted``: others were left that may not be counted in ``matched``; the target says so.
+        """
+        if interrupted:
+            self.target = {**self.target, "interrupted": True}
         [noted] = await database.run(NOTED, {"action_id": self.action_id})
         left = max(matched - noted.matched, 0)
-        if left or not noted.is_noted:
+        if left or interrupted or not noted.is_noted:
             await database.in_transaction(lambda opened: self.note(opened, changed=0, others=left))
 
 
@@ -118,7 +123,7 @@ class Action:
         at, ended_at: when its first and its last part were written, by the database's clock.
         actor: who did it, as the caller stated; ``login``: the login of the database that wrote it.
         action: the verb, such as ``retry`` or ``limits.set``.
-        target: what it was done to: ids, or a selection.
+        target: what it was done to: ids, or a selection; with ``interrupted`` if it was not done to its end.
         matched: how many were meant.
         changed: how many it changed.
     """
