@@ -122,11 +122,12 @@ def _row(limit: Mapping[str, Any]) -> list[str]:
         held,
         since(limit["held_since"]) if held else "",
         cell(limit["set_by"]),
-        _pause(limit),
+        pause_in_words(limit),
     ]
 
 
-def _pause(limit: Mapping[str, Any]) -> str:
+def pause_in_words(limit: Mapping[str, Any]) -> str:
+    """Return since when, until when, by whom and why a limit is paused; empty: it is not."""
     if limit["paused_at"] is None:
         return ""
     ends = "" if limit["paused_until"] is None else f", until {moment(limit['paused_until'])}"

@@ -1,18 +1,20 @@
 """``jsworker pause``, ``resume``, ``drain``, ``undrain``: stop and allow jobs of a kind, a key, a worker."""
 
 import math
-from datetime import timedelta
-from typing import Annotated
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Annotated, Any
 
 from jsworker.cli.client_call import ask_client
-from jsworker.cli.limits import Kind
+from jsworker.cli.limits import Kind, pause_in_words
 from jsworker.cli.options import argument, new_app, option
 from jsworker.cli.output import moment, print_line
 from jsworker.cli.selection import warn_unless_served
+from jsworker.client.job_client import JobClient
 from jsworker.client.terms import LONGEST_DELAY
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import cell, check_kind
-from jsworker.ownership.transitions.limits import named, resumed
+from jsworker.ownership.transitions.limits import named, pause_of, resumed
 
 app = new_app()
 
@@ -30,7 +32,8 @@ def pause(
 ) -> None:
     """Start no more jobs of a kind, or of one of its keys; running jobs continue.
 
-    Messages of a paused kind stay in the stream; jobs of a paused key are held in the table.
+    Messages of a paused kind stay in the stream; jobs of a paused key are held in the table. A new pause
+    takes the place of the one before, also of a longer one.
 
     Example: `jsworker pause send-mail --seconds 3600 --reason "the mail server is moved"`
     """
@@ -39,8 +42,14 @@ def pause(
         if not math.isfinite(seconds) or seconds > LONGEST_DELAY:
             raise WrongUsage(f"--seconds {seconds:g} must be from 1 to {LONGEST_DELAY:.0f}")
         until = timedelta(seconds=seconds)
-    ends = ask_client(lambda client: client.pause(check_kind(kind), key, until=until, reason=reason))
-    print_line(f"{named(kind, key or '')} is paused" + ("" if ends is None else f" until {moment(ends)}"))
+
+    async def change(client: JobClient) -> tuple[Mapping[str, Any] | None, datetime | None]:
+        before = await pause_of(client.database, check_kind(kind), key or "")
+        return before, await client.pause(kind, key, until=until, reason=reason)
+
+    before, ends = ask_client(change)
+    line = f"{named(kind, key or '')} is paused" + ("" if ends is None else f" until {moment(ends)}")
+    print_line(line + ("" if before is None else f"; before: {pause_in_words(before)}"))
     warn_unless_served(kind)
 
 

@@ -82,6 +82,17 @@ def test_pause_and_resume(cli: Cli, sql: Sql) -> None:
     assert cli("resume", "sync").ok().lines == ["kind sync goes on"]
 
 
+def test_a_pause_that_replaces_another_says_what_was_before(cli: Cli, sql: Sql) -> None:
+    cli("pause", "sync", "--reason", "ann: endless").ok()
+    cli("pause", "sync", "t", "--seconds", 3600).ok()
+    [line] = cli("pause", "sync", "--seconds", 2).ok().lines
+    assert re.fullmatch(
+        rf"kind sync is paused until {TIME}; before: since {TIME}, by \S+@\S+: ann: endless", line
+    )
+    sql.execute("UPDATE jsworker.limits SET paused_until = now() - interval '1 s'")
+    assert cli("pause", "sync").ok().lines == ["kind sync is paused"]
+
+
 def test_resuming_says_which_pause_is_left(cli: Cli, sql: Sql) -> None:
     for key in ((), ("t",), ("u",), ("over",)):
         cli("pause", "count-lines", *key)

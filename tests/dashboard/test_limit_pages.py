@@ -1,5 +1,6 @@
 """Kinds and keys: what limits them, and pausing them."""
 
+import re
 from typing import Any
 
 import httpx
@@ -223,6 +224,31 @@ async def test_limits_that_others_have_changed_are_asked_about_again(
     await client.limits.set("mail", Limit(8))
     await viewer.press(question, "Reset", status=422)
     assert (await client.limits.numbers("mail")).max_running == 8
+
+
+async def test_a_pause_that_others_have_changed_is_asked_about_again(
+    viewer: Viewer, client: JobClient
+) -> None:
+    question = await viewer.see("/kinds/pause?kind=mail")
+    assert "until it is resumed" not in question.text.partition("For so many seconds")[0]
+    await client.pause("mail", reason=f"data is corrupted {EVIL}", actor="ann")
+    again = await viewer.press(question, "Pause", {"seconds": "2"}, status=422)
+    assert "The pause has changed since you were asked." in again.text
+    assert re.search(r"paused since 20[^,]+ UTC, by ann: data is corrupted", again.text)
+    assert "The new pause takes the place of this one." in again.text
+    [found] = await client.limits.list()
+    assert (found["paused_until"], found["paused_by"]) == (None, "ann")
+    page = await viewer.press(again, "Pause", {"seconds": "3600"})
+    assert "kind mail is paused until 20" in page.text
+
+    resume = await viewer.see("/kinds/resume?kind=mail")
+    assert re.search(r"paused since 20[^,]+ UTC until 20[^,]+ UTC, by ", resume.text)
+    await client.resume("mail")
+    await client.pause("mail", reason="do not resume", actor="carol")
+    again = await viewer.press(resume, "Resume", status=422)
+    assert "by carol: do not resume." in again.text
+    assert (await client.limits.list())[0]["paused_by"] == "carol"
+    assert "kind mail goes on" in (await viewer.press(again, "Resume")).text
 
 
 async def test_keys_are_listed_page_by_page(viewer: Viewer, client: JobClient) -> None:

@@ -135,6 +135,15 @@ RESUME = compiled(
     .returning(sa.select(sa.func.count()).select_from(_other).where(_holds).scalar_subquery().label("pauses"))
 )
 
+# The pause of a kind or of one of its keys, unless it has ended.
+PAUSED = compiled(
+    sa.select(limits.c.paused_at, limits.c.paused_until, limits.c.paused_by, limits.c.reason).where(
+        _is_it,
+        limits.c.paused_at.is_not(None),
+        sa.or_(limits.c.paused_until.is_(None), limits.c.paused_until > NOW),
+    )
+)
+
 # The numbers of a kind and, in the row after it, those of one of its keys, which override them.
 NUMBERS = compiled(
     sa.select(limits.c.max_running, limits.c.rate, limits.c.per)
@@ -338,6 +347,12 @@ async def resume(database: Database, kind: str, key: str, *, entry: AuditEntry |
         raise TransitionRefused(f"{named(kind, key)} is not paused")
     pauses: int = rows[0].pauses
     return pauses
+
+
+async def pause_of(database: Database, kind: str, key: str) -> dict[str, Any] | None:
+    """Return the pause of a kind or of one of its keys, by column name; None: it is not paused itself."""
+    rows = await database.run(PAUSED, {"kind": kind, "key": key})
+    return rows[0]._asdict() if rows else None
 
 
 async def list_limits(
