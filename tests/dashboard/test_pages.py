@@ -18,7 +18,7 @@ from jsworker.core.settings import Settings
 from jsworker.dashboard import Access, dashboard
 from jsworker.dashboard.app import ACTIONS, PAGES
 from jsworker.dashboard.pages.job import Content, content
-from jsworker.ownership.queries import failures
+from jsworker.ownership.queries import failures, listing
 from jsworker.ownership.queries.listing import MOST_KINDS
 from jsworker.ownership.transitions.enqueue import new_job_id
 from tests.dashboard.conftest import PutJob
@@ -386,6 +386,38 @@ async def test_contents_may_be_nested_as_deep_as_postgresql_allows(
         )
     page = await viewer.see(f"/jobs/{job_id}")
     assert "[" in page.text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        sql.SQL("to_jsonb(repeat('x', 2000000))"),  # stored in some kilobytes
+        sql.SQL(
+            "(SELECT to_jsonb(string_agg(md5(CAST(n AS text)), '')) FROM generate_series(1, 62500) AS n)"
+        ),
+    ],
+    ids=["compressed", "as it is"],
+)
+async def test_a_content_that_is_too_large_is_not_read(
+    viewer: Viewer, client: JobClient, put: PutJob, value: sql.SQL
+) -> None:
+    job_id = await put("queued", payload=value, checkpoint=Jsonb([8]))
+    page = await viewer.see(f"/jobs/{job_id}")
+    assert re.search(
+        rf"of [12],\d\d\d,\d\d\d bytes, too large to be shown here; `jsworker job {job_id} --json` shows it",
+        page.text,
+    )
+    assert "[ 8 ]" in page.text
+    assert len(page.source) < 100_000
+    row = await listing.get_job_shown(client.database, job_id, contents=True)
+    assert row is not None
+    assert (row["payload"], row["checkpoint"], row["result_bytes"]) == (None, [8], None)
+    row = await listing.get_job_shown(client.database, job_id, contents=False)
+    assert row is not None
+    assert (row["payload"], row["checkpoint"]) == (None, None)
+    reader = Viewer(dashboard(client, authorize=lambda _: Access.READ))
+    assert "Checkpoint you may not see what jobs hold" in (await reader.see(f"/jobs/{job_id}")).text
+    await reader.http.aclose()
 
 
 async def test_an_encrypted_content_is_shown_to_nobody(viewer: Viewer, put: PutJob) -> None:

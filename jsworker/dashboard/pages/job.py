@@ -1,7 +1,7 @@
 """A job: its state, its owner, its timeline and its contents."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
@@ -37,10 +37,10 @@ class Content:
 async def read(visit: Visit) -> Mapping[str, Any]:
     """Return everything about a job that the viewer may see."""
     reads, job_id = visit.site.reads, UUID(str(visit.path["id"]))
-    row = await listing.get_job(reads, job_id)
+    payloads = visit.access.payloads
+    row = await listing.get_job_shown(reads, job_id, contents=payloads)
     if row is None:
         raise JobNotFound(f"no job has id {job_id}")
-    payloads = visit.access.payloads
     row = {**row, "last_error": error_shown(row["last_error"], payloads=payloads)}
     events = [
         JobEvent.of_row(event if payloads else _without_texts(event))
@@ -63,11 +63,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
             {**step, "shown": content("result", step["result"], payloads=payloads, indent=None)}
             for step in steps
         ],
-        "contents": [
-            content(name, row[name], payloads=payloads)
-            for name in ("payload", "result", "checkpoint")
-            if row[name] is not None
-        ],
+        "contents": list(contents(row, payloads=payloads)),
         "node": node,
         "service": await service_of(reads, row["kind"]) if row["status"] == "queued" else None,
         "children": await listing.look_up(reads, noted) if noted else {},
@@ -91,6 +87,17 @@ def earlier_errors(events: Sequence[JobEvent], last_error: str | None) -> list[J
     if found and found[0].error == last_error:
         del found[0]
     return found[:_MOST_ERRORS]
+
+
+def contents(row: Mapping[str, Any], *, payloads: bool) -> Iterator[Content]:
+    """Yield what a job holds, each as ``content`` does; what is too large was not read."""
+    for name in listing.CONTENTS:
+        size = row[f"{name}_bytes"]
+        if payloads and size is not None and size > listing.SHOWN_BYTES:
+            how = f"`jsworker job {row['id']} --json` shows it"
+            yield Content(name, hidden=f"of {size:,} bytes, too large to be shown here; {how}")
+        elif row[name] is not None or (size is not None and not payloads):
+            yield content(name, row[name], payloads=payloads)
 
 
 def content(name: str, value: Any, *, payloads: bool, indent: int | None = 2) -> Content:

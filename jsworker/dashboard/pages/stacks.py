@@ -30,7 +30,7 @@ async def read_worker(visit: Visit) -> Mapping[str, Any]:
 async def read_job(visit: Visit) -> Mapping[str, Any]:
     """Return the stack of a job's run."""
     job_id: UUID = visit.path["id"]
-    found = await listing.get_job(visit.site.reads, job_id)
+    found = await listing.get_job_shown(visit.site.reads, job_id, contents=False)
     if found is None:
         raise JobNotFound(f"no job has id {job_id}")
     if found["status"] != "processing":

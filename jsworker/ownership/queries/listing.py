@@ -30,7 +30,7 @@ from jsworker.ownership.predicates import (
     queued_indexed,
 )
 from jsworker.ownership.queries.job_filter import ANY_JOB, IS_MEANT, JobFilter, Selection
-from jsworker.ownership.schema import FAILURE, IS_FAILURE
+from jsworker.ownership.schema import FAILURE, IS_FAILURE, jobs
 from jsworker.ownership.statements import KINDS_BY_LEAPS, condition, filled, sql
 
 WINDOW: Final = 10_000
@@ -282,6 +282,19 @@ PAGE_OF_FAILURE = _page(
 MEANT = text(f"SELECT j.id FROM jsworker.jobs AS j WHERE j.id = ANY(CAST(:ids AS uuid[])) AND {IS_MEANT}")  # noqa: S608 -- constants
 
 JOB = text("SELECT * FROM jsworker.jobs WHERE id = :id")
+CONTENTS: Final = ("payload", "result", "checkpoint")
+SHOWN_BYTES: Final = 2**20
+"""The longest content of a job that a page reads, as JSON text."""
+_OTHERS = ", ".join(column.name for column in jobs.columns if column.name not in CONTENTS)
+# The stored size is found without reading the content; it may be compressed, so the text is measured, too.
+_SHOWN = ", ".join(
+    f"""CASE WHEN CAST(:contents AS boolean) THEN CASE WHEN pg_column_size({name}) <= {SHOWN_BYTES} THEN
+  CASE WHEN octet_length(CAST({name} AS text)) <= {SHOWN_BYTES} THEN {name} END END END AS {name},
+  CASE WHEN CAST(:contents AS boolean) AND pg_column_size({name}) <= {SHOWN_BYTES}
+    THEN octet_length(CAST({name} AS text)) ELSE pg_column_size({name}) END AS {name}_bytes"""
+    for name in CONTENTS
+)
+JOB_SHOWN = text(f"SELECT {_OTHERS}, {_SHOWN} FROM jsworker.jobs WHERE id = :id")  # noqa: S608 -- constants
 
 MOST_EVENTS: Final = 1_000
 TIMELINE = text(f"""
@@ -372,6 +385,16 @@ async def list_jobs(
 async def get_job(database: Database, job_id: UUID) -> dict[str, Any] | None:
     """Return a job as a dict by column name, None when there is none."""
     rows = await database.run(JOB, {"id": job_id})
+    return rows[0]._asdict() if rows else None
+
+
+async def get_job_shown(database: Database, job_id: UUID, *, contents: bool) -> dict[str, Any] | None:
+    """Return what ``get_job`` does, with payload, result and checkpoint only if asked for and not too long.
+
+    ``payload_bytes``, ``result_bytes`` and ``checkpoint_bytes`` are their sizes: of their text if it was read
+    or measured, else as they are stored; None: there is no such content.
+    """
+    rows = await database.run(JOB_SHOWN, {"id": job_id, "contents": contents})
     return rows[0]._asdict() if rows else None
 
 
