@@ -352,7 +352,7 @@ def _question(visit: Visit, tokens: CsrfTokens, question: Question) -> Response:
 
 def _redirect(done: Done) -> Response:
     response = RedirectResponse(done.to, 303)
-    says = quote(done.says[:_LONGEST_REPORT])
+    says = quote(done.says.replace("\u202f", " ")[:_LONGEST_REPORT])  # between thousands; the page escapes it
     response.set_cookie(_REPORT, says, path="/", max_age=_REPORT_SECONDS, httponly=True, samesite="strict")
     return response
 

@@ -72,6 +72,20 @@ async def test_all_that_match_are_acted_on(
     assert (action.action, action.changed) == ("retry", 60)
 
 
+async def test_thousands_are_told_as_they_were_asked_for(viewer: Viewer, put: PutJob, rows: Rows) -> None:
+    job_id = await put("failed", kind="crop")
+    await rows.query(
+        "INSERT INTO jsworker.jobs (id, kind, payload, status, failure_reason, fencing_token, attempts,"
+        " errors, finished_at, dispatch)"
+        " SELECT uuidv7(), kind, payload, status, 'attempts', 1, 1, 1, finished_at, 1"
+        " FROM jsworker.jobs, generate_series(1, 1200) WHERE id = %s",
+        job_id,
+    )
+    question = await viewer.see("/jobs/retry?all=yes&kind=crop")
+    assert "Retry 1 201 jobs" in question.text
+    assert "1 201 jobs retried" in (await viewer.press(question, "Retry 1 201 jobs")).text
+
+
 async def test_jobs_that_are_enqueued_after_the_question_are_left_alone(
     viewer: Viewer, put: PutJob, rows: Rows, client: JobClient
 ) -> None:
