@@ -121,7 +121,7 @@ def _fields(
     required = schema.get("required", ())
     for name, found in schema.get("properties", {}).items():
         inner, nullable = _without_null(_resolved(found, root), root)
-        way, place = _input(inner, depth), f"{prefix}.{name}"
+        way, place = _input(inner, depth, found.get("default")), f"{prefix}.{name}"
         limits = {
             "min": inner.get("minimum"),
             "max": inner.get("maximum"),
@@ -162,14 +162,14 @@ def _without_null(schema: Mapping[str, Any], root: Mapping[str, Any]) -> tuple[M
     return schema, False
 
 
-def _input(schema: Mapping[str, Any], depth: int) -> Input:
+def _input(schema: Mapping[str, Any], depth: int, default: Any) -> Input:
     if 0 < len(_choices(schema)) <= _MOST_CHOICES:
         return "choice"
     way = _INPUTS.get((schema.get("type"), schema.get("format"))) or _INPUTS.get(
         (schema.get("type"), None), "json"
     )
-    if way == "text" and schema.get("maxLength", 0) > _LONG_CHARACTERS:
-        return "long"
+    if way == "text" and (schema.get("maxLength", 0) > _LONG_CHARACTERS or "\n" in str(default)):
+        return "long"  # browsers take newlines out of the value of other inputs
     if schema.get("type") == "object" and schema.get("properties") and depth == 0:
         return "group"
     return way
@@ -233,6 +233,8 @@ def _parsed(way: Input, text: str) -> Any:
             return value
         case "json" | "choice":
             return loads(text, what="it")
+        case "long":
+            return text.replace("\r\n", "\n")  # as browsers send them
     return text
 
 
@@ -280,7 +282,7 @@ def _control(asked: Field, shown: str, attributes: Markup) -> Markup:
                 )
                 for text, value in zip(texts, asked.choices, strict=True)
             ]
-            if not asked.required or asked.nullable:
+            if not asked.required or asked.nullable or len(options) > 1:  # the first would be chosen already
                 options.insert(0, Markup('<option value="">–</option>'))
             return Markup("<select{}>{}</select>").format(attributes, Markup("").join(options))
         case "json" | "long":

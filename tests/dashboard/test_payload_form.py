@@ -115,6 +115,37 @@ def test_an_error_stands_at_its_field(field: str, value: str, fault: str) -> Non
     assert 'aria-invalid="true"' in page
 
 
+class Letter(BaseModel):
+    text: str = "\nDear customer,\nthank you.\n"
+    urgent: bool
+    mode: Literal["fast", "slow"]
+
+
+class Writing(JobProcessor[Letter]):
+    async def process(self, job: Job[Letter]) -> None: ...
+
+
+def test_lines_of_a_default_are_kept_as_browsers_send_them() -> None:
+    page = form_fields(fields_of(Writing))
+    assert ">\n\nDear customer,\nthank you.\n</textarea>" in page  # a browser drops the first newline
+    sent = {
+        "payload.text": "\r\nDear customer,\r\nthank you.\r\n",
+        "payload.urgent": "true",
+        "payload.mode": '"slow"',
+    }
+    payload, errors = read_form(Writing, sent)
+    assert (payload["text"], errors) == (Letter.model_fields["text"].default, {})
+
+
+def test_nothing_is_chosen_that_has_no_default() -> None:
+    parser = _Tags()
+    parser.feed(form_fields(fields_of(Writing)))
+    options = [found["value"] for tag, found in parser.tags if tag == "option"]
+    assert options == ["", "true", "false", "", '"fast"', '"slow"']
+    _, errors = read_form(Writing, {"payload.text": "", "payload.urgent": "", "payload.mode": ""})
+    assert errors == dict.fromkeys(("payload.urgent", "payload.mode"), "a value is needed")
+
+
 @pytest.mark.parametrize("processor", [None, Anything])
 def test_without_a_model_the_payload_is_json(processor: Any) -> None:
     [only] = fields_of(processor)
