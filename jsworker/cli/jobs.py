@@ -53,6 +53,8 @@ _Ask = Callable[[Database], Awaitable[tuple[Page, _Services]]]
 
 _SEARCH_SECONDS: Final = 2.0
 _LONGEST_VALUE: Final = 100_000
+_MOST_LINES: Final = 200
+"""Of a value in a table: laying out a line takes its time."""
 _LONGEST_RESULT: Final = 200
 _WIDE: Final = 110
 """Least columns of a terminal on which a job takes one line."""
@@ -469,7 +471,8 @@ def _in_words(value: Any) -> str:
             text = json.dumps(value, ensure_ascii=False, indent=2)
         case _:
             text = str(value)
-    return _lines(text)
+    shown = "\n".join(text[:_LONGEST_VALUE].split("\n", _MOST_LINES)[:_MOST_LINES])
+    return _lines(shown) + ("" if shown == text else "\n... `--json` shows all")
 
 
 def _lines(text: str) -> str:

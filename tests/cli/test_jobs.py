@@ -402,6 +402,16 @@ class TestJob:
             "claimed by alpha-1 for attempt 2, after it was taken back: worker beta-2 has ended",
         ]
 
+    def test_a_long_value_is_cut(self, cli: Cli, sql: Sql) -> None:
+        many, long = insert_job(sql, payload=json.dumps([*range(1_000)])), insert_job(sql, payload='"x"')
+        sql.execute("UPDATE jsworker.jobs SET payload = to_jsonb(repeat('x', 200000)) WHERE id = %s", [long])
+        shown = [line.split()[-1] for line in cli("job", many).ok().lines]
+        assert (shown.index("198,") + 1, "199," in shown) == (shown.index("all"), False)
+        assert cli("job", many, "--all").ok().out.count("... `--json` shows all") == 1
+        shown_long = cli("job", long).ok().out
+        assert (shown_long.count("x") < 110_000, "... `--json` shows all" in shown_long) == (True, True)
+        assert cli("job", many, "--json").ok().json["payload"] == [*range(1_000)]
+
     def test_an_entry_of_a_newer_version_is_shown_as_it_is(self, cli: Cli, sql: Sql) -> None:
         job_id = insert_job(sql)
         sql.execute(
