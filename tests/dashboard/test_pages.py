@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import httpx
 import psycopg
@@ -347,6 +348,23 @@ async def test_what_no_row_can_hold_is_refused(viewer: Viewer, rows: Rows) -> No
     page = await viewer.press(question, "Pause", {"reason": "a\0b"}, status=400)
     assert "'reason' must not hold NUL characters" in page.text
     assert await rows.value("SELECT count(*) FROM jsworker.limits") == 0
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *(f"/{name}?after=zzzz" for name in ("", "kinds", "workers")),
+        *(f"/{name}?after={UUID(int=0)}" for name in ("workflows", "audit")),
+        f"/failures?after_kind=zzzz&after={UUID(int=0)}",
+        "/keys?after=zzzz:",
+        "/dead-messages?after=1",
+    ],
+)
+async def test_a_page_behind_the_last_one_leads_to_the_first(viewer: Viewer, address: str) -> None:
+    page = await viewer.see(address)
+    assert "Nothing follows here. First page" in page.text
+    assert page.links["First page"] == address.partition("?")[0]
+    assert "Nothing follows here" not in (await viewer.see(page.links["First page"])).text
 
 
 async def test_what_was_done_is_said_once(viewer: Viewer) -> None:

@@ -52,5 +52,14 @@ async def test_cancel_and_retry(viewer: Viewer, client: JobClient, rows: Rows) -
     assert ("ValueError" in page.text, "ValueError: no" in page.source) == (True, False)
     page = await viewer.press(await viewer.see(f"/workflows/{failed}/retry"), "Retry 3 jobs")
     assert "3 jobs retried" in page.text
+    await rows.query("UPDATE jsworker.workflows SET cancelled_at = now() WHERE id = %s", failed)
+    await rows.query(
+        "UPDATE jsworker.jobs SET status = 'failed', finished_at = now(), needs_publish = false,"
+        " attempts = 1, errors = 1, last_error = 'ValueError: no' WHERE kind = 'count' AND status = 'queued'"
+    )
+    page = await viewer.see(f"/workflows/{failed}")
+    assert ("3 failed" in page.text, "Cancel …" in page.links, "Retry …" in page.links) == (True, True, False)
+    question = await viewer.see(f"/workflows/{failed}/retry")
+    assert ("its jobs cannot be retried" in question.text, question.has("Retry")) == (True, False)
     done = [(each.action, each.target["workflow"], each.changed) for each in await client.audit(limit=2)]
     assert done == [("workflow.retry", str(failed), 3), ("workflow.cancel", str(workflow), 1)]

@@ -46,7 +46,7 @@ async def read_one(visit: Visit) -> Mapping[str, Any]:
         for place, node in enumerate(nodes)
     }
     is_open = found["finished_at"] is None
-    has_failed = any(node["jobs"].get("failed") for node in nodes)
+    may_retry = found["cancelled_at"] is None and any(node["jobs"].get("failed") for node in nodes)
     may_see = visit.access.payloads
     errors = [
         {**each, "last_error": error_shown(each["last_error"], payloads=may_see)} for each in found["errors"]
@@ -56,7 +56,7 @@ async def read_one(visit: Visit) -> Mapping[str, Any]:
         "nodes": nodes,
         "errors": errors,
         "picture": workflow_picture(nodes, links),
-        "acts": [verb for verb, can in (("cancel", is_open), ("retry", has_failed)) if can],
+        "acts": [verb for verb, can in (("cancel", is_open), ("retry", may_retry)) if can],
     }
 
 
@@ -67,13 +67,14 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
     found = await _found(visit)
     meant = {"cancel": ("processing", "queued", "scheduled", "held"), "retry": ("failed",)}[verb]
     jobs = sum(node["jobs"].get(status, 0) for node in found["nodes"] for status in meant)
+    is_cancelled = verb == "retry" and found["cancelled_at"] is not None
     return Question(
         verb=f"{word} {plural(jobs, 'job')} of the workflow",
-        says=says,
+        says="The workflow was cancelled: its jobs cannot be retried." if is_cancelled else says,
         values=[],
         back=visit.url("workflow", id=found["id"]),
         is_harmful=verb == "cancel",
-        is_possible=jobs > 0,
+        is_possible=jobs > 0 and not is_cancelled,
     )
 
 
