@@ -157,6 +157,8 @@ def _authorize(
         )
     except OSError as error:
         raise WrongUsage(f"--proxy-secret {proxy_secret}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise WrongUsage(f"--proxy-secret {proxy_secret}: must be UTF-8 text") from None
     except ValueError as error:
         raise WrongUsage(str(error)) from None
 

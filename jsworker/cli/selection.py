@@ -109,10 +109,12 @@ def choose_statuses(
 def choose_moment(name: str, text: str) -> datetime:
     """Return the time that an option gives; without a zone, it is in this machine's."""
     try:
-        return datetime.fromisoformat(text).astimezone()
+        given = datetime.fromisoformat(text)
     except ValueError:
         raise WrongUsage(f"--{name} {shown(text)} must be a time in ISO 8601: 2026-05-01T08:00:00Z") from None
-    except OverflowError:
+    try:
+        return given.astimezone()
+    except (OverflowError, ValueError):
         raise WrongUsage(f"--{name} {shown(text)} is too early or too late") from None
 
 

@@ -47,6 +47,9 @@ def listen(host: str, port: int | None) -> socket.socket:
         try:
             return socket.create_server((host, number), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
         except OSError as error:
+            if error.errno is not None and error.errno < 0:  # the name could not be looked up
+                says = str(error.strerror).partition(" (")[0]
+                raise PortTaken(f"the dashboard cannot listen on {host}: {says}") from None
             if number == tries[-1] or port is not None:
                 why = os.strerror(error.errno) if error.errno is not None else error
                 raise PortTaken(f"the dashboard cannot listen on {host}:{number}: {why}") from None

@@ -85,6 +85,7 @@ def test_a_delay_is_reckoned_by_the_clock_of_the_database(cli: Cli, sql: Sql) ->
         ((), "reschedule takes --at TIME or --delay SECONDS"),
         (("--at", "soon"), "--at 'soon' must be a time in ISO 8601: 2026-05-01T08:00:00Z"),
         (("--at", "0001-01-01T00:00:00+14:00"), "--at '0001-01-01T00:00:00+14:00' is too early or too late"),
+        (("--at", "0001-01-01"), "--at '0001-01-01' is too early or too late"),
         (("--delay", "-1"), "--delay -1 must be from 0 to 316224000"),
     ],
 )

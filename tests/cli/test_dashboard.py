@@ -117,6 +117,10 @@ def test_a_port_that_is_taken_is_named(spawn: Spawn) -> None:
         ),
         (["--rights", "all"], "--rights needs --new-login"),
         (["--new-login", "ann", "--rights", "write"], "rights 'write' must be of these"),
+        (
+            ["--proxy-secret", "latin", "--proxy-everybody", "read"],
+            "--proxy-secret latin: must be UTF-8 text",
+        ),
         (["--proxy-secret", "secret"], "--proxy-secret lets no one in without"),
         (["--proxy-secret", "secret", "--proxy-group", "ops"], "--proxy-group ops: must be GROUP=RIGHTS"),
         (["--trace-url", "https://traces.example/"], "trace_url 'https://traces.example/': must hold"),
@@ -135,6 +139,7 @@ def test_options_that_make_no_sense_are_refused_in_one_line(
 ) -> None:
     (here / "secret").write_text("a secret of the proxy\n")
     (here / "short").write_text("short\n")
+    (here / "latin").write_bytes(b"a secret of the pr\xf6xy\n")
     (here / "garbled").write_text("ann:scrypt$AAAAA$AAAA:all\n")
     assert says in cli("dashboard", *arguments).refused(2)
 
@@ -177,16 +182,54 @@ def test_a_login_is_made_of_a_password_from_stdin_and_asked_for_on_every_address
     assert process.read_errors_until("line 2: must be as").startswith("logins logins, line 2: ")
 
 
-def test_what_a_page_failed_with_is_on_stderr(spawn: Spawn, tmp_path: Path) -> None:
+def test_a_file_of_logins_that_cannot_be_read_is_one_line(spawn: Spawn, tmp_path: Path) -> None:
     (tmp_path / "logins").write_text("# nobody\n")
     process = spawn("dashboard", "--port", "0", "--logins", "logins")
     address = address_of(process)
     (tmp_path / "logins").unlink()
-    failed = httpx.get(address, auth=("ann", "right"))
+    for _ in range(3):
+        refused = httpx.get(address, auth=("ann", "right"))
+        assert (refused.status_code, refused.text.partition(";")[0]) == (503, "the logins cannot be read now")
+    (tmp_path / "logins").write_text("# nobody\n")
+    assert httpx.get(address, auth=("ann", "right")).status_code == 401
+    process.signal(signal.SIGTERM)
+    assert process.wait().err == "logins logins: No such file or directory; nobody is let in\n"
+
+
+BROKEN = """
+from typing import Any
+
+from pydantic import BaseModel
+
+from jsworker import Job, JobProcessor
+
+
+class Order(BaseModel):
+    n: int
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> Any:
+        raise RuntimeError("no schema today")
+
+
+class Broken(JobProcessor[Order]):
+    async def process(self, job: Job[Order]) -> None: ...
+"""
+
+
+def test_what_a_page_failed_with_is_on_stderr(spawn: Spawn, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    process = spawn("dashboard", "broken:Broken", "--port", "0")
+    failed = httpx.get(f"{address_of(process)}enqueue", params={"kind": "broken"})
     assert (failed.status_code, failed.text) == (500, "the dashboard failed; its log tells why\n")
-    assert process.read_errors_until("SettingsError: ").endswith(
-        ": logins logins: No such file or directory\n"
-    )
+    assert process.read_errors_until("RuntimeError: ").endswith("no schema today\n")
+
+
+def test_a_host_that_does_not_exist_is_named(cli: Cli, here: Path) -> None:
+    (here / "logins").write_text("# nobody\n")
+    line = cli("dashboard", "--host", "nosuchhost.invalid", "--logins", "logins").refused(1)
+    assert line.startswith("the dashboard cannot listen on nosuchhost.invalid: ")
+    assert "Unknown error" not in line
 
 
 def test_without_a_password_on_stdin_no_login_is_made(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
