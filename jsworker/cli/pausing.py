@@ -13,7 +13,7 @@ from jsworker.cli.selection import warn_unless_served
 from jsworker.client.job_client import JobClient
 from jsworker.client.terms import LONGEST_DELAY
 from jsworker.core.exit_codes import WrongUsage
-from jsworker.core.names import cell, check_kind
+from jsworker.core.names import cell, check_kind, check_limit_key_of_row
 from jsworker.ownership.transitions.limits import named, pause_of, resumed
 
 app = new_app()
@@ -44,7 +44,8 @@ def pause(
         until = timedelta(seconds=seconds)
 
     async def change(client: JobClient) -> tuple[Mapping[str, Any] | None, datetime | None]:
-        before = await pause_of(client.database, check_kind(kind), key or "")
+        on = "" if key is None else check_limit_key_of_row(key)
+        before = await pause_of(client.database, check_kind(kind), on)
         return before, await client.pause(kind, key, until=until, reason=reason)
 
     before, ends = ask_client(change)
