@@ -4,7 +4,7 @@ They need only the database: workers publish jobs that are queued again, within 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -222,7 +222,7 @@ async def _look(wanted: Selection) -> tuple[list[tuple[UUID, int]], bool, dateti
 
 async def _act(
     action: Action, known: Found, wanted: Selection | None, entry: AuditEntry
-) -> AsyncIterator[list[ActionOutcome]]:
+) -> AsyncGenerator[list[ActionOutcome], None]:
     matched = 0
     async with connected_database() as database:
         try:

@@ -1,7 +1,7 @@
 """``jsworker dead-messages``: messages that could not be read, or that named a job that does not exist."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
@@ -104,13 +104,13 @@ def _all(action: str, *, yes: bool) -> list[int]:
     return ids[::-1]
 
 
-async def _drop(ids: Sequence[int]) -> AsyncIterator[list[ActionOutcome]]:
+async def _drop(ids: Sequence[int]) -> AsyncGenerator[list[ActionOutcome], None]:
     async with connected_database() as database:
         dropped = await drop(database, ids, actor=os_user())
         yield [_outcome_of(outcome, "dropped") for outcome in dropped]
 
 
-async def _replay(ids: Sequence[int]) -> AsyncIterator[list[ActionOutcome]]:
+async def _replay(ids: Sequence[int]) -> AsyncGenerator[list[ActionOutcome], None]:
     async with connected_database() as database:
         outcomes = replay(
             database, load_settings(), ids, client_name="jsworker dead-messages", actor=os_user()

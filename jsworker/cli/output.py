@@ -4,8 +4,8 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -216,7 +216,7 @@ def refused(subject: UUID | int, why: str, *, has_changed: bool = False) -> Acti
 
 
 async def report(
-    batches: AsyncIterator[Sequence[ActionOutcome]], *, as_json: bool, expected: int | None = 0
+    batches: AsyncGenerator[Sequence[ActionOutcome], None], *, as_json: bool, expected: int | None = 0
 ) -> int:
     """Write outcomes, as lines while they come or as one JSON array at the end, and return the exit code.
 
@@ -230,10 +230,11 @@ async def report(
     try:
         try:
             with progress_bar("done", expected if watched else 0) as advance:
-                async for batch in batches:
-                    done += batch
-                    advance(len(batch))
-                    _print_outcomes(batch, as_json=as_json)
+                async with aclosing(batches):
+                    async for batch in batches:
+                        done += batch
+                        advance(len(batch))
+                        _print_outcomes(batch, as_json=as_json)
         finally:
             if as_json:
                 _print_at_once(json_text([{"id": each.id, "outcome": each.outcome} for each in done]))

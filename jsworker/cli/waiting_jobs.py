@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Annotated, get_args
@@ -96,7 +96,7 @@ def _change(
     named = list(dict.fromkeys(ids))
     entry = AuditEntry.of_jobs(action, named, actor=os_user(), to=to)
 
-    async def outcomes() -> AsyncIterator[list[ActionOutcome]]:
+    async def outcomes() -> AsyncGenerator[list[ActionOutcome], None]:
         async with connected_database() as database:
             done = await change(database, named, entry=entry)
             whys = {job_id: done.refused.get(job_id) for job_id in named}

@@ -139,6 +139,9 @@ def test_what_was_done_is_told_if_stdout_cannot_be_written(
         done = _onto_a_full_disk(command, cli_environment, "")
     assert done.returncode == 1
     assert sql.execute("SELECT DISTINCT status FROM jsworker.jobs").fetchall() == [{"status": "cancelled"}]
+    told = "SELECT target ? 'interrupted' AS is_told FROM jsworker.audit ORDER BY part"
+    actions = sql.execute(told).fetchall()
+    assert actions[-1]["is_told"] is not bool(json)  # with it, stdout is written when all is done
     lines = done.stderr.splitlines()
     assert lines[0] == "interrupted: done for 3; run the command again for the others"
     assert lines[1:] == ([] if reader == "gone" else ["standard output: No space left on device"])

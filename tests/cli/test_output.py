@@ -1,6 +1,6 @@
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from uuid import UUID
@@ -94,7 +94,7 @@ def test_a_table_that_is_too_wide_loses_spare_columns_and_nothing_else(
 
 
 async def test_a_report_that_is_cut_short_says_how_far_it_came(capsys: pytest.CaptureFixture[str]) -> None:
-    async def outcomes() -> AsyncIterator[list[ActionOutcome]]:
+    async def outcomes() -> AsyncGenerator[list[ActionOutcome], None]:
         yield [ActionOutcome(1, "queued"), refused(3, "job 3 is gone")]
         yield [ActionOutcome(2, "queued")]
         raise JsworkerError
