@@ -223,16 +223,9 @@ class Results:
         except Exception as error:  # noqa: BLE001 -- else all waiters would wait for ever
             self._fail(ids, error)
         for end in ends:
-            waiters = taken[end.id]
-            for place, waiter in enumerate(waiters):
-                if waiter.done():
-                    continue
-                try:  # each gets a value of its own, which it may change
-                    waiter.set_result(end._replace(result=deepcopy(end.result)) if place else end)
-                except RecursionError as error:
-                    waiter.set_exception(error)
+            await _give(end, taken[end.id])
             if (awaited := self._awaited.get(end.id)) is not None:
-                awaited.waiters.difference_update(waiters)
+                awaited.waiters.difference_update(taken[end.id])
                 if not awaited.waiters:
                     del self._awaited[end.id]
         self._look_later(ids, again_at_once=len(ends) >= MOST_ENDS, least=least)
@@ -341,6 +334,21 @@ def seconds_to_wait(timeout: float | timedelta | None) -> float | None:
             f"timeout={shown(timeout)} must be more than 0 and at most {LONGEST_SECONDS} seconds"
         )
     return float(seconds)
+
+
+async def _give(end: JobEnd, waiters: Iterable[asyncio.Future[JobEnd]]) -> None:
+    """Give each waiter a value of its own, which it may change; other tasks run between the copies."""
+    left = list(waiters)
+    while left:
+        waiter = left.pop()
+        if waiter.done():
+            continue
+        try:
+            waiter.set_result(end._replace(result=deepcopy(end.result)) if left else end)
+        except Exception as error:  # noqa: BLE001 -- else the reader would end, and all others wait for ever
+            waiter.set_exception(error)
+        if left:
+            await asyncio.sleep(0)
 
 
 def _result_of(end: JobEnd, contents: Contents) -> Any:

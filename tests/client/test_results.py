@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import itertools
 import pickle
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -337,6 +338,52 @@ class TestManyWaiters:
         assert [type(each) for each in outcomes if not isinstance(each, list)] == [RecursionError]
         await end(rows, other.id, result="7")
         assert await waiting[2] == 7
+
+    async def test_other_tasks_run_between_the_copies(
+        self, client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        turns, copied_at = itertools.count(), list[int]()
+
+        def noting(value: Any) -> Any:
+            copied_at.append(next(turns))
+            return copy.deepcopy(value)
+
+        async def turn() -> None:
+            while True:
+                next(turns)
+                await asyncio.sleep(0)
+
+        async def changed() -> Any:
+            value = await handle.result(WITHIN)
+            value["list"].append(1)
+            return value
+
+        monkeypatch.setattr("jsworker.client.results.deepcopy", noting)
+        handle = await client.enqueue(KIND, {})
+        waiting = [asyncio.create_task(changed()) for _ in range(20)]
+        await is_awaited(client, 1)
+        turning = asyncio.create_task(turn())
+        await end(rows, handle.id, result='{"list": []}')
+        assert await asyncio.gather(*waiting) == [{"list": [1]}] * 20
+        turning.cancel()
+        assert len(copied_at) == 19
+        assert all(later > earlier + 1 for earlier, later in itertools.pairwise(copied_at))
+
+    async def test_an_error_of_a_copy_reaches_its_waiter_alone(
+        self, client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refused(_value: Any) -> Any:
+            raise MemoryError("no memory for a copy")
+
+        monkeypatch.setattr("jsworker.client.results.deepcopy", refused)
+        handle, other = await client.enqueue_many(KIND, [{}] * 2)
+        waiting = [asyncio.create_task(each.result(WITHIN)) for each in (handle, handle, other)]
+        await is_awaited(client, 2)
+        await end(rows, handle.id, result="7")
+        outcomes = await asyncio.gather(*waiting[:2], return_exceptions=True)
+        assert [type(each) for each in outcomes if each != 7] == [MemoryError]
+        await end(rows, other.id, result="8")
+        assert await waiting[2] == 8
 
     async def test_one_that_is_cancelled_leaves_the_others_alone(self, client: JobClient, rows: Rows) -> None:
         handle = await client.enqueue(KIND, {})
