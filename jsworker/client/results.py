@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from copy import deepcopy
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from typing import Any, Final, Generic, Self, TypeAlias, cast
 from uuid import UUID
@@ -16,6 +17,7 @@ from typing_extensions import TypeVar
 
 from jsworker.core.contents import Contents
 from jsworker.core.errors import (
+    DatabaseTimeout,
     InvalidJson,
     JobCancelled,
     JobFailed,
@@ -44,6 +46,8 @@ _LONGEST_PAUSE_SECONDS: Final = 2.0
 PAUSE_OF_OUTAGE_SECONDS: Final = 0.5
 _READ_AT_ONCE: Final = 5000
 _LARGE_AT_ONCE: Final = 3
+_MOST_LATE_ALONE: Final = 3
+"""So often the time for one result is doubled: while its read lasts, all others wait."""
 _MOST_HINTS: Final = 10
 """The most hints used for one job; a worker sends one. After forged ones, its row is read by the clock."""
 _CLOSED: Final = "the client was closed"
@@ -76,6 +80,8 @@ class Results:
         self._due: list[tuple[float, UUID]] = []
         self._unannounced: list[UUID] = []
         self._renew_at = math.inf
+        self._most = MOST_ENDS
+        self._late_alone = 0
         self._offset = random.uniform(0, _LONGEST_PAUSE_SECONDS)  # noqa: S311 -- spreads load, hides nothing
         self._reading: asyncio.Task[None] | None = None
         self._trouble: JsworkerError | None = None
@@ -208,14 +214,20 @@ class Results:
     async def _read(self, taken: _Taken) -> None:
         ids = list(taken)
         ends: list[JobEnd] = []
-        least = 0.0
+        most, least = self._most, 0.0
         try:
             with readers_right("result", "SELECT on jsworker.jobs"):
-                ends, refused = await in_halves(ids, lambda some: read_ends(self._database, some))
+                read = partial(read_ends, self._database, most=most, tries=self._late_alone)
+                ends, refused = await in_halves(ids, read)
             for job_id, error in refused:
                 self._fail([job_id], error)
             self._trouble = None
+            self._most, self._late_alone = min(2 * most, MOST_ENDS), 0
         except JsworkerError as error:
+            if isinstance(error, DatabaseTimeout):  # many results may be too much for a slow connection
+                if most == 1:
+                    self._late_alone = min(self._late_alone + 1, _MOST_LATE_ALONE)
+                self._most = max(min(most, len(ids)) // 2, 1)
             if may_answer_later(error):
                 self._trouble, least = error, PAUSE_OF_OUTAGE_SECONDS
             else:
@@ -228,7 +240,7 @@ class Results:
                 awaited.waiters.difference_update(taken[end.id])
                 if not awaited.waiters:
                     del self._awaited[end.id]
-        self._look_later(ids, again_at_once=len(ends) >= MOST_ENDS, least=least)
+        self._look_later(ids, again_at_once=len(ends) >= most, least=least)
 
     def _look_later(self, ids: Iterable[UUID], *, again_at_once: bool, least: float) -> None:
         now = asyncio.get_running_loop().time()

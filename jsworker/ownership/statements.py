@@ -68,6 +68,15 @@ def filled(template: str, **parts: str) -> sa.TextClause:
     return sa.text(template)
 
 
+def json_size(value: str, most_bytes: int) -> str:
+    """Return as SQL the bytes of a JSON value's text, or as stored, perhaps compressed, if those exceed the most.
+
+    The size as stored is known without reading the value, so such a large one is not read.
+    """
+    stored, text = f"pg_column_size({value})", f"octet_length(CAST({value} AS text))"
+    return f"CASE WHEN {stored} <= {most_bytes} THEN {text} ELSE {stored} END"
+
+
 KINDS_BY_LEAPS: Final = """kinds AS (
   (SELECT j.kind FROM jsworker.jobs AS j WHERE {queued}{which} ORDER BY j.kind LIMIT 1)
   UNION ALL

@@ -3,7 +3,9 @@
 import asyncio
 import copy
 import itertools
+import json
 import pickle
+import secrets
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -62,9 +64,9 @@ def reads_of(monkeypatch: pytest.MonkeyPatch) -> list[list[UUID]]:
     """Return a list that takes the ids of each read from here on."""
     made: list[list[UUID]] = []
 
-    async def count(database: Any, ids: Sequence[UUID]) -> list[JobEnd]:
+    async def count(database: Any, ids: Sequence[UUID], **limits: int) -> list[JobEnd]:
         made.append(list(ids))
-        return await read_ends(database, ids)
+        return await read_ends(database, ids, **limits)
 
     monkeypatch.setattr("jsworker.client.results.read_ends", count)
     return made
@@ -293,8 +295,8 @@ class TestManyWaiters:
         """A job that failed is retried and waited for again, while its failure is on its way to the first."""
         was_read, may_go_on = asyncio.Event(), asyncio.Event()
 
-        async def slow(database: Any, ids: Sequence[UUID]) -> list[JobEnd]:
-            ends = await read_ends(database, ids)
+        async def slow(database: Any, ids: Sequence[UUID], **limits: int) -> list[JobEnd]:
+            ends = await read_ends(database, ids, **limits)
             was_read.set()
             await may_go_on.wait()
             return ends
@@ -484,10 +486,35 @@ class TestOutages:
             proxy.restore()
             assert await waiting == 7
 
+    @pytest.mark.parametrize("slow", [(12, 0.03), (1, 0.22)])
+    async def test_results_that_do_not_come_in_time(
+        self,
+        make_settings: MakeSettings,
+        database_url: str,
+        rows: Rows,
+        monkeypatch: pytest.MonkeyPatch,
+        slow: tuple[int, float],
+    ) -> None:
+        jobs, delay = slow
+        async with (
+            proxied(database_url) as (proxy, url),
+            JobClient(make_settings(database_url=url)) as client,
+        ):
+            handles = await client.enqueue_many(KIND, [{}] * jobs)
+            for each in handles:
+                await end(rows, each.id, result=json.dumps(secrets.token_hex(30_000)))
+            with pytest.raises(JobGone):
+                await client.result(uuid4(), WITHIN)  # the connection is open
+            client.database._statement_timeout = 1.0
+            monkeypatch.setattr("jsworker.ownership.database._BYTES_A_SECOND", 6_000_000)
+            proxy.slow_down(delay, dribble_bytes=8_192)
+            results = await asyncio.gather(*(each.result(WITHIN) for each in handles))
+            assert {len(each) for each in results} == {60_000}
+
     async def test_an_error_of_the_reader_is_told_to_all_who_wait(
         self, client: JobClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def broken(_database: Any, _ids: Sequence[UUID]) -> list[JobEnd]:
+        async def broken(_database: Any, _ids: Sequence[UUID], **_limits: int) -> list[JobEnd]:
             raise AssertionError("a fault of the reader")
 
         monkeypatch.setattr("jsworker.client.results.read_ends", broken)

@@ -266,7 +266,7 @@ class TestByPrimaryKey:
         assert access_paths(table, settle.RELEASE, parameters) == {"jobs_pkey"} | WAITS
 
     def test_ends(self, table: Connection, batch: int) -> None:
-        parameters: dict[str, Any] = {"ids": some(table, "completed", batch)}
+        parameters: dict[str, Any] = {"ids": some(table, "completed", batch), "most": results.MOST_ENDS}
         assert access_paths(table, results.ENDS, parameters) == {"jobs_pkey"}
         for statement in (results.WHOLE_END, results.LIVE_KIND):
             assert access_paths(table, statement, {"id": parameters["ids"][0]}) == {"jobs_pkey"}

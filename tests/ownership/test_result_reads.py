@@ -55,9 +55,22 @@ async def test_a_long_result_comes_alone(database: Database, sql: Sql) -> None:
     assert len(whole.result) == 144_000
 
 
-async def test_an_answer_has_a_limit(database: Database, sql: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_so_does_one_that_is_short_only_as_it_is_stored(database: Database, sql: Sql) -> None:
+    long, null = complete_with(sql, "to_jsonb(repeat('a', 65535))"), complete_with(sql, "'null'")
+    short = complete_with(sql, "to_jsonb(repeat('a', 65534))")
+    ends = {end.id: end for end in await read_ends(database, [long, null, short])}
+    assert (ends[long].result, ends[long].is_cut) == (None, True)
+    assert ends[long].size == 65_537
+    assert (ends[null].result, ends[null].is_cut) == (None, False)
+    assert (ends[short].result, ends[short].is_cut) == ("a" * 65_534, False)
+    whole = await read_whole_end(database, ends[long], tries=0)
+    assert whole.result == "a" * 65_535
+
+
+async def test_an_answer_has_a_limit(database: Database, sql: Sql) -> None:
     ids = [insert_job(sql, "completed") for _ in range(results.MOST_ENDS + 1)]
     assert len(await read_ends(database, ids)) == results.MOST_ENDS
+    assert len(await read_ends(database, ids, most=3)) == 3
 
 
 async def test_numbers_and_depths_that_python_cannot_hold(database: Database, sql: Sql) -> None:

@@ -7,33 +7,42 @@ from uuid import UUID
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import uuid_array
 from jsworker.ownership.predicates import ended, live
-from jsworker.ownership.statements import condition, filled
+from jsworker.ownership.statements import condition, filled, json_size
 
 MOST_ENDS: Final = 500
 """In one answer; with it the largest holds some 30 MB."""
-_SMALL_BYTES: Final = 64 * 1024
-"""As stored, perhaps compressed. A longer result is fetched alone, so that others need not wait for it."""
+SMALL_BYTES: Final = 64 * 1024
+"""As text. A longer result is fetched alone, so that others need not wait for it."""
 
-_END = "{id} AS id, j.status, {result} AS result, pg_column_size(j.result) AS size, j.last_error, j.failure_reason, j.kind"
+SIZED: Final = f"""j.status, j.result, {json_size("j.result", SMALL_BYTES)} AS size,
+    j.last_error, j.failure_reason, j.kind"""
+SMALL: Final = f"""SELECT id, status, CASE WHEN size <= {SMALL_BYTES} THEN result END AS result, size,
+  last_error, failure_reason, kind"""
+"""The columns of ``JobEnd``, from a subquery of an id and ``SIZED``.
+
+The LIMIT of that keeps PostgreSQL from merging the two, which would find each size twice.
+"""
 
 # A missing job has a row without a status.
 ENDS = filled(
     """
-SELECT {end}
-FROM unnest(CAST(:ids AS uuid[])) AS i(id) LEFT JOIN jsworker.jobs AS j ON j.id = i.id
-WHERE j.id IS NULL OR {ended}
-LIMIT {most}
+{small} FROM (
+  SELECT i.id, {sized}
+  FROM unnest(CAST(:ids AS uuid[])) AS i(id) LEFT JOIN jsworker.jobs AS j ON j.id = i.id
+  WHERE j.id IS NULL OR {ended}
+  LIMIT CAST(:most AS integer)
+) AS ended
 """,
-    end=_END.format(
-        id="i.id", result=f"CASE WHEN pg_column_size(j.result) <= {_SMALL_BYTES} THEN j.result END"
-    ),
+    small=SMALL,
+    sized=SIZED,
     ended=condition(ended),
-    most=str(MOST_ENDS),
 )
 
 WHOLE_END = filled(
-    "SELECT {end} FROM jsworker.jobs AS j WHERE j.id = :id AND {ended}",
-    end=_END.format(id="j.id", result="j.result"),
+    """
+SELECT j.id, j.status, j.result, pg_column_size(j.result) AS size, j.last_error, j.failure_reason, j.kind
+FROM jsworker.jobs AS j WHERE j.id = :id AND {ended}
+""",
     ended=condition(ended),
 )
 
@@ -47,7 +56,7 @@ class JobEnd(NamedTuple):
         id: the job's id.
         status: completed, failed or cancelled; None: there is no such job.
         result: its JSON value; None also where it is too large for an answer about many jobs.
-        size: bytes of the result as stored; None: it has none.
+        size: bytes of the result's text; of a large one, as stored; None: it has none.
         error: the last one's text.
         reason: why it has failed for good.
         kind: its kind.
@@ -64,14 +73,19 @@ class JobEnd(NamedTuple):
     @property
     def is_cut(self) -> bool:
         """Whether the result was left out for its size."""
-        return self.size is not None and self.size > _SMALL_BYTES
+        return self.size is not None and self.size > SMALL_BYTES
 
 
-async def read_ends(database: Database, ids: Iterable[UUID]) -> list[JobEnd]:
-    """Return how those of these jobs have ended that have, or are not there; at most ``MOST_ENDS``."""
-    seconds = database.seconds_for(MOST_ENDS * _SMALL_BYTES // 10)
-    rows = await database.run_by_key(ENDS, {"ids": uuid_array(ids)}, seconds=seconds)
-    return [JobEnd(*row) for row in rows]
+async def read_ends(
+    database: Database, ids: Iterable[UUID], *, most: int = MOST_ENDS, tries: int = 0
+) -> list[JobEnd]:
+    """Return how those of these jobs have ended that have, or are not there; at most ``most``.
+
+    It may take longer after each of ``tries``.
+    """
+    seconds = database.seconds_for(MOST_ENDS * SMALL_BYTES // 10, tries=tries)
+    values = {"ids": uuid_array(ids), "most": most}
+    return [JobEnd(*row) for row in await database.run_by_key(ENDS, values, seconds=seconds)]
 
 
 async def read_whole_end(database: Database, end: JobEnd, *, tries: int) -> JobEnd:
