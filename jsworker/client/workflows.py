@@ -267,9 +267,9 @@ class Flow(Nodes):
         trouble: JsworkerError | None = None
         try:
             async with asyncio.timeout(limit) as waiting:
-                while True:
+                for tries in count():
                     try:
-                        return await _result_of(self._database, self._contents, last, served)
+                        return await _result_of(self._database, self._contents, last, served, tries)
                     except JsworkerError as error:
                         if not may_answer_later(error):
                             raise
@@ -347,8 +347,10 @@ class Flow(Nodes):
         return next(name for name in names if name not in self._nodes)
 
 
-async def _result_of(database: Database, contents: Contents, node: Node, served: Sequence[str]) -> Any:
-    """Read a node again and again until it has finished, and return its result.
+async def _result_of(
+    database: Database, contents: Contents, node: Node, served: Sequence[str], tries: int
+) -> Any:
+    """Read a node again and again until it has finished, and return its result; ``tries`` failed before.
 
     If ``served`` has kinds, which the waiting job's own worker serves, raise UsageError instead of waiting.
     """
@@ -359,7 +361,7 @@ async def _result_of(database: Database, contents: Contents, node: Node, served:
         except LookupError:
             raise WorkflowFailed(f"{what}: its workflow was pruned") from None
         if outcome is not None:
-            found = await _ended(database, contents, node, what)
+            found = await _ended(database, contents, node, what, tries)
             missing = next((job.id for job in node.new if job.id not in found), None)
             if missing is None:
                 break
@@ -377,11 +379,13 @@ async def _result_of(database: Database, contents: Contents, node: Node, served:
     return results if node.is_batch else results[0]
 
 
-async def _ended(database: Database, contents: Contents, node: Node, what: str) -> dict[UUID, MemberResult]:
+async def _ended(
+    database: Database, contents: Contents, node: Node, what: str, tries: int
+) -> dict[UUID, MemberResult]:
     """Return the ended jobs of a node by id; raise WorkflowFailed if one of them has not completed."""
     found: dict[UUID, MemberResult] = {}
     after: MemberResult | None = None
-    while page := await workflow_listing.results(database, contents, node.id, after):
+    while page := await workflow_listing.results(database, contents, node.id, after, tries=tries):
         after = page[-1]
         found |= {each.job_id: each for each in page}
     for each in found.values():

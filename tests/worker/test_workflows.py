@@ -1,6 +1,7 @@
 """Workers run workflows: stage after stage, through failures, and with members that add members."""
 
 import asyncio
+import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ from jsworker.ownership.transitions import workflow_control, workflows
 from jsworker.ownership.transitions.enqueue import NewJob
 from jsworker.worker.pipeline import run_ownership
 from tests.support.polling import eventually
+from tests.support.proxy import proxied
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import Gate, echo, scripted
 from tests.worker.rows import Rows
@@ -101,6 +103,34 @@ async def test_results_that_are_too_large_for_a_page_come_in_smaller_ones(
         flow.job("total", {}, after="parts")
     assert await flow.result(timeout=60) == {"sum": 2450, "members": 50}
     assert pages.count(10) >= 5
+
+
+async def test_a_large_result_is_read_alone_and_gets_more_time_after_each_try(
+    make_settings: Callable[..., Settings], database_url: str, start: StartWorker
+) -> None:
+    large = secrets.token_hex(100_000)
+
+    async def part(job: Job[Any]) -> str:
+        return large if job.payload["large"] else "small"
+
+    async def sizes(job: Job[Any]) -> list[int]:
+        return sorted([len(each.result) async for each in job.results_of("parts")])
+
+    await start(scripted(part, kind="part"), scripted(sizes, kind="sizes"))
+    async with (
+        proxied(database_url) as (proxy, url),
+        JobClient(make_settings(database_url=url)) as client,
+    ):
+        async with client.workflow("large") as flow:
+            flow.batch("part", [{"large": True}, {"large": False}], name="parts")
+            flow.job("sizes", {}, after="parts")
+        assert await flow.result(timeout=60) == [5, 200_000]
+        async with client.workflow("one") as flow:
+            flow.batch("part", [{"large": False}, {"large": True}])
+        assert await flow.result(timeout=60) == ["small", large]
+        client.database._statement_timeout = 1.0
+        proxy.slow_down(0.06, dribble_bytes=8_192)
+        assert await flow.result(timeout=60) == ["small", large]
 
 
 async def test_a_plain_function_reads_results_too(client: JobClient, start: StartWorker) -> None:
@@ -199,10 +229,10 @@ async def test_a_retry_while_the_results_are_read_is_waited_for(
     retried: list[int] = []
     read = workflow_listing.results
 
-    async def after_a_retry(*given: Any) -> Any:
+    async def after_a_retry(*given: Any, **tries: Any) -> Any:
         if not retried:
             retried.append(await client.workflows.retry(flow.id))
-        return await read(*given)
+        return await read(*given, **tries)
 
     monkeypatch.setattr(workflow_listing, "results", after_a_retry)
     await start(scripted(second_time, kind="double", max_attempts=1))

@@ -11,8 +11,10 @@ from jsworker.core.errors import DatabaseTimeout
 from jsworker.core.job import MemberResult
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row
+from jsworker.ownership.queries.results import SIZED, SMALL, SMALL_BYTES, JobEnd, read_whole_end
+from jsworker.ownership.statements import filled
 
-_PAGE: Final = 50  # a result may have a megabyte
+_PAGE: Final = 50  # each with a result of up to SMALL_BYTES
 _SECONDS: Final = 30.0  # a node may have a hundred thousand members
 
 _COLUMNS: Final = """w.id, w.name, CASE
@@ -53,12 +55,18 @@ JOIN jsworker.batch_needs AS n ON n.batch = j.batch_id JOIN jsworker.batches AS 
 WHERE j.id = CAST(:job_id AS uuid) ORDER BY need.place
 """)
 # In the order of the index: cancelled, completed, failed.
-RESULTS = text("""
-SELECT j.id, j.kind, j.status, j.result, j.last_error FROM jsworker.jobs AS j
-WHERE j.batch_id = CAST(:batch AS uuid) AND j.status IN ('cancelled', 'completed', 'failed')
-  AND (j.status, j.id) > (CAST(:status AS text), CAST(:after AS uuid))
-ORDER BY j.batch_id, j.status, j.id LIMIT :limit
-""")
+RESULTS = filled(
+    """
+{small} FROM (
+  SELECT j.id, {sized} FROM jsworker.jobs AS j
+  WHERE j.batch_id = CAST(:batch AS uuid) AND j.status IN ('cancelled', 'completed', 'failed')
+    AND (j.status, j.id) > (CAST(:status AS text), CAST(:after AS uuid))
+  ORDER BY j.batch_id, j.status, j.id LIMIT :limit
+) AS ended
+""",
+    small=SMALL,
+    sized=SIZED,
+)
 OUTCOME = text("SELECT b.outcome FROM jsworker.batches AS b WHERE b.id = CAST(:batch AS uuid)")
 # Opening a batch again increments its generation.
 END = text("""
@@ -99,9 +107,11 @@ async def needs_of(database: Database, job_id: UUID) -> dict[str, UUID]:
 
 
 async def results(
-    database: Database, contents: Contents, batch: UUID, after: MemberResult | None
+    database: Database, contents: Contents, batch: UUID, after: MemberResult | None, *, tries: int = 0
 ) -> list[MemberResult]:
     """Return a page of results of a batch's ended members, behind ``after``; none: it was the last member.
+
+    A large result is read alone; after each of ``tries``, it may take longer.
 
     Raises KeyMissing or ContentRefused for a result that cannot be decoded.
     """
@@ -110,20 +120,23 @@ async def results(
         if after is None
         else {"status": after.status, "after": after.job_id}
     )
-    rows = await _results(database, {"batch": batch, **place})
-    decode = contents.decode_value
-    return [
-        MemberResult(row.id, row.status, decode(row.result, "result", row.kind, row.id), row.last_error)
-        for row in rows
-    ]
+    found: list[MemberResult] = []
+    for row in await _results(database, {"batch": batch, **place}):
+        end = JobEnd(*row)
+        if end.is_cut:
+            end = await read_whole_end(database, end, tries=tries)
+        if end.status is not None:  # else it was pruned meanwhile
+            result = contents.decode_value(end.result, "result", end.kind, end.id)
+            found.append(MemberResult(end.id, end.status, result, end.error))
+    return found
 
 
 async def _results(database: Database, place: dict[str, Any]) -> Sequence[Row]:
-    """Read a page of results; smaller ones if the database has no time for it, because results may be large."""
-    limit = _PAGE
+    """Read a page of results; a smaller one, in the same time, if it does not come in time."""
+    limit, seconds = _PAGE, database.seconds_for(_PAGE * SMALL_BYTES)
     while True:
         try:
-            return await database.run_along_index(RESULTS, place | {"limit": limit})
+            return await database.run_along_index(RESULTS, place | {"limit": limit}, seconds=seconds)
         except DatabaseTimeout:
             if limit == 1:
                 raise

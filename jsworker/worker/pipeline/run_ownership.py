@@ -297,7 +297,8 @@ class RunLease:
         if node not in self._ends:
             self._ends.setdefault(node, await end())
         page = await until_answered(
-            self._run, lambda _: workflow_listing.results(database, contents, batch, after)
+            self._run,
+            lambda tries: workflow_listing.results(database, contents, batch, after, tries=tries),
         )
         if (now := await end()) is None or now != self._ends[node]:
             # As a sleep, it ends the run even if the processor swallows the error.
