@@ -472,6 +472,8 @@ class Job(_Statements, Generic[P]):
         Raises:
             OwnershipLost: another run owns the job by now.
             TransitionRefused: the job has no batch, or the batch has finished.
+            UsageError: an open block of ``transaction()`` has made an ``add_to_batch_statement``, for whose
+                commit this would wait.
             DatabaseRefused: PostgreSQL refused a row.
             InvalidName, InvalidPayload, InvalidJson: the kind or a payload cannot be used; nothing was added.
         """

@@ -160,6 +160,7 @@ class UnitLease(RunLease):
         self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]
     ) -> list[UUID]:
         """Note the added jobs."""
+        child_jobs.refuse_to_wait_for_batch(self._run)
         new = self._new_members(kind, payloads, options)
         if new:
             self.count_write()
@@ -170,6 +171,7 @@ class UnitLease(RunLease):
         self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]
     ) -> "Executable":
         """Note the added jobs, and return a statement that returns their ids."""
+        child_jobs.note_lock_of_batch()
         new = self._new_members(kind, payloads, options)
         self.said.added += new
         self._by_statement += [job.id for job in new]

@@ -658,8 +658,8 @@ async def test_members_added_by_statement_share_the_fate_of_the_transaction(
         async def process(self, job: Job[dict[str, Any]]) -> None:
             with suppress(ZeroDivisionError):
                 async with job.transaction() as session:
-                    await session.execute(job.add_to_batch_statement("other", [{"n": 1}]))
                     await job.add_to_batch("other", [{"n": 2}])  # in a transaction of its own
+                    await session.execute(job.add_to_batch_statement("other", [{"n": 1}]))
                     _ = 1 / 0
             async with job.transaction() as session:
                 await session.execute(job.add_to_batch_statement("other", [{"n": 3}]))
@@ -667,8 +667,8 @@ async def test_members_added_by_statement_share_the_fate_of_the_transaction(
     class AddsPlainly(JobProcessor):
         def process(self, job: Job[dict[str, Any]]) -> None:
             with suppress(ZeroDivisionError), job.sync.transaction() as session:
-                session.execute(job.add_to_batch_statement("other", [{"n": 1}]))
                 job.sync.add_to_batch("other", [{"n": 2}])
+                session.execute(job.add_to_batch_statement("other", [{"n": 1}]))
                 _ = 1 / 0
             with job.sync.transaction() as session:
                 session.execute(job.add_to_batch_statement("other", [{"n": 3}]))
@@ -689,6 +689,20 @@ async def test_members_added_by_statement_share_the_fate_of_the_transaction(
     with Session(plain_engine) as plain_session:
         assert await added(AddsPlainly, plain_session) == expected
     plain_engine.dispose()
+
+
+async def test_members_are_not_added_while_a_statement_locks_the_batch(database_url: str) -> None:
+    class Adds(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> None:
+            async with job.transaction() as session:
+                await session.execute(job.add_to_batch_statement("other", [{"n": 1}]))
+                await job.add_to_batch("other", [{"n": 2}])
+
+    engine = create_async_engine(driver_url(database_url))
+    async with AsyncSession(engine) as session:
+        with pytest.raises(UsageError, match=r"job\.add_to_batch\(\) would wait for the end of this"):
+            await run_job(Adds, {}, session=session)
+    await engine.dispose()
 
 
 class Notify(JobProcessor[Text]):

@@ -365,6 +365,51 @@ async def test_members_add_members(client: JobClient, rows: Rows, start: StartWo
     assert await rows.value("SELECT generation FROM jsworker.batches WHERE name = 'parts'") == 2
 
 
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_job_does_not_wait_for_its_own_transaction_to_add_members(
+    client: JobClient, rows: Rows, start: StartWorker, *, plain: bool
+) -> None:
+    refused: list[str] = []
+
+    async def spread(job: Job[Any]) -> None:
+        if job.payload["n"] == 0:
+            with suppress(ZeroDivisionError):
+                async with job.transaction() as session:
+                    await session.execute(job.add_to_batch_statement("spread", [{"n": 1}]))
+                    try:
+                        await job.add_to_batch("spread", [{"n": 2}])
+                    except UsageError as error:
+                        refused.append(str(error))
+                    raise ZeroDivisionError
+            await job.add_to_batch("spread", [{"n": 3}])
+            async with job.transaction() as session:
+                await job.add_to_batch("spread", [{"n": 4}])
+                await session.execute(job.add_to_batch_statement("spread", [{"n": 5}]))
+
+    def spread_plainly(job: Job[Any]) -> None:
+        if job.payload["n"] == 0:
+            with suppress(ZeroDivisionError), job.sync.transaction() as session:
+                session.execute(job.add_to_batch_statement("spread", [{"n": 1}]))
+                try:
+                    job.sync.add_to_batch("spread", [{"n": 2}])
+                except UsageError as error:
+                    refused.append(str(error))
+                raise ZeroDivisionError
+            job.sync.add_to_batch("spread", [{"n": 3}])
+            with job.sync.transaction() as session:
+                job.sync.add_to_batch("spread", [{"n": 4}])
+                session.execute(job.add_to_batch_statement("spread", [{"n": 5}]))
+
+    await start(scripted(spread_plainly if plain else spread, kind="spread"))
+    async with client.workflow("sums") as flow:
+        flow.job("spread", {"n": 0})
+    await flow.result(timeout=60)
+    assert len(refused) == 1
+    assert "would wait for the end of this job.transaction()" in refused[0]
+    added = await rows.query("SELECT payload FROM jsworker.jobs ORDER BY id")
+    assert [job["payload"]["n"] for job in added] == [0, 3, 4, 5]
+
+
 async def test_adding_members_is_repeated_until_the_database_answers(
     client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,8 +18,20 @@ MOST_PAYLOADS: Final = 8
 
 _changing = threading.Lock()
 """Several threads of a job may enqueue at once. One lock for all runs: it is held only for moments."""
-_block: ContextVar[set[UUID] | None] = ContextVar("block", default=None)
-"""The ids of the jobs enqueued in the present block of a transaction, also by tasks that it has started."""
+
+
+class _Block:
+    """A block of ``job.transaction()``: the ids of jobs enqueued in it, and whether it locks the batch."""
+
+    __slots__ = ("enqueued", "locks_batch")
+
+    def __init__(self) -> None:
+        self.enqueued: set[UUID] = set()
+        self.locks_batch = False
+
+
+_block: ContextVar[_Block | None] = ContextVar("block", default=None)
+"""The present block, also of tasks that it has started."""
 
 
 class ChildJobs:
@@ -57,7 +69,7 @@ def add(run: Run, child_jobs: list[ChildJob], *, max_payload_bytes: int) -> None
         kept.bytes = size
         run.child_jobs = kept
         if (block := _block.get()) is not None:
-            block.update(child.job.id for child in child_jobs)
+            block.enqueued.update(child.job.id for child in child_jobs)
 
 
 def take(run: Run) -> tuple[ChildJob, ...]:
@@ -72,7 +84,7 @@ def within_block(run: Run) -> Iterator[None]:
     """Forget the jobs enqueued in the block if it raises, because its transaction is rolled back."""
     outer, took = _block.get(), run.takes_child_jobs
     # Not a cut at the list's length: other tasks and threads of the job enqueue meanwhile, outside the block.
-    inside: set[UUID] = set()
+    inside = _Block()
     _block.set(inside)
     try:
         yield
@@ -80,11 +92,27 @@ def within_block(run: Run) -> Iterator[None]:
         with _changing:
             run.takes_child_jobs = took
             if run.child_jobs is not None:
-                left = [child for child in run.child_jobs.jobs if child.job.id not in inside]
+                left = [child for child in run.child_jobs.jobs if child.job.id not in inside.enqueued]
                 run.child_jobs = ChildJobs(left) if left else None
         raise
     finally:
+        inside.locks_batch = False
         _block.set(outer)
+
+
+def note_lock_of_batch() -> None:
+    """Note that the present block, if any, has a statement that adds members to the job's batch."""
+    if (block := _block.get()) is not None:
+        block.locks_batch = True
+
+
+def refuse_to_wait_for_batch(run: Run) -> None:
+    """Raise UsageError if the present block locks the batch: another transaction waits for its end."""
+    if (block := _block.get()) is not None and block.locks_batch:
+        raise UsageError(
+            f"job {run.id}: job.add_to_batch() would wait for the end of this job.transaction(), in which"
+            " job.add_to_batch_statement() locks the batch: execute another such statement instead"
+        )
 
 
 def _bytes(child_jobs: Iterable[ChildJob]) -> int:

@@ -245,6 +245,7 @@ class RunLease:
         self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]
     ) -> list[UUID]:
         """Add members to the batch of the job, in statements of limited length."""
+        child_jobs.refuse_to_wait_for_batch(self._run)
         new: list[NewJob] = []
         for chunk in self._members(kind, payloads, options):
             new += chunk
@@ -279,6 +280,7 @@ class RunLease:
         if len(new) > _MEMBERS_AT_ONCE:
             raise ValueError(f"{len(new):,} jobs in one statement; it takes up to {_MEMBERS_AT_ONCE:,}")
         worker_id = self._services.worker_id
+        child_jobs.note_lock_of_batch()
         return workflow_control.add_members_statement(worker_id, *self._run.held, kind_name(kind), new)
 
     async def results_page(self, node: str, after: MemberResult | None) -> list[MemberResult]:
