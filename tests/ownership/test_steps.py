@@ -189,10 +189,15 @@ async def test_a_listing_leaves_long_results_out(database: Database, sql: Sql) -
     job_id = insert_job(sql, "processing")
     noise = secrets.token_hex(50_000)  # hardly to be compressed
     await keep(database, job_id, "long", f'"{noise}"')
+    await keep(database, job_id, "compressed", f'"{"a" * 16_383}"')
     await keep(database, job_id, "short", "[1]")
-    long, short = await steps_of(database, job_id)
+    await keep(database, job_id, "not too long", f'"{"a" * 16_382}"')
+    long, compressed, short, not_too_long = await steps_of(database, job_id)
     assert (long["name"], long["result"], long["stored_bytes"] > 16384) == ("long", None, True)
+    assert (compressed["name"], compressed["result"]) == ("compressed", None)
+    assert 0 < compressed["stored_bytes"] < 16_384
     assert (short["name"], short["result"], short["fencing_token"]) == ("short", [1], 1)
+    assert not_too_long["result"] == "a" * 16_382
     assert (await find(database, job_id, "long")).result == f'"{noise}"'
 
 

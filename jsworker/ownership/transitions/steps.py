@@ -13,12 +13,22 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import mine, next_progress
 from jsworker.ownership.schema import job_steps
-from jsworker.ownership.statements import NOW, compiled, entry, given, given_seconds, j, json_object
+from jsworker.ownership.statements import (
+    NOW,
+    compiled,
+    entry,
+    given,
+    given_seconds,
+    j,
+    json_object,
+    json_size,
+)
 from jsworker.ownership.transitions.heartbeat import Held, by_owner, run_owned
 from jsworker.ownership.transitions.timeline import rejected
 
 SHOWN_BYTES: Final = 16 * 1024
-"""A listing leaves out results of which PostgreSQL stores more bytes."""
+"""A listing leaves out results that are longer, as text or as stored."""
+_MOST_LISTED: Final = 1000
 
 _s = job_steps.alias("s")
 _mine = mine(sa.bindparam("token"))
@@ -85,10 +95,10 @@ FOUND = _found()
 STEP = _step()
 
 STEPS = sa.text(f"""
-SELECT name, CASE WHEN pg_column_size(result) <= {SHOWN_BYTES} THEN result END AS result,
+SELECT name, CASE WHEN {json_size("result", SHOWN_BYTES)} <= {SHOWN_BYTES} THEN result END AS result,
   coalesce(pg_column_size(result), 0) AS stored_bytes, fencing_token, at, sleeps_until
-FROM jsworker.job_steps WHERE job_id = :id ORDER BY at, name LIMIT 1000
-""")  # noqa: S608 -- a constant
+FROM jsworker.job_steps WHERE job_id = :id ORDER BY at, name LIMIT {_MOST_LISTED}
+""")  # noqa: S608 -- constants
 
 
 class FoundStep(NamedTuple):
@@ -140,4 +150,5 @@ async def keep_step(
 
 async def steps_of(database: Database, job_id: UUID) -> list[dict[str, Any]]:
     """Return the steps of a job in their order, each as a dict; ``result`` is None if it is too long."""
-    return [row._asdict() for row in await database.run(STEPS, {"id": job_id})]
+    seconds = database.seconds_for(_MOST_LISTED * SHOWN_BYTES)
+    return [row._asdict() for row in await database.run(STEPS, {"id": job_id}, seconds=seconds)]
