@@ -213,6 +213,7 @@ class Components:
         if context.health.up:
             with context.noting("refused rows"):
                 await context.refused_rows.look()
+            with context.noting("unsettled runs"):
                 await self.pipeline.forget_unsettled()
             with context.noting("events of what operators take back"):
                 await report_operators(context.database, events=context.events)

@@ -9,14 +9,15 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 from psycopg.sql import SQL, Identifier
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, text
 
 from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
 from jsworker.ownership.schema import FINAL, STATUSES
-from jsworker.ownership.transitions import prune
+from jsworker.ownership.transitions import prune, refused_rows
 from jsworker.ownership.transitions.enqueue import NewJob, enqueue, new_job_id
 from jsworker.ownership.transitions.prune import Batch, Ended, next_limit
+from jsworker.ownership.transitions.refused_rows import RefusedRows
 from jsworker.ownership.transitions.workflows import advance
 
 from .calls import claimed, opened, retry
@@ -141,6 +142,29 @@ class TestBatches:
         assert not jobs_left(sql)
         assert not events_left(sql)
 
+    @pytest.mark.parametrize("moment", [None, "2020-01-01T00:00:00Z"])
+    async def test_jobs_that_are_kept_are_passed_a_batch_at_a_time(
+        self, database: Database, sql: Sql, engine: Engine, moment: str | None
+    ) -> None:
+        """Also where they ended in one moment, and are more than one batch finds."""
+        jobs = insert_old(sql, 35)
+        if moment is not None:
+            sql.execute("UPDATE jsworker.jobs SET finished_at = %s", [moment])
+        with engine.begin() as connection:
+            connection.execute(text(MARKS), {"count": 30, "seconds": 3600.0})
+        marked = {row["job_id"] for row in sql.execute("SELECT job_id FROM jsworker.refused_rows")}
+        known = RefusedRows(database, worker_id=None)
+        await known.look()
+        ended, since, batches = await a_day_ago(database), None, list[Batch]()
+        while not batches or not batches[-1].is_last:
+            batches.append(await prune.prune(database, ended, since=since, limit=3, refused_rows=known))
+            since = batches[-1].last or since
+            assert len(batches) < 20
+        assert sum(batch.jobs for batch in batches) == len(jobs) - 30
+        assert jobs_left(sql) == marked
+        if moment is None:
+            assert [batch.jobs for batch in batches[:9]] == [0] * 9
+
     async def test_jobs_that_ended_at_the_same_instant_all_go(self, database: Database, sql: Sql) -> None:
         for _ in range(25):
             insert_job(sql, "completed", finished_at="2020-01-01T00:00:00Z")
@@ -261,6 +285,13 @@ INSERT INTO jsworker.job_steps (job_id, name, fencing_token)
 SELECT id, 'charge', 1 FROM jsworker.jobs WHERE status = 'completed' ON CONFLICT DO NOTHING
 """
 
+MARKS = """
+INSERT INTO jsworker.refused_rows
+  (job_id, attempted, kind, status, fencing_token, dispatch, sqlstate, tries, retry_at)
+SELECT id, 'prune', kind, status, fencing_token, dispatch, '23503', 1,
+  clock_timestamp() + make_interval(secs => :seconds)
+FROM jsworker.jobs WHERE status = 'completed' ORDER BY finished_at, id LIMIT :count
+"""
 
 HARDLY_ANY_ENDED = ENDED_JOBS.replace("%(count)s", "10")
 
@@ -308,6 +339,29 @@ class TestPlan:
     def test_nothing_to_do(self, table: Connection) -> None:
         parameters = values(table, None) | {"limit": 100, "before": "2000-01-01"}
         assert rows_read(table, prune.PRUNE, parameters) <= 1
+
+    KEPT = ENDED // 2
+
+    def keep(self, table: Connection) -> None:
+        """Set the oldest jobs aside in the open transaction, as if a foreign key kept them."""
+        table.execute(text(MARKS), {"count": self.KEPT, "seconds": 3600.0})
+
+    def test_however_many_are_kept_the_search_ends_soon(self, table: Connection) -> None:
+        parameters = values(table, None) | {"limit": 100}
+        self.keep(table)
+        assert rows_read(table, prune.FIND, parameters) <= 2 * 100 + 30
+        self.keep(table)
+        paths = access_paths(table, prune.FIND, parameters)
+        assert paths - {"Seq Scan on workers"} == {"jobs_finished", "refused_rows_pkey"}
+
+    def test_a_look_at_the_marks_of_kept_jobs_reads_some(self, table: Connection) -> None:
+        parameters = {"since": UUID(int=0), "limit": refused_rows.MOST_MARKS}
+        self.keep(table)
+        assert access_paths(table, refused_rows.TIDY, parameters) == {"jobs_pkey", "refused_rows_pkey"}
+        self.keep(table)
+        found = table.execute(refused_rows.TIDY, parameters).one()
+        table.rollback()
+        assert (found.marks, found.attempted) == (refused_rows.MOST_MARKS, ["prune"])
 
     def test_a_count_reads_nothing_that_has_not_ended(self, table: Connection) -> None:
         assert "jobs_finished" in access_paths(table, prune.OLD_JOBS, values(table, ENDED - 1000))

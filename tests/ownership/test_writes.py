@@ -13,6 +13,7 @@ from jsworker.core.errors import OwnershipLost
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import claim, heartbeat, publish
+from jsworker.ownership.transitions import refused_rows as marks
 from jsworker.ownership.transitions.enqueue import NewJob, enqueue, new_job_id
 from jsworker.ownership.transitions.refused_rows import RefusedRows
 
@@ -442,3 +443,37 @@ async def test_a_mark_that_is_written_during_a_look_is_known_after_it(database: 
     sql.execute("DELETE FROM jsworker.refused_rows")
     await refused_rows.look()
     assert not refused_rows.any_of("fail")
+
+
+async def test_looks_at_marks_go_on_where_the_one_before_has_ended(
+    database: Database, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(marks, "MOST_MARKS", 10)
+    jobs = sorted(insert_job(sql, "completed") for _ in range(35))
+    mark = (
+        "INSERT INTO jsworker.refused_rows"
+        " (job_id, attempted, kind, status, fencing_token, dispatch, sqlstate, retry_at)"
+        " SELECT id, %s, kind, status, fencing_token, dispatch, '23503', now() + %s * interval '1 hour'"
+        " FROM jsworker.jobs WHERE id = ANY(%s)"
+    )
+    sql.execute(mark, ["prune", 1, jobs[:30]])
+    sql.execute(mark, ["prune", -1, jobs[30:]])
+    sql.execute(mark, ["fail", 1, jobs[25:]])
+    gone = [*jobs[:5], *jobs[20:35:5]]
+    sql.execute("DELETE FROM jsworker.jobs WHERE id = ANY(%s)", [gone])
+    known = RefusedRows(database, worker_id=WORKER)
+    await known.look()
+    assert (known.any_of("prune"), known.any_of("fail")) == (True, False)  # it has not come that far
+    known.expect("claim")
+    for _ in range(4):  # more than enough marks for four looks
+        await known.look()
+    left = [
+        (row["attempted"], row["job_id"])
+        for row in sql.execute("SELECT attempted, job_id FROM jsworker.refused_rows")
+    ]
+    assert len(left) == 45 - 3
+    assert not {("fail", jobs[25]), ("fail", jobs[30]), ("prune", jobs[30])}.intersection(left)
+    assert all(known.any_of(name) for name in ("prune", "fail", "claim"))
+    for _ in range(5):
+        await known.look()
+    assert (known.any_of("prune", "fail"), known.any_of("claim")) == (True, False)

@@ -770,6 +770,13 @@ async def test_a_login_without_rights_on_the_marks_works_and_says_what_it_lacks(
     running = await start(scripted(echo), with_settings=settings.model_copy(update={"database_url": url}))
     [degraded] = await running.events.told("worker.degraded")
     assert (degraded["what"], "refused_rows" in degraded["reason"]) == ("refused rows", True)
+    unsettled = running.worker._components._context.in_flight.unsettled
+    unsettled.add((uuid4(), 1))  # of a job that is gone
+
+    async def forgotten() -> None:
+        assert not unsettled
+
+    await eventually(forgotten)
     for job in await client.enqueue_many("scripted", [{}] * 20):
         await rows.becomes(job.id, "completed")
     assert [event["what"] for event in running.events.of("worker.degraded")] == ["refused rows"]

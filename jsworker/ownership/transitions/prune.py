@@ -15,7 +15,7 @@ from sqlalchemy import text
 from jsworker.core.errors import DatabaseTimeout
 from jsworker.ownership.database import Database, MostRows
 from jsworker.ownership.pool import FarTime, Row, uuid_array
-from jsworker.ownership.predicates import ended, ended_indexed, set_aside
+from jsworker.ownership.predicates import as_refused, ended, ended_indexed
 from jsworker.ownership.refusals import QUERY_CANCELED, RowRefused, in_halves
 from jsworker.ownership.statements import condition, filled
 from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, Swept, run_sweep
@@ -64,14 +64,15 @@ WITH old AS ({old}
   DELETE FROM jsworker.job_steps AS s WHERE s.job_id = ANY(ARRAY(SELECT id FROM gone))
 )
 SELECT count(*) AS jobs, (SELECT max(finished_at) FROM old) AS last, (SELECT count(*) FROM old) AS found, (SELECT count(*) FROM entries) AS events,
-  (SELECT count(*) FROM jsworker.workers AS w
-   WHERE w.state IN ('running', 'drained') AND w.last_seen_at > statement_timestamp() - interval '1 minute') AS workers
+  {workers} AS workers
 FROM gone
 """
+_WORKERS = """(SELECT count(*) FROM jsworker.workers AS w
+   WHERE w.state IN ('running', 'drained') AND w.last_seen_at > statement_timestamp() - interval '1 minute')"""
 _FIRST = (
     f"SELECT j.id, j.finished_at, j.batch_id{_OLD} ORDER BY j.finished_at LIMIT :limit FOR UPDATE SKIP LOCKED"
 )
-PRUNE = filled(_PRUNE, old=_FIRST, ended=_ENDED)
+PRUNE = filled(_PRUNE, old=_FIRST, ended=_ENDED, workers=_WORKERS)
 
 OLD_WORKFLOWS = text("""
 SELECT w.id FROM jsworker.workflows AS w
@@ -87,14 +88,31 @@ _WORKFLOWS: Final = 100
 _LONGER: Final = 10
 """Times the statement time-out, for one workflow (it may have very many batches and needs) or one job."""
 
-# Leaves out jobs that were refused before, because a foreign key or a trigger keeps them.
-_PAST = condition(~set_aside("prune"))
-_FOUND = f"SELECT j.id, j.finished_at{_OLD} AND {_PAST} ORDER BY j.finished_at LIMIT :limit"
+# Leaves out jobs that were refused before, because a foreign key or a trigger keeps them. They count as found: a
+# foreign key may keep millions, and a statement that passed all of them to find others would never end in time.
+# WITH TIES, because the next batch begins at an instant: it would find those of the same one again and again.
+# A scalar subquery, as above, so that the marks are looked up by key.
+FIND = text(f"""
+WITH found AS MATERIALIZED (
+  SELECT j.id, j.finished_at, j.status, j.fencing_token, j.dispatch{_OLD}
+  ORDER BY j.finished_at FETCH FIRST (CAST(:limit AS bigint)) ROWS WITH TIES
+)
+SELECT tried.id, seen.last, seen.found, seen.workers
+FROM (SELECT max(finished_at) AS last, count(*) AS found, {_WORKERS} AS workers FROM found) AS seen
+LEFT JOIN (
+  SELECT j.id FROM found AS j
+  WHERE (SELECT r.job_id FROM jsworker.refused_rows AS r
+    WHERE r.job_id = j.id AND r.attempted = 'prune' AND r.retry_at > statement_timestamp()
+      AND {condition(as_refused)}) IS NULL
+  ORDER BY j.finished_at LIMIT :limit
+) AS tried ON true
+""")  # noqa: S608 -- a constant of this file
 _NAMED = """
   SELECT j.id, j.finished_at, j.batch_id FROM jsworker.jobs AS j
   WHERE j.id = ANY(CAST(:ids AS uuid[])) AND {ended} AND j.finished_at < CAST(:before AS timestamptz)
   ORDER BY j.id FOR UPDATE SKIP LOCKED"""
-_PRUNING = Sweep("prune", ("prune",), PRUNE, text(_FOUND), filled(_PRUNE, old=_NAMED, ended=_ENDED))
+_PRUNE_NAMED = filled(_PRUNE, old=_NAMED, ended=_ENDED, workers=_WORKERS)
+_PRUNING = Sweep("prune", ("prune",), PRUNE, FIND, _PRUNE_NAMED)
 
 OLD_JOBS = text(f"""
 SELECT count(*) AS jobs{_OLD} AND (j.batch_id IS NULL OR (
@@ -154,19 +172,17 @@ async def prune(
     else:
         swept = await _prune_one(database, values, refused_rows)
     jobs = sum(row.jobs for row in swept.rows)
-    if swept.found is None:
-        last, is_last = swept.rows[0].last, swept.rows[0].found < limit
-    else:
-        last = max((row.finished_at for row in swept.found), default=None)
-        is_last = len(swept.found) < limit
+    seen = (swept.found or swept.rows)[0]
+    last, is_last = seen.last, seen.found < limit
     if not (jobs or swept.refused or is_last) and last == since:
-        # Members of workflows, or locked rows, of one instant: the next batch would find them again.
+        # Members of workflows, or rows that are locked or set aside, of one instant: the next batch would
+        # find them again.
         last = None if last is None else _moment_after(last)
     return Batch(
         jobs=jobs,
         events=sum(row.events for row in swept.rows),
         last=last,
-        workers=max((row.workers for row in swept.rows), default=0),
+        workers=seen.workers,
         is_last=is_last,
     )
 
@@ -178,7 +194,7 @@ async def _prune_one(database: Database, values: Mapping[str, Any], refused_rows
     except DatabaseTimeout:
         await database.end_given_up()
     found = await database.run(_PRUNING.find, values)
-    refused = [(row.id, RowRefused(QUERY_CANCELED, None)) for row in found]
+    refused = [(row.id, RowRefused(QUERY_CANCELED, None)) for row in found if row.id is not None]
     await refused_rows.note("prune", refused)
     return Swept([], found, refused)
 

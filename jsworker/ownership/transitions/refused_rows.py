@@ -57,22 +57,31 @@ DELETE FROM jsworker.refused_rows AS r USING written
 WHERE r.job_id = written.job_id AND r.attempted = written.attempted
 """)
 
-# A foreign key may keep very many ended jobs: each is checked only when it is due again.
+# A foreign key may keep millions of ended jobs: one look reads only some marks, and checks a mark of such a job
+# only when it is due again. The scalar subquery is answered by key; for a join the planner may read all jobs.
 TIDY = text(f"""
-WITH over AS (
-  SELECT r.job_id, r.attempted FROM jsworker.refused_rows AS r
-  WHERE (r.attempted <> 'prune' OR r.retry_at <= statement_timestamp()) AND NOT EXISTS (
-    SELECT FROM jsworker.jobs AS j WHERE j.id = r.job_id AND {_AS_REFUSED}
+WITH looked AS MATERIALIZED (
+  SELECT r.* FROM jsworker.refused_rows AS r WHERE r.job_id > CAST(:since AS uuid)
+  ORDER BY r.job_id FETCH FIRST (CAST(:limit AS bigint)) ROWS WITH TIES
+), over AS (
+  SELECT m.job_id, m.attempted FROM jsworker.refused_rows AS m JOIN looked AS r
+    ON r.job_id = m.job_id AND r.attempted = m.attempted AND r.retry_at = m.retry_at
+  WHERE (r.attempted <> 'prune' OR r.retry_at <= statement_timestamp()) AND (
+    SELECT j.id FROM jsworker.jobs AS j WHERE j.id = r.job_id AND {_AS_REFUSED}
       AND (j.needs_publish OR r.attempted NOT IN ('publish', 'mark'))
-      AND NOT (j.needs_publish AND r.attempted = 'republish'))
-  ORDER BY r.job_id, r.attempted FOR UPDATE SKIP LOCKED
+      AND NOT (j.needs_publish AND r.attempted = 'republish')) IS NULL
+  ORDER BY m.job_id, m.attempted FOR UPDATE OF m SKIP LOCKED
 ), gone AS (
   DELETE FROM jsworker.refused_rows AS r USING over
   WHERE r.job_id = over.job_id AND r.attempted = over.attempted RETURNING r.job_id, r.attempted
 )
-SELECT DISTINCT r.attempted FROM jsworker.refused_rows AS r
-WHERE NOT EXISTS (SELECT FROM gone WHERE gone.job_id = r.job_id AND gone.attempted = r.attempted)
+SELECT count(*) AS marks, (SELECT job_id FROM looked ORDER BY job_id DESC LIMIT 1) AS last,
+  array_agg(DISTINCT looked.attempted) FILTER (WHERE gone.job_id IS NULL) AS attempted
+FROM looked LEFT JOIN gone ON gone.job_id = looked.job_id AND gone.attempted = looked.attempted
 """)  # noqa: S608 -- a constant of this file
+MOST_MARKS: Final = 5_000
+"""How many marks a look reads."""
+_BEGINNING: Final = UUID(int=0)
 
 AMONG = text(f"""
 SELECT DISTINCT r.job_id FROM jsworker.refused_rows AS r JOIN jsworker.jobs AS j ON j.id = r.job_id
@@ -116,8 +125,11 @@ class RefusedRows:
         self._worker_id = worker_id
         self._tell = tell
         self._attempts: set[str] = set()
+        self._since = _BEGINNING
+        """The job after which the next look begins; after the last one, the looks begin again."""
+        self._seen: set[str] = set()
         self._expected: set[str] = set()
-        """The transitions expected since the last look began."""
+        """The transitions seen, and expected, since the looks began last."""
         self.noted = 0
 
     def any_of(self, *attempted: str) -> bool:
@@ -125,7 +137,7 @@ class RefusedRows:
         return not self._attempts.isdisjoint(attempted)
 
     def expect(self, attempted: str) -> None:
-        """Assume that rows are set aside for this transition, until a look finds none."""
+        """Assume that rows are set aside for this transition, until looks at all marks find none."""
         self._attempts.add(attempted)
         self._expected.add(attempted)
 
@@ -154,10 +166,19 @@ class RefusedRows:
         return {row.job_id for row in await self._database.run(AMONG, values)}
 
     async def look(self) -> None:
-        """Delete the marks of rows that are gone or have changed, and note what is still set aside."""
-        self._expected.clear()
-        found = {row.attempted for row in await self._database.run(TIDY)}
-        self._attempts = found | self._expected  # the look may not have found what was refused meanwhile
+        """Look at the next marks: delete those of rows that are gone or have changed, note what is still set aside."""
+        if self._since == _BEGINNING:
+            self._seen.clear()
+            self._expected.clear()
+        [found] = await self._database.run(TIDY, {"since": self._since, "limit": MOST_MARKS})
+        self._seen.update(found.attempted or ())
+        if found.marks >= MOST_MARKS:
+            self._since = found.last
+            self._attempts |= self._seen
+        else:
+            self._since = _BEGINNING
+            # The looks may not have found what was refused meanwhile.
+            self._attempts = self._seen | self._expected
 
     def _tell_new(self, attempted: str, noted: Sequence[Row]) -> None:
         by_reason: defaultdict[tuple[str, str | None], list[Row]] = defaultdict(list)
@@ -175,6 +196,7 @@ class RefusedRows:
 class Sweep:
     """A statement that finds and writes rows, and the same as two statements: ``find`` and ``write``.
 
+    A row of ``find`` without an id is not written.
     ``attempted`` is the name of its own marks, ``aside`` are the names of all marks for which it skips a row.
     ``along_index``: see ``Database.run_along_index``.
     """
@@ -205,7 +227,7 @@ async def run_sweep(
 ) -> Swept:
     """Write the rows that a sweep finds, without refused ones; without ``refused_rows`` one refuses all.
 
-    A statement that writes has ``seconds``, or the statement time-out.
+    Each of its statements has ``seconds``, or the statement time-out.
     """
     run = database.run_along_index if sweep.along_index else database.run
     if refused_rows is None:
@@ -215,8 +237,8 @@ async def run_sweep(
             return Swept(await run(sweep.at_once, values, seconds=seconds), None, [])
         except RowRefused:
             refused_rows.expect(sweep.attempted)  # the refused row is found below, or set aside by others
-    found = await run(sweep.find, values)
-    ids = [row.id for row in found]
+    found = await run(sweep.find, values, seconds=seconds)
+    ids = [row.id for row in found if row.id is not None]
     rows, refused = await in_halves(
         ids, lambda half: run(sweep.write, {**values, "ids": uuid_array(half)}, seconds=seconds)
     )
