@@ -31,6 +31,7 @@ from jsworker.stream.topology import shown
 
 _CONNECT_SECONDS: Final = 5.0
 _PROMOTE_AT_ONCE: Final = 500
+_MARKS_AT_ONCE: Final = 1_000
 
 Mended = tuple[str | None, int]
 """The line of a repair, or None if it goes on, and how much it has changed since it last yielded."""
@@ -192,9 +193,14 @@ async def _queue_and_publish(facts: Facts, seconds: float = math.inf) -> AsyncIt
 async def _try_refused_rows(facts: Facts) -> AsyncIterator[Mended]:
     if isinstance(facts.refusals, Unknown) or not facts.refusals:
         return
+    tried, found = 0, _MARKS_AT_ONCE
     async with opened(facts.settings) as database:
-        found = await try_again(database)
-    yield f"{counted(found, 'refused row')} tried again by the workers' next rounds", found
+        while found == _MARKS_AT_ONCE:
+            found = await try_again(database, limit=_MARKS_AT_ONCE)
+            tried += found
+            yield None, found
+    if tried:
+        yield f"{counted(tried, 'refused row')} tried again by the workers' next rounds", 0
 
 
 REPAIRS: Final[Mapping[str, Callable[[Facts], AsyncIterator[Mended]]]] = {

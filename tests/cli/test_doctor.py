@@ -693,6 +693,11 @@ class TestJobs:
         kept = the_finding(world.findings(), "jobs.refused_rows")
         assert kept["level"] == "info"
         assert kept["says"].endswith("a foreign key refers to them, their_key")
+        world.sql.execute(mark, [job_id, "promote", "P0001", None])
+        mended = world.findings("--fix")
+        assert the_finding(mended, "fix.refused_rows")["says"].startswith("1 refused row tried again")
+        left = world.sql.execute("SELECT attempted FROM jsworker.refused_rows").fetchall()
+        assert [row["attempted"] for row in left] == ["prune"]
 
     def test_a_sequence_that_is_behind_its_rows(self, world: World) -> None:
         """As it is on the subscriber of a logical replication, to which no sequence is copied."""
