@@ -15,7 +15,7 @@ from alembic.migration import MigrationContext
 from alembic.script import Script, ScriptDirectory
 from alembic.script.revision import RevisionError
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, Engine, Row, create_engine, text
 from sqlalchemy.engine import URL, IteratorResult, Result
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.exc import DBAPIError
@@ -40,14 +40,32 @@ T = TypeVar("T")
 _LONGEST_WAIT_SECONDS: Final = 60.0
 _LOCK_NOT_AVAILABLE: Final = "55P03"
 _DEADLOCK: Final = "40P01"
+# The build of an index waits for snapshots, too, of transactions that hold no lock on the tables. When a transaction of
+# another role began is hidden from most logins.
 _HOLDERS: Final = text("""
-SELECT DISTINCT a.pid, a.usename, CAST(extract(epoch FROM clock_timestamp() - a.xact_start) AS integer) AS seconds
-FROM pg_locks AS l
-JOIN pg_class AS c ON c.oid = l.relation AND c.relnamespace = to_regnamespace('jsworker')
-JOIN pg_stat_activity AS a ON a.pid = l.pid
-WHERE l.granted AND c.relkind = 'r' AND a.pid <> pg_backend_pid() AND a.xact_start < clock_timestamp() - interval '1 s'
-ORDER BY seconds DESC LIMIT 3
+SELECT held.transaction, held.pid, held.gid, held.role,
+  CAST(extract(epoch FROM clock_timestamp() - held.since) AS double precision) AS seconds
+FROM (
+  SELECT l.virtualtransaction AS transaction, l.pid, p.gid, coalesce(a.usename, p.owner) AS role,
+    coalesce(a.xact_start, p.prepared) AS since
+  FROM pg_locks AS l
+  JOIN pg_class AS c ON c.oid = l.relation AND c.relnamespace = to_regnamespace('jsworker') AND c.relkind = 'r'
+  LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+  LEFT JOIN pg_locks AS x ON l.pid IS NULL AND x.pid IS NULL AND x.virtualtransaction = l.virtualtransaction
+    AND x.locktype = 'transactionid' AND x.granted
+  LEFT JOIN pg_prepared_xacts AS p ON p.transaction = x.transactionid
+  WHERE l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  UNION
+  SELECT 'snapshot ' || CAST(a.backend_xmin AS text), a.pid, NULL, a.usename, a.xact_start
+  FROM pg_stat_activity AS a
+  WHERE :of_a_build AND a.datname = current_database() AND a.backend_xmin IS NOT NULL
+    AND a.backend_type IS DISTINCT FROM 'autovacuum worker'
+) AS held
+WHERE held.pid IS DISTINCT FROM pg_backend_pid() ORDER BY seconds DESC NULLS LAST
 """)
+_HELD_SECONDS: Final = 1.0
+"""Transactions younger than this are not what an upgrade waits for."""
+_NAMED: Final = 3
 _FUNCTION: Final = re.compile(r"\S+\([^()]*\)")
 _ONE_MIGRATION_AT_A_TIME: Final = 0x6A73776F
 _ONE_BUILDER_AT_A_TIME = 0x6A737778
@@ -161,11 +179,27 @@ def _is_locked(error: BaseException) -> bool:
     return getattr(error, "sqlstate", None) in (_LOCK_NOT_AVAILABLE, _DEADLOCK)
 
 
-def _holders(engine: Engine) -> str:
-    with engine.connect() as connection:
-        rows = connection.execute(_HOLDERS).all()
-    named = ", ".join(f"pid {row.pid} of role {row.usename} for {row.seconds} s" for row in rows)
-    return f"held by {named}: end it, or try again later" if named else "held by somebody: try again"
+def _holders(engine: Engine, *, of_a_build: bool) -> str:
+    def look() -> list[Row[Any]]:
+        with engine.connect() as connection:
+            return list(connection.execute(_HOLDERS, {"of_a_build": of_a_build}))
+
+    found = [row for row in look() if row.seconds is None or row.seconds >= _HELD_SECONDS]
+    if any(row.seconds is None for row in found):
+        time.sleep(_HELD_SECONDS)
+        again = {(row.transaction, row.pid) for row in look()}
+        found = [row for row in found if (row.transaction, row.pid) in again]
+    named = list(dict.fromkeys(map(_named, found)))[:_NAMED]
+    what = "the build of an index waits for" if of_a_build else "a table is held by"
+    return (
+        f"{what} {', '.join(named)}: end it, or try again later" if named else f"{what} somebody: try again"
+    )
+
+
+def _named(row: Row[Any]) -> str:
+    what = f"prepared transaction {row.gid}" if row.pid is None else f"pid {row.pid}"
+    age = "" if row.seconds is None else f", open for {row.seconds:.0f} s"
+    return printable(f"{what} of role {row.role}{age}", 200)
 
 
 def _migrating(dsn: str, call: Callable[[Connection], T], *, in_transaction: bool = True) -> T:
@@ -184,7 +218,8 @@ def _migrating(dsn: str, call: Callable[[Connection], T], *, in_transaction: boo
         mapped = map_error(error, place)
         if not _is_locked(mapped):
             raise _of_a_function(error, mapped, place) from None
-        refused = DatabaseRefused(f"PostgreSQL at {place} cannot be migrated: a table is {_holders(engine)}")
+        holders = _holders(engine, of_a_build=not in_transaction)
+        refused = DatabaseRefused(f"PostgreSQL at {place} cannot be migrated: {holders}")
         refused.sqlstate = _LOCK_NOT_AVAILABLE
         raise refused from None
 
@@ -247,7 +282,7 @@ def _build_indexes(connection: Connection, revision: str, tell: Callable[[str], 
             continue
         connection.execute(text(_IN_SESSION))
         # The build waits for every transaction under way, but no statement waits for the build.
-        connection.execute(text("SET lock_timeout = '60s'"))
+        connection.execute(text(f"SET lock_timeout = '{_LONGEST_WAIT_SECONDS:g}s'"))
         for drop, build in _to_build(connection, revision):
             connection.exec_driver_sql(drop)
             connection.exec_driver_sql(build)

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from psycopg.rows import dict_row
+from psycopg.sql import SQL, Identifier
 from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
 
@@ -199,6 +201,45 @@ def test_a_transaction_that_does_not_end_is_named(
         ):
             upgrade_database(url)
     assert current_revision(url) == "0001"
+
+
+def test_a_transaction_of_another_role_is_named_to_a_login_that_may_not_see_its_age(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upgrading, "_LONGEST_WAIT_SECONDS", 0.5)
+    role = f"owner_{secrets.token_hex(4)}"
+    own_url = make_url(empty_url).set(username=role).render_as_string(hide_password=False)
+    with connected(empty_url) as holder:
+        holder.execute(SQL("CREATE ROLE {} LOGIN").format(Identifier(role)))
+        database = make_url(empty_url).database or ""
+        holder.execute(
+            SQL("GRANT CREATE ON DATABASE {} TO {}").format(Identifier(database), Identifier(role))
+        )
+        upgrade_database(own_url, "0001")
+        with holder.transaction():
+            holder.execute("LOCK TABLE jsworker.jobs IN ACCESS SHARE MODE")
+            named = rf"a table is held by pid {holder.info.backend_pid} of role [^,]*: end it"
+            with pytest.raises(DatabaseRefused, match=named):
+                upgrade_database(own_url)
+
+
+def test_a_snapshot_for_which_the_build_of_an_index_waits_is_named(
+    at_revision: AtRevision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a backup of another schema, for example: it holds no lock on the tables."""
+    monkeypatch.setattr(upgrading, "_LONGEST_WAIT_SECONDS", 2.0)
+    url = at_revision("0007")
+    with connected(url) as holder:
+        holder.execute(MANY)
+        with holder.transaction():
+            holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            holder.execute("SELECT CAST('nobody' AS text) AS of_ours")
+            named = (
+                rf"the build of an index waits for pid {holder.info.backend_pid} of role .*, open for \d+ s"
+            )
+            with pytest.raises(DatabaseRefused, match=named):
+                upgrade_database(url, "0008")
+    assert upgrade_database(url, "0008") == "0008"
 
 
 def test_an_event_trigger_that_refuses_a_migration_is_named(empty_url: str) -> None:
