@@ -125,6 +125,8 @@ async def _prune(
         since, limit = None, FIRST_LIMIT
         refused_rows = RefusedRows(database, worker_id=None, tell=_print_refused)
         done.jobs = done.entries = 0
+        if status is None and kind is None:
+            await pruning.prune_workflows(database, before)
         with progress_bar("deleted", total) as advance:
             while not interrupted.is_set():
                 began = time.monotonic()

@@ -11,6 +11,7 @@ from psycopg.rows import dict_row
 from psycopg.sql import SQL, Identifier
 from sqlalchemy import Connection, Engine, text
 
+from jsworker.core.clock import boottime
 from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
 from jsworker.ownership.schema import FINAL, STATUSES
@@ -59,6 +60,8 @@ async def a_day_ago(database: Database, **only: Any) -> Ended:
 
 
 async def prune_all(database: Database, ended: Ended, *, limit: int = 10) -> list[Batch]:
+    if ended.kind is None and ended.status is None:
+        await prune.prune_workflows(database, ended.before)
     batches: list[Batch] = []
     while not batches or batches[-1].jobs == limit:
         since = batches[-1].last if batches else None
@@ -487,7 +490,7 @@ class TestWorkflows:
         insert_old(sql, 1)
         with slow_rows(sql, "DELETE", "batches", seconds):
             async with opened(database_url, 1.5) as door:
-                assert (await prune.prune(door, await a_day_ago(door), since=None, limit=10)).jobs == 1
+                assert sum(batch.jobs for batch in await prune_all(door, await a_day_ago(door))) == 1
         assert read_value(sql, "SELECT count(*) FROM jsworker.workflows") == left
 
     async def test_one_that_is_opened_again_stays(self, database: Database, sql: Sql, flow: Stored) -> None:
@@ -504,5 +507,40 @@ class TestWorkflows:
             sql.execute("INSERT INTO kept VALUES (%s)", [flow.id])
             assert [batch.jobs for batch in await prune_all(database, await a_day_ago(database))] == [1]
             assert len(jobs_left(sql)) == 4
+        finally:
+            sql.execute("DROP TABLE kept")
+
+    async def test_those_that_are_kept_are_tried_again_after_growing_pauses(
+        self, database: Database, sql: Sql, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now = boottime()
+        monkeypatch.setattr(prune, "boottime", lambda: now)
+        monkeypatch.setattr(prune, "_WORKFLOWS", 4)
+        sql.execute(OLD_WORKFLOWS, [11])
+        kept = {row["id"] for row in sql.execute("SELECT id FROM jsworker.workflows LIMIT 5")}
+        sql.execute("CREATE TABLE kept (workflow uuid REFERENCES jsworker.workflows (id))")
+        workflows, before = prune.OldWorkflows(database), await prune.cutoff(database, older_than=DAY)
+
+        async def refused() -> int:
+            """How many are refused for the first time in a pass."""
+            workflows.begin(before)
+            batches = [await workflows.delete_some()]
+            while not batches[-1].is_last:
+                batches.append(await workflows.delete_some())
+            return sum(len(batch.refused) for batch in batches)
+
+        try:
+            sql.execute("INSERT INTO kept SELECT unnest(%s::uuid[])", [list(kept)])
+            assert await refused() == len(kept)
+            assert {row["id"] for row in sql.execute("SELECT id FROM jsworker.workflows")} == kept
+            now += 61
+            assert await refused() == 0  # they are known
+            sql.execute("DELETE FROM kept")
+            now += 61
+            assert await refused() == 0  # the second pause is twice as long
+            assert read_value(sql, "SELECT count(*) FROM jsworker.workflows") == len(kept)
+            now += 61
+            assert await refused() == 0
+            assert read_value(sql, "SELECT count(*) FROM jsworker.workflows") == 0
         finally:
             sql.execute("DROP TABLE kept")

@@ -274,3 +274,18 @@ class TestTrouble:
         await alone.retention.step()
         [failed] = alone.told.of("prune.failed")
         assert "42P01" in failed["reason"]
+
+    async def test_workflows_that_are_kept_are_told_once(self, alone: Alone, rows: Rows) -> None:
+        await rows.query(
+            "INSERT INTO jsworker.workflows (id, name, finished_at, outcome) SELECT gen_random_uuid(), 'old',"
+            " clock_timestamp() - interval '2 days', 'completed' FROM generate_series(1, 3)"
+        )
+        await rows.query("CREATE TABLE kept (workflow uuid REFERENCES jsworker.workflows (id))")
+        await rows.query("INSERT INTO kept SELECT id FROM jsworker.workflows")
+        await rows.query(OLD_JOBS, 1)
+        for _ in range(2):
+            await alone.finish()
+        assert await rows.value(LEFT) == 0
+        [failed] = alone.told.of("prune.failed")
+        assert "and 2 others kept, with the jobs" in failed["reason"]
+        assert "23503, kept_workflow_fkey" in failed["reason"]

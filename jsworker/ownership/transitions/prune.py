@@ -12,11 +12,12 @@ from uuid import UUID
 
 from sqlalchemy import text
 
+from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseTimeout
 from jsworker.ownership.database import Database, MostRows
 from jsworker.ownership.pool import FarTime, Row, uuid_array
 from jsworker.ownership.predicates import as_refused, ended, ended_indexed
-from jsworker.ownership.refusals import QUERY_CANCELED, RowRefused, in_halves
+from jsworker.ownership.refusals import QUERY_CANCELED, Refused, RowRefused, in_halves
 from jsworker.ownership.statements import condition, filled
 from jsworker.ownership.transitions.refused_rows import RefusedRows, Sweep, Swept, run_sweep
 
@@ -87,6 +88,9 @@ RETURNING w.id
 _WORKFLOWS: Final = 100
 _LONGER: Final = 10
 """Times the statement time-out, for one workflow (it may have very many batches and needs) or one job."""
+_FIRST_PAUSE: Final = 60.0
+_LONGEST_PAUSE: Final = 86_400.0
+"""Seconds until a kept workflow is tried again; each pause is twice as long as the one before."""
 
 # Leaves out jobs that were refused before, because a foreign key or a trigger keeps them. They count as found: a
 # foreign key may keep millions, and a statement that passed all of them to find others would never end in time.
@@ -160,12 +164,10 @@ async def prune(
 ) -> Batch:
     """Delete up to ``limit`` ended jobs, with their timelines, the oldest first, from ``since`` on.
 
-    ``since`` is the ``last`` of the previous batch; None: the first batch, which for any kind and status also
-    deletes workflows. A job whose row is locked or refused stays. So does one that takes too long by itself,
-    for example because a foreign key without an index refers to it: it is set aside like a refused one.
+    ``since`` is the ``last`` of the previous batch; None: the first batch. A job whose row is locked or refused
+    stays, and so does a member of a workflow that exists. So does one that takes too long by itself, for example
+    because a foreign key without an index refers to it: it is set aside like a refused one.
     """
-    if since is None and ended.kind is None and ended.status is None:
-        await _prune_workflows(database, ended.before)
     values = ended._asdict() | {"since": since or _BEGINNING, "limit": limit}
     if limit > 1 or refused_rows is None:
         swept = await run_sweep(database, _PRUNING, values, refused_rows)
@@ -206,31 +208,69 @@ def _moment_after(time: datetime) -> datetime:
     )
 
 
-async def _prune_workflows(database: Database, before: datetime) -> None:
-    """Delete the rows of workflows that ended before an instant, except locked, refused and very slow ones."""
-    kept: list[UUID] = []
+class WorkflowBatch(NamedTuple):
+    """The result of one batch of workflows: those refused for the first time, and whether it was the last of a pass."""
 
-    async def delete(ids: Sequence[UUID]) -> Sequence[Row]:
-        seconds = _LONGER * database.seconds_for(0) if len(ids) == 1 else None
-        return await database.run(
-            PRUNE_WORKFLOWS, {"before": before, "ids": uuid_array(ids)}, seconds=seconds
-        )
+    refused: Refused[UUID]
+    is_last: bool
 
-    async def delete_oldest(most: int) -> bool:
-        values = {"before": before, "limit": most, "besides": uuid_array(kept)}
-        ids = [row.id for row in await database.run(OLD_WORKFLOWS, values)]
+
+class OldWorkflows:
+    """Deletes workflows; those that a foreign key or a trigger keeps are tried again after ever longer pauses.
+
+    Each process knows only those that it has tried itself.
+    """
+
+    def __init__(self, database: Database) -> None:
+        """Begin without knowing any that is kept."""
+        self._database = database
+        self._before: datetime | None = None
+        self._most = MostRows(database, _WORKFLOWS)
+        self._passed: set[UUID] = set()
+        self._kept: dict[UUID, tuple[float, float]] = {}
+        """The pause of each kept workflow, and when it is over."""
+
+    def begin(self, before: datetime) -> None:
+        """Begin a pass: delete those that ended before an instant."""
+        self._before, self._passed = before, set()
+        self._most = MostRows(self._database, _WORKFLOWS)
+        now = boottime()
+        # Those whose pause has been over for long were not found again: others have deleted them.
+        self._kept = {kept: (pause, over) for kept, (pause, over) in self._kept.items() if over + pause > now}
+        self._passed.update(kept for kept, (_, over) in self._kept.items() if over > now)
+
+    async def delete_some(self) -> WorkflowBatch:
+        """Delete the next workflows of the pass, the oldest first, except locked and kept ones."""
+        return await self._most.write(self._delete)
+
+    async def _delete(self, most: int) -> WorkflowBatch:
+        values = {"before": self._before, "limit": most, "besides": uuid_array(self._passed)}
+        ids = [row.id for row in await self._database.run(OLD_WORKFLOWS, values)]
         try:
-            rows, _ = await in_halves(ids, delete)
+            _, refused = await in_halves(ids, self._delete_these)
         except DatabaseTimeout:
             if most > 1:
                 raise
-            await database.end_given_up()
-            rows = []
-        kept.extend(set(ids) - {row.id for row in rows})
-        return len(ids) == most
+            await self._database.end_given_up()
+            refused = [(one, RowRefused(QUERY_CANCELED, None)) for one in ids]
+        self._passed.update(ids)
+        new = [(one, error) for one, error in refused if one not in self._kept]
+        for one, _ in refused:
+            pause = min(2 * self._kept[one][0], _LONGEST_PAUSE) if one in self._kept else _FIRST_PAUSE
+            self._kept[one] = pause, boottime() + pause
+        return WorkflowBatch(new, is_last=len(ids) < most)
 
-    workflows = MostRows(database, _WORKFLOWS)
-    while await workflows.write(delete_oldest):
+    async def _delete_these(self, ids: Sequence[UUID]) -> Sequence[Row]:
+        seconds = _LONGER * self._database.seconds_for(0) if len(ids) == 1 else None
+        values = {"before": self._before, "ids": uuid_array(ids)}
+        return await self._database.run(PRUNE_WORKFLOWS, values, seconds=seconds)
+
+
+async def prune_workflows(database: Database, before: datetime) -> None:
+    """Delete the rows of workflows that ended before an instant, except locked, refused and very slow ones."""
+    workflows = OldWorkflows(database)
+    workflows.begin(before)
+    while not (await workflows.delete_some()).is_last:
         continue
 
 

@@ -6,7 +6,14 @@ from typing import Final
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.ownership.transitions import workers
-from jsworker.ownership.transitions.prune import FIRST_LIMIT, Batch, Ended, cutoff, next_limit, prune
+from jsworker.ownership.transitions.prune import (
+    FIRST_LIMIT,
+    Ended,
+    OldWorkflows,
+    cutoff,
+    next_limit,
+    prune,
+)
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.recovery.earlier_lives import FORGOTTEN_AFTER_SECONDS
 
@@ -31,7 +38,10 @@ class Retention:
         self._limit = FIRST_LIMIT
         self._rests_until = 0.0
         self._ended: Ended | None = None
+        self._workflows = OldWorkflows(context.database)
+        self._in_workflows = False
         self._since: datetime | None = None
+        self._fellows = 1
         self._jobs = self._entries = 0
         self._reported_at = 0.0
 
@@ -52,23 +62,36 @@ class Retention:
         began = boottime()
         if self._ended is None:
             self._ended = Ended(await cutoff(self._context.database, older_than=retention))
+            self._workflows.begin(self._ended.before)
+            self._in_workflows = True
             self._since = None
             self._reported_at = boottime()
-        fellows = 1
         while self._ended is not None and self._context.health.up:
-            batch = await self._prune(self._ended)
-            fellows = max(batch.workers, 1)
+            if self._in_workflows:
+                await self._prune_workflows()
+            else:
+                await self._prune(self._ended)
             if boottime() - began >= _SHARE * TICK_SECONDS:
                 break
         if self._ended is not None:  # the pass is not over
-            self._rests_until = began + (boottime() - began) * fellows / _SHARE
+            self._rests_until = began + (boottime() - began) * self._fellows / _SHARE
 
-    async def _prune(self, ended: Ended) -> Batch:
+    async def _prune_workflows(self) -> None:
+        batch = await self._workflows.delete_some()
+        self._in_workflows = not batch.is_last
+        if batch.refused:
+            [(workflow, error), *others] = batch.refused
+            more = f" and {len(others)} others" if others else ""
+            reason = f"workflow {workflow}{more} kept, with the jobs: {error}"
+            self._context.events.emit("prune.failed", reason=reason)
+
+    async def _prune(self, ended: Ended) -> None:
         database, began = self._context.database, boottime()
         batch = await prune(
             database, ended, since=self._since, limit=self._limit, refused_rows=self._context.refused_rows
         )
         self._limit = next_limit(self._limit, seconds=boottime() - began)
+        self._fellows = max(batch.workers, 1)
         self._since = batch.last or self._since
         self._jobs += batch.jobs
         self._entries += batch.events
@@ -77,7 +100,6 @@ class Retention:
             await workers.forget_workers(database, silent_for=FORGOTTEN_AFTER_SECONDS)
         elif boottime() - self._reported_at >= _REPORT_SECONDS:
             self._report()
-        return batch
 
     def _end_pass(self) -> None:
         self._ended = None
