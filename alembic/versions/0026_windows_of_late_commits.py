@@ -6,6 +6,8 @@ that has waited for this row sees both only in its next statement; it took the w
 Revision: 0026, after 0025
 """
 
+from alembic.util import CommandError
+
 from alembic import op
 
 revision = "0026"
@@ -18,6 +20,12 @@ AFTER = """WHERE w.until <= clock_timestamp() AND EXISTS (
         SELECT FROM jsworker.unique_windows AS seen
         WHERE seen.kind = w.kind AND seen.key = w.key AND seen.job_id = w.job_id) AND NOT EXISTS ("""
 
+IS_OTHER = """
+SELECT 1 WHERE (position(%s IN pg_get_functiondef(to_regproc('jsworker.enqueue'))) > 0) IS NOT TRUE
+"""
+"""Whether the function lacks a text, is missing or stands twice."""
+BY_HAND = "jsworker.enqueue was changed by hand: make it anew as migrations 0018 to 0025 do, then upgrade"
+
 
 def _replaced(old: str, new: str) -> str:
     """Return the statement that makes the function anew; its owner and its privileges stay."""
@@ -27,7 +35,7 @@ DECLARE
   definition text := pg_get_functiondef(CAST('jsworker.enqueue' AS regproc));
 BEGIN
   IF position($old${old}$old$ IN definition) = 0 THEN
-    RAISE EXCEPTION 'jsworker.enqueue was changed by hand: make it anew as migrations 0018 to 0025 do, then upgrade';
+    RAISE EXCEPTION '{BY_HAND}';
   END IF;
   EXECUTE replace(definition, $old${old}$old$, $new${new}$new$);
 END $do$"""
@@ -37,9 +45,17 @@ TAKE_WHAT_IS_SEEN = _replaced(BEFORE, AFTER)
 TAKE_WHAT_IS_OVER = _replaced(AFTER, BEFORE)
 
 
+def _check(old: str) -> None:
+    # The refusal of the block itself would be shown without its text, which may be that of a trigger about a row.
+    if op.get_bind().exec_driver_sql(IS_OTHER, (old,)).scalar():
+        raise CommandError(BY_HAND)
+
+
 def upgrade() -> None:
+    _check(BEFORE)
     op.execute(TAKE_WHAT_IS_SEEN)
 
 
 def downgrade() -> None:
+    _check(AFTER)
     op.execute(TAKE_WHAT_IS_OVER)

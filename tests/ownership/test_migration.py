@@ -242,6 +242,25 @@ def test_a_snapshot_for_which_the_build_of_an_index_waits_is_named(
     assert upgrade_database(url, "0008") == "0008"
 
 
+@pytest.mark.parametrize("how", ["other text", "dropped", "twice"])
+def test_a_function_that_was_changed_by_hand_is_named(at_revision: AtRevision, how: str) -> None:
+    url = at_revision("0025")
+    with connected(url) as sql:
+        functions = (
+            "SELECT oid::regprocedure::text, pg_get_functiondef(oid) FROM pg_proc WHERE proname = 'enqueue'"
+        )
+        [function] = sql.execute(functions).fetchall()
+        if how == "other text":
+            sql.execute(function["pg_get_functiondef"].replace("w.until <=", "w.until  <=").encode())
+        elif how == "dropped":
+            sql.execute(f"DROP FUNCTION {function['oid']}".encode())
+        else:
+            sql.execute("CREATE FUNCTION jsworker.enqueue(one int) RETURNS int LANGUAGE sql AS 'SELECT one'")
+    with pytest.raises(DatabaseRefused, match=r"jsworker\.enqueue was changed by hand: make it anew"):
+        upgrade_database(url)
+    assert current_revision(url) == "0025"
+
+
 def test_an_event_trigger_that_refuses_a_migration_is_named(empty_url: str) -> None:
     with connected(empty_url) as connection:
         connection.execute("""
