@@ -157,8 +157,7 @@ class ChildLink:
         if self._holds_jobs and not self._orphaned:
             limit = self._watchdog_timeout + max(_LAST_RESORT_SECONDS, self._watchdog_timeout)
             quiet = max(0.0, self._quiet_until - boottime())
-            # faulthandler waits in a thread that does not need the GIL.
-            faulthandler.dump_traceback_later(quiet + limit, file=self._stderr, exit=True)
+            self._end_after(quiet + limit)
 
     def _note(self, message: messages.FromParent) -> None:
         self._is_to_stop |= isinstance(message, messages.StopWorker)
@@ -177,8 +176,17 @@ class ChildLink:
 
     def _limit_orphan(self) -> None:
         if not self._orphaned:
-            faulthandler.dump_traceback_later(self._orphan_seconds, file=self._stderr, exit=True)
+            self._end_after(self._orphan_seconds)
         self._orphaned = True
+
+    def _end_after(self, seconds: float) -> None:
+        """Let faulthandler show the stacks and end this process after ``seconds``, unless it is called again.
+
+        It waits in a thread that does not need the GIL. Where the system starts no more threads, the process
+        goes on without.
+        """
+        with suppress(RuntimeError):
+            faulthandler.dump_traceback_later(seconds, file=self._stderr, exit=True)
 
 
 def _open_stderr() -> int:

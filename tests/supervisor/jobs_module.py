@@ -5,6 +5,7 @@ and cleared before it has begun.
 """
 
 import asyncio
+import faulthandler
 import gc
 import io
 import logging
@@ -299,11 +300,25 @@ class TakesAllThreads(JobProcessor):
 
     async def process(self, _job: Job[dict[str, Any]]) -> None:
         threading.Thread(target=time.sleep, args=(600,)).start()
-        threading._start_new_thread = self._refuse  # type: ignore[attr-defined]
+        threading._start_new_thread = _refuse_thread  # type: ignore[attr-defined]
+        faulthandler.dump_traceback_later = _refuse_last_resort
 
-    @staticmethod
-    def _refuse(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
+
+class QuietWithoutThreads(JobProcessor):
+    """Begins and ends a quiet phase in a process that can start no more threads."""
+
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        faulthandler.dump_traceback_later = _refuse_last_resort
+        await job.quiet(30.0)
+
+
+def _refuse_thread(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def _refuse_last_resort(*_: object, **__: object) -> None:
+    faulthandler.cancel_dump_traceback_later()
+    raise RuntimeError("unable to start watchdog thread")
 
 
 class ClosesStreams(JobProcessor):

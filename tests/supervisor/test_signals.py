@@ -107,6 +107,22 @@ async def test_children_hand_back_and_end_when_the_parent_is_killed(
     assert (job["status"], counters(job)) == ("queued", (0, 0, 0))
 
 
+async def test_a_process_that_can_start_no_more_threads_settles_its_jobs_and_ends_with_its_parent(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise("QuietWithoutThreads", "Nap")
+    pids = await parent.ready()
+    quiet = (await client.enqueue("quiet-without-threads", {})).id
+    assert counters(await ends_completed(sql, quiet)) == (1, 0, 0)
+    job_id = (await client.enqueue("nap", {"seconds": 3600})).id
+    await owner_of_sleeper(sql)
+    parent.send(signal.SIGKILL)
+    await are_gone(pids)
+    job = read_job(sql, job_id)
+    assert (job["status"], counters(job)) == ("queued", (0, 0, 0))
+    assert "Exception in callback" not in parent.log
+
+
 async def test_a_hung_child_does_not_outlive_its_parent_for_ever(
     supervise: Supervise, client: JobClient
 ) -> None:
