@@ -1,10 +1,12 @@
 """Isolated kinds: their jobs run in warm processes of the worker, and what those do harms nobody else."""
 
+import asyncio
 import errno
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -406,6 +408,29 @@ async def test_a_process_whose_event_loop_hangs_is_killed(
     row = await rows.becomes(job.id, "scheduled", seconds=STARTED)
     assert (row["errors"], row["stalls"]) == (0, 1)
     assert "has not ticked for 1.5 s" in row["last_error"]
+
+
+async def test_a_process_that_stood_still_with_its_owner_is_not_taken_for_hung(
+    begin: Any, client: JobClient, rows: Rows, tmp_path: Path
+) -> None:
+    """As on a machine that was suspended."""
+    running = await begin(Isolated, watchdog_timeout=3.0, **PATIENT)
+    until = tmp_path / "go"
+    job = await client.enqueue("isolated", {"does": "wait_for_file", "until": str(until)})
+    await running.events.told("job.started")
+    [child] = children()
+    child.suspend()
+
+    async def stands_still() -> None:
+        assert child.status() == psutil.STATUS_STOPPED
+
+    await eventually(stands_still)
+    await asyncio.sleep(0.1)  # what it had sent before is read
+    time.sleep(4.0)  # noqa: ASYNC251 -- the owner's event loop stands still, too
+    await asyncio.sleep(0.3)  # the owner happens to wake first
+    child.resume()
+    until.touch()
+    assert (await rows.becomes(job.id, "completed"))["fencing_token"] == 1
 
 
 async def test_a_leaking_kind_costs_its_innocent_neighbours_nothing(

@@ -25,6 +25,7 @@ from jsworker.worker.pipeline.in_flight import Run, StopReason
 from jsworker.worker.pipeline.kinds import Kind
 from jsworker.worker.pipeline.outcomes import Failed, Outcome, failed, passed_limit, stopped
 from jsworker.worker.stacks import Stack
+from jsworker.worker.supervision import Silence
 
 T = TypeVar("T")
 Cause: TypeAlias = Literal[
@@ -50,6 +51,10 @@ _LINE_BYTES_A_CHILD_JOB: Final = 4096
 """The most bytes sent of a child job beside its payload; its keys and trace states are bounded."""
 _GRACE_HEARTBEATS: Final = 2
 """A job may go on for so many heartbeat intervals after it was asked to stop."""
+_ROUNDS_A_TIMEOUT: Final = 10
+_LONGEST_ROUND_SECONDS: Final = 1.0
+_HEARD_ROUNDS: Final = 2
+"""After a pause in which this process itself stood still, a silence grows by at most so many rounds."""
 _STACKS_SECONDS: Final = 2.0
 """The time in which a process must answer; shorter than the caller waits."""
 _LOOK_SECONDS: Final = 0.1
@@ -115,7 +120,9 @@ class IsolatedProcess:
         )
         self._link.open()
         self._link.send(introduction)
-        self._silence = self._loop.call_later(settings.startup_timeout, self._judge_start)
+        self._heard_at = boottime()
+        self._watch(settings.startup_timeout)
+        self._round = self._loop.call_later(0.0, self._go_round)
         self._watching = asyncio.create_task(self._see_end(), name=f"end of isolated process {process.pid}")
 
     @classmethod
@@ -154,20 +161,18 @@ class IsolatedProcess:
         """Let the process create and set up the processor of a kind; raises NotReady."""
         if kind.name in self.prepared:
             return
-        self._silence.cancel()
-        self._silence = self._loop.call_later(self._settings.startup_timeout, self._judge_start)
+        self._watch(self._settings.startup_timeout)
         self._prepared = self._loop.create_future()
         if self.over.done():
             raise self._not_ready()
         self._link.send(wire.Preparation(origin=kind.origin or "", middleware=kind.middleware_origins))
         answer = await self._prepared
-        self._silence.cancel()
+        self._watch(self._settings.watchdog_timeout)
         if answer is None:
             raise self._not_ready()
         if answer.error is not None:
             raise NotReady(f"failed before the job began: {answer.error}")
         self.prepared.add(kind.name)
-        self._watch()
 
     async def run(self, run: Run, claimed: ClaimedJob) -> Outcome:
         """Run a job of a prepared kind and return its outcome; raises NotReady if it did not begin.
@@ -204,7 +209,7 @@ class IsolatedProcess:
     async def end(self, cause: Cause) -> None:
         """Let the process tear its processors down and end; kill it if it does not end in time."""
         self.ended_because = self.ended_because or cause
-        self._silence.cancel()
+        self._round.cancel()
         self._link.send(wire.Request(what="end"))
         seconds = TEARDOWN_SECONDS * len(self.prepared) + 2 * FLUSH_SECONDS
         await asyncio.wait({self.over}, timeout=seconds)
@@ -227,7 +232,7 @@ class IsolatedProcess:
         self.kill("crashed", "it has closed its connection to the worker")
         code = await exited
         await asyncio.wait({self._link_ended}, timeout=_LINK_SECONDS)
-        self._silence.cancel()
+        self._round.cancel()
         self._link.close()
         self._how = _end_in_words(code)
         self.ended_because = self.ended_because or "crashed"
@@ -284,20 +289,27 @@ class IsolatedProcess:
             case wire.TeardownFailed(kind=kind, reason=reason):
                 self._context.events.emit("worker.degraded", what=f"teardown of kind {kind}", reason=reason)
         if self._prepared.done():  # during a start the event loop may block
-            self._watch()
+            self._silence.note_tick()
 
-    def _watch(self) -> None:
-        self._silence.cancel()
-        self._silence = self._loop.call_later(self._settings.watchdog_timeout, self._judge_silence)
+    def _watch(self, seconds: float) -> None:
+        """Begin to count the silence of the process anew; it may be silent for so many seconds."""
+        self._silence = Silence(seconds)
+        self._silence.note_tick()
 
-    def _judge_start(self) -> None:
-        self.kill("not ready", f"it had not started within {self._settings.startup_timeout:g} s")
-
-    def _judge_silence(self) -> None:
-        """Kill a process whose event loop does not tick, unless it is quiet."""
-        if boottime() > self._quiet_until:
-            self.kill("silent", f"its event loop has not ticked for {self._settings.watchdog_timeout:g} s")
-        self._watch()
+    def _go_round(self) -> None:
+        """Kill a process that is silent for too long; read first, because this one may have stood still."""
+        seconds = min(_LONGEST_ROUND_SECONDS, self._silence.timeout / _ROUNDS_A_TIMEOUT)
+        self._round = self._loop.call_later(seconds, self._go_round)
+        self._link.hear()
+        now = boottime()
+        heard, self._heard_at = min(now - self._heard_at, _HEARD_ROUNDS * seconds), now
+        self._silence.quiet_until = self._quiet_until
+        if self._silence.pass_by(heard, now=now):
+            limit = f"{self._silence.timeout:g} s"
+            if self._prepared.done():
+                self.kill("silent", f"its event loop has not ticked for {limit}")
+            else:
+                self.kill("not ready", f"it had not started within {limit}")
 
     async def _outcome(self, run: Run, until_the_end: ExitStack) -> Outcome:
         while True:
