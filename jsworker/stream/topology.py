@@ -217,7 +217,7 @@ class Topology:
         self._lanes = lane_subjects(api.settings)
         self.lanes_refused: str | None = None
         self.has_lanes = False
-        self._checking = asyncio.Lock()
+        self._checking: asyncio.Task[None] | None = None
         if installation_id is None:  # no check comes for which verdicts would wait
             api.connection.restored_callbacks.append(api.connection.send_verdicts)
         self._checked: int | None = None
@@ -239,14 +239,21 @@ class Topology:
         """Refuse another installation's stream; asks once after each loss of the connection, or refusal.
 
         The same address may lead to another NATS then. A stream that does not exist is no other
-        installation's. Raises StreamRefused or StreamUnavailable.
+        installation's. Callers share one question, which goes on when one of them is cancelled, and ends with
+        the connection. Raises StreamRefused or StreamUnavailable.
         """
-        async with self._checking:
-            while not self.is_own:  # a connection may be lost again as the answer comes
-                losses = self._api.connection.losses
-                with suppress(NotThere):
-                    self._refuse_others((await self._ask_again()).config)
-                self._note_own(losses)
+        if self.is_own:
+            return
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._check(), name="check installation")
+        await asyncio.shield(self._checking)
+
+    async def _check(self) -> None:
+        while not self.is_own:  # a connection may be lost again as the answer comes
+            losses = self._api.connection.losses
+            with suppress(NotThere):
+                self._refuse_others((await self._ask_again()).config)
+            self._note_own(losses)
 
     def _note_own(self, losses: int) -> None:
         self._checked, self._refused = losses, None

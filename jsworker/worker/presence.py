@@ -1,5 +1,6 @@
 """This worker's presence on NATS, proven by requests to itself: other workers must not think it has gone."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -49,9 +50,10 @@ class Presence:
         if await self._witness.prove(self._timeout):
             self._proven_at = started
             self.answers = True
-        # Pullers ask, too, but not while they have no room.
-        with suppress(StreamUnavailable, StreamRefused):
-            await self._stream.check_installation()
+        # Pullers ask, too, but not while they have no room. The next proof waits for no silent JetStream.
+        with suppress(StreamUnavailable, StreamRefused, TimeoutError):
+            async with asyncio.timeout(self._timeout):
+                await self._stream.check_installation()
 
     async def ask(self, worker_id: str) -> Answer:
         """Ask whether another worker is alive; UNKNOWN while this worker has been connected for too short."""

@@ -257,8 +257,10 @@ async def test_the_stream_is_found_to_be_the_own_one_as_soon_as_it_is_back_while
 async def test_where_jetstream_is_silent_after_a_reconnect_killed_owners_are_found_all_the_same(
     places: Places, make_settings: MakeSettings, start: StartWorker, tmp_path: Path
 ) -> None:
+    """As that of a cluster without a leader, which answers no request; pullers of eight kinds ask it, too."""
     await places.own.start()
-    running = await start(scripted(echo), with_settings=make_settings(nats_url=places.own.url))
+    kinds = [scripted(echo, kind=f"kind-{number}") for number in range(8)]
+    running = await start(*kinds, with_settings=make_settings(nats_url=places.own.url))
     presence, stream = running.worker._components.presence, running.worker._context.stream
 
     async def asks() -> None:
@@ -269,10 +271,16 @@ async def test_where_jetstream_is_silent_after_a_reconnect_killed_owners_are_fou
     await places.own.stop()
     without = NatsServer(tmp_path, jetstream=False, port=places.own.port)
     await without.start()
+    silent = await nats.connect(without.url)
+    await silent.subscribe("$JS.API.>")
+    await silent.flush()
     try:
         await eventually(asks)
+        await rounds_pass(count_rounds(running.worker._components.presences), 5)
+        await asks()
         assert not stream.is_own
     finally:
+        await silent.close()
         await without.stop()
 
 
