@@ -184,7 +184,8 @@ SELECT fleet.owners, fleet.late_owners, fleet.database_up_for, job.id, job.kind,
   coalesce(job.last_activity_at + job.stale_after < statement_timestamp(), false) AS stale,
   extract(epoch FROM job.crash_after) AS crash_after,
   coalesce(job.last_activity_at + job.crash_after < statement_timestamp(), false) AS crashed,
-  coalesce(w.answers, false) AS answers, coalesce(w.state = '{DRAINING}', false) OR {_NOT_BEGUN} AS uncounted
+  coalesce(w.answers, false) AS answers, coalesce(w.state = '{DRAINING}', false) OR {_NOT_BEGUN} AS uncounted,
+  extract(epoch FROM statement_timestamp() - job.last_activity_at) AS silent_for
 FROM fleet LEFT JOIN first AS job ON true LEFT JOIN owners ON owners.worker_id = job.worker_id
 LEFT JOIN jsworker.workers AS w ON w.id = job.worker_id
 ORDER BY job.last_activity_at + job.stale_after, job.last_activity_at + job.crash_after
@@ -215,6 +216,7 @@ class Suspect:
         crash_after, crashed: the same for the threshold of rule 3.
         answers: whether the owner was ever proven to answer on NATS; only then its silence there counts.
         uncounted: whether no stall is counted: it had not begun, as far as is known, or its owner was being stopped.
+        silent_for: the seconds since the owner's last sign of life.
     """
 
     id: UUID
@@ -228,6 +230,7 @@ class Suspect:
     crashed: bool
     answers: bool
     uncounted: bool = False
+    silent_for: float = 0.0
 
 
 class Lateness(NamedTuple):

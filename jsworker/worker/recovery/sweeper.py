@@ -161,7 +161,7 @@ class Sweeper:
             else:
                 self._late.proven.clear()  # claims must not take them over either
             if self._rules["crashed"]:
-                await self._take_back_crashed(lateness.suspects)
+                await self._take_back_crashed(lateness)
 
     async def _look(self, seconds: float) -> Lateness:
         return await reset.look_for_late(
@@ -194,29 +194,33 @@ class Sweeper:
     def _has_a_cause(self, proof: Proof, lateness: Lateness, rows: Sequence[Suspect]) -> bool:
         """Return whether something else may have silenced the owner, so that no stall is counted."""
         threshold = max(row.stale_after or 0.0 for row in rows)
-        database_was_away = lateness.database_up_for < threshold
-        return proof.braked or database_was_away or self._heartbeat.had_a_gap_within(threshold)
+        return proof.braked or self._database_was_away(lateness, threshold)
 
-    async def _take_back_crashed(self, suspects: Sequence[Suspect]) -> None:
-        asked = [row for row in suspects if row.answers and row.crash_after is not None]
+    def _database_was_away(self, lateness: Lateness, seconds: float) -> bool:
+        return lateness.database_up_for < seconds or self._heartbeat.had_a_gap_within(seconds)
+
+    async def _take_back_crashed(self, lateness: Lateness) -> None:
+        asked = [row for row in lateness.suspects if row.answers and row.crash_after is not None]
         if not asked:
             return
         asked_at = boottime()  # not the start of the scan: the two requests must be a scan interval apart
         answers = await self._ask({row.worker_id for row in asked})
         self._late.witnessed(asked, answers, now=asked_at)
         unanswered = self._late.crashed(asked)
-        await self._take_back_silent(unanswered, "and does not answer")
+        await self._take_back_silent(lateness, unanswered, "and does not answer")
         too_long = self._late.silent_for_too_long(asked, now=asked_at)
         why = "for so long that no answer stands for its heartbeats any more"
-        await self._take_back_silent([row for row in too_long if row not in unanswered], why)
+        await self._take_back_silent(lateness, [row for row in too_long if row not in unanswered], why)
 
-    async def _take_back_silent(self, crashed: Sequence[Suspect], why: str) -> None:
+    async def _take_back_silent(self, lateness: Lateness, crashed: Sequence[Suspect], why: str) -> None:
         for owner, rows in _by_owner(crashed).items():
             taken = await reset.reset_crashed(
                 self._context.database,
                 worker_id=self._context.worker_id,
                 crashed=rows,
                 reason=f"worker {owner} fell silent {why}",
+                # It may have been stopped meanwhile, and could not note that.
+                counted=not self._database_was_away(lateness, max(row.silent_for for row in rows)),
             )
             await self._report(taken, "crashed")
 
