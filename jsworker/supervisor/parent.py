@@ -263,16 +263,19 @@ class Supervisor:
             reason = f"JSWORKER_RECOVERY={self._settings.recovery}: by other rules, or by hand"
             self._logger.warning("dead_owner.not_reset", **child.facts(), reason=reason)
             return
-        # If the parent stood still until a moment ago, the whole machine probably did.
+        # If the parent stood still until a moment ago, the whole machine probably did. Perhaps because a job
+        # took all memory, for which the kernel kills: jobs of a killed process are innocent only once.
         just_woke = boottime() - self._woke_at < _MARGIN_SECONDS or self._stood_still()
         innocent = self._stopping or (just_woke and child.exit_code not in _OWN_ENDS)
         reason = f"its process ended: {child.ending()}"
         kill = child.kill_reason or KillReason("killed", reason, counted=not innocent)
         in_flight = 0.0 if child.stopped else self._settings.statement_timeout
         counted, culprits = kill.counted, kill.culprits
-        if counted and not culprits and (begun := child.begun.read()) is not None:
+        was_killed = child.exit_code is not None and child.exit_code < 0
+        is_suspect = counted or (was_killed and not self._stopping)
+        if is_suspect and not culprits and (begun := child.begun.read()) is not None:
             # Only a job that had begun can have ended the process.
-            counted, culprits = bool(begun), begun
+            counted, culprits = counted and bool(begun), begun
         dead = DeadOwner(child.worker_id, kill.reason, boottime() + in_flight, counted, culprits)
         able = [each for each in self._children() if each.ready and not (each.stopped or each.kill_reason)]
         asks_sibling = bool(able) and not self._stopping and len(culprits) <= messages.MOST_CULPRITS

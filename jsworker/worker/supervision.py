@@ -16,7 +16,8 @@ class DeadOwner:
         reason: the reason that the next runs of its jobs get.
         settled_at: the boot time from which on no CLAIM of this worker can commit any more.
         counted: whether stalls are counted.
-        culprits: if there are any, stalls are counted for these jobs only.
+        culprits: if there are any, stalls are counted for these jobs only; without ``counted``, only for
+            those of them that were taken or handed back before.
     """
 
     worker_id: str

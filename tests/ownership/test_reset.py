@@ -205,11 +205,11 @@ class TestDeadOwner:
         assert {(one.id, one.counted) for one in taken.resets} == {(job_id, True) for job_id in dead}
         assert {job_id: read_job(sql, job_id)["worker_id"] for job_id in others} == others
 
-    @pytest.mark.parametrize("counted", [True, False])
+    @pytest.mark.parametrize(("counted", "cleared"), [(True, False), (False, True)])
     async def test_only_culprits_count_when_there_are_any(
-        self, database: Database, sql: Sql, *, counted: bool
+        self, database: Database, sql: Sql, *, counted: bool, cleared: bool
     ) -> None:
-        row = {"stalls": 1, "attempts": 2, "max_stalls": 2}
+        row = {"stalls": 1, "attempts": 2, "max_stalls": 2, "cleared": cleared}
         culprit, *innocent = [insert_job(sql, "processing", **row) for _ in range(4)]
         taken = await reset.reset_dead(
             database,
@@ -225,6 +225,20 @@ class TestDeadOwner:
         }
         assert counters(read_job(sql, culprit)) == (2, 0, 2)
         assert {counters(read_job(sql, job_id)) for job_id in innocent} == {(1, 0, 1)}
+
+    async def test_a_culprit_that_need_not_be_one_counts_only_if_it_was_taken_back_before(
+        self, database: Database, sql: Sql
+    ) -> None:
+        first, again = [insert_job(sql, "processing", cleared=cleared) for cleared in (False, True)]
+        taken = await reset.reset_dead(
+            database,
+            worker_id=OTHER_WORKER,
+            owner=WORKER,
+            reason="killed",
+            counted=False,
+            culprits=[first, again],
+        )
+        assert {one.id: one.counted for one in taken.resets} == {first: False, again: True}
 
     async def test_a_second_time_there_is_nothing(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, "processing")

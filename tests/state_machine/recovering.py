@@ -187,7 +187,12 @@ class Recovering(Example):
                 culprits=culprits,
             )
         )
-        counts = {job: job.id in culprits if culprits else counted and job.may_have_begun for job in owned}
+        counts = {
+            job: job.id in culprits and (counted or job.cleared)
+            if culprits
+            else counted and job.may_have_begun
+            for job in owned
+        }
         self._taken_back("reset dead", taken, counts, "its process is gone")
         self.world.run(workers.mark_stopped(database, worker_id=dead.id))
         dead.buried = True

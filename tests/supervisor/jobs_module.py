@@ -130,6 +130,18 @@ class Aborts(JobProcessor):
             os.abort()
 
 
+class Thrashes(JobProcessor):
+    """Is killed in its first attempt while its supervisor stands still: a machine that is out of memory."""
+
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        if job.attempt == 1:
+            parent = os.getppid()
+            os.kill(parent, signal.SIGSTOP)
+            command = ["sh", "-c", f"sleep 3; kill -CONT {parent}"]
+            subprocess.Popen(command, start_new_session=True)  # noqa: ASYNC220 -- returns at once
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Copies(JobProcessor):
     """Returns the exit code of a copy of its process, which returns likewise, raises or waits."""
 

@@ -299,6 +299,18 @@ async def test_what_a_job_does_to_its_process_counts_also_while_the_parent_stand
     assert counters(await ends_completed(sql, job_id)) == (2, 0, 1)
 
 
+async def test_only_once_a_job_is_taken_for_innocent_that_is_killed_while_the_parent_stands_still(
+    supervise: Supervise, client: JobClient, sql: Sql
+) -> None:
+    parent = supervise("Thrashes", watchdog_timeout=WATCHDOG_SECONDS, **SLOW_RULES)
+    await parent.ready()
+    job_id = (await client.enqueue("thrashes", {})).id
+    assert counters(await ends_completed(sql, job_id)) == (2, 0, 1)
+    counted = [each["detail"]["counted"] for each in read_events(sql, job_id) if each["event"] == "reset"]
+    assert counted[-1]
+    assert len(counted) <= 2
+
+
 async def test_a_job_that_keeps_the_event_loop_in_its_quiet_phase_costs_its_neighbours_nothing(
     supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:

@@ -109,7 +109,10 @@ RESET_DEAD = _reset(
     "dead",
     sa.select().where(predicates.of_dead_owner, j.c.id == sa.any_(_owned)),
     counted=sa.case(
-        (sa.func.cardinality(_culprits) > 0, j.c.id == sa.any_(_culprits)),
+        (
+            sa.func.cardinality(_culprits) > 0,
+            sa.and_(j.c.id == sa.any_(_culprits), sa.or_(_counted, j.c.cleared)),
+        ),
         else_=sa.and_(_counted, j.c.id != sa.all_(given_array("in_line", sa.Uuid))),
     ),
 )
@@ -345,7 +348,8 @@ async def reset_dead(
 
     Args:
         counted: whether stalls are counted; never for jobs that had not begun, as far as their rows show.
-        culprits: jobs that may have caused the death; if there are any, stalls are counted for these only.
+        culprits: jobs that may have caused the death; if there are any, stalls are counted for these only,
+            and without ``counted`` only for those that were taken or handed back before.
         in_line: keeps, from one call to the next, which jobs had not begun: once some are taken back, the
             owner's rows no longer show that all its job slots were taken.
     """
