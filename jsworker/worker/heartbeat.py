@@ -221,12 +221,12 @@ class Heartbeat:
         """Write this worker's row of the registry, and search for orphaned claims if a search is due.
 
         A periodic search without a reason replaces the write of the row, so that there are no more than two
-        statements in an interval.
+        statements in an interval. That a drain begins is written in any case.
         """
         doubtful = self._is_doubtful()
         self._wants_orphaned_claims |= doubtful or boottime() >= self._look_at
         looks = self._wants_orphaned_claims and not self._search.must_rest
-        if doubtful or not looks:
+        if doubtful or not looks or self.state != "running":
             await self.register()
         if looks and await self._search.make(self._release_orphaned_claims):
             self._wants_orphaned_claims = False

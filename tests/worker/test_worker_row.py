@@ -1,11 +1,13 @@
 """The row of a worker in the registry, as its heartbeat writes it."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
+from jsworker import JobClient
 from jsworker.core.settings import Settings
 from tests.support.polling import eventually
-from tests.worker.processors import echo, scripted
+from tests.worker.processors import KIND, Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 from tests.worker.tied import tied
@@ -34,3 +36,27 @@ async def test_a_child_names_its_supervisor(rows: Rows, settings: Settings) -> N
     async with tied(scripted(echo), settings=settings):
         [row] = await rows.query(ROW)
         assert row["supervisor_pid"] == os.getppid()
+
+
+async def test_that_it_drains_is_written_at_once_even_if_a_search_is_due(
+    rows: Rows, client: JobClient, start: StartWorker, make_settings: Callable[..., Settings]
+) -> None:
+    """The search for orphaned claims replaces the write of the row in every twelfth heartbeat."""
+    slow = {
+        "heartbeat_interval": 100.0,
+        "crash_threshold": 300.0,
+        "stale_threshold": 1000.0,
+        "ack_wait": 5000.0,
+    }
+    gate = Gate()
+    running = await start(scripted(gate.process), with_settings=make_settings(**slow))
+    await client.enqueue(KIND, {})
+    await gate.met()
+    running.worker._components.heartbeat._look_at = 0.0
+    running.worker.stop()
+
+    async def drains() -> None:
+        assert await rows.value("SELECT state FROM jsworker.workers") == "draining"
+
+    await eventually(drains)
+    gate.open()
