@@ -17,7 +17,7 @@ from tests.conftest import FAST
 from tests.support.fleet import PATIENT, Fleet, fleet_of
 from tests.support.polling import eventually
 from tests.worker.lives import Lives, ended_pid
-from tests.worker.processors import echo, scripted
+from tests.worker.processors import Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker, new_worker
 
@@ -99,6 +99,32 @@ async def test_the_command_of_a_second_live_worker_ends_with_exit_code_2(
             await command.wait()
     assert f"JSWORKER_WORKER_ID={NAME}-1 must be another one: worker {first.worker.id}" in errors.decode()
     assert (command.returncode, output) == (2, b"")
+
+
+async def test_a_namesake_that_is_being_stopped_is_waited_for(
+    client: JobClient, named: Settings, start: StartWorker, rows: Rows
+) -> None:
+    gate, patient = Gate(), named.model_copy(update={"shutdown_timeout": 60.0})
+    first = await start(scripted(gate.process), with_settings=patient)
+    await client.enqueue("scripted", {})
+    await gate.met()
+    first.worker.stop()
+
+    async def drains() -> None:
+        assert await states(rows) == {first.worker.id: "draining"}
+
+    await eventually(drains)
+    starting = asyncio.create_task(start(scripted(echo), with_settings=patient))
+
+    async def has_looked() -> None:
+        beaten = "SELECT bool_or(last_seen_at > started_at) FROM jsworker.workers WHERE id <> %s"
+        assert starting.done() or await rows.value(beaten, first.worker.id)
+
+    await eventually(has_looked)
+    assert not starting.done()
+    gate.open()
+    second = await starting
+    assert await states(rows) == {first.worker.id: "stopped", second.worker.id: "running"}
 
 
 async def test_after_a_kill_the_next_of_its_name_starts_at_once(

@@ -27,6 +27,9 @@ FORGOTTEN_AFTER_SECONDS: Final = 86_400.0  # a silent worker without jobs is del
 _MISSED_HEARTBEATS: Final = 4
 """A worker with a duplicate id that is silent for more than so many of its own heartbeat intervals counts as
 gone. ``Heartbeat`` sometimes skips one on purpose; two more may be missed."""
+_ENDING_SECONDS: Final = 15.0
+"""A worker with a duplicate id that drains may take so long, beyond its time-outs, until it has ended. One
+whose supervisor was killed has this time, too."""
 _LOOKS_PER_INTERVAL: Final = 4
 _PROC: Final = Path("/proc")
 _ENDED = frozenset("ZX")  # a zombie has ended; only its parent has not reaped it
@@ -180,11 +183,15 @@ async def refuse_live_duplicate(context: WorkerContext, *, name: str, presence: 
     """Wait until no other live worker has this name: the configured id, without the random end.
 
     If a worker of this name has crashed and its death is not proven, this waits until it counts as gone, so
-    that its successor does not crash in a loop. Names decide nothing about jobs: ids end at random.
+    that its successor does not crash in a loop. One that drains gets the time to end. Names decide nothing
+    about jobs: ids end at random.
 
     Raises:
         SettingsError: another worker with this name is alive.
     """
+    settings = context.settings
+    ending_seconds = settings.shutdown_timeout + 2 * settings.statement_timeout + _ENDING_SECONDS
+    ends_by: dict[str, float] = {}
     first_seen: dict[str, EarlierLife] = {}
     unchanged_since: dict[tuple[str, datetime], float] = {}
 
@@ -192,6 +199,10 @@ async def refuse_live_duplicate(context: WorkerContext, *, name: str, presence: 
         # By its own clock too: a heartbeat lies ahead if the database's clock was ahead and is corrected.
         watched = boottime() - unchanged_since.setdefault((life.id, life.last_seen_at), boottime())
         return max(life.seconds_silent, watched) > _MISSED_HEARTBEATS * life.heartbeat_interval
+
+    def is_ending(life: EarlierLife) -> bool:
+        is_draining = life.state == workers.DRAINING
+        return is_draining and boottime() < ends_by.setdefault(life.id, boottime() + ending_seconds)
 
     while True:
         others = [
@@ -203,6 +214,8 @@ async def refuse_live_duplicate(context: WorkerContext, *, name: str, presence: 
             return
         for life in others:
             before = first_seen.setdefault(life.id, life)
+            if is_ending(life):
+                continue
             beats = life.last_seen_at > before.last_seen_at
             if beats or await presence.answered_by(life.id) is Answer.ALIVE:
                 raise SettingsError(
