@@ -104,9 +104,9 @@ chaos: $(VENV)/.project ## Kill 1,000 processes, break everything else, publish 
 	$(BIN)/python -m benchmarks.limits --seconds 45 --json $(CHAOS)
 	$(BIN)/python -m tests.faults.document $(CHAOS) docs/reliability.md
 
-# As many as cores: these compute all the time, and some of them judge how fast or how soon something was.
+# One more than cores: the fault runs wait a fifth of the time. Not more: some judge how fast or how soon something was.
 verify-quick: test-oldest ## Run what takes minutes: mutants, short fault runs, the guard of speed, the lowest dependencies.
-	@$(BIN)/pytest -n 2 --dist worksteal -m thorough tests $(ARGS)
+	@$(BIN)/pytest -n 3 --dist worksteal -m thorough tests $(ARGS)
 
 verify: verify-quick ## Check also what needs Debian packages: prometheus, pgbouncer, spin, gcc, nodejs, npm, chromium and chromium-driver.
 	$(BIN)/pytest -m verify tests $(ARGS)
