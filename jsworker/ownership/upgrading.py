@@ -63,6 +63,7 @@ FROM (
 ) AS held
 WHERE held.pid IS DISTINCT FROM pg_backend_pid() ORDER BY seconds DESC NULLS LAST
 """)
+_LOCK_TIMEOUT: Final = text("SELECT set_config('lock_timeout', :limit, false)")
 _HELD_SECONDS: Final = 1.0
 """Transactions younger than this are not what an upgrade waits for."""
 _NAMED: Final = 3
@@ -282,7 +283,7 @@ def _build_indexes(connection: Connection, revision: str, tell: Callable[[str], 
             continue
         connection.execute(text(_IN_SESSION))
         # The build waits for every transaction under way, but no statement waits for the build.
-        connection.execute(text(f"SET lock_timeout = '{_LONGEST_WAIT_SECONDS:g}s'"))
+        connection.execute(_LOCK_TIMEOUT, {"limit": f"{_LONGEST_WAIT_SECONDS:g}s"})
         for drop, build in _to_build(connection, revision):
             connection.exec_driver_sql(drop)
             connection.exec_driver_sql(build)

@@ -242,11 +242,12 @@ class Topology:
         installation's. Callers share one question, which goes on when one of them is cancelled, and ends with
         the connection. Raises StreamRefused or StreamUnavailable.
         """
-        if self.is_own:
-            return
-        if self._checking is None or self._checking.done():
-            self._checking = asyncio.create_task(self._check(), name="check installation")
-        await asyncio.shield(self._checking)
+        while not self.is_own:
+            if self._checking is None or self._checking.done():
+                self._checking = asyncio.create_task(self._check(), name="check installation")
+                # Read also if all who waited have given up.
+                self._checking.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            await asyncio.shield(self._checking)
 
     async def _check(self) -> None:
         while not self.is_own:  # a connection may be lost again as the answer comes

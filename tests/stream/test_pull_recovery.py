@@ -1,8 +1,10 @@
 """The pull loop in bad times: no accident of server, stream or consumer stops it or loses a message."""
 
 import asyncio
+import gc
 import signal
 from collections.abc import AsyncIterator
+from typing import Any
 from uuid import uuid4
 
 import nats
@@ -10,7 +12,9 @@ import pytest
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
+from jsworker.stream import api, topology
 from jsworker.stream.message import Delivery, WireMessage
+from jsworker.stream.topology import Topology
 from tests.stream.conftest import OpenDesk, OpenStream, StartServer
 from tests.stream.desk import Desk, edit_consumer, publish, pulls_heard, until
 from tests.stream.nats_server import HOST, NatsServer
@@ -83,6 +87,45 @@ async def test_whose_the_stream_is_is_asked_again_soon(
     left.append(b"")
     await stream.check_installation()
     assert (left, stream.is_own) == ([], True)
+
+
+async def test_a_question_that_fails_once_nobody_waits_for_it_any_more_is_no_error_of_the_event_loop(
+    failures: tuple[str, list[bytes]], open_stream: OpenStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topology, "_PATIENCE_SECONDS", ())
+    monkeypatch.setattr(api, "_SECONDS", 1.0)
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, error: errors.append(error))
+    url, left = failures
+    stream = await open_stream(url=url)
+    left.append(b"")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.0):
+            await stream.check_installation()
+    [asked] = [task for task in asyncio.all_tasks() if task.get_name() == "check installation"]
+    await asyncio.wait({asked})
+    del asked
+    stream._topology._checking = None
+    gc.collect()
+    assert errors == []
+
+
+async def test_a_connection_that_is_lost_right_behind_the_answer_is_asked_about(
+    failures: tuple[str, list[bytes]], open_stream: OpenStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note_own, losses = Topology._note_own, [1]
+
+    def noted(self: Topology, checked: int) -> None:
+        def lose() -> None:
+            self._api.connection.losses += losses.pop() if losses else 0
+
+        note_own(self, checked)
+        asyncio.get_running_loop().call_soon(lose)
+
+    monkeypatch.setattr(Topology, "_note_own", noted)
+    stream = await open_stream(url=failures[0])
+    await stream.check_installation()
+    assert (losses, stream.is_own) == ([], True)
 
 
 async def test_one_failure_to_learn_whose_the_stream_is_is_not_reported(

@@ -50,21 +50,23 @@ class Lives:
         silent_for: float = 0.0,
         stale_after: float | None = 600.0,
         crash_after: float | None = None,
+        cleared: bool = False,
     ) -> UUID:
         """Insert a running job of a worker, whose last sign of life is so many seconds old."""
         job_id = uuid4()
         await self._rows.query(
             "INSERT INTO jsworker.jobs (id, kind, payload, status, worker_id, fencing_token, attempts,"
             " max_attempts, max_stalls, dispatch, queued_at, claimed_at, stale_after, crash_after,"
-            " last_activity_at) VALUES (%s, %s, '{}', 'processing', %s, 1, 1, 5, 3, 1, clock_timestamp(),"
+            " last_activity_at, cleared) VALUES (%s, %s, '{}', 'processing', %s, 1, 1, 5, 3, 1, now(),"
             " clock_timestamp(), make_interval(secs => %s), make_interval(secs => %s),"
-            " clock_timestamp() - make_interval(secs => %s))",
+            " clock_timestamp() - make_interval(secs => %s), %s)",
             job_id,
             KIND,
             worker_id,
             stale_after,
             crash_after,
             silent_for,
+            cleared,
         )
         return job_id
 

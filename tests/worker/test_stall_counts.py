@@ -96,15 +96,24 @@ async def test_a_stall_after_a_gap_in_ones_own_heartbeats_is_not_counted(
     # A claim straight from the owner always counts the stall: it was not offered where it is none.
     assert given_free[False] == set()
     assert len(given_free[True]) == 1
-    assert await two_crashes_are_counted(Lives(database, rows, settings), rows) == [False, True]
+    assert await crashes_are_counted(Lives(database, rows, settings), rows) == [False, True, True]
 
 
-async def two_crashes_are_counted(lives: Lives, rows: Rows) -> list[bool]:
-    """Return whether stalls are counted of an owner that fell silent before the gap, and of one after it."""
+async def crashes_are_counted(lives: Lives, rows: Rows) -> list[bool]:
+    """Return whether stalls are counted of owners that fell silent before the gap, and of one after it.
+
+    The first has a job that is taken back for the first time, the second one that was before.
+    """
     counted = []
-    for owner, silent_for in (("before", 600.0), ("after", 0.0)):
+    for owner, silent_for, cleared in (
+        ("before", 600.0, False),
+        ("before-again", 600.0, True),
+        ("after", 0.0, False),
+    ):
         await lives.add(owner, answers=True, job=False, hostname="elsewhere", boot_id="another")
-        job_id = await lives.hold(owner, silent_for=silent_for, stale_after=None, crash_after=2.5)
+        job_id = await lives.hold(
+            owner, silent_for=silent_for, stale_after=None, crash_after=2.5, cleared=cleared
+        )
         await rows.becomes(job_id, "queued")
         [reset] = await rows.timeline(job_id)
         assert reset["detail"]["cause"] == "crashed"

@@ -158,7 +158,7 @@ async def test_the_silence_of_an_owner_that_never_answered_proves_nothing(
     }
     await lives.add("answered", answers=True, **elsewhere)
     await lives.add("never-answered", answers=False, **elsewhere)
-    silent = {"silent_for": 10.0, "crash_after": 0.9}
+    silent: dict[str, Any] = {"silent_for": 10.0, "crash_after": 0.9}
     held = {name: await lives.hold(name, **silent) for name in ("answered", "never-answered", "unregistered")}
     no_threshold = await lives.hold("answered", silent_for=10.0)
     running = await start(scripted(echo))

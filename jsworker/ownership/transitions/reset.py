@@ -117,8 +117,13 @@ RESET_DEAD = _reset(
     ),
 )
 
-# Rule 3. The row is as it was seen, and is still silent beyond the crash threshold.
-RESET_CRASHED = _reset("crashed", _suspects.where(predicates.crashed_and_seen(_suspect)), counted=_is_counted)
+# Rule 3. The row is as it was seen, and is still silent beyond the crash threshold. Innocence is assumed only once, or a
+# job that takes PostgreSQL down with its worker would run without end.
+RESET_CRASHED = _reset(
+    "crashed",
+    _suspects.where(predicates.crashed_and_seen(_suspect)),
+    counted=sa.and_(sa.or_(_counted, j.c.cleared), ~_suspect.c.uncounted),
+)
 
 # Rule 4. The row is as it was seen, and still meets the chosen age. No stall: the job did nothing wrong.
 _chosen = statements.given_runs("seen")
