@@ -232,7 +232,7 @@ async def _act(
                     batch = action(database, page[start : start + _BATCH], entry)
                     yield [outcome async for outcome in batch]
         except (asyncio.CancelledError, GeneratorExit):  # Ctrl-C; stdout cannot be written
-            await entry.end(database, matched=matched, interrupted=True)
+            await entry.interrupt(database, matched=matched)
             raise
         if matched:
             await entry.end(database, matched=matched)

@@ -179,7 +179,7 @@ class SelectedJobs:
                         for start in range(0, len(found), listing.PAGE):
                             await act(found[start : start + listing.PAGE], entry, outcome)
             except asyncio.CancelledError:
-                await entry.end(self._database, matched=outcome.matched, interrupted=True)
+                await entry.interrupt(self._database, matched=outcome.matched)
                 raise
             await entry.end(self._database, matched=outcome.matched)
         self._publisher.publish_in_background()

@@ -13,7 +13,8 @@ from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
 from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.failures import list_failures
-from jsworker.ownership.transitions import control
+from jsworker.ownership.transitions import audit, control
+from tests.support.polling import eventually
 from tests.worker.processors import KIND
 from tests.worker.rows import Rows
 
@@ -95,6 +96,25 @@ async def test_the_audit_says_that_an_action_was_interrupted(
     asked = {"kind": KIND, "status": ["failed"]}
     assert noted.target == {"jobs": asked, "interrupted": True}
     assert (noted.matched, noted.changed) == (2, 1)
+
+
+async def test_an_action_is_interrupted_though_the_audit_is_locked(
+    client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "_INTERRUPTED_SECONDS", 0.1)
+    await client.enqueue(KIND, {}, delay=60.0)
+
+    async def waits() -> None:
+        waiting = "SELECT count(*) FROM pg_locks WHERE relation = 'jsworker.audit'::regclass AND NOT granted"
+        assert await rows.value(waiting)
+
+    async with rows.connection.transaction():
+        await rows.query("LOCK TABLE jsworker.audit IN SHARE MODE")
+        action = asyncio.create_task(client.select(status="scheduled", kind=KIND).cancel())
+        await eventually(waits)
+        action.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await action
 
 
 async def test_jobs_that_are_moved_to_a_later_time_are_moved_once(

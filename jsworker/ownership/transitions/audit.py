@@ -1,10 +1,12 @@
 """The audit log: an entry for each action, written in the transaction of the action; and the list of them."""
 
+import asyncio
 import getpass
 import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Self
@@ -12,6 +14,7 @@ from uuid import UUID
 
 from sqlalchemy import TextClause, text
 
+from jsworker.core.errors import JsworkerError
 from jsworker.core.names import printable
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Parameters, Row, Transaction
@@ -21,6 +24,7 @@ KEPT_SECONDS: Final = 400 * 86400.0
 _LONGEST_ACTOR: Final = 255
 _MOST_NAMED: Final = 100
 _PRUNED_AT_ONCE: Final = 1_000
+_INTERRUPTED_SECONDS: Final = 2.0
 
 NOTE_ACTION = text("""
 INSERT INTO jsworker.audit (action_id, part, actor, action, target, matched, changed)
@@ -103,6 +107,12 @@ class AuditEntry:
         left = max(matched - noted.matched, 0)
         if left or interrupted or not noted.is_noted:
             await database.in_transaction(lambda opened: self.note(opened, changed=0, others=left))
+
+    async def interrupt(self, database: Database, *, matched: int) -> None:
+        """Write that it was interrupted, unless this fails or takes 2 s: the interruption must go on."""
+        with suppress(JsworkerError, TimeoutError):
+            async with asyncio.timeout(_INTERRUPTED_SECONDS):
+                await self.end(database, matched=matched, interrupted=True)
 
 
 def os_user() -> str:
