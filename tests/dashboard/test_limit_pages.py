@@ -232,14 +232,16 @@ async def test_a_pause_that_others_have_changed_is_asked_about_again(
     question = await viewer.see("/kinds/pause?kind=mail")
     assert "until it is resumed" not in question.text.partition("For so many seconds")[0]
     await client.pause("mail", reason=f"data is corrupted {EVIL}", actor="ann")
-    again = await viewer.press(question, "Pause", {"seconds": "2"}, status=422)
+    typed = {"seconds": "3600", "reason": '"moved" to another server'}
+    again = await viewer.press(question, "Pause", typed, status=422)
     assert "The pause has changed since you were asked." in again.text
     assert re.search(r"paused since 20[^,]+ UTC, by ann: data is corrupted", again.text)
     assert "The new pause takes the place of this one." in again.text
     [found] = await client.limits.list()
     assert (found["paused_until"], found["paused_by"]) == (None, "ann")
-    page = await viewer.press(again, "Pause", {"seconds": "3600"})
+    page = await viewer.press(again, "Pause")
     assert "kind mail is paused until 20" in page.text
+    assert (await client.limits.list())[0]["reason"] == typed["reason"]
 
     resume = await viewer.see("/kinds/resume?kind=mail")
     assert re.search(r"paused since 20[^,]+ UTC until 20[^,]+ UTC, by ", resume.text)

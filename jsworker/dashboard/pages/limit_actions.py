@@ -55,7 +55,11 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
         values=values,
         back=_back(visit, kind, key),
         fields={"pause": "fields_pause.html", "set-limits": "fields_limits.html"}.get(verb),
-        names={"now": now, "longest": int(LONGEST_DELAY)},
+        names={
+            "now": now,
+            "longest": int(LONGEST_DELAY),
+            "given": {name: str(form.get(name) or "") for name in ("seconds", "reason")},
+        },
         is_harmful=verb == "pause",
     )
 
