@@ -18,7 +18,7 @@ from jsworker import JobClient
 from jsworker.core.settings import Settings
 from jsworker.dashboard import Access, dashboard
 from jsworker.dashboard.app import ACTIONS, PAGES
-from jsworker.dashboard.pages.job import Content, content
+from jsworker.dashboard.pages.job import Content, content, contents
 from jsworker.ownership.queries import failures, listing
 from jsworker.ownership.queries.listing import MOST_KINDS
 from jsworker.ownership.transitions.enqueue import new_job_id
@@ -436,6 +436,16 @@ async def test_a_content_that_is_too_large_is_not_read(
     reader = Viewer(dashboard(client, authorize=lambda _: Access.READ))
     assert "Checkpoint you may not see what jobs hold" in (await reader.see(f"/jobs/{job_id}")).text
     await reader.http.aclose()
+
+
+async def test_a_content_that_is_null_is_none(client: JobClient, put: PutJob) -> None:
+    job_id = await put("completed", payload=Jsonb(None), result=Jsonb(None), checkpoint=Jsonb(True))
+    for payloads in (True, False):
+        row = await listing.get_job_shown(client.database, job_id, contents=payloads)
+        assert row is not None
+        assert (row["payload_bytes"], row["result_bytes"]) == (None, None)
+        shown = [each.name for each in contents(row, payloads=payloads)]
+        assert shown == ["checkpoint"]
 
 
 async def test_an_encrypted_content_is_shown_to_nobody(viewer: Viewer, put: PutJob) -> None:

@@ -285,12 +285,15 @@ JOB = text("SELECT * FROM jsworker.jobs WHERE id = :id")
 CONTENTS: Final = ("payload", "result", "checkpoint")
 SHOWN_BYTES: Final = 2**20
 """The longest content of a job that a page reads, as JSON text."""
+_NULL_BYTES: Final = 16
+"""No JSON null is stored in more; longer contents need not be read to know that they are none."""
 _OTHERS = ", ".join(column.name for column in jobs.columns if column.name not in CONTENTS)
 # The stored size is found without reading the content; it may be compressed, so the text is measured, too.
 _SHOWN = ", ".join(
     f"""CASE WHEN CAST(:contents AS boolean) THEN CASE WHEN pg_column_size({name}) <= {SHOWN_BYTES} THEN
   CASE WHEN octet_length(CAST({name} AS text)) <= {SHOWN_BYTES} THEN {name} END END END AS {name},
-  CASE WHEN CAST(:contents AS boolean) AND pg_column_size({name}) <= {SHOWN_BYTES}
+  CASE WHEN pg_column_size({name}) <= {_NULL_BYTES} AND {name} = CAST('null' AS jsonb) THEN NULL
+    WHEN CAST(:contents AS boolean) AND pg_column_size({name}) <= {SHOWN_BYTES}
     THEN octet_length(CAST({name} AS text)) ELSE pg_column_size({name}) END AS {name}_bytes"""
     for name in CONTENTS
 )
@@ -392,7 +395,7 @@ async def get_job_shown(database: Database, job_id: UUID, *, contents: bool) -> 
     """Return what ``get_job`` does, with payload, result and checkpoint only if asked for and not too long.
 
     ``payload_bytes``, ``result_bytes`` and ``checkpoint_bytes`` are their sizes: of their text if it was read
-    or measured, else as they are stored; None: there is no such content.
+    or measured, else as they are stored; None: there is no such content, or it is JSON null.
     """
     rows = await database.run(JOB_SHOWN, {"id": job_id, "contents": contents})
     return rows[0]._asdict() if rows else None
