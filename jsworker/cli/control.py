@@ -223,16 +223,21 @@ async def _look(wanted: Selection) -> tuple[list[tuple[UUID, int]], bool, dateti
 async def _act(
     action: Action, known: Found, wanted: Selection | None, entry: AuditEntry
 ) -> AsyncGenerator[list[ActionOutcome], None]:
-    matched = 0
+    matched = acted = 0
     async with connected_database() as database:
         try:
             async for page in _pages(database, known, wanted):
                 matched += len(page)
                 for start in range(0, len(page), _BATCH):
                     batch = action(database, page[start : start + _BATCH], entry)
-                    yield [outcome async for outcome in batch]
+                    outcomes = [outcome async for outcome in batch]
+                    acted += len(outcomes)
+                    yield outcomes
         except (asyncio.CancelledError, GeneratorExit):  # Ctrl-C; stdout cannot be written
-            await entry.interrupt(database, matched=matched)
+            if wanted is None and acted == len(known):
+                await entry.end(database, matched=matched)
+            else:  # with a filter, others may match
+                await entry.interrupt(database, matched=matched)
             raise
         if matched:
             await entry.end(database, matched=matched)

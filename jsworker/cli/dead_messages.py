@@ -68,7 +68,7 @@ def dead_messages(
     chosen = list(dict.fromkeys(ids)) if ids else _all(action, yes=yes)
     outcomes = _replay(chosen) if action == "replay" else _drop(chosen)
     with needed_right(f"dead-messages {action}", "DELETE on jsworker.dead_messages", "jsworker_operator"):
-        return asyncio.run(report(outcomes, as_json=as_json))
+        return asyncio.run(report(outcomes, as_json=as_json, expected=len(chosen)))
 
 
 def _list(limit: int, after: int | None, *, as_json: bool) -> int:

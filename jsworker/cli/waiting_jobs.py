@@ -100,10 +100,12 @@ def _change(
         async with connected_database() as database:
             done = await change(database, named, entry=entry)
             whys = {job_id: done.refused.get(job_id) for job_id in named}
-            yield [
-                ActionOutcome(job_id, outcome) if why is None else refused(job_id, why)
-                for job_id, why in whys.items()
-            ]
-            await entry.end(database, matched=len(named))
+            try:
+                yield [
+                    ActionOutcome(job_id, outcome) if why is None else refused(job_id, why)
+                    for job_id, why in whys.items()
+                ]
+            finally:  # also if stdout cannot be written
+                await entry.end(database, matched=len(named))
 
-    return asyncio.run(report(outcomes(), as_json=as_json))
+    return asyncio.run(report(outcomes(), as_json=as_json, expected=len(named)))

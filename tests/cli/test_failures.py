@@ -28,6 +28,7 @@ from jsworker.core.exit_codes import WrongUsage
 from tests.ownership.rows import Sql, insert_job
 
 from .commands import COMMAND
+from .test_dead_messages import insert_message
 
 
 def raising(error: BaseException) -> Callable[[], Any]:
@@ -145,6 +146,28 @@ def test_what_was_done_is_told_if_stdout_cannot_be_written(
     lines = done.stderr.splitlines()
     assert lines[0] == "interrupted: done for 3; run the command again for the others"
     assert lines[1:] == ([] if reader == "gone" else ["standard output: No space left on device"])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cancel {jobs}",
+        "priority {jobs} low",
+        "dead-messages drop {messages}",
+    ],
+)
+def test_the_audit_is_complete_if_stdout_fails_when_all_is_done(
+    command: str, sql: Sql, cli_environment: Mapping[str, str]
+) -> None:
+    waiting, ended = insert_job(sql, "scheduled"), insert_job(sql, "completed")
+    message = insert_message(sql, "jobs.tidy")
+    named = command.format(jobs=f"{waiting} {ended}", messages=f"{message} {message + 1}")
+    done = _onto_a_full_disk(named, cli_environment, "")
+    assert done.returncode == 1
+    assert "interrupted: done for 1 of 2\n" in done.stderr
+    told = sql.execute("SELECT matched, changed, target ? 'interrupted' AS is_told FROM jsworker.audit")
+    parts = [(row["matched"], row["changed"], row["is_told"]) for row in told]
+    assert sorted(parts) == [(1, 0, False), (1, 1, False)]
 
 
 def _onto_a_full_disk(
