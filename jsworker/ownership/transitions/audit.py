@@ -133,7 +133,8 @@ class Action:
         at, ended_at: when its first and its last part were written, by the database's clock.
         actor: who did it, as the caller stated; ``login``: the login of the database that wrote it.
         action: the verb, such as ``retry`` or ``limits.set``.
-        target: what it was done to: ids, or a selection; with ``interrupted`` if it was not done to its end.
+        target: what it was done to: ids, or a selection; with ``interrupted`` if it is known to have
+            ended early.
         matched: how many were meant.
         changed: how many it changed.
     """
