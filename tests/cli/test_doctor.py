@@ -694,10 +694,12 @@ class TestJobs:
         assert kept["level"] == "info"
         assert kept["says"].endswith("a foreign key refers to them, their_key")
         world.sql.execute(mark, [job_id, "promote", "P0001", None])
+        by_trigger = insert_job(world.sql, "scheduled", run_at=ago(3600))
+        world.sql.execute(mark, [by_trigger, "prune", "P0001", None])
         mended = world.findings("--fix")
-        assert the_finding(mended, "fix.refused_rows")["says"].startswith("1 refused row tried again")
-        left = world.sql.execute("SELECT attempted FROM jsworker.refused_rows").fetchall()
-        assert [row["attempted"] for row in left] == ["prune"]
+        assert the_finding(mended, "fix.refused_rows")["says"].startswith("2 refused rows tried again")
+        left = world.sql.execute("SELECT job_id, attempted FROM jsworker.refused_rows").fetchall()
+        assert [(row["job_id"], row["attempted"]) for row in left] == [(job_id, "prune")]
 
     def test_a_sequence_that_is_behind_its_rows(self, world: World) -> None:
         """As it is on the subscriber of a logical replication, to which no sequence is copied."""

@@ -94,29 +94,29 @@ _LONGEST_PAUSE: Final = 86_400.0
 
 # Leaves out jobs that were refused before, because a foreign key or a trigger keeps them. They count as found: a
 # foreign key may keep millions, and a statement that passed all of them to find others would never end in time.
-# WITH TIES, because the next batch begins at an instant: it would find those of the same one again and again.
 # A scalar subquery, as above, so that the marks are looked up by key.
+_IS_SET_ASIDE = f"""((SELECT r.job_id FROM jsworker.refused_rows AS r
+    WHERE r.job_id = j.id AND r.attempted = 'prune' AND r.retry_at > statement_timestamp()
+      AND {condition(as_refused)}) IS NOT NULL)"""  # noqa: S608 -- constants of this file
 FIND = text(f"""
 WITH found AS MATERIALIZED (
-  SELECT j.id, j.finished_at, j.status, j.fencing_token, j.dispatch{_OLD}
-  ORDER BY j.finished_at FETCH FIRST (CAST(:limit AS bigint)) ROWS WITH TIES
+  SELECT j.id, j.finished_at, j.status, j.fencing_token, j.dispatch{_OLD} ORDER BY j.finished_at LIMIT :limit
 )
 SELECT tried.id, seen.last, seen.found, seen.workers
 FROM (SELECT max(finished_at) AS last, count(*) AS found, {_WORKERS} AS workers FROM found) AS seen
-LEFT JOIN (
-  SELECT j.id FROM found AS j
-  WHERE (SELECT r.job_id FROM jsworker.refused_rows AS r
-    WHERE r.job_id = j.id AND r.attempted = 'prune' AND r.retry_at > statement_timestamp()
-      AND {condition(as_refused)}) IS NULL
-  ORDER BY j.finished_at LIMIT :limit
-) AS tried ON true
-""")  # noqa: S608 -- a constant of this file
+LEFT JOIN (SELECT j.id FROM found AS j WHERE NOT {_IS_SET_ASIDE}) AS tried ON true
+""")  # noqa: S608 -- constants of this file
+# Where more jobs ended in one moment than a batch finds, and the first of them are all set aside.
+FIND_AT = text(f"""
+SELECT j.id{_OLD} AND j.finished_at = CAST(:since AS timestamptz) AND NOT {_IS_SET_ASIDE} LIMIT :limit
+""")
 _NAMED = """
   SELECT j.id, j.finished_at, j.batch_id FROM jsworker.jobs AS j
   WHERE j.id = ANY(CAST(:ids AS uuid[])) AND {ended} AND j.finished_at < CAST(:before AS timestamptz)
   ORDER BY j.id FOR UPDATE SKIP LOCKED"""
 _PRUNE_NAMED = filled(_PRUNE, old=_NAMED, ended=_ENDED, workers=_WORKERS)
 _PRUNING = Sweep("prune", ("prune",), PRUNE, FIND, _PRUNE_NAMED)
+_PRUNING_AT = Sweep("prune", ("prune",), PRUNE, FIND_AT, _PRUNE_NAMED)
 
 OLD_JOBS = text(f"""
 SELECT count(*) AS jobs{_OLD} AND (j.batch_id IS NULL OR (
@@ -173,15 +173,20 @@ async def prune(
         swept = await run_sweep(database, _PRUNING, values, refused_rows)
     else:
         swept = await _prune_one(database, values, refused_rows)
-    jobs = sum(row.jobs for row in swept.rows)
     seen = (swept.found or swept.rows)[0]
     last, is_last = seen.last, seen.found < limit
-    if not (jobs or swept.refused or is_last) and last == since:
-        # Members of workflows, or rows that are locked or set aside, of one instant: the next batch would
-        # find them again.
+
+    def stands_still() -> bool:
+        return not (is_last or swept.refused or any(row.jobs for row in swept.rows)) and last == since
+
+    # More jobs of one instant than a batch finds are members of workflows, locked or set aside: the next batch
+    # would find them again.
+    if stands_still() and swept.found is not None:
+        swept = await run_sweep(database, _PRUNING_AT, values, refused_rows)
+    if stands_still():
         last = None if last is None else _moment_after(last)
     return Batch(
-        jobs=jobs,
+        jobs=sum(row.jobs for row in swept.rows),
         events=sum(row.events for row in swept.rows),
         last=last,
         workers=seen.workers,
@@ -227,6 +232,7 @@ class OldWorkflows:
         self._before: datetime | None = None
         self._most = MostRows(database, _WORKFLOWS)
         self._passed: set[UUID] = set()
+        """Those of this pass that stay."""
         self._kept: dict[UUID, tuple[float, float]] = {}
         """The pause of each kept workflow, and when it is over."""
 
@@ -235,8 +241,6 @@ class OldWorkflows:
         self._before, self._passed = before, set()
         self._most = MostRows(self._database, _WORKFLOWS)
         now = boottime()
-        # Those whose pause has been over for long were not found again: others have deleted them.
-        self._kept = {kept: (pause, over) for kept, (pause, over) in self._kept.items() if over + pause > now}
         self._passed.update(kept for kept, (_, over) in self._kept.items() if over > now)
 
     async def delete_some(self) -> WorkflowBatch:
@@ -247,18 +251,21 @@ class OldWorkflows:
         values = {"before": self._before, "limit": most, "besides": uuid_array(self._passed)}
         ids = [row.id for row in await self._database.run(OLD_WORKFLOWS, values)]
         try:
-            _, refused = await in_halves(ids, self._delete_these)
+            rows, refused = await in_halves(ids, self._delete_these)
         except DatabaseTimeout:
             if most > 1:
                 raise
             await self._database.end_given_up()
-            refused = [(one, RowRefused(QUERY_CANCELED, None)) for one in ids]
-        self._passed.update(ids)
+            rows, refused = [], [(one, RowRefused(QUERY_CANCELED, None)) for one in ids]
+        self._passed.update(set(ids) - {row.id for row in rows})
         new = [(one, error) for one, error in refused if one not in self._kept]
         for one, _ in refused:
             pause = min(2 * self._kept[one][0], _LONGEST_PAUSE) if one in self._kept else _FIRST_PAUSE
             self._kept[one] = pause, boottime() + pause
-        return WorkflowBatch(new, is_last=len(ids) < most)
+        is_last = len(ids) < most
+        if is_last:  # others have deleted those that were not found again
+            self._kept = {one: pause for one, pause in self._kept.items() if one in self._passed}
+        return WorkflowBatch(new, is_last)
 
     async def _delete_these(self, ids: Sequence[UUID]) -> Sequence[Row]:
         seconds = _LONGER * self._database.seconds_for(0) if len(ids) == 1 else None

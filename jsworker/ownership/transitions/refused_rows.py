@@ -94,12 +94,12 @@ SELECT job_id, attempted, sqlstate, constraint_name, tries, first_at, last_at, r
 FROM jsworker.refused_rows WHERE job_id = ANY(CAST(:ids AS uuid[])) ORDER BY job_id, first_at
 """)
 
-# Not those of kept jobs: no error, and trying millions of them again takes hours. A locked mark is being written or
+# Not those of jobs that a foreign key keeps: no error, and trying millions of them again takes hours. A locked mark is being written or
 # deleted just now.
 TRY_AGAIN = text("""
 WITH marks AS (
-  SELECT r.job_id, r.attempted FROM jsworker.refused_rows AS r WHERE r.attempted <> 'prune'
-  LIMIT :limit FOR UPDATE SKIP LOCKED
+  SELECT r.job_id, r.attempted FROM jsworker.refused_rows AS r
+  WHERE NOT (r.attempted = 'prune' AND r.sqlstate = '23503') LIMIT :limit FOR UPDATE SKIP LOCKED
 )
 DELETE FROM jsworker.refused_rows AS r USING marks AS m
 WHERE r.job_id = m.job_id AND r.attempted = m.attempted RETURNING r.job_id
@@ -279,6 +279,6 @@ async def marks_of(database: Database, ids: Iterable[UUID]) -> dict[UUID, list[M
 async def try_again(database: Database, *, limit: int) -> int:
     """Delete up to ``limit`` marks, so that each row is tried with the next sweep; return how many.
 
-    Marks of ended jobs that cannot be deleted stay.
+    Marks of ended jobs that a foreign key keeps stay.
     """
     return len(await database.run(TRY_AGAIN, {"limit": limit}))

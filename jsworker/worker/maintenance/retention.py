@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Final
 
 from jsworker.core.clock import boottime
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.core.errors import DatabaseRefused, DatabaseTimeout, DatabaseUnavailable
 from jsworker.ownership.transitions import workers
 from jsworker.ownership.transitions.prune import (
     FIRST_LIMIT,
@@ -24,6 +24,7 @@ _SHARE: Final = 0.1
 _PASS_SECONDS: Final = 60.0
 """The time from the end of a pass to the beginning of the next."""
 _REPORT_SECONDS: Final = 60.0
+_AFTER_A_TIMEOUT_SECONDS: Final = 1.0
 
 
 class Retention:
@@ -54,7 +55,12 @@ class Retention:
             await self._work(retention)
         except (DatabaseUnavailable, DatabaseRefused) as error:
             # A batch that was too large is no sign that the database is unhealthy.
+            is_large = self._limit > 1 and self._ended is not None and not self._in_workflows
             self._limit = max(self._limit // 4, 1)
+            if is_large and isinstance(error, DatabaseTimeout):
+                # Not a new pass, which might come here again with a batch as large.
+                self._rests_until = boottime() + _AFTER_A_TIMEOUT_SECONDS
+                return
             self._end_pass()
             self._context.events.emit("prune.failed", reason=str(error))
 
