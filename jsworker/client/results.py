@@ -31,7 +31,14 @@ from jsworker.core.names import printable, shown
 from jsworker.core.processor import JobProcessor, read_result
 from jsworker.core.settings.variables import LONGEST_SECONDS
 from jsworker.ownership.database import Database
-from jsworker.ownership.queries.results import MOST_ENDS, JobEnd, live_kind, read_ends, read_whole_end
+from jsworker.ownership.queries.results import (
+    ENDS_BYTES,
+    MOST_ENDS,
+    JobEnd,
+    live_kind,
+    read_ends,
+    read_whole_end,
+)
 from jsworker.ownership.refusals import in_halves, readers_right
 from jsworker.ownership.transitions.enqueue import Enqueued
 from jsworker.stream.result_hints import RENEW_SECONDS, HintReceiver
@@ -215,14 +222,18 @@ class Results:
         ids = list(taken)
         ends: list[JobEnd] = []
         most, least = self._most, 0.0
+        seconds = self._database.seconds_for(ENDS_BYTES, tries=self._late_alone)
+        clock = asyncio.get_running_loop().time
+        began = clock()
         try:
             with readers_right("result", "SELECT on jsworker.jobs"):
-                read = partial(read_ends, self._database, most=most, tries=self._late_alone)
+                read = partial(read_ends, self._database, most=most, seconds=seconds)
                 ends, refused = await in_halves(ids, read)
             for job_id, error in refused:
                 self._fail([job_id], error)
             self._trouble = None
-            self._most, self._late_alone = min(2 * most, MOST_ENDS), 0
+            if clock() - began < seconds / 3:  # else twice as many, or half the time, would often be too much
+                self._ask_for_more(is_full=len(ends) >= most)
         except JsworkerError as error:
             if isinstance(error, DatabaseTimeout):  # many results may be too much for a slow connection
                 if most == 1:
@@ -241,6 +252,12 @@ class Results:
                 if not awaited.waiters:
                     del self._awaited[end.id]
         self._look_later(ids, again_at_once=len(ends) >= most, least=least)
+
+    def _ask_for_more(self, *, is_full: bool) -> None:
+        if self._late_alone:
+            self._late_alone -= 1
+        elif is_full:
+            self._most = min(2 * self._most, MOST_ENDS)
 
     def _look_later(self, ids: Iterable[UUID], *, again_at_once: bool, least: float) -> None:
         now = asyncio.get_running_loop().time()

@@ -13,6 +13,8 @@ MOST_ENDS: Final = 500
 """In one answer; with it the largest holds some 30 MB."""
 SMALL_BYTES: Final = 64 * 1024
 """As text. A longer result is fetched alone, so that others need not wait for it."""
+ENDS_BYTES: Final = MOST_ENDS * SMALL_BYTES // 10
+"""One answer is given time for so many; few results are nearly as long as they may be."""
 
 SIZED: Final = f"""j.status, j.result, {json_size("j.result", SMALL_BYTES)} AS size,
     j.last_error, j.failure_reason, j.kind"""
@@ -77,13 +79,12 @@ class JobEnd(NamedTuple):
 
 
 async def read_ends(
-    database: Database, ids: Iterable[UUID], *, most: int = MOST_ENDS, tries: int = 0
+    database: Database, ids: Iterable[UUID], *, most: int = MOST_ENDS, seconds: float | None = None
 ) -> list[JobEnd]:
     """Return how those of these jobs have ended that have, or are not there; at most ``most``.
 
-    It may take longer after each of ``tries``.
+    It may take ``seconds``, or as long as any statement.
     """
-    seconds = database.seconds_for(MOST_ENDS * SMALL_BYTES // 10, tries=tries)
     values = {"ids": uuid_array(ids), "most": most}
     return [JobEnd(*row) for row in await database.run_by_key(ENDS, values, seconds=seconds)]
 
