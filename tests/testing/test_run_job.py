@@ -700,7 +700,7 @@ async def test_members_are_not_added_while_a_statement_locks_the_batch(database_
 
     engine = create_async_engine(driver_url(database_url))
     async with AsyncSession(engine) as session:
-        with pytest.raises(UsageError, match=r"job\.add_to_batch\(\) would wait for the end of this"):
+        with pytest.raises(UsageError, match=r"job\.add_to_batch\(\) would wait for the end of the"):
             await run_job(Adds, {}, session=session)
     await engine.dispose()
 

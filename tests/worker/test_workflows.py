@@ -371,16 +371,27 @@ async def test_a_job_does_not_wait_for_its_own_transaction_to_add_members(
 ) -> None:
     refused: list[str] = []
 
+    async def try_to_add(job: Job[Any]) -> None:
+        try:
+            await job.add_to_batch("spread", [{"n": 2}])
+        except UsageError as error:
+            refused.append(str(error))
+
+    def try_to_add_plainly(job: Job[Any]) -> None:
+        try:
+            job.sync.add_to_batch("spread", [{"n": 2}])
+        except UsageError as error:
+            refused.append(str(error))
+
     async def spread(job: Job[Any]) -> None:
         if job.payload["n"] == 0:
             with suppress(ZeroDivisionError):
                 async with job.transaction() as session:
                     await session.execute(job.add_to_batch_statement("spread", [{"n": 1}]))
-                    try:
-                        await job.add_to_batch("spread", [{"n": 2}])
-                    except UsageError as error:
-                        refused.append(str(error))
-                    raise ZeroDivisionError
+                    await try_to_add(job)
+                    async with job.transaction():
+                        await try_to_add(job)
+                        raise ZeroDivisionError
             await job.add_to_batch("spread", [{"n": 3}])
             async with job.transaction() as session:
                 await job.add_to_batch("spread", [{"n": 4}])
@@ -390,11 +401,10 @@ async def test_a_job_does_not_wait_for_its_own_transaction_to_add_members(
         if job.payload["n"] == 0:
             with suppress(ZeroDivisionError), job.sync.transaction() as session:
                 session.execute(job.add_to_batch_statement("spread", [{"n": 1}]))
-                try:
-                    job.sync.add_to_batch("spread", [{"n": 2}])
-                except UsageError as error:
-                    refused.append(str(error))
-                raise ZeroDivisionError
+                try_to_add_plainly(job)
+                with job.sync.transaction():
+                    try_to_add_plainly(job)
+                    raise ZeroDivisionError
             job.sync.add_to_batch("spread", [{"n": 3}])
             with job.sync.transaction() as session:
                 job.sync.add_to_batch("spread", [{"n": 4}])
@@ -404,8 +414,8 @@ async def test_a_job_does_not_wait_for_its_own_transaction_to_add_members(
     async with client.workflow("sums") as flow:
         flow.job("spread", {"n": 0})
     await flow.result(timeout=60)
-    assert len(refused) == 1
-    assert "would wait for the end of this job.transaction()" in refused[0]
+    assert len(refused) == 2
+    assert "would wait for the end of the job.transaction() in which" in refused[0]
     added = await rows.query("SELECT payload FROM jsworker.jobs ORDER BY id")
     assert [job["payload"]["n"] for job in added] == [0, 3, 4, 5]
 

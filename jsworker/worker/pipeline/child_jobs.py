@@ -23,11 +23,12 @@ _changing = threading.Lock()
 class _Block:
     """A block of ``job.transaction()``: the ids of jobs enqueued in it, and whether it locks the batch."""
 
-    __slots__ = ("enqueued", "locks_batch")
+    __slots__ = ("enqueued", "locks_batch", "outer")
 
-    def __init__(self) -> None:
+    def __init__(self, outer: "_Block | None") -> None:
         self.enqueued: set[UUID] = set()
         self.locks_batch = False
+        self.outer = outer
 
 
 _block: ContextVar[_Block | None] = ContextVar("block", default=None)
@@ -84,7 +85,7 @@ def within_block(run: Run) -> Iterator[None]:
     """Forget the jobs enqueued in the block if it raises, because its transaction is rolled back."""
     outer, took = _block.get(), run.takes_child_jobs
     # Not a cut at the list's length: other tasks and threads of the job enqueue meanwhile, outside the block.
-    inside = _Block()
+    inside = _Block(outer)
     _block.set(inside)
     try:
         yield
@@ -107,12 +108,15 @@ def note_lock_of_batch() -> None:
 
 
 def refuse_to_wait_for_batch(run: Run) -> None:
-    """Raise UsageError if the present block locks the batch: another transaction waits for its end."""
-    if (block := _block.get()) is not None and block.locks_batch:
-        raise UsageError(
-            f"job {run.id}: job.add_to_batch() would wait for the end of this job.transaction(), in which"
-            " job.add_to_batch_statement() locks the batch: execute another such statement instead"
-        )
+    """Raise UsageError if the present block, or one around it, locks the batch: others wait for its end."""
+    block = _block.get()
+    while block is not None:
+        if block.locks_batch:
+            raise UsageError(
+                f"job {run.id}: job.add_to_batch() would wait for the end of the job.transaction() in which"
+                " job.add_to_batch_statement() locks the batch: execute another such statement there instead"
+            )
+        block = block.outer
 
 
 def _bytes(child_jobs: Iterable[ChildJob]) -> int:
