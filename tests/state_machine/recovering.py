@@ -114,7 +114,7 @@ class Recovering(Example):
             if crashed
             else reset.reset_stale(database, worker_id=life.id, stale=late, reason=reason, counted=counted)
         )
-        counts = {job: counted and job.may_have_begun for job in due}
+        counts = {job: (counted or (crashed and job.cleared)) and job.may_have_begun for job in due}
         self._taken_back(f"reset {rule_name}", taken, counts, reason)
         self.world.saw(f"reset {rule_name}: owner was faster", len(seen) - len(due))
 
