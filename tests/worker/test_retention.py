@@ -9,6 +9,7 @@ from jsworker.core.clock import boottime
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
+from jsworker.ownership.transitions import prune
 from jsworker.ownership.transitions.prune import FIRST_LIMIT
 from jsworker.ownership.transitions.refused_rows import marks_of
 from jsworker.worker.maintenance import retention as module
@@ -225,21 +226,28 @@ class TestTrouble:
         assert await rows.value(LEFT) == 0
 
     async def test_after_a_batch_that_takes_too_long_the_pass_goes_on_with_smaller_ones_down_to_one_job(
-        self, rows: Rows, settings: Settings
+        self, rows: Rows, settings: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr(prune, "_LONGER", 1)  # a job alone takes no longer than others
         await rows.query(OLD_JOBS, 10)
-        database = Database(settings.database_dsn(), statement_timeout=0.3)
+        database = Database(settings.database_dsn(), statement_timeout=1.0)
         alone = Alone(database, settings)
+
+        async def next_limit() -> int:
+            """Make steps until the limit changes: workflows come first, perhaps in a step of their own."""
+            limit = alone.retention._limit
+            while alone.retention._limit == limit:
+                await alone.retention.step()
+                alone.retention._rests_until = 0.0
+            return alone.retention._limit
+
         async with rows.connection.transaction():
             await rows.query("LOCK TABLE jsworker.jobs IN ACCESS EXCLUSIVE MODE")
-            for limit in (FIRST_LIMIT // 4, FIRST_LIMIT // 16, 1):
-                await alone.retention.step()
-                assert (alone.retention._limit, alone.told.of("prune.failed")) == (limit, [])
-                assert alone.retention._ended is not None
-                alone.retention._rests_until = 0.0
+            assert [await next_limit() for _ in range(3)] == [FIRST_LIMIT // 4, FIRST_LIMIT // 16, 1]
+            assert alone.told.of("prune.failed") == []
             await alone.retention.step()
             [failed] = alone.told.of("prune.failed")
-            assert "did not answer within 0.3 s" in failed["reason"]
+            assert "did not answer within 1 s" in failed["reason"]
             assert alone.health.up  # heartbeats tell that, not a statement that may have been too large
             assert alone.rests_for > 59
 
