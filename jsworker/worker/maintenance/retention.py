@@ -93,9 +93,13 @@ class Retention:
 
     async def _prune(self, ended: Ended) -> None:
         database, began = self._context.database, boottime()
-        batch = await prune(
-            database, ended, since=self._since, limit=self._limit, refused_rows=self._context.refused_rows
-        )
+        try:
+            batch = await prune(
+                database, ended, since=self._since, limit=self._limit, refused_rows=self._context.refused_rows
+            )
+        except DatabaseTimeout:
+            await database.end_given_up()  # the next batch would pass over what it still locks
+            raise
         self._limit = next_limit(self._limit, seconds=boottime() - began)
         self._fellows = max(batch.workers, 1)
         self._since = batch.last or self._since
