@@ -168,6 +168,24 @@ class TestBatches:
         if moment is None:
             assert [batch.jobs for batch in batches[:9]] == [0] * 9
 
+    async def test_slow_jobs_behind_a_kept_one_of_the_same_instant_get_as_long_as_others(
+        self, sql: Sql, database_url: str, engine: Engine
+    ) -> None:
+        for _ in range(3):
+            insert_job(sql, "completed", finished_at="2020-01-01T00:00:00Z")
+        with engine.begin() as connection:
+            connection.execute(text(MARKS), {"count": 1, "seconds": 3600.0})
+        kept = read_value(sql, "SELECT job_id FROM jsworker.refused_rows")
+        with slow_rows(sql, "DELETE", "jobs", 2.0):
+            async with opened(database_url, 1.5) as door:
+                known = RefusedRows(door, worker_id=None)
+                await known.look()
+                ended, since, batches = await a_day_ago(door), None, list[Batch]()
+                while not batches or not batches[-1].is_last:
+                    batches.append(await prune.prune(door, ended, since=since, limit=1, refused_rows=known))
+                    since = batches[-1].last or since
+        assert jobs_left(sql) == {kept}
+
     async def test_jobs_that_ended_at_the_same_instant_all_go(self, database: Database, sql: Sql) -> None:
         for _ in range(25):
             insert_job(sql, "completed", finished_at="2020-01-01T00:00:00Z")

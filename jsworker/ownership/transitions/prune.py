@@ -169,10 +169,13 @@ async def prune(
     because a foreign key without an index refers to it: it is set aside like a refused one.
     """
     values = ended._asdict() | {"since": since or _BEGINNING, "limit": limit}
-    if limit > 1 or refused_rows is None:
-        swept = await run_sweep(database, _PRUNING, values, refused_rows)
-    else:
-        swept = await _prune_one(database, values, refused_rows)
+
+    async def sweep(pruning: Sweep) -> Swept:
+        if limit > 1 or refused_rows is None:
+            return await run_sweep(database, pruning, values, refused_rows)
+        return await _prune_one(database, pruning, values, refused_rows)
+
+    swept = await sweep(_PRUNING)
     seen = (swept.found or swept.rows)[0]
     last, is_last = seen.last, seen.found < limit
 
@@ -182,7 +185,7 @@ async def prune(
     # More jobs of one instant than a batch finds are members of workflows, locked or set aside: the next batch
     # would find them again.
     if stands_still() and swept.found is not None:
-        swept = await run_sweep(database, _PRUNING_AT, values, refused_rows)
+        swept = await sweep(_PRUNING_AT)
     if stands_still():
         last = None if last is None else _moment_after(last)
     return Batch(
@@ -194,13 +197,15 @@ async def prune(
     )
 
 
-async def _prune_one(database: Database, values: Mapping[str, Any], refused_rows: RefusedRows) -> Swept:
+async def _prune_one(
+    database: Database, pruning: Sweep, values: Mapping[str, Any], refused_rows: RefusedRows
+) -> Swept:
     try:
         seconds = _LONGER * database.seconds_for(0)
-        return await run_sweep(database, _PRUNING, values, refused_rows, seconds=seconds)
+        return await run_sweep(database, pruning, values, refused_rows, seconds=seconds)
     except DatabaseTimeout:
         await database.end_given_up()
-    found = await database.run(_PRUNING.find, values)
+    found = await database.run(pruning.find, values)
     refused = [(row.id, RowRefused(QUERY_CANCELED, None)) for row in found if row.id is not None]
     await refused_rows.note("prune", refused)
     return Swept([], found, refused)
