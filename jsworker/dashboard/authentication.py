@@ -63,7 +63,7 @@ class PasswordFile:
     """Asks for name and password, and checks them by a file with a line for each login; see ``login_line``.
 
     A file that has changed is read again. If a line is wrong then, a warning is logged and the previous
-    logins stay in use; if the file cannot be read, another is logged and all logins are refused with 503.
+    logins stay in use; if the file cannot be read, that is logged, and all logins are refused with 503.
     Lines that begin with # are ignored. Use it only behind HTTPS.
     """
 
@@ -77,7 +77,7 @@ class PasswordFile:
         # Each check takes 32 MiB and a tenth of a second.
         self._one_at_a_time = asyncio.Lock()
         self._checks = 0
-        self._told = ""
+        self._reported = ""
         self._read()
 
     async def __call__(self, request: Request) -> Access | Response:
@@ -92,11 +92,11 @@ class PasswordFile:
         try:
             self._read()
         except SettingsError as error:
-            if str(error) != self._told:
-                _log.warning("%s; nobody is let in", error)
-            self._told = str(error)
-            return PlainTextResponse("the logins cannot be read now; the dashboard's log tells why\n", 503)
-        self._told = ""
+            if str(error) != self._reported:
+                _log.warning("%s; all logins are refused", error)
+            self._reported = str(error)
+            return PlainTextResponse("the logins cannot be read now; the dashboard's log says why\n", 503)
+        self._reported = ""
         # Remembered, because a browser sends its login with every request.
         seen = hmac.new(self._key, f"{name}:{password}".encode(), hashlib.sha256).digest()
         if (known := self._known.get(seen)) is not None:

@@ -193,7 +193,7 @@ def test_a_file_of_logins_that_cannot_be_read_is_one_line(spawn: Spawn, tmp_path
     (tmp_path / "logins").write_text("# nobody\n")
     assert httpx.get(address, auth=("ann", "right")).status_code == 401
     process.signal(signal.SIGTERM)
-    assert process.wait().err == "logins logins: No such file or directory; nobody is let in\n"
+    assert process.wait().err == "logins logins: No such file or directory; all logins are refused\n"
 
 
 BROKEN = """

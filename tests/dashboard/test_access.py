@@ -358,7 +358,7 @@ async def test_a_file_that_got_a_wrong_line_is_used_as_it_was_before(
         assert isinstance(refused, Response)
         assert refused.status_code == 503
     assert [line.partition(": ")[2] for line in caplog.messages[1:]] == [
-        "No such file or directory; nobody is let in"
+        "No such file or directory; all logins are refused"
     ]
 
 
