@@ -315,12 +315,13 @@ async def advance(
         if finished:
             await fault_points.reach("after_finish_before_needs")
         touched, finished = await _propagate(database, finished, done, refused_rows), {}
-    for some in _pieces(ended):
-        rows, refused = await in_halves(
-            some, lambda half: database.run(FINISH_WORKFLOW, {"ids": uuid_array(half)})
-        )
-        done.workflows += [FinishedWorkflow(*row) for row in rows]
-        done.refused += refused
+    rows, refused = await in_halves(
+        sorted(ended),
+        lambda some: database.run(FINISH_WORKFLOW, {"ids": uuid_array(some)}),
+        size=_BATCHES,
+    )
+    done.workflows += [FinishedWorkflow(*row) for row in rows]
+    done.refused += refused
     return done
 
 
@@ -342,11 +343,11 @@ async def batches_of(database: Database, job_ids: Collection[UUID]) -> list[UUID
 
 
 async def _finish(database: Database, ids: Collection[UUID], done: Advanced) -> list[FinishedBatch]:
-    finished: list[FinishedBatch] = []
-    for some in _pieces(ids):
-        rows, refused = await in_halves(some, lambda half: database.run(FINISH, {"ids": uuid_array(half)}))
-        finished += [FinishedBatch(*row) for row in rows]
-        done.refused += refused
+    rows, refused = await in_halves(
+        sorted(ids), lambda some: database.run(FINISH, {"ids": uuid_array(some)}), size=_BATCHES
+    )
+    finished = [FinishedBatch(*row) for row in rows]
+    done.refused += refused
     done.batches += finished
     return finished
 
@@ -385,9 +386,3 @@ async def _note_propagated(
 ) -> Sequence[Row]:
     seen = {"ids": uuid_array(some), "generations": [generations[each] for each in some]}
     return await database.run_along_index(PROPAGATED, seen)
-
-
-def _pieces(ids: Iterable[UUID]) -> Iterable[Sequence[UUID]]:
-    """Return the ids in their order, in pieces of as many as one statement takes."""
-    ordered = sorted(ids)
-    return (ordered[start : start + _BATCHES] for start in range(0, len(ordered), _BATCHES))
