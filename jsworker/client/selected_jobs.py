@@ -16,9 +16,10 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.job_filter import Selection
 from jsworker.ownership.refusals import operators_rights
-from jsworker.ownership.transitions import control, priorities, reset
+from jsworker.ownership.transitions import control, reset
 from jsworker.ownership.transitions.audit import AuditEntry
 from jsworker.ownership.transitions.control import LIVE
+from jsworker.ownership.transitions.priorities import Changed, set_priorities
 from jsworker.ownership.transitions.reschedule import reschedule_all
 
 REASON_CHARACTERS: Final = 1000
@@ -103,9 +104,8 @@ class SelectedJobs:
     async def retry(self, *, actor: str | None = None) -> BulkOutcome:
         """Put failed and cancelled jobs back into the queue; see ``JobClient.retry``."""
 
-        async def act(found: Found, entry: AuditEntry, outcome: BulkOutcome) -> None:
-            done = await control.retry_all(self._database, _ids(found), entry=entry)
-            outcome.add(len(done.changed), done.refused)
+        async def act(found: Found, entry: AuditEntry) -> Changed:
+            return await control.retry_all(self._database, _ids(found), entry=entry)
 
         return await self._act("retry", {"failed", "cancelled"}, act, actor)
 
@@ -113,11 +113,11 @@ class SelectedJobs:
         """Cancel waiting jobs, and ask running ones to stop; see ``JobClient.cancel``."""
         chosen = self.selection
 
-        async def act(found: Found, entry: AuditEntry, outcome: BulkOutcome) -> None:
+        async def act(found: Found, entry: AuditEntry) -> Changed:
             done = await control.cancel(
                 self._database, _ids(found), statuses=chosen.statuses, age=chosen.age, entry=entry
             )
-            outcome.add(len(done.cancelled) + len(done.requested), done.refused)
+            return Changed(done.cancelled + done.requested, done.refused)
 
         return await self._act("cancel", LIVE, act, actor)
 
@@ -127,14 +127,12 @@ class SelectedJobs:
             raise TypeError(f"reason={shown(reason)} must be text, not {type(reason).__name__}")
         line = printable(reason, REASON_CHARACTERS)
 
-        async def act(found: Found, entry: AuditEntry, outcome: BulkOutcome) -> None:
+        async def act(found: Found, entry: AuditEntry) -> Changed:
             taken = await reset.reset_by_operator(
                 self._database, seen=found, reason=line, age=self.selection.age, entry=entry
             )
-            refused = taken.refused.items()
-            outcome.add(
-                len(taken.resets), {each: f"job {each} cannot be cleared: {why}" for each, why in refused}
-            )
+            refused = {each: f"job {each} cannot be cleared: {why}" for each, why in taken.refused.items()}
+            return Changed([each.id for each in taken.resets], refused)
 
         return await self._act("clear", {"processing"}, act, actor, reason=line)
 
@@ -142,9 +140,8 @@ class SelectedJobs:
         """Give waiting jobs another priority; see ``JobClient.set_priority``."""
         number = priority_number(priority)
 
-        async def act(found: Found, entry: AuditEntry, outcome: BulkOutcome) -> None:
-            done = await priorities.set_priorities(self._database, _ids(found), number, entry=entry)
-            outcome.add(len(done.changed), done.refused)
+        async def act(found: Found, entry: AuditEntry) -> Changed:
+            return await set_priorities(self._database, _ids(found), number, entry=entry)
 
         return await self._act("set_priority", {"queued", "scheduled"}, act, actor, to=priority)
 
@@ -152,9 +149,8 @@ class SelectedJobs:
         """Change the due time of jobs that wait for a time; see ``JobClient.reschedule``."""
         when = instant_of("run_at", run_at)
 
-        async def act(found: Found, entry: AuditEntry, outcome: BulkOutcome) -> None:
-            done = await reschedule_all(self._database, _ids(found), when, entry=entry)
-            outcome.add(len(done.changed), done.refused)
+        async def act(found: Found, entry: AuditEntry) -> Changed:
+            return await reschedule_all(self._database, _ids(found), when, entry=entry)
 
         return await self._act("reschedule", {"scheduled"}, act, actor, to=when.isoformat())
 
@@ -162,7 +158,7 @@ class SelectedJobs:
         self,
         action: str,
         possible: set[str] | frozenset[str],
-        act: Callable[[Found, AuditEntry, BulkOutcome], Awaitable[None]],
+        act: Callable[[Found, AuditEntry], Awaitable[Changed]],
         actor: str | None,
         **how: str,
     ) -> BulkOutcome:
@@ -177,7 +173,8 @@ class SelectedJobs:
                     async for found in pages:
                         outcome.matched += len(found)
                         for start in range(0, len(found), listing.PAGE):
-                            await act(found[start : start + listing.PAGE], entry, outcome)
+                            done = await act(found[start : start + listing.PAGE], entry)
+                            outcome.add(len(done.changed), done.refused)
             except asyncio.CancelledError:
                 await entry.interrupt(self._database, matched=outcome.matched)
                 raise
