@@ -24,13 +24,16 @@ _FIRST, _LAST = "TIMESTAMPTZ '2000-01-01 00:00:00+00'", "TIMESTAMPTZ '9999-12-31
 """A Python datetime can hold ``_LAST`` in every time zone."""
 _BOUNDED = ("run_at", "queued_at", "publish_after", "published_at", "stream_created", "created_at")
 
+
+def _is_line(name: str, length: str = "BETWEEN 1 AND 255") -> str:
+    # Python checks that a key is printable; this refuses only what would break a line or a terminal.
+    return rf"{name} !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]' AND char_length({name}) {length}"
+
+
 _JOB_RULES = {
     # Checked for every new version of a row. The length as {0,63} in the pattern would cost 20 times as much.
     "jobs_kind": "kind ~ '^[a-z0-9][a-z0-9_-]*$' AND octet_length(kind) <= 64",
-    # Python checks that a key is printable; this refuses only what would break a line or a terminal.
-    "jobs_unique_key": (
-        r"unique_key !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]' AND char_length(unique_key) BETWEEN 1 AND 255"
-    ),
+    "jobs_unique_key": _is_line("unique_key"),
     "jobs_status": "status IN ('scheduled', 'queued', 'processing', 'completed', 'failed', 'cancelled')",
     "jobs_owner_iff_processing": "(worker_id IS NOT NULL) = (status = 'processing')",
     "jobs_activity_iff_processing": "(last_activity_at IS NOT NULL) = (status = 'processing')",
@@ -43,9 +46,7 @@ _JOB_RULES = {
         f" AND status IN ('scheduled', 'cancelled') AND held_at BETWEEN {_FIRST} AND {_LAST}"
         f" AND coalesce(due_at, held_at) BETWEEN {_FIRST} AND {_LAST} END"
     ),
-    "jobs_limit_key": (
-        r"limit_key !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]' AND char_length(limit_key) <= 255"
-    ),
+    "jobs_limit_key": _is_line("limit_key", "<= 255"),
     "jobs_publish_only_queued": "NOT needs_publish OR status = 'queued'",
     "jobs_publish_has_time": "publish_after IS NOT NULL OR NOT needs_publish",
     "jobs_cancel_is_not_waiting": "NOT cancel_requested OR status NOT IN ('queued', 'scheduled')",
@@ -67,16 +68,12 @@ _JOB_RULES = {
     ),
     "jobs_progress": "progress >= 0 AND progress <= 1",
     "jobs_priority": "priority BETWEEN 0 AND 2",
-    "jobs_waiting_key": (
-        "waiting_key IS NULL OR (unique_key IS NULL AND waiting_key !~ "
-        r"'[\u0001-\u001f\u007f-\u009f\u2028\u2029]' AND char_length(waiting_key) BETWEEN 1 AND 255)"
-    ),
+    "jobs_waiting_key": f"waiting_key IS NULL OR (unique_key IS NULL AND {_is_line('waiting_key')})",
     "jobs_expires_at": (
         f"expires_at BETWEEN {_FIRST} AND {_LAST} AND debounce_until BETWEEN {_FIRST} AND {_LAST}"
     ),
 }
 
-_NODE_NAME = r"name !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]' AND char_length(name) BETWEEN 1 AND 255"
 _OUTCOME = (
     "(outcome IS NOT NULL) = (finished_at IS NOT NULL) AND outcome IN ('completed', 'failed', 'cancelled')"
 )
@@ -112,7 +109,7 @@ def _count(name: str) -> sa.Column[int]:
     return sa.Column(name, sa.Integer, nullable=False, server_default=sa.text("0"))
 
 
-def _sum(name: str) -> sa.Column[int]:
+def _large_count(name: str) -> sa.Column[int]:
     return sa.Column(name, sa.BigInteger, nullable=False, server_default=sa.text("0"))
 
 
@@ -136,7 +133,7 @@ jobs = sa.Table(
     sa.Column("payload", JSONB, nullable=False),
     sa.Column("status", sa.Text, nullable=False),
     sa.Column("worker_id", sa.Text),
-    sa.Column("fencing_token", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+    _large_count("fencing_token"),
     _instant("claimed_at"),
     _instant("last_activity_at"),
     sa.Column("stale_after", sa.Interval),
@@ -148,7 +145,7 @@ jobs = sa.Table(
     sa.Column("max_attempts", sa.Integer),
     sa.Column("max_stalls", sa.Integer),
     _instant("run_at"),
-    sa.Column("dispatch", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+    _large_count("dispatch"),
     _flag("needs_publish"),
     _instant("publish_after"),
     _instant("published_at"),
@@ -412,7 +409,7 @@ limits = sa.Table(
     sa.Column("reason", sa.Text),
     _now("used_at"),
     sa.CheckConstraint(_JOB_RULES["jobs_kind"], name="limits_kind"),
-    sa.CheckConstraint(_JOB_RULES["jobs_limit_key"].replace("limit_key", "key"), name="limits_key"),
+    sa.CheckConstraint(_is_line("key", "<= 255"), name="limits_key"),
     sa.CheckConstraint("max_running BETWEEN 1 AND 1000000", name="limits_max_running"),
     sa.CheckConstraint(
         "CASE WHEN rate IS NULL THEN per IS NULL"
@@ -439,10 +436,7 @@ unique_windows = sa.Table(
     sa.Column("job_id", sa.Uuid, nullable=False),
     _instant("until", nullable=False),
     sa.CheckConstraint(_JOB_RULES["jobs_kind"], name="unique_windows_kind"),
-    sa.CheckConstraint(
-        r"key !~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]' AND char_length(key) BETWEEN 1 AND 255",
-        name="unique_windows_key",
-    ),
+    sa.CheckConstraint(_is_line("key"), name="unique_windows_key"),
     sa.CheckConstraint(f"until BETWEEN {_FIRST} AND {_LAST}", name="unique_windows_until"),
     sa.Index("unique_windows_until", "until"),
 )
@@ -468,11 +462,11 @@ workflows = sa.Table(
     sa.Column("name", sa.Text, nullable=False),
     _now("created_at"),
     # Incremented when a batch is opened again or the workflow cancelled: earlier decisions take no effect.
-    sa.Column("revision", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+    _large_count("revision"),
     _instant("cancelled_at"),
     _instant("finished_at"),
     sa.Column("outcome", sa.Text),
-    sa.CheckConstraint(_NODE_NAME, name="workflows_name"),
+    sa.CheckConstraint(_is_line("name"), name="workflows_name"),
     sa.CheckConstraint(_OUTCOME, name="workflows_outcome"),
     _partial("workflows_open", "id", where="finished_at IS NULL"),
     _partial("workflows_finished", "finished_at", where="finished_at IS NOT NULL"),
@@ -491,14 +485,14 @@ batches = sa.Table(
     sa.Column("on_failure", sa.Text, nullable=False, server_default=sa.text("'cancel'")),
     sa.Column("sealed", sa.Boolean, nullable=False, server_default=sa.text("true")),
     # Incremented when a member is added or runs again: what was decided without it takes no effect.
-    sa.Column("generation", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+    _large_count("generation"),
     _now("created_at"),
     _instant("finished_at"),
     sa.Column("outcome", sa.Text),
     # Whether nothing is left to do, since it finished, for the batches that need it: none of them has held
     # members although all its needs have finished.
     _flag("propagated"),
-    sa.CheckConstraint(_NODE_NAME, name="batches_name"),
+    sa.CheckConstraint(_is_line("name"), name="batches_name"),
     sa.CheckConstraint(_OUTCOME, name="batches_outcome"),
     sa.CheckConstraint(_JOB_RULES["jobs_kind"], name="batches_kind"),
     sa.CheckConstraint("on_failure IN ('cancel', 'run')", name="batches_on_failure"),
@@ -522,7 +516,7 @@ statistics = sa.Table(
     metadata,
     sa.Column("minute", sa.DateTime(timezone=True), primary_key=True),
     sa.Column("kind", sa.Text, primary_key=True),
-    *(_sum(name) for name in ("started", "completed", "errors", "failed", "cancelled", "expired")),
+    *(_large_count(name) for name in ("started", "completed", "errors", "failed", "cancelled", "expired")),
     sa.Column("wait_seconds", sa.Double, nullable=False, server_default=sa.text("0")),
     sa.Column("run_seconds", sa.Double, nullable=False, server_default=sa.text("0")),
     # How many durations lie in each interval of DURATION_BUCKETS; the last number counts the longer ones.
