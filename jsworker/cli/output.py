@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import datetime
@@ -18,8 +18,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from jsworker.cli.options import arguments
-from jsworker.core.exit_codes import DONE, FAILED, OutputFailed, WrongUsage, writing_stdout
-from jsworker.core.names import cell, shown
+from jsworker.core.exit_codes import DONE, FAILED, OutputFailed, writing_stdout
+from jsworker.core.names import cell
 from jsworker.core.strict_json import plain
 from jsworker.ownership.pool import FarTime
 from jsworker.ownership.queries.database_clock import DatabaseClock
@@ -58,9 +58,7 @@ def print_line(line: str) -> None:
 def print_stored(line: str) -> None:
     """Write at once what names jobs that have been stored; to stderr if stdout cannot be written."""
     try:
-        with writing_stdout():
-            sys.stdout.write(f"{line}\n")
-            sys.stdout.flush()
+        _print_at_once(line)
     except OutputFailed:
         remark(line)
         raise
@@ -118,27 +116,6 @@ def print_table(
 ) -> None:
     """Write a table: fitted to the terminal and in colour there, whole and plain in a pipe or file."""
     console().print(new_table(columns, rows, spare=spare))
-
-
-def page_of(
-    rows: Sequence[Mapping[str, Any]],
-    name_of: Callable[[Mapping[str, Any]], str],
-    limit: int,
-    after: str | None,
-) -> tuple[Sequence[Mapping[str, Any]], str | None]:
-    """Return the page after the row ``after``, and the name of the page's last row if other rows follow.
-
-    Raises:
-        WrongUsage: no row has the name ``after``.
-    """
-    start = 0
-    if after is not None:
-        names = [name_of(row) for row in rows]
-        if after not in names:
-            raise WrongUsage(f"--after {shown(after)}: the listing holds no such line")
-        start = names.index(after) + 1
-    page = rows[start : start + limit]
-    return page, name_of(page[-1]) if page and start + limit < len(rows) else None
 
 
 def remark_next_page(after: object) -> None:

@@ -1,6 +1,6 @@
 """``jsworker schedules``: rules that enqueue jobs by the clock."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -13,7 +13,6 @@ from jsworker.cli.options import Json, JsonObject, Limit, argument, flag, new_ap
 from jsworker.cli.output import (
     database_clock,
     moment,
-    page_of,
     print_json,
     print_line,
     print_stored,
@@ -26,7 +25,7 @@ from jsworker.cli.output import (
 from jsworker.cli.selection import warn_unless_served
 from jsworker.client.enqueueing import kind_name
 from jsworker.core.exit_codes import WrongUsage
-from jsworker.core.names import cell
+from jsworker.core.names import cell, shown
 from jsworker.core.priorities import Priority
 from jsworker.core.schedule_rules import Cron, Every, Schedule
 
@@ -60,7 +59,8 @@ def list_schedules(
     Example: `jsworker schedules list --limit 20`
     """
     every = ask_client(lambda client: client.schedules.list())
-    found, rest = page_of(every, lambda schedule: str(schedule["name"]), limit, after)
+    start = 0 if after is None else _place_of(after, every) + 1
+    found = every[start : start + limit]
     if as_json:
         print_json(found)
         return
@@ -75,10 +75,17 @@ def list_schedules(
         Column("SET BY", no_wrap=True),
     ]
     print_table(columns, map(_row, found), spare=("SET BY", "LAST", "IN", "LAST JOB", "KIND"))
-    if rest is not None:
-        remark_next_page(rest)
+    if len(every) > start + limit:
+        remark_next_page(found[-1]["name"])
     if not every:
         remark("there are no schedules")
+
+
+def _place_of(name: str, schedules: Sequence[Mapping[str, Any]]) -> int:
+    for place, schedule in enumerate(schedules):
+        if schedule["name"] == name:
+            return place
+    raise WrongUsage(f"--after {shown(name)}: the listing holds no such line")
 
 
 def _row(schedule: Mapping[str, Any]) -> list[str]:

@@ -1,6 +1,6 @@
 """``jsworker status``: what waits, runs and fails of each kind, how fast, and who works on it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Annotated, Final
 
@@ -58,11 +58,11 @@ def status(
     """
     look = partial(read_status, limit=limit, after=after)
     if watch:
-        show_again(partial(_picture, limit=limit, after=after), interval=interval, as_json=as_json)
+        show_again(partial(_picture, look=look), interval=interval, as_json=as_json)
         return
     found = ask_database(look)
     if as_json:
-        print_json(found.as_dict())
+        print_json(found)
         return
     console().print(_shown(found))
     if found.after is not None:
@@ -72,8 +72,8 @@ def status(
         remark(f"no job{behind} waits, runs, has failed or ended within five minutes, and no worker is there")
 
 
-async def _picture(database: Database, *, limit: int, after: str | None) -> Group:
-    return _shown(await read_status(database, limit=limit, after=after))
+async def _picture(database: Database, *, look: Callable[[Database], Awaitable[Status]]) -> Group:
+    return _shown(await look(database))
 
 
 def _shown(found: Status) -> Group:

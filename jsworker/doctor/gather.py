@@ -195,7 +195,8 @@ async def _ask_for_rows(database: Database, facts: Facts) -> None:
         statement: Statement, row: Callable[..., T], values: Mapping[str, Any] | None = None
     ) -> Learnt[list[T]]:
         seconds = max(_LEAST_SECONDS, min(_STATEMENT_SECONDS, ends_at - boottime()))
-        return await _learn(job_report.read(database, statement, row, values, seconds=seconds))
+        found = await _learn(database.run(statement, values, seconds=seconds))
+        return found if isinstance(found, Unknown) else [row(*each) for each in found]
 
     async def only(
         statement: Statement, row: Callable[..., T], values: Mapping[str, Any] | None = None

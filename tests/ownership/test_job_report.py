@@ -17,7 +17,6 @@ from jsworker.ownership.queries.job_report import (
     RegisteredWorker,
     Waiting,
     backlog,
-    read,
 )
 from jsworker.ownership.transitions import limits, schedules, workers
 from jsworker.ownership.transitions.limits import Numbers
@@ -56,12 +55,18 @@ def age(sql: Sql, table: LiteralString) -> None:
 
 
 async def left(database: Database) -> LeftBatches:
-    [found] = await read(database, job_report.LEFT_BATCHES, LeftBatches)
-    return found
+    [row] = await database.run(job_report.LEFT_BATCHES)
+    return LeftBatches(*row)
+
+
+async def registered(database: Database) -> RegisteredWorker:
+    [row] = await database.run(job_report.WORKERS)
+    return RegisteredWorker(*row)
 
 
 async def of_limits(database: Database) -> list[KeyLimit]:
-    return await read(database, job_report.LIMITS, KeyLimit, {"after_kind": "", "after_key": ""})
+    rows = await database.run(job_report.LIMITS, {"after_kind": "", "after_key": ""})
+    return [KeyLimit(*row) for row in rows]
 
 
 async def waiting(database: Database, kind: str = KIND) -> Waiting:
@@ -230,8 +235,8 @@ class TestLagOfSchedules:
 @pytest.mark.parametrize("declared", [{}, {KIND: DECLARED}])
 async def test_limits_that_a_worker_declares(database: Database, sql: Sql, declared: dict[str, Any]) -> None:
     await workers.seen(database, replace(ROW, limits=declared), state="running")
-    [found] = await read(database, job_report.WORKERS, RegisteredWorker)
+    found = await registered(database)
     assert found.limits == declared
     sql.execute("UPDATE jsworker.workers SET limits = NULL")
-    [older] = await read(database, job_report.WORKERS, RegisteredWorker)
+    older = await registered(database)
     assert older.limits is None

@@ -63,9 +63,6 @@ class JobFilter:
             if value is not None and value.tzinfo is None:
                 raise ValueError(f"{name}={value} must have a time zone")
 
-    def __bool__(self) -> bool:
-        return self != ANY_JOB
-
     def values(self) -> dict[str, Any]:
         """Return the parameters of ``IS_MEANT`` but the priority, and that of a group of failures."""
         return asdict(self)

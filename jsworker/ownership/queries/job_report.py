@@ -4,7 +4,7 @@ Each statement reads an index that holds only what it asks for, however many job
 count ends at a bound.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
@@ -477,18 +477,6 @@ class Backlog(NamedTuple):
     others: Waiting | None
     dead_messages: int
     refused_rows: dict[str, int]
-
-
-async def read(
-    database: Database,
-    statement: Statement,
-    row: Callable[..., T],
-    values: Mapping[str, Any] | None = None,
-    *,
-    seconds: float | None = None,
-) -> list[T]:
-    """Return the rows of a statement of this module, within ``seconds``."""
-    return [row(*each) for each in await database.run(statement, values, seconds=seconds)]
 
 
 async def served(database: Database, *, besides: Sequence[str], most: int) -> list[str]:

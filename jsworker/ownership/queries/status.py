@@ -4,7 +4,7 @@ However many jobs there are, each count ends at a bound, along an index that hol
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -241,10 +241,6 @@ class Status:
     rate_seconds: Mapping[str, float]
     after: str | None
     bound: int = BOUND
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self)
 
 
 async def read_status(database: Database, *, limit: int, after: str | None = None) -> Status:

@@ -245,7 +245,7 @@ async def enqueue_many(
 
     Messages of jobs with terms are due at once, independent of ``publish_after``.
     """
-    if not new or all(job.terms is None for job in new):
+    if all(job.terms is None for job in new):
         return await enqueue.enqueue_many(database, kind, new, publish_after=publish_after)
     terms = new[0].terms
     if terms is None or any(job.terms != terms or terms.scope != "live" for job in new):
