@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any, Final
 
 from jinja2 import pass_context
@@ -16,7 +17,7 @@ from jsworker.core.priorities import PRIORITIES
 from jsworker.core.strict_json import plain
 from jsworker.ownership.pool import FarTime
 
-_UNITS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "m"))
+_UNITS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "m"), (1.0, "s"))
 _LONGEST_LINE: Final = 200
 _TYPE: Final = re.compile(r"[A-Za-z_][\w.]{0,99}(?=:|$)", re.ASCII | re.MULTILINE)
 _EXCEPTION: Final = re.compile(r"(Error|Exception|Timeout|Warning|Exit|Interrupt|Group)$")
@@ -46,9 +47,7 @@ def duration(seconds: float | timedelta | None) -> str | Markup:
         return f"{max(left, 0.0) * 1000:.3g} ms"
     if left < 60:
         return f"{left:.1f} s" if left < 10 else f"{left:.0f} s"
-    smaller = {"d": (3_600.0, "h"), "h": (60.0, "m"), "m": (1.0, "s")}
-    size, unit = next((size, unit) for size, unit in _UNITS if left >= size)
-    small, name = smaller[unit]
+    (size, unit), (small, name) = next(units for units in pairwise(_UNITS) if left >= units[0][0])
     rest = int(left % size // small)
     return f"{int(left // size)} {unit}" + (f" {rest} {name}" if rest else "")
 
@@ -92,10 +91,8 @@ def moment(time: datetime) -> str:
 
 
 def _coarse(seconds: float) -> str:
-    for size, unit in _UNITS:
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit}"
-    return f"{int(seconds)} s"
+    size, unit = next((units for units in _UNITS if seconds >= units[0]), _UNITS[-1])
+    return f"{int(seconds // size)} {unit}"
 
 
 def number(value: float | None) -> str | Markup:
