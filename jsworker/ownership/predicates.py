@@ -212,14 +212,8 @@ last_attempt: Final = j.c.errors + 1 >= j.c.max_attempts
 last_stall: Final = j.c.stalls + 1 >= j.c.max_stalls
 
 
-def claimed_before(parameter: str) -> Predicate:
-    """Return that the job was claimed more than the parameter's number of seconds ago."""
-    return j.c.claimed_at < NOW - given_seconds(parameter)
-
-
-def queued_before(parameter: str) -> Predicate:
-    """Return that the job was queued more than the parameter's number of seconds ago."""
-    return j.c.queued_at < AT_START - given_seconds(parameter)
+claimed_before: Final = j.c.claimed_at < NOW - given_seconds("older_than")
+queued_before: Final = j.c.queued_at < AT_START - given_seconds("older_than")
 
 
 # Rows that PostgreSQL refused to write. A mark is valid only while status, fencing token and dispatch of the

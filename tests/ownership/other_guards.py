@@ -28,7 +28,7 @@ from .transitions import Flip, Parameters, Row, Transition, statuses
 _seen_rows = given_runs("seen", activity=given_array("activities", DateTime(timezone=True)))
 _SEEN_TOKEN = j.c.fencing_token == _seen_rows.c.token
 _SEEN_ACTIVITY = j.c.last_activity_at == _seen_rows.c.activity
-_OLDER = predicates.queued_before("older_than")
+_OLDER = predicates.queued_before
 _WAITING = "|".join(re.escape(condition(each)) for each in (predicates.waiting_indexed, predicates.waiting))
 _OVER = "|".join(re.escape(condition(j.c.expires_at <= now)) for now in (NOW, AT_START))
 _HELD_BY = (

@@ -141,7 +141,7 @@ OWNER = [
         [
             *statuses(processing_indexed, "processing"),
             Flip("worker", _WORKER, {"worker_id": OTHER_WORKER}),
-            Flip("age of the claim", claimed_before("older_than"), {"claimed_at": ago(1)}),
+            Flip("age of the claim", claimed_before, {"claimed_at": ago(1)}),
             Flip("not being claimed", _BEING_CLAIMED, parameters=lambda job: {"claiming": [job["id"]]}),
             Flip("not in flight", _IN_FLIGHT, parameters=_in_flight),
         ],

@@ -128,7 +128,7 @@ def _orphaned(ended: Predicate, *besides: Predicate) -> sa.TextClause:
         )
         .where(
             predicates.held_by_me_indexed,
-            predicates.claimed_before("older_than"),  # the answers of younger claims may still come
+            predicates.claimed_before,  # the answers of younger claims may still come
             j.c.id != sa.all_(given_array("claiming", sa.Uuid)),
             ~sa.select(_run.c.id).where(_run.c.id == j.c.id, _run.c.token == j.c.fencing_token).exists(),
             *besides,

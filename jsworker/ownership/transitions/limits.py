@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from jsworker.core.errors import TransitionRefused
 from jsworker.ownership.database import Database
-from jsworker.ownership.predicates import has_no_limit_key, mine, of_kind, processing_indexed
+from jsworker.ownership.predicates import has_no_limit_key, mine, of_kind, pause_holds, processing_indexed
 from jsworker.ownership.schema import limits
 from jsworker.ownership.statements import NOW, compiled, filled, given, given_seconds, j
 from jsworker.ownership.transitions.admission import (
@@ -137,11 +137,7 @@ RESUME = compiled(
 
 # The pause of a kind or of one of its keys, unless it has ended.
 PAUSED = compiled(
-    sa.select(limits.c.paused_at, limits.c.paused_until, limits.c.paused_by, limits.c.reason).where(
-        _is_it,
-        limits.c.paused_at.is_not(None),
-        sa.or_(limits.c.paused_until.is_(None), limits.c.paused_until > NOW),
-    )
+    sa.select(*limits.c["paused_at", "paused_until", "paused_by", "reason"]).where(_is_it, pause_holds)
 )
 
 # The numbers of a kind and, in the row after it, those of one of its keys, which override them.

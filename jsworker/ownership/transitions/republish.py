@@ -24,7 +24,7 @@ _CHANGE = timedelta(minutes=1)
 
 # Statements that walk along an index stay text: nested recursive CTEs are harder to read as expressions.
 _QUEUED: Final = condition(predicates.queued_indexed)
-_WAITS: Final = condition(predicates.queued_before("older_than"))
+_WAITS: Final = condition(predicates.queued_before)
 
 # Walks from one instant to the next and reads the rows of each: thousands of jobs that were enqueued together have
 # the same instant, and a walk from row to row would pass all of them for each row.
