@@ -267,3 +267,4 @@ TEMPLATES: Final = Environment(
 )
 TEMPLATES.filters.update(FILTERS)
 TEMPLATES.globals["version"] = jsworker.__version__
+TEMPLATES.globals["parts"] = TEMPLATES.get_template("parts.html").module
