@@ -1,4 +1,4 @@
-"""Time series as inline SVG, drawn by the server: lines, areas and stacked bars, without any script.
+"""Time series as inline SVG, drawn by the server: lines and stacked bars, without any script.
 
 Colours come from classes, so that the style sheet decides them in light and dark. All text is escaped.
 """
@@ -15,7 +15,7 @@ from markupsafe import Markup
 from jsworker.core.names import printable
 from jsworker.dashboard.filters import duration
 
-Form: TypeAlias = Literal["lines", "areas", "bars"]
+Form: TypeAlias = Literal["lines", "bars"]
 Unit: TypeAlias = Literal["", "s"]
 
 _WIDTH: Final = 480
@@ -29,24 +29,21 @@ _STEPS_SECONDS: Final = (
     *(86_400, 172_800, 604_800),
 )
 _LONGEST_NAME: Final = 60
-_MOST_POINTS: Final = 500
-_COLOURS: Final = 8
-"""Classes series-1 to series-8 of the style sheet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line, area or colour of the bars.
+    """One line, or colour of the bars.
 
     Attributes:
         name: in the legend.
         values: one for each time, in the chart's unit; None: not known.
-        look: class of the style sheet for its colour, as in ``failed``; empty: the next of eight colours.
+        look: class of the style sheet for its colour, as in ``look-failed``.
     """
 
     name: str
     values: Sequence[float | None]
-    look: str = ""
+    look: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +72,19 @@ def time_chart(
 ) -> Markup:
     """Return a chart as an SVG element, with its legend.
 
-    Areas and bars are stacked in the order of the series. If no value is known, the chart says so.
+    Bars are stacked in the order of the series. If no value is known, the chart says so.
 
     Args:
         title: its name, also for screen readers.
-        times: those of the values, in the same order; for bars, the time at which each begins.
+        times: those of the values, at least two, in their order, within a day; for bars, when each begins.
         series: each with a value for every time.
         form: how the series are drawn.
         unit: ``"s"`` for durations in seconds, empty for numbers.
-
-    Raises:
-        ValueError: a series has another number of values than there are times.
     """
-    for each in series:
-        if len(each.values) != len(times):
-            raise ValueError(f"series {each.name!r}: {len(each.values)} values for {len(times)} times")
-    times = times[-_MOST_POINTS:]
-    series = [Series(each.name, each.values[-_MOST_POINTS:], _look(each, n)) for n, each in enumerate(series)]
-    layers = _layers(series, is_stacked=form != "lines")
+    layers = _layers(series, is_stacked=form == "bars")
     known = [value for _, high in layers for value in high if value is not None]
-    frame = _frame(times, max(known, default=0.0), unit)
+    top = round_steps(max(known, default=0.0), unit)[-1]
+    frame = _Frame(times[0].timestamp(), times[-1].timestamp(), top)
     parts = [_values_axis(frame, unit)]
     if known:
         parts += [_times_axis(frame)]
@@ -111,17 +101,13 @@ def time_chart(
     )
 
 
-def _look(series: Series, place: int) -> str:
-    return series.look or f"series-{place % _COLOURS + 1}"
-
-
 Layer: TypeAlias = tuple[list[float | None], list[float | None]]
 
 
 def _layers(series: Sequence[Series], *, is_stacked: bool) -> list[Layer]:
     """Return the bounds of each series at each time; a value below 0 or not finite counts as not known."""
     layers: list[Layer] = []
-    low: list[float | None] = [0.0] * (len(series[0].values) if series else 0)
+    low: list[float | None] = [0.0] * len(series[0].values)
     for each in series:
         found = [v if v is not None and math.isfinite(v) and v >= 0 else None for v in each.values]
         if is_stacked:
@@ -131,13 +117,6 @@ def _layers(series: Sequence[Series], *, is_stacked: bool) -> list[Layer]:
         else:
             layers.append((low, found))
     return layers
-
-
-def _frame(times: Sequence[datetime], most: float, unit: Unit) -> _Frame:
-    first, last = (times[0].timestamp(), times[-1].timestamp()) if times else (0.0, 1.0)
-    if last <= first:
-        first, last = first - 30, first + 30
-    return _Frame(first, last, round_steps(most, unit)[-1])
 
 
 def round_steps(most: float, unit: Unit) -> list[float]:
@@ -157,9 +136,7 @@ def round_steps(most: float, unit: Unit) -> list[float]:
 
 def round_times(first: float, last: float, most: int) -> list[float]:
     """Return at most ``most`` round times within a span, as seconds since 1970."""
-    step = next((s for s in _STEPS_SECONDS if (last - first) / s < most), None)
-    if step is None:
-        step = math.ceil((last - first) / most / 86_400) * 86_400
+    step = next(s for s in _STEPS_SECONDS if (last - first) / s < most)
     begin = math.ceil(first / step) * step
     return [float(begin + step * n) for n in range(int((last - begin) // step) + 1)]
 
@@ -184,16 +161,12 @@ def _values_axis(frame: _Frame, unit: Unit) -> Markup:
 
 
 def _times_axis(frame: _Frame) -> Markup:
-    ticks = round_times(frame.first, frame.last, 5)
-    pattern = "%H:%M:%S" if frame.last - frame.first < 120 else "%H:%M"
-    if frame.last - frame.first > 2 * 86_400:
-        pattern = "%d %b"
     parts = []
-    for tick in ticks:
+    for tick in round_times(frame.first, frame.last, 5):
         time = datetime.fromtimestamp(tick, UTC)
         x = frame.x(time)
         anchor = "end" if x > _WIDTH - 30 else "middle"
-        parts.append(text("chart-tick", x, _HEIGHT - 6, f"{time:{pattern}}", anchor))
+        parts.append(text("chart-tick", x, _HEIGHT - 6, f"{time:%H:%M}", anchor))
     return Markup("").join(parts)
 
 
@@ -209,8 +182,7 @@ def _drawn(
         for time, bottom, top in zip(times, *layer, strict=True)
     ]
     if form == "bars":
-        width = max((_WIDTH - _LEFT - _RIGHT) / max(len(times), 1) * 0.8, 1.0)
-        width = min(width, 40.0)
+        width = (_WIDTH - _LEFT - _RIGHT) / len(times) * 0.8
         bars = [
             f"M{min(max(x - width / 2, _LEFT), _WIDTH - _RIGHT - width):.1f} {bottom:.1f}"
             f"v{top - bottom:.1f}h{width:.1f}V{bottom:.1f}z"
@@ -227,9 +199,6 @@ def _drawn(
                 Markup('<circle class="chart-dot {}" cx="{:.1f}" cy="{:.1f}" r="3"/>').format(look, x, top)
             )
             continue
-        if form == "areas":
-            back = "L".join(f"{x:.1f} {bottom:.1f}" for x, _, bottom in reversed(run))
-            parts.append(Markup('<path class="chart-area {}" d="M{}L{}z"/>').format(look, line, back))
         parts.append(Markup('<path class="chart-line {}" d="M{}"/>').format(look, line))
     return Markup("").join(parts)
 

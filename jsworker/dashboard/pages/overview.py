@@ -74,6 +74,6 @@ def charts(figures: Mapping[datetime, KindFigures], now: datetime) -> list[Marku
 
 def _percentiles(buckets: Sequence[Sequence[int] | None]) -> list[Series]:
     return [
-        Series(name, [percentile(each, share) if each else None for each in buckets])
-        for name, share in (("median", 0.5), ("p95", 0.95))
+        Series(name, [percentile(each, share) if each else None for each in buckets], look)
+        for name, share, look in (("median", 0.5, "series-1"), ("p95", 0.95, "series-2"))
     ]
