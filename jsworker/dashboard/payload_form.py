@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from markupsafe import Markup
 from pydantic import ValidationError
-from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
+from pydantic.errors import PydanticUserError
 
 from jsworker.core.names import printable
 from jsworker.core.processor import JobProcessor, payload_type
@@ -71,7 +71,7 @@ def fields_of(processor: type[JobProcessor[Any]] | None) -> list[Field]:
         return whole
     try:
         schema = payload_type(processor).json_schema()
-    except (PydanticInvalidForJsonSchema, PydanticUserError):  # types that JSON Schema cannot describe
+    except PydanticUserError:  # types that JSON Schema cannot describe
         return whole
     root = _resolved(schema, schema)
     return list(_fields(root, schema, WHOLE, depth=0)) or whole

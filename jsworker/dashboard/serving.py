@@ -50,7 +50,7 @@ def listen(host: str, port: int | None) -> socket.socket:
             if error.errno is not None and error.errno < 0:  # the name could not be looked up
                 says = str(error.strerror).partition(" (")[0]
                 raise PortTaken(f"the dashboard cannot listen on {host}: {says}") from None
-            if number == tries[-1] or port is not None:
+            if number == tries[-1]:
                 why = os.strerror(error.errno) if error.errno is not None else error
                 raise PortTaken(f"the dashboard cannot listen on {host}:{number}: {why}") from None
     raise AssertionError
