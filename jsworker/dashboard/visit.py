@@ -40,6 +40,14 @@ class WrongFilter(UsageError, ValueError):
     """The address or a form holds a value that makes no sense there."""
 
 
+def needed(form: FormData, name: str, what: str) -> str:
+    """Return a value of a form; WrongFilter says that ``what`` is needed: it is not there."""
+    value = str(form.get(name) or "")
+    if not value:
+        raise WrongFilter(f"{what} is needed")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class PageRoute:
     """A page: its path, the function that reads its values, and the template that shows them.

@@ -15,7 +15,7 @@ from jsworker.core.limits import Limit, Rate
 from jsworker.core.names import printable, shown
 from jsworker.dashboard.filters import moment, pause_reason
 from jsworker.dashboard.pages.kinds import in_words
-from jsworker.dashboard.visit import Done, Question, Visit, WrongFilter
+from jsworker.dashboard.visit import Done, Question, Visit, WrongFilter, needed
 from jsworker.ownership.pool import FarTime
 from jsworker.ownership.transitions.limits import Numbers, pause_of, resumed
 
@@ -123,10 +123,7 @@ def _in_short(numbers: Numbers) -> str:
 
 
 def _target(form: FormData) -> tuple[str, str | None]:
-    kind, key = str(form.get("kind") or ""), form.get("key")
-    if not kind:
-        raise WrongFilter("a kind is needed")
-    return kind, None if key is None or key == "" else str(key)
+    return needed(form, "kind", "a kind"), str(form.get("key") or "") or None
 
 
 def _numbers(form: FormData) -> list[Limit | Rate]:

@@ -7,7 +7,7 @@ from starlette.datastructures import FormData
 
 from jsworker.core.names import printable
 from jsworker.dashboard.filters import plural
-from jsworker.dashboard.visit import Done, Question, Visit, WrongFilter
+from jsworker.dashboard.visit import Done, Question, Visit, needed
 from jsworker.ownership.transitions.schedules import list_schedules
 
 VERBS: Final[Mapping[str, tuple[str, str]]] = {
@@ -19,6 +19,7 @@ VERBS: Final[Mapping[str, tuple[str, str]]] = {
 _LATE_SECONDS: Final = 5.0
 _SHOWN: Final = 500
 _LONGEST_NAME: Final = 100
+_NAME: Final = "the name of a schedule"
 
 
 async def read(visit: Visit) -> Mapping[str, Any]:
@@ -35,7 +36,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
 async def ask(verb: str, visit: Visit, form: FormData) -> Question:
     """Return the question before a schedule is run, paused or resumed."""
     word, says = VERBS[verb]
-    name = _name(form)
+    name = needed(form, "name", _NAME)
     return Question(
         verb=f"{word}: schedule {printable(name, _LONGEST_NAME)}",
         says=says,
@@ -47,8 +48,8 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
 
 async def act(verb: str, visit: Visit, form: FormData) -> Done:
     """Run, pause or resume a schedule."""
-    name, actor = _name(form), visit.access.name
-    schedules, shown = visit.site.client.schedules, f"schedule {printable(_name(form), _LONGEST_NAME)}"
+    name, actor = needed(form, "name", _NAME), visit.access.name
+    schedules, shown = visit.site.client.schedules, f"schedule {printable(name, _LONGEST_NAME)}"
     match verb:
         case "run-now":
             job = await schedules.run_now(name, actor=actor)
@@ -59,10 +60,3 @@ async def act(verb: str, visit: Visit, form: FormData) -> Done:
         case _:
             due = await schedules.resume(name, actor=actor)
             return Done(f"{shown} is due at {due:%Y-%m-%d %H:%M:%S} UTC", visit.url("schedules"))
-
-
-def _name(form: FormData) -> str:
-    name = str(form.get("name") or "")
-    if not name:
-        raise WrongFilter("the name of a schedule is needed")
-    return name

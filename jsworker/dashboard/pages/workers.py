@@ -6,7 +6,7 @@ from typing import Any, Final
 from starlette.datastructures import FormData
 
 from jsworker.core.names import printable
-from jsworker.dashboard.visit import Done, Question, Visit, WrongFilter
+from jsworker.dashboard.visit import Done, Question, Visit, WrongFilter, needed
 from jsworker.ownership.transitions.workers import get_worker, list_workers, state_in_words
 
 VERBS: Final = ("drain", "undrain")
@@ -32,7 +32,7 @@ async def read(visit: Visit) -> Mapping[str, Any]:
 
 async def ask(verb: str, visit: Visit, form: FormData) -> Question:
     """Return the question before a worker is drained, or claims jobs again."""
-    worker_id = _id(form)
+    worker_id = needed(form, "worker", "a worker")
     named = printable(worker_id, _LONGEST_ID)
     worker = await get_worker(visit.site.reads, worker_id)
     if worker is None:
@@ -57,17 +57,10 @@ async def ask(verb: str, visit: Visit, form: FormData) -> Question:
 
 async def act(verb: str, visit: Visit, form: FormData) -> Done:
     """Drain a worker, or let it claim jobs again."""
-    worker_id, actor = _id(form), visit.access.name
+    worker_id, actor = needed(form, "worker", "a worker"), visit.access.name
     named = f"worker {printable(worker_id, _LONGEST_ID)}"
     if verb == "drain":
         await visit.site.client.drain_worker(worker_id, actor=actor)
         return Done(f"{named} is to be drained", visit.url("workers"))
     await visit.site.client.undrain_worker(worker_id, actor=actor)
     return Done(f"{named} claims jobs again", visit.url("workers"))
-
-
-def _id(form: FormData) -> str:
-    worker_id = str(form.get("worker") or "")
-    if not worker_id:
-        raise WrongFilter("a worker is needed")
-    return worker_id
