@@ -11,14 +11,7 @@ if TYPE_CHECKING:
 
 Scope = Literal["function", "class", "module", "package", "session"]
 
-
-_NAMES: Final[dict[Scope, str]] = {
-    "function": "_jsworker_client_in_function_loop",
-    "class": "_jsworker_client_in_class_loop",
-    "module": "_jsworker_client_in_module_loop",
-    "package": "_jsworker_client_in_package_loop",
-    "session": "_jsworker_client_in_session_loop",
-}
+_NAME: Final = "_jsworker_client_in_{}_loop"
 
 
 def client_of_test(test: pytest.Item) -> str:
@@ -30,11 +23,11 @@ def client_of_test(test: pytest.Item) -> str:
         or given.get("scope")  # its earlier name, which pytest-asyncio still accepts
         or test.config.getini("asyncio_default_test_loop_scope")
     )
-    return _NAMES[scope]
+    return _NAME.format(scope)
 
 
 def _client_in(scope: Scope) -> Any:
-    @pytest_asyncio.fixture(name=_NAMES[scope], loop_scope=scope)
+    @pytest_asyncio.fixture(name=_NAME.format(scope), loop_scope=scope)
     async def client(jsworker_settings: "Settings") -> "AsyncIterator[JobClient]":
         from jsworker import JobClient  # noqa: PLC0415 -- every pytest loads this module
 

@@ -97,8 +97,7 @@ async def assert_enqueued(
     """
     __tracebackhide__ = True
     wanted = _wanted(kind, payload, priority, unique_key, due=(due_after, due_within))
-    waiting, text = await _look(wanted, settings, "assert_enqueued")
-    found = sum(map(wanted.fits, waiting))
+    found, text = await _look(wanted, settings, "assert_enqueued")
     if found == count or (count is None and found):
         return
     expected = "a job" if count is None else f"{count} job{'' if count == 1 else 's'}"
@@ -125,8 +124,8 @@ async def assert_not_enqueued(
     """
     __tracebackhide__ = True
     wanted = _wanted(kind, payload, priority, unique_key, due=(due_after, due_within))
-    waiting, text = await _look(wanted, settings, "assert_not_enqueued")
-    if found := sum(map(wanted.fits, waiting)):
+    found, text = await _look(wanted, settings, "assert_not_enqueued")
+    if found:
         raise AssertionError(f"expected no job {wanted}, found {found}\n{text}")
 
 
@@ -157,8 +156,8 @@ def _seconds(given: Seconds | None) -> float | None:
     return given.total_seconds() if isinstance(given, timedelta) else given
 
 
-async def _look(wanted: _Wanted, settings: Settings | None, what: str) -> tuple[list[Row], str]:
-    """Return the waiting jobs of the kind, and the text that a failed assertion shows."""
+async def _look(wanted: _Wanted, settings: Settings | None, what: str) -> tuple[int, str]:
+    """Return how many such jobs wait, and the text about those of the kind that a failed assertion shows."""
     own = settings_in_use(settings, what)
     async with database_at(own) as database:
         waiting = await for_tests.waiting_jobs(database, wanted.kind)
@@ -171,12 +170,13 @@ async def _look(wanted: _Wanted, settings: Settings | None, what: str) -> tuple[
     contents = Contents.of(own)
     if wanted.has_payload or contents.codec is not None:
         waiting = [_decoded(row, contents, wanted.kind) for row in waiting]
-    lines = list(_listed(waiting, besides, wanted.kind))
+    found = sum(map(wanted.fits, waiting))
+    lines = _listed(waiting, besides, wanted.kind)
     if others and not waiting:
         lines.append("of other kinds wait: " + ", ".join(f"{n} {kind}" for kind, n in others.items()))
-    if wanted.has_payload and waiting and not any(map(wanted.fits, waiting)):
+    if wanted.has_payload and waiting and not found:
         lines += _difference(wanted, waiting)
-    return waiting, "\n".join(lines)
+    return found, "\n".join(lines)
 
 
 def _decoded(row: Row, contents: Contents, kind: str) -> Row:
