@@ -6,7 +6,6 @@ from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import typer
-from rich.table import Column
 
 from jsworker.cli.options import Json, Limit, Yes, argument, flag, new_app, option
 from jsworker.cli.output import (
@@ -76,7 +75,7 @@ def _list(limit: int, after: int | None, *, as_json: bool) -> int:
     if as_json:
         print_json(found)
         return DONE
-    subject = Column("SUBJECT", overflow="fold", max_width=30)
+    subject = folded("SUBJECT", at_most=30)
     columns = [right("ID"), right("AGE"), subject, right("BYTES"), folded("REASON", at_least=20)]
     print_table(columns, map(_row, found))
     if len(found) == limit:

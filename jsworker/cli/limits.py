@@ -10,6 +10,7 @@ from jsworker.cli import options
 from jsworker.cli.client_call import ask_client
 from jsworker.cli.options import Json, argument, flag, new_app, option
 from jsworker.cli.output import (
+    folded,
     moment,
     print_json,
     print_line,
@@ -69,15 +70,9 @@ def list_limits(
         print_json(page)
         return
     columns: list[str | Column] = [
-        Column("KIND", overflow="fold", max_width=30),
-        Column("KEY", overflow="fold", max_width=30),
-        right("RUNNING"),
-        right("LIMIT"),
-        "RATE",
-        right("HELD"),
-        right("FOR"),
-        "SET BY",
-        Column("PAUSED", overflow="fold"),
+        *(folded("KIND", at_most=30), folded("KEY", at_most=30)),
+        *(right("RUNNING"), right("LIMIT"), "RATE", right("HELD"), right("FOR")),
+        *("SET BY", folded("PAUSED")),
     ]
     print_table(columns, map(_row, page), spare=("SET BY", "FOR"))
     if len(found) > limit:

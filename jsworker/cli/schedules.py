@@ -12,6 +12,7 @@ from jsworker.cli.enqueue import kind_of, read_payload
 from jsworker.cli.options import Json, JsonObject, Limit, argument, flag, new_app, option
 from jsworker.cli.output import (
     database_clock,
+    folded,
     moment,
     print_json,
     print_line,
@@ -19,6 +20,7 @@ from jsworker.cli.output import (
     print_table,
     remark,
     remark_next_page,
+    right,
     since,
     until,
 )
@@ -64,15 +66,9 @@ def list_schedules(
     if as_json:
         print_json(found)
         return
-    columns = [
-        Column("NAME", overflow="fold", max_width=30),
-        Column("KIND", overflow="fold", max_width=30),
-        Column("RULE", no_wrap=True),
-        Column("NEXT", no_wrap=True),
-        Column("IN", no_wrap=True, justify="right"),
-        Column("LAST", no_wrap=True),
-        Column("LAST JOB", no_wrap=True),
-        Column("SET BY", no_wrap=True),
+    columns: list[str | Column] = [
+        *(folded("NAME", at_most=30), folded("KIND", at_most=30)),
+        *("RULE", "NEXT", right("IN"), "LAST", "LAST JOB", "SET BY"),
     ]
     print_table(columns, map(_row, found), spare=("SET BY", "LAST", "IN", "LAST JOB", "KIND"))
     if len(every) > start + limit:

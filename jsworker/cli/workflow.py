@@ -14,12 +14,14 @@ from jsworker.cli.interruption import on_interrupt, run_in_batches
 from jsworker.cli.options import Group, Json, JsonObject, Limit, argument, new_app, option
 from jsworker.cli.output import (
     console,
+    folded,
     moment,
     print_json,
     print_line,
     print_table,
     remark,
     remark_next_page,
+    right,
     seconds_in_words,
     since,
 )
@@ -80,14 +82,8 @@ def list_workflows(
         for workflow_id, name, *state, _, _ in map(_row, found):
             console().print(Text("\n    ").join([Text("  ".join([workflow_id, *state])), Text(name)]))
     else:
-        columns = [
-            Column("ID", no_wrap=True),
-            Column("NAME", overflow="fold", max_width=40),
-            Column("STATUS", no_wrap=True),
-            Column("NODES", no_wrap=True, justify="right"),
-            Column("ENQUEUED", no_wrap=True),
-            Column("FINISHED", no_wrap=True),
-        ]
+        names, nodes = folded("NAME", at_most=40), right("NODES")
+        columns: list[str | Column] = ["ID", names, "STATUS", nodes, "ENQUEUED", "FINISHED"]
         print_table(columns, map(_row, found), spare=("FINISHED", "ENQUEUED"))
     if len(found) == limit:
         remark_next_page(found[-1]["id"])
