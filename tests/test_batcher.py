@@ -54,6 +54,17 @@ async def test_a_lone_item_waits_for_nothing_and_a_flood_gathers(door: Door) -> 
     assert door.batches == [[1], [2, 3, 4], [5]]
 
 
+async def test_a_write_that_returns_nothing_answers_each_item_with_none() -> None:
+    async def write(_: Sequence[int]) -> None:
+        return
+
+    batcher: Batcher[int, None] = Batcher("numbers", write, limit=3, died=lambda *_: None)
+    taken: list[None] = []
+    batcher.post(1, taken.append)
+    assert set(await asyncio.gather(batcher.submit(2), batcher.submit(3))) == {None}
+    assert taken == [None]
+
+
 async def test_a_batch_is_written_in_the_context_of_none_of_its_submitters() -> None:
     seen: list[str] = []
 

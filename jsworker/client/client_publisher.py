@@ -384,10 +384,9 @@ class ClientPublisher:
             self.silent_because = None
         return answers
 
-    async def _mark(self, sent: Sequence[Sent]) -> Sequence[None]:
+    async def _mark(self, sent: Sequence[Sent]) -> None:
         try:
             await publish.mark(self._database, sent)
         except (DatabaseUnavailable, DatabaseRefused) as error:
             # Unmarked jobs are published once more by a relay; the stream knows their messages already.
             self.unpublished_because = str(error)
-        return [None] * len(sent)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar, cast
 
 _MANY: Final = 16
 """From this number of items on, a batch waits for more items."""
@@ -20,17 +20,18 @@ _Taker: TypeAlias = asyncio.Future[AnswerT] | Callable[[AnswerT], None] | None
 class Batcher(Generic[ItemT, AnswerT]):
     """Gathers items that are submitted one by one and writes them together, one batch at a time.
 
-    ``write`` returns one answer for each item, in order, and should handle its errors; if it raises, ``died``
-    is called with the name and the error. ``limit``, the most items in one batch, may be changed at any time.
-    An item is written between ``linger`` and twice ``linger`` seconds after it was submitted; ``flush`` ends
-    that wait. Sixteen items or more wait for one turn of the event loop, and for further turns while each
-    brings more items, up to 0.02 s: every write costs a statement and a commit, however many items it has.
+    ``write`` returns one answer for each item, in order, or None for all of them, and should handle its
+    errors; if it raises, ``died`` is called with the name and the error. ``limit``, the most items in one
+    batch, may be changed at any time. An item is written between ``linger`` and twice ``linger`` seconds
+    after it was submitted; ``flush`` ends that wait. Sixteen items or more wait for one turn of the event
+    loop, and for further turns while each brings more items, up to 0.02 s: every write costs a statement and
+    a commit, however many items it has.
     """
 
     def __init__(
         self,
         name: str,
-        write: Callable[[Sequence[ItemT]], Awaitable[Sequence[AnswerT]]],
+        write: Callable[[Sequence[ItemT]], Awaitable[Sequence[AnswerT] | None]],
         *,
         limit: int,
         died: Callable[[str, BaseException], None],
@@ -110,6 +111,8 @@ class Batcher(Generic[ItemT, AnswerT]):
     async def _write_batch(self, batch: Sequence[tuple[ItemT, _Taker[AnswerT]]]) -> None:
         try:
             answers = await self._write([item for item, _ in batch])
+            if answers is None:
+                answers = cast("Sequence[AnswerT]", [None] * len(batch))
             self._give_all(batch, answers)
         except asyncio.CancelledError:
             for answer in _awaited(batch):

@@ -55,7 +55,7 @@ class DeadLetters:
         self._ending.set()
         await self._reports.flush()
 
-    async def _keep(self, batch: Sequence[tuple[_Message, str]]) -> Sequence[None]:
+    async def _keep(self, batch: Sequence[tuple[_Message, str]]) -> None:
         letters = {
             NewDeadMessage(
                 message.subject, message.stream_seq, message.stored_at, reason, message.data
@@ -69,7 +69,6 @@ class DeadLetters:
         for message in letters.values():
             message.nak(_DATABASE_DELAY)
         self._unanswered.difference_update(letters.values())
-        return [None] * len(batch)
 
     def _answer(self, letters: dict[NewDeadMessage, _Message], refused: Sequence[NewDeadMessage]) -> None:
         for letter in refused:
@@ -84,7 +83,7 @@ class DeadLetters:
                 message.term()
                 self._reports.post((letter.subject, letter.stream_seq, letter.reason))
 
-    async def _report(self, kept: Sequence[_Kept]) -> Sequence[None]:
+    async def _report(self, kept: Sequence[_Kept]) -> None:
         subject, stream_seq, reason = kept[-1]
         self._context.events.emit(
             "message.dead", messages=len(kept), subject=subject, stream_seq=stream_seq, reason=reason
@@ -92,4 +91,3 @@ class DeadLetters:
         with suppress(TimeoutError):  # messages that come meanwhile are reported together
             async with asyncio.timeout(_REPORT_SECONDS):
                 await self._ending.wait()
-        return [None] * len(kept)

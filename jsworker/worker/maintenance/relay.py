@@ -104,10 +104,9 @@ class Relay:
             else:
                 publishing.put_off()
 
-    async def _mark(self, sent: Sequence[Sent]) -> Sequence[None]:
+    async def _mark(self, sent: Sequence[Sent]) -> None:
         with self._health.noting():  # without a mark it is published again; the stream drops duplicates
             await publish.mark(self._context.database, sent, self._refused_rows)
-        return [None] * len(sent)
 
     def _judge(self, tally: Tally) -> None:
         if tally.refused is None and tally.stored:

@@ -71,9 +71,6 @@ class Consumer:
         self.is_pulling: Callable[[], bool] = lambda: True  # if False, nothing is known of messages
         self._had_more = False  # whether the stream had more messages when the last one came
         self._admit = admit
-        self._freed: Batcher[str, None] = Batcher(
-            f"freed keys of {self.name}", self._take_freed, limit=MOST_AT_ONCE, died=context.died
-        )
         self.delivered_at = boottime()  # when the last message came whose job has a row
         self.delivered_seq = 0  # number of the last first delivery; earlier messages were delivered, too
         self.put_off: set[UUID] = set()  # jobs found in the table whose claim was refused or not answered
@@ -100,6 +97,9 @@ class Consumer:
         )
         self._awaited: Batcher[UUID, None] = Batcher(
             f"awaited rows of {self.name}", self._claim_awaited, limit=1, died=context.died
+        )
+        self._freed: Batcher[str, None] = Batcher(
+            f"freed keys of {self.name}", self._take_freed, limit=MOST_AT_ONCE, died=context.died
         )
 
     def room(self) -> int:
@@ -183,20 +183,16 @@ class Consumer:
 
     async def flush(self) -> None:
         """Wait until all claims under way are decided."""
-        await self._batches.flush()
-        await self._locked.flush()
-        await self._awaited.flush()
-        await self._freed.flush()
+        for claims_under_way in (self._batches, self._locked, self._awaited, self._freed):
+            await claims_under_way.flush()
         # Put back messages of claims that stay undecided: they would come again only after ack_wait.
         claims = self._in_flight.claiming.items()
         self._put_off([job_id for job_id, claim in claims if claim.consumer is self])
 
     async def close(self) -> None:
         """Give up claims under way."""
-        await self._batches.close()
-        await self._locked.close()
-        await self._awaited.close()
-        await self._freed.close()
+        for claims_under_way in (self._batches, self._locked, self._awaited, self._freed):
+            await claims_under_way.close()
 
     def _look_for_room(self) -> bool:
         if self._slots.serves_one:
@@ -215,24 +211,22 @@ class Consumer:
             self.claiming += 1
         self._batches.post(job_id)
 
-    async def _claim_batch(self, ids: Sequence[UUID]) -> Sequence[None]:
+    async def _claim_batch(self, ids: Sequence[UUID]) -> None:
         await self._claim(self, ids)
-        return [None] * len(ids)
 
-    async def _take_freed(self, keys: Sequence[str]) -> Sequence[None]:
+    async def _take_freed(self, keys: Sequence[str]) -> None:
         await self._admit(self, set(keys))
-        return [None] * len(keys)
 
-    async def _claim_locked(self, ids: Sequence[UUID]) -> Sequence[None]:
+    async def _claim_locked(self, ids: Sequence[UUID]) -> None:
         """Claim jobs whose rows were locked; no statement waits for a lock, so other jobs are not delayed."""
         await asyncio.sleep(_LOCKED_PAUSE)
         self._waiting_for_locks -= len(ids)
-        return await self._claim_batch(ids)
+        await self._claim_batch(ids)
 
-    async def _claim_awaited(self, ids: Sequence[UUID]) -> Sequence[None]:
+    async def _claim_awaited(self, ids: Sequence[UUID]) -> None:
         """Claim a job whose row others lock in turn; this waits for its own turn."""
         try:
-            return await self._claim_batch(ids)
+            await self._claim_batch(ids)
         finally:
             self._in_flight.is_awaiting_lock = False
 

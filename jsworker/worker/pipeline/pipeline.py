@@ -323,12 +323,11 @@ class Pipeline:
         if run.claimed.limit_key is not None:  # the outcome is committed, so its slot is free for held jobs
             self.of_kind[run.kind.name].free(run.claimed.limit_key)
 
-    async def _wake(self, ended: Sequence[UUID]) -> Sequence[None]:
+    async def _wake(self, ended: Sequence[UUID]) -> None:
         """Queue now the jobs that wait behind ended ones; if this fails, PROMOTE does it seconds later."""
         with self._context.noting("waiting keys"):
             if self._context.health.up and await waiting_keys.wake(self._context.database, ended):
                 self._context.requeued.notify()
-        return [None] * len(ended)
 
     def _let_go(self, run: Run, *, owned: bool) -> None:
         self._in_flight.remove(run)

@@ -168,7 +168,7 @@ class RunTracing:
         """Give up unwritten notes."""
         await self._notes.close()
 
-    async def _write(self, runs: Sequence[RunContext]) -> Sequence[None]:
+    async def _write(self, runs: Sequence[RunContext]) -> None:
         if self._context.health.up:
             try:
                 await note_runs(self._context.database, worker_id=self._context.worker_id, runs=runs)
@@ -176,7 +176,6 @@ class RunTracing:
                 self._context.health.failed(error)
             except DatabaseRefused:  # only the link of a later run is missing
                 pass
-        return [None] * len(runs)
 
 
 def _nanoseconds(seconds: float) -> int:
