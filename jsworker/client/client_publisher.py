@@ -119,7 +119,7 @@ class ClientPublisher:
             client_name="jsworker client",
         )
         self._lost = asyncio.Event()
-        stream.on_disconnect(self._on_lost)
+        stream.connection.lost_callbacks.append(self._on_lost)
         self._connected_once = False
         try:
             await self._prepare(stream, _CONNECT_SECONDS)

@@ -64,6 +64,7 @@ from jsworker.ownership.transitions.reschedule import reschedule_all
 from jsworker.ownership.transitions.reset import Reset
 from jsworker.ownership.transitions.steps import steps_of
 from jsworker.stream.message import subject_of
+from jsworker.stream.result_hints import HintReceiver
 
 _PUBLISH_EVERY_SECONDS = 1.0
 """The seconds after which a long ``enqueue_many`` lets publishing begin; both compete for this process."""
@@ -251,7 +252,7 @@ class JobClient:
             await self.database.check_usable()
             await self.publisher.open()
             stream = self.publisher.stream
-            self._results.open(None if stream is None else stream.hint_receiver())
+            self._results.open(None if stream is None else HintReceiver(stream.connection))
         except BaseException:
             await self.close()
             self._unusable_because = _NOT_OPEN

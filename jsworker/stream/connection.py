@@ -35,8 +35,6 @@ _NO_CONNECTION: Final = "there is no connection to NATS"
 _SUBSCRIPTION: Final = re.compile(r'violation for subscription to "([^"]*)"( \(sid)?')
 """Of a violation, in lower case: the subject, and whether it was permitted before: then a number follows."""
 
-Callback = Callable[[], None]
-
 
 class Connection:
     """One connection to NATS that lasts until it is closed.
@@ -72,8 +70,8 @@ class Connection:
         """Verdicts that wait until the stream is known to be the own one; None: none has to."""
         self.losses = 0
         """How often the connection was lost: what was learnt before may not hold after the next one."""
-        self.lost_callbacks: list[Callback] = []
-        self.restored_callbacks: list[Callback] = []
+        self.lost_callbacks: list[Callable[[], None]] = []
+        self.restored_callbacks: list[Callable[[], None]] = []
         self.denied_callbacks: list[Callable[[str], None]] = []
 
     @property

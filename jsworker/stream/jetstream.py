@@ -1,6 +1,6 @@
 """One stream of JetStream: connect, ensure that stream and consumers are right, publish, and ask."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Final, NamedTuple
@@ -11,12 +11,9 @@ from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.stream.api import JetStreamApi, NotThere, StreamState, api_errors
-from jsworker.stream.connection import Callback, Connection
-from jsworker.stream.event_sender import EventSender
-from jsworker.stream.liveness import Witness
+from jsworker.stream.connection import Connection
 from jsworker.stream.message import WireMessage
 from jsworker.stream.publisher import Headers, Published, Publisher, PublishOutcome
-from jsworker.stream.result_hints import HintReceiver, HintSender
 from jsworker.stream.topology import Topology, prefix_of
 
 _KNOWN_SECONDS: Final = 60.0
@@ -83,33 +80,6 @@ class Stream(JetStreamApi):
             await self.connection.client.flush(timeout)
             return True
         return False
-
-    def on_disconnect(self, callback: Callback) -> None:
-        """Add a callback that is called when the connection is lost."""
-        self.connection.lost_callbacks.append(callback)
-
-    def on_reconnect(self, callback: Callback) -> None:
-        """Add a callback that is called when there is a connection again."""
-        self.connection.restored_callbacks.append(callback)
-
-    def witness(
-        self, worker_id: str, read_stacks: Callable[[bytes], Awaitable[bytes]] | None = None
-    ) -> Witness:
-        """Return a ``Witness``, which answers for a worker on this connection and asks about others."""
-        return Witness(self.connection, worker_id=worker_id, read_stacks=read_stacks)
-
-    def hint_sender(self, report: Callable[[str | None], None]) -> HintSender:
-        """Return a ``HintSender``, which sends hints about ended jobs on this connection."""
-        return HintSender(self.connection, report=report)
-
-    def event_sender(self, worker_id: str) -> EventSender:
-        """Return an ``EventSender``, which sends events of jobs on this connection."""
-        prefix = self.settings.subject_prefix
-        return EventSender(self.connection, self.events, prefix=prefix, worker_id=worker_id)
-
-    def hint_receiver(self) -> HintReceiver:
-        """Return a ``HintReceiver``, which asks for hints on this connection and receives them."""
-        return HintReceiver(self.connection)
 
     async def ensure(
         self,

@@ -51,7 +51,6 @@ class Witness:
     def __init__(
         self,
         connection: Connection,
-        *,
         worker_id: str,
         read_stacks: Callable[[bytes], Awaitable[bytes]] | None = None,
     ) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 from jsworker.core.clock import boottime
 from jsworker.core.priorities import HIGH, NORMAL
 from jsworker.ownership.transitions import workers
+from jsworker.stream.event_sender import EventSender
 from jsworker.stream.result_hints import FORGET_SECONDS
 from jsworker.telemetry.worker_status import Readiness, WorkerStatus
 from jsworker.worker import stacks
@@ -94,7 +95,14 @@ class Components:
         )
 
         self.event_sender = (
-            context.stream.event_sender(context.worker_id) if settings.publish_events else None
+            EventSender(
+                context.stream.connection,
+                context.events,
+                prefix=settings.subject_prefix,
+                worker_id=context.worker_id,
+            )
+            if settings.publish_events
+            else None
         )
 
         # Maintenance.
@@ -152,10 +160,9 @@ class Components:
 
     def _follow_connection(self) -> None:
         """Take jobs from the table once the connection is lost; look whose stream it is once it is back."""
-        stream = self._context.stream
-        stream.on_disconnect(self._context.room.notify)
-        stream.on_disconnect(self.table.wake)
-        stream.on_reconnect(self.presences.wake)
+        connection = self._context.stream.connection
+        connection.lost_callbacks += [self._context.room.notify, self.table.wake]
+        connection.restored_callbacks.append(self.presences.wake)
 
     def _wakers(self) -> tuple[Loop, Scheduler, Loop, Admissions]:
         """Return the loops that are woken at an instant: of a schedule, a token, or the end of a pause."""

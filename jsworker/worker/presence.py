@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import StreamRefused, StreamUnavailable
-from jsworker.stream.liveness import REFUSED, WELL, Answer
+from jsworker.stream.liveness import REFUSED, WELL, Answer, Witness
 from jsworker.worker.context import WorkerContext
 
 
@@ -17,14 +17,14 @@ class Presence:
         """Prepare; ``stacks`` answers requests for stacks."""
         self._stream = context.stream
         self._publishing = context.publishing
-        self._witness = context.stream.witness(context.worker_id, stacks)
+        self._witness = Witness(context.stream.connection, context.worker_id, stacks)
         self._interval = context.settings.heartbeat_interval
         self._timeout = min(1.0, self._interval / 2)
         self._connected_since: float | None = None
         self._proven_at: float | None = None
         self.answers = False
         """Whether a request to this worker was ever answered; only then its silence is evidence."""
-        self._stream.on_disconnect(self._lose)
+        self._stream.connection.lost_callbacks.append(self._lose)
 
     def reachable(self) -> bool:
         """Return whether requests of other workers reach this one, as far as it knows.

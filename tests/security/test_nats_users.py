@@ -14,8 +14,10 @@ from nats.aio.client import Client as NatsClient
 from jsworker import JobClient
 from jsworker.core.errors import SettingsError, StreamRefused
 from jsworker.core.settings import Settings
-from jsworker.stream.liveness import Answer, Reply, ask_stacks
+from jsworker.stream.event_sender import EventSender
+from jsworker.stream.liveness import Answer, Reply, Witness, ask_stacks
 from jsworker.stream.message import WireMessage
+from jsworker.stream.result_hints import HintReceiver, HintSender
 from tests.security.guarded import nats_user
 from tests.stream.desk import Desk, until
 from tests.stream.nats_server import HOST, NatsServer
@@ -229,8 +231,8 @@ def test_an_inbox_prefix_is_words_of_a_subject(prefix: str) -> None:
 
 async def test_workers_hear_of_each_other(open_as: OpenAs) -> None:
     one, other = await open_as("worker"), await open_as("worker")
-    assert await one.witness("pod-0.example-17-a1").prove(2.0)
-    asker = other.witness("pod-1-9-ff")
+    assert await Witness(one.connection, "pod-0.example-17-a1").prove(2.0)
+    asker = Witness(other.connection, "pod-1-9-ff")
     assert await asker.ask("pod-0.example-17-a1", 2.0) is Answer.ALIVE
     assert await asker.ask("pod-7-1-00", 2.0) is Answer.NO_RESPONDERS
     assert one.told == other.told == []
@@ -242,7 +244,7 @@ async def test_workers_tell_their_stacks_to_workers_alone(open_as: OpenAs, guard
 
     name, job_id = "pod-0.example-17-a1", uuid4()
     worker = await open_as("worker")
-    assert await worker.witness(name, stacks).prove(2.0)
+    assert await Witness(worker.connection, name, stacks).prove(2.0)
 
     async def ask(role: str) -> Reply:
         settings = settings_for(guarded_nats.url, **nats_user(role))
@@ -276,7 +278,7 @@ async def test_a_producer_publishes_and_a_worker_finds_the_message(
 
 async def test_an_application_hears_what_becomes_of_jobs(open_as: OpenAs, guarded_nats: NatsServer) -> None:
     worker = await open_as("worker")
-    worker.event_sender("worker-1")
+    EventSender(worker.connection, worker.events, prefix="jobs", worker_id="worker-1")
     async with connected(guarded_nats, nats_user("producer")) as (client, complaints):
         listening = await client.subscribe("jobs.events.>")
         await client.flush()
@@ -320,10 +322,10 @@ async def test_nothing_that_a_producer_publishes_disconnects_or_misleads_anybody
 ) -> None:
     await (await open_as("operator")).ensure(["echo"], WAITS)
     worker, client = await open_as("worker"), await open_as("producer")
-    hints, hinted = worker.hint_sender(lambda _: None), client.hint_receiver()
+    hints, hinted = HintSender(worker.connection, report=lambda _: None), HintReceiver(client.connection)
     await hints.step()
     hinted.announce([uuid4()])
-    assert await worker.witness("pod-1-9-ff").prove(30.0)
+    assert await Witness(worker.connection, "pod-1-9-ff").prove(30.0)
     heard = worker.connection.client.inboxes
     desk = Desk(worker, kind="echo")
     desk.puller.begin()

@@ -15,6 +15,7 @@ from nats.errors import Error as NatsError
 
 from jsworker.core.errors import StreamRefused
 from jsworker.stream import connection
+from jsworker.stream.liveness import Witness
 from jsworker.stream.message import WireMessage
 from tests.stream.conftest import OpenStream, StartServer
 from tests.stream.desk import until
@@ -35,7 +36,7 @@ async def test_a_restart_of_the_server_is_told_and_survived(
     stream: TestStream, server: NatsServer, how: signal.Signals
 ) -> None:
     calls: list[str] = []
-    stream.on_disconnect(lambda: calls.append("lost"))
+    stream.connection.lost_callbacks.append(lambda: calls.append("lost"))
     stream.connection.restored_callbacks.append(lambda: calls.append("back"))
     await server.stop(how)
     await until(lambda: bool(stream.told_of("worker.degraded")))
@@ -105,7 +106,7 @@ async def test_subscriptions_come_back_with_a_permission_that_was_taken_away(
     server = await start_server(users % "nothing")
     stream = await open_stream(url=f"nats://a:b@{HOST}:{server.port}")
     await stream.ensure(["resize"], {"resize": 600.0})
-    witness = stream.witness("pod-0")
+    witness = Witness(stream.connection, "pod-0")
     await witness.prove(10.0)
     await stream.publish(WireMessage(uuid4(), "resize", 1), timeout=10.0)
     first = stream.connection.client

@@ -50,7 +50,7 @@ async def test_each_event_has_a_subject_and_holds_no_word_of_a_job(
     stream: TestStream, plain: NatsClient
 ) -> None:
     messages = await heard(plain)
-    sender = stream.event_sender("worker-1")
+    sender = EventSender(stream.connection, stream.events, prefix="jobs", worker_id="worker-1")
     words = {"error": CANARY, "reason": CANARY, "stage": CANARY, "result": CANARY, "payload": CANARY}
     for name in sorted(EVENT_NAMES):
         stream.events.emit(name, ValueError(CANARY), **FACTS, **words, seconds=1.23456, progress=0.5)
@@ -73,7 +73,7 @@ async def test_each_event_has_a_subject_and_holds_no_word_of_a_job(
 
 async def test_an_error_of_a_hook_is_no_end_of_a_run(stream: TestStream, plain: NatsClient) -> None:
     messages = await heard(plain)
-    stream.event_sender("worker-1")
+    EventSender(stream.connection, stream.events, prefix="jobs", worker_id="worker-1")
     stream.events.emit("job.error", **FACTS, error="in a hook")
     stream.events.emit("job.completed", **FACTS)
     await hears(messages, "jobs.events.resize.completed")
@@ -84,7 +84,7 @@ async def test_the_stream_takes_none_of_them(
 ) -> None:
     kinds = ["events", *PRIORITIES, "resize"]
     await stream.ensure(kinds, dict.fromkeys(kinds, 600.0))
-    stream.event_sender("worker-1")
+    EventSender(stream.connection, stream.events, prefix="jobs", worker_id="worker-1")
     messages = await heard(plain)
     for kind in kinds:
         for name in WORDS:
@@ -98,7 +98,7 @@ async def test_the_stream_takes_none_of_them(
 async def test_without_a_connection_they_are_dropped_and_counted(
     server: NatsServer, stream: TestStream, plain: NatsClient
 ) -> None:
-    sender = stream.event_sender("worker-1")
+    sender = EventSender(stream.connection, stream.events, prefix="jobs", worker_id="worker-1")
     await server.stop(signal.SIGKILL)
 
     async def is_lost() -> None:
@@ -123,7 +123,7 @@ async def test_what_a_slow_server_does_not_read_is_dropped(
     stream: TestStream, plain: NatsClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages = await heard(plain)
-    sender = stream.event_sender("worker-1")
+    sender = EventSender(stream.connection, stream.events, prefix="jobs", worker_id="worker-1")
     monkeypatch.setattr(event_sender, "_MOST_PENDING_BYTES", 1000)
     for _ in range(100):  # none is sent before the next await
         stream.events.emit("job.completed", **FACTS)

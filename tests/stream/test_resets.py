@@ -12,6 +12,7 @@ import nats.errors
 import pytest
 
 from jsworker.core.errors import PublishFailed, StreamUnavailable
+from jsworker.stream.liveness import Witness
 from jsworker.stream.message import WireMessage
 from tests.stream.desk import Desk, publish
 from tests.stream.nats_server import NatsServer
@@ -62,7 +63,7 @@ async def call_with_a_closed_transport(folder: Path) -> None:
             "publish_many": publish_one,
             "publish_raw": lambda: stream.publish_raw(stream.subject_of("resize"), b"x"),
             "state": stream.state,
-            "prove": lambda: stream.witness("me").prove(0.5),
+            "prove": lambda: Witness(stream.connection, "me").prove(0.5),
         }
         for name, call in calls.items():
             await eventually(lambda: connected(stream))
@@ -126,7 +127,7 @@ async def call_everything_under_resets(folder: Path) -> None:
 
 def calls_of(stream: TestStream, desk: Desk) -> list[Callable[[], Awaitable[Any]]]:
     """Return everything that workers ask of a stream, in short."""
-    witness = stream.witness("me")
+    witness = Witness(stream.connection, "me")
 
     async def publish_some() -> None:
         await stream.publish_many([WireMessage(uuid4(), "resize", 1) for _ in range(20)], timeout=0.5)
@@ -165,7 +166,7 @@ async def connected(stream: TestStream) -> None:
 async def all_is_well(stream: TestStream, desk: Desk) -> None:
     await desk.ack_all()
     [job_id] = await publish(stream, 1)
-    assert await stream.witness("me").prove(5.0)
+    assert await Witness(stream.connection, "me").prove(5.0)
 
     async def delivered() -> None:
         assert job_id in desk.jobs

@@ -28,7 +28,7 @@ class Worker:
     def __init__(self, stream: TestStream) -> None:
         self.reports: list[str | None] = []
         self.stream = stream
-        self.hints: HintSender = stream.hint_sender(self.reports.append)
+        self.hints = HintSender(stream.connection, report=self.reports.append)
 
     async def listens(self) -> "Worker":
         await self.hints.step()
@@ -50,7 +50,7 @@ class Client:
     def __init__(self, stream: TestStream) -> None:
         self.got: list[UUID] = []
         self.stream = stream
-        self.hints: HintReceiver = stream.hint_receiver()
+        self.hints = HintReceiver(stream.connection)
         self.hints.take = self.got.append
 
     async def gets(self, *ids: UUID) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from nats.aio.client import Client as NatsClient
 
-from jsworker.stream.liveness import STACKS, SUBJECT, Answer, ask
+from jsworker.stream.liveness import STACKS, SUBJECT, Answer, Witness, ask
 from tests.stream.conftest import OpenStream, StartServer
 from tests.stream.desk import until
 from tests.stream.nats_server import NatsServer
@@ -46,9 +46,9 @@ async def test_a_worker_that_listens_is_alive_and_one_that_left_has_no_responder
     open_stream: OpenStream,
 ) -> None:
     stream, other = await open_stream(), await open_stream()
-    asking = stream.witness("asking")
+    asking = Witness(stream.connection, "asking")
     assert await asking.ask("other-1", LONG) is Answer.NO_RESPONDERS
-    assert await other.witness("other-1").prove(LONG)
+    assert await Witness(other.connection, "other-1").prove(LONG)
     assert await soon(asking.ask("other-1", LONG)) is Answer.ALIVE
     assert await soon(asking.ask("other-10", LONG)) is Answer.NO_RESPONDERS
     await other.close()
@@ -61,13 +61,13 @@ async def test_a_worker_that_listens_is_alive_and_one_that_left_has_no_responder
 
 async def test_asking_needs_no_subject_of_ones_own(open_stream: OpenStream) -> None:
     one, other = await open_stream(), await open_stream()
-    await other.witness("other").prove(LONG)
-    assert await soon(one.witness("asking").ask("other", LONG)) is Answer.ALIVE
-    assert await soon(other.witness("other").ask("asking", LONG)) is Answer.NO_RESPONDERS
+    await Witness(other.connection, "other").prove(LONG)
+    assert await soon(Witness(one.connection, "asking").ask("other", LONG)) is Answer.ALIVE
+    assert await soon(Witness(other.connection, "other").ask("asking", LONG)) is Answer.NO_RESPONDERS
 
 
 async def test_proving_again_answers_each_question_once(open_stream: OpenStream, plain: NatsClient) -> None:
-    witness = (await open_stream()).witness("me")
+    witness = Witness((await open_stream()).connection, "me")
     for _ in range(3):
         assert await witness.prove(LONG)
     inbox = plain.new_inbox()
@@ -80,7 +80,7 @@ async def test_proving_again_answers_each_question_once(open_stream: OpenStream,
 
 async def test_a_frozen_worker_is_unknown(open_stream: OpenStream, plain: NatsClient) -> None:
     asked = await never_answers(plain, "frozen")
-    assert await (await open_stream()).witness("me").ask("frozen", 0.1) is Answer.UNKNOWN
+    assert await Witness((await open_stream()).connection, "me").ask("frozen", 0.1) is Answer.UNKNOWN
     assert asked.is_set()
 
 
@@ -93,22 +93,22 @@ async def test_a_missing_permission_is_unknown_and_told_at_once(
         return await open_stream(url=server.url, nats_user=user, nats_password="secret")
 
     anybody, mute, deaf = await enter("anybody"), await enter("mute"), await enter("deaf")
-    assert await anybody.witness("anybody").prove(LONG)
+    assert await Witness(anybody.connection, "anybody").prove(LONG)
     # It may not ask: nobody hears it, so that nobody answers proves nothing.
-    assert await soon(mute.witness("mute").ask("anybody", LONG)) is Answer.UNKNOWN
-    assert await soon(mute.witness("mute").ask("nobody", LONG)) is Answer.UNKNOWN
+    assert await soon(Witness(mute.connection, "mute").ask("anybody", LONG)) is Answer.UNKNOWN
+    assert await soon(Witness(mute.connection, "mute").ask("nobody", LONG)) is Answer.UNKNOWN
     async with asyncio.timeout(10.0):
-        assert not await mute.witness("mute").prove(LONG)
+        assert not await Witness(mute.connection, "mute").prove(LONG)
         # It may not listen, so nobody may ever take its silence for its end.
-        assert not await deaf.witness("deaf").prove(LONG)
-    assert await soon(deaf.witness("deaf").ask("anybody", LONG)) is Answer.ALIVE
+        assert not await Witness(deaf.connection, "deaf").prove(LONG)
+    assert await soon(Witness(deaf.connection, "deaf").ask("anybody", LONG)) is Answer.ALIVE
 
 
 async def test_a_lost_connection_is_unknown(
     open_stream: OpenStream, server: NatsServer, plain: NatsClient
 ) -> None:
     stream = await open_stream()
-    witness = stream.witness("me")
+    witness = Witness(stream.connection, "me")
     asked = await never_answers(plain, "silent")
     asking = asyncio.create_task(witness.ask("silent", LONG))
     await asked.wait()
@@ -124,13 +124,13 @@ async def test_a_lost_connection_is_unknown(
 
 async def test_a_worker_answers_again_after_a_reconnect(open_stream: OpenStream, server: NatsServer) -> None:
     stream, other = await open_stream(), await open_stream()
-    witness = stream.witness("me")
+    witness = Witness(stream.connection, "me")
     assert await witness.prove(LONG)
     await server.restart()
 
     async def answers_again() -> None:
         assert await witness.prove(1.0)
-        assert await other.witness("other").ask("me", 1.0) is Answer.ALIVE
+        assert await Witness(other.connection, "other").ask("me", 1.0) is Answer.ALIVE
 
     await eventually(answers_again)
 
@@ -144,7 +144,7 @@ async def test_questions_for_stacks_that_come_together_have_one_answer(open_stre
         await may_answer.wait()
         return b"answer %d" % len(asked)
 
-    assert await (await open_stream()).witness("me", read_stacks).prove(LONG)
+    assert await Witness((await open_stream()).connection, "me", read_stacks).prove(LONG)
     other = (await open_stream()).connection
     questions = [b"", b"", b"", b"job"]
     asking = [asyncio.create_task(ask(other, f"{SUBJECT}me{STACKS}", LONG, each)) for each in questions]

@@ -221,7 +221,7 @@ async def test_who_has_just_connected_knows_nothing_yet(
                 await eventually(lambda: finds_nobody(presence))
                 assert await presence.ask("asking") is Answer.ALIVE
                 lost = asyncio.Event()
-                stream.on_disconnect(lost.set)
+                stream.connection.lost_callbacks.append(lost.set)
                 proxy.break_connections()
                 await lost.wait()
                 assert not presence.reachable()

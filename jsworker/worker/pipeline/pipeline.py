@@ -19,6 +19,7 @@ from jsworker.ownership.transitions import claim as claims
 from jsworker.ownership.transitions import waiting_keys
 from jsworker.ownership.transitions.settle import ENDED, Settled
 from jsworker.stream.puller import Puller
+from jsworker.stream.result_hints import HintSender
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.isolation.isolated_runner import IsolatedRunner
 from jsworker.worker.maintenance.dead_letters import DeadLetters
@@ -91,7 +92,8 @@ class Pipeline:
         self.tracing = run_reports.RunTracing(context)
         self.settler = Settler(context)
         self.dead_letters = DeadLetters(context)
-        self.hints = context.stream.hint_sender(partial(context.complaints.note, "result hints"))
+        complain = partial(context.complaints.note, "result hints")
+        self.hints = HintSender(context.stream.connection, report=complain)
         self._consumer = partial(
             Consumer,
             context,
