@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Final
 from uuid import UUID
 
 from jsworker.core.clock import boottime
@@ -14,21 +14,9 @@ from jsworker.stream.api import JetStreamApi, NotThere, StreamState, api_errors
 from jsworker.stream.connection import Connection
 from jsworker.stream.message import WireMessage
 from jsworker.stream.publisher import Headers, Published, Publisher, PublishOutcome
-from jsworker.stream.topology import Topology, prefix_of
+from jsworker.stream.topology import EnsuredConsumer, Topology
 
 _KNOWN_SECONDS: Final = 60.0
-
-
-class KeptConsumer(NamedTuple):
-    """What was found when a consumer was kept in shape.
-
-    Attributes:
-        had_prefix: the prefix of the subject that it had instead of its own; None if it had its own, or one
-            that is of no prefix.
-    """
-
-    is_paused: bool
-    had_prefix: str | None
 
 
 class Stream(JetStreamApi):
@@ -116,15 +104,13 @@ class Stream(JetStreamApi):
         """Why the stream was refused the subjects of the priorities; None: it has them."""
         return None if self._topology.has_lanes else self._topology.lanes_refused
 
-    async def keep_consumer_in_shape(self, name: str) -> KeptConsumer:
+    async def keep_consumer_in_shape(self, name: str) -> EnsuredConsumer:
         """Revert changes that others have made to a consumer since ``ensure``; raises as ``ensure`` does.
 
         An ack_wait that is longer than asked for is left alone: a worker with other settings may need it. So
         is a pause, which is somebody's intention.
         """
-        info, changed = await self._topology.ensure_consumer(name, self._ack_waits, shortens=False)
-        had = [prefix_of(each.actual, name) for each in changed if each.setting == "filter_subject"]
-        return KeptConsumer(is_paused=bool(info.paused), had_prefix=had[0] if had else None)
+        return await self._topology.ensure_consumer(name, self._ack_waits, shortens=False)
 
     async def publish_many(
         self,

@@ -193,10 +193,15 @@ def _same(has: Any, wants: Any) -> bool:
 
 
 class EnsuredConsumer(NamedTuple):
-    """A consumer's state, and the settings of it that had to be changed."""
+    """What was found when a consumer was ensured.
 
-    info: ConsumerInfo
-    changed: Collection[Difference] = ()
+    Attributes:
+        had_prefix: the prefix of the subject that it had instead of its own; None if it had its own, or one
+            that is of no prefix.
+    """
+
+    is_paused: bool
+    had_prefix: str | None = None
 
 
 class Topology:
@@ -413,7 +418,7 @@ class Topology:
         if fixed:
             raise StreamRefused(f"{what} cannot be used: {_list(fixed)}; delete it, and it is made anew")
         if not differences:
-            return EnsuredConsumer(info)
+            return EnsuredConsumer(bool(info.paused))
         names: dict[str, Any] = {"name": wanted.name, "durable_name": wanted.durable_name}
         reason = "it took the change and did not make it"
         try:
@@ -426,7 +431,8 @@ class Topology:
         self._refuse_harm(what, [each for each in left if _does_harm(each)], reason)
         changed = [each for each in differences if each not in left]
         self._emit_changes(what, changed)
-        return EnsuredConsumer(info, changed)
+        had = (prefix_of(each.actual, kind) for each in changed if each.setting == "filter_subject")
+        return EnsuredConsumer(bool(info.paused), next(had, None))
 
     async def _consumer(self, name: str) -> ConsumerInfo | None:
         """Return a consumer's state, None if it does not exist; StreamUnavailable: it may be another's."""

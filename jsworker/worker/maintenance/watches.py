@@ -14,8 +14,8 @@ from jsworker.ownership.database import DatabaseHistory, check_level, read_histo
 from jsworker.ownership.queries import job_report
 from jsworker.ownership.transitions import clock_ahead, republish
 from jsworker.stream.api import StreamState
-from jsworker.stream.jetstream import KeptConsumer
 from jsworker.stream.message import is_literal
+from jsworker.stream.topology import EnsuredConsumer
 from jsworker.worker.context import WorkerContext
 
 SHAPE_SECONDS: Final = 30.0
@@ -144,7 +144,7 @@ async def keep_in_shape(context: WorkerContext, lanes: Callable[[], Sequence[str
                 context.complaints.note(what, _starts_late(context, consumer, kept))
 
 
-def _starts_late(context: WorkerContext, consumer: str, kept: KeptConsumer) -> str | None:
+def _starts_late(context: WorkerContext, consumer: str, kept: EnsuredConsumer) -> str | None:
     """Return why jobs of a consumer's kind start late; None if they do not."""
     late = "jobs start late, from the table, until"
     if kept.is_paused:
