@@ -98,7 +98,7 @@ async def process_job(run: Run, job: Job[Any], services: LeaseServices) -> Outco
             run.refuse_never_awaited()
     finally:
         bound_facts.reset(bound)
-    return outcomes.returned(run, value, services.settings.max_result_bytes, services.contents)
+    return outcomes.returned(run, value, services)
 
 
 def _call(run: Run, job: Job[Any]) -> Awaitable[Any]:

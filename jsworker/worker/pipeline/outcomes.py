@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from jsworker.core.clock import LONGEST_WAIT
-from jsworker.core.contents import Contents
 from jsworker.core.errors import (
     ContentRefused,
     Fail,
@@ -23,6 +22,7 @@ from jsworker.core.tracebacks import members_of, message_of, traceback_of, type_
 from jsworker.ownership.refusals import is_cause_of
 from jsworker.worker.pipeline.concealment import concealed, concealed_words
 from jsworker.worker.pipeline.in_flight import Run, StopReason
+from jsworker.worker.pipeline.run_writes import LeaseServices
 from jsworker.worker.pipeline.threads import ThreadNotStarted
 
 _ERROR_CHARACTERS = 8000
@@ -96,23 +96,24 @@ Outcome = Completed | Failed | HandedBack | Interrupted | Snoozed | Lost
 _COMPLETED = Completed(None)
 
 
-def returned(run: Run, value: Any, max_bytes: int, contents: Contents) -> Outcome:
+def returned(run: Run, value: Any, services: LeaseServices) -> Outcome:
     """Return the outcome of a run whose processor returned ``value``."""
     if value is None:
         return _COMPLETED
     try:
-        return Completed(result_text(run, value, max_bytes, contents))
+        return Completed(result_text(run, value, services))
     except InvalidResult as error:
         return Failed(_words(run, error), "result", 0.0)
 
 
-def result_text(run: Run, value: Any, max_bytes: int, contents: Contents) -> str | None:
+def result_text(run: Run, value: Any, services: LeaseServices) -> str | None:
     """Return a result as JSON text, as it is stored; None if there is none. Raises InvalidResult."""
     if value is None:
         return None
     try:
-        text = contents.encode(write_result(value, run.kind.result_type), "result", run.kind.name, run.id)
-        check_size(text, "result", max_bytes)
+        text = write_result(value, run.kind.result_type)
+        text = services.contents.encode(text, "result", run.kind.name, run.id)
+        check_size(text, "result", services.settings.max_result_bytes)
     except InvalidJson as error:
         refused = InvalidResult(str(error))
         refused.without_content = error.without_content

@@ -415,8 +415,7 @@ class RunLease:
     def _result_text(self, result: Any | Callable[[], Any]) -> str | None:
         self._run.refuse_never_awaited()
         value = result() if callable(result) else result
-        services = self._services
-        return result_text(self._run, value, services.settings.max_result_bytes, services.contents)
+        return result_text(self._run, value, self._services)
 
 
 def _raised(attempt: tenacity.AttemptManager) -> BaseException | None:

@@ -4,7 +4,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Final
-from uuid import UUID
 
 from jsworker.core import fault_points
 from jsworker.core.clock import boottime
@@ -120,19 +119,18 @@ class DeadOwners:
 
 
 async def report_taken(context: "WorkerContext", taken: TakenBack, *, cause: str) -> None:
-    """Emit the events of a RESET, wake the relay, and set refused rows aside; ``cause`` is the rule."""
+    """Emit the events of a RESET, wake the relay, have batches checked, and set refused rows aside.
+
+    ``cause`` is the rule.
+    """
     report_resets(taken.resets, cause=cause, events=context.events)
     if taken.resets:
         await fault_points.reach("after_reset_before_wake")
         context.requeued.notify()
-        await touch_batches(context, [job.id for job in taken.resets if job.status in FINAL])
+        ended = [job.id for job in taken.resets if job.status in FINAL]
+        for batch in await batches_of(context.database, ended):
+            context.batches.touch(batch)
     await context.refused_rows.note("reset", taken.refused.items())
-
-
-async def touch_batches(context: "WorkerContext", ended: Collection[UUID]) -> None:
-    """Have the batches checked whose members a RESET has ended."""
-    for batch in await batches_of(context.database, ended):
-        context.batches.touch(batch)
 
 
 async def report_operators(database: Database, *, events: Events) -> None:
