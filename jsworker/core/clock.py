@@ -1,5 +1,6 @@
-"""Local time for waits and fences, and the check of waits that users give."""
+"""Local time for waits and fences, waits that vary, and the check of waits that users give."""
 
+import random
 import time
 from datetime import timedelta
 from typing import Any, Final
@@ -24,6 +25,11 @@ def boottime() -> float:
     over; the rows of these jobs refuse its writes.
     """
     return time.clock_gettime(_CLOCK)
+
+
+def jittered(seconds: float, share: float) -> float:
+    """Return a wait that varies by this share either way, so that many do not end at one moment."""
+    return seconds * random.uniform(1 - share, 1 + share)  # noqa: S311 -- spreads load, hides nothing
 
 
 def wait_in_seconds(value: Any, what: str) -> float:

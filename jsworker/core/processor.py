@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -18,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypeVar
 
 from jsworker.core import strict_json
+from jsworker.core.clock import jittered
 from jsworker.core.errors import InvalidJson, InvalidPayload
 from jsworker.core.job import Job
 from jsworker.core.limits import Limit, Rate
@@ -83,8 +83,7 @@ class Backoff:
             wait = self.first * float(self.factor) ** max(attempt - 1, 0)
         except OverflowError:
             wait = self.longest if self.first else 0.0
-        spread = random.uniform(1 - self.jitter, 1 + self.jitter)  # noqa: S311 -- spreads load, hides nothing
-        return min(wait, self.longest) * spread
+        return jittered(min(wait, self.longest), self.jitter)
 
 
 class JobProcessor(ABC, Generic[P]):

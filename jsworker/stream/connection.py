@@ -1,7 +1,6 @@
 """The connection: made within a time limit, watched, replaced when nats-py is stuck, closed in seconds."""
 
 import asyncio
-import random
 import re
 import secrets
 from collections import deque
@@ -11,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 import nats.errors
 
+from jsworker.core.clock import jittered
 from jsworker.core.errors import JsworkerError, StreamRefused, StreamUnavailable
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings, variable_of
@@ -226,7 +226,7 @@ class Connection:
             "reconnected_cb": on_restored,
             "name": self._name,
             "max_reconnect_attempts": -1,
-            "reconnect_time_wait": _RECONNECT_SECONDS * random.uniform(0.5, 1.5),  # noqa: S311 -- spreads a fleet
+            "reconnect_time_wait": jittered(_RECONNECT_SECONDS, 0.5),
             "ping_interval": _PING_SECONDS,
             "max_outstanding_pings": 2,
             "pending_size": _PENDING_BYTES,
@@ -235,11 +235,7 @@ class Connection:
         }
         try:
             await client.connect(login.servers, **login.options, **options)
-        except (
-            nats.errors.Error,
-            OSError,
-            RuntimeError,
-        ) as error:  # RuntimeError: uvloop's closed transports
+        except (nats.errors.Error, OSError, RuntimeError) as error:  # the last from uvloop's transports
             raise login_error(error, login.shown) from error
         finally:
             trying = False

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import random
 import re
 import sys
 import time
@@ -11,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
+from jsworker.core.clock import jittered
 from jsworker.core.errors import JsworkerError, StreamUnavailable
 from jsworker.core.priorities import NORMAL
 from jsworker.stream.jetstream import Stream
@@ -431,7 +431,7 @@ class Puller:
         """Pause after a failure, longer after each further one; a failure during a pause is the same one."""
         if self._pause_left() <= 0:
             pause = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(self._failures, 10))
-            self._paused_until = time.monotonic() + pause * random.uniform(0.8, 1.2)  # noqa: S311 -- spreads a fleet
+            self._paused_until = time.monotonic() + jittered(pause, 0.2)
             self._failures += 1
 
     def _on_end(self, task: asyncio.Task[None]) -> None:

@@ -2,14 +2,13 @@
 
 import asyncio
 import math
-import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 from uuid import UUID
 
-from jsworker.core.clock import boottime
+from jsworker.core.clock import boottime, jittered
 from jsworker.core.contents import Contents
 from jsworker.core.errors import (
     DatabaseBusy,
@@ -254,7 +253,7 @@ class PublishingHealth:
         now = boottime()
         again = self.refused or now - self._stored_at < _CALM_SECONDS
         self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS) if again else _FIRST_PAUSE_SECONDS
-        self._try_at = now + self._pause * random.uniform(0.75, 1.25)  # noqa: S311 -- spreads load, hides nothing
+        self._try_at = now + jittered(self._pause, 0.25)
         if not self.refused:
             self.refused = True
             self._events.emit("worker.degraded", what="publishing", reason=reason)

@@ -1,7 +1,6 @@
 """Intake: deliveries of one kind become claims, in natural batches, and claims become runs."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
@@ -10,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from jsworker.core.batching import Batcher
-from jsworker.core.clock import boottime
+from jsworker.core.clock import boottime, jittered
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, LockTimeout
 from jsworker.core.priorities import NORMAL
 from jsworker.ownership.refusals import RowRefused
@@ -37,6 +36,7 @@ _MOST_COPIES = 10  # deliveries that wait for one claim; more are put back, beca
 _MOST_UNUSABLE = 100  # messages that are not stored yet as dead letters; with so many no more are pulled
 _DATABASE_DELAY = 2.0
 _REFUSED_DELAY = 60.0
+_JITTER = 0.5  # the share by which delays of messages vary
 _LOCKED_PAUSE = 0.005
 _LOCKED_TRIES = 40  # early tries for a locked row; the MARK of a relay holds the lock for milliseconds
 # After those, one try waits for the lock: of a row that many producers debounce, it is never free.
@@ -158,7 +158,7 @@ class Consumer:
             if len(claim.deliveries) < _MOST_COPIES:
                 claim.deliveries.append(delivery)
             else:
-                delivery.nak(_jittered(_ANOTHER_COPY_DELAY))
+                delivery.nak(jittered(_ANOTHER_COPY_DELAY, _JITTER))
         elif self._room > 0 or self._look_for_room():
             self._begin(delivery.job_id, [delivery])
         elif self.surplus < self._most_surplus and self._is_open:
@@ -490,7 +490,7 @@ class Consumer:
             if not deliveries:
                 self.put_off.add(job_id)
             for delivery in deliveries:
-                delivery.nak(_jittered(seconds))
+                delivery.nak(jittered(seconds, _JITTER))
 
     def _note_kept(self) -> None:
         self._unusable -= 1
@@ -525,8 +525,4 @@ def _answer_copy(copy: Delivery, claimed_at_dispatch: int) -> None:
     if copy.dispatch <= claimed_at_dispatch:
         copy.ack()
     else:
-        copy.nak(_jittered(_ANOTHER_COPY_DELAY))
-
-
-def _jittered(seconds: float) -> float:
-    return seconds * random.uniform(0.5, 1.5)  # noqa: S311 -- spreads load, hides nothing
+        copy.nak(jittered(_ANOTHER_COPY_DELAY, _JITTER))

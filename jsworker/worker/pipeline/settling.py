@@ -1,14 +1,13 @@
 """The way out: outcomes are written in natural batches and kept until the database has answered."""
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, TypeAlias
 
 from jsworker.core.batching import Batcher
-from jsworker.core.clock import boottime
+from jsworker.core.clock import boottime, jittered
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, LockTimeout
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import limits, settle, snooze, timeline
@@ -33,6 +32,7 @@ _BATCH = 500
 _LARGE_CHARACTERS = 64 * 1024  # a longer result is written alone, so that others need not wait for it
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
+_JITTER = 0.2  # the share by which pauses vary
 _LONGEST_WITHOUT_KEY_SECONDS = 600.0
 _MOST_SERVER_FAULTS = 16  # in a row; the pauses between them add up to eleven minutes
 _ALONE_AT_ONCE = 3  # outcomes that wait for locks, and large ones; claims need their connections, too
@@ -191,8 +191,8 @@ class Settler:
         if times >= _MOST_SERVER_FAULTS and outcome.missing_key is None:
             failure = Failure(*run.held, outcome.error, None, outcome.delay)
             return await self._failed(failure, alone=_has_key(run))
-        delay = _jittered(min(longest, _FIRST_PAUSE_SECONDS * 2 ** min(times, _MOST_SERVER_FAULTS)))
-        returned = Return(*run.held, outcome.reason, delay)
+        pause = min(longest, _FIRST_PAUSE_SECONDS * 2 ** min(times, _MOST_SERVER_FAULTS))
+        returned = Return(*run.held, outcome.reason, jittered(pause, _JITTER))
         settled = await self._written(settle.release, returned, alone=_has_key(run))
         return Settled.QUEUED if settled is Settled.SCHEDULED else settled  # a release, not a retry
 
@@ -227,7 +227,7 @@ class Settler:
                     self._context.complaints.report("pauses", str(error))
                     return
                 self._context.health.failed(error)
-            await asyncio.sleep(_jittered(_FIRST_WAIT_SECONDS))
+            await asyncio.sleep(jittered(_FIRST_WAIT_SECONDS, _JITTER))
         facts = {"kind": run.kind.name, "key": key, "seconds": round(outcome.delay, 3)}
         self._context.events.emit("limit.paused", **facts, job_id=str(run.id))
 
@@ -264,7 +264,7 @@ class Settler:
                 else:
                     return settled
             seconds = min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2 ** min(tries, 10))
-            await asyncio.sleep(_jittered(seconds))
+            await asyncio.sleep(jittered(seconds, _JITTER))
         raise AssertionError
 
     async def _once(self, statement: Statement, ended: Ended) -> Settled | None:
@@ -305,7 +305,3 @@ def _has_key(run: Run) -> bool:
 
 def _is_large(result: str | None) -> bool:
     return result is not None and len(result) > _LARGE_CHARACTERS
-
-
-def _jittered(seconds: float) -> float:
-    return seconds * random.uniform(0.8, 1.2)  # noqa: S311 -- spreads load, hides nothing
