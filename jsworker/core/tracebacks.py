@@ -66,7 +66,12 @@ def message_of(error: BaseException) -> str:
         # It may be of a subclass of str, whose methods are the user's, too.
         return str.__str__(str(shown))
     except BaseException as fault:  # noqa: BLE001 -- __str__, __getattr__ and the like are the user's
-        return f"it cannot be shown: showing it raised {type_name(fault)}"
+        return unshown(fault)
+
+
+def unshown(fault: BaseException) -> str:
+    """Return what is shown in place of something whose own code raised ``fault`` when it was to be shown."""
+    return f"it cannot be shown: showing it raised {type_name(fault)}"
 
 
 def traceback_of(error: BaseException) -> str:
@@ -101,7 +106,7 @@ def frames_of(error: BaseException) -> str:
     try:
         return "".join(traceback.format_tb(held_by(error, "__traceback__")))
     except BaseException as fault:  # noqa: BLE001 -- lines are asked of the modules' loaders
-        return f"  it cannot be shown: showing it raised {type_name(fault)}\n"
+        return f"  {unshown(fault)}\n"
 
 
 def innermost(frames: Iterable[FrameType]) -> str:

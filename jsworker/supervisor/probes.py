@@ -127,9 +127,7 @@ def families(view: FleetView) -> list[Metric]:
     processes: dict[str, list[Metric]] = {}
     for place in view.places:
         if place.figures and place.figures_seconds < FRESH_FIGURES_SECONDS:
-            with suppress(
-                ValueError
-            ):  # a child with corrupt memory; the figures of the others are still shown
+            with suppress(ValueError):  # a child with corrupt memory; those of the others are still shown
                 processes[str(place.number)] = unpacked(place.figures)
     stalls = CounterMetricFamily(STALLS[0], STALLS[1], labels=STALLS[2])
     for (kind, counted), runs in view.stalls.items():

@@ -9,7 +9,7 @@ from typing import Any, Final
 from structlog.typing import EventDict, WrappedLogger
 
 from jsworker.core.names import printable, short_id
-from jsworker.core.tracebacks import from_users_code, type_name
+from jsworker.core.tracebacks import from_users_code, unshown
 
 LONGEST_VALUE: Final = 2_000
 """Characters that a line shows of one value."""
@@ -106,7 +106,7 @@ def _value(value: Any) -> str:
             case Mapping() | list() | tuple() | set() | frozenset():
                 return str(_plain(value))
     except Exception as fault:  # noqa: BLE001 -- as in ``_plain``
-        return repr(_unshown(fault))
+        return repr(unshown(fault))
     text = _text(value)
     cut = text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
     return cut if _BARE.fullmatch(cut) else printable(repr(cut), LONGEST_VALUE)
@@ -144,7 +144,7 @@ def _plain(value: Any, level: int = 0) -> Any:
                 return printable(_text(value), LONGEST_VALUE)
         return plain if len(str(plain)) <= LONGEST_VALUE else printable(str(plain), LONGEST_VALUE)
     except Exception as fault:  # noqa: BLE001 -- of a class that is the user's
-        return _unshown(fault)
+        return unshown(fault)
 
 
 def _text(value: Any) -> str:
@@ -159,8 +159,4 @@ def _text(value: Any) -> str:
             case _:
                 return str(value)
     except Exception as fault:  # noqa: BLE001 -- as in ``_plain``; the code that logs must not pay for it
-        return _unshown(fault)
-
-
-def _unshown(fault: Exception) -> str:
-    return f"it cannot be shown: showing it raised {type_name(fault)}"
+        return unshown(fault)

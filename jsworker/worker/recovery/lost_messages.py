@@ -12,7 +12,7 @@ from jsworker.core.priorities import NORMAL
 from jsworker.ownership.transitions import republish
 from jsworker.ownership.transitions.republish import Posted
 from jsworker.stream.api import ConsumerInfo, StreamState
-from jsworker.stream.message import consumer_of
+from jsworker.stream.message import consumer_of, message_id
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 
@@ -101,7 +101,7 @@ class LostMessages:
             async with at_once:
                 message = await self._context.stream.get(row.stream_seq or 0)
             headers = message.headers if message is not None else None
-            return (headers or {}).get("Nats-Msg-Id") != f"{row.id}:{row.dispatch}"
+            return (headers or {}).get("Nats-Msg-Id") != message_id(row.id, row.dispatch)
 
         found = await asyncio.gather(*(missing(row) for row in rows))
         return [row for row, is_missing in zip(rows, found, strict=True) if is_missing]
