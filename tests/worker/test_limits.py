@@ -521,7 +521,7 @@ async def test_messages_of_a_limited_kind_do_not_wait_for_the_runs_before_them(
     consumer = pipeline.of_kind[KIND]
 
     async def all_but_one_wait() -> None:
-        assert pipeline.slots.waiting(consumer.kind, consumer.priority) == 5
+        assert pipeline.slots.waiting(consumer) == 5
 
     await eventually(all_but_one_wait)
     assert consumer.waiting() == (0 if limited else 5)

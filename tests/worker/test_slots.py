@@ -12,6 +12,7 @@ from tests.support.clock import Clock
 
 NORMAL = SimpleNamespace(priority=1)
 KIND = cast("Any", SimpleNamespace(name="any", concurrency=10, is_isolated=False))
+ALONE = cast("Any", SimpleNamespace(kind=KIND, priority=1, claiming=0))
 
 
 @pytest.fixture
@@ -37,34 +38,34 @@ def run_jobs(slots: Slots, clock: Clock, *, jobs: int, seconds: float) -> None:
 
 
 def test_nothing_is_prefetched_before_it_is_known_how_long_runs_take(slots: Slots) -> None:
-    assert slots.room(KIND, claiming=0) == 10
+    assert slots.room(ALONE) == 10
 
 
 def test_short_runs_alone_let_200_be_prefetched(slots: Slots, clock: Clock) -> None:
     run_jobs(slots, clock, jobs=100, seconds=0.1)
-    assert slots.room(KIND, claiming=0) == 10 + 200
+    assert slots.room(ALONE) == 10 + 200
 
 
 def test_a_fifth_of_what_has_ended_in_a_second_may_be_prefetched(slots: Slots, clock: Clock) -> None:
     run_jobs(slots, clock, jobs=5_000, seconds=0.5)
-    assert slots.room(KIND, claiming=0) == 10 + 2_000
+    assert slots.room(ALONE) == 10 + 2_000
     run_jobs(slots, clock, jobs=100_000, seconds=0.5)
-    assert slots.room(KIND, claiming=0) == 10 + 4_000
+    assert slots.room(ALONE) == 10 + 4_000
 
 
 def test_a_fifth_of_a_second_shows_how_many_end(slots: Slots, clock: Clock) -> None:
     run_jobs(slots, clock, jobs=500, seconds=0.125)
-    assert slots.room(KIND, claiming=0) == 10 + 200
+    assert slots.room(ALONE) == 10 + 200
     run_jobs(slots, clock, jobs=500, seconds=0.125)
-    assert slots.room(KIND, claiming=0) == 10 + 800
+    assert slots.room(ALONE) == 10 + 800
 
 
 def test_a_process_that_is_starved_prefetches_no_more_than_others(slots: Slots, clock: Clock) -> None:
     """However short its runs are: what it claimed ahead would be handed back, again and again."""
     run_jobs(slots, clock, jobs=5_000, seconds=0.5)
-    assert slots.room(KIND, claiming=0) == 10 + 2_000
+    assert slots.room(ALONE) == 10 + 2_000
     run_jobs(slots, clock, jobs=100, seconds=2.0)
-    assert slots.room(KIND, claiming=0) == 10 + 200
+    assert slots.room(ALONE) == 10 + 200
 
 
 class Lane:
@@ -76,9 +77,6 @@ class Lane:
         self.has_more = has_more
         slots.open_lane(self)
 
-    def room(self, slots: Slots) -> int:
-        return slots.room(self.kind, claiming=self.claiming, priority=self.priority)
-
 
 def line_up(slots: Slots, clock: Clock, kind: Any, priority: int, count: int) -> None:
     for number in range(count):
@@ -88,10 +86,10 @@ def line_up(slots: Slots, clock: Clock, kind: Any, priority: int, count: int) ->
 
 def test_lanes_that_have_work_share_the_room_and_one_alone_has_all_of_it(slots: Slots) -> None:
     high, normal, low = (Lane(slots, KIND, priority, has_more=True) for priority in range(3))
-    assert [lane.room(slots) for lane in (high, normal, low)] == [6, 3, 1]
+    assert [slots.room(lane) for lane in (high, normal, low)] == [6, 3, 1]
     high.has_more = normal.has_more = False
-    assert low.room(slots) == 10
-    assert high.room(slots) >= 6  # what it would have of it: a request waits at the server
+    assert slots.room(low) == 10
+    assert slots.room(high) >= 6  # what it would have of it: a request waits at the server
 
 
 def test_one_free_slot_is_one_lanes(slots: Slots, clock: Clock) -> None:
@@ -99,19 +97,19 @@ def test_one_free_slot_is_one_lanes(slots: Slots, clock: Clock) -> None:
     line_up(slots, clock, KIND, 1, 9)
     while slots.next_run() is not None:
         continue
-    assert [lane.room(slots) for lane in lanes] == [1, 0, 0]
-    assert [slots.awaits_turn(KIND, lane.priority) for lane in lanes] == [False, True, True]
-    assert [slots.gives_way(KIND, lane.priority) for lane in lanes] == pytest.approx([0.0, 0.01, 0.02])
+    assert [slots.room(lane) for lane in lanes] == [1, 0, 0]
+    assert [slots.awaits_turn(lane) for lane in lanes] == [False, True, True]
+    assert [slots.gives_way(lane) for lane in lanes] == pytest.approx([0.0, 0.01, 0.02])
     # What has come after all, for it was asked for before, is taken while there is room.
-    assert slots.takes_one(KIND, claiming=0, priority=2)
+    assert slots.takes_one(lanes[2])
 
 
 def test_a_lane_has_its_place_behind_any_number_of_others(slots: Slots, clock: Clock) -> None:
     high, normal = Lane(slots, KIND, 0), Lane(slots, KIND, 1, has_more=True)
     run_jobs(slots, clock, jobs=100, seconds=0.1)
     line_up(slots, clock, KIND, 1, 400)
-    assert normal.room(slots) <= 0
-    assert high.room(slots) == 200 * 8 // 12
+    assert slots.room(normal) <= 0
+    assert slots.room(high) == 200 * 8 // 12
     line_up(slots, clock, KIND, 0, 1)
     begun = [slots.next_run() for _ in range(2)]
     assert 0 in [run.claimed.priority for run in begun if run is not None]
@@ -121,10 +119,10 @@ def test_a_kind_that_has_all_it_may_leaves_the_slots_to_lower_ones(slots: Slots,
     one = cast("Any", SimpleNamespace(name="one", concurrency=1, is_isolated=False))
     Lane(slots, one, 0, has_more=True)
     normal = Lane(slots, KIND, 1, has_more=True)
-    assert normal.room(slots) < 10
+    assert slots.room(normal) < 10
     line_up(slots, clock, one, 0, 1)
     assert slots.next_run() is not None
-    assert normal.room(slots) == 9
+    assert slots.room(normal) == 9
 
 
 def test_runs_that_wait_too_long_are_taken_from_every_lane(slots: Slots, clock: Clock) -> None:
@@ -150,16 +148,16 @@ def test_isolated_kinds_share_their_processes(clock: Clock) -> None:
     slots = Slots(10, 3, InFlight(), isolated_processes=2)
     one, other = isolated("one"), isolated("other")
     lanes = [Lane(slots, kind, 1) for kind in (one, other, KIND)]
-    assert [slots.room(kind, claiming=0) for kind in (one, other, KIND)] == [2, 2, 10]
+    assert [slots.room(lane) for lane in lanes] == [2, 2, 10]
     lanes[0].claiming = 1
-    assert slots.room(other, claiming=0) == 1
+    assert slots.room(lanes[1]) == 1
     lanes[0].claiming = 0
     for kind in (one, other, one):
         slots.add(run_of(kind, clock))
     started = [slots.next_run(), slots.next_run()]
     assert None not in started
     assert slots.next_run() is None
-    assert max(slots.room(other, claiming=0), slots.room(one, claiming=0)) <= 0
+    assert max(slots.room(lanes[1]), slots.room(lanes[0])) <= 0
     slots.add(run_of(KIND, clock))
     assert slots.next_run() is not None
     slots.leave(cast("Any", started[0]), 60.0)
@@ -169,8 +167,7 @@ def test_isolated_kinds_share_their_processes(clock: Clock) -> None:
 def test_isolated_jobs_are_prefetched_by_what_the_isolated_processes_do(clock: Clock) -> None:
     slots = Slots(10, 3, InFlight(), isolated_processes=2)
     one, other = isolated("one"), isolated("other")
-    for kind in (one, other, KIND):
-        Lane(slots, kind, 1)
+    lanes = [Lane(slots, kind, 1) for kind in (one, other, KIND)]
     for kind, seconds in ((one, 0.01), (other, 60.0), (KIND, 0.001)):
         slots.add(run_of(kind, clock))
         run = slots.next_run()
@@ -178,5 +175,5 @@ def test_isolated_jobs_are_prefetched_by_what_the_isolated_processes_do(clock: C
         slots.leave(run, seconds)
     slots.add(run_of(KIND, clock))
     assert slots.next_run() is not None  # short runs of others free no process
-    assert slots.room(one, claiming=0) == 2 + 40
-    assert slots.room(other, claiming=0) == 2
+    assert slots.room(lanes[0]) == 2 + 40
+    assert slots.room(lanes[1]) == 2

@@ -104,7 +104,7 @@ class Consumer:
 
     def room(self) -> int:
         """Return how many more messages are wanted now."""
-        return self._slots.room(self.kind, **self._place) if self._is_open else 0
+        return self._slots.room(self) if self._is_open else 0
 
     def wanted(self) -> int:
         """Return how many more messages to ask for.
@@ -120,20 +120,16 @@ class Consumer:
 
         For a limited kind this is 0: when a slot becomes free, held jobs take the room that is left.
         """
-        return 0 if self.state.is_limited else self._slots.waiting(self.kind, self.priority)
+        return 0 if self.state.is_limited else self._slots.waiting(self)
 
     @property
     def _is_open(self) -> bool:
         rests = self.state.is_paused or self._slots.is_drained or self._context.files.are_exhausted
         return not rests and self._context.health.up and self._unusable < _MOST_UNUSABLE
 
-    @property
-    def _place(self) -> dict[str, int]:
-        return {"claiming": self.claiming, "priority": self.priority}
-
     def gives_way(self) -> float:
         """Return for how many seconds only jobs of higher priority should be asked for."""
-        return self._slots.gives_way(self.kind, self.priority)
+        return self._slots.gives_way(self)
 
     @property
     def has_more(self) -> bool:
@@ -198,7 +194,7 @@ class Consumer:
         if self._slots.serves_one:
             self._room = self.room()
         else:  # other consumers use the same room, so check it for each message
-            self._room = int(self._is_open and self._slots.takes_one(self.kind, **self._place))
+            self._room = int(self._is_open and self._slots.takes_one(self))
         return self._room > 0
 
     def _begin(self, job_id: UUID, deliveries: list[Delivery], *, is_surplus: bool = False) -> None:
@@ -298,7 +294,7 @@ class Consumer:
                 return []
             # Jobs that were held before may have been claimed in place of these and use their room.
             with_room = sum(not self._in_flight.claiming[job_id].is_surplus for job_id in ids)
-            room = with_room + self._slots.room(self.kind, **self._place)
+            room = with_room + self._slots.room(self)
             if room <= 0:
                 self._put_off(ids, 0.0)
                 return []

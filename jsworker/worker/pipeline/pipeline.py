@@ -122,8 +122,8 @@ class Pipeline:
             room=consumer.wanted,
             waiting=consumer.waiting,
             priority=priority,
-            gives_way=partial(self.slots.gives_way, kind, priority),
-            awaits_turn=partial(self.slots.awaits_turn, kind, priority),
+            gives_way=consumer.gives_way,
+            awaits_turn=partial(self.slots.awaits_turn, consumer),
             died=partial(self._context.died, "pull loop"),
         )
         consumer.is_dry = lambda: puller.is_dry

@@ -64,7 +64,8 @@ class Slots:
         self._taken = 0
         self._unsettled = 0  # the number of runs that wait or run
         self._mean_seconds: dict[str, float] = {}
-        self._closed = False
+        self.is_closed = False
+        """Whether no more runs get a slot."""
         self.is_drained = False
         """Whether an operator has drained this worker, so that it claims nothing more."""
         self._most_ahead = _PREFETCH_JOBS
@@ -83,51 +84,48 @@ class Slots:
         """Whether all jobs are of one kind and of normal priority."""
         return self._kinds == 1 and not self._has_priorities
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether no more runs get a slot."""
-        return self._closed
-
-    def room(self, kind: Kind, *, claiming: int, priority: int = NORMAL) -> int:
-        """Return how many more jobs of a kind and priority may be claimed; ``claiming`` are being claimed.
+    def room(self, lane: Lane) -> int:
+        """Return how many more jobs of a lane may be claimed.
 
         While other lanes have work, this is the lane's part of the room. Where jobs are prefetched, each lane
         may prefetch some even if many jobs of others wait, because they start in their own turn.
         """
         if not self._has_priorities:
-            return self._room(kind, claiming)
-        part = self._part(self._room_of_all(kind), priority)
-        return max(part, self._own_place(kind, priority) - claiming)
+            return self._room(lane.kind, lane.claiming)
+        part = self._part(self._room_of_all(lane.kind), lane.priority)
+        return max(part, self._own_place(lane) - lane.claiming)
 
-    def takes_one(self, kind: Kind, *, claiming: int, priority: int) -> bool:
+    def takes_one(self, lane: Lane) -> bool:
         """Return whether a job whose message has already come may be claimed, even in another lane's turn."""
         if not self._has_priorities:
-            return self._room(kind, claiming) > 0
-        return self._room_of_all(kind) > 0 or self._own_place(kind, priority) > claiming
+            return self._room(lane.kind, lane.claiming) > 0
+        return self._room_of_all(lane.kind) > 0 or self._own_place(lane) > lane.claiming
 
-    def awaits_turn(self, kind: Kind, priority: int) -> bool:
+    def awaits_turn(self, lane: Lane) -> bool:
         """Return whether there is room for the kind, but the next turn is another priority's."""
-        return self._has_priorities and self._room_of_all(kind) > 0 and self._part(1, priority) == 0
+        has_room = self._has_priorities and self._room_of_all(lane.kind) > 0
+        return has_room and self._part(1, lane.priority) == 0
 
-    def gives_way(self, kind: Kind, priority: int) -> float:
+    def gives_way(self, lane: Lane) -> float:
         """Return for how many seconds only jobs of higher priority should be asked for.
 
         A few milliseconds show whether there are any. That delay matters only for jobs as short as that, and
         those are prefetched.
         """
-        if not self._has_priorities or self._prefetch(kind):
+        if not self._has_priorities or self._prefetch(lane.kind):
             return 0.0
-        return _GRACE_SECONDS * len({lane.priority for lane in self._all_lanes() if lane.priority < priority})
+        higher = {each.priority for each in self._all_lanes() if each.priority < lane.priority}
+        return _GRACE_SECONDS * len(higher)
 
     def _all_lanes(self) -> Iterator[Lane]:
         return chain.from_iterable(self._lanes.values())
 
-    def _own_place(self, kind: Kind, priority: int) -> int:
-        """Return how many jobs of a kind and priority may be prefetched or claimed even if others wait."""
-        if self._closed or self._settling() >= SETTLING_JOBS or not (prefetch := self._prefetch(kind)):
+    def _own_place(self, lane: Lane) -> int:
+        """Return how many jobs of a lane may be prefetched or claimed even if others wait."""
+        if self.is_closed or self._settling() >= SETTLING_JOBS or not (prefetch := self._prefetch(lane.kind)):
             return 0
-        own = max(1, self._share(kind, prefetch) * WEIGHTS[priority] // sum(WEIGHTS))
-        return own - len(self._waiting[priority].get(kind.name, ()))
+        own = max(1, self._share(lane.kind, prefetch) * WEIGHTS[lane.priority] // sum(WEIGHTS))
+        return own - self.waiting(lane)
 
     def _room_of_all(self, kind: Kind) -> int:
         """Return how many more jobs of a kind may be claimed, of any priority."""
@@ -145,7 +143,7 @@ class Slots:
         return self._turns.part(priority, room, among=with_work, ahead=ahead)
 
     def _room(self, kind: Kind, claiming: int) -> int:
-        if self._closed or self._settling() >= SETTLING_JOBS:
+        if self.is_closed or self._settling() >= SETTLING_JOBS:
             return 0
         self._count_ended()
         prefetch = self._prefetch(kind)
@@ -170,9 +168,9 @@ class Slots:
         prefetch = self._prefetch(kind)
         return min(self._capacity + prefetch, self._most_of(kind, prefetch))
 
-    def waiting(self, kind: Kind, priority: int) -> int:
-        """Return how many runs of a kind and priority wait for a slot."""
-        return len(self._waiting[priority].get(kind.name, ()))
+    def waiting(self, lane: Lane) -> int:
+        """Return how many runs of a lane wait for a slot."""
+        return len(self._waiting[lane.priority].get(lane.kind.name, ()))
 
     def add(self, run: Run) -> None:
         """Queue a run for a slot; ``next_run`` returns it in its turn."""
@@ -186,7 +184,7 @@ class Slots:
 
         The priorities take turns, and within each priority the kinds take turns, so that none starves.
         """
-        if self._closed or self._taken >= self._capacity:
+        if self.is_closed or self._taken >= self._capacity:
             return None
         if not (self._has_priorities or self._in_line[HIGH] or self._in_line[LOW]):
             return self._next_of(NORMAL)
@@ -227,7 +225,7 @@ class Slots:
 
     def close(self) -> None:
         """Give no more slots; ``take_waiting`` takes out the runs that wait."""
-        self._closed = True
+        self.is_closed = True
 
     @property
     def has_room_again(self) -> bool:
