@@ -107,15 +107,12 @@ class DeadChildren:
                     refused.add(str(job_id))
                     self._report_refusal(owner, error, job_id=str(job_id))
 
-        timeout = self._settings.statement_timeout
-        async with Database(
-            self._settings.current_database_dsn, statement_timeout=timeout, pool_size=1
-        ) as database:
+        dsn, timeout = self._settings.current_database_dsn, self._settings.statement_timeout
+        async with Database(dsn, statement_timeout=timeout, pool_size=1) as database:
             unmarked = await reset_dead_owner(
                 database,
                 owner,
                 worker_id=self.worker_id,
-                statement_timeout=timeout,
                 report=report,
                 failed=partial(self._complain, owner),
             )

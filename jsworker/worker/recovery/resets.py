@@ -31,7 +31,6 @@ async def reset_dead_owner(
     dead: DeadOwner,
     *,
     worker_id: str,
-    statement_timeout: float,
     report: Callable[[TakenBack], Awaitable[None]],
     failed: Callable[[DatabaseUnavailable | DatabaseRefused], Awaitable[None]],
 ) -> str | None:
@@ -64,7 +63,7 @@ async def reset_dead_owner(
             pause = retry = min(_LONGEST_RETRY_SECONDS, max(_FIRST_RETRY_SECONDS, 2 * retry))
         else:
             retry = 0.0
-            pause = min(statement_timeout / _LOOKS, dead.settled_at - boottime())
+            pause = min(database.seconds_for(0) / _LOOKS, dead.settled_at - boottime())
         await asyncio.sleep(pause)
 
 
@@ -104,7 +103,6 @@ class DeadOwners:
             self._context.database,
             dead,
             worker_id=self._context.worker_id,
-            statement_timeout=self._context.settings.statement_timeout,
             report=report_and_count,
             failed=self._context.unanswered,  # for example: its row of the registry is locked
         )
