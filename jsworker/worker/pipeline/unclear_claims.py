@@ -22,17 +22,18 @@ async def read_back(
     ``besides`` is given for an admission, which also claims jobs that it finds by itself: the jobs in hand
     before it.
     """
-    found, over = list[ClaimedJob](), set[Held]()
-    worker_id, in_flight = context.worker_id, context.in_flight
-    read = partial(claims.read_back, context.database, worker_id=worker_id, ids=ids)
-    if besides is not None:
-        of_kind = partial(claims.read_back_admitted, kind=kind, besides=besides)
-        read = partial(of_kind, context.database, worker_id=worker_id)
+    found: list[ClaimedJob] = []
+    over: set[Held] = set()
+    in_flight = context.in_flight
+    if besides is None:
+        read = partial(claims.read_back, ids=ids)
+    else:
+        read = partial(claims.read_back_admitted, kind=kind, besides=besides)
 
     async def ask() -> list[ClaimedJob]:
         # The answer may show a row whose release has ended meanwhile.
         over.update(in_flight.releasing, in_flight.unsettled)
-        return await read()
+        return await read(context.database, worker_id=context.worker_id)
 
     with suppress(TimeoutError):
         async with asyncio.timeout(2 * context.settings.statement_timeout):

@@ -146,9 +146,11 @@ class Reconciler:
             settled_at = boottime() + self._context.settings.statement_timeout
             alive = await self._alive_by_their_answer(lives)
             dead = [
-                # A worker that was killed while it was being stopped was not killed by its jobs.
                 DeadOwner(
-                    *(life.id, f"worker {life.id} has ended: {proof}", settled_at),
+                    worker_id=life.id,
+                    reason=f"worker {life.id} has ended: {proof}",
+                    settled_at=settled_at,
+                    # A worker that was killed while it was being stopped was not killed by its jobs.
                     counted=life.state != workers.DRAINING,
                 )
                 for life in lives
