@@ -106,9 +106,8 @@ class Worker:
         self._supervision = supervision
         self._surveys = surveys
         self._contents = Contents.of(settings, codec)
-        conceals = self._contents.codec is not None
-        self._kinds = resolve_kinds(processors, settings, middleware, conceals=conceals)
-        check_isolated(self._kinds.values(), codec_is_given=not self._contents.is_of_settings)
+        self._kinds = resolve_kinds(processors, settings, middleware, self._contents)
+        check_isolated(self._kinds.values(), self._contents)
         check_timing(settings, {name: kind.limits.stale_after for name, kind in self._kinds.items()})
         self._me = replace(
             identify(settings, sorted(self._kinds)),

@@ -206,8 +206,7 @@ class _Work:
             import_modules(self._settings.preload)
             processor = processor_at(origin)
             around = [named_at(each) for each in middleware]
-            conceals = self._contents.codec is not None
-            [kind] = resolve_kinds([processor], self._settings, around, conceals=conceals).values()
+            [kind] = resolve_kinds([processor], self._settings, around, self._contents).values()
             what = f"setup of kind {kind.name} ({type(processor).__qualname__})"
             await call_hook(processor.setup)
         except BaseException as error:  # noqa: BLE001 -- the user's code; the owner ends this process

@@ -15,6 +15,7 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter
 from pydantic.errors import PydanticErrorMixin
 
 from jsworker.client.terms import Terms, positive_seconds
+from jsworker.core.contents import PLAIN, Contents
 from jsworker.core.errors import InvalidTarget, SettingsError
 from jsworker.core.limits import Limit, Rate, common_key, name_of_key
 from jsworker.core.names import printable, shown
@@ -92,12 +93,11 @@ def resolve_kinds(
     processors: Sequence[JobProcessor[Any] | type[JobProcessor[Any]]],
     settings: Settings,
     middleware: Sequence[Middleware] = (),
-    *,
-    conceals: bool = False,
+    contents: Contents = PLAIN,
 ) -> dict[str, Kind]:
     """Return the kinds by name, with ``middleware`` around all of them.
 
-    ``conceals``: the messages of their errors are neither stored nor shown.
+    With a codec of ``contents``, the messages of their errors are neither stored nor shown.
 
     Raises:
         InvalidTarget: there is no processor, or one that cannot be used, or middleware is no such.
@@ -129,7 +129,7 @@ def resolve_kinds(
             origin=None if None in origins else _origin_of(given),
             middleware=(*of_all, *around.checked(processor.middleware, whose)),
             middleware_origins=tuple(filter(None, origins)),
-            conceals=conceals,
+            conceals=contents.codec is not None,
         )
     if not kinds:
         raise InvalidTarget("a worker needs at least one processor")
@@ -180,7 +180,7 @@ def shown_settings(kinds: dict[str, Kind]) -> dict[str, dict[str, Any]]:
     }
 
 
-def check_isolated(kinds: Iterable[Kind], *, codec_is_given: bool) -> None:
+def check_isolated(kinds: Iterable[Kind], contents: Contents) -> None:
     """Raise InvalidTarget for an isolated kind whose processor or codec another process cannot create."""
     for kind in kinds:
         if not kind.is_isolated:
@@ -189,7 +189,7 @@ def check_isolated(kinds: Iterable[Kind], *, codec_is_given: bool) -> None:
         if kind.origin is None:
             needed = "a class, or an instance, that can be imported: MODULE:NAME"
             rule = f"isolation='process' needs {needed}, and middleware of the worker, too"
-        elif codec_is_given:
+        elif not contents.is_of_settings:
             rule = "isolation='process' needs a codec that another process can make: JSWORKER_CODEC"
         if rule:
             raise InvalidTarget(f"kind {kind.name} ({around.name_of(type(kind.processor))}): {rule}")
