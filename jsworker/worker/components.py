@@ -209,11 +209,11 @@ class Components:
         pipeline, room = self.pipeline, self._context.room
         if pipeline.slots.is_closed:
             return
-        consumer, puller = pipeline.add_lane(self._context.kinds[kind], priority)
+        consumer = pipeline.add_lane(self._context.kinds[kind], priority)
         self.poll.add(consumer)
-        room.insert(1 if priority == HIGH else len(room), puller.wake)  # high jobs are pulled first
+        room.insert(1 if priority == HIGH else len(room), consumer.puller.wake)  # high jobs are pulled first
         if self._pulls:
-            puller.begin()
+            consumer.puller.begin()
 
     async def _repair_queue(self) -> None:
         context = self._context

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import UUID
 
 import nats
@@ -95,7 +96,8 @@ async def test_a_kind_whose_consumer_does_not_work_is_taken_at_once_and_others_a
 ) -> None:
     rarely = settings.model_copy(update={"scan_interval": 20.0})
     running = await start(scripted(echo), scripted(echo, kind="other"), with_settings=rarely)
-    running.worker._components.pipeline.of_kind[KIND].is_pulling = lambda: False
+    idle = cast("Any", SimpleNamespace(is_pulling=False, is_dry=False))
+    running.worker._components.pipeline.of_kind[KIND].puller = idle
     await rows.query(
         "INSERT INTO jsworker.jobs "
         "(id, kind, payload, status, dispatch, needs_publish, publish_after, queued_at) "

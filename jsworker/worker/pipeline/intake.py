@@ -18,6 +18,7 @@ from jsworker.ownership.transitions import claim as claims
 from jsworker.ownership.transitions.claim import ClaimedJob, RefusedJob, Taken
 from jsworker.ownership.transitions.reset import Suspect
 from jsworker.stream.message import Delivery, Undecodable, consumer_of
+from jsworker.stream.puller import Puller
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.dead_letters import DeadLetters
 from jsworker.worker.pipeline.in_flight import Claiming, Run, StopReason
@@ -48,6 +49,8 @@ _NO_ROW_SECONDS = 60.0  # a message may come so much earlier than the commit of 
 class Consumer:
     """Takes the deliveries of one kind and priority; ``claim`` is called with each batch of jobs."""
 
+    puller: Puller  # set once both are made, for it pulls what this has room for
+
     def __init__(
         self,
         context: WorkerContext,
@@ -67,8 +70,6 @@ class Consumer:
         self.name = consumer_of(kind.name, priority)
         self.state = state
         self.has_rows = False  # whether rows were found in the table that are not claimed yet
-        self.is_dry: Callable[[], bool] = lambda: False  # whether messages are requested, and none comes
-        self.is_pulling: Callable[[], bool] = lambda: True  # if False, nothing is known of messages
         self._had_more = False  # whether the stream had more messages when the last one came
         self._admit = admit
         self.delivered_at = boottime()  # when the last message came whose job has a row
@@ -134,7 +135,7 @@ class Consumer:
     @property
     def has_more(self) -> bool:
         """Whether there are more jobs, as far as is known, and they may be claimed."""
-        if self._had_more and (self.is_dry() or not self.is_pulling()):
+        if self._had_more and (self.puller.is_dry or not self.puller.is_pulling):
             self._had_more = False
         return self._is_open and (self._had_more or self.has_rows)
 

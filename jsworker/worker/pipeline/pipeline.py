@@ -107,14 +107,14 @@ class Pipeline:
         self.consumers: list[Consumer] = []
         self.pullers: list[Puller] = []
         self.states = {kind.name: AdmissionState(kind) for kind in context.kinds.values()}
-        self.of_kind = {kind.name: self.add_lane(kind, NORMAL)[0] for kind in context.kinds.values()}
+        self.of_kind = {kind.name: self.add_lane(kind, NORMAL) for kind in context.kinds.values()}
 
     # --- Pull: messages of a kind arrive at its consumer, which gathers them into batches. ---
 
-    def add_lane(self, kind: Kind, priority: int) -> tuple[Consumer, Puller]:
+    def add_lane(self, kind: Kind, priority: int) -> Consumer:
         """Create the consumer and the puller of a kind and priority; the caller starts the puller."""
         consumer = self._consumer(kind, priority=priority, state=self.states[kind.name])
-        puller = Puller(
+        consumer.puller = Puller(
             self._context.stream,
             kind.name,
             deliver=consumer.deliver,
@@ -126,12 +126,10 @@ class Pipeline:
             awaits_turn=partial(self.slots.awaits_turn, consumer),
             died=partial(self._context.died, "pull loop"),
         )
-        consumer.is_dry = lambda: puller.is_dry
-        consumer.is_pulling = lambda: puller.is_pulling
         self.slots.open_lane(consumer)
         self.consumers.append(consumer)
-        self.pullers.append(puller)
-        return consumer, puller
+        self.pullers.append(consumer.puller)
+        return consumer
 
     # --- Claim: a batch of messages becomes runs. ---
 

@@ -140,7 +140,7 @@ class IdlePoll:
             self._on_more()
 
     def _is_without_messages(self, line: _Line) -> bool:
-        return self._context.publishing.refused or not line.consumer.is_pulling()
+        return self._context.publishing.refused or not line.consumer.puller.is_pulling
 
     async def _look(self, line: _Line) -> None:
         line.is_longer = False
