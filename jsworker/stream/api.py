@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,10 +29,12 @@ __all__ = [
     "NotThere",
     "StreamState",
     "api_errors",
+    "ask_each",
     "read_consumer",
 ]
 
 T = TypeVar("T")
+Asked = TypeVar("Asked")
 
 _SECONDS: Final = 5.0
 _MOST_SUBJECTS: Final = 500  # publishers may invent any number
@@ -109,6 +111,19 @@ def read_consumer(answer: dict[str, Any]) -> ConsumerInfo:
     info: ConsumerInfo = ConsumerInfo.from_response(answer)
     info.config = ConsumerShape.from_response(config)
     return info
+
+
+async def ask_each(
+    ask: Callable[[Asked], Awaitable[T]], asked: Iterable[Asked], *, at_once: int = _ASKED_AT_ONCE
+) -> dict[Asked, T]:
+    """Ask one question about each, only so many at once, and return the answers."""
+    free = asyncio.Semaphore(at_once)
+
+    async def answer(each: Asked) -> tuple[Asked, T]:
+        async with free:
+            return each, await ask(each)
+
+    return dict(await asyncio.gather(*map(answer, asked)))
 
 
 class JetStreamApi:
@@ -249,14 +264,12 @@ class JetStreamApi:
     async def _found(self, names: Iterable[str]) -> dict[str, ConsumerInfo]:
         """Return those of these consumers that exist."""
         found: dict[str, ConsumerInfo] = {}
-        at_once = asyncio.Semaphore(_ASKED_AT_ONCE)
 
         async def ask(name: str) -> None:
-            async with at_once:
-                with suppress(NotThere):
-                    found[name] = await self.consumer_state(name)
+            with suppress(NotThere):
+                found[name] = await self.consumer_state(name)
 
-        await asyncio.gather(*map(ask, names))
+        await ask_each(ask, names)
         return found
 
     async def remove(self, place: str, *, up_to: int) -> None:

@@ -1,6 +1,5 @@
 """Reading the state of NATS for a diagnosis: server, stream and consumers. Nothing is written."""
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from jsworker.core.errors import StreamRefused
 from jsworker.core.events import Events
 from jsworker.core.names import is_loopback
 from jsworker.core.settings import Settings
-from jsworker.stream.api import JetStreamApi, NotThere, filters_of
+from jsworker.stream.api import JetStreamApi, NotThere, ask_each, filters_of
 from jsworker.stream.connection import Connection
 from jsworker.stream.liveness import REFUSED, SUBJECT, Answer, ask
 from jsworker.stream.message import overlap
@@ -29,7 +28,6 @@ from jsworker.stream.topology import (
     stream_differences,
 )
 
-_ASKED_AT_ONCE: Final = 20
 _ANSWER_SECONDS: Final = 1.0
 
 
@@ -149,15 +147,12 @@ class Inspector(JetStreamApi):
 
     async def refused(self, workers: Sequence[str]) -> list[str]:
         """Return those workers that answer, and say that JetStream stores none of their messages."""
-        at_once = asyncio.Semaphore(_ASKED_AT_ONCE)
 
         async def is_refused(worker_id: str) -> bool:
-            async with at_once:
-                reply = await ask(self.connection, SUBJECT + worker_id, _ANSWER_SECONDS)
-            return reply.content == REFUSED
+            return (await ask(self.connection, SUBJECT + worker_id, _ANSWER_SECONDS)).content == REFUSED
 
-        found = await asyncio.gather(*map(is_refused, workers))
-        return [worker_id for worker_id, refused in zip(workers, found, strict=True) if refused]
+        found = await ask_each(is_refused, workers)
+        return [worker_id for worker_id, refused in found.items() if refused]
 
     async def answered_for_unknown_worker(self) -> bool:
         """Return whether something answers a question to a worker that has never lived."""

@@ -1,6 +1,5 @@
 """Lost messages: publishes queued jobs again whose messages are proven to be gone, and only those."""
 
-import asyncio
 import math
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,7 +10,7 @@ from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.core.priorities import NORMAL
 from jsworker.ownership.transitions import republish
 from jsworker.ownership.transitions.republish import Posted
-from jsworker.stream.api import ConsumerInfo, StreamState
+from jsworker.stream.api import ConsumerInfo, StreamState, ask_each
 from jsworker.stream.message import consumer_of, message_id
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
@@ -21,7 +20,6 @@ _PAGES = 20  # in one scan at most
 _LOOKED_UP = 100
 """The most messages that a scan looks up one by one: enough to find every loss in time, few enough not to
 load the server when the backlog is deep."""
-_AT_ONCE = 20
 _SAME = "all processes that use this database need the same JSWORKER_NATS_URL and JSWORKER_STREAM"
 
 
@@ -95,16 +93,13 @@ class LostMessages:
             return None
 
     async def _look_up(self, rows: Sequence[Posted]) -> list[Posted]:
-        at_once = asyncio.Semaphore(_AT_ONCE)
-
         async def missing(row: Posted) -> bool:
-            async with at_once:
-                message = await self._context.stream.get(row.stream_seq or 0)
+            message = await self._context.stream.get(row.stream_seq or 0)
             headers = message.headers if message is not None else None
             return (headers or {}).get("Nats-Msg-Id") != message_id(row.id, row.dispatch)
 
-        found = await asyncio.gather(*(missing(row) for row in rows))
-        return [row for row, is_missing in zip(rows, found, strict=True) if is_missing]
+        found = await ask_each(missing, rows)
+        return [row for row, is_missing in found.items() if is_missing]
 
     async def _republish(self, gone: Sequence[Posted], state: StreamState) -> None:
         again = await republish.republish(

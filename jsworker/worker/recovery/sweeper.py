@@ -1,6 +1,5 @@
 """The scan for silent owners, whose jobs it takes back by rules 1 and 3 of the protocol."""
 
-import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from uuid import UUID
 from jsworker.core.clock import boottime
 from jsworker.ownership.transitions import reset
 from jsworker.ownership.transitions.reset import Lateness, Suspect, TakenBack
+from jsworker.stream.api import ask_each
 from jsworker.stream.liveness import Answer
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
@@ -204,7 +204,8 @@ class Sweeper:
         if not asked:
             return
         asked_at = boottime()  # not the start of the scan: the two requests must be a scan interval apart
-        answers = await self._ask({row.worker_id for row in asked})
+        owners = {row.worker_id for row in asked}
+        answers = await ask_each(self._presence.ask, owners, at_once=_ASKED_AT_ONCE)
         self._late.witnessed(asked, answers, now=asked_at)
         unanswered = self._late.crashed(asked)
         await self._take_back_silent(lateness, unanswered, "and does not answer")
@@ -227,15 +228,6 @@ class Sweeper:
     async def _report(self, taken: TakenBack, cause: str) -> None:
         self._late.taken_back(job.id for job in taken.resets)
         await report_taken(self._context, taken, cause=cause)
-
-    async def _ask(self, owners: Iterable[str]) -> Mapping[str, Answer]:
-        at_once = asyncio.Semaphore(_ASKED_AT_ONCE)
-
-        async def ask(owner: str) -> tuple[str, Answer]:
-            async with at_once:
-                return owner, await self._presence.ask(owner)
-
-        return dict(await asyncio.gather(*(ask(owner) for owner in owners)))
 
 
 def _by_owner(rows: Iterable[Suspect]) -> dict[str, list[Suspect]]:
