@@ -4,13 +4,13 @@ import json
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric, Sample
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
-from prometheus_client.registry import Collector
 from pydantic import TypeAdapter
 
 _FAMILIES: Final = TypeAdapter(list[tuple[str, str, str, list[tuple[str, dict[str, str], float]]]])
@@ -60,17 +60,9 @@ def merged(processes: Mapping[str, Iterable[Metric]]) -> list[Metric]:
 
 def exposition(families: Iterable[Metric], *, as_openmetrics: bool) -> tuple[bytes, str]:
     """Return figures in the OpenMetrics format, or in Prometheus's older one, and the content type."""
-    given = _Given()
-    given.families = families
+    given = SimpleNamespace(collect=lambda: families)
     if as_openmetrics:
         shown: bytes = openmetrics.generate_latest(given)  # type: ignore[no-untyped-call]  # the library's own lack
         return shown, openmetrics.CONTENT_TYPE_LATEST
     # prometheus-client 0.23 is typed to take its own registry, but calls only this method of it.
     return generate_latest(given), CONTENT_TYPE_PLAIN_0_0_4  # type: ignore[arg-type, unused-ignore]
-
-
-class _Given(Collector):
-    families: Iterable[Metric]
-
-    def collect(self) -> Iterable[Metric]:
-        return self.families

@@ -14,7 +14,6 @@ from jsworker.core.events import Events
 from jsworker.core.tracing import TraceContext
 from jsworker.ownership.transitions.settle import Settled
 from jsworker.ownership.transitions.timeline import RunContext, note_runs
-from jsworker.stream.message import subject_of
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline import outcomes
 from jsworker.worker.pipeline.in_flight import Run
@@ -147,7 +146,7 @@ class RunTracing:
         claimed = run.claimed
         now_ns, now = time.time_ns(), boottime()
         begun = spans.run(
-            subject_of(self._context.settings.subject_prefix, run.kind.name),
+            self._context.stream.subject_of(run.kind.name),
             claimed.id,
             TraceContext(claimed.traceparent, claimed.tracestate),
             {
