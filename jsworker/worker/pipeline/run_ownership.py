@@ -78,10 +78,8 @@ async def fetch_content(run: Run, services: LeaseServices) -> None:
                 services.database, worker_id=services.worker_id, claimed=run.claimed, tries=tries
             )
 
-    try:
+    with contextlib.suppress(OwnershipLost):  # the run is noted as lost
         run.claimed = await until_answered(run, fetch)
-    except OwnershipLost:
-        run.lose()
 
 
 class Progress(NamedTuple):
@@ -266,11 +264,7 @@ class RunLease:
             kind=kind,
             new=new,
         )
-        try:
-            await until_answered(self._run, lambda tries: add(tries=tries))
-        except OwnershipLost:
-            self._run.lose()
-            raise
+        await until_answered(self._run, lambda tries: add(tries=tries))
 
     def add_to_batch_statement(
         self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]

@@ -1,8 +1,8 @@
 """The writes of a run: each is guarded by its fencing token and repeated until the database answers."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
@@ -68,11 +68,8 @@ async def _write(
     run: Run, services: LeaseServices, statement: Callable[..., Awaitable[T]], values: dict[str, Any]
 ) -> T:
     started = boottime()
-    try:
+    with _noting_loss(run):
         written = await statement(services.database, worker_id=services.worker_id, held=run.held, **values)
-    except OwnershipLost:
-        run.lose()
-        raise
     run.beaten_at = max(run.beaten_at, started)
     run.sign_at = boottime()
     services.on_sign()
@@ -86,13 +83,25 @@ async def note_beginning(run: Run, services: LeaseServices) -> None:
 
 
 async def until_answered(run: Run, ask: Callable[[int], Awaitable[T]]) -> T:
-    """Call ``ask``, with the number of tries so far, until the database answers or the run is stopped."""
+    """Call ``ask``, with the number of tries so far, until the database answers or the run is stopped.
+
+    If the answer is that the job is lost, the run is noted as lost before the error is raised.
+    """
     async for attempt in tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception(may_answer_later),
         wait=PAUSES,
         stop=lambda _: run.stop is not None,
         reraise=True,
     ):
-        with attempt:
+        with attempt, _noting_loss(run):
             return await ask(attempt.retry_state.attempt_number - 1)
     raise AssertionError
+
+
+@contextmanager
+def _noting_loss(run: Run) -> Iterator[None]:
+    try:
+        yield
+    except OwnershipLost:
+        run.lose()
+        raise

@@ -11,7 +11,7 @@ from pydantic import PydanticUserError, TypeAdapter
 
 from jsworker.core import fault_points, strict_json
 from jsworker.core.clock import boottime, wait_in_seconds
-from jsworker.core.errors import InvalidJson, InvalidStep, OwnershipLost
+from jsworker.core.errors import InvalidJson, InvalidStep
 from jsworker.core.names import check_step_name, shown
 from jsworker.ownership.transitions import steps
 from jsworker.ownership.transitions.steps import FoundStep
@@ -112,11 +112,7 @@ class Steps:
                 seconds=services.database.seconds_for(tries * self._most_bytes),
             )
 
-        try:
-            return await until_answered(self._run, find)
-        except OwnershipLost:
-            self._run.lose()
-            raise
+        return await until_answered(self._run, find)
 
     async def _in_thread(self, step: "NamedStep", call: Callable[[], Any], started: float) -> Any:
         """Run a plain function in a thread and wait for its end even if cancelled, or it might run twice."""
