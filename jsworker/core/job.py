@@ -93,7 +93,7 @@ class _Ownership(Protocol):
     async def update_progress(
         self, stage: str | None, progress: float | None, message: str | None
     ) -> None: ...
-    async def save_checkpoint(self, value: Any) -> None: ...
+    async def save_checkpoint(self, value: Any) -> Any: ...
     async def quiet(self, seconds: float) -> None: ...
     def transaction(self, result: Any) -> AbstractAsyncContextManager["AsyncSession"]: ...
     def transactions(self, result: Any) -> AsyncIterator[AbstractAsyncContextManager["AsyncSession"]]: ...
@@ -232,7 +232,10 @@ class Job(_Statements, Generic[P]):
 
     @property
     def checkpoint(self) -> Any:
-        """The value that this run or an earlier one saved last by ``save_checkpoint``, or None."""
+        """The value that this run or an earlier one saved last by ``save_checkpoint``, or None.
+
+        It is what was stored, in the run that saved it too: a tuple comes back as a list.
+        """
         return self._checkpoint
 
     @property
@@ -285,8 +288,7 @@ class Job(_Statements, Generic[P]):
             OwnershipLost: another run owns the job by now; nothing was stored.
             InvalidJson: the value cannot be stored, or is larger than ``JSWORKER_MAX_CHECKPOINT_BYTES``.
         """
-        await self._ownership.save_checkpoint(value)
-        self._checkpoint = value
+        self._checkpoint = await self._ownership.save_checkpoint(value)
 
     @overload
     def transaction(

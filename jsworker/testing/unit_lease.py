@@ -29,7 +29,7 @@ from jsworker.worker.pipeline.run_ownership import (
     RunLease,
     check_quiet,
     checked_progress,
-    checkpoint_text,
+    written_checkpoint,
 )
 from jsworker.worker.pipeline.run_writes import LeaseServices
 from jsworker.worker.pipeline.steps import NamedStep, Steps
@@ -109,11 +109,12 @@ class UnitLease(RunLease):
         said.progress = said.progress if report.progress is None else report.progress
         said.message = said.message if report.message is None else report.message
 
-    async def save_checkpoint(self, value: Any) -> None:
+    async def save_checkpoint(self, value: Any) -> Any:
         """Keep the checkpoint from which the next run would start."""
-        text = checkpoint_text(value, self._run, self._services)
+        text, read = written_checkpoint(value, self._run, self._services)
         self.write()
-        self.said.checkpoint = strict_json.loads(text)
+        self.said.checkpoint = strict_json.as_stored(text)
+        return read
 
     async def quiet(self, seconds: float) -> None:
         """Announce a phase without signs of life."""

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 from sqlalchemy import text
 
-from jsworker import JobClient
+from jsworker import JobClient, Retry
 from jsworker.core.errors import DatabaseUnavailable, InvalidJson, InvalidName, InvalidStep, OwnershipLost
 from jsworker.core.job import Job
 from jsworker.core.processor import Backoff
@@ -23,6 +23,7 @@ from jsworker.worker.pipeline.in_flight import StopReason
 from jsworker.worker.pipeline.threads import start_thread
 from tests.support.polling import eventually
 from tests.support.proxy import proxied
+from tests.test_contents import OLD, text_of_keys
 from tests.worker.perilous import InSteps
 from tests.worker.processors import KIND, scripted
 from tests.worker.rows import Rows
@@ -95,6 +96,33 @@ async def test_a_later_run_gets_what_a_step_returned_without_a_call(
         {"at": "2026-11-24T00:00:00Z", "cents": 2},
         None,
     ]
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+async def test_the_run_that_stores_a_value_gets_it_as_later_runs_do(
+    make_settings: Callable[..., Settings], rows: Rows, start: StartWorker, *, is_encrypted: bool
+) -> None:
+    given = {"zoe": 1, "amy": 1e22, "é": -0.0, "bob": [{"b": 1, "a": 1e-7}]}
+    seen: list[list[str]] = []
+
+    def typed() -> dict[str, Any]:
+        return given
+
+    async def process(job: Job[Any]) -> None:
+        values = [await job.step("typed", typed), await job.step("untyped", lambda: given)]
+        if job.attempt == 1:
+            await job.save_checkpoint(given)
+        seen.append([repr(value) for value in (*values, job.checkpoint)])
+        if job.attempt == 1:
+            raise Retry(0)
+
+    changed = make_settings(encryption_keys=text_of_keys(key=OLD) if is_encrypted else None)
+    await start(scripted(process), with_settings=changed)
+    async with JobClient(changed) as client:
+        await rows.becomes((await client.enqueue(KIND, {})).id, "completed")
+    stored = {"é": 0.0, "amy": 10**22, "bob": [{"a": 1e-7, "b": 1}], "zoe": 1}
+    # Encrypted content is text for the database, which does not change it.
+    assert seen == [[repr(given if is_encrypted else stored)] * 3] * 2
 
 
 async def test_a_plain_processor_has_the_same_steps(

@@ -97,12 +97,17 @@ def checked_progress(stage: str | None, progress: float | None, message: str | N
     return Progress(_text(stage, _STAGE_CHARACTERS), progress, _text(message, _MESSAGE_CHARACTERS))
 
 
-def checkpoint_text(value: Any, run: Run, services: LeaseServices) -> str:
-    """Return a checkpoint as it is stored; raise InvalidJson if it cannot be stored, or is too large."""
+def written_checkpoint(value: Any, run: Run, services: LeaseServices) -> tuple[str, Any]:
+    """Return a checkpoint as it is stored, and as the next run reads it.
+
+    Raises InvalidJson if it cannot be stored, or is too large.
+    """
     text = strict_json.dumps(value, what="checkpoint")
-    text = services.contents.encode(text, "checkpoint", run.kind.name, run.id)
-    check_size(text, "checkpoint", services.settings.max_checkpoint_bytes)
-    return text
+    stored = services.contents.encode(text, "checkpoint", run.kind.name, run.id)
+    check_size(stored, "checkpoint", services.settings.max_checkpoint_bytes)
+    # jsonb changes plain content; encoded content is one string.
+    read = strict_json.as_stored if services.contents.codec is None else strict_json.loads
+    return stored, read(text)
 
 
 def check_quiet(seconds: float) -> None:
@@ -157,11 +162,12 @@ class RunLease:
         if self._services.events.wants("job.progress"):
             self._services.events.emit("job.progress", **self._run.facts(), stage=stage, progress=progress)
 
-    async def save_checkpoint(self, value: Any) -> None:
-        """Store the checkpoint from which the next run starts."""
-        text = checkpoint_text(value, self._run, self._services)
+    async def save_checkpoint(self, value: Any) -> Any:
+        """Store the checkpoint from which the next run starts, and return it as that run reads it."""
+        text, read = written_checkpoint(value, self._run, self._services)
         write = partial(write_in_order, self._run, self._services, heartbeat.save_checkpoint, checkpoint=text)
         await until_answered(self._run, lambda tries: write(tries=tries))
+        return read
 
     async def quiet(self, seconds: float) -> None:
         """Announce a phase without signs of life; the heartbeat restores the thresholds afterwards."""

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from pydantic import PydanticUserError, TypeAdapter
+from pydantic_core import to_json
 
 from jsworker.core import fault_points, strict_json
 from jsworker.core.clock import boottime, wait_in_seconds
@@ -166,14 +167,19 @@ class Steps:
 
     def _written(self, step: "NamedStep", value: Any) -> tuple[str | None, Any]:
         """Return a result as it is stored, and as it will be read."""
-        text, kept = step.write(value)
-        if text is not None:
-            try:
-                text = self._services.contents.encode(text, step.column, self._run.kind.name, self._run.id)
-                check_size(text, "result", self._most_bytes)
-            except InvalidJson as error:
-                raise step.refused(error) from None
-        return text, kept
+        text = step.write(value)
+        if text is None:
+            return None, None
+        contents = self._services.contents
+        try:
+            stored = contents.encode(text, step.column, self._run.kind.name, self._run.id)
+            check_size(stored, "result", self._most_bytes)
+            # jsonb changes plain content; encoded content is one string.
+            if contents.codec is not None:
+                return stored, step.read(text)
+            return stored, step.read_value(strict_json.as_stored(text))
+        except InvalidJson as error:
+            raise step.refused(error) from None
 
     def _read(self, step: "NamedStep", found: FoundStep) -> Any:
         text = found.result
@@ -209,16 +215,14 @@ class NamedStep:
             )
         self._type = strict_json.ANYTHING if function is None else self._result_type(function)
 
-    def write(self, value: Any) -> tuple[str | None, Any]:
-        """Return a result as JSON text and as it will be read; raise InvalidResult if it has no such form."""
+    def write(self, value: Any) -> str | None:
+        """Return a result as JSON text; raise InvalidResult if it has no such form."""
         if value is None:
-            return None, None
+            return None
         try:
             if self._type is strict_json.ANYTHING:
-                text = strict_json.write_result(value, self._type)
-            else:
-                text = strict_json.write(value, self._type, "result", round_trip=True)
-            return text, self.read(text)
+                return strict_json.write_result(value, self._type)
+            return strict_json.write(value, self._type, "result", round_trip=True)
         except InvalidJson as error:
             raise self.refused(error) from None
 
@@ -239,6 +243,11 @@ class NamedStep:
             return strict_json.read_result(text, self._type)
         except InvalidJson as error:
             raise InvalidJson(f"step {shown(self.name)}: {error}") from None
+
+    def read_value(self, value: Any) -> Any:
+        """Do the same with a result's JSON value."""
+        # As text: strict models take dates, UUIDs, tuples ... in their JSON form from JSON text only.
+        return value if self._type is strict_json.ANYTHING else self.read(to_json(value).decode())
 
     def _result_type(self, function: Callable[..., Any]) -> TypeAdapter[Any]:
         try:
