@@ -36,15 +36,12 @@ class _Wanted(NamedTuple):
     def fits(self, row: Row) -> bool:
         seconds = row.seconds or 0.0
         return (
-            (not self.has_payload or self._fits_payload(row.payload))
+            (not self.has_payload or _fits(self.payload, row.payload, is_whole=self.is_whole))
             and (self.priority is None or row.priority == priority_number(self.priority))
             and (self.unique_key is None or row.unique_key == self.unique_key)
             and (self.due_after is None or seconds >= self.due_after)
             and (self.due_within is None or (seconds <= self.due_within and row.held_by is None))
         )
-
-    def _fits_payload(self, payload: Any) -> bool:
-        return bool(self.payload == payload) if self.is_whole else _is_part_of(self.payload, payload)
 
     def __str__(self) -> str:
         words = [f"of kind {self.kind}"]
@@ -233,9 +230,16 @@ def _shared(wanted: Any, actual: Any) -> Any:
     return actual
 
 
-def _is_part_of(wanted: Any, actual: Any) -> bool:
+def _fits(wanted: Any, actual: Any, *, is_whole: bool) -> bool:
+    """Return whether a value is the wanted one; unless ``is_whole``, dicts outside of lists may have more."""
     if isinstance(wanted, dict) and isinstance(actual, dict):
-        return all(name in actual and _is_part_of(value, actual[name]) for name, value in wanted.items())
+        return not (is_whole and len(wanted) < len(actual)) and all(
+            name in actual and _fits(value, actual[name], is_whole=is_whole) for name, value in wanted.items()
+        )
+    if isinstance(wanted, list) and isinstance(actual, list):
+        return len(wanted) == len(actual) and all(
+            _fits(one, other, is_whole=True) for one, other in zip(wanted, actual, strict=True)
+        )
     # True does not equal 1 here, but 1.0 does: JSON does not tell these numbers apart.
     return isinstance(wanted, bool) is isinstance(actual, bool) and bool(wanted == actual)
 

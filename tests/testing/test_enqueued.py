@@ -38,6 +38,27 @@ async def test_a_dict_may_leave_fields_out(job_client: JobClient) -> None:
     await assert_not_enqueued("send-letter")
 
 
+async def test_true_is_no_number_in_lists_and_whole_payloads_either(job_client: JobClient) -> None:
+    class Sum(JobProcessor[Any]):
+        async def process(self, job: Job[Any]) -> None: ...
+
+    for payload in ([1, {"n": [0, 1.0]}], {"flags": [1, {"n": 0}], "more": None}):
+        await job_client.enqueue(Sum, payload)
+    await assert_enqueued(Sum, [1.0, {"n": [0, 1]}], count=1)
+    await assert_enqueued(Sum, {"flags": [1, {"n": 0}]}, count=1)
+    for other in (
+        [True, {"n": [0, 1]}],
+        [1, {"n": [False, 1]}],
+        [1, {}],
+        [1],
+        {"flags": [True, {"n": 0}]},
+        {"flags": [1, {"n": False}]},
+        {"flags": [1, {}]},  # in a list a dict has all of its fields
+        {"flags": [1]},
+    ):
+        await assert_not_enqueued(Sum, other)
+
+
 async def test_the_number_counts(job_client: JobClient) -> None:
     await job_client.enqueue_many(SendMail, [Mail(to="a"), Mail(to="a"), Mail(to="b")])
     await assert_enqueued(SendMail, count=3)
