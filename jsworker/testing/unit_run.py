@@ -26,7 +26,7 @@ from jsworker.testing.unit_lease import JobRun, UnitLease
 from jsworker.worker.pipeline.attempt import open_job, process_job
 from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
 from jsworker.worker.pipeline.kinds import call_hook, resolve_kinds
-from jsworker.worker.pipeline.outcomes import Completed, Failed, InvalidResult
+from jsworker.worker.pipeline.outcomes import Completed, Failed, InvalidResult, headline
 from jsworker.worker.pipeline.run_writes import LeaseServices
 
 _WORKER_ID: Final = "run_job"
@@ -133,12 +133,10 @@ async def run_job(
         run.drain()
     await call_hook(kind.processor.setup)
     try:
-        await _process(run, job, lease, services, cancel_after)
+        await _process_and_tear_down(run, job, lease, services, cancel_after)
     except BaseException as error:
         vars(error)[_RUN] = said
         raise
-    finally:
-        await call_hook(kind.processor.teardown)
     return said
 
 
@@ -155,6 +153,21 @@ def _services(settings: Settings, kind: str) -> LeaseServices:
         loop=asyncio.get_running_loop(),
         kinds=frozenset({kind}),
     )
+
+
+async def _process_and_tear_down(
+    run: Run, job: Job[Any], lease: UnitLease, services: LeaseServices, cancel_after: float | None
+) -> None:
+    tear_down = run.kind.processor.teardown
+    try:
+        await _process(run, job, lease, services, cancel_after)
+    except BaseException as error:
+        try:
+            await call_hook(tear_down)
+        except Exception as another:  # noqa: BLE001 -- the test is about what the processor has raised
+            error.add_note(f"and teardown raised {headline(another)}")
+        raise
+    await call_hook(tear_down)
 
 
 async def _process(

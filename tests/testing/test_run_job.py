@@ -97,6 +97,27 @@ async def test_it_raises_what_the_processor_raises(error: Exception) -> None:
     assert run_of(caught.value).stage == "about to"
 
 
+class Closing(Raising):
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        if job.payload:
+            await super().process(job)
+
+    async def teardown(self) -> None:
+        raise RuntimeError("not closed")
+
+
+async def test_an_error_of_teardown_hides_no_error_of_the_processor() -> None:
+    first = ValueError("first")
+    with pytest.raises(ValueError, match="first") as caught:
+        await run_job(Closing(first), {"raises": 1})
+    assert caught.value is first
+    assert first.__notes__ == ["and teardown raised RuntimeError: not closed"]
+    assert run_of(first).stage == "about to"
+    with pytest.raises(RuntimeError, match="not closed") as alone:
+        await run_job(Closing(first), {})
+    assert run_of(alone.value).completed
+
+
 class RaisingPlainly(Raising):
     def process(self, job: Job[dict[str, Any]]) -> None:  # type: ignore[override]
         job.sync.update_progress(stage="about to")
