@@ -187,7 +187,7 @@ class UnitLease(RunLease):
         if (found := self._results.get(node)) is None:
             names = ", ".join(map(shown, self._results)) or "none"
             raise ValueError(f"results_of({shown(node)}): run_job(…, results=…) has no such node: {names}")
-        return list(found) if after is None else []
+        return [_as_read(each) for each in found] if after is None else []
 
     @contextlib.contextmanager
     def _block(self) -> Iterator[None]:
@@ -214,7 +214,7 @@ class UnitLease(RunLease):
     def complete(self, text: str | None) -> None:
         """Note the result, which is JSON text, and the jobs that are enqueued with it."""
         self.said.completed = True
-        self.said.result = None if text is None else strict_json.loads(text)
+        self.said.result = None if text is None else strict_json.as_stored(text)
         for kind, job in child_jobs.take(self._run):
             self.said.enqueued += _added_jobs(kind, [job])
 
@@ -260,7 +260,7 @@ class UnitSteps(Steps):
 
     async def _keep(self, step: NamedStep, text: str | None, *, sleeps: float | None = None) -> FoundStep:
         self._lease.write()
-        self._kept_steps[step.name] = None if text is None else strict_json.loads(text)
+        self._kept_steps[step.name] = None if text is None else strict_json.as_stored(text)
         return FoundStep(True, text, sleeps, 0)
 
 
@@ -269,8 +269,18 @@ def _text(value: Any, most_bytes: int) -> str | None:
         return None
     text = strict_json.dumps(value, what="result")
     check_size(text, "result", most_bytes)
-    return text
+    return stored_text(text)
+
+
+def _as_read(found: MemberResult) -> MemberResult:
+    """Return a given result of a member as a worker reads it."""
+    return found._replace(result=strict_json.as_stored(strict_json.dumps(found.result, what="result")))
 
 
 def _added_jobs(kind: str, new: Iterable[Any]) -> list[AddedJob]:
-    return [AddedJob(job.id, kind, strict_json.loads(job.payload)) for job in new]
+    return [AddedJob(job.id, kind, strict_json.as_stored(job.payload)) for job in new]
+
+
+def stored_text(text: str) -> str:
+    """Return JSON text as a claim returns it once it was stored."""
+    return strict_json.dumps(strict_json.as_stored(text))

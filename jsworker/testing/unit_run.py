@@ -22,7 +22,7 @@ from jsworker.ownership.sessions import Sessions
 from jsworker.ownership.transitions.claim import ClaimedJob
 from jsworker.ownership.transitions.enqueue import new_job_id
 from jsworker.testing.shared_servers import settings_without_servers
-from jsworker.testing.unit_lease import JobRun, UnitLease
+from jsworker.testing.unit_lease import JobRun, UnitLease, stored_text
 from jsworker.worker.pipeline.attempt import open_job, process_job
 from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
 from jsworker.worker.pipeline.kinds import call_hook, resolve_kinds
@@ -98,10 +98,11 @@ async def run_job(
     run_id, most = job_id or new_job_id(), settings.max_payload_bytes
     timeout = kind.limits.timeout
     text = stored_payload(payload_text(type(kind.processor), payload), kind.name, run_id, PLAIN, most)
+    saved = None if checkpoint is None else strict_json.dumps(checkpoint, what="checkpoint")
     claimed = ClaimedJob(
         id=run_id,
         kind=kind.name,
-        payload=text,
+        payload=stored_text(text),
         fencing_token=attempt,
         dispatch=1,
         attempt=attempt,
@@ -109,7 +110,7 @@ async def run_job(
         cleared=cleared,
         clear_reason=clear_reason,
         deadline=None if timeout is None else datetime.now(UTC) + timedelta(seconds=timeout),
-        checkpoint=None if checkpoint is None else strict_json.dumps(checkpoint, what="checkpoint"),
+        checkpoint=None if saved is None else stored_text(saved),
         traceparent=None,
         tracestate=None,
         cancel_requested=False,

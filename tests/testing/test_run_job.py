@@ -322,6 +322,55 @@ async def test_steps_are_kept_for_the_next_run_and_sleeps_are_over_in_it() -> No
     assert (run.result, charge.charged, charge.opened) == (500, 1, 0)
 
 
+class Order(JobProcessor):
+    """Shows the order and the numbers of what it gets."""
+
+    max_attempts = 1
+
+    async def process(self, job: Job[dict[str, Any]]) -> list[str]:
+        step = await job.step("given", lambda: job.payload["given"])
+        if job.payload["saves"]:
+            await job.save_checkpoint(job.payload["given"])
+        return [repr(value) for value in (job.payload, step, job.checkpoint)]
+
+
+async def test_keys_and_numbers_are_those_that_a_worker_gives(job_client: JobClient) -> None:
+    given = {"zeta": 1, "a": 1e22, "mid": -0.0, "b": [{"bb": 1, "c": 1e-7}]}
+    job = await job_client.enqueue(Order, {"saves": True, "given": given})
+    await work_until_empty([Order])
+    in_a_worker = await job.result()
+
+    run = await run_job(Order, {"saves": True, "given": given})
+    assert run.result == in_a_worker
+    kept = repr((await job_client.get(job.id)).checkpoint)
+    assert (repr(run.checkpoint), repr(run.steps["given"])) == (kept, kept)
+    payload = {"given": given, "saves": False}
+    run = await run_job(Order, payload, steps={"given": given}, checkpoint=given)
+    assert run.result[1:] == in_a_worker[1:]
+
+
+async def test_results_of_members_are_those_that_a_worker_gives() -> None:
+    class Reads(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> list[str]:
+            return [repr(member.result) async for member in job.results_of("before")]
+
+    given = [MemberResult(uuid4(), "completed", {"bb": (1, 1e22), "c": 2}, None)]
+    run = await run_job(Reads, {}, results={"before": given})
+    assert run.result == [repr({"c": 2, "bb": [1, 10**22]})]
+
+
+async def test_a_result_and_children_are_shown_as_they_are_stored() -> None:
+    class Parent(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> dict[str, Any]:
+            await job.enqueue("child", {"b": 1, "a": 1e22})
+            await job.add_to_batch("member", [{"b": 1, "a": 1e22}])
+            return {"b": 1, "a": 1e22}
+
+    run = await run_job(Parent, {})
+    shown = [run.result, run.enqueued[0].payload, run.added[0].payload]
+    assert [repr(value) for value in shown] == [repr({"a": 10**22, "b": 1})] * 3
+
+
 async def test_a_step_whose_result_cannot_be_kept_fails() -> None:
     class Bad(JobProcessor):
         async def process(self, job: Job[dict[str, Any]]) -> None:
