@@ -101,6 +101,40 @@ class TestPosted:
         insert_job(sql, "processing", queued_at=ago(60))
         assert [one.id for one in await self.posted(database)] == [job_id]
 
+    @pytest.mark.parametrize(
+        ("queued", "published", "columns", "is_due"),
+        [
+            (60, 59, {"dispatch": 1}, True),
+            (3600, 1, {"dispatch": 1}, True),  # NATS was away: it is the first message all the same
+            (3600, 1, {"dispatch": 5, "fencing_token": 4, "attempts": 4, "errors": 4}, True),
+            (60, 59, {"dispatch": 50}, True),  # held 49 times
+            (3600, 5, {"dispatch": 2}, False),
+            (3600, 31, {"dispatch": 2}, True),
+            (3600, 35, {"dispatch": 3}, False),
+            (3600, 95, {"dispatch": 3}, True),
+            (65, 10, {"dispatch": 3}, False),
+            (65, 35, {"dispatch": 3}, True),
+            (36_000, 200, {"dispatch": 2**40}, False),
+            (36_000, 305, {"dispatch": 2**40}, True),
+            (60, -3600, {"dispatch": 2}, True),  # before a failover to a server whose clock is behind
+            (60, 1, {"dispatch": 0, "fencing_token": 2**40}, True),
+            (60, None, {"dispatch": 9}, True),
+        ],
+    )
+    async def test_what_was_published_again_is_due_later_each_time(
+        self,
+        database: Database,
+        sql: Sql,
+        queued: float,
+        published: float | None,
+        columns: dict[str, int],
+        *,
+        is_due: bool,
+    ) -> None:
+        published_at = None if published is None else ago(published)
+        insert_job(sql, queued_at=ago(queued), published_at=published_at, **columns)
+        assert [one.is_due for one in await self.posted(database)] == [is_due]
+
     async def test_pages_hold_each_job_once_in_order(self, database: Database, sql: Sql) -> None:
         instants = [datetime(2020, 1, 1, 0, 0, second, tzinfo=UTC) for second in range(4)]
         kinds = [KIND, OTHER_KIND, "third-kind"]

@@ -250,12 +250,14 @@ async def test_processes_that_use_different_streams_are_named_as_the_cause(
 class Repairing:
     """A repair of the test's own, scan by scan."""
 
-    def __init__(self, database: Database, stream: Stream, settings: Settings) -> None:
+    def __init__(
+        self, database: Database, stream: Stream, settings: Settings, scan_interval: float = 0.4
+    ) -> None:
         self.stream = stream
         events = Events()
         self.heard = Recorder()
         events.on("*", self.heard)
-        settings = settings.model_copy(update={"scan_interval": 0.4, "statement_timeout": 5.0})
+        settings = settings.model_copy(update={"scan_interval": scan_interval, "statement_timeout": 5.0})
         context = make_context(database, stream=stream, events=events, settings=settings)
         self.repair = LostMessages(context)
         self.repair._search = ThrottledScan(context, "it", rest=0)
@@ -320,6 +322,52 @@ async def test_numbers_alone_tell_what_is_gone_from_a_deep_queue(
     assert await dispatched_again(rows) == lost
     await repairing.scan(3)
     assert repairing.jobs == len(lost)
+
+
+@pytest.mark.usefixtures("no_look")
+async def test_a_consumer_that_takes_other_messages_has_answered_for_none(
+    client: JobClient, js: JetStreamContext, rows: Rows, repairing: Repairing
+) -> None:
+    stream = repairing.stream
+    await stream.ensure([LOST, f"{LOST}=high"])
+    ids = [(await client.enqueue(LOST, {}, priority="high")).id for _ in range(2)]
+
+    async def marked() -> None:
+        assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE NOT needs_publish") == len(ids)
+
+    await eventually(marked)
+    config = (await js.consumer_info(stream.name, f"{LOST}=high")).config
+    config.filter_subject = f"{stream.subject_of(LOST)}.hihg"
+    assert (await js.add_consumer(stream.name, config)).num_pending == 0
+    await age(rows)
+    await repairing.scan(3)
+    assert await dispatched_again(rows) == set()
+
+
+async def test_messages_that_keep_vanishing_are_published_again_at_growing_intervals(
+    client: JobClient, js: JetStreamContext, rows: Rows, database: Database, stream: Stream
+) -> None:
+    """A stream whose oldest messages are discarded, for example."""
+    repairing = Repairing(database, stream, client.settings, scan_interval=60.0)
+    ids = await post(client, rows, 3)
+    await rows.query("UPDATE jsworker.jobs SET queued_at = queued_at - interval '1 day'")
+    waits = "UPDATE jsworker.jobs SET published_at = published_at - make_interval(secs => %s)"
+    for dispatch, minutes in enumerate((0, 2, 5, 5), start=1):
+        await js.purge_stream(stream.name)
+        if minutes:
+            await rows.query(waits, 60 * (minutes - 1))
+            await repairing.scan(2)
+            assert repairing.jobs == len(ids) * (dispatch - 1)
+            await rows.query(waits, 60)
+        await repairing.scan(2)
+        assert repairing.jobs == len(ids) * dispatch
+
+        async def stored_again() -> None:
+            await client.publish_pending()
+            assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE NOT needs_publish") == len(ids)
+
+        await eventually(stored_again)
+        assert (await stream.state()).messages == len(ids)
 
 
 @pytest.mark.usefixtures("no_look")

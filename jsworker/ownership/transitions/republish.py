@@ -22,6 +22,9 @@ _BATCH = 500
 _CHANGE = timedelta(minutes=1)
 """How long publishers may still name the stream that was there before; and by how much clocks may differ."""
 
+_LONGEST_WAIT = timedelta(minutes=5)
+"""The longest wait before a job whose messages vanish again and again is published once more."""
+
 # Statements that walk along an index stay text: nested recursive CTEs are harder to read as expressions.
 _QUEUED: Final = condition(predicates.queued_indexed)
 _WAITS: Final = condition(predicates.queued_before)
@@ -83,23 +86,33 @@ WAITING_IN_LANE_BESIDES = _waiting(predicates.of_lane_indexed, _NOT_REFUSED)
 # statement_timestamp(), because an index cannot be searched by a value that may change during the read.
 # At most a thousand kinds, and in any case those that workers serve. A page reads at most four times its length of
 # rows of a kind: if so many rows still wait for a relay, the page ends before it is full.
+# What was published again is due later each time, or a stream that keeps nothing would be flooded: after the time
+# that the job had waited by then, or that its extra dispatches allow. A first message is due at once, even if it was
+# published late. Epochs are subtracted, because older servers cannot subtract infinite times.
 POSTED = statements.filled(
     """
 WITH RECURSIVE {kinds}, several AS (
   SELECT kind FROM (SELECT kind FROM kinds WHERE kind IS NOT NULL LIMIT 1000) AS first
   UNION SELECT unnest(w.kinds) FROM jsworker.workers AS w
 )
-SELECT page.id, k.kind, page.dispatch, page.stream_seq, page.stream_created, page.queued_at, page.priority
+SELECT page.id, k.kind, page.dispatch, page.stream_seq, page.stream_created, page.queued_at, page.priority,
+  (extract(epoch FROM statement_timestamp()) - extract(epoch FROM page.published_at) BETWEEN 0 AND least(
+    extract(epoch FROM page.published_at) - extract(epoch FROM page.queued_at),
+    CAST(:older_than AS float) * (power(2, least(greatest(page.dispatch - page.fencing_token - 1, 0), 9)) - 1),
+    {longest_wait}
+  )) IS NOT TRUE AS is_due
 FROM several AS k CROSS JOIN LATERAL (
   WITH RECURSIVE walk AS (
     SELECT CAST(NULL AS uuid) AS id, CAST(:after AS timestamptz) AS queued_at, CAST(:after_id AS uuid) AS at_id,
       0 AS place, CAST(NULL AS bigint) AS dispatch, true AS needs_publish, CAST(NULL AS bigint) AS stream_seq,
-      CAST(NULL AS timestamptz) AS stream_created, CAST(NULL AS smallint) AS priority
+      CAST(NULL AS timestamptz) AS stream_created, CAST(NULL AS smallint) AS priority,
+      CAST(NULL AS timestamptz) AS published_at, CAST(NULL AS bigint) AS fencing_token
     UNION ALL
     SELECT next.id, next.queued_at, next.id, walk.place + 1, next.dispatch, next.needs_publish, next.stream_seq,
-      next.stream_created, next.priority
+      next.stream_created, next.priority, next.published_at, next.fencing_token
     FROM walk CROSS JOIN LATERAL (
-      SELECT j.id, j.queued_at, j.dispatch, j.needs_publish, j.stream_seq, j.stream_created, j.priority
+      SELECT j.id, j.queued_at, j.dispatch, j.needs_publish, j.stream_seq, j.stream_created, j.priority,
+        j.published_at, j.fencing_token
       FROM jsworker.jobs AS j
       WHERE {queued} AND j.kind = k.kind AND j.queued_at >= walk.queued_at
         AND (j.queued_at, j.id) > (walk.queued_at, walk.at_id)
@@ -116,6 +129,7 @@ ORDER BY page.queued_at, page.id LIMIT :limit
     kinds=statements.KINDS_BY_LEAPS.replace("{which}", ""),
     queued=_QUEUED,
     waits=_WAITS,
+    longest_wait=f"{_LONGEST_WAIT.total_seconds():g}",
 )
 
 _ids, _dispatches = given_array("ids", sa.Uuid), given_array("dispatches", sa.BigInteger)
@@ -146,7 +160,10 @@ _BEGINNING = "-infinity", UUID(int=0)
 
 
 class Posted(NamedTuple):
-    """A queued job whose message was published: stream and place in it, if known, and when it was queued."""
+    """A queued job whose message was published: stream and place in it, if known, and when it was queued.
+
+    If the message is gone, another one ``is_due``; or only later, because it was not the first to vanish.
+    """
 
     id: UUID
     kind: str
@@ -155,6 +172,7 @@ class Posted(NamedTuple):
     stream_created: datetime | None
     queued_at: datetime
     priority: int = NORMAL
+    is_due: bool = True
 
     def is_beside(self, created: datetime) -> bool:
         """Return whether the message went to another stream, although that made at ``created`` was there."""

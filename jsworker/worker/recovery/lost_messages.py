@@ -10,7 +10,7 @@ from jsworker.core.errors import StreamRefused, StreamUnavailable
 from jsworker.core.priorities import NORMAL
 from jsworker.ownership.transitions import republish
 from jsworker.ownership.transitions.republish import Posted
-from jsworker.stream.api import ConsumerInfo, StreamState, ask_each
+from jsworker.stream.api import ConsumerInfo, StreamState, ask_each, filters_of
 from jsworker.stream.message import consumer_of, message_id
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
@@ -70,8 +70,8 @@ class LostMessages:
         missing = await self._look_up(there[:_LOOKED_UP])
         last = rows[-1] if gone or len(there) <= _LOOKED_UP else there[_LOOKED_UP - 1]
         self._after = (last.queued_at, last.id)
-        if gone or missing:
-            await self._republish([*gone, *missing], state)
+        if due := [row for row in (*gone, *missing) if row.is_due]:
+            await self._republish(due, state)
         return bool(gone) and not self._search.is_slow
 
     async def _ack_floor(self, kind: str, priority: int) -> float:
@@ -79,18 +79,21 @@ class LostMessages:
 
         Messages of other priorities may be among the normal ones, for example from an older version.
         """
-        own = await self._answered(consumer_of(kind, priority))
+        own = await self._answered(kind, priority)
         if own is None:
             return 0  # no usable consumer: the messages themselves are looked up
         if priority == NORMAL:
             return own.ack_floor.stream_seq if own.ack_floor else 0
-        return min(_answered_to(own), _answered_to(await self._answered(kind)))
+        return min(_answered_to(own), _answered_to(await self._answered(kind, NORMAL)))
 
-    async def _answered(self, consumer: str) -> ConsumerInfo | None:
+    async def _answered(self, kind: str, priority: int) -> ConsumerInfo | None:
+        """Return the consumer of a kind and priority; None if there is none, or it takes other messages."""
+        stream = self._context.stream
         try:
-            return await self._context.stream.consumer_state(consumer)
+            consumer = await stream.consumer_state(consumer_of(kind, priority))
         except (StreamUnavailable, StreamRefused):
             return None
+        return consumer if stream.subject_of(kind, priority) in filters_of(consumer) else None
 
     async def _look_up(self, rows: Sequence[Posted]) -> list[Posted]:
         async def missing(row: Posted) -> bool:
