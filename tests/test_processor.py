@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from typing import Annotated, Any, Generic, Literal, TypeVar
 from uuid import UUID
 
@@ -12,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import (
+    AliasChoices,
+    AliasGenerator,
     BaseModel,
     ConfigDict,
     Field,
@@ -22,6 +25,7 @@ from pydantic import (
     field_serializer,
     field_validator,
 )
+from pydantic.alias_generators import to_camel
 from typing_extensions import TypedDict
 
 from jsworker.client.enqueueing import payload_text
@@ -251,6 +255,89 @@ class Aliased(BaseModel):
         return self.url.rpartition("/")[2]
 
 
+NAMES = AliasGenerator(serialization_alias=to_camel)
+
+
+class ByAlias(BaseModel):
+    model_config = ConfigDict(serialize_by_alias=True)
+    order_id: int = Field(alias="orderId")
+    max_cents: int | None = Field(None, serialization_alias="maxCents")
+    sent_to: str | None = Field(None, validation_alias=AliasChoices("to", "recipient"))
+
+
+class Generated(BaseModel):
+    model_config = ConfigDict(serialize_by_alias=True, alias_generator=NAMES, extra="forbid")
+    order_id: int
+    max_cents: int | None = None
+
+
+class Populated(BaseModel):
+    model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True, alias_generator=to_camel)
+    order_id: int
+    inner: list[Generated] = []
+
+
+@dataclass
+class AliasedPoint:
+    max_x: Annotated[int, Field(alias="maxX")]
+    __pydantic_config__ = ConfigDict(serialize_by_alias=True)
+
+
+class AliasedParts(TypedDict):
+    __pydantic_config__ = ConfigDict(serialize_by_alias=True)  # type: ignore[misc]
+    max_x: Annotated[int, Field(serialization_alias="maxX")]
+
+
+class AliasedA(BaseModel):
+    model_config = ConfigDict(serialize_by_alias=True)
+    of_kind: Literal["a"] = Field("a", alias="kind")
+
+
+class AliasedB(BaseModel):
+    model_config = ConfigDict(serialize_by_alias=True)
+    of_kind: Literal["b"] = Field("b", alias="kind")
+
+
+ALIASED = [
+    (ByAlias, ByAlias(orderId=7, max_cents=500, to="x"), '{"order_id":7,"max_cents":500,"sent_to":"x"}'),
+    (Generated, Generated(order_id=7, max_cents=500), '{"order_id":7,"max_cents":500}'),
+    (
+        Populated,
+        Populated(order_id=7, inner=[Generated(order_id=1)]),
+        '{"order_id":7,"inner":[{"order_id":1,"max_cents":null}]}',
+    ),
+    (AliasedPoint, AliasedPoint(3), '{"max_x":3}'),
+    (AliasedParts, {"max_x": 3}, '{"max_x":3}'),
+    (Annotated[AliasedA | AliasedB, Field(discriminator="of_kind")], AliasedB(kind="b"), '{"of_kind":"b"}'),
+]
+
+
+class Secretive(BaseModel):
+    name: str
+    note: str = Field("", exclude=True)
+    count: int = Field(0, exclude_if=lambda count: count > 5)
+
+
+class Nested(BaseModel):
+    parts: dict[int, list[Secretive]] = {}
+
+
+class OneWay(BaseModel):
+    at: datetime
+
+    @field_serializer("at")
+    def write(self, at: datetime) -> str:
+        return f"{at:%d. %B %Y}"
+
+
+class Tuples(Enum):
+    A = (1, 2)
+
+
+UNREAD = "a worker could not read it again: "
+NOT_STORED = "its type does not store this field: it would be lost"
+
+
 class Strict(BaseModel):
     model_config = ConfigDict(strict=True)
     id: UUID
@@ -318,6 +405,58 @@ class TestPayloads:
         given = Aliased.model_validate({"URL": "x/y", "ref": "dev", "raw": "[1, 2]"})
         assert there_and_back(processor, given) == given
         assert there_and_back(processor, {"URL": "x/y", "ref": "dev", "raw": "[1, 2]"}) == given
+
+    @pytest.mark.parametrize(("payload_type", "given", "stored"), ALIASED)
+    def test_fields_are_written_by_the_names_by_which_they_are_read(
+        self, payload_type: Any, given: Any, stored: str
+    ) -> None:
+        processor = processor_of(payload_type)
+        assert write_payload(processor, given) == stored
+        assert there_and_back(processor, given) == given
+        if isinstance(given, BaseModel):
+            assert payload_text("typed", given) == stored
+
+    @pytest.mark.parametrize(("returned", "given", "stored"), ALIASED)
+    def test_so_are_results_and_steps(self, returned: Any, given: Any, stored: str) -> None:
+        adapter = strict_json.adapter_of(returned)
+        for text in (
+            strict_json.write_result(given, adapter),
+            strict_json.write(given, adapter, "result", round_trip=True),
+        ):
+            assert text == stored
+            assert strict_json.read_result(text, adapter) == given
+
+    def test_a_model_for_a_kind_by_name_has_no_computed_fields(self) -> None:
+        given = Aliased.model_validate({"URL": "x/y", "raw": "[1, 2]"})
+        assert read_payload_text(processor_of(Aliased), payload_text("typed", given)) == given
+
+    @pytest.mark.parametrize(
+        ("payload_type", "given", "fault"),
+        [
+            (dict[tuple[int, int], int], {(1, 2): 3}, f"{UNREAD}1,2.[key]: Input should be a valid array"),
+            (OneWay, OneWay(at=datetime(2026, 1, 2, tzinfo=UTC)), f"{UNREAD}at: Input should be a valid d"),
+            (dict[str, Tuples], {"a": Tuples.A}, f"{UNREAD}a: Input should be (1, 2)"),
+            (Secretive, Secretive(name="n", note="lost"), f"note: {NOT_STORED}"),
+            (Secretive, Secretive(name="n", count=6), f"count: {NOT_STORED}"),
+            (
+                Nested,
+                Nested(parts={4: [Secretive(name="n"), Secretive(name="m", note="lost")]}),
+                f"parts.4[1].note: {NOT_STORED}",
+            ),
+        ],
+    )
+    def test_what_a_worker_could_not_read_again_is_refused(
+        self, payload_type: Any, given: Any, fault: str
+    ) -> None:
+        with pytest.raises(InvalidPayload, match=re.escape(f"payload of kind typed: {fault}")) as caught:
+            write_payload(processor_of(payload_type), given)
+        assert caught.value.__suppress_context__ or caught.value.__context__ is None
+        assert "note" not in caught.value.without_content
+
+    def test_a_field_that_is_not_stored_may_have_the_value_that_a_worker_gives_it(self) -> None:
+        assert (
+            write_payload(processor_of(Secretive), Secretive(name="n", note="")) == '{"name":"n","count":0}'
+        )
 
     def test_a_strict_model_comes_back(self) -> None:
         given = Strict(id=UUID(int=7), since=datetime(2026, 1, 2, tzinfo=UTC), tags=("a", "b"), seen={1})

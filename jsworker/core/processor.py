@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Generic, Literal, Protocol, TypeAlias, 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypeVar
 
-from jsworker.core import strict_json
+from jsworker.core import round_trip, strict_json
 from jsworker.core.clock import jittered
 from jsworker.core.errors import InvalidJson, InvalidPayload
 from jsworker.core.job import Job
@@ -285,14 +285,41 @@ def write_payload(processor: type[JobProcessor[Any]], payload: Any) -> str:
             return strict_json.dumps(found, what="payload")
         except InvalidJson:
             pass  # pydantic may know a JSON form
-    # Field names and no computed fields, so that read_payload accepts it again.
+    # No computed fields, so that read_payload accepts it again.
     form = strict_json.json_form(found, adapter, "payload", round_trip=True)
     text = strict_json.dumps(form, what="payload")
     if _may_have_keys(processor):
         strict_json.refuse_equal_keys(found, text, adapter, "payload", round_trip=True)
     if ("null" in text and _may_be_any(processor)) or strict_json.ASTERISKS in text:
         strict_json.refuse_lost(found, form, adapter, "payload", round_trip=True)
+    if not _is_surely_readable(processor):
+        _refuse_unreadable(processor, found, text)
     return text
+
+
+def _refuse_unreadable(processor: type[JobProcessor[Any]], payload: Any, text: str) -> None:
+    """Raise InvalidPayload if a worker could not read a payload from its JSON text, or would lose a field."""
+    try:
+        again = payload_type(processor).validator.validate_json(text, by_alias=True, by_name=True)
+    except ValidationError as error:
+        raise _invalid_payload(processor, error, "a worker could not read it again: ") from None
+    if not _may_leave_out(processor):
+        return
+    if place := round_trip.left_out(payload, again, json.loads(text)):
+        of_kind, place = f"payload of kind {processor.kind}", printable(place.removeprefix("."), 80)
+        refusal = InvalidPayload(f"{of_kind}: {place}: its type does not store this field: it would be lost")
+        refusal.without_content = f"{of_kind} has a field that its type does not store"
+        raise refusal
+
+
+@cache
+def _is_surely_readable(processor: type[JobProcessor[Any]]) -> bool:
+    return round_trip.is_surely_readable(payload_type(processor))
+
+
+@cache
+def _may_leave_out(processor: type[JobProcessor[Any]]) -> bool:
+    return round_trip.may_leave_out(payload_type(processor))
 
 
 @cache
@@ -354,7 +381,9 @@ def _payload_argument(cls: type[Any]) -> Any:
     return P
 
 
-def _invalid_payload(processor: type[JobProcessor[Any]], error: ValidationError) -> InvalidPayload:
+def _invalid_payload(
+    processor: type[JobProcessor[Any]], error: ValidationError, fault: str = ""
+) -> InvalidPayload:
     faults = error.errors(include_url=False, include_input=False, include_context=False)
     first = faults[0]
     place = ".".join(printable(str(part), 80) for part in first["loc"]) or "the whole value"
@@ -362,6 +391,6 @@ def _invalid_payload(processor: type[JobProcessor[Any]], error: ValidationError)
     tag = first["type"] == "union_tag_invalid"
     rule = "Input tag is none of the expected tags" if tag else printable(first["msg"], 300)
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    refusal = InvalidPayload(f"payload of kind {processor.kind}: {place}: {rule}{more}")
+    refusal = InvalidPayload(f"payload of kind {processor.kind}: {fault}{place}: {rule}{more}")
     refusal.without_content = f"payload of kind {processor.kind} does not fit its type: {first['type']}{more}"
     return refusal

@@ -61,7 +61,7 @@ def dumps(value: Any, *, what: str = "value") -> str:
 def dumps_model(value: Any, *, what: str) -> str:
     """Return a pydantic model, or else JSON values, as JSON text."""
     if isinstance(value, BaseModel):
-        return write(value, ANYTHING, what, secrets=False)
+        return write(value, ANYTHING, what, round_trip=True, secrets=False)
     return dumps(value, what=what)
 
 
@@ -85,7 +85,7 @@ def refuse_equal_keys(
     ``text`` has the last of them only. What pydantic writes as text itself has both.
     """
     try:
-        written = adapter.dump_json(value, round_trip=round_trip, warnings=False)
+        written = adapter.dump_json(value, by_alias=False, round_trip=round_trip, warnings=False)
     except (ValueError, RecursionError):
         return
     if len(written) != (len(text) if text.isascii() else len(text.encode())):
@@ -105,7 +105,7 @@ def refuse_lost(
 
     The error names the place. With ``secrets`` these may be written so.
     """
-    parts = adapter.dump_python(value, round_trip=round_trip, warnings=False)
+    parts = adapter.dump_python(value, by_alias=False, round_trip=round_trip, warnings=False)
     for fault, place in _lost(parts, form):
         if not (secrets and fault is _MASKED):
             raise InvalidJson(f"{what} holds {fault}{_where(place)}")
@@ -134,10 +134,13 @@ def read_result(text: str, adapter: TypeAdapter[Any]) -> Any:
 
 
 def json_form(value: Any, adapter: TypeAdapter[Any], what: str, *, round_trip: bool = False) -> Any:
-    """Return the JSON values by which pydantic writes a value."""
+    """Return the JSON values by which pydantic writes a value, with the names of fields.
+
+    A field's serialization alias need not be a name by which it is read.
+    """
     try:
         # Without warnings: they would show values.
-        return adapter.dump_python(value, mode="json", round_trip=round_trip, warnings=False)
+        return adapter.dump_python(value, mode="json", by_alias=False, round_trip=round_trip, warnings=False)
     except (ValueError, RecursionError):
         raise InvalidJson(f"{what} holds {_unwritable(value, adapter)}") from None
 
