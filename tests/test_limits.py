@@ -1,5 +1,6 @@
 """Limits, rates and keys as classes and producers write them: what is refused, in one line."""
 
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -8,6 +9,19 @@ from pydantic import BaseModel
 from jsworker import JobProcessor, Limit, Rate, enqueue_statement
 from jsworker.core.errors import InvalidName, InvalidPayload, Retry
 from jsworker.core.job import Job
+
+
+class Tenant(str, Enum):  # noqa: UP042 -- a StrEnum is formatted by its value
+    ACME = "acme"
+
+
+class Size(int, Enum):
+    LARGE = 3
+
+
+class Owned(BaseModel):
+    tenant: Tenant = Tenant.ACME
+    size: Size = Size.LARGE
 
 
 class Order(BaseModel):
@@ -68,6 +82,20 @@ def test_the_key_is_a_field_of_the_payload(rule: dict[str, Any]) -> None:
     assert key_of("sync", {"tenant": "a"}) is None
     assert key_of("sync", {}, limit_key="a") == "a"
     assert key_of(processor(limit=Limit(1)), {"tenant": "a"}) is None
+
+
+def test_members_of_enums_are_keys_by_their_values() -> None:
+    class OfEnums(JobProcessor[Owned]):
+        limit = Limit(1, key="tenant")
+
+        async def process(self, job: Job[Owned]) -> None: ...
+
+    assert key_of(OfEnums, {"tenant": "acme"}) == "acme"
+    assert key_of(processor(limit=Limit(1, key=lambda _: Tenant.ACME)), {}) == "acme"
+    assert key_of(processor(limit=Limit(1, key=lambda _: Size.LARGE)), {}) == "3"
+    OfEnums.limit = Limit(1, key="size")
+    assert key_of(OfEnums, {}) == "3"
+    assert type(key_of("sync", {}, limit_key=Tenant.ACME)) is str
 
 
 def raising(_: Any) -> Any:

@@ -3,6 +3,8 @@
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -12,15 +14,29 @@ from hypothesis import strategies as st
 from jsworker.core.errors import InvalidName
 from jsworker.core.names import (
     check_kind,
+    check_limit_key,
     check_limit_key_of_row,
+    check_step_name,
     check_unique_key,
     kebab_case,
     printable,
     shell_word,
     shown,
 )
+from jsworker.core.schedule_rules import check_schedule_name
 
 unhurried = settings(deadline=None)  # the machine may be busy
+
+
+class Named(str, Enum):  # noqa: UP042 -- a StrEnum is formatted by its value
+    MEMBER = "a-name"
+
+
+class Loud(str):
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return self.upper()
 
 
 @pytest.mark.parametrize("name", ["a", "analyze-repo", "0", "a_b", "x" * 64])
@@ -35,6 +51,23 @@ def test_bad_kinds(name: Any) -> None:
     with pytest.raises(InvalidName, match=r"must match \^\[a-z0-9\]\[a-z0-9_-\]\{0,63\}\$") as caught:
         check_kind(name)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [Named.MEMBER, Loud("a-name")])
+@pytest.mark.parametrize(
+    "check",
+    [
+        check_kind,
+        check_unique_key,
+        check_step_name,
+        check_limit_key,
+        check_limit_key_of_row,
+        check_schedule_name,
+    ],
+)
+def test_a_checked_name_is_plain_text(check: Callable[[str], str], name: str) -> None:
+    assert f"{check(name)}" == "a-name"
+    assert type(check(name)) is str
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def _known(name: str) -> str:
     """Return the name if PostgreSQL can store it; no schedule can have another one."""
     if not isinstance(name, str) or storable(name) != name:
         raise TransitionRefused(f"there is no schedule {shown(name)}")
-    return name
+    return str.__str__(name)
 
 
 def _entry(action: str, name: str, actor: str | None, **how: str) -> AuditEntry:

@@ -339,7 +339,7 @@ class Flow(Nodes):
                     f"workflow {shown(self.name)}: node {shown(node.name)} comes after {shown(name)}, "
                     "which is no node of it"
                 )
-            names[name] = None
+            names[found.name] = None
         return list(names)
 
     def _free_name(self, kind: str) -> str:
@@ -470,7 +470,7 @@ def _checked_name(what: str, name: str) -> str:
         raise ValueError(
             f"{what} name {shown(name)} must be text of 1 to {_NAME_CHARACTERS} printable characters"
         )
-    return name
+    return str.__str__(name)
 
 
 def _refuse_cycles(workflow: str, needs: dict[str, list[str]]) -> None:

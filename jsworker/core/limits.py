@@ -122,7 +122,9 @@ def key_of(kind: str, key: Key, payload: Any) -> str:
         raise InvalidPayload(
             f"limit key of kind {kind}: {what} is {type(found).__name__}, not text or a number"
         )
-    return check_limit_key(str(found))
+    if isinstance(found, int):
+        found = int.__repr__(found)  # str() of a member of an enum is its name
+    return check_limit_key(str(found) if isinstance(found, UUID) else found)
 
 
 def _check_number(what: str, value: int, most: int) -> None:

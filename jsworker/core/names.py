@@ -1,4 +1,7 @@
-"""The rules for names that travel in subjects, keys and rows, and how foreign text is shown in one line."""
+"""The rules for names that travel in subjects, keys and rows, and how foreign text is shown in one line.
+
+Checked names are exactly ``str``: a member of ``class Kind(str, Enum)`` is formatted as ``Kind.MEMBER``.
+"""
 
 import ipaddress
 import re
@@ -18,7 +21,7 @@ def check_kind(kind: str) -> str:
     """Return ``kind`` when it may name a kind of job: one token of a NATS subject, so it holds no dot."""
     if not is_kind(kind):
         raise InvalidName(f"kind {shown(kind)} must match ^[a-z0-9][a-z0-9_-]{{0,63}}$")
-    return kind
+    return str.__str__(kind)
 
 
 def is_kind(name: str) -> bool:
@@ -60,7 +63,7 @@ def check_limit_key_of_row(key: str) -> str:
 def _check_text(name: str, what: str, allowed: Callable[[str], Any] = str.isprintable) -> str:
     if not isinstance(name, str) or not 1 <= len(name) <= _KEY_CHARACTERS or not allowed(name):
         raise InvalidName(f"{what} {shown(name)} must be text of 1 to {_KEY_CHARACTERS} printable characters")
-    return name
+    return str.__str__(name)
 
 
 def kebab_case(name: str) -> str:

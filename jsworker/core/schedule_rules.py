@@ -240,7 +240,7 @@ def check_schedule_name(name: str) -> str:
     if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_NAME or not name.isprintable():
         rule = f"must be text of 1 to {_LONGEST_NAME} printable characters"
         raise InvalidName(f"name {shown(name)} of a schedule {rule}")
-    return name
+    return str.__str__(name)
 
 
 def named_schedules(kind: str, given: Any) -> dict[str, Schedule]:
@@ -253,11 +253,10 @@ def named_schedules(kind: str, given: Any) -> dict[str, Schedule]:
     if given is None:
         return {}
     named = given if isinstance(given, Mapping) else {kind: given}
-    for name, schedule in named.items():
-        check_schedule_name(name)
+    for schedule in named.values():
         if not isinstance(schedule, Cron | Every):
             raise TypeError(f"must be a Cron, an Every, or several by name, not {type(schedule).__name__}")
-    return dict(named)
+    return {check_schedule_name(name): schedule for name, schedule in named.items()}
 
 
 def _between(schedule: Schedule, first: datetime, now: datetime) -> Iterator[datetime]:

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from enum import Enum
 from typing import Any
 from uuid import UUID
 
@@ -29,6 +30,20 @@ DURING = ("scheduled", "queued", "processing")
 class Order(BaseModel):
     number: int
     tags: list[str] = []
+
+
+class Text(str, Enum):  # noqa: UP042 -- a StrEnum is formatted by its value
+    KIND = "of-an-enum"
+    KEY = "home"
+    TENANT = "acme"
+    PRIORITY = "high"
+
+
+class OfEnum(JobProcessor):
+    kind = Text.KIND
+
+    async def process(self, job: Job[dict[str, Any]]) -> str:
+        return f"{self.kind} {job.kind}"
 
 
 class ShipOrder(JobProcessor[Order]):
@@ -77,6 +92,29 @@ async def test_a_job_is_stored_published_and_marked(
     assert message.headers is not None
     assert message.headers["Nats-Msg-Id"] == f"{job.id}:1"
     assert b"repo" not in (message.data or b"")  # the payload stays in the row
+
+
+async def test_members_of_enums_name_kinds_and_keys_by_their_values(
+    client: JobClient, rows: Rows, js: JetStreamContext, settings: Settings, start: StartWorker
+) -> None:
+    high: Any = Text.PRIORITY
+    keyed = await client.enqueue(Text.KIND, {}, unique_key=Text.KEY, limit_key=Text.TENANT, priority=high)
+    many = await client.enqueue_many(Text.KIND, [{}] * 40)  # by COPY
+    row = await published(rows, keyed.id)
+    assert (row["kind"], row["unique_key"], row["limit_key"], row["priority"]) == (
+        "of-an-enum",
+        "home",
+        "acme",
+        0,
+    )
+    message = await js.get_msg(settings.stream, row["stream_seq"])
+    assert message.subject == f"{settings.subject_prefix}.of-an-enum.high"
+    await client.pause(Text.KIND, Text.TENANT)
+    assert ("of-an-enum", "acme") in {(each["kind"], each["key"]) for each in await client.limits.list()}
+    await client.resume(Text.KIND, Text.TENANT)
+    await start(OfEnum())
+    for job in (keyed, many[0]):
+        assert (await rows.becomes(job.id, "completed"))["result"] == "of-an-enum of-an-enum"
 
 
 @pytest.mark.parametrize(

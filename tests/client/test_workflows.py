@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -66,6 +67,28 @@ async def test_a_graph_is_enqueued_at_the_end_of_the_block(client: JobClient, ro
         ("report", ["count", "rates"], {"held": 1}),
     ]
     assert [node.id for node in (parts, extra, merge)] == [node["id"] for node in found["nodes"]]
+
+
+class Text(str, Enum):  # noqa: UP042 -- a StrEnum is formatted by its value
+    FLOW = "nightly"
+    FIRST = "first"
+    RUN = "run"
+
+
+async def test_members_of_enums_are_names_by_their_values(client: JobClient, rows: Rows) -> None:
+    run: Any = Text.RUN
+    async with client.workflow(Text.FLOW) as flow:
+        first = flow.job("part", {}, name=Text.FIRST)
+        flow.job("part", {}, name="second", after=Text.FIRST, on_failure=run)
+        flow.job("part", {}, name="third", after=first)
+    assert (f"{flow.name}", f"{first.name}") == ("nightly", "first")
+    assert await rows.value("SELECT name FROM jsworker.workflows") == "nightly"
+    found = await rows.query("SELECT name, on_failure FROM jsworker.batches ORDER BY place")
+    assert [tuple(each.values()) for each in found] == [
+        ("first", "cancel"),
+        ("second", "run"),
+        ("third", "cancel"),
+    ]
 
 
 async def test_a_block_that_raises_enqueues_nothing(client: JobClient, rows: Rows) -> None:

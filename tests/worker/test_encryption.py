@@ -5,6 +5,7 @@ import json
 import os
 import re
 from collections.abc import AsyncIterator, Callable
+from enum import Enum
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -36,6 +37,10 @@ class Parent(JobProcessor[dict[str, str]]):
 
     async def process(self, job: Job[dict[str, str]]) -> str:
         return str(await job.enqueue(KIND, job.payload))
+
+
+class Keys(str, Enum):  # noqa: UP042 -- a StrEnum is formatted by its value
+    HOME = "home"
 
 
 CANARY = "c4n4ry"
@@ -293,11 +298,12 @@ async def test_the_payload_of_a_later_call_is_read_where_it_waits(
     waits = await sealed.enqueue(KIND, {"n": 3}, unique_key="w", unique="waiting")
     window = await sealed.enqueue(KIND, {"n": 4}, unique_key="x", unique_for=3600)
     live = await sealed.enqueue(KIND, {"n": 5}, unique_key="y")
+    of_enum = await sealed.enqueue(KIND, {"n": 6}, unique_key=Keys.HOME, unique="waiting")
     assert (again.id, again.created) == (first.id, False)
     await rows.query("UPDATE jsworker.jobs SET run_at = now() WHERE id = %s", first.id)
     await start(scripted(echo), with_settings=encrypted)
-    results = await asyncio.gather(*(each.result(60) for each in (first, waits, window, live)))
-    assert results == [{"n": number} for number in (2, 3, 4, 5)]
+    results = await asyncio.gather(*(each.result(60) for each in (first, waits, window, live, of_enum)))
+    assert results == [{"n": number} for number in (2, 3, 4, 5, 6)]
 
 
 async def test_schedules_are_encrypted_and_not_written_anew_for_nothing(

@@ -77,7 +77,7 @@ class Steps:
     @contextmanager
     def _step(self, name: str, function: Callable[..., Any] | None) -> Iterator["NamedStep"]:
         """Reserve a step name in this run; if the block raises, the name may be used again."""
-        check_step_name(name)
+        name = check_step_name(name)
         step = NamedStep(name, function)
         if name in self._used:
             raise InvalidStep(f"step {shown(name)} is used twice in one run: each needs a name of its own")
