@@ -399,13 +399,19 @@ class SharedInserts:
 
     async def _write(self, kind: str, jobs: Sequence[NewJob]) -> Sequence[_Answer]:
         answers: dict[UUID, _Answer] = {}
-        alone = list(jobs)
+        for batch in for_statements(jobs):
+            answers |= await self._written(kind, batch)
+        return [answers[job.id] for job in jobs]
+
+    async def _written(self, kind: str, jobs: list[NewJob]) -> dict[UUID, _Answer]:
+        answers: dict[UUID, _Answer] = {}
+        alone = jobs
         if len(jobs) > 1:
             write = partial(enqueue.enqueue_many, self._database, kind, publish_after=self._publish_after())
             try:
                 inserted, refused = await in_halves(jobs, write)
             except JsworkerError as error:
-                return [error] * len(jobs)
+                return dict.fromkeys((job.id for job in jobs), error)
             answers = {answer.id: answer for answer in inserted}
             alone = [job for job, _ in refused]  # inserted once more, each for its own error
         for job in alone:
@@ -413,4 +419,4 @@ class SharedInserts:
                 answers[job.id] = await self._alone(kind, job)
             except JsworkerError as error:
                 answers[job.id] = error
-        return [answers[job.id] for job in jobs]
+        return answers

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jsworker import JobClient
+from jsworker.client import enqueueing
 from jsworker.core.errors import DatabaseUnavailable
 from jsworker.core.settings import Settings
 from jsworker.ownership.refusals import RowRefused
@@ -55,6 +56,19 @@ async def a_flood_is_published(client: JobClient, rows: Rows, batches: list[int]
 
     await eventually(all_marked)
     assert await rows.value("SELECT count(DISTINCT stream_seq) FROM jsworker.jobs") == JOBS
+
+
+async def test_large_payloads_ride_in_statements_of_so_many_bytes(
+    client: JobClient, rows: Rows, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enqueueing, "_BATCH_CHARACTERS", 1000)
+    answers = await asyncio.gather(
+        *(client.enqueue("kind", {"text": "x" * 300, "n": n}) for n in range(40)),
+        client.enqueue("kind", {"text": "x" * 2000, "n": 40}),
+    )
+    assert max(batches) == 3
+    for n, answer in enumerate(answers):
+        assert (await rows.job(answer.id))["payload"]["n"] == n
 
 
 async def test_calls_at_the_same_time_leave_nothing_to_the_relays(settings: Settings, rows: Rows) -> None:
