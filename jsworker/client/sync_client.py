@@ -209,9 +209,8 @@ class SyncJobClient:
     ) -> builtins.list[SyncJobHandle]:
         """See ``JobClient.enqueue_many``."""
         given = one_for_each("payloads", payloads)  # in this thread, to which a queryset's connection belongs
-        jobs = self._thread.call(
-            lambda client: client.enqueue_many(kind, given, unique_keys=unique_keys, **options)
-        )
+        keys = None if unique_keys is None else one_for_each("unique_keys", unique_keys)
+        jobs = self._thread.call(lambda client: client.enqueue_many(kind, given, unique_keys=keys, **options))
         return [SyncJobHandle.of(job, self._thread.result, kind) for job in jobs]
 
     def result(self, job_id: UUID | str, timeout: float | timedelta | None = None) -> Any:

@@ -233,15 +233,22 @@ async def test_workflows_wait_too(sync_client: SyncJobClient, start: StartWorker
     await asyncio.to_thread(use)
 
 
-def test_payloads_are_read_in_the_thread_of_the_caller(sync_client: SyncJobClient) -> None:
+def test_payloads_and_keys_are_read_in_the_thread_of_the_caller(sync_client: SyncJobClient) -> None:
     def payloads() -> Iterator[dict[str, str]]:
         for _ in range(2):
             names.append(threading.current_thread().name)
             yield {}
 
+    def keys() -> Iterator[str]:
+        for payload, key in zip(payloads(), "ab", strict=True):
+            assert payload == {}
+            yield key
+
     names: list[str] = []
     assert len(sync_client.enqueue_many(KIND, payloads())) == 2
-    assert names == [threading.current_thread().name] * 2
+    unique_keys: Any = keys()
+    assert len(sync_client.enqueue_many(KIND, [{}, {}], unique_keys=unique_keys)) == 2
+    assert names == [threading.current_thread().name] * 4
 
 
 def stored(settings: Settings) -> int:

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -397,6 +397,12 @@ async def test_a_job_does_not_wait_for_its_own_transaction_to_add_members(
                 await job.add_to_batch("spread", [{"n": 4}])
                 await session.execute(job.add_to_batch_statement("spread", [{"n": 5}]))
 
+    read_in: list[int] = []
+
+    def lazy() -> Iterator[dict[str, int]]:
+        read_in.append(threading.get_ident())
+        yield {"n": 3}
+
     def spread_plainly(job: Job[Any]) -> None:
         if job.payload["n"] == 0:
             with suppress(ZeroDivisionError), job.sync.transaction() as session:
@@ -405,7 +411,8 @@ async def test_a_job_does_not_wait_for_its_own_transaction_to_add_members(
                 with job.sync.transaction():
                     try_to_add_plainly(job)
                     raise ZeroDivisionError
-            job.sync.add_to_batch("spread", [{"n": 3}])
+            job.sync.add_to_batch("spread", lazy())
+            assert read_in == [threading.get_ident()]  # to which a queryset's connection belongs
             with job.sync.transaction() as session:
                 job.sync.add_to_batch("spread", [{"n": 4}])
                 session.execute(job.add_to_batch_statement("spread", [{"n": 5}]))

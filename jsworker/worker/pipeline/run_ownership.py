@@ -245,10 +245,16 @@ class RunLease:
                 " execute jsworker.enqueue_statement() in your session instead"
             )
 
-    async def add_to_batch(
+    def add_to_batch(
         self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]
-    ) -> list[UUID]:
-        """Add members to the batch of the job, in statements of limited length."""
+    ) -> Coroutine[Any, Any, list[UUID]]:
+        """Add members to the batch of the job, in statements of limited length.
+
+        The payloads are read in the thread of this call, to which a queryset's connection belongs.
+        """
+        return self._add_to_batch(kind, one_for_each("payloads", payloads), options)
+
+    async def _add_to_batch(self, kind: Kind, payloads: list[Any], options: Mapping[str, Any]) -> list[UUID]:
         child_jobs.refuse_to_wait_for_batch(self._run)
         new: list[NewJob] = []
         for chunk in self._members(kind, payloads, options):
