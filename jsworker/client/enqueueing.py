@@ -96,7 +96,7 @@ class JobOptions(NamedTuple):
 
 def check_count(name: str, value: int, most: int) -> None:
     """Raise ``TypeError`` or ``ValueError`` unless ``value`` is a whole number from 1 to ``most``."""
-    if not isinstance(value, Integral):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name}={shown(value)} must be a whole number, not {type(value).__name__}")
     if not 1 <= value <= most:
         raise ValueError(f"{name}={shown(value)} must be from 1 to {most}")
@@ -223,7 +223,10 @@ def chunks_of_new_jobs(
     limit_key = _limit_key(kind, options.limit_key)
     keyed, unkeyed = for_jobs(terms, keys, delay=delay)
     waits = keyed is not None and keyed.scope in WAITING_SCOPES
-    rest = (delay, options.max_attempts, options.max_stalls, *context)
+    # Exactly int: COPY takes a number as text, and of a member of an enum that is its name.
+    attempts = None if options.max_attempts is None else int(options.max_attempts)
+    stalls = None if options.max_stalls is None else int(options.max_stalls)
+    rest = (delay, attempts, stalls, *context)
     start = 0
     while start < len(payloads):
         some = slice(start, start + _BATCH)

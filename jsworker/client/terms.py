@@ -152,6 +152,8 @@ def seconds_of(name: str, value: Seconds) -> float:
     given = value.total_seconds() if isinstance(value, timedelta) else value
     try:
         is_in_range = 0 <= given <= LONGEST_DELAY
+    except ArithmeticError:  # Decimal("NaN") cannot be compared
+        is_in_range = False
     except TypeError:
         what = f"not {type(value).__name__}"
         raise TypeError(f"{name}={shown(value)} must be a number of seconds or a timedelta, {what}") from None

@@ -171,6 +171,11 @@ WRONG: dict[str, tuple[Callable[[JobClient], Awaitable[Any]], type[Exception], s
         TypeError,
         r"^max_attempts='3' must be a whole number, not str$",
     ),
+    "attempts as a truth value": (
+        lambda client: client.enqueue_many(KIND, [{}] * 40, max_attempts=True),
+        TypeError,
+        r"^max_attempts=True must be a whole number, not bool$",
+    ),
     "a list of ids": (
         lambda client: client.cancel([uuid4()]),  # type: ignore[arg-type]
         TypeError,

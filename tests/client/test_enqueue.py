@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from decimal import Decimal
 from enum import Enum
 from typing import Any
 from uuid import UUID
@@ -37,6 +38,10 @@ class Text(str, Enum):  # noqa: UP042 -- a StrEnum is formatted by its value
     KEY = "home"
     TENANT = "acme"
     PRIORITY = "high"
+
+
+class Attempts(int, Enum):
+    FEW = 3
 
 
 class OfEnum(JobProcessor):
@@ -99,7 +104,8 @@ async def test_members_of_enums_name_kinds_and_keys_by_their_values(
 ) -> None:
     high: Any = Text.PRIORITY
     keyed = await client.enqueue(Text.KIND, {}, unique_key=Text.KEY, limit_key=Text.TENANT, priority=high)
-    many = await client.enqueue_many(Text.KIND, [{}] * 40)  # by COPY
+    many = await client.enqueue_many(Text.KIND, [{}] * 40, max_attempts=Attempts.FEW)  # by COPY
+    assert (await rows.job(many[0].id))["max_attempts"] == 3
     row = await published(rows, keyed.id)
     assert (row["kind"], row["unique_key"], row["limit_key"], row["priority"]) == (
         "of-an-enum",
@@ -254,6 +260,8 @@ async def test_a_kind_is_one_token_and_a_key_is_any_printable_text(client: JobCl
         {"delay": math.nan},
         {"delay": math.inf},
         {"delay": 1e300},
+        {"delay": Decimal("NaN")},
+        {"delay": Decimal("sNaN")},
         {"max_attempts": 0},
         {"max_attempts": 2**31},
         {"max_stalls": 0},
