@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from pydantic import BaseModel, TypeAdapter
@@ -28,6 +29,17 @@ def is_surely_readable(adapter: TypeAdapter[Any]) -> bool:
     if _OF_ITS_OWN.search(schema) or not _SURE_TYPES.issuperset(_TYPE.findall(schema)):
         return False
     return schema.count("'type': 'enum'") == schema.count("'sub_type': ")  # the values of others are anything
+
+
+@lru_cache(maxsize=1000)
+def refuses_own_form(adapter: TypeAdapter[Any]) -> bool:
+    """Return whether a type does not read what it writes unless ``round_trip`` is set.
+
+    Such are types that forbid further fields and write computed ones, and those that read JSON text.
+    """
+    schema = repr(adapter.core_schema)
+    writes_more = "'computed_fields': [{" in schema and "'forbid'" in schema
+    return writes_more or "'type': 'json'" in schema
 
 
 def may_leave_out(adapter: TypeAdapter[Any]) -> bool:

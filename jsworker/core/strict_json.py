@@ -20,6 +20,7 @@ from pydantic_core import to_json, to_jsonable_python
 
 from jsworker.core.errors import InvalidJson
 from jsworker.core.names import printable, shown
+from jsworker.core.round_trip import refuses_own_form
 
 MAX_DEPTH = 100
 """Deepest nesting of objects and arrays."""
@@ -118,7 +119,7 @@ def write_result(value: Any, adapter: TypeAdapter[Any]) -> str:
             return dumps(value, what="result")
         except InvalidJson:
             pass  # pydantic may know a JSON form
-    return write(value, adapter, "result")
+    return write(value, adapter, "result", round_trip=refuses_own_form(adapter))
 
 
 def read_result(text: str, adapter: TypeAdapter[Any]) -> Any:
