@@ -293,33 +293,21 @@ def write_payload(processor: type[JobProcessor[Any]], payload: Any) -> str:
     if ("null" in text and _may_be_any(processor)) or strict_json.ASTERISKS in text:
         strict_json.refuse_lost(found, form, adapter, "payload", round_trip=True)
     if not _is_surely_readable(processor):
-        _refuse_unreadable(processor, found, text)
+        _refuse_unreadable(processor, text)
     return text
 
 
-def _refuse_unreadable(processor: type[JobProcessor[Any]], payload: Any, text: str) -> None:
-    """Raise InvalidPayload if a worker could not read a payload from its JSON text, or would lose a field."""
+def _refuse_unreadable(processor: type[JobProcessor[Any]], text: str) -> None:
+    """Raise InvalidPayload if a worker could not read a payload from its JSON text."""
     try:
-        again = payload_type(processor).validator.validate_json(text, by_alias=True, by_name=True)
+        payload_type(processor).validator.validate_json(text, by_alias=True, by_name=True)
     except ValidationError as error:
         raise _invalid_payload(processor, error, "a worker could not read it again: ") from None
-    if not _may_leave_out(processor):
-        return
-    if place := round_trip.left_out(payload, again, json.loads(text)):
-        of_kind, place = f"payload of kind {processor.kind}", printable(place.removeprefix("."), 80)
-        refusal = InvalidPayload(f"{of_kind}: {place}: its type does not store this field: it would be lost")
-        refusal.without_content = f"{of_kind} has a field that its type does not store"
-        raise refusal
 
 
 @cache
 def _is_surely_readable(processor: type[JobProcessor[Any]]) -> bool:
     return round_trip.is_surely_readable(payload_type(processor))
-
-
-@cache
-def _may_leave_out(processor: type[JobProcessor[Any]]) -> bool:
-    return round_trip.may_leave_out(payload_type(processor))
 
 
 @cache

@@ -1,12 +1,10 @@
 """Whether a type reads again what it writes: a job's payload is read after its producer has gone."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any, Final
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
 _TYPE: Final = re.compile(r"'type': '([\w-]+)'")
 _SURE_TYPES: Final = frozenset(
@@ -40,43 +38,3 @@ def refuses_own_form(adapter: TypeAdapter[Any]) -> bool:
     schema = repr(adapter.core_schema)
     writes_more = "'computed_fields': [{" in schema and "'forbid'" in schema
     return writes_more or "'type': 'json'" in schema
-
-
-def may_leave_out(adapter: TypeAdapter[Any]) -> bool:
-    """Return whether a type has fields that it does not write."""
-    return "'serialization_exclude" in repr(adapter.core_schema)
-
-
-def left_out(value: Any, again: Any, form: Any, place: str = "") -> str | None:
-    """Return the place of a field that has a value and is not in its ``form``, or None.
-
-    Fields whose values are the same in ``again``, which was read from that form, are not meant, nor are those
-    that were never given a value.
-    """
-    if isinstance(value, list | tuple) and isinstance(again, list | tuple) and isinstance(form, list):
-        steps = (f"[{number}]" for number in range(len(value)))
-        parts = list(zip(steps, value, again, form, strict=False))
-    elif isinstance(form, dict):
-        parts = []
-        others = _fields(again)
-        for name, part in _fields(value, given=True).items():
-            key = name if isinstance(name, str) else str(name)
-            if name in others and key in form:
-                parts.append((f".{key}", part, others[name], form[key]))
-            elif name in others and key is name and part != others[name]:
-                return f"{place}.{name}"
-    else:
-        return None
-    for step, part, other, written in parts:
-        if found := left_out(part, other, written, place + step):
-            return found
-    return None
-
-
-def _fields(value: Any, *, given: bool = False) -> Mapping[str, Any]:
-    """Return the fields of a model, a dataclass or a dict; ``given``: without a model's defaults."""
-    if isinstance(value, BaseModel):
-        return {name: part for name, part in value if not given or name in value.model_fields_set}
-    if isinstance(value, type) or not is_dataclass(value):
-        return value if isinstance(value, Mapping) else {}
-    return {each.name: getattr(value, each.name) for each in fields(value) if hasattr(value, each.name)}
