@@ -1,10 +1,13 @@
 """One stream of JetStream: connect, ensure that stream and consumers are right, publish, and ask."""
 
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Final
 from uuid import UUID
+
+from nats.js.api import ClusterInfo
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import StreamRefused, StreamUnavailable
@@ -99,6 +102,18 @@ class Stream(JetStreamApi):
         """Refuse another installation's stream; see ``Topology.check_installation``."""
         await self._topology.check_installation()
 
+    async def quorum_age(self) -> float:
+        """Return how many seconds ago the stream's leader last heard from a majority of the stream's servers.
+
+        Infinity: there is no leader. 0, without a request, on a server that is in no cluster, for it cannot
+        be cut off from one. Raises as ``stream_info`` does, also if no leader can be reached.
+        """
+        if not self.connected:
+            raise StreamUnavailable("not connected to NATS")
+        if not self.connection.client.server_info.get("cluster"):
+            return 0.0
+        return quorum_age((await self.stream_info()).cluster)
+
     @property
     def lacks_lanes_because(self) -> str | None:
         """Why the stream was refused the subjects of the priorities; None: it has them."""
@@ -166,6 +181,19 @@ class Stream(JetStreamApi):
     def _learn(self, created: datetime) -> None:
         self._publisher.stream_created = created
         self._learnt_at = boottime()
+
+
+def quorum_age(cluster: ClusterInfo | None) -> float:
+    """Return how many seconds ago a stream's leader, by its own word, last heard from a majority.
+
+    A leader that is cut off from the others goes on as such for a while.
+    """
+    if cluster is None or not cluster.leader:
+        return math.inf
+    others = cluster.replicas or ()
+    silences = sorted(math.inf if each.active is None else each.active / 1e9 for each in others)
+    others_needed = (len(silences) + 1) // 2
+    return silences[others_needed - 1] if others_needed else 0.0
 
 
 @asynccontextmanager

@@ -153,7 +153,7 @@ class Components:
         # Rows found in the table come first: messages are pulled for the slots that they leave.
         context.room.extend([self.poll.on_room, *(puller.wake for puller in self.pipeline.pullers)])
         context.requeued.append(self.relay.wake)
-        context.health.changed.extend([context.room.notify, self.failover_watch.wake])
+        context.health.changed.extend([context.room.notify, self.failover_watch.wake, self.presences.wake])
         context.publishing.changed.extend([self.relay.wake, self.table.wake, self.presences.wake])
         self._follow_connection()
         self._look_for_work()

@@ -291,7 +291,7 @@ class Heartbeat:
     def _check(self, run: Run, *, gone: bool = False) -> None:
         """Stop a run whose last heartbeat is so old that other workers may soon take its job.
 
-        ``gone``: this worker does not answer on NATS, so that rule 3 may act long before rule 1.
+        ``gone``: others may not find this worker on NATS, so that rule 3 may act long before rule 1.
         """
         limits, silent = run.kind.limits, boottime() - run.beaten_at - run.quiet_seconds
         margin = 2 * self._interval + self._context.settings.statement_timeout

@@ -34,7 +34,7 @@ class Cluster:
     async def healthy(self) -> None:
         """Wait until every node says that it is current in everything that it keeps."""
         for port in self.monitors:
-            await eventually(lambda port=port: _is_healthy(port), seconds=_HEALTHY_SECONDS)  # type: ignore[misc]
+            await eventually(lambda port=port: is_healthy(port), seconds=_HEALTHY_SECONDS)  # type: ignore[misc]
 
     async def leader_of(self, stream: str) -> Node:
         """Return the node that leads a stream."""
@@ -69,7 +69,9 @@ class Cluster:
         await self.healthy()
 
 
-async def _is_healthy(port: int) -> None:
+async def is_healthy(port: int) -> None:
+    """Assert that the node with this monitoring port is current in everything that it keeps."""
+
     def get() -> int:
         with urllib.request.urlopen(f"http://{LOOPBACK}:{port}/healthz", timeout=2) as answer:
             status: int = answer.status

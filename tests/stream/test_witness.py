@@ -1,11 +1,15 @@
 """Whether a worker can be reached: what is heard of it on a real server, and what says nothing."""
 
 import asyncio
+import math
 from collections.abc import Awaitable
 from typing import Any
 
+import pytest
 from nats.aio.client import Client as NatsClient
+from nats.js.api import ClusterInfo, PeerInfo
 
+from jsworker.stream.jetstream import quorum_age
 from jsworker.stream.liveness import STACKS, SUBJECT, Answer, Witness, ask
 from tests.stream.conftest import OpenStream, StartServer
 from tests.stream.desk import until
@@ -154,3 +158,27 @@ async def test_questions_for_stacks_that_come_together_have_one_answer(open_stre
     assert [(await each).content for each in asking] == [b"answer 2"] * 4
     assert asked == [b"", b"job"]
     assert (await ask(other, f"{SUBJECT}me{STACKS}", LONG)).content == b"answer 3"
+
+
+@pytest.mark.parametrize(
+    ("leader", "silences", "age"),
+    [
+        ("one", [], 0.0),
+        ("one", [7.0], 7.0),
+        ("one", [90.0, 0.5], 0.5),  # one of three may be away
+        ("one", [20.0, 9.0], 9.0),  # a leader that is cut off, and has not noticed yet
+        ("one", [9.0, None], 9.0),
+        ("one", [1.0, 3.0, 2.0], 2.0),
+        ("one", [4.0, 1.0, 80.0, 2.0], 2.0),
+        ("one", [None], math.inf),
+        (None, [0.5, 0.5], math.inf),
+        ("", [], math.inf),
+    ],
+)
+def test_a_leader_has_its_word_from_a_majority(
+    leader: str | None, silences: list[float | None], age: float
+) -> None:
+    active = [None if each is None else int(each * 1e9) for each in silences]
+    cluster = ClusterInfo(leader=leader, replicas=[PeerInfo(active=each) for each in active])
+    assert quorum_age(cluster) == age
+    assert quorum_age(None) == math.inf

@@ -13,14 +13,16 @@ from nats.aio.msg import Msg
 
 from jsworker import JobClient
 from jsworker.core.clock import boottime
+from jsworker.core.errors import DatabaseUnavailable
 from jsworker.core.settings import Settings
+from jsworker.embedded.resources import free_port
 from jsworker.ownership.database import Database
 from jsworker.stream.jetstream import Stream
 from jsworker.stream.liveness import Answer
 from jsworker.worker.presence import Presence
 from jsworker.worker.recovery import sweeper
 from tests.conftest import FAST
-from tests.stream.nats_server import NatsServer
+from tests.stream.nats_server import HOST, NatsServer
 from tests.support.contexts import make_context
 from tests.support.fleet import Fleet, WorkerProcess
 from tests.support.polling import eventually
@@ -230,6 +232,34 @@ async def test_who_has_just_connected_knows_nothing_yet(
             await eventually(lambda: reaches_itself(presence))
         finally:
             await stream.close()
+
+
+@pytest.mark.parametrize("is_cut_off", [True, False], ids=["cut off", "an only server"])
+async def test_who_is_cut_off_from_database_and_cluster_is_gone_and_knows_nothing(
+    settings: Settings, database: Database, tmp_path: Path, *, is_cut_off: bool
+) -> None:
+    """A server without its cluster still hands a worker's requests to itself on."""
+    routes = f'listen: "{HOST}:{free_port()}", routes: ["nats://{HOST}:1"]'
+    server = NatsServer(tmp_path, extra=f"server_name: one\ncluster {{ name: zones, {routes} }}")
+    if is_cut_off:
+        await server.start()
+    url = server.url if is_cut_off else settings.nats_url
+    own = settings.model_copy(update={"nats_url": url, "heartbeat_interval": 10.0})
+    context = make_context(database, settings=own, worker_id="asking")
+    presence = Presence(context, no_stacks)
+    await context.stream.connection.connect(10.0)  # does not wait for JetStream
+    try:
+        await eventually(lambda: reaches_itself(presence))
+        assert await presence.is_with_quorum() is not is_cut_off
+        context.health.failed(DatabaseUnavailable("cut off"))
+        assert presence.reachable()  # the stream's leader was not asked yet
+        await presence.step()
+        assert presence.reachable() is not is_cut_off
+        context.health.answered()
+        assert presence.reachable()
+    finally:
+        await context.stream.close()
+        await server.stop()
 
 
 async def reaches_itself(presence: Presence) -> None:

@@ -201,7 +201,8 @@ class Sweeper:
 
     async def _take_back_crashed(self, lateness: Lateness) -> None:
         asked = [row for row in lateness.suspects if row.answers and row.crash_after is not None]
-        if not asked:
+        # Across a cut of the cluster, only owners on the side without the quorum stop their runs in time.
+        if not asked or not await self._presence.is_with_quorum():
             return
         asked_at = boottime()  # not the start of the scan: the two requests must be a scan interval apart
         owners = {row.worker_id for row in asked}
