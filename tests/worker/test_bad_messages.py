@@ -425,6 +425,38 @@ async def test_copies_for_a_running_job_never_start_it_twice(
     assert await rows.told(job.id) == []
 
 
+async def test_a_newer_copy_for_a_running_job_comes_back_ever_more_seldom(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    publisher: Publisher,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Thousands of forged ones would be redelivered before all new messages, for as long as the run lasts."""
+    first = 0.001
+    delays: list[float] = []
+
+    def noted(seconds: float) -> float:
+        delays.append(seconds)
+        return seconds
+
+    monkeypatch.setattr(intake, "_ANOTHER_COPY_DELAY", first)
+    monkeypatch.setattr(intake, "_jittered", noted)
+    gate = Gate()
+    await start(scripted(gate.process))
+    job = await client.enqueue(KIND, {})
+    await gate.met()
+    await publisher.message(job.id, dispatch=9)
+
+    async def put_off_often() -> None:
+        assert len(delays) >= 9
+
+    await eventually(put_off_often)
+    assert delays[:9] == [first * times for times in (1, 2, 4, 8, 16, 32, 64, 64, 64)]
+    gate.open()
+    await rows.becomes(job.id, "completed")
+
+
 async def test_copies_delivered_together_with_the_first_message_are_one_job(
     client: JobClient, rows: Rows, start: StartWorker, publisher: Publisher
 ) -> None:

@@ -33,6 +33,7 @@ MOST_AT_ONCE = 500
 _LEAST_SURPLUS = 8
 _MOST_LOCKED = 10_000
 _ANOTHER_COPY_DELAY = 1.0
+_COPY_DELAY_DOUBLINGS = 6
 _MOST_COPIES = 10  # deliveries that wait for one claim; more are put back, because they take no room
 _MOST_UNUSABLE = 100  # messages that are not stored yet as dead letters; with so many no more are pulled
 _DATABASE_DELAY = 2.0
@@ -155,7 +156,7 @@ class Consumer:
             if len(claim.deliveries) < _MOST_COPIES:
                 claim.deliveries.append(delivery)
             else:
-                delivery.nak(jittered(_ANOTHER_COPY_DELAY, _JITTER))
+                _put_off(delivery)
         elif self._room > 0 or self._look_for_room():
             self._begin(delivery.job_id, [delivery])
         elif self.surplus < self._most_surplus and self._is_open:
@@ -522,4 +523,10 @@ def _answer_copy(copy: Delivery, claimed_at_dispatch: int) -> None:
     if copy.dispatch <= claimed_at_dispatch:
         copy.ack()
     else:
-        copy.nak(jittered(_ANOTHER_COPY_DELAY, _JITTER))
+        _put_off(copy)
+
+
+def _put_off(copy: Delivery) -> None:
+    """Have a copy delivered again, each time later: forged ones would keep new messages from delivery."""
+    doublings = min(copy.num_delivered - 1, _COPY_DELAY_DOUBLINGS)
+    copy.nak(jittered(_ANOTHER_COPY_DELAY * 2.0**doublings, _JITTER))
