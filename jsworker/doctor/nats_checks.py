@@ -18,14 +18,22 @@ from jsworker.stream.topology import Difference, prefix_of
 
 _LEAST_VERSION: Final = (2, 10, 0)
 _LOSING_VERSIONS: Final = ((2, 10, 20), (2, 10, 22))
-_FIX: Final = "Workers change it within a minute; `jsworker doctor --fix` does it now."
+_MAY: Final = "Workers whose login may do so"
+_FIX: Final = f"{_MAY} change it within a minute; `jsworker doctor --fix` with such a login does it now."
 _FIX_UNSERVED: Final = "`jsworker doctor --fix` changes it; no worker that would is alive."
-_MAKE_ANEW: Final = "Delete the stream, and a worker makes it anew (no job is lost with it)"
+_MAKE_ANEW: Final = (
+    "Delete the stream, and a worker or `jsworker doctor --fix` whose login may do so makes it anew (no job "
+    "is lost with it)"
+)
 _FIX_STREAM: Final = "First mend the stream (above)."
 _FIX_PAIRING: Final = "Leave it: it belongs to another installation (below)."
 _REFUSAL: Final = (
     "If JetStream refuses it, for example for a limit of consumers, the workers' logs have its reason: "
     "worker.degraded."
+)
+_MADE_AGAIN: Final = (
+    f"{_MAY} make it again within a minute; `jsworker doctor --fix` or `jsworker stream ensure` with such a "
+    f"login does it now. {_REFUSAL}"
 )
 
 
@@ -90,7 +98,7 @@ def stream(nats: NatsServer, facts: Facts) -> Iterator[Finding]:
     if report is None:
         yield warning(
             f"there is no stream {name}: jobs start late, from the table, until it is made",
-            "Start a worker, which makes it, or run `jsworker doctor --fix`.",
+            "Run `jsworker doctor --fix`, or start a worker, with a login that may make it.",
         )
         return
     if fixed := [each for each in report.differences if not each.changeable]:
@@ -196,8 +204,8 @@ def consumers(facts: Facts) -> Iterator[Finding]:
                 f"consumer {name} is none of a kind of jobs, and takes messages of "
                 f"{printable(listed(report.takes), 200)}: workers get them late or not at all, and then take "
                 "the jobs from the table",
-                f"Find out who made it, then delete it: `nats consumer rm {settings.stream} {name}`. Workers "
-                "then make the consumers that they miss within a minute.",
+                f"Find out who made it, then delete it: `nats consumer rm {settings.stream} {name}`. "
+                f"{_MAY} then make the consumers that they miss within a minute.",
             )
             continue
         fix = _fix(served=is_served) if may_be_mended else _FIX_STREAM
@@ -223,7 +231,8 @@ def _of_consumer(report: ConsumerReport, settings: Settings, *, fix: str) -> Ite
     if fixed := [each for each in bad if not each.changeable]:  # workers then change none of its settings
         yield error(
             f"consumer {name} cannot be used: {_list(fixed)}",
-            f"Delete it, and a worker makes it anew: `nats consumer rm {settings.stream} {name}`.",
+            "Delete it, and a worker or `jsworker doctor --fix` whose login may do so makes it anew: "
+            f"`nats consumer rm {settings.stream} {name}`.",
         )
     elif bad:
         subjects = [each.actual for each in bad if each.setting == "filter_subject"]
@@ -252,7 +261,7 @@ def subjects(unconsumed: Mapping[str, int], facts: Facts) -> Iterator[Finding]:
         yield warning(
             f"{_without_consumer(served)}, and workers of these kinds are alive: their jobs start late, from "
             "the table",
-            f"Workers make it within a minute. {_REFUSAL}" if _may_be_mended(facts) else _FIX_STREAM,
+            _MADE_AGAIN if _may_be_mended(facts) else _FIX_STREAM,
         )
     if others:
         yield warning(
@@ -285,8 +294,7 @@ def service(
     consumers: list[ConsumerReport], registered: Sequence[RegisteredWorker], facts: Facts
 ) -> Iterator[Finding]:
     """Every consumer has workers, and every kind of the workers its consumer."""
-    makes = f"Workers make it again within a minute; `jsworker doctor --fix` does it now. {_REFUSAL}"
-    makes = makes if _may_be_mended(facts) else _FIX_STREAM
+    makes = _MADE_AGAIN if _may_be_mended(facts) else _FIX_STREAM
     served = served_kinds(registered)
     for report in consumers:
         kind = lane_of(report.name)[0]

@@ -953,7 +953,7 @@ class TestNats:
     def test_a_consumer_that_no_worker_would_change_is_changed_by_fix(self, world: World) -> None:
         world.start_worker("gone")
         world.change_consumer("gone", max_deliver=3)
-        assert "Workers change it" in the_finding(world.findings(), "nats.consumers")["do"]
+        assert "may do so change it" in the_finding(world.findings(), "nats.consumers")["do"]
         world.sql.execute("UPDATE jsworker.workers SET kinds = '{other}'")
         wrong = the_finding(world.findings(), "nats.consumers")
         assert wrong["do"] == "`jsworker doctor --fix` changes it; no worker that would is alive."

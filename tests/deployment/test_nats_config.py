@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from jsworker.core.priorities import HIGH, LOW, NORMAL
+from jsworker.stream.message import consumer_of
 from tests.deployment.files import DEPLOY, container, own_variables, pod, read_yaml
 from tests.deployment.nats_servers import PINGS, expanded, get_json, greet, nats_server, pings, single_server
 from tests.deployment.rendering import overlay
@@ -108,6 +110,11 @@ def test_chart_says_what_the_file_of_permissions_says() -> None:
     }
     assert len(allowed(PERMISSIONS, "MAY_WORK")["publish"]["allow"]) > 5
     assert list(re.findall(r"(?m)^      \{ user: (\S+),", PERMISSIONS)) == [user["user"] for user in users]
+
+
+def test_users_of_one_kind_are_told_the_consumers_of_all_its_priorities() -> None:
+    shown = re.findall(r"(?<= )\$JS\.ACK\.JOBS\.(count-words\S*)\.>", PERMISSIONS)
+    assert shown == [consumer_of("count-words", priority) for priority in (NORMAL, HIGH, LOW)]
 
 
 def test_overlay_single_includes_the_file_of_permissions() -> None:

@@ -186,6 +186,7 @@ def test_messages_without_a_consumer() -> None:
     )
     assert lane.do is not None
     assert "worker.degraded" in lane.do
+    assert lane.do.startswith("Workers whose login may do so make it")
 
 
 SUPPORTED = REVISIONS[REVISIONS.index(OLDEST_REVISION) :]
