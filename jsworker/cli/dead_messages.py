@@ -75,7 +75,7 @@ def _list(limit: int, after: int | None, *, as_json: bool) -> int:
     if as_json:
         print_json(found)
         return DONE
-    subject = folded("SUBJECT", at_most=30)
+    subject = folded("SUBJECT")
     columns = [right("ID"), right("AGE"), subject, right("BYTES"), folded("REASON", at_least=20)]
     print_table(columns, map(_row, found))
     if len(found) == limit:

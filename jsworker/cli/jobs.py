@@ -160,7 +160,7 @@ def _table(page: Page, services: _Services) -> RenderableType:
     rows = (_row(job, services) for job in page.jobs)
     if console().width < _WIDE:
         return Group(*(line for row in rows for line in _two_lines(row)))
-    ids, kinds = Column("ID", no_wrap=True, min_width=36), Column("KIND", no_wrap=True, max_width=20)
+    ids, kinds = Column("ID", no_wrap=True, min_width=36), folded("KIND")
     statuses, details = Column("STATUS", no_wrap=True, min_width=10), folded("DETAIL", at_least=12)
     return new_table([ids, kinds, statuses, "TRY", right("AGE"), details], rows)
 

@@ -70,7 +70,7 @@ def list_limits(
         print_json(page)
         return
     columns: list[str | Column] = [
-        *(folded("KIND", at_most=30), folded("KEY", at_most=30)),
+        *(folded("KIND"), folded("KEY")),
         *(right("RUNNING"), right("LIMIT"), "RATE", right("HELD"), right("FOR")),
         *("SET BY", folded("PAUSED")),
     ]

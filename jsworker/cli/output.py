@@ -133,9 +133,9 @@ def right(name: str) -> Column:
     return Column(name, no_wrap=True, justify="right")
 
 
-def folded(name: str, *, at_least: int | None = None, at_most: int | None = None) -> Column:
-    """Return a column whose text may continue on the next line; its width may have bounds."""
-    return Column(name, overflow="fold", min_width=at_least, max_width=at_most)
+def folded(name: str, *, at_least: int | None = None) -> Column:
+    """Return a column whose text may continue on the next line where the terminal is too narrow for all."""
+    return Column(name, overflow="fold", min_width=at_least)
 
 
 class _Console(Console):

@@ -67,7 +67,7 @@ def list_schedules(
         print_json(found)
         return
     columns: list[str | Column] = [
-        *(folded("NAME", at_most=30), folded("KIND", at_most=30)),
+        *(folded("NAME"), folded("KIND")),
         *("RULE", "NEXT", right("IN"), "LAST", "LAST JOB", "SET BY"),
     ]
     print_table(columns, map(_row, found), spare=("SET BY", "LAST", "IN", "LAST JOB", "KIND"))

@@ -82,7 +82,7 @@ def list_workflows(
         for workflow_id, name, *state, _, _ in map(_row, found):
             console().print(Text("\n    ").join([Text("  ".join([workflow_id, *state])), Text(name)]))
     else:
-        names, nodes = folded("NAME", at_most=40), right("NODES")
+        names, nodes = folded("NAME"), right("NODES")
         columns: list[str | Column] = ["ID", names, "STATUS", nodes, "ENQUEUED", "FINISHED"]
         print_table(columns, map(_row, found), spare=("FINISHED", "ENQUEUED"))
     if len(found) == limit:

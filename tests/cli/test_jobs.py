@@ -117,6 +117,15 @@ class TestJobs:
         one = cli("jobs", "--status", "failed", "--kind", "other", "--json").ok().json
         assert [job["id"] for job in one] == [str(other)]
 
+    @pytest.mark.parametrize("columns", [None, 180])
+    def test_a_kind_is_whole_where_there_is_room(
+        self, cli: Cli, sql: Sql, monkeypatch: pytest.MonkeyPatch, columns: int | None
+    ) -> None:
+        if columns is not None:
+            monkeypatch.setenv("COLUMNS", str(columns))
+        insert_job(sql, kind="k" * 64)
+        assert f" {'k' * 64} " in cli("jobs").ok().out
+
     def test_json_has_the_columns_without_payload_and_result(self, cli: Cli, sql: Sql) -> None:
         insert_job(sql, "completed", payload='{"secret": 1}', result='{"secret": 2}')
         [job] = cli("jobs", "--json").ok().json

@@ -62,6 +62,12 @@ def test_what_runs_and_is_held_is_counted(cli: Cli, sql: Sql) -> None:
     assert len(cli("limits", "list", "--all").ok().lines) == 4
 
 
+def test_long_names_stay_on_one_line_without_a_terminal(cli: Cli, sql: Sql) -> None:
+    kind, key = "k" * 64, "t" * 255
+    sql.execute("INSERT INTO jsworker.limits (kind, key) VALUES (%s, %s)", [kind, key])
+    assert table_of(cli, "list", "--all")[1:] == [f"{kind} {key}"]
+
+
 def test_pause_and_resume(cli: Cli, sql: Sql) -> None:
     assert cli("pause", "sync").ok().lines == ["kind sync is paused"]
     assert (
