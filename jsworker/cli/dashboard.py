@@ -99,9 +99,8 @@ def dashboard(
     processors = [each for target in targets or () for each in load_processors(target)]
 
     async def run() -> None:
-        settings = load_settings()
-        changed = {"statement_timeout": max(settings.statement_timeout, _STATEMENT_SECONDS)}
-        async with JobClient(settings.model_copy(update=changed)) as client:
+        async with JobClient(load_settings()) as client:
+            client.database.wait_at_least(_STATEMENT_SECONDS)  # the doctor judges the settings themselves
             if read_role is not None:
                 await _check_role(client, read_role)
             served = new_dashboard(

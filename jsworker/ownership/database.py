@@ -123,6 +123,10 @@ class Database:
         """Return the seconds for a statement that sends or reads ``size`` bytes; each try doubles their part."""
         return self._statement_timeout + size * (1 << min(tries, _MOST_DOUBLINGS)) / _BYTES_A_SECOND
 
+    def wait_at_least(self, seconds: float) -> None:
+        """Give up statements after ``seconds`` at the earliest."""
+        self._statement_timeout = max(self._statement_timeout, seconds)
+
     def pools_by_name(self) -> dict[str, Pool]:
         """Return the pools by name, for inspection."""
         return {"statements": self._statements, "by_key": self._by_key, "heartbeats": self._heartbeats}

@@ -33,13 +33,16 @@ def test_without_a_login_it_listens_on_this_machine_alone(cli: Cli, host: str) -
 
 
 def test_it_serves_until_it_is_told_to_end(spawn: Spawn, here: Path) -> None:
-    process = spawn("dashboard", "cli_jobs:Double", "--port", "0")
+    process = spawn("dashboard", "cli_jobs:Double", "--port", "0", JSWORKER_GRACE_PERIOD="65")
     address = address_of(process)
     page = httpx.get(address)
     assert (page.status_code, "Overview" in page.text) == (200, True)
     assert 'name="payload.n"' in httpx.get(f"{address}enqueue", params={"kind": "double"}).text
     rebound = httpx.get(address, headers={"host": "evil.example"})
     assert rebound.status_code == 403
+    # The doctor judges the settings of workers, though the dashboard waits longer for a statement.
+    examined = httpx.get(f"{address}doctor", params={"examine": "yes"}, timeout=DEADLINE).text
+    assert "shutting down takes 31 s at most, the pod gets 65 s" in examined
     # An open page does not keep it.
     with httpx.stream("GET", address, headers={"accept": "text/event-stream"}) as stream:
         lines = stream.iter_lines()
