@@ -113,11 +113,9 @@ def run_command(arguments: Sequence[str], *, loaded: Callable[[], None] | None =
 
     ``loaded`` is called when the command's module is loaded, before the command runs.
     """
-    command = get_command(app)
     present_arguments.set(tuple(arguments))
-    return exit_code_of(
-        lambda: command.main(args=list(arguments), prog_name="jsworker", standalone_mode=False, obj=loaded)
-    )
+    options: dict[str, Any] = {"prog_name": "jsworker", "standalone_mode": False, "obj": loaded}
+    return exit_code_of(lambda: get_command(app).main(args=list(arguments), **options))
 
 
 def main() -> NoReturn:

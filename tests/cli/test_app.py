@@ -48,6 +48,12 @@ def test_python_m_jsworker_is_the_command() -> None:
 
 
 @pytest.mark.usefixtures("_logs_as_before", "capsys")
+def test_ctrl_c_while_the_command_loads_ends_it_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    done = subprocess.run([*COMMAND, "--version"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_a_command_is_loaded_without_passes_of_the_garbage_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     collects: list[bool] = []
     load = importlib.import_module
