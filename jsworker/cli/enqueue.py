@@ -12,7 +12,7 @@ import typer
 from jsworker.cli.enqueue_lines import enqueue_lines, enqueuers_right
 from jsworker.cli.enqueued_batches import EnqueuedBatches, JobBatch, remark_unpublished
 from jsworker.cli.interruption import run_in_batches
-from jsworker.cli.options import argument, flag, new_app, option
+from jsworker.cli.options import argument, flag, in_options, new_app, option
 from jsworker.cli.output import json_text, print_stored, progress_bar, progress_wanted, remark
 from jsworker.cli.selection import warn_unless_served
 from jsworker.client.enqueueing import Kind, kind_name
@@ -114,7 +114,9 @@ def enqueue(
         terms.check_keys([unique_key or key_field])
         terms.check(delay)
     except ValueError as error:
-        raise WrongUsage(str(error)) from None
+        key = "unique_key" if source is None else "key_field"
+        words = str(error).replace("a unique_key for each job", key)
+        raise in_options(words, key, "delay", *Terms._fields) from None
     options: dict[str, Any] = {
         "delay": delay,
         "max_attempts": max_attempts,

@@ -157,7 +157,7 @@ def set_limit(
         numbers = [] if running is None else [Limit(running)]
         both: list[Limit | Rate] = [*numbers, *([] if rate is None else [Rate(rate, per)])]
     except ValueError as error:
-        raise WrongUsage(str(error)) from None
+        raise WrongUsage(str(error).replace("rate per=", "--per ", 1)) from None
     _change(kind, key, lambda client: client.limits.set(check_kind(kind), *both, key=key))
     warn_unless_served(kind)
 

@@ -113,6 +113,12 @@ def flag(meaning: str, *names: str, **rules: Any) -> Any:
     return typer.Option(*names, metavar="", help=meaning, show_default=False, **rules)
 
 
+def in_options(error: str, *parameters: str) -> WrongUsage:
+    """Return an error about these parameters, as in ``unique_for=5``, by the names of their options."""
+    named = re.compile(rf"\b({'|'.join(parameters)})\b(=?)")
+    return WrongUsage(named.sub(lambda found: f"--{found[1].replace('_', '-')}{' ' * len(found[2])}", error))
+
+
 LAST_DIGITS = re.compile(r"[0-9a-f]{8}|[0-9a-f-]{9,35}")
 """The last digits of a job's id."""
 

@@ -1,5 +1,6 @@
 """``jsworker schedules``: rules that enqueue jobs by the clock."""
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -9,7 +10,7 @@ from rich.table import Column
 
 from jsworker.cli.client_call import ask_client
 from jsworker.cli.enqueue import kind_of, read_payload
-from jsworker.cli.options import Json, JsonObject, Limit, argument, flag, new_app, option
+from jsworker.cli.options import Json, JsonObject, Limit, argument, flag, in_options, new_app, option
 from jsworker.cli.output import (
     database_clock,
     folded,
@@ -160,7 +161,9 @@ def _rule(cron: str | None, tz: str, every: float | None, policies: Mapping[str,
     try:
         return Cron(cron, tz, **policies) if cron is not None else Every(seconds=every or 0.0, **policies)
     except ValueError as error:
-        raise WrongUsage(str(error)) from None
+        step = "SECONDS" if every is None else f"{every:g}"
+        words = re.sub(r"Every\(.*?\)", f"--every {step}", str(error)).replace("cron rule", "--cron", 1)
+        raise in_options(words, "tz", "missed", "catch_up", "overlap") from None
 
 
 @app.command()

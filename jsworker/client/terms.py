@@ -64,7 +64,7 @@ class Terms(NamedTuple):
                 raise ValueError(f"{self._shown('debounce')} and {other}: give one of them")
             delay, seconds = self.debounce or 0.0, debounce
         if self.run_at is not None and seconds:
-            raise ValueError(f"delay={shown(delay)} and run_at={shown(self.run_at)}: give one of them")
+            raise ValueError(f"delay={shown(delay)} and {self._shown('run_at')}: give one of them")
         run_at = None if self.run_at is None else instant_of("run_at", self.run_at)
         expires_in = None if self.expires_in is None else positive_seconds("expires_in", self.expires_in)
         if expires_in is not None:
@@ -94,7 +94,8 @@ class Terms(NamedTuple):
         return scope if debounce is None else "debounce", unique_for, debounce, debounce_max
 
     def _shown(self, name: str) -> str:
-        return f"{name}={shown(getattr(self, name))}"
+        value = getattr(self, name)
+        return f"{name}={value.isoformat() if isinstance(value, datetime) else shown(value)}"
 
     def _check_expiry(
         self, expires_in: float, delay: Seconds, seconds: float, run_at: datetime | None

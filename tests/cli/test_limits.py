@@ -161,7 +161,7 @@ def test_a_kind_that_nobody_serves_is_told(cli: Cli, command: tuple[object, ...]
         (["--running", "1000000000"], "'--running': Input should be less than or equal to 1000000"),
         (["--rate", "0"], "'--rate': Input should be greater than or equal to 1"),
         (["--rate", "1000000", "--per", "0.001"], "must be at most 1000000 a second"),
-        (["--rate", "1", "--per", "0"], "must be over 0 and at most"),
+        (["--rate", "1", "--per", "0"], "--per 0.0 must be over 0 and at most"),
         (["--rate", "1", "--per", "nan"], "must be over 0 and at most"),
         (["--running", "1", "--key", ""], "limit key '' must be text of 1 to 255 printable characters"),
         (["--running", "1", "--key", "a" * 256], "must be text of 1 to 255 printable characters"),

@@ -65,12 +65,17 @@ def test_a_name_that_is_taken(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--cron", "0 0 30 2 *"], "bad day-of-month"),
-        (["--cron", "* * * * * *"], "must have five fields"),
-        (["--every", "0"], "must be a step from 1 second to 366 days"),
-        (["--every", "nan"], "must be a step from 1 second to 366 days"),
-        (["--cron", "0 3 * * *", "--tz", "Mars/Olympus"], "must be a time zone"),
-        (["--every", "60", "--catch-up", "-1"], "from 0 to 1000"),
+        (["--cron", "0 0 30 2 *"], "--cron '0 0 30 2 *': bad day-of-month"),
+        (["--cron", "0 3 * *"], "--cron '0 3 * *' must have five fields"),
+        (["--cron", "0 3 * *"], "; for seconds there is --every SECONDS"),
+        (["--every", "0"], "--every 0 must be a step from 1 second to 366 days"),
+        (["--every", "nan"], "--every nan must be a step from 1 second to 366 days"),
+        (["--cron", "0 3 * * *", "--tz", "Mars/Olympus"], "--tz 'Mars/Olympus' must be a time zone"),
+        (["--every", "60", "--catch-up", "-1"], "--catch-up -1 must be a whole number from 0 to 1000"),
+        (
+            ["--every", "60", "--missed", "skip", "--catch-up", "2"],
+            "--missed 'skip' and --catch-up contradict each other",
+        ),
         ([], "takes either --cron RULE or --every SECONDS"),
         (["--every", "60", "--cron", "0 3 * * *"], "takes either --cron RULE or --every SECONDS"),
     ],
