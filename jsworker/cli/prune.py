@@ -3,19 +3,18 @@
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from jsworker.cli.interruption import on_interrupt, run_in_batches
-from jsworker.cli.options import Json, OnlyKind, OnlyStatus, flag, new_app, option
+from jsworker.cli.options import Json, OnlyKind, flag, new_app, option
 from jsworker.cli.output import print_json, print_line, progress_bar, progress_wanted, remark
-from jsworker.cli.selection import choose_statuses, connected_database
+from jsworker.cli.selection import connected_database
 from jsworker.core.errors import DatabaseTimeout, SettingsError
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import check_kind, printable
 from jsworker.core.settings import load_settings, variable_of
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import needed_right
-from jsworker.ownership.schema import FINAL
 from jsworker.ownership.transitions import prune as pruning
 from jsworker.ownership.transitions.audit import prune_actions
 from jsworker.ownership.transitions.prune import FIRST_LIMIT, Ended
@@ -44,7 +43,10 @@ def prune(
         str | None,
         option("SECONDS", "Jobs that ended longer ago than this; default: JSWORKER_RETENTION."),
     ] = None,
-    status: OnlyStatus = None,
+    status: Annotated[
+        Literal["completed", "failed", "cancelled"] | None,
+        option("STATUS", "Only jobs of this status: completed, failed or cancelled."),
+    ] = None,
     kind: OnlyKind = None,
     dry_run: Annotated[bool, flag("Only count them.", "--dry-run")] = False,
     as_json: Json = False,
@@ -58,7 +60,6 @@ def prune(
 
     Example: `jsworker prune --older-than 604800 --status completed --dry-run`
     """
-    choose_statuses("prune", status, FINAL)
     if kind is not None:
         check_kind(kind)
     seconds, done = _seconds(older_than), _Done()
