@@ -80,6 +80,8 @@ def _list(limit: int, after: int | None, *, as_json: bool) -> int:
     print_table(columns, map(_row, found))
     if len(found) == limit:
         remark_next_page(found[-1]["id"])
+    if not found:
+        remark(f"there are no dead messages{'' if after is None else f' behind {after}'}")
     return DONE
 
 

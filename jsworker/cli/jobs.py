@@ -146,6 +146,8 @@ def jobs(
         print_json(page.jobs)
     else:
         console().print(_table(page, services))
+        if not page.jobs:
+            remark(f"no jobs{'' if kind is None else f' of kind {kind}'} were found")
     is_full = as_json and len(page.jobs) == limit  # then the caller continues after the id of the last job
     if page.after is not None and not is_full:
         remark_next_page(page.after)

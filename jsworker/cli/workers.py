@@ -9,7 +9,16 @@ from uuid import UUID
 from rich.table import Column
 
 from jsworker.cli.options import Json, Limit, Stack, argument, new_app, option
-from jsworker.cli.output import folded, print_json, print_line, print_table, remark_next_page, right, since
+from jsworker.cli.output import (
+    folded,
+    print_json,
+    print_line,
+    print_table,
+    remark,
+    remark_next_page,
+    right,
+    since,
+)
 from jsworker.cli.selection import ask_database, find_job
 from jsworker.client.worker_stacks import NoStack, ask_for_stack, stack_lines
 from jsworker.core.exit_codes import WrongUsage
@@ -57,6 +66,8 @@ def workers(
     print_table(columns, map(_row, found), spare=("PARENT", "LAG", "VERSION", "UP", "MEM"))
     if len(found) == limit:
         remark_next_page(found[-1]["id"])
+    if not found:
+        remark("there are no workers" if after is None else f"there are no workers behind {cell(after)}")
 
 
 def _row(worker: Mapping[str, Any]) -> list[str]:

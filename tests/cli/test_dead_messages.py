@@ -71,6 +71,7 @@ class TestList:
         told = f"there may be more: jsworker dead-messages --limit 1 --after {second}"
         assert (len(limited.lines), limited.errors) == (2, [told])
         rest = cli("dead-messages", "--after", second, "--json").ok().json
+        assert cli("dead-messages", "--after", first).err == f"there are no dead messages behind {first}\n"
         assert [each["id"] for each in rest] == [first]
         assert cli("dead-messages", "drop", first, "--after", 1).refused(2).startswith("--after is for")
 

@@ -126,6 +126,13 @@ class TestJobs:
         insert_job(sql, kind="k" * 64)
         assert f" {'k' * 64} " in cli("jobs").ok().out
 
+    @pytest.mark.usefixtures("sql")
+    def test_that_there_are_none_is_said(self, cli: Cli) -> None:
+        assert cli("jobs").err == "no jobs were found\n"
+        assert cli("jobs", "--kind", "tyop").err == "no jobs of kind tyop were found\n"
+        assert cli("jobs", "--json").ok().json == []
+        assert cli("workers").err == "there are no workers\n"
+
     def test_json_has_the_columns_without_payload_and_result(self, cli: Cli, sql: Sql) -> None:
         insert_job(sql, "completed", payload='{"secret": 1}', result='{"secret": 2}')
         [job] = cli("jobs", "--json").ok().json

@@ -178,7 +178,7 @@ def test_the_right_password_opens(
     (tmp_path / "password").write_text(f"{PASSWORD}\n")
     monkeypatch.setenv("JSWORKER_DATABASE_URL", url)
     monkeypatch.setenv("JSWORKER_DATABASE_PASSWORD_FILE", str(tmp_path / "password"))
-    cli("jobs").ok()
+    cli("jobs", "--json").ok()
 
 
 # Of refused logins and of streams that cannot be used, one each: a worker tells what the commands above tell.
