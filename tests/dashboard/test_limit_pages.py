@@ -195,7 +195,8 @@ async def test_a_kind_and_a_key_are_paused_and_resumed(viewer: Viewer, client: J
 async def test_limits_are_set_and_reset(viewer: Viewer, client: JobClient) -> None:
     question = await viewer.see("/kinds/set-limits?kind=mail")
     page = await viewer.press(question, "Set", {"running": "4", "rate": "100", "per": "60"})
-    assert "kind mail: 4 at once, 100 in 60 s" in page.text
+    assert "kind mail: 4 at once, 100 per 60 s" in page.text
+    assert "100 per 60 s" in (await viewer.see("/keys?all=yes")).text
     numbers = await client.limits.numbers("mail")
     assert (numbers.max_running, numbers.rate, numbers.per) == (4, 100, 60.0)
     question = await viewer.see("/kinds/set-limits?kind=mail")

@@ -121,6 +121,21 @@ def test_on_a_phone_no_page_is_wider_than_it(browser: Browser, pages: list[str])
     browser.look("light", DESKTOP)
 
 
+def test_what_the_doctor_found_fits_a_phone(browser: Browser, shop: Shop) -> None:
+    browser.look("light", PHONE)
+    browser.open("/doctor?examine=yes")
+    browser.shows("NATS")
+    beside = "each => each.scrollWidth - each.clientWidth"
+    assert set(browser.run(f"return [...document.querySelectorAll('.scroll')].map({beside})")) == {0}
+
+
+def test_the_figures_of_the_overview_fill_their_rows(browser: Browser, shop: Shop) -> None:
+    browser.look("light", (1100, 800))
+    browser.open("/")
+    tops = browser.run("return [...document.querySelectorAll('.figures li')].map(each => each.offsetTop)")
+    assert [tops.count(top) for top in sorted(set(tops))] == [4, 4]
+
+
 def test_a_long_payload_is_printed_to_its_end(browser: Browser, shop: Shop) -> None:
     job_id = shop.enqueue("send-invoice", {"lines": list(range(200))}, delay=LATER)
     browser.open(f"/jobs/{job_id}")

@@ -134,6 +134,6 @@ def in_words(limit: Mapping[str, Any]) -> str:
     running = "" if limit.get("max_running") is None else f"{limit['max_running']} at once"
     per = limit.get("per")
     shown_per = f"{per:g}" if isinstance(per, int | float) else per
-    rate = "" if limit.get("rate") is None else f"{limit['rate']} in {shown_per} s"
+    rate = "" if limit.get("rate") is None else f"{limit['rate']} per {shown_per} s"
     each = f" for each {limit['key']}" if limit.get("key") else ""
     return ", ".join(filter(None, (running, rate))) + each
