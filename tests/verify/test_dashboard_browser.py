@@ -136,6 +136,17 @@ def test_the_figures_of_the_overview_fill_their_rows(browser: Browser, shop: Sho
     assert [tops.count(top) for top in sorted(set(tops))] == [4, 4]
 
 
+def test_a_name_from_right_to_left_leaves_the_id_behind_it_whole(browser: Browser, killed: UUID) -> None:
+    browser.open(f"/jobs/{killed}")
+    browser.run("document.querySelector('h1').firstChild.data = '\u05d9\u05d9\u05d1\u05d5\u05d0 '")
+    pieces = """
+        const id = document.createRange();
+        id.selectNodeContents(document.querySelector('h1 small'));
+        return id.getClientRects().length;
+    """
+    assert browser.run(pieces) == 1
+
+
 def test_a_long_payload_is_printed_to_its_end(browser: Browser, shop: Shop) -> None:
     job_id = shop.enqueue("send-invoice", {"lines": list(range(200))}, delay=LATER)
     browser.open(f"/jobs/{job_id}")
