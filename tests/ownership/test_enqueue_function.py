@@ -436,6 +436,7 @@ class TestBadInput:
 
     def test_what_is_just_allowed(self, sql: Sql) -> None:
         call(sql, "a" * 64, '"' + "a" * (MAX_PAYLOAD_BYTES - 2) + '"', "k" * 255)
+        call(sql, KIND, unique_key="a\u00a0b\u200dc")  # clients in Python refuse what is invisible
         call(sql, KIND, delay=f"{LONGEST_DELAY} seconds", max_attempts=MOST_ATTEMPTS, max_stalls=MOST_STALLS)
 
     @pytest.mark.parametrize("kind", ["", "Echo", "a.b", "-a", "_a", "0", "a" * 64, "a" * 65, "a b", "a\n"])
