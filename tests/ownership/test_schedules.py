@@ -246,34 +246,6 @@ async def test_another_payload_keeps_the_instant_and_the_pause(database: Databas
     assert row(sql, "a")["next_at"] == LATER
 
 
-@pytest.mark.parametrize("by", ["code", "operator"])
-@pytest.mark.parametrize(
-    ("state", "stays"),
-    [
-        ("next_at = clock_timestamp() - interval '1 hour'", True),
-        ("next_at = clock_timestamp() - interval '1 hour', paused = true", False),
-        ("next_at = '2085-01-01'", False),
-    ],
-)
-async def test_another_rule_keeps_an_instant_that_is_due(
-    database: Database, sql: Sql, by: str, state: LiteralString, *, stays: bool
-) -> None:
-    every, other = Every(hours=1), Every(hours=2)
-    if by == "code":
-        await schedules.write_code(database, kinds=[KIND], new=[of_code("a", every)])
-    else:
-        await added(database, every, "a")
-    change(sql, state)
-    before = row(sql, "a")["next_at"]
-    if by == "code":
-        await schedules.write_code(database, kinds=[KIND], new=[of_code("a", other)])
-    else:
-        await schedules.add(database, NewSchedule("a", KIND, "{}", other, LATER), replace=True)
-    after = row(sql, "a")
-    assert (after["rule"], after["next_at"]) == ("every 7200 s", before if stays else LATER)
-    assert len(await schedules.upcoming(database)) == (not after["paused"])
-
-
 async def test_two_versions_that_start_at_once_leave_the_schedules_of_both(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

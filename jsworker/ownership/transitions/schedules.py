@@ -138,7 +138,6 @@ def _write(set_by: Literal["code", "operator"]) -> sa.TextClause:
     is_same = sa.and_(*(schedules.c[name].is_not_distinct_from(new.excluded[name]) for name in described))
     described_anew: dict[str, Any] = {name: new.excluded[name] for name in described}
     next_at: sa.ColumnElement[Any] = schedules.c.next_at
-    is_due = sa.and_(next_at <= NOW, ~schedules.c.paused)
     if set_by == "code":
         # A schedule of one of this worker's kinds may pass, with its name, to another one of its kinds.
         of_mine = schedules.c.kind == sa.any_(given_array("served", sa.Text))
@@ -152,9 +151,8 @@ def _write(set_by: Literal["code", "operator"]) -> sa.TextClause:
             index_elements=[schedules.c.name],
             set_=described_anew
             | {
-                # While the rule is unchanged, the next instant stays, even if it was missed. One that is due
-                # stays anyway: it gets its job by the new rule and its policies.
-                "next_at": sa.case((sa.or_(same_rule, is_due), next_at), else_=new.excluded.next_at),
+                # While the rule is unchanged, the next instant stays, even if it was missed.
+                "next_at": sa.case((same_rule, next_at), else_=new.excluded.next_at),
                 "set_by": set_by,
                 "revision": schedules.c.revision + 1,
             },
