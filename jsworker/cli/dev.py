@@ -105,18 +105,13 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
         if child is None:
             early.append(number)
         elif not (number in _FROM_THE_TERMINAL and _in_the_foreground()):
-            child.send_signal(number)  # else the terminal has sent it to the child too
+            child.send_signal(number)  # else the child has it too; a second one often means "at once"
 
     with _on_signals(forward):
         try:
             # If this process dies, the servers die too, and the command cannot store anything any more: it
             # gets SIGKILL rather than SIGTERM.
-            # Without a terminal it has a process group of its own: a signal to the group of dev would
-            # reach it twice, and a second one often means "at once".
-            group = None if _has_terminal() else 0
-            child = start_with_parent(
-                command, env=environment, death_signal=signal.SIGKILL, process_group=group
-            )
+            child = start_with_parent(command, env=environment, death_signal=signal.SIGKILL)
         except FileNotFoundError as error:
             remark(str(error))
             return _NOT_FOUND
@@ -124,14 +119,6 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
             child.send_signal(number)
         code = child.wait()
     return code if code >= 0 else 128 - code
-
-
-def _has_terminal() -> bool:
-    try:
-        Path("/dev/tty").open("rb", buffering=0).close()
-    except OSError:
-        return False
-    return True
 
 
 def _in_the_foreground() -> bool:
