@@ -299,6 +299,36 @@ class AliasedB(BaseModel):
     of_kind: Literal["b"] = Field("b", alias="kind")
 
 
+MOVED = {"from": 1, "external_id": 2, "partner_id": 3}
+
+
+class Move(BaseModel):
+    """Comes back by its aliases alone: each but the first one is the name of another field."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+    source: int = Field(alias="from")
+    id: int = Field(alias="external_id")
+    external_id: int = Field(alias="partner_id")
+
+
+class Circle(BaseModel):
+    model_config = ConfigDict(serialize_by_alias=True, alias_generator=to_camel)
+    kind: Literal["circle"] = "circle"
+    max_tries: int = 3
+
+
+class Draw(BaseModel):
+    """Comes back by aliases alone, because its validator reads by them."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+    shape: Circle
+
+    @field_validator("shape", mode="before")
+    @classmethod
+    def pick(cls, shape: Any) -> Any:
+        return Circle.model_validate(shape) if isinstance(shape, dict) else shape
+
+
 ALIASED = [
     (ByAlias, ByAlias(orderId=7, max_cents=500, to="x"), '{"order_id":7,"max_cents":500,"sent_to":"x"}'),
     (Generated, Generated(order_id=7, max_cents=500), '{"order_id":7,"max_cents":500}'),
@@ -307,9 +337,11 @@ ALIASED = [
         Populated(order_id=7, inner=[Generated(order_id=1)]),
         '{"order_id":7,"inner":[{"order_id":1,"max_cents":null}]}',
     ),
-    (AliasedPoint, AliasedPoint(3), '{"max_x":3}'),
+    (AliasedPoint, AliasedPoint(3), '{"maxX":3}'),
     (AliasedParts, {"max_x": 3}, '{"max_x":3}'),
-    (Annotated[AliasedA | AliasedB, Field(discriminator="of_kind")], AliasedB(kind="b"), '{"of_kind":"b"}'),
+    (Annotated[AliasedA | AliasedB, Field(discriminator="of_kind")], AliasedB(kind="b"), '{"kind":"b"}'),
+    (Move, Move.model_validate(MOVED), '{"from":1,"external_id":2,"partner_id":3}'),
+    (Draw, Draw(shape=Circle(maxTries=9)), '{"shape":{"kind":"circle","maxTries":9}}'),
 ]
 
 
@@ -321,6 +353,15 @@ class Named(BaseModel):
     @property
     def whole(self) -> str:
         return f"{self.first} {self.last}"
+
+
+class Rule(BaseModel):
+    policy: Literal["allow", "forbid"] = "forbid"
+
+    @computed_field  # type: ignore[prop-decorator]  # the decorator pydantic documents
+    @property
+    def total(self) -> int:
+        return 1
 
 
 class Partial(BaseModel):
@@ -441,6 +482,10 @@ class TestPayloads:
         assert strict_json.read_result(strict_json.write_result(given, adapter), adapter) == given
         text = strict_json.write_result(Named(first="a", last="b"), strict_json.adapter_of(Named))
         assert json.loads(text) == {"first": "a", "last": "b", "whole": "a b"}
+
+    def test_results_that_are_read_with_their_computed_fields_keep_them(self) -> None:
+        text = strict_json.write_result(Rule(), strict_json.adapter_of(Rule))
+        assert json.loads(text) == {"policy": "forbid", "total": 1}
 
     def test_a_model_for_a_kind_by_name_has_no_computed_fields(self) -> None:
         given = Aliased.model_validate({"URL": "x/y", "raw": "[1, 2]"})

@@ -115,8 +115,12 @@ def flag(meaning: str, *names: str, **rules: Any) -> Any:
 
 def in_options(error: str, *parameters: str) -> WrongUsage:
     """Return an error about these parameters, as in ``unique_for=5``, by the names of their options."""
-    named = re.compile(rf"\b({'|'.join(parameters)})\b(=?)")
-    return WrongUsage(named.sub(lambda found: f"--{found[1].replace('_', '-')}{' ' * len(found[2])}", error))
+    named = re.compile(rf"""'[^']*'|"[^"]*"|\b({"|".join(parameters)})\b(=?)""")  # what was given is quoted
+
+    def option_of(found: re.Match[str]) -> str:
+        return found[0] if found[1] is None else f"--{found[1].replace('_', '-')}{' ' * len(found[2])}"
+
+    return WrongUsage(named.sub(option_of, error))
 
 
 LAST_DIGITS = re.compile(r"[0-9a-f]{8}|[0-9a-f-]{9,35}")

@@ -286,12 +286,14 @@ def write_payload(processor: type[JobProcessor[Any]], payload: Any) -> str:
         except InvalidJson:
             pass  # pydantic may know a JSON form
     # No computed fields, so that read_payload accepts it again.
-    form = strict_json.json_form(found, adapter, "payload", round_trip=True)
+    by_alias = round_trip.by_alias(found, adapter, round_trip=True)
+    how: strict_json.Written = {"by_alias": by_alias, "round_trip": True}
+    form = strict_json.json_form(found, adapter, "payload", how)
     text = strict_json.dumps(form, what="payload")
     if _may_have_keys(processor):
-        strict_json.refuse_equal_keys(found, text, adapter, "payload", round_trip=True)
+        strict_json.refuse_equal_keys(found, text, adapter, "payload", how)
     if ("null" in text and _may_be_any(processor)) or strict_json.ASTERISKS in text:
-        strict_json.refuse_lost(found, form, adapter, "payload", round_trip=True)
+        strict_json.refuse_lost(found, form, adapter, "payload", how)
     if not _is_surely_readable(processor):
         _refuse_unreadable(processor, text)
     return text

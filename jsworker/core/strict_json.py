@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from operator import itemgetter
-from typing import Any, Final, Never, NoReturn, get_args, get_origin
+from typing import Any, Final, Never, NoReturn, TypedDict, get_args, get_origin
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
@@ -20,7 +20,7 @@ from pydantic_core import to_json, to_jsonable_python
 
 from jsworker.core.errors import InvalidJson
 from jsworker.core.names import printable, shown
-from jsworker.core.round_trip import refuses_own_form
+from jsworker.core.round_trip import by_alias, is_read_again
 
 MAX_DEPTH = 100
 """Deepest nesting of objects and arrays."""
@@ -39,6 +39,13 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 _CONFIG: Final = ConfigDict(ser_json_inf_nan="constants")  # not silently null
 ANYTHING: Final = TypeAdapter[Any](Any, config=_CONFIG)
 """Writes results of a ``process`` without a return type."""
+
+
+class Written(TypedDict):
+    """How pydantic writes a value: with aliases (None: as its types say), and without computed fields."""
+
+    by_alias: bool | None
+    round_trip: bool
 
 
 def dumps(value: Any, *, what: str = "value") -> str:
@@ -62,7 +69,9 @@ def dumps(value: Any, *, what: str = "value") -> str:
 def dumps_model(value: Any, *, what: str) -> str:
     """Return a pydantic model, or else JSON values, as JSON text."""
     if isinstance(value, BaseModel):
-        return write(value, ANYTHING, what, round_trip=True, secrets=False)
+        has_aliases = value.model_config.get("serialize_by_alias")
+        adapter = adapter_of(type(value)) if has_aliases else ANYTHING
+        return write(value, adapter, what, round_trip=True, secrets=False)
     return dumps(value, what=what)
 
 
@@ -70,23 +79,22 @@ def write(
     value: Any, adapter: TypeAdapter[Any], what: str, *, round_trip: bool = False, secrets: bool = True
 ) -> str:
     """Return a value as pydantic writes it, as JSON text; ``secrets`` and errors as for ``refuse_lost``."""
-    form = json_form(value, adapter, what, round_trip=round_trip)
+    how: Written = {"by_alias": by_alias(value, adapter, round_trip=round_trip), "round_trip": round_trip}
+    form = json_form(value, adapter, what, how)
     text = dumps(form, what=what)
-    refuse_equal_keys(value, text, adapter, what, round_trip=round_trip)
+    refuse_equal_keys(value, text, adapter, what, how)
     if "null" in text or ASTERISKS in text:
-        refuse_lost(value, form, adapter, what, round_trip=round_trip, secrets=secrets)
+        refuse_lost(value, form, adapter, what, how, secrets=secrets)
     return text
 
 
-def refuse_equal_keys(
-    value: Any, text: str, adapter: TypeAdapter[Any], what: str, *, round_trip: bool = False
-) -> None:
+def refuse_equal_keys(value: Any, text: str, adapter: TypeAdapter[Any], what: str, how: Written) -> None:
     """Raise InvalidJson if two keys of a dict are the same in JSON, for example 1 and "1".
 
     ``text`` has the last of them only. What pydantic writes as text itself has both.
     """
     try:
-        written = adapter.dump_json(value, by_alias=False, round_trip=round_trip, warnings=False)
+        written = adapter.dump_json(value, warnings=False, **how)
     except (ValueError, RecursionError):
         return
     if len(written) != (len(text) if text.isascii() else len(text.encode())):
@@ -98,15 +106,15 @@ def refuse_lost(
     form: Any,
     adapter: TypeAdapter[Any],
     what: str,
+    how: Written,
     *,
-    round_trip: bool = False,
     secrets: bool = False,
 ) -> None:
     """Raise InvalidJson if pydantic has written NaN or an infinity as null, or a secret as asterisks.
 
     The error names the place. With ``secrets`` these may be written so.
     """
-    parts = adapter.dump_python(value, by_alias=False, round_trip=round_trip, warnings=False)
+    parts = adapter.dump_python(value, warnings=False, **how)
     for fault, place in _lost(parts, form):
         if not (secrets and fault is _MASKED):
             raise InvalidJson(f"{what} holds {fault}{_where(place)}")
@@ -119,7 +127,7 @@ def write_result(value: Any, adapter: TypeAdapter[Any]) -> str:
             return dumps(value, what="result")
         except InvalidJson:
             pass  # pydantic may know a JSON form
-    return write(value, adapter, "result", round_trip=refuses_own_form(adapter))
+    return write(value, adapter, "result", round_trip=not is_read_again(value, adapter))
 
 
 def read_result(text: str, adapter: TypeAdapter[Any]) -> Any:
@@ -134,14 +142,11 @@ def read_result(text: str, adapter: TypeAdapter[Any]) -> Any:
         ) from None
 
 
-def json_form(value: Any, adapter: TypeAdapter[Any], what: str, *, round_trip: bool = False) -> Any:
-    """Return the JSON values by which pydantic writes a value, with the names of fields.
-
-    A field's serialization alias need not be a name by which it is read.
-    """
+def json_form(value: Any, adapter: TypeAdapter[Any], what: str, how: Written) -> Any:
+    """Return the JSON values by which pydantic writes a value."""
     try:
         # Without warnings: they would show values.
-        return adapter.dump_python(value, mode="json", by_alias=False, round_trip=round_trip, warnings=False)
+        return adapter.dump_python(value, mode="json", warnings=False, **how)
     except (ValueError, RecursionError):
         raise InvalidJson(f"{what} holds {_unwritable(value, adapter)}") from None
 

@@ -186,12 +186,13 @@ class Stream(JetStreamApi):
 def quorum_age(cluster: ClusterInfo | None) -> float:
     """Return how many seconds ago a stream's leader, by its own word, last heard from a majority.
 
-    A leader that is cut off from the others goes on as such for a while.
+    A leader that is cut off from the others goes on as such for a while. Of a server that it has not heard
+    since it was elected it says 0.
     """
     if cluster is None or not cluster.leader:
         return math.inf
     others = cluster.replicas or ()
-    silences = sorted(math.inf if each.active is None else each.active / 1e9 for each in others)
+    silences = sorted(each.active / 1e9 if each.active else math.inf for each in others)
     others_needed = (len(silences) + 1) // 2
     return silences[others_needed - 1] if others_needed else 0.0
 

@@ -171,6 +171,8 @@ async def test_questions_for_stacks_that_come_together_have_one_answer(open_stre
         ("one", [1.0, 3.0, 2.0], 2.0),
         ("one", [4.0, 1.0, 80.0, 2.0], 2.0),
         ("one", [None], math.inf),
+        ("one", [0.0, 9.0], 9.0),  # not heard since the leader was elected
+        ("one", [0.0], math.inf),
         (None, [0.5, 0.5], math.inf),
         ("", [], math.inf),
     ],
