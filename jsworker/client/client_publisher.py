@@ -18,7 +18,6 @@ from jsworker.core.errors import (
     DatabaseRefused,
     DatabaseUnavailable,
     JsworkerError,
-    MessageUnfit,
     PublishFailed,
     StreamUnavailable,
 )
@@ -193,8 +192,7 @@ class ClientPublisher:
         [published] = await publish_traced(stream, [job], timeout=_PUBLISH_SECONDS)
         if isinstance(published, PublishFailed):
             # The job is committed; the relay of any worker publishes it in five seconds.
-            reason = str(published)
-            self._note(Tally(failed=reason, refused=None if isinstance(published, MessageUnfit) else reason))
+            self._note(Tally(failed=str(published)))
         elif self._may_mark:
             self._marks.post(Sent(job.id, job.dispatch, published.stream_seq, published.stream_created))
 
@@ -370,10 +368,8 @@ class ClientPublisher:
 
     def _note(self, tally: Tally) -> None:
         self.unpublished_because = tally.failed or self.unpublished_because
-        if tally.published:
-            self.silent_because = None
-        elif tally.refused is not None:
-            self.silent_because = tally.refused
+        if tally.published or tally.failed:
+            self.silent_because = None if tally.published else tally.failed
 
     async def _stores_again(self, stream: Stream, take: Callable[[int], Awaitable[list[Outgoing]]]) -> bool:
         """Return whether the stream stores messages again; withhold at most one from workers to try."""
@@ -381,7 +377,7 @@ class ClientPublisher:
             tally = Tally()
             one = OutboxPublisher(self._database, stream, limit=2, take=partial(take, 1))
             await self._publish_all(one, tally)
-            if tally.published or tally.refused is not None:
+            if tally.published or tally.failed:
                 return tally.published > 0
         answers = await stream.flush(_PUBLISH_SECONDS)
         if answers:

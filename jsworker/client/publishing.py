@@ -125,7 +125,6 @@ class OutboxPublisher:
         ]
         stored = sum(isinstance(each, Published) and not each.duplicate for each in answers)
         failed = [each for each in answers if isinstance(each, PublishFailed)]
-        waited_for = [each for each in failed if not isinstance(each, MessageUnfit)]
         tally.published += len(sent)
         tally.stored += stored
         if failed:
@@ -133,10 +132,10 @@ class OutboxPublisher:
         # If others were stored, a refusal concerns one message alone: for example a limit of its subject.
         if not stored:
             # The stream takes no messages if it says so, or acknowledges none. A single message without an
-            # answer tells nothing about the others.
-            refused: list[PublishFailed] = [each for each in waited_for if isinstance(each, PublishRefused)]
+            # answer tells nothing about the others: its subject may not be permitted.
+            refused: list[PublishFailed] = [each for each in failed if isinstance(each, PublishRefused)]
             if not refused and not sent:
-                refused = waited_for
+                refused = [each for each in failed if not isinstance(each, MessageUnfit)]
             if refused and tally.refused is None:
                 tally.refused = str(refused[0])
                 tally.silent = not isinstance(refused[0], PublishRefused)
@@ -147,7 +146,7 @@ class OutboxPublisher:
             return
         await fault_points.reach("after_publish_before_mark")
         # After a failure, which took a wait, the other messages of the batch are about to be due again.
-        if self._mark_later is None or waited_for or len(sent) > _FEW:
+        if self._mark_later is None or failed or len(sent) > _FEW:
             await mark(self._database, sent, self._refused_rows)
         else:
             for each in sent:

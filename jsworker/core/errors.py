@@ -135,7 +135,7 @@ class PublishRefused(PublishFailed):
 
 
 class MessageUnfit(PublishFailed):
-    """A message cannot be published as it is, or not by this login; it is not stored, others may be."""
+    """A message cannot be published as it is; nothing was sent."""
 
 
 class KeyMissing(JsworkerError):

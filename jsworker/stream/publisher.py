@@ -72,9 +72,8 @@ class Publisher:
     Nothing is published into another installation's stream, which is checked anew after each loss of the
     connection.
 
-    If the stream ``has_lanes``, messages of another priority than normal have subjects of their own; else,
-    or if the login may not publish there, they share the kind's subject, and workers learn their priority
-    from the row.
+    If the stream ``has_lanes``, messages of another priority than normal have subjects of their own; else
+    they share the kind's subject, and workers learn their priority from the row.
 
     ``late`` counts acknowledgements of messages that were given up before.
     """
@@ -92,7 +91,6 @@ class Publisher:
         self._token = 0
         self._batches: dict[int, _Batch] = {}
         connection.lost_callbacks.append(self._interrupt)
-        connection.denied_callbacks.append(self._on_denied)
 
     async def publish(
         self, messages: Sequence[WireMessage], headers: Sequence[Headers | None] | None, seconds: float
@@ -149,15 +147,10 @@ class Publisher:
         message = batch.messages[index]
         try:
             headers = header_block(message, batch.headers[index] if batch.headers else None)
-            subject = own = _checked_subject(self._prefix, message.kind, NORMAL)
-            if self.has_lanes and message.priority != NORMAL:
-                lane = _checked_subject(self._prefix, message.kind, message.priority)
-                subject = own if lane in batch.denied else lane
+            priority = message.priority if self.has_lanes else NORMAL
+            subject = _checked_subject(self._prefix, message.kind, priority)
         except ValueError as fault:
             batch.fail(index, str(fault), MessageUnfit)
-            return
-        if subject in batch.denied:
-            batch.fail(index, batch.denied[subject], MessageUnfit)
             return
         content = encode(message)
         if len(headers) + len(content) > LIMIT_BYTES:
@@ -165,7 +158,7 @@ class Publisher:
             return
         self._token += 1
         self._batches[self._token] = batch
-        batch.under_way[self._token] = index, subject
+        batch.under_way[self._token] = index
         client.post(subject, content, f"{self._inbox}{self._token}", headers)
 
     def _on_acknowledgement(
@@ -177,14 +170,6 @@ class Publisher:
             batch.settle(int(token), data)
         elif self._acknowledges(data):
             self.late += 1
-
-    def _on_denied(self, text: str) -> None:
-        """Give up what is under way to a subject that the login may not publish to: no answer will come."""
-        denied = text.partition('violation for publish to "')[2].partition('"')[0]
-        for token, batch in list(self._batches.items()):
-            if batch.under_way[token][1].lower() == denied:
-                del self._batches[token]
-                batch.deny(token, text)
 
     def _acknowledges(self, data: bytes) -> bool:
         try:
@@ -210,12 +195,7 @@ def _checked_subject(prefix: str, kind: str, priority: int) -> str:
 
 
 class _Batch:
-    """The messages of one call: those under way, and the outcomes of the others.
-
-    Attributes:
-        under_way: by token, the places of messages without an answer and their subjects.
-        denied: by subject, the server's words; the next call tries these subjects again.
-    """
+    """The messages of one call: those under way, and the outcomes of the others."""
 
     def __init__(
         self,
@@ -228,8 +208,7 @@ class _Batch:
             raise ValueError(f"{len(headers)} headers for {len(messages)} messages")
         self.messages = messages
         self.headers = headers
-        self.under_way: dict[int, tuple[int, str]] = {}
-        self.denied: dict[str, str] = {}
+        self.under_way: dict[int, int] = {}
         self.interrupted = False
         self.reason = ""
         self._stream = stream
@@ -269,22 +248,13 @@ class _Batch:
         self._outcomes[index] = error(f"message {identity} was not stored in stream {self._stream}: {reason}")
 
     def settle(self, token: int, data: bytes) -> None:
-        index, _ = self.under_way.pop(token)
+        index = self.under_way.pop(token)
         try:
             ack: _PubAck = _validate(data)
         except ValidationError:  # a status without a body: nothing listens on the subject
             self.reason = f"stream {self._stream} does not listen"
         else:
             self._take(index, ack)
-        self._note_room()
-
-    def deny(self, token: int, reason: str) -> None:
-        """Let a message be sent once more, which goes to another subject or fails."""
-        _, subject = self.under_way.pop(token)
-        self.denied[subject] = reason
-        self._note_room()
-
-    def _note_room(self) -> None:
         if len(self.under_way) <= self._most:
             self._moved.set()
 

@@ -250,42 +250,6 @@ async def test_with_nats_frozen_only_the_first_call_waits_for_it(
             await is_published(rows, job)
 
 
-async def test_what_the_login_may_not_publish_makes_no_other_job_wait(
-    rows: Rows, make_settings: MakeSettings, nats_server: NatsServer
-) -> None:
-    settings = make_settings(nats_url=nats_server.url)
-    denied = f"{settings.subject_prefix}.bad"
-    users = (
-        "authorization {{ users: [{{ user: producer, password: secret, permissions: {{ publish: {{ deny: "
-        '"{}" }} }} }}] }}\nno_auth_user: producer'
-    )
-    nats_server.configure(users.format(denied))
-    await nats_server.start()
-    async with JobClient(settings) as client:
-        for _ in range(2):
-            bad = await client.enqueue("bad", {})
-            assert f'permissions violation for publish to "{denied}"' in str(client.unpublished_because)
-            assert client.publisher.silent_because is None
-            await is_published(rows, await client.enqueue(KIND, {}))
-        many = await client.enqueue_many("bad", [{}] * 3)
-        for job in await client.enqueue_many(KIND, [{}] * 3):
-            await is_published(rows, job)
-        assert client.publisher.silent_because is None
-        for job in (bad, *many):
-            assert (await rows.job(job.id))["needs_publish"]
-        nats_server.configure(users.format("nothing"))
-        nats_server.reload()
-
-        async def permitted() -> None:
-            await rows.query("UPDATE jsworker.jobs SET publish_after = clock_timestamp() WHERE needs_publish")
-            await client.publish_pending()
-            assert client.unpublished_because is None
-
-        await eventually(permitted)
-        for job in (bad, *many):
-            await is_published(rows, job)
-
-
 async def test_a_database_that_fails_after_the_commit_is_noted_by_publish_pending(
     make_settings: MakeSettings, database_url: str
 ) -> None:

@@ -11,14 +11,12 @@ import pytest
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
-from jsworker.core.errors import MessageUnfit, PublishFailed, PublishRefused
-from jsworker.core.priorities import HIGH
+from jsworker.core.errors import PublishFailed, PublishRefused
 from jsworker.stream.message import WireMessage, decode
 from jsworker.stream.publisher import Published
-from tests.stream.conftest import OpenStream, StartServer
+from tests.stream.conftest import OpenStream
 from tests.stream.nats_server import NatsServer
 from tests.stream.streams import TestStream
-from tests.stream.test_topology import url_of
 from tests.support.polling import eventually
 from tests.support.proxy import proxied
 
@@ -266,70 +264,6 @@ async def test_a_full_stream_says_why(stream: TestStream, plain: NatsClient) -> 
     assert [isinstance(outcome, Published) for outcome in outcomes] == [True, True, False]
     assert isinstance(outcomes[2], PublishRefused)
     assert str(outcomes[2]).endswith("was not stored in stream JOBS: maximum messages exceeded")
-
-
-USERS = """authorization { users: [
-  { user: admin, password: admin }
-  { user: me, password: me, permissions: { publish: { deny: [%s] } } }
-] }"""
-
-
-async def opened_by_me(open_stream: OpenStream, server: NatsServer) -> TestStream:
-    await (await open_stream(url=url_of(server, "admin"))).ensure(["resize", "bad"])
-    mine = await open_stream(url=url_of(server, "me"))
-    await mine.ensure([])
-    return mine
-
-
-async def test_what_the_login_may_not_publish_fails_at_once_and_alone(
-    open_stream: OpenStream, start_server: StartServer
-) -> None:
-    server = await start_server(USERS % '"jobs.bad"')
-    mine = await opened_by_me(open_stream, server)
-    good, bad = messages(300), messages(700, "bad")
-    mixed = [each for place in range(300) for each in (good[place], bad[place])] + bad[300:]
-    mine.connection.client.post("jobs.bad", b"a message of nobody's")
-    clock = asyncio.get_running_loop().time
-    began = clock()
-    calls = [
-        mine.publish_many(each, timeout=60.0)
-        for each in (mixed, messages(300), messages(2, "bad"), messages(1))
-    ]
-    outcomes = [outcome for call in await asyncio.gather(*calls) for outcome in call]
-    assert clock() - began < 50.0
-    failed = [outcome for outcome in outcomes if not isinstance(outcome, Published)]
-    assert {type(each) for each in failed} == {MessageUnfit}
-    assert len(failed) == 702
-    assert str(failed[0]) == (
-        f"message {bad[0].job_id}:1 was not stored in stream JOBS: "
-        'permissions violation for publish to "jobs.bad"'
-    )
-    assert (await mine.state()).messages == 601
-    server.configure(USERS % "nothing")
-    server.reload()
-
-    async def permitted() -> None:
-        assert isinstance((await mine.publish_many(bad[:1]))[0], Published)
-
-    await eventually(permitted)
-    assert mine.connection.losses == 0
-
-
-async def test_without_the_right_to_a_lane_its_messages_go_with_the_normal_ones(
-    open_stream: OpenStream, start_server: StartServer
-) -> None:
-    server = await start_server(USERS % '"jobs.*.high", "jobs.bad"')
-    mine = await opened_by_me(open_stream, server)
-    urgent = [WireMessage(uuid4(), kind, 1, priority=HIGH) for kind in ("resize", "bad", "resize")]
-    first, bad, last = await mine.publish_many(urgent)
-    assert isinstance(first, Published)
-    assert isinstance(last, Published)
-    assert isinstance(bad, MessageUnfit)
-    assert str(bad).endswith('permissions violation for publish to "jobs.bad"')
-    for seq in (first.stream_seq, last.stream_seq):
-        stored = await mine.get(seq)
-        assert stored is not None
-        assert stored.subject == "jobs.resize"
 
 
 async def test_an_answer_that_jetstream_never_gives(stream: TestStream, plain: NatsClient) -> None:

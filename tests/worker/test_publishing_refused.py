@@ -1,7 +1,6 @@
 """JetStream is there and stores nothing: jobs are claimed from the table, at full speed, meanwhile."""
 
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -17,10 +16,8 @@ from jsworker.doctor.gather import gather
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import enqueue
 from jsworker.ownership.transitions.enqueue import NewJob, new_job_id
-from tests.stream.nats_server import NatsServer
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, proxied
-from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
@@ -51,11 +48,11 @@ async def empty(js: JetStreamContext, settings: Settings) -> None:
     await js.purge_stream(settings.stream, subject=f"{settings.subject_prefix}.nobody")
 
 
-async def insert(database: Database, count: int, kind: str = KIND) -> list[UUID]:
+async def insert(database: Database, count: int) -> list[UUID]:
     """Queue jobs whose messages are the relay's."""
     new = [NewJob(new_job_id(), f'{{"n": {number}}}') for number in range(count)]
     for each in new:
-        await enqueue.enqueue(database, kind, each, publish_after=0.0)
+        await enqueue.enqueue(database, KIND, each, publish_after=0.0)
     return [each.id for each in new]
 
 
@@ -192,47 +189,3 @@ async def test_an_idle_worker_says_that_a_silent_server_answers_again(
         await eventually(restored)
         assert len(told(running, "worker.degraded")) == 1
         await running.end()
-
-
-@pytest.fixture
-async def nats_server(tmp_path: Path) -> AsyncIterator[NatsServer]:
-    """A server of the test's own."""
-    server = NatsServer(tmp_path)
-    yield server
-    await server.stop()
-
-
-async def test_a_subject_that_the_login_may_not_publish_to_concerns_its_jobs_alone(
-    start: StartWorker,
-    rows: Rows,
-    database: Database,
-    make_settings: Callable[..., Settings],
-    nats_server: NatsServer,
-) -> None:
-    settings = make_settings(nats_url=nats_server.url, scan_interval=0.5, ack_wait=120.0)
-    denied = f"{settings.subject_prefix}.bad"
-    user = f'{{ user: worker, password: secret, permissions: {{ publish: {{ deny: "{denied}" }} }} }}'
-    nats_server.configure(f"authorization {{ users: [{user}] }}\nno_auth_user: worker")
-    await nats_server.start()
-    running = await start(scripted(echo), with_settings=settings)
-    rounds = count_rounds(running.worker._components.relay)
-    [bad] = await insert(database, 1, "bad")
-
-    async def is_named() -> None:
-        reasons = [event["reason"] for event in running.events.of("worker.degraded")]
-        assert reasons == [f'permissions violation for publish to "{denied}"']
-
-    await eventually(is_named)
-    await rounds_pass(rounds, 2)  # the job is tried again
-    await all_complete(rows, await insert(database, 20))
-    await is_named()
-    status = running.worker.status()
-    assert status is not None
-    assert status.readiness.publishing
-    assert await doctor_says(settings) == "ok"
-    row = await rows.job(bad)
-    assert (row["status"], row["needs_publish"], row["dispatch"]) == ("queued", True, 1)
-    serving = await start(scripted(echo, kind="bad"), with_settings=settings)
-    await all_complete(rows, [bad])  # from the table
-    await serving.end()
-    await running.end()

@@ -97,11 +97,8 @@ class Relay:
         within = None if self._publishing.is_due else RECENT_SECONDS
         with self._health.noting():
             outgoing = await self._take(within=within, limit=_TRIAL)
-            tally = Tally()
             if outgoing:
-                tally = await self._publisher.try_out(outgoing, seconds=_TRIAL_SECONDS)
-            if tally.published or tally.refused is not None:
-                self._judge(tally)
+                self._judge(await self._publisher.try_out(outgoing, seconds=_TRIAL_SECONDS))
             elif await self._stores_again():
                 publishing.stored()
             else:
