@@ -67,6 +67,7 @@ def test_a_name_that_is_taken(cli: Cli) -> None:
     [
         (["--cron", "0 0 30 2 *"], "--cron '0 0 30 2 *': bad day-of-month"),
         (["--cron", "0 3 * *"], "--cron '0 3 * *' must have five fields"),
+        (["--cron", "tz missed"], "--cron 'tz missed' must have five fields"),
         (["--cron", "0 3 * *"], "; for seconds there is --every SECONDS"),
         (["--every", "0"], "--every 0 must be a step from 1 second to 366 days"),
         (["--every", "nan"], "--every nan must be a step from 1 second to 366 days"),
