@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -47,11 +48,11 @@ def _work(targets: Sequence[str], start: ChildStart, link: ChildLink, loop: Exit
         runner = loop.enter_context(asyncio.Runner(loop_factory=loop_factory(settings.event_loop)))
         asyncio.set_event_loop(runner.get_loop())  # of code that asks for it while processors are loaded
         configure_logs(format=settings.log_format, level=settings.log_level)
-        with reported_while_slow(structlog.get_logger().warning, f"import of {settings.preload}"):
+        with _reported_while_slow(f"import of {settings.preload}"):
             import_modules(settings.preload)
         processors: list[Given] = []
         for target in targets:
-            with reported_while_slow(structlog.get_logger().warning, f"import of {target}"):
+            with _reported_while_slow(f"import of {target}"):
                 processors += load_processors(target)
         if start.number == 1:  # all children would say the same
             for line in (line for target in targets for line in unfinished_processors(target)):
@@ -76,7 +77,7 @@ def _work(targets: Sequence[str], start: ChildStart, link: ChildLink, loop: Exit
 
 async def _run(processors: Sequence[Given], settings: Settings, start: ChildStart, link: ChildLink) -> None:
     names = ", ".join((each if isinstance(each, type) else type(each)).__qualname__ for each in processors)
-    with reported_while_slow(structlog.get_logger().warning, f"constructor of {names}"):
+    with _reported_while_slow(f"constructor of {names}"):
         worker = Worker(
             processors,
             settings,
@@ -102,6 +103,10 @@ async def _run(processors: Sequence[Given], settings: Settings, start: ChildStar
         await life.wait()
     if life.left:
         exit_now(DONE)
+
+
+def _reported_while_slow(what: str) -> AbstractContextManager[None]:
+    return reported_while_slow(partial(structlog.get_logger().warning, "setup.slow"), what=what)
 
 
 class _Life:

@@ -25,11 +25,10 @@ _LAG_WINDOW_SECONDS: Final = 15.0
 
 
 @contextmanager
-def reported_while_slow(report: Callable[..., object], what: str) -> Iterator[None]:
+def reported_while_slow(report: Callable[..., None], **facts: object) -> Iterator[None]:
     """Report that the block has taken 10 seconds, and again whenever that time has doubled.
 
-    ``report`` is called from another thread with the name of the event, ``what`` is slow, the seconds, and
-    the place in the code.
+    ``report`` is called from another thread with the facts, the seconds, and the place in the code.
     """
     thread, task, loop = threading.get_ident(), None, None
     with suppress(RuntimeError):  # no event loop yet: the block runs in this thread
@@ -42,7 +41,7 @@ def reported_while_slow(report: Callable[..., object], what: str) -> Iterator[No
             due *= 2
             runs = task is None or asyncio.current_task(loop) is task
             frames = frames_of_thread(thread) if task is None or runs else frames_of_task(task)[0]
-            report("setup.slow", what=what, seconds=round(boottime() - began), place=innermost(frames))
+            report(**facts, seconds=round(boottime() - began), place=innermost(frames))
 
     threading.Thread(target=watch, name="jsworker slow start", daemon=True).start()
     try:

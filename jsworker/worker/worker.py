@@ -308,7 +308,7 @@ class Worker:
             what = f"setup of kind {kind.name}"
             whose = f"{what} ({type(kind.processor).__qualname__})"
             try:
-                with reported_while_slow(self.events.emit, whose):
+                with reported_while_slow(partial(self.events.emit, "setup.slow"), what=whose):
                     await call_hook(kind.processor.setup)
             except (Exception, SystemExit, asyncio.CancelledError) as error:
                 if _is_cancelled(error):

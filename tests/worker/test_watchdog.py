@@ -125,7 +125,7 @@ async def test_a_setup_that_goes_on_is_named_with_the_place_that_it_has_reached(
 async def test_a_step_that_is_soon_over_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "_SLOW_SECONDS", 0.5)
     told: list[dict[str, object]] = []
-    with watchdog.reported_while_slow(lambda _, **facts: told.append(facts), "a step"):
+    with watchdog.reported_while_slow(lambda **facts: told.append(facts), what="a step"):
         pass
     await asyncio.sleep(1.0)
     assert told == []

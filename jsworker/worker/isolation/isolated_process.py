@@ -75,7 +75,6 @@ class IsolatedProcess:
     """A process that runs jobs for its owner, one at a time.
 
     Attributes:
-        pid: the process id.
         prepared: kinds whose processors are set up in it.
         jobs: the number of jobs that it has begun.
         memory_bytes: its resident memory when it was last measured; 0 if it was not.
@@ -95,7 +94,6 @@ class IsolatedProcess:
         self._context = context
         self._settings = settings
         self._process = process
-        self.pid = process.pid
         self.prepared: set[str] = set()
         self.jobs = 0
         self.memory_bytes = 0
@@ -153,6 +151,11 @@ class IsolatedProcess:
                 ours.close()
                 raise
         return cls(context, introduction, process, ours)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
 
     async def prepare(self, kind: Kind) -> None:
         """Let the process create and set up the processor of a kind; raises NotReady."""
