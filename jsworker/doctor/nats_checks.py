@@ -32,8 +32,8 @@ _REFUSAL: Final = (
     "worker.degraded."
 )
 _MADE_AGAIN: Final = (
-    f"{_MAY} make it again within a minute; `jsworker doctor --fix` or `jsworker stream ensure` with such a "
-    f"login does it now. {_REFUSAL}"
+    f"{_MAY} make it again within a minute; `jsworker doctor --fix` or `jsworker stream ensure KIND` with "
+    f"such a login does it now. {_REFUSAL}"
 )
 
 

@@ -183,7 +183,8 @@ def test_operators_commands_work_with_the_workers_role(run: Run, sql: Sql) -> No
         ["enqueue", "echo"],
     ):
         done = run("worker", "operator", *arguments)
-        assert (done.code, done.err) == (0, ""), (arguments, done.err)
+        said = "there are no workers\n" if arguments == ["workers"] else ""
+        assert (done.code, done.err) == (0, said), (arguments, done.err)
 
 
 FIRST = "the first connection needs INSERT on jsworker.installation, which role jsworker_producer has: "

@@ -436,12 +436,13 @@ async def test_a_newer_copy_for_a_running_job_comes_back_ever_more_seldom(
     first = 0.001
     delays: list[float] = []
 
-    def noted(seconds: float) -> float:
+    def noted(seconds: float, share: float) -> float:
+        assert share > 0
         delays.append(seconds)
         return seconds
 
     monkeypatch.setattr(intake, "_ANOTHER_COPY_DELAY", first)
-    monkeypatch.setattr(intake, "_jittered", noted)
+    monkeypatch.setattr(intake, "jittered", noted)
     gate = Gate()
     await start(scripted(gate.process))
     job = await client.enqueue(KIND, {})
