@@ -294,7 +294,7 @@ def write_payload(processor: type[JobProcessor[Any]], payload: Any) -> str:
         strict_json.refuse_equal_keys(found, text, adapter, "payload", how)
     if ("null" in text and _may_be_any(processor)) or strict_json.ASTERISKS in text:
         strict_json.refuse_lost(found, form, adapter, "payload", how)
-    if not _is_surely_readable(processor):
+    if not round_trip.is_surely_readable(adapter):
         _refuse_unreadable(processor, text)
     return text
 
@@ -305,11 +305,6 @@ def _refuse_unreadable(processor: type[JobProcessor[Any]], text: str) -> None:
         payload_type(processor).validator.validate_json(text, by_alias=True, by_name=True)
     except ValidationError as error:
         raise _invalid_payload(processor, error, "a worker could not read it again: ") from None
-
-
-@cache
-def _is_surely_readable(processor: type[JobProcessor[Any]]) -> bool:
-    return round_trip.is_surely_readable(payload_type(processor))
 
 
 @cache
