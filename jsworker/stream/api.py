@@ -44,6 +44,7 @@ _PAGE: Final = 256  # consumers that a server lists at once
 MOST_CONSUMERS: Final = 20 * _PAGE
 """The most consumers that are listed."""
 _NOT_ENABLED: Final = frozenset({10039, 10076})  # for this account, on this server
+_NO_PEERS: Final = 10005  # too few servers for the copies; those that are away come back
 
 
 class NotThere(StreamUnavailable):
@@ -75,7 +76,8 @@ def api_errors(what: str) -> Iterator[None]:
         # Only an answer counts: in a cluster, silence does not mean that JetStream is disabled.
         if error.err_code in _NOT_ENABLED:
             raise StreamRefused(f"{what}: JetStream is not enabled on this server or account") from error
-        if isinstance(error, ServiceUnavailableError):
+        is_away = error.err_code == _NO_PEERS and "offline" in (error.description or "")
+        if is_away or isinstance(error, ServiceUnavailableError):
             raise StreamUnavailable(f"{what}: {error.description or 'JetStream does not answer'}") from error
         raise ApiRefused(what, reason_of(error), error.err_code) from error
     except (StreamUnavailable, nats.errors.Error, OSError) as error:

@@ -1,6 +1,7 @@
 """Three nats-servers in a cluster, with one PostgreSQL beside them."""
 
 import asyncio
+import json
 import secrets
 import signal
 import urllib.error
@@ -9,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jsworker.embedded.resources import LOOPBACK, free_port
 from tests.faults.stores import Node, Stores
@@ -69,21 +71,25 @@ class Cluster:
         await self.healthy()
 
 
-async def is_healthy(port: int) -> None:
-    """Assert that the node with this monitoring port is current in everything that it keeps."""
+async def monitored(port: int, page: str) -> dict[str, Any]:
+    """Return a page of the node with this monitoring port; AssertionError if there is none."""
 
-    def get() -> int:
-        with urllib.request.urlopen(f"http://{LOOPBACK}:{port}/healthz", timeout=2) as answer:
-            status: int = answer.status
-            return status
+    def get() -> dict[str, Any]:
+        with urllib.request.urlopen(f"http://{LOOPBACK}:{port}/{page}", timeout=2) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
 
     try:
-        status = await asyncio.to_thread(get)
-    except (urllib.error.URLError, OSError) as error:
+        return await asyncio.to_thread(get)
+    except OSError as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()
         raise AssertionError(f"node with monitor {port}: {error}") from error
-    assert status == 200
+
+
+async def is_healthy(port: int) -> None:
+    """Assert that the node with this monitoring port is current in everything that it keeps."""
+    await monitored(port, "healthz")
 
 
 def _new_cluster(folder: Path) -> Cluster:

@@ -10,7 +10,7 @@ from itertools import permutations
 
 from jsworker.embedded.resources import LOOPBACK, free_port
 from tests.faults.stores import Node
-from tests.scale_out.nats_cluster import SIZE, is_healthy
+from tests.scale_out.nats_cluster import SIZE, is_healthy, monitored
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, proxied
 from tests.support.servers import new_servers_folder
@@ -32,9 +32,18 @@ class Zones:
     _ways: dict[tuple[int, int], Proxy]
 
     async def healthy(self) -> None:
-        """Wait until every server is current in everything that it keeps."""
+        """Wait until the servers follow one leader again, and each is current in everything that it keeps.
+
+        A leader that was cut off calls itself healthy for some seconds after it is connected again.
+        """
+        await eventually(self._follow_one_leader)
         for port in self._monitors:
             await eventually(lambda port=port: is_healthy(port))  # type: ignore[misc]
+
+    async def _follow_one_leader(self) -> None:
+        views = [(await monitored(port, "jsz"))["meta_cluster"] for port in self._monitors]
+        assert len({view.get("leader") for view in views}) == 1, views
+        assert any(all(copy["current"] for copy in view["replicas"]) for view in views), views
 
     def cut(self, node: Node) -> None:
         """Cut a server off from both others, which still have each other."""

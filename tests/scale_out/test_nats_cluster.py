@@ -11,9 +11,10 @@ from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.stream.diagnostics import Inspector
 from jsworker.stream.jetstream import Stream
-from tests.scale_out.nats_cluster import Cluster
+from tests.scale_out.nats_cluster import Cluster, monitored
 from tests.scale_out.pods import SHORT
 from tests.scale_out.scenarios import leader_killed, nodes_restarted
+from tests.stream.streams import TestStream, settings_for
 from tests.support.polling import eventually
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.thorough]
@@ -70,6 +71,26 @@ async def test_the_diagnosis_names_a_server_whose_copy_is_away(cluster: Cluster)
             await asyncio.to_thread(away.start)
             await cluster.healthy()
         await eventually(behind)
+
+
+async def test_a_new_stream_waits_for_servers_that_are_away(cluster: Cluster) -> None:
+    leader = (await monitored(cluster.monitors[0], "jsz"))["meta_cluster"]["leader"]  # it alone refuses
+    left, *others = sorted(cluster.stores.nodes, key=lambda node: node.server_name != leader)
+    settings = settings_for(left.url, stream="WAITS", subject_prefix="waits", stream_replicas=3)
+    stream = TestStream(settings, installation_id=None)
+    async with AsyncExitStack() as ending:
+        ending.push_async_callback(stream.close)
+        await stream.connect()
+        for node in others:
+            ending.push_async_callback(asyncio.to_thread, node.start)
+            await asyncio.to_thread(node.stop)
+        with pytest.raises(StreamUnavailable):
+            await stream.ensure([], timeout=0.5)
+        making = asyncio.create_task(stream.ensure([], timeout=120.0))
+        for node in others:
+            await asyncio.to_thread(node.start)
+        await making
+    await cluster.healthy()
 
 
 async def test_the_leaders_death_loses_nothing(cluster: Cluster, tmp_path: Path) -> None:
