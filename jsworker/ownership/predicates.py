@@ -77,8 +77,11 @@ def locked_of_mine(run: sa.FromClause, *columns: sa.ColumnElement[Any]) -> sa.CT
 
 
 def completed_under(token: sa.ColumnElement[Any]) -> Predicate:
-    """Return that the run with this token has completed the job."""
-    return sa.and_(completed, j.c.fencing_token == token)
+    """Return that this worker's run with this token has completed the job.
+
+    A failover that loses a claim lets another worker get the same token.
+    """
+    return sa.and_(completed, j.c.fencing_token == token, j.c.completed_by == worker_id)
 
 
 of_kind: Final = j.c.kind == sa.bindparam("kind")
@@ -86,7 +89,6 @@ of_kind: Final = j.c.kind == sa.bindparam("kind")
 # The lanes.
 normal: Final = j.c.priority == NORMAL
 in_lane_indexed: Final = j.c.priority != NORMAL
-waits_for_a_run: Final = j.c.status.in_(("queued", "scheduled"))
 has_other_priority: Final = j.c.priority != given("priority", sa.SmallInteger)
 of_lane_indexed: Final = sa.and_(in_lane_indexed, j.c.priority == given("priority", sa.SmallInteger))
 

@@ -422,7 +422,7 @@ NOT_OWNER = [
             status,
             lambda job: {"ids": [job["id"]], "priority": 0},
             [
-                *statuses(predicates.waits_for_a_run, "scheduled", "queued"),
+                *statuses(predicates.waiting, "scheduled", "queued"),
                 Flip("has it already", predicates.has_other_priority, {"priority": 0}),
             ],
         )

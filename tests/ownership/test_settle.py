@@ -268,6 +268,10 @@ class TestLost:
             ("queued", {"fencing_token": 1, "dispatch": 2}),
             ("scheduled", {"fencing_token": 1}),
             ("completed", {"fencing_token": 2}),
+            (
+                "completed",
+                {"fencing_token": 1, "completed_by": OTHER_WORKER},
+            ),  # after a failover lost my claim
             ("failed", {"fencing_token": 1}),
             ("cancelled", {"fencing_token": 1}),
         ],
@@ -302,6 +306,14 @@ class TestLost:
         runs = [Failure(job_id, 1, "broken", None, 1.0)]
         assert await settle.fail(database, worker_id=OTHER_WORKER, runs=runs) == [Settled.SCHEDULED]
         assert await fail(database, job_id) is Settled.LOST
+
+    async def test_another_workers_completion_does_not_answer_for_my_commit(
+        self, database: Database, sql: Sql
+    ) -> None:
+        for worker, is_mine in ((WORKER, True), (OTHER_WORKER, False)):
+            job_id = insert_job(sql, "completed", completed_by=worker)
+            asked = settle.was_committed(database, worker_id=WORKER, job_id=job_id, token=1)
+            assert await asked is is_mine
 
     async def test_my_end_of_an_earlier_token_is_not_this_ones(self, database: Database, sql: Sql) -> None:
         job_id = insert_job(sql, "processing")

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, TextClause, text
 
 from jsworker.ownership.statements import condition
 
-from .rows import STATES
+from .rows import STATES, WORKER
 
 Row = Mapping[str, Any]
 Parameters = dict[str, Any]
@@ -63,8 +63,13 @@ class Transition:
 
 
 def statuses(guard: ColumnElement[bool] | str, *allowed: str) -> list[Flip]:
-    """Return one flip for each status that the guard does not allow; nothing else of the row changes."""
-    return [Flip(f"status={status}", guard, {"status": status}) for status in STATES if status not in allowed]
+    """Return one flip for each status that the guard does not allow; its owner completed it."""
+    besides: dict[str, dict[str, Any]] = {"completed": {"completed_by": WORKER}}
+    return [
+        Flip(f"status={status}", guard, {"status": status} | besides.get(status, {}))
+        for status in STATES
+        if status not in allowed
+    ]
 
 
 def without(statement: TextClause, guard: ColumnElement[bool] | str) -> TextClause:

@@ -537,6 +537,39 @@ async def test_a_job_that_enters_the_queue_right_after_its_claim_was_refused_kee
     await running.stream_is_empty()
 
 
+async def test_a_newer_message_that_comes_while_a_claim_is_refused_is_not_acknowledged(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    publisher: Publisher,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its owner hands the job back after its row was read: the second message is the job's only one."""
+    look = claims.look_at_refused
+
+    async def look_before_it_is_handed_back(*arguments: Any, **named: Any) -> Any:
+        found = await look(*arguments, **named)
+        if found[job.id].status == "scheduled":
+            await enter_the_queue(job.id, rows)
+            await publisher.message(job.id, dispatch=2)
+
+            async def has_come() -> None:
+                copies = running.worker._context.in_flight.claiming[job.id].deliveries
+                assert [copy.dispatch for copy in copies] == [1, 2]
+
+            await eventually(has_come)
+        return found
+
+    monkeypatch.setattr(claims, "look_at_refused", look_before_it_is_handed_back)
+    job = await client.enqueue(KIND, {}, delay=3600.0)
+    running = await start(scripted(echo))
+    await publisher.message(job.id)
+    await rows.becomes(job.id, "completed")
+    await running.stream_is_empty()
+    skipped = [event["status"] for event in running.events.of("job.skipped")]
+    assert skipped.count("scheduled") == 1
+
+
 @pytest.mark.parametrize("status", ["completed", "failed", "cancelled", "scheduled"])
 async def test_a_message_for_a_job_that_waits_for_none_is_skipped(
     client: JobClient, rows: Rows, start: StartWorker, publisher: Publisher, status: str

@@ -370,6 +370,18 @@ async def test_messages_that_keep_vanishing_are_published_again_at_growing_inter
         assert (await stream.state()).messages == len(ids)
 
 
+async def test_a_stream_that_was_made_anew_is_filled_again_at_once(
+    posted: list[UUID], js: JetStreamContext, rows: Rows, repairing: Repairing
+) -> None:
+    """Whatever was dispatched before without a claim: changes of priority, pauses, waits for a key."""
+    await rows.query("UPDATE jsworker.jobs SET dispatch = 8, published_at = clock_timestamp()")
+    await age(rows)
+    await js.delete_stream(repairing.stream.name)
+    await repairing.stream.ensure([LOST])
+    await repairing.scan(1)
+    assert await dispatched_again(rows) == set(posted)
+
+
 @pytest.mark.usefixtures("no_look")
 async def test_what_a_kind_s_consumer_has_answered_for_is_gone_behind_others_messages(
     client: JobClient, js: JetStreamContext, rows: Rows, repairing: Repairing

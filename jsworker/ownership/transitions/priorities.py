@@ -12,7 +12,7 @@ from jsworker.core.priorities import PRIORITIES
 from jsworker.ownership import predicates, statements
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Row, uuid_array
-from jsworker.ownership.predicates import has_other_priority, queued, waits_for_a_run
+from jsworker.ownership.predicates import has_other_priority, queued, waiting
 from jsworker.ownership.refusals import write_unlocked
 from jsworker.ownership.statements import NOW, compiled, condition, filled, given, given_array, j, json_object
 from jsworker.ownership.transitions.audit import AuditEntry, run_noted
@@ -29,7 +29,7 @@ def _set_priority() -> sa.TextClause:
     ``queued_at``, is kept.
     """
     chosen = sa.select(j.c.id, j.c.priority.label("was")).where(
-        j.c.id == sa.any_(given_array("ids", sa.Uuid)), waits_for_a_run, has_other_priority
+        j.c.id == sa.any_(given_array("ids", sa.Uuid)), waiting, has_other_priority
     )
     locked = statements.locked(chosen, "chosen")
     moved = (
@@ -40,7 +40,7 @@ def _set_priority() -> sa.TextClause:
             needs_publish=queued,
             publish_after=sa.case((queued, NOW), else_=j.c.publish_after),
         )
-        .where(j.c.id == locked.c.id, waits_for_a_run, has_other_priority)
+        .where(j.c.id == locked.c.id, waiting, has_other_priority)
         .returning(*j.c["id", "status", "fencing_token", "dispatch", "priority"], locked.c.was)
         .cte("moved")
     )

@@ -160,7 +160,9 @@ WHERE e.job_id = :id AND e.event = 'released' AND (e.detail -> 'server_fault') I
 """)
 
 # FOR SHARE waits for the lock that a COMMIT without an answer may still hold, so that the answer is final.
-COMMITTED = sa.text("SELECT status FROM jsworker.jobs WHERE id = :id AND fencing_token = :token FOR SHARE")
+COMMITTED = sa.text(
+    "SELECT status, completed_by FROM jsworker.jobs WHERE id = :id AND fencing_token = :token FOR SHARE"
+)
 
 # What a write of zero rows means: this worker owns the row, which is locked; or the outcome is already written
 # (the commit's answer was lost, or the job's own transaction completed it); or the job is lost.
@@ -368,10 +370,10 @@ async def server_faults(database: Database, *, job_id: UUID) -> int:
     return int(row.releases)
 
 
-async def was_committed(database: Database, *, job_id: UUID, token: int) -> bool:
+async def was_committed(database: Database, *, worker_id: str, job_id: UUID, token: int) -> bool:
     """Return whether a COMMIT without an answer completed the job; DatabaseUnavailable: ask again."""
     rows = await database.run(COMMITTED, {"id": job_id, "token": token})
-    return bool(rows) and rows[0].status == "completed"
+    return [tuple(row) for row in rows] == [("completed", worker_id)]
 
 
 def complete_statement(worker_id: str, run: Completion) -> sa.TextClause:

@@ -359,7 +359,8 @@ class Consumer:
         """
         if not (ids := self.undecided(ids)):
             return
-        found = [job_id for job_id in ids if not self._in_flight.claiming[job_id].deliveries]
+        came_before = {job_id: len(self._in_flight.claiming[job_id].deliveries) for job_id in ids}
+        found = [job_id for job_id in ids if not came_before[job_id]]
         delivered = set(ids).difference(found)
         look = partial(claims.look_at_refused, self._context.database, kind=self.kind.name)
         try:
@@ -388,8 +389,11 @@ class Consumer:
                 else:
                     self._claim_again(job_id)
             else:
-                for delivery in self._let_go(job_id):
+                deliveries = self._let_go(job_id)
+                for delivery in deliveries[: came_before[job_id]]:
                     self._answer_refused(delivery, row)
+                for copy in deliveries[came_before[job_id] :]:  # the row may have been read before them
+                    _answer_copy(copy, row.dispatch if row is not None else 0)
 
     async def _adopt(
         self,
@@ -518,9 +522,9 @@ async def wake_held(context: WorkerContext, kind: str, keys: Collection[str]) ->
         context.requeued.notify()
 
 
-def _answer_copy(copy: Delivery, claimed_at_dispatch: int) -> None:
-    """Ack a copy up to the dispatch of the run; a copy of a later dispatch may be the job's only message."""
-    if copy.dispatch <= claimed_at_dispatch:
+def _answer_copy(copy: Delivery, seen_at_dispatch: int) -> None:
+    """Ack a copy up to the dispatch of the row; a copy of a later dispatch may be the job's only message."""
+    if copy.dispatch <= seen_at_dispatch:
         copy.ack()
     else:
         _put_off(copy)

@@ -411,8 +411,11 @@ class RunLease:
 
     async def _was_committed(self) -> bool:
         """Return whether an unanswered COMMIT took effect, once the database answers."""
-        (job_id, token), database = self._run.held, self._services.database
-        return await until_answered(self._run, lambda _: was_committed(database, job_id=job_id, token=token))
+        (job_id, token), services = self._run.held, self._services
+        asked = partial(
+            was_committed, services.database, worker_id=services.worker_id, job_id=job_id, token=token
+        )
+        return await until_answered(self._run, lambda _: asked())
 
     def _completion(self, result: Any | Callable[[], Any]) -> Completion:
         text = self._result_text(result)

@@ -70,7 +70,7 @@ class LostMessages:
         missing = await self._look_up(there[:_LOOKED_UP])
         last = rows[-1] if gone or len(there) <= _LOOKED_UP else there[_LOOKED_UP - 1]
         self._after = (last.queued_at, last.id)
-        if due := [row for row in (*gone, *missing) if row.is_due]:
+        if due := [row for row in (*gone, *missing) if row.is_due or _was_in_earlier_stream(row, state)]:
             await self._republish(due, state)
         return bool(gone) and not self._search.is_slow
 
@@ -127,6 +127,11 @@ def _answered_to(consumer: ConsumerInfo | None) -> float:
     if not consumer.num_pending and not consumer.num_ack_pending:
         return math.inf
     return consumer.ack_floor.stream_seq if consumer.ack_floor else 0
+
+
+def _was_in_earlier_stream(row: Posted, state: StreamState) -> bool:
+    """Return whether the stream was made anew, which explains, once, why the message is gone."""
+    return row.stream_created is not None and row.stream_created < state.created
 
 
 def _is_gone(row: Posted, state: StreamState, ack_floor: float) -> bool:
