@@ -8,8 +8,10 @@ from datetime import timedelta
 from graphlib import CycleError, TopologicalSorter
 from itertools import count
 from types import TracebackType
-from typing import Any, Final, Literal, Self, get_args, overload
+from typing import Any, Final, Literal, Self, TypedDict, get_args, overload
 from uuid import UUID
+
+from typing_extensions import Unpack
 
 from jsworker.client.client_publisher import ClientPublisher
 from jsworker.client.enqueueing import JobOptions, check_count, kind_name, new_jobs, one_for_each
@@ -60,6 +62,25 @@ class Node:
     is_batch: bool = field(repr=False)
 
 
+class NodeOptions(TypedDict, total=False):
+    """Options of a node; each may be left out.
+
+    Attributes:
+        after: the nodes, or their names, that must have finished before its jobs begin.
+        on_failure: what happens to its jobs if a job of ``after`` fails or is cancelled: ``cancel``, the
+            default, cancels them too, ``run`` runs them all the same.
+        name: its name within the workflow; left out: the kind, with a number if that is taken.
+        max_attempts: overrides the processor's.
+        max_stalls: overrides the processor's.
+    """
+
+    after: Node | str | Iterable[Node | str]
+    on_failure: OnFailure
+    name: str | None
+    max_attempts: int | None
+    max_stalls: int | None
+
+
 class Nodes:
     """Takes the nodes of a workflow; subclasses enqueue it with or without ``await``."""
 
@@ -67,63 +88,18 @@ class Nodes:
 
     @overload
     def job(
-        self,
-        kind: type[ProcessorOf[Payload, Any]],
-        payload: Payload,
-        *,
-        after: "Node | str | Iterable[Node | str]" = (),
-        on_failure: OnFailure = "cancel",
-        name: str | None = None,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
+        self, kind: type[ProcessorOf[Payload, Any]], payload: Payload, **options: Unpack[NodeOptions]
     ) -> Node: ...
 
     @overload
-    def job(
-        self,
-        kind: str,
-        payload: Any,
-        *,
-        after: "Node | str | Iterable[Node | str]" = (),
-        on_failure: OnFailure = "cancel",
-        name: str | None = None,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
-    ) -> Node: ...
+    def job(self, kind: str, payload: Any, **options: Unpack[NodeOptions]) -> Node: ...
 
-    def job(
-        self,
-        kind: str | type[Any],
-        payload: Any,
-        *,
-        after: "Node | str | Iterable[Node | str]" = (),
-        on_failure: OnFailure = "cancel",
-        name: str | None = None,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
-    ) -> Node:
+    def job(self, kind: str | type[Any], payload: Any, **options: Unpack[NodeOptions]) -> Node:
         """Add one job; see ``batch``."""
-        return self._add(
-            kind,
-            [payload],
-            after,
-            is_batch=False,
-            on_failure=on_failure,
-            name=name,
-            max_attempts=max_attempts,
-            max_stalls=max_stalls,
-        )
+        return self._add(kind, [payload], is_batch=False, **options)
 
     def batch(
-        self,
-        kind: KindOf[Payload],
-        payloads: Iterable[Payload],
-        *,
-        after: "Node | str | Iterable[Node | str]" = (),
-        on_failure: OnFailure = "cancel",
-        name: str | None = None,
-        max_attempts: int | None = None,
-        max_stalls: int | None = None,
+        self, kind: KindOf[Payload], payloads: Iterable[Payload], **options: Unpack[NodeOptions]
     ) -> Node:
         """Add a batch of jobs of one kind, up to 100,000.
 
@@ -132,12 +108,7 @@ class Nodes:
         Args:
             kind: a kind's name, or its processor, which checks the payloads.
             payloads: one for each job.
-            after: the nodes, or their names, that must have finished before these jobs begin.
-            on_failure: what happens to these jobs if a job of ``after`` fails or is cancelled: ``cancel``
-                cancels them too, ``run`` runs them all the same.
-            name: the node's name within the workflow; left out: the kind, with a number if that is taken.
-            max_attempts: overrides the processor's.
-            max_stalls: overrides the processor's.
+            options: see ``NodeOptions``.
 
         Limits, rates and the priority of the processor apply to the jobs; they have no unique keys and do
         not expire.
@@ -147,16 +118,7 @@ class Nodes:
             ValueError: no payload, too many payloads or nodes, a taken name, or an unknown ``on_failure``.
             RuntimeError: outside of the ``async with`` block.
         """
-        return self._add(
-            kind,
-            payloads,
-            after,
-            is_batch=True,
-            on_failure=on_failure,
-            name=name,
-            max_attempts=max_attempts,
-            max_stalls=max_stalls,
-        )
+        return self._add(kind, payloads, is_batch=True, **options)
 
 
 class Flow(Nodes):
@@ -204,13 +166,13 @@ class Flow(Nodes):
         self,
         kind: Any,
         payloads: Iterable[Any],
-        after: "Node | str | Iterable[Node | str]",
         *,
         is_batch: bool,
-        on_failure: OnFailure,
-        name: str | None,
-        max_attempts: int | None,
-        max_stalls: int | None,
+        after: Node | str | Iterable[Node | str] = (),
+        on_failure: OnFailure = "cancel",
+        name: str | None = None,
+        max_attempts: int | None = None,
+        max_stalls: int | None = None,
     ) -> Node:
         if not self._is_open:
             raise RuntimeError(
