@@ -250,35 +250,28 @@ def _of_worker(status: WorkerStatus, kinds: KindLabels) -> Iterator[Metric]:
 
 def of_fleet(fleet: Fleet) -> Iterator[Metric]:
     """Yield the gauges of the whole installation, which are the same in every pod."""
-    jobs = GaugeMetricFamily("jsworker_jobs", "Live jobs in the table.", labels=["kind", "status"])
-    for kind, queue in fleet.queues.items():
-        for status, number in queue.waiting.jobs.items():
-            jobs.add_metric([kind, status], number)
-    yield jobs
-    labels = ["kind", "held_by"]
-    held = GaugeMetricFamily(
-        "jsworker_held_jobs",
-        "Jobs that wait for an event, not for a time; counted up to 10,000.",
-        labels=labels,
-    )
-    oldest_held = GaugeMetricFamily(
-        "jsworker_held_oldest_seconds", "For how long the first of them has been held.", labels=labels
-    )
-    for kind, queue in fleet.queues.items():
-        for why, number in queue.waiting.held.items():
-            held.add_metric([kind, why], number)
-            oldest_held.add_metric([kind, why], queue.waiting.held_oldest_seconds[why])
-    yield from (held, oldest_held)
+    waiting = {kind: queue.waiting for kind, queue in fleet.queues.items()}
+    jobs = {kind: each.jobs for kind, each in waiting.items()}
+    yield _by_kind_and("status", "jobs", "Live jobs in the table.", jobs)
+    held = {kind: each.held for kind, each in waiting.items()}
+    documentation = "Jobs that wait for an event, not for a time; counted up to 10,000."
+    yield _by_kind_and("held_by", "held_jobs", documentation, held)
+    held_for = {kind: each.held_oldest_seconds for kind, each in waiting.items()}
+    documentation = "For how long the first of them has been held."
+    yield _by_kind_and("held_by", "held_oldest_seconds", documentation, held_for)
     for name, field, documentation in _OF_QUEUES:
         read = attrgetter(field)
         values = {kind: read(queue) for kind, queue in fleet.queues.items()}
         yield gauge_by("kind", name, documentation, values)
-    yield from _of_lanes(fleet)
-    paused = {
-        kind: int(queue.waiting.is_paused) for kind, queue in fleet.queues.items() if kind != OTHER_KINDS
-    }
+    # Kinds that use neither high nor low priority have no figures.
+    lanes = {kind: {lane: use[0] for lane, use in each.lanes.items()} for kind, each in waiting.items()}
+    yield _by_kind_and("priority", "queue_lane_jobs", "Queued jobs of high or low priority.", lanes)
+    oldest_of = {kind: {lane: use[1] for lane, use in each.lanes.items()} for kind, each in waiting.items()}
+    documentation = "For how long the oldest of them has been queued."
+    yield _by_kind_and("priority", "queue_lane_oldest_seconds", documentation, oldest_of)
+    paused = {kind: int(each.is_paused) for kind, each in waiting.items() if kind != OTHER_KINDS}
     yield gauge_by("kind", "kind_paused", "1 while a whole kind is paused.", paused)
-    limits = {kind: queue.waiting.limit for kind, queue in fleet.queues.items()}
+    limits = {kind: each.limit for kind, each in waiting.items()}
     for place, (name, documentation) in enumerate(_OF_LIMITS):
         uses = {kind: limit[place] for kind, limit in limits.items() if limit is not None}
         yield gauge_by("kind", name, documentation, uses)
@@ -294,20 +287,6 @@ def of_fleet(fleet: Fleet) -> Iterator[Metric]:
     )
 
 
-def _of_lanes(fleet: Fleet) -> Iterator[Metric]:
-    """Yield how many queued jobs are of high and of low priority; kinds that use neither have no figures."""
-    names = ["kind", "priority"]
-    jobs = GaugeMetricFamily("jsworker_queue_lane_jobs", "Queued jobs of high or low priority.", labels=names)
-    seconds = GaugeMetricFamily(
-        "jsworker_queue_lane_oldest_seconds", "For how long the oldest of them has been queued.", labels=names
-    )
-    for kind, queue in fleet.queues.items():
-        for priority, (number, oldest) in queue.waiting.lanes.items():
-            jobs.add_metric([kind, priority], number)
-            seconds.add_metric([kind, priority], oldest)
-    yield from (jobs, seconds)
-
-
 def gauge(name: str, documentation: str, value: float) -> GaugeMetricFamily:
     """Return a gauge of one value."""
     return GaugeMetricFamily(f"jsworker_{name}", documentation, value=value)
@@ -321,4 +300,14 @@ def gauge_by(
     for key, value in values.items():
         if value is not None:
             family.add_metric([key], value)
+    return family
+
+
+def _by_kind_and(
+    label: str, name: str, documentation: str, values: Mapping[str, Mapping[str, float]]
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"jsworker_{name}", documentation, labels=["kind", label])
+    for kind, of_kind in values.items():
+        for key, value in of_kind.items():
+            family.add_metric([kind, key], value)
     return family
