@@ -10,13 +10,14 @@ from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import dead_messages as dead
 from jsworker.ownership.transitions.audit import AuditEntry
-from jsworker.ownership.transitions.dead_messages import KEPT_BYTES, DeadMessage
+from jsworker.ownership.transitions.dead_messages import KEPT_BYTES
 from jsworker.ownership.transitions.workers import installation_id
 from jsworker.stream.api import lane_at
 from jsworker.stream.jetstream import Stream, ensured_stream
 
 _CONNECT_SECONDS: Final = 3.0
 _MOST_NAMED: Final = 100
+_UNKNOWN: Final = "no dead message has id {}"
 
 
 class DeadMessageOutcome(NamedTuple):
@@ -31,7 +32,7 @@ async def drop(database: Database, ids: Sequence[int], *, actor: str) -> list[De
     entry = _entry("dead_messages.drop", ids, actor)
     dropped = set(await dead.drop_dead(database, ids, entry=entry))
     await entry.end(database, matched=len(ids))
-    return [DeadMessageOutcome(each) if each in dropped else _unknown(each) for each in ids]
+    return [DeadMessageOutcome(each, None if each in dropped else _UNKNOWN.format(each)) for each in ids]
 
 
 async def replay(
@@ -53,44 +54,38 @@ async def replay(
     ) as stream:
         away: StreamUnavailable | None = None
         for message_id in ids:
+            refusal = None
+            if away is None:
+                try:
+                    refusal = await _replay_one(database, stream, message_id, settings.subject_prefix, entry)
+                except StreamUnavailable as error:
+                    away = error
             if away is not None:
-                yield DeadMessageOutcome(message_id, f"message {message_id}: {away}")
-                continue
-            messages = await dead.read_dead(database, [message_id])
-            if not messages:
-                yield _unknown(message_id)
-                continue
-            try:
-                yield await _replay_one(database, stream, messages[0], settings.subject_prefix, entry)
-            except StreamUnavailable as error:
-                away = error
-                yield DeadMessageOutcome(message_id, f"message {message_id}: {error}")
+                refusal = f"message {message_id}: {away}"
+            yield DeadMessageOutcome(message_id, refusal)
     await entry.end(database, matched=len(ids))
 
 
 async def _replay_one(
-    database: Database, stream: Stream, message: DeadMessage, prefix: str, entry: AuditEntry
-) -> DeadMessageOutcome:
-    """Publish first, drop then: at worst it is sent twice, which harms no job."""
-    name = f"message {message.id}"
+    database: Database, stream: Stream, message_id: int, prefix: str, entry: AuditEntry
+) -> str | None:
+    """Publish first, drop then: at worst it is sent twice, which harms no job. Return why it was refused."""
+    messages = await dead.read_dead(database, [message_id])
+    if not messages:
+        return _UNKNOWN.format(message_id)
+    message, name = messages[0], f"message {message_id}"
     if message.truncated:
-        why = f"{name} was longer than the {KEPT_BYTES} bytes that are kept of it"
-        return DeadMessageOutcome(message.id, why)
+        return f"{name} was longer than the {KEPT_BYTES} bytes that are kept of it"
     try:
         lane = lane_at(message.subject.removeprefix(f"{prefix}."))
         check_kind(lane[0] if lane is not None else message.subject)
         await stream.publish_raw(message.subject, message.data)
     except InvalidName:
-        why = f"{name} came from subject {shown(message.subject)}, not {prefix}.KIND"
-        return DeadMessageOutcome(message.id, why)
+        return f"{name} came from subject {shown(message.subject)}, not {prefix}.KIND"
     except StreamRefused as error:
-        return DeadMessageOutcome(message.id, f"{name}: {error}")
-    await dead.drop_dead(database, [message.id], entry=entry)
-    return DeadMessageOutcome(message.id)
-
-
-def _unknown(message_id: int) -> DeadMessageOutcome:
-    return DeadMessageOutcome(message_id, f"no dead message has id {message_id}")
+        return f"{name}: {error}"
+    await dead.drop_dead(database, [message_id], entry=entry)
+    return None
 
 
 def _entry(action: str, ids: Sequence[int], actor: str) -> AuditEntry:
