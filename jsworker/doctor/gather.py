@@ -1,7 +1,7 @@
 """Facts of an examination: what PostgreSQL and NATS answer, or why they do not."""
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -120,23 +120,6 @@ class Facts:
     answered_for_unknown_worker: Learnt[bool] = _NO_NATS
 
 
-_OF_TABLES: Final = (
-    *(
-        "rights",
-        "schema",
-        "holders",
-        "installation",
-        "registered",
-        "unpublished",
-        "overdue",
-        "queues",
-        "schedules",
-    ),
-    *("limits", "left_batches", "silent_owners", "refusals", "ended", "dead_messages", "posted"),
-)
-"""Facts that only a migrated database has."""
-
-
 def opened(settings: Settings) -> Database:
     """Return the database of these settings, not connected yet, with at least 10 s for each statement."""
     statement_timeout = max(settings.statement_timeout, _STATEMENT_SECONDS)
@@ -175,8 +158,9 @@ async def _ask_postgresql(database: Database, facts: Facts) -> None:
             check_level(facts.revision)
         except MigrationMissing:
             not_migrated = Unknown("the database is not migrated to this version")
-            for name in _OF_TABLES:
-                setattr(facts, name, not_migrated)
+            for each in fields(facts):
+                if getattr(facts, each.name) is _NO_POSTGRESQL:  # not asked for yet: a fact of the tables
+                    setattr(facts, each.name, not_migrated)
             return
     facts.rights = await _learn(read_missing_rights(database))
     facts.schema = await _learn(read_schema(database))
