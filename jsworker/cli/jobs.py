@@ -1,7 +1,7 @@
 """``jsworker jobs`` lists jobs; ``jsworker job ID`` shows everything about one, its timeline in words."""
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -49,7 +49,6 @@ from jsworker.ownership.transitions.steps import steps_of
 
 _Services = Mapping[str, Service]
 """Whether the jobs of a kind can begin, by the kinds of queued jobs."""
-_Ask = Callable[[Database], Awaitable[tuple[Page, _Services]]]
 
 _SEARCH_SECONDS: Final = 2.0
 _LONGEST_VALUE: Final = 100_000
@@ -139,13 +138,14 @@ def jobs(
         _page, status=status, kind=kind, age=age, priority=lane, limit=limit, after=after, where=where
     )
     if watch:
-        show_again(partial(_picture, ask=ask), interval=interval, as_json=as_json)
+        show_again(ask, _table, interval=interval, as_json=as_json)
         return
-    page, services = ask_database(ask)
+    found = ask_database(ask)
+    page = found[0]
     if as_json:
         print_json(page.jobs)
     else:
-        console().print(_table(page, services))
+        console().print(_table(found))
         if not page.jobs:
             remark(f"no jobs{'' if kind is None else f' of kind {kind}'} were found")
     is_full = as_json and len(page.jobs) == limit  # then the caller continues after the id of the last job
@@ -158,7 +158,8 @@ def jobs(
         )
 
 
-def _table(page: Page, services: _Services) -> RenderableType:
+def _table(found: tuple[Page, _Services]) -> RenderableType:
+    page, services = found
     rows = (_row(job, services) for job in page.jobs)
     if console().width < _WIDE:
         return Group(*(line for row in rows for line in _two_lines(row)))
@@ -177,10 +178,6 @@ def _two_lines(row: Iterable[Text | str]) -> Iterator[Text]:
 
 def _text(value: Text | str) -> Text:
     return value if isinstance(value, Text) else Text(value)
-
-
-async def _picture(database: Database, *, ask: _Ask) -> RenderableType:
-    return _table(*await ask(database))
 
 
 async def _page(database: Database, **filters: Any) -> tuple[Page, _Services]:

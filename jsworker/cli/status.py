@@ -1,6 +1,6 @@
 """``jsworker status``: what waits, runs and fails of each kind, how fast, and who works on it."""
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Annotated, Final
 
@@ -23,7 +23,6 @@ from jsworker.cli.output import (
 from jsworker.cli.selection import ask_database
 from jsworker.cli.watching import watch as show_again
 from jsworker.core.names import cell
-from jsworker.ownership.database import Database
 from jsworker.ownership.queries.status import BOUND, KindState, Status, read_status
 from jsworker.ownership.schema import HELD_BY
 
@@ -58,7 +57,7 @@ def status(
     """
     look = partial(read_status, limit=limit, after=after)
     if watch:
-        show_again(partial(_picture, look=look), interval=interval, as_json=as_json)
+        show_again(look, _shown, interval=interval, as_json=as_json)
         return
     found = ask_database(look)
     if as_json:
@@ -70,10 +69,6 @@ def status(
     if not found.kinds:
         behind = "" if after is None else f" of a kind behind {cell(after)}"
         remark(f"no job{behind} waits, runs, has failed or ended within five minutes, and no worker is there")
-
-
-async def _picture(database: Database, *, look: Callable[[Database], Awaitable[Status]]) -> Group:
-    return _shown(await look(database))
 
 
 def _shown(found: Status) -> Group:

@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from datetime import datetime
+from typing import TypeVar
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -17,11 +18,12 @@ from jsworker.core.names import cell
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import readers_right
 
-Look = Callable[[Database], Awaitable[RenderableType]]
+T = TypeVar("T")
+Look = Callable[[Database], Awaitable[T]]
 
 
-def watch(look: Look, *, interval: float, as_json: bool) -> None:
-    """Show what ``look`` returns, every ``interval`` seconds, as much of it as fits the terminal.
+def watch(look: Look[T], picture: Callable[[T], RenderableType], *, interval: float, as_json: bool) -> None:
+    """Show the picture of what ``look`` returns, every ``interval`` seconds, as much of it as fits.
 
     While PostgreSQL cannot be reached the last picture stays, with the time at which it was true.
     """
@@ -30,20 +32,20 @@ def watch(look: Look, *, interval: float, as_json: bool) -> None:
     if not sys.stdout.isatty():
         raise WrongUsage("--watch needs a terminal")
     with readers_right():
-        asyncio.run(_watch(look, interval))
+        asyncio.run(_watch(look, picture, interval))
 
 
-async def _watch(look: Look, interval: float) -> None:
+async def _watch(look: Look[T], picture: Callable[[T], RenderableType], interval: float) -> None:
     async with connected_database() as database:
         with Live(console=console(), auto_refresh=False, vertical_overflow="ellipsis") as live:
-            picture: RenderableType = ""
+            shown: RenderableType = ""
             seen_at = ""
             while True:
                 now = f"{datetime.now().astimezone():%H:%M:%S}"
                 try:
-                    picture, seen_at = await look(database), now
+                    shown, seen_at = picture(await look(database)), now
                     line = Text(f"{now}, every {interval:g} s; Ctrl-C ends", "dim")
                 except DatabaseUnavailable as error:
                     line = Text(f"{now}, as it was at {seen_at or '-'}: {cell(error)}", "red")
-                live.update(Group(line, picture), refresh=True)
+                live.update(Group(line, shown), refresh=True)
                 await asyncio.sleep(interval)
