@@ -4,7 +4,7 @@ Values without an input of their own (lists, deeper objects) and payloads withou
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
@@ -15,6 +15,7 @@ from pydantic.errors import PydanticUserError
 from jsworker.core.names import printable
 from jsworker.core.processor import JobProcessor, payload_type
 from jsworker.core.strict_json import dumps, loads
+from jsworker.dashboard.visit import TEMPLATES
 
 WHOLE: Final = "payload"
 """The field for the whole payload as JSON; the others are ``payload.NAME`` and ``payload.NAME.NAME``."""
@@ -29,6 +30,7 @@ _INPUTS: Final[Mapping[tuple[Any, Any], Input]] = {
     ("number", None): "number",
 }
 """By type and format of the schema."""
+_drawn: Final[Callable[..., Markup]] = TEMPLATES.get_template("payload_fields.html").module.field  # type: ignore[attr-defined] # a macro of it
 _LONG_CHARACTERS: Final = 200
 _MOST_CHOICES: Final = 200
 _LONGEST_HINT: Final = 300
@@ -47,7 +49,7 @@ class Field:
         nullable: whether it may be null; an empty field that is required, and no text, then means null.
         default: its value in a new form; None: nothing is shown.
         hint: its description in the model.
-        choices: values of a ``choice``.
+        choices: the values of a ``choice`` as JSON, each with the words for it.
         limits: ``min``, ``max`` and ``maxlength`` for the browser.
         fields: those of a ``group``.
     """
@@ -59,9 +61,16 @@ class Field:
     nullable: bool = False
     default: Any = None
     hint: str = ""
-    choices: Sequence[Any] = ()
+    choices: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, float] = field(default_factory=dict)
     fields: Sequence["Field"] = ()
+
+    @property
+    def shown(self) -> str:
+        """The default, as the input shows it."""
+        if self.default is None:
+            return ""
+        return dumps(self.default) if self.input in {"json", "choice"} else str(self.default)
 
 
 def fields_of(processor: type[JobProcessor[Any]] | None) -> list[Field]:
@@ -109,10 +118,10 @@ def form_fields(
 ) -> Markup:
     """Return the inputs of fields, with the values ``given`` before, else their defaults, and with errors."""
     shown = errors or {}
-    parts = [_drawn(each, given, shown) for each in fields]
+    drawn = [_drawn(each, given, shown) for each in fields]
     if WHOLE in shown and all(each.name != WHOLE for each in fields):
-        parts.insert(0, Markup('<p class="error" role="alert">{}</p>').format(shown[WHOLE]))
-    return Markup("").join(parts)
+        drawn.insert(0, Markup('<p class="error" role="alert">{}</p>').format(shown[WHOLE]))
+    return Markup("").join(drawn)
 
 
 def _fields(
@@ -127,6 +136,7 @@ def _fields(
             "max": inner.get("maximum"),
             "maxlength": inner.get("maxLength"),
         }
+        choices = _choices(inner) if way == "choice" else ()
         hint = found.get("description") or inner.get("description") or ""
         yield Field(
             name=place,
@@ -136,7 +146,7 @@ def _fields(
             nullable=nullable,
             default=found.get("default"),
             hint=printable(str(hint), _LONGEST_HINT),
-            choices=_choices(inner) if way == "choice" else (),
+            choices={dumps(each): each if isinstance(each, str) else dumps(each) for each in choices},
             limits={key: value for key, value in limits.items() if isinstance(value, int | float)},
             fields=list(_fields(inner, root, place, depth=depth + 1)) if way == "group" else (),
         )
@@ -236,73 +246,3 @@ def _parsed(way: Input, text: str) -> Any:
         case "long":
             return text.replace("\r\n", "\n")  # as browsers send them
     return text
-
-
-def _drawn(asked: Field, given: Mapping[str, Any] | None, errors: Mapping[str, str]) -> Markup:
-    fault = errors.get(asked.name)
-    notes = [
-        Markup('<span class="field-hint" id="{}-hint">{}</span>').format(asked.name, asked.hint)
-        if asked.hint
-        else "",
-        Markup('<span class="field-fault" id="{}-fault">{}</span>').format(asked.name, fault)
-        if fault
-        else "",
-    ]
-    mark = "" if asked.required else Markup(' <span class="dim">(optional)</span>')
-    if asked.input == "group":
-        if given is None and not asked.required:
-            given = {}  # no defaults: a value in one field would call for the whole group
-        inner = [_drawn(each, given, errors) for each in asked.fields]
-        return Markup('<fieldset class="field-group"><legend>{}{}</legend>{}{}</fieldset>').format(
-            asked.title, mark, Markup("").join(notes), Markup("").join(inner)
-        )
-    shown = _shown(asked.default, asked.input) if given is None else str(given.get(asked.name, ""))
-    described = [f"{asked.name}-{what}" for what, note in zip(("hint", "fault"), notes, strict=True) if note]
-    attributes = Markup(' id="{0}" name="{0}"').format(asked.name)
-    if described:
-        attributes += Markup(' aria-describedby="{}"').format(" ".join(described))
-    if fault:
-        attributes += Markup(' aria-invalid="true"')
-    control = _control(asked, shown, attributes)
-    return Markup('<p class="field"><label for="{}">{}{}</label>{}{}</p>').format(
-        asked.name, asked.title, mark, control, Markup("").join(notes)
-    )
-
-
-def _control(asked: Field, shown: str, attributes: Markup) -> Markup:
-    limits = Markup("").join(Markup(' {}="{}"').format(name, value) for name, value in asked.limits.items())
-    match asked.input:
-        case "choice":
-            texts = [dumps(value) for value in asked.choices]
-            options = [
-                Markup('<option value="{}"{}>{}</option>').format(
-                    text,
-                    Markup(" selected") if text == shown else "",
-                    value if isinstance(value, str) else text,
-                )
-                for text, value in zip(texts, asked.choices, strict=True)
-            ]
-            if not asked.required or asked.nullable or len(options) > 1:  # the first would be chosen already
-                options.insert(0, Markup('<option value="">–</option>'))
-            return Markup("<select{}>{}</select>").format(attributes, Markup("").join(options))
-        case "json" | "long":
-            rows = 12 if asked.name == WHOLE else 4
-            code = Markup(' class="mono" spellcheck="false"') if asked.input == "json" else ""
-            return Markup('<textarea rows="{}"{}{}>\n{}</textarea>').format(rows, attributes, code, shown)
-        case "whole" | "number":
-            step = "1" if asked.input == "whole" else "any"
-            return Markup('<input type="number" step="{}"{}{} value="{}">').format(
-                step, attributes, limits, shown
-            )
-        case "date" | "secret":
-            kind = "date" if asked.input == "date" else "password"
-            return Markup('<input type="{}"{} value="{}" autocomplete="off">').format(kind, attributes, shown)
-    return Markup('<input type="text"{}{} value="{}" autocomplete="off">').format(attributes, limits, shown)
-
-
-def _shown(value: Any, way: Input) -> str:
-    if value is None:
-        return ""
-    if way in {"json", "choice"}:
-        return dumps(value)
-    return str(value)
