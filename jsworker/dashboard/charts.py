@@ -271,3 +271,15 @@ def text(look: str, x: float, y: float, words: str, anchor: str = "start") -> Ma
     return Markup('<text class="{}" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(
         look, x, y, anchor, words
     )
+
+
+def rect(look: str, x: float, y: float, width: float, height: float, *, rounded: int = 0) -> Markup:
+    """Return a rectangle as SVG."""
+    return Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" rx="{}"/>').format(
+        look, x, y, width, height, rounded
+    )
+
+
+def titled(words: str, *parts: Markup) -> Markup:
+    """Return parts of a drawing with words that are shown under the mouse."""
+    return Markup("<g><title>{}</title>{}</g>").format(words, Markup("").join(parts))

@@ -16,7 +16,7 @@ from typing import Final
 from markupsafe import Markup
 
 from jsworker.core.names import printable
-from jsworker.dashboard.charts import text
+from jsworker.dashboard.charts import rect, text, titled
 from jsworker.dashboard.filters import duration, moment
 from jsworker.dashboard.timeline_story import SIGNS, Sign, Story, StoryMark, StoryRun, Wait
 from jsworker.ownership.queries.listing import MOST_EVENTS
@@ -203,7 +203,7 @@ def _background(story: Story, scale: _Scale, lanes: dict[str, _Lane], height: fl
     bottom = height - _AXIS_HEIGHT
     for number, (left, right, seconds) in enumerate(scale.stretches()):
         if not scale.is_true and number % 2 == 0:
-            parts.append(_rect("timeline-band", left, _TOP - 6, right - left, bottom - _TOP + 6))
+            parts.append(rect("timeline-band", left, _TOP - 6, right - left, bottom - _TOP + 6))
         words = str(duration(seconds))
         if right - left >= len(words) * _CHARACTER + 4:
             parts.append(text("timeline-tick", (left + right) / 2, bottom + 18, words, "middle"))
@@ -225,22 +225,20 @@ def _names(lanes: dict[str, _Lane]) -> Iterator[Markup]:
     for lane in {id(lane): lane for lane in lanes.values()}.values():
         name = printable(lane.name, 200)
         short = name if len(name) <= _LANE_NAME else f"{name[:8]}…{name[9 - _LANE_NAME :]}"
-        yield Markup("<g><title>{}</title>{}</g>").format(
-            f"worker {name}", text("timeline-name", 4, lane.middle + 4, short)
-        )
+        yield titled(f"worker {name}", text("timeline-name", 4, lane.middle + 4, short))
 
 
 def _wait(wait: Wait, scale: _Scale) -> Markup:
     left, right = scale.x(wait.begin), scale.x(wait.end)
     took = str(duration(wait.end - wait.begin))
     words = f"{wait.words} for {took}"
-    bar = _rect(f"timeline-wait look-{wait.look}", left, _TOP + 14, max(right - left, 1), 8, rounded=4)
-    label = ""
+    bar = rect(f"timeline-wait look-{wait.look}", left, _TOP + 14, max(right - left, 1), 8, rounded=4)
+    label = Markup("")
     for each in (words, took):
         if right - left >= len(each) * _CHARACTER:
             label = text("timeline-label", (left + right) / 2, _TOP + 37, printable(each, 100), "middle")
             break
-    return Markup("<g><title>{}</title>{}{}</g>").format(words, bar, label)
+    return titled(words, bar, label)
 
 
 def _run(run: StoryRun, scale: _Scale, lane: _Lane) -> Markup:
@@ -248,18 +246,15 @@ def _run(run: StoryRun, scale: _Scale, lane: _Lane) -> Markup:
     width = max(right - left, 3.0)
     top = lane.middle - _BAR / 2
     took = str(duration(run.end - run.begin))
-    parts = [_rect(f"timeline-run look-{run.look}", left, top, width, _BAR, rounded=5)]
+    parts = [rect(f"timeline-run look-{run.look}", left, top, width, _BAR, rounded=5)]
     if run.silent_since is not None:
         begin = scale.x(run.silent_since)
         silent = Markup(
             '<rect fill="url(#timeline-silence)" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{}"/>'
         )
         seconds = duration(run.end - run.silent_since)
-        parts.append(
-            Markup("<g><title>{}</title>{}</g>").format(
-                f"no heartbeat for {seconds}", silent.format(begin, top, max(right - begin, 2), _BAR)
-            )
-        )
+        drawn = silent.format(begin, top, max(right - begin, 2), _BAR)
+        parts.append(titled(f"no heartbeat for {seconds}", drawn))
     if run.outcome == "running":
         parts.append(
             Markup('<path class="timeline-goes-on" d="M{:.1f} {:.1f}l8 {}l-8 {}"/>').format(
@@ -275,8 +270,7 @@ def _run(run: StoryRun, scale: _Scale, lane: _Lane) -> Markup:
     else:
         labels = [f"{name} · {took} · {run.label}", f"{name} · {took}", name]
     parts.append(lane.label(left, scale.width - 4, f"look-{run.look}", *labels))
-    words = f"{run.words} (from {moment(run.begin)} UTC, {took})"
-    return Markup("<g><title>{}</title>{}</g>").format(words, Markup("").join(parts))
+    return titled(f"{run.words} (from {moment(run.begin)} UTC, {took})", *parts)
 
 
 def _handovers(story: Story, scale: _Scale, lanes: dict[str, _Lane]) -> Iterator[Markup]:
@@ -311,7 +305,6 @@ def _all_marks(story: Story, scale: _Scale, lanes: dict[str, _Lane]) -> Iterator
         y = _TOP + 18 if lane is None else lane.middle
         if mark.name == "cancel_requested" and lane is not None:
             y -= _BAR / 2  # not over the words within the bar
-        words = f"{mark.words} ({moment(mark.at)} UTC)"
         if mark.name == "step":
             drawn = Markup('<circle class="timeline-step" cx="{:.1f}" cy="{:.1f}" r="3.5"/>').format(
                 x, y + _BAR / 2
@@ -321,7 +314,7 @@ def _all_marks(story: Story, scale: _Scale, lanes: dict[str, _Lane]) -> Iterator
             drawn = place.format(x, y, _sign(mark.sign))
         if lane is not None and mark.sign.late_label:
             drawn += lane.label(x - 8, scale.width - 4, "look-lost", mark.sign.late_label)
-        yield Markup("<g><title>{}</title>{}</g>").format(words, drawn)
+        yield titled(f"{mark.words} ({moment(mark.at)} UTC)", drawn)
 
 
 _KEY: Final = (
@@ -368,9 +361,3 @@ def _summary(story: Story) -> str:
     took = duration(story.end - story.begin)
     runs = [f"{run.words}." for run in story.runs]
     return " ".join([f"{len(story.runs)} runs within {took}.", *runs, "The table beside it has every event."])
-
-
-def _rect(look: str, x: float, y: float, width: float, height: float, *, rounded: int = 0) -> Markup:
-    return Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" rx="{}"/>').format(
-        look, x, y, width, height, rounded
-    )

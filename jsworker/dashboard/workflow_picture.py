@@ -7,7 +7,7 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from jsworker.core.names import printable
-from jsworker.dashboard.charts import text
+from jsworker.dashboard.charts import rect, text, titled
 
 MOST_DRAWN: Final = 150
 """Most nodes of a graph that is drawn; a larger one is shown only as a table."""
@@ -120,30 +120,20 @@ def _node(node: Mapping[str, Any], x: float, y: float, link: str | None) -> Mark
         (each for each in ("processing", "queued", "held") if jobs.get(each)), "plain"
     )
     parts = [
-        Markup('<rect class="workflow-box look-{}" x="{}" y="{}" width="{}" height="{}" rx="8"/>').format(
-            look, x, y, _WIDTH, _HEIGHT
-        ),
+        rect(f"workflow-box look-{look}", x, y, _WIDTH, _HEIGHT, rounded=8),
         text("workflow-name", x + 12, y + 21, printable(name, _LONGEST_NAME)),
         text("workflow-count", x + 12, y + 38, _progress(jobs, every)),
     ]
     left = x + 12.0
     room = _WIDTH - 24
-    parts.append(
-        Markup('<rect class="workflow-track" x="{}" y="{}" width="{}" height="6"/>').format(
-            left, y + 47, room
-        )
-    )
+    parts.append(rect("workflow-track", left, y + 47, room, 6))
     for status in _STATUSES:
         share = room * jobs.get(status, 0) / every if every else 0
         if share:
-            parts.append(
-                Markup(
-                    '<rect class="workflow-part look-{}" x="{:.1f}" y="{}" width="{:.1f}" height="6"/>'
-                ).format(status, left, y + 47, share)
-            )
+            parts.append(rect(f"workflow-part look-{status}", left, y + 47, share, 6))
             left += share
     words = f"{name} ({node['kind']}): {node['outcome'] or 'not finished'}; {in_words(jobs)}"
-    box = Markup("<g><title>{}</title>{}</g>").format(words, Markup("").join(parts))
+    box = titled(words, *parts)
     if link is None:
         return box
     return Markup('<a href="{}">{}</a>').format(link, box)
