@@ -54,7 +54,10 @@ def workers(
     if (worker_id is None) is stack:
         raise WrongUsage("--stack goes with the id of a worker, and an id with --stack")
     if worker_id is not None:
-        _show_worker(worker_id, as_json=as_json)
+        worker = ask_database(partial(get_worker, worker_id=worker_id))
+        if worker is None:
+            raise NoStack(f"no worker has id {cell(worker_id)}: `jsworker workers` lists them")
+        _show(worker_id, worker, None, as_json=as_json)
         return
     found = ask_database(partial(list_workers, limit=limit, after=after))
     if as_json:
@@ -100,13 +103,6 @@ async def _job_and_worker(
     if job["status"] != "processing":
         raise NoStack(f"job {job['id']} is {job['status']}: only a job that runs has a stack")
     return job, await get_worker(database, job["worker_id"])
-
-
-def _show_worker(worker_id: str, *, as_json: bool) -> None:
-    worker = ask_database(partial(get_worker, worker_id=worker_id))
-    if worker is None:
-        raise NoStack(f"no worker has id {cell(worker_id)}: `jsworker workers` lists them")
-    _show(worker_id, worker, None, as_json=as_json)
 
 
 def _show(worker_id: str, worker: Mapping[str, Any] | None, job_id: UUID | None, *, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from uuid import UUID
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from jsworker.client.enqueueing import Inserted
-from jsworker.client.publishing import AT_ONCE, MARK_SECONDS, OutboxPublisher, Tally, publish_traced
+from jsworker.client.publishing import AT_ONCE, MARK_SECONDS, OutboxPublisher, Take, Tally, publish_traced
 from jsworker.core.batching import Batcher
 from jsworker.core.errors import (
     DatabaseRefused,
@@ -225,8 +225,7 @@ class ClientPublisher:
         self.unpublished_because = None
         with fewer_collections():
             await self._publish_kept(stream, kept)
-            outbox = OutboxPublisher(self._database, stream, limit=_BATCH, mark_later=self._marks.post)
-            await self._publish_all(outbox, tally)
+            await self._publish_all(self._outbox(stream), tally)
         self._reachable_stream()  # notes a loss of the connection meanwhile: not all was published
         return kept.published + tally.published
 
@@ -315,24 +314,13 @@ class ClientPublisher:
                 return
             if not self._may_mark:
                 return
-            own = OutboxPublisher(
-                self._database,
-                stream,
-                limit=_BATCH,
-                take=partial(take, _BATCH),
-                at_once=_AT_ONCE_BESIDE_ENQUEUES,
-                mark_later=self._marks.post,
-            )
+            own = self._outbox(stream, take=partial(take, _BATCH), at_once=_AT_ONCE_BESIDE_ENQUEUES)
             await self._publish_all(own, Tally())
 
     async def _publish_kept(self, stream: Stream, tally: Tally, at_once: int = AT_ONCE) -> None:
         """Publish what is kept; if the stream takes nothing, leave the rest to relays."""
         if self._kept and self._answering_stream() is not None:
-            take = self._take_kept
-            later = self._marks.post
-            kept = OutboxPublisher(
-                self._database, stream, limit=1, take=take, at_once=at_once, mark_later=later
-            )
+            kept = self._outbox(stream, take=self._take_kept, limit=1, at_once=at_once)
             await self._publish_all(kept, tally)
         if self._answering_stream() is None or tally.refused is not None:
             self._kept.clear()
@@ -357,6 +345,14 @@ class ClientPublisher:
         elapsed = asyncio.get_running_loop().time() - began
         within = elapsed + _RESERVED_SECONDS if math.isfinite(elapsed) else None
         return await publish.take_outgoing(self._database, limit=limit, within=within)
+
+    def _outbox(
+        self, stream: Stream, *, take: Take | None = None, limit: int = _BATCH, at_once: int = AT_ONCE
+    ) -> OutboxPublisher:
+        later = self._marks.post
+        return OutboxPublisher(
+            self._database, stream, limit=limit, take=take, at_once=at_once, mark_later=later
+        )
 
     async def _publish_all(self, outbox_publisher: OutboxPublisher, tally: Tally) -> None:
         """Publish, and note why messages were not published; workers publish those."""

@@ -316,7 +316,8 @@ async def _perform(action: ActionRoute, visit: Visit, tokens: CsrfTokens, form: 
         with needed_right("this action", "more rights", "jsworker_operator"):
             done = await action.act(visit, form)
     except DatabaseUnavailable as error:
-        return _error(visit, 503, " ".join(lines_of(error)), may_be_done=not _writes_nothing(error))
+        writes_nothing = "25006" in str(error)  # as a standby, which has answered
+        return _error(visit, 503, " ".join(lines_of(error)), may_be_done=not writes_nothing)
     except asyncio.CancelledError:  # the server ends; only this response is left to be sent
         _log.warning("action %s of %s was interrupted", action.name, shown(visit.access.name))
         return _error(visit, 503, "the dashboard was stopped before the action had ended", may_be_done=True)
@@ -415,11 +416,6 @@ def _line(site: Site, error: Exception) -> str:
 def _took_long(error: DatabaseUnavailable) -> bool:
     """Return whether PostgreSQL answered, and worked until the time-out of a statement or of a page."""
     return "57014" in str(error) or "did not answer in time" in str(error)
-
-
-def _writes_nothing(error: DatabaseUnavailable) -> bool:
-    """Return whether PostgreSQL answered that it takes no writes, as a standby does."""
-    return "25006" in str(error)
 
 
 class _Guard:
