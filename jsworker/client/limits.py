@@ -64,9 +64,7 @@ class Limits:
             else:
                 found |= {"rate": each.number, "per": float(each.per)}
         with operators_rights("limits", "UPDATE on jsworker.limits"):
-            entry = _entry(
-                "limits.set", kind, key, actor, **{name: value for name, value in found.items() if value}
-            )
+            entry = _entry("limits.set", kind, key, actor, **found)
             name = kind_name(kind)
             await limits.set_numbers(self._database, name, _key(key), Numbers(**found), entry=entry)
             await self._wake(kind, key)
@@ -107,8 +105,8 @@ class Limits:
         if not isinstance(reason, str | None):
             raise TypeError(f"reason={shown(reason)} must be text, not {type(reason).__name__}")
         line = None if reason is None else printable(reason, _REASON_CHARACTERS)
-        how = {"until": None if until is None else until.isoformat(), "reason": line}
-        entry = _entry("pause", kind, key, actor, **{name: value for name, value in how.items() if value})
+        ends = None if until is None else until.isoformat()
+        entry = _entry("pause", kind, key, actor, until=ends, reason=line)
         with operators_rights("pause", "UPDATE on jsworker.limits"):
             return await limits.pause(
                 self._database,
@@ -141,5 +139,7 @@ def _key(key: str | None) -> str:
 
 
 def _entry(action: str, kind: Kind, key: str | None, actor: str | None, **how: Any) -> AuditEntry:
-    target = {"kind": kind_name(kind), **({} if key is None else {"key": key}), **how}
+    """Return the entry of an action, without details that are None or empty."""
+    given = {name: value for name, value in how.items() if value}
+    target = {"kind": kind_name(kind), **({} if key is None else {"key": key}), **given}
     return AuditEntry(action, target, actor=os_user() if actor is None else actor)

@@ -1,8 +1,9 @@
 """Schedules for people without code: add, list, pause, resume, run now, remove; also those of classes."""
 
 import builtins  # Python 3.14 reads annotations late: there, list is the method
+from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from jsworker.client.client_publisher import ClientPublisher
 from jsworker.client.enqueueing import (
@@ -26,6 +27,8 @@ from jsworker.ownership.transitions import schedules
 from jsworker.ownership.transitions.audit import AuditEntry, os_user
 from jsworker.ownership.transitions.enqueue import Enqueued
 from jsworker.ownership.transitions.schedules import NewSchedule
+
+T = TypeVar("T")
 
 
 class Schedules:
@@ -97,22 +100,15 @@ class Schedules:
 
     async def pause(self, name: str, *, actor: str | None = None) -> None:
         """Pause a schedule until it is resumed, even if workers restart or its class changes."""
-        with operators_rights("schedules", "UPDATE on jsworker.schedules"):
-            await schedules.pause(self._database, _known(name), entry=_entry("schedules.pause", name, actor))
+        await self._act("pause", schedules.pause, name, actor)
 
     async def resume(self, name: str, *, actor: str | None = None) -> datetime:
         """Resume a schedule, and return its next due time; due times during the pause are skipped."""
-        with operators_rights("schedules", "UPDATE on jsworker.schedules"):
-            return await schedules.resume(
-                self._database, _known(name), entry=_entry("schedules.resume", name, actor)
-            )
+        return await self._act("resume", schedules.resume, name, actor)
 
     async def run_now(self, name: str, *, actor: str | None = None) -> JobHandle:
         """Enqueue a job of a schedule now, in addition to its due times."""
-        with operators_rights("schedules", "UPDATE on jsworker.schedules"):
-            job_id = await schedules.run_now(
-                self._database, _known(name), entry=_entry("schedules.run_now", name, actor)
-            )
+        job_id = await self._act("run_now", schedules.run_now, name, actor)
         self._publisher.publish_in_background()
         return JobHandle.of(Enqueued(job_id, created=True), self._read_result, "")
 
@@ -122,10 +118,11 @@ class Schedules:
         One that a class has comes back with the next worker that has the class: pause it instead, or take it
         out of the class.
         """
+        await self._act("remove", schedules.remove, name, actor)
+
+    async def _act(self, action: str, act: Callable[..., Awaitable[T]], name: str, actor: str | None) -> T:
         with operators_rights("schedules", "UPDATE on jsworker.schedules"):
-            await schedules.remove(
-                self._database, _known(name), entry=_entry("schedules.remove", name, actor)
-            )
+            return await act(self._database, _known(name), entry=_entry(f"schedules.{action}", name, actor))
 
 
 def _known(name: str) -> str:
