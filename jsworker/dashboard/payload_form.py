@@ -4,7 +4,7 @@ Values without an input of their own (lists, deeper objects) and payloads withou
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
@@ -30,7 +30,7 @@ _INPUTS: Final[Mapping[tuple[Any, Any], Input]] = {
     ("number", None): "number",
 }
 """By type and format of the schema."""
-_drawn: Final[Callable[..., Markup]] = TEMPLATES.get_template("payload_fields.html").module.field  # type: ignore[attr-defined] # a macro of it
+_TEMPLATE: Final[Any] = TEMPLATES.get_template("payload_fields.html").module
 _LONG_CHARACTERS: Final = 200
 _MOST_CHOICES: Final = 200
 _LONGEST_HINT: Final = 300
@@ -118,7 +118,7 @@ def form_fields(
 ) -> Markup:
     """Return the inputs of fields, with the values ``given`` before, else their defaults, and with errors."""
     shown = errors or {}
-    drawn = [_drawn(each, given, shown) for each in fields]
+    drawn = [_TEMPLATE.field(each, given, shown) for each in fields]
     if WHOLE in shown and all(each.name != WHOLE for each in fields):
         drawn.insert(0, Markup('<p class="error" role="alert">{}</p>').format(shown[WHOLE]))
     return Markup("").join(drawn)

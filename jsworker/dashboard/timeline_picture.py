@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 from markupsafe import Markup
 
@@ -19,6 +19,7 @@ from jsworker.core.names import printable
 from jsworker.dashboard.charts import rect, text, titled
 from jsworker.dashboard.filters import duration, moment
 from jsworker.dashboard.timeline_story import SIGNS, Sign, Story, StoryMark, StoryRun, Wait
+from jsworker.dashboard.visit import TEMPLATES
 from jsworker.ownership.queries.listing import MOST_EVENTS
 
 _LEFT: Final = 150
@@ -42,6 +43,18 @@ _SAME_SECONDS: Final = 0.0002
 _LANE_NAME: Final = 20
 _WORTH_CUTTING: Final = 14
 """Least room, in characters, for a label that is cut off."""
+_KEY: Final = (
+    ("completed", "completed"),
+    ("failed", "failed"),
+    ("lost", "taken back"),
+    ("processing", "running"),
+    ("queued", "in the queue"),
+    ("scheduled", "waits for a time"),
+    ("held", "held"),
+    ("cancelled", "cancelled"),
+)
+"""The looks of runs and waits, in the order of the legend, with the words for them."""
+_TEMPLATE: Final[Any] = TEMPLATES.get_template("timeline.html").module
 
 
 class _Scale:
@@ -139,37 +152,27 @@ def timeline_picture(story: Story) -> Markup:
         _summary(story),
         Markup("").join(parts),
     )
-    note = [] if scale.is_true else ["Not to scale: each column says how long it took."]
+    notes = [] if scale.is_true else ["Not to scale: each column says how long it took."]
     if story.left_out:
-        note.append(f"{story.left_out} runs and events are left out here; the table has them.")
+        notes.append(f"{story.left_out} runs and events are left out here; the table has them.")
     if story.is_cut:
-        note.append(f"Only the last {MOST_EVENTS:,} entries of the timeline were read.")
-    return Markup(
-        '<figure class="timeline-figure"><div class="timeline-scroll" role="region" tabindex="0" '
-        'aria-label="Timeline of the job, as a picture">{}</div><figcaption>{}{}</figcaption></figure>'
-    ).format(svg, _legend(story), Markup('<span class="timeline-note">{}</span>').format(" ".join(note)))
+        notes.append(f"Only the last {MOST_EVENTS:,} entries of the timeline were read.")
+    used = {run.look for run in story.runs} | {wait.look for wait in story.waits}
+    marks = {mark.name for mark in story.marks}
+    figure: Markup = _TEMPLATE.figure(
+        svg,
+        looks=[(look, words) for look, words in _KEY if look in used],
+        is_silent=any(run.silent_since is not None for run in story.runs),
+        signs=[(sign.legend, _sign(sign)) for name, sign in SIGNS.items() if sign.legend and name in marks],
+        notes=notes,
+    )
+    return figure
 
 
 def timeline_table(story: Story) -> Markup:
     """Return the story as a table: the time, the time since it was enqueued, the run, and what happened."""
-    rows = [
-        Markup(
-            '<tr><td><time datetime="{}">{}</time></td><td class="number">+{}</td><td class="number">{}</td>'
-            "<td>{}</td></tr>"
-        ).format(
-            line.at.astimezone(UTC).isoformat(),
-            moment(line.at),
-            duration(max((line.at - story.begin).total_seconds(), 0.0)),
-            line.token or "",
-            line.words,
-        )
-        for line in story.lines
-    ]
-    return Markup(
-        '<table class="timeline-table"><caption>Timeline in words, times in UTC</caption><thead><tr>'
-        '<th scope="col">At</th><th scope="col">After</th><th scope="col">Run</th>'
-        '<th scope="col">What happened</th></tr></thead><tbody>{}</tbody></table>'
-    ).format(Markup("").join(rows))
+    table: Markup = _TEMPLATE.table(story)
+    return table
 
 
 def _moments(story: Story) -> list[datetime]:
@@ -315,39 +318,6 @@ def _all_marks(story: Story, scale: _Scale, lanes: dict[str, _Lane]) -> Iterator
         if lane is not None and mark.sign.late_label:
             drawn += lane.label(x - 8, scale.width - 4, "look-lost", mark.sign.late_label)
         yield titled(f"{mark.words} ({moment(mark.at)} UTC)", drawn)
-
-
-_KEY: Final = (
-    ("completed", "completed"),
-    ("failed", "failed"),
-    ("lost", "taken back"),
-    ("processing", "running"),
-    ("queued", "in the queue"),
-    ("scheduled", "waits for a time"),
-    ("held", "held"),
-    ("cancelled", "cancelled"),
-)
-
-
-def _legend(story: Story) -> Markup:
-    used = {run.look for run in story.runs} | {wait.look for wait in story.waits}
-    item = Markup('<span class="legend-item">{}{}</span>')
-    square = Markup(
-        '<svg class="legend-mark look-{}" viewBox="0 0 10 10" aria-hidden="true">'
-        '<rect width="10" height="10" rx="2"/>{}</svg>'
-    )
-    hatch = Markup('<path d="M0 0H10V10H0Z" fill="url(#timeline-silence)"/>')
-    items = [item.format(square.format(look, ""), words) for look, words in _KEY if look in used]
-    if any(run.silent_since is not None for run in story.runs):
-        items.append(item.format(square.format("lost", hatch), "no heartbeat"))
-    disc = Markup('<svg class="legend-sign" viewBox="-9 -9 18 18" aria-hidden="true">{}</svg>')
-    drawn = {mark.name for mark in story.marks}
-    items += [
-        item.format(disc.format(_sign(sign)), sign.legend)
-        for name, sign in SIGNS.items()
-        if sign.legend and name in drawn
-    ]
-    return Markup('<span class="legend">{}</span>').format(Markup("").join(items))
 
 
 def _sign(sign: Sign) -> Markup:
