@@ -54,26 +54,22 @@ def charts(figures: Mapping[datetime, KindFigures], now: datetime) -> list[Marku
     """Return charts of the last hour: what ended, how long jobs waited, and how long they ran."""
     last = now.replace(second=0, microsecond=0)
     times = [last - timedelta(minutes=ago) for ago in reversed(range(1, _MINUTES + 1))]
-    found = [figures.get(time) for time in times]
-    waits = [each.waits if each else None for each in found]
-    runs = [each.runs if each else None for each in found]
+    found = [figures.get(time) or KindFigures() for time in times]
     ended = [
-        Series("completed", [each.completed if each else 0 for each in found], "look-completed"),
-        Series("failed attempts", [each.errors if each else 0 for each in found], "look-queued"),
-        Series("failed for good", [each.failed if each else 0 for each in found], "look-failed"),
-        Series(
-            "cancelled", [each.cancelled + each.expired if each else 0 for each in found], "look-cancelled"
-        ),
+        Series("completed", [each.completed for each in found], "look-completed"),
+        Series("failed attempts", [each.errors for each in found], "look-queued"),
+        Series("failed for good", [each.failed for each in found], "look-failed"),
+        Series("cancelled", [each.cancelled + each.expired for each in found], "look-cancelled"),
     ]
     return [
         time_chart("Ended per minute", times, ended, form="bars"),
-        time_chart("Wait for a worker", times, _percentiles(waits), unit="s"),
-        time_chart("Duration of runs", times, _percentiles(runs), unit="s"),
+        time_chart("Wait for a worker", times, _percentiles([each.waits for each in found]), unit="s"),
+        time_chart("Duration of runs", times, _percentiles([each.runs for each in found]), unit="s"),
     ]
 
 
-def _percentiles(buckets: Sequence[Sequence[int] | None]) -> list[Series]:
+def _percentiles(buckets: Sequence[Sequence[int]]) -> list[Series]:
     return [
-        Series(name, [percentile(each, share) if each else None for each in buckets], look)
+        Series(name, [percentile(each, share) for each in buckets], look)
         for name, share, look in (("median", 0.5, "series-1"), ("p95", 0.95, "series-2"))
     ]
