@@ -6,7 +6,7 @@ import pydoc
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, is_typeddict
 
 from mkdocs.plugins import get_plugin_logger
 from mkdocs.structure.files import File
@@ -108,7 +108,7 @@ def _described(name: str) -> str:
 
 
 def _signature(found: Any) -> str:
-    return str(inspect.signature(found)) if callable(found) else ""
+    return str(inspect.signature(found)) if callable(found) and not is_typeddict(found) else ""
 
 
 def _sections(nav: Any) -> Iterator[tuple[str, list[Any]]]:
