@@ -26,13 +26,12 @@ from jsworker.ownership.queries.job_report import (
     declared_limit,
 )
 from jsworker.ownership.transitions.limits import named
+from jsworker.ownership.transitions.refused_rows import REFERENCED
 
 _FEW_ENDED: Final = 20
 _MANY_FAILED: Final = 0.1
 _LAG_SECONDS: Final = 86_400.0
 _RECENT_SECONDS: Final = 3_600.0
-_REFERENCED: Final = "23503"
-"""SQLSTATE foreign_key_violation."""
 _TAKEN: Final = "23505"
 """SQLSTATE unique_violation."""
 _EVENTS_KEY: Final = "job_events_pkey"
@@ -281,7 +280,7 @@ def refused_rows(refusals: Sequence[RefusalGroup]) -> Iterator[Finding]:
             f"{jobs} set aside: PostgreSQL refuses to {each.attempted}, SQLSTATE {each.sqlstate}"
             f"{constraint}, first {seconds(each.oldest)} ago, one of them {each.job_id}"
         )
-        if (each.attempted, each.sqlstate) == ("prune", _REFERENCED):
+        if each.attempted == "prune" and each.sqlstate in REFERENCED:
             yield info(
                 f"{jobs} kept beyond JSWORKER_RETENTION: a foreign key refers to them{constraint}",
                 "Leave it, or give the foreign key ON DELETE CASCADE or SET NULL (docs/runbook/queue.md).",

@@ -689,17 +689,29 @@ class TestJobs:
             == "1 refused row tried again by the workers' next rounds"
         )
         assert read_value(world.sql, "SELECT count(*) FROM jsworker.refused_rows") == 0
-        world.sql.execute(mark, [job_id, "prune", "23503", "their_key"])
-        kept = the_finding(world.findings(), "jobs.refused_rows")
-        assert kept["level"] == "info"
-        assert kept["says"].endswith("a foreign key refers to them, their_key")
-        world.sql.execute(mark, [job_id, "promote", "P0001", None])
-        by_trigger = insert_job(world.sql, "scheduled", run_at=ago(3600))
-        world.sql.execute(mark, [by_trigger, "prune", "P0001", None])
-        mended = world.findings("--fix")
-        assert the_finding(mended, "fix.refused_rows")["says"].startswith("2 refused rows tried again")
-        left = world.sql.execute("SELECT job_id, attempted FROM jsworker.refused_rows").fetchall()
-        assert [(row["job_id"], row["attempted"]) for row in left] == [(job_id, "prune")]
+        for action in ("NO ACTION", "RESTRICT"):  # PostgreSQL 18 has a SQLSTATE for each
+            world.sql.execute(
+                SQL(
+                    "CREATE TABLE orders (id uuid CONSTRAINT {} REFERENCES jsworker.jobs ON DELETE {})"
+                ).format(Identifier(action), SQL(action))
+            )
+            old = insert_job(world.sql, "completed", finished_at=ago(9 * 86_400))
+            world.sql.execute("INSERT INTO orders VALUES (%s)", [old])
+            assert world.cli("prune", "--json").json["kept"] == 1
+            world.sql.execute("DROP TABLE orders")
+            kept = the_finding(world.findings(), "jobs.refused_rows")
+            assert kept["level"] == "info"
+            assert kept["says"].endswith(f"a foreign key refers to them, {action}")
+            world.sql.execute(mark, [job_id, "promote", "P0001", None])
+            by_trigger = insert_job(world.sql, "scheduled", run_at=ago(3600))
+            world.sql.execute(mark, [by_trigger, "prune", "P0001", None])
+            mended = world.findings("--fix")
+            assert the_finding(mended, "fix.refused_rows")["says"].startswith("2 refused rows tried again")
+            left = world.sql.execute(
+                "DELETE FROM jsworker.refused_rows RETURNING job_id, attempted"
+            ).fetchall()
+            assert [(row["job_id"], row["attempted"]) for row in left] == [(old, "prune")]
+            world.sql.execute("DELETE FROM jsworker.jobs WHERE id = %s", [old])
 
     def test_a_sequence_that_is_behind_its_rows(self, world: World) -> None:
         """As it is on the subscriber of a logical replication, to which no sequence is copied."""

@@ -96,14 +96,16 @@ FROM jsworker.refused_rows WHERE job_id = ANY(CAST(:ids AS uuid[])) ORDER BY job
 
 # Not those of jobs that a foreign key keeps: no error, and trying millions of them again takes hours. A locked mark is being written or
 # deleted just now.
-TRY_AGAIN = text("""
+REFERENCED: Final = ("23503", "23001")
+"""SQLSTATEs foreign_key_violation and, for ON DELETE RESTRICT from PostgreSQL 18 on, restrict_violation."""
+TRY_AGAIN = text(f"""
 WITH marks AS (
   SELECT r.job_id, r.attempted FROM jsworker.refused_rows AS r
-  WHERE NOT (r.attempted = 'prune' AND r.sqlstate = '23503') LIMIT :limit FOR UPDATE SKIP LOCKED
+  WHERE NOT (r.attempted = 'prune' AND r.sqlstate IN {REFERENCED}) LIMIT :limit FOR UPDATE SKIP LOCKED
 )
 DELETE FROM jsworker.refused_rows AS r USING marks AS m
 WHERE r.job_id = m.job_id AND r.attempted = m.attempted RETURNING r.job_id
-""")
+""")  # noqa: S608 -- constants of this file
 
 
 @dataclass(frozen=True, slots=True)
