@@ -2,8 +2,10 @@
 
 import asyncio
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Annotated, Literal
+from uuid import UUID
 
 from jsworker.cli.interruption import on_interrupt, run_in_batches
 from jsworker.cli.options import Json, OnlyKind, flag, new_app, option
@@ -14,7 +16,7 @@ from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import check_kind, printable
 from jsworker.core.settings import load_settings, variable_of
 from jsworker.ownership.database import Database
-from jsworker.ownership.refusals import needed_right
+from jsworker.ownership.refusals import Refused, needed_right
 from jsworker.ownership.transitions import prune as pruning
 from jsworker.ownership.transitions.audit import prune_actions
 from jsworker.ownership.transitions.prune import FIRST_LIMIT, Ended
@@ -27,12 +29,14 @@ app = new_app()
 class _Done:
     """Numbers of what was deleted so far, or counted; None: not known yet.
 
-    ``kept``: jobs that PostgreSQL refuses to delete; ``actions``: rows (parts of entries) of the audit.
+    ``kept``, ``kept_workflows``: jobs and workflows that PostgreSQL refuses to delete; ``actions``: rows
+    (parts of entries) of the audit.
     """
 
     jobs: int | None = None
     entries: int | None = None
     kept: int = 0
+    kept_workflows: int = 0
     actions: int = 0
 
 
@@ -55,8 +59,8 @@ def prune(
 
     Workers do this by themselves, gently, for jobs older than JSWORKER_RETENTION; this command does it at
     once. It deletes in small transactions, and Ctrl-C ends it after the present one. Jobs that wait or run
-    are never touched. Without --status and --kind it also deletes what `jsworker audit` lists, when that is
-    400 days old.
+    are never touched. Without --status and --kind it also deletes workflows, each with all of its jobs, and
+    what `jsworker audit` lists, when that is 400 days old; with one of them, jobs of workflows stay.
 
     Example: `jsworker prune --older-than 604800 --status completed --dry-run`
     """
@@ -79,12 +83,14 @@ def prune(
             jobs = f"{done.jobs} job" if done.jobs == 1 else f"{done.jobs} jobs"
             if as_json:
                 found = {"jobs": done.jobs, "timeline_entries": done.entries, "kept": done.kept}
-                found["audit_entries"] = done.actions
+                found |= {"kept_workflows": done.kept_workflows, "audit_entries": done.actions}
                 print_json({**found, "older_than": seconds, "dry_run": dry_run})
             elif dry_run:
                 print_line(f"{jobs} would be deleted")
             else:
                 kept = f"; kept because PostgreSQL refuses: {done.kept}" if done.kept else ""
+                if done.kept_workflows:
+                    kept += f"; workflows kept, with their jobs: {done.kept_workflows}"
                 actions = f"; old entries of the audit: {done.actions}" if done.actions else ""
                 print_line(f"{jobs} deleted; timeline entries: {done.entries}{actions}{kept}")
 
@@ -127,7 +133,9 @@ async def _prune(
         refused_rows = RefusedRows(database, worker_id=None, tell=_print_refused)
         done.jobs = done.entries = 0
         if status is None and kind is None:
-            await pruning.prune_workflows(database, before)
+            kept = await pruning.prune_workflows(database, before)
+            done.kept_workflows = len(kept)
+            _print_refused_workflows(kept)
         with progress_bar("deleted", total) as advance:
             while not interrupted.is_set():
                 began = time.monotonic()
@@ -165,8 +173,18 @@ async def _count(database: Database, ended: Ended) -> int | None:
 
 
 def _print_refused(row: RefusedRow) -> None:
-    others = f" and {row.jobs - 1:,} others" if row.jobs > 1 else ""
-    constraint = "" if row.constraint is None else f", constraint {printable(row.constraint, 200)}"
-    remark(
-        f"job {row.job_id}{others} kept: PostgreSQL refuses to delete, SQLSTATE {row.sqlstate}{constraint}"
-    )
+    _print_kept(f"job {row.job_id}", row.jobs, row.sqlstate, row.constraint)
+
+
+def _print_refused_workflows(refused: Refused[UUID]) -> None:
+    by_reason: defaultdict[tuple[str | None, str | None], list[UUID]] = defaultdict(list)
+    for workflow, error in refused:
+        by_reason[error.sqlstate, error.constraint].append(workflow)
+    for reason, workflows in by_reason.items():
+        _print_kept(f"workflow {workflows[0]}", len(workflows), *reason)
+
+
+def _print_kept(first: str, number: int, sqlstate: str | None, constraint: str | None) -> None:
+    others = f" and {number - 1:,} others" if number > 1 else ""
+    named = "" if constraint is None else f", constraint {printable(constraint, 200)}"
+    remark(f"{first}{others} kept: PostgreSQL refuses to delete, SQLSTATE {sqlstate}{named}")

@@ -26,6 +26,19 @@ SELECT uuidv7(), 'old', '{}', 'completed', 1, 1,
   clock_timestamp() - interval '9 days' + n * interval '1 ms', 1
 FROM generate_series(1, %s) AS n
 """
+OLD_WORKFLOWS = """
+WITH flows AS (
+  INSERT INTO jsworker.workflows (id, name, finished_at, outcome)
+  SELECT uuidv7(), 'old', clock_timestamp() - interval '9 days', 'completed' FROM generate_series(1, %s)
+  RETURNING *
+), batches AS (
+  INSERT INTO jsworker.batches (id, workflow, name, kind, place, finished_at, outcome, propagated)
+  SELECT uuidv7(), id, 'only', 'old', 0, finished_at, outcome, true FROM flows RETURNING *
+)
+INSERT INTO jsworker.jobs
+  (id, batch_id, kind, payload, status, fencing_token, attempts, finished_at, dispatch)
+SELECT uuidv7(), id, kind, '{}', 'completed', 1, 1, finished_at, 1 FROM batches
+"""
 TIMELINES = "INSERT INTO jsworker.job_events (job_id, event) SELECT id, 'released' FROM jsworker.jobs"
 HOLD = """
 CREATE FUNCTION jsworker.hold() RETURNS trigger LANGUAGE plpgsql AS
@@ -87,6 +100,7 @@ class TestWhatGoes:
             "timeline_entries": 0,
             "audit_entries": 0,
             "kept": 0,
+            "kept_workflows": 0,
             "older_than": DAY,
             "dry_run": False,
         }
@@ -123,6 +137,23 @@ class TestRefused:
             sql.execute("DROP TABLE orders")
         assert left(sql) == 1
 
+    def test_workflows_that_a_foreign_key_keeps_are_named(self, cli: Cli, sql: Sql) -> None:
+        """Their jobs stay, too, which are no refused ones."""
+        sql.execute(OLD_WORKFLOWS, [3])
+        sql.execute("CREATE TABLE orders (flow uuid CONSTRAINT of_flow REFERENCES jsworker.workflows)")
+        try:
+            sql.execute("INSERT INTO orders SELECT id FROM jsworker.workflows LIMIT 2")
+            found = cli("prune")
+            assert found.out == "1 job deleted; timeline entries: 0; workflows kept, with their jobs: 2\n"
+            assert found.err.startswith("workflow ")
+            assert found.err.endswith(
+                " and 1 others kept: PostgreSQL refuses to delete, SQLSTATE 23503, constraint of_flow\n"
+            )
+            again = cli("prune", "--json").json
+            assert (again["jobs"], again["kept"], again["kept_workflows"]) == (0, 0, 2)
+        finally:
+            sql.execute("DROP TABLE orders")
+
 
 class TestDryRun:
     def test_it_counts_and_deletes_nothing(self, cli: Cli, sql: Sql) -> None:
@@ -133,6 +164,14 @@ class TestDryRun:
         found = cli("prune", "--dry-run", "--json").ok().json
         assert (found["jobs"], found["timeline_entries"], found["dry_run"]) == (2, None, True)
         assert left(sql) == 2
+
+    def test_with_a_filter_jobs_of_workflows_stay_and_are_not_counted(self, cli: Cli, sql: Sql) -> None:
+        sql.execute(OLD_WORKFLOWS, [1])
+        for filtered in (["--kind", "old"], ["--status", "completed"]):
+            assert cli("prune", "--dry-run", *filtered).ok().lines == ["0 jobs would be deleted"]
+            assert cli("prune", *filtered).ok().lines == ["0 jobs deleted; timeline entries: 0"]
+        assert cli("prune", "--dry-run").ok().lines == ["1 job would be deleted"]
+        assert cli("prune").ok().lines == ["1 job deleted; timeline entries: 0"]
 
 
 class TestWrongUsage:

@@ -121,12 +121,16 @@ _PRUNING_AT = Sweep("prune", ("prune",), PRUNE, FIND_AT, _PRUNE_NAMED)
 OLD_JOBS = text(f"""
 SELECT count(*) AS jobs{_OLD} AND (j.batch_id IS NULL OR (
   SELECT w.id FROM jsworker.batches AS b JOIN jsworker.workflows AS w ON w.id = b.workflow
-  WHERE b.id = j.batch_id AND coalesce(w.finished_at, 'infinity') >= CAST(:before AS timestamptz)) IS NULL)
+  WHERE b.id = j.batch_id AND (coalesce(CAST(:kind AS text), CAST(:status AS text)) IS NOT NULL
+    OR coalesce(w.finished_at, 'infinity') >= CAST(:before AS timestamptz))) IS NULL)
 """)  # noqa: S608 -- constants of this file
 
 
 class Ended(NamedTuple):
-    """Which jobs are pruned: those that ended before an instant, of this kind and status; None: any."""
+    """Which jobs are pruned: those that ended before an instant, of this kind and status; None: any.
+
+    With a kind or a status, no job of a workflow that exists, which is deleted as a whole.
+    """
 
     before: datetime
     kind: str | None = None
@@ -278,12 +282,19 @@ class OldWorkflows:
         return await self._database.run(PRUNE_WORKFLOWS, values, seconds=seconds)
 
 
-async def prune_workflows(database: Database, before: datetime) -> None:
-    """Delete the rows of workflows that ended before an instant, except locked, refused and very slow ones."""
+async def prune_workflows(database: Database, before: datetime) -> Refused[UUID]:
+    """Delete the rows of workflows that ended before an instant, except locked, refused and very slow ones.
+
+    Returns the refused ones; those that take too long are among them.
+    """
     workflows = OldWorkflows(database)
     workflows.begin(before)
-    while not (await workflows.delete_some()).is_last:
-        continue
+    kept: Refused[UUID] = []
+    is_last = False
+    while not is_last:
+        refused, is_last = await workflows.delete_some()
+        kept += refused
+    return kept
 
 
 async def count_old(database: Database, ended: Ended) -> int:
