@@ -25,6 +25,7 @@ from jsworker.client.job_client import JobClient
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.limits import MOST_RUNNING, Limit, Rate
 from jsworker.core.names import cell, check_kind, is_kind, shown
+from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.transitions.limits import MOST_LISTED, Numbers, named
 
 app = new_app()
@@ -176,9 +177,10 @@ def _change(kind: str, key: str | None, act: Callable[[JobClient], Awaitable[Non
     """Set or reset numbers, and print those that hold now and those that held before."""
 
     async def change(client: JobClient) -> tuple[Numbers, Numbers]:
-        before = await client.limits.numbers(kind, key=key)
-        await act(client)
-        return before, await client.limits.numbers(kind, key=key)
+        with operators_rights("limits", "UPDATE on jsworker.limits"):
+            before = await client.limits.numbers(kind, key=key)
+            await act(client)
+            return before, await client.limits.numbers(kind, key=key)
 
     before, now = ask_client(change)
     print_line(f"{named(kind, key or '')}: {_in_words(now)}{later}; before: {_in_words(before)}")

@@ -225,7 +225,7 @@ async def report(
         if done and not is_all:
             changed = f"{sum(each.refusal is None for each in done)}{f' of {expected}' if expected else ''}"
             others = "" if len(done) == expected else "; run the command again for the others"
-            remark(f"interrupted: done for {changed}{others}")
+            remark(f"done for {changed}{others}")
     return FAILED if any(each.refusal is not None for each in done) else DONE
 
 

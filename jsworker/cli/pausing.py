@@ -14,6 +14,7 @@ from jsworker.client.job_client import JobClient
 from jsworker.client.terms import LONGEST_DELAY
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.names import cell, check_kind, check_limit_key_of_row
+from jsworker.ownership.refusals import operators_rights
 from jsworker.ownership.transitions.limits import named, pause_of, resumed
 
 app = new_app()
@@ -45,7 +46,8 @@ def pause(
 
     async def change(client: JobClient) -> tuple[Mapping[str, Any] | None, datetime | None]:
         on = "" if key is None else check_limit_key_of_row(key)
-        before = await pause_of(client.database, check_kind(kind), on)
+        with operators_rights("pause", "UPDATE on jsworker.limits"):
+            before = await pause_of(client.database, check_kind(kind), on)
         return before, await client.pause(kind, key, until=until, reason=reason)
 
     before, ends = ask_client(change)

@@ -72,7 +72,7 @@ _POOLERS: Final[dict[Sharing, Finding]] = {
 
 
 def connection(server: Server, place: str, login: Login = "worker") -> Iterator[Finding]:
-    """Whether the server answers, takes writes, and has what the statements need."""
+    """Whether the server answers, is not read-only, and has what the statements need."""
     takes_writes = server.settings.get("default_transaction_read_only") != "on"
     name = f"PostgreSQL {server.settings.get('server_version', 'unknown')}"
     if server.standby:
@@ -97,7 +97,7 @@ def connection(server: Server, place: str, login: Login = "worker") -> Iterator[
     elif server.version // 10_000 < _TRIED_VERSION:
         yield warning(f"{name} is no longer maintained, and jsworker is not tried on it", _UPGRADE)
     else:
-        yield ok(f"{name} at {place} answers" + (" and takes writes" if takes_writes else ""))
+        yield ok(f"{name} at {place} answers" + (" and is not read-only" if takes_writes else ""))
 
 
 def migration(revision: str | None) -> Iterator[Finding]:

@@ -44,7 +44,7 @@ English, PgBouncer's, and PostgreSQL's in other languages: the driver gives no S
 _READ_ONLY = "25006"  # a failover left the connection on a standby
 _WRITES_NOTHING = (
     "is read-only, as a standby is or with default_transaction_read_only = on;"
-    " let JSWORKER_DATABASE_URL name the primary, or set that off"
+    " let JSWORKER_DATABASE_URL name the primary, or a login that may write, or set that off"
 )
 _ENDED = ("25P03", "25P04")  # by PostgreSQL, because this process was stopped or slow within a transaction
 _NOT_TEXT = "22021"  # invalid text; the driver refuses most such bytes before they are sent

@@ -190,6 +190,7 @@ def test_a_read_only_server_is_named_with_what_to_do(
     monkeypatch.setenv("JSWORKER_DATABASE_URL", url + options)
     line = cli("enqueue", "tidy").refused(1)
     assert " is read-only, as a standby is or with default_transaction_read_only = on; let " in line
+    assert "or a login that may write" in line
 
 
 def test_wrong_settings_are_shown_line_by_line(

@@ -144,7 +144,7 @@ def test_what_was_done_is_told_if_stdout_cannot_be_written(
     actions = sql.execute(told).fetchall()
     assert actions[-1]["is_told"] is not bool(json)  # with it, stdout is written when all is done
     lines = done.stderr.splitlines()
-    assert lines[0] == "interrupted: done for 3; run the command again for the others"
+    assert lines[0] == "done for 3; run the command again for the others"
     assert lines[1:] == ([] if reader == "gone" else ["standard output: No space left on device"])
 
 
@@ -164,7 +164,7 @@ def test_the_audit_is_complete_if_stdout_fails_when_all_is_done(
     named = command.format(jobs=f"{waiting} {ended}", messages=f"{message} {message + 1}")
     done = _onto_a_full_disk(named, cli_environment, "")
     assert done.returncode == 1
-    assert "interrupted: done for 1 of 2\n" in done.stderr
+    assert "done for 1 of 2\n" in done.stderr
     told = sql.execute("SELECT matched, changed, target ? 'interrupted' AS is_told FROM jsworker.audit")
     parts = [(row["matched"], row["changed"], row["is_told"]) for row in told]
     assert sorted(parts) == [(1, 0, False), (1, 1, False)]

@@ -104,7 +104,7 @@ async def test_a_report_that_is_cut_short_says_how_far_it_came(capsys: pytest.Ca
             await report(outcomes(), as_json=False, expected=expected)
         printed = capsys.readouterr()
         assert printed.out == "1 queued\n2 queued\n"
-        remark = f"interrupted: done for 2{of}; run the command again for the others"
+        remark = f"done for 2{of}; run the command again for the others"
         assert printed.err.splitlines() == ["job 3 is gone", remark]
 
 

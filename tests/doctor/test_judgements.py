@@ -81,7 +81,7 @@ def only(remarks: Iterable[Finding]) -> Finding:
 @pytest.mark.parametrize(
     ("judge", "server", "level", "part"),
     [
-        (answering, SERVER, "ok", "PostgreSQL 18.4 at h/d answers and takes writes"),
+        (answering, SERVER, "ok", "PostgreSQL 18.4 at h/d answers and is not read-only"),
         (answering, replace(SERVER, version=130011), "warning", "no longer maintained"),
         (answering, replace(SERVER, version=110022), "error", "too old: 12 has"),
         (answering, replace(SERVER, standby=True), "error", "is a standby"),

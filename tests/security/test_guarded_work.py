@@ -251,12 +251,13 @@ def test_enqueue_and_prune_name_the_right_that_is_missing(run: Run, tmp_path: Pa
 def test_commands_name_the_role_that_is_missing(run: Run) -> None:
     assert run("worker", "operator", "stream", "ensure", "echo").code == 0
     reading = (["status"], ["workers"], ["audit"], ["limits"], ["schedules"], ["workflow", "list"])
+    pauses = "pause needs UPDATE on jsworker.limits, which role jsworker_operator has: "
     for role, arguments, line in (
         *(("producer", arguments, READS) for arguments in reading),
+        *((role, ["pause", "echo"], pauses) for role in ("reader", "producer")),
         (
-            "reader",
-            ["pause", "echo"],
-            "pause needs UPDATE on jsworker.limits, which role jsworker_operator has: ",
+            *("producer", ["limits", "reset", "echo"]),
+            "limits needs UPDATE on jsworker.limits, which role jsworker_operator has: ",
         ),
         (
             *("reader", ["dead-messages", "drop", "1"]),
