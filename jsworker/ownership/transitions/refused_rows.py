@@ -94,10 +94,11 @@ SELECT job_id, attempted, sqlstate, constraint_name, tries, first_at, last_at, r
 FROM jsworker.refused_rows WHERE job_id = ANY(CAST(:ids AS uuid[])) ORDER BY job_id, first_at
 """)
 
-# Not those of jobs that a foreign key keeps: no error, and trying millions of them again takes hours. A locked mark is being written or
-# deleted just now.
 REFERENCED: Final = ("23503", "23001")
 """SQLSTATEs foreign_key_violation and, for ON DELETE RESTRICT from PostgreSQL 18 on, restrict_violation."""
+
+# Not those of jobs that a foreign key keeps: no error, and trying millions of them again takes hours. A locked
+# mark is being written or deleted just now.
 TRY_AGAIN = text(f"""
 WITH marks AS (
   SELECT r.job_id, r.attempted FROM jsworker.refused_rows AS r
