@@ -139,6 +139,14 @@ def copy_database(postgres: ThrowawayPostgres, name: str, template: str) -> str:
     return postgres.database_url(name)
 
 
+def prepare_to_copy(postgres: ThrowawayPostgres, template: str) -> None:
+    """Connect once, so that PostgreSQL stores what each first connection else reads from the catalogue.
+
+    It is copied with the rest. The start of a server deletes it.
+    """
+    psycopg.connect(postgres.database_url(template)).close()
+
+
 def drop_database(postgres: ThrowawayPostgres, name: str) -> None:
     """Drop a database and end its connections."""
     postgres.administer(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))
@@ -183,6 +191,7 @@ def start_migrated_servers(folder: Path) -> TestServers:
     servers = start_test_servers(folder)
     try:
         upgrade_database(servers.postgres.create_database(TEMPLATE), _REVISION)
+        prepare_to_copy(servers.postgres, TEMPLATE)
     except BaseException:
         servers.stop()
         raise
@@ -199,7 +208,9 @@ def start_copied_servers(folder: Path, shared: Path) -> TestServers:
         if not (shared / "cluster").exists():
             _prepare_cluster(shared / "cluster")
     subprocess.run(["cp", "-a", shared / "cluster", folder / "postgres"], check=True)
-    return start_test_servers(folder)
+    servers = start_test_servers(folder)
+    prepare_to_copy(servers.postgres, TEMPLATE)
+    return servers
 
 
 def _prepare_cluster(data: Path) -> None:
