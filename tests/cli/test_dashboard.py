@@ -98,14 +98,11 @@ def test_an_action_is_finished_before_it_ends(
         assert (found.status_code, paused, ended.err) == (303, 1, "")
 
 
-def test_a_port_that_is_taken_is_named(spawn: Spawn) -> None:
+def test_a_port_that_is_taken_is_named(cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ended = spawn("dashboard", "--port", port).wait()
-    assert (ended.code, ended.err) == (
-        1,
-        f"the dashboard cannot listen on 127.0.0.1:{port}: Address already in use\n",
-    )
+        line = cli("dashboard", "--port", port).refused(1)
+    assert line == f"the dashboard cannot listen on 127.0.0.1:{port}: Address already in use"
 
 
 @pytest.mark.parametrize(

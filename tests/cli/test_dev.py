@@ -91,8 +91,8 @@ def test_variables_for_other_servers_are_unset(data: Path, spawn: Spawn) -> None
     assert running.wait().code == 0
 
 
-def test_a_command_that_a_signal_killed_is_128_and_its_number(data: Path, spawn: Spawn) -> None:
-    assert spawn("dev", "--data", data, "--", "sh", "-c", "kill -KILL $$").wait().code == 137
+def test_a_command_that_a_signal_killed_is_128_and_its_number(data: Path, cli: Cli) -> None:
+    assert cli("dev", "--data", data, "--", "sh", "-c", "kill -KILL $$").code == 137
 
 
 def test_signals_reach_the_command(data: Path, spawn: Spawn) -> None:
@@ -131,8 +131,8 @@ def test_ctrl_c_ends_the_dashboard_in_silence_even_while_it_starts(data: Path, t
     assert not dashboard.is_running()
 
 
-def test_a_command_that_does_not_exist_is_127(data: Path, spawn: Spawn) -> None:
-    ended = spawn("dev", "--data", data, "--", "no-such-command").wait()
+def test_a_command_that_does_not_exist_is_127(data: Path, cli: Cli) -> None:
+    ended = cli("dev", "--data", data, "--", "no-such-command")
     assert ended.refused(127) == "command 'no-such-command' is not an executable file and not on the PATH"
 
 

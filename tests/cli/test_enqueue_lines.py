@@ -82,9 +82,9 @@ class TestLines:
         assert len(cli("enqueue", "double", "--from", lines, "--json").json) == 2
         assert (silent.getvalue(), len(payloads(sql))) == ("", 4)
 
-    def test_no_bar_without_a_terminal(self, spawn: Spawn, sql: Sql, tmp_path: Path) -> None:
-        (tmp_path / "many").write_text('{"text": "%s"}\n' % ("x" * 1000) * 2_000)
-        done = spawn("enqueue", "double", "--from", "many").wait()
+    def test_no_bar_without_a_terminal(self, cli: Cli, sql: Sql, here: Path) -> None:
+        (here / "many").write_text('{"text": "%s"}\n' % ("x" * 1000) * 2_000)
+        done = cli("enqueue", "double", "--from", "many")
         assert (done.code, done.err, len(done.lines)) == (0, "", 2_000)
         assert read_value(sql, "SELECT count(*) FROM jsworker.jobs") == 2_000
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import psutil
@@ -145,12 +146,11 @@ def test_a_job_that_asks_the_terminal_gets_no_answer_and_ctrl_c_ends_it_all_the_
     terminal.wait()
 
 
-def test_without_watchfiles_it_says_what_to_install(spawn: Spawn, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import sys\n\nsys.modules['watchfiles'] = None\n")
-    found = spawn("run", "versions", "--reload", PYTHONPATH=str(tmp_path)).wait()
+def test_without_watchfiles_it_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "watchfiles", None)
+    found = cli("run", "versions", "--reload")
     assert found.refused(2) == "--reload needs watchfiles; install it: pip install 'jsworker[reload]'"
 
 
-def test_wrong_settings_end_it_at_once(spawn: Spawn) -> None:
-    found = spawn("run", "versions", "--reload", "--concurrency", "0").wait()
-    assert "JSWORKER_CONCURRENCY" in found.refused(2)
+def test_wrong_settings_end_it_at_once(cli: Cli) -> None:
+    assert "JSWORKER_CONCURRENCY" in cli("run", "versions", "--reload", "--concurrency", "0").refused(2)

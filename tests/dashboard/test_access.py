@@ -410,15 +410,13 @@ async def test_no_more_logins_wait_for_their_check_than_can_be_made_soon(
     assert isinstance(await known(asked(basic("bob", "pass:word"))), Access)
 
 
-@pytest.mark.parametrize(
-    "line", ["ann:right horse:read", "ann", login_line("ann", "x", "read").replace("read", "write")]
-)
-def test_a_wrong_line_is_named_without_its_content(tmp_path: Path, line: str) -> None:
+def test_a_wrong_line_is_named_without_its_content(tmp_path: Path) -> None:
     file = tmp_path / "logins"
-    file.write_text(f"\n{line}\n")
-    with pytest.raises(SettingsError, match=r"logins, line 2") as refusal:
-        PasswordFile(file)
-    assert "right horse" not in str(refusal.value)
+    for line in ("ann:right horse:read", "ann", login_line("ann", "x", "read").replace("read", "write")):
+        file.write_text(f"\n{line}\n")
+        with pytest.raises(SettingsError, match=r"logins, line 2") as refusal:
+            PasswordFile(file)
+        assert "right horse" not in str(refusal.value)
 
 
 def test_users_of_a_proxy_have_the_rights_of_their_groups() -> None:
