@@ -352,8 +352,12 @@ async def _ended(
         found |= {each.job_id: each for each in page}
     for each in found.values():
         if each.status != "completed":
-            why = (each.error or "").split("\n", 1)[0]
-            raise WorkflowFailed(f"{what}: job {each.job_id} is {each.status}" + (f": {why}" if why else ""))
+            said, error = f"{what}: job {each.job_id} is {each.status}", each.error
+            if failed := await workflow_listing.failed_before(database, each.job_id):
+                said += f": job {failed.id} of node {shown(failed.node)} failed"
+                error = failed.last_error
+            why = (error or "").split("\n", 1)[0]
+            raise WorkflowFailed(said + (f": {why}" if why else ""))
     return found
 
 

@@ -202,17 +202,23 @@ async def test_a_failure_cancels_and_a_retry_goes_on(client: JobClient, start: S
             raise ValueError("broken")
         return int(job.payload["n"])
 
-    await start(scripted(perhaps, kind="double", max_attempts=1), scripted(total, kind="total"))
+    async def read(job: Job[Any]) -> Any:
+        return [each.result async for each in job.results_of("total")]
+
+    kinds = (scripted(total, kind="total"), scripted(read, kind="read"))
+    await start(scripted(perhaps, kind="double", max_attempts=1), *kinds)
     async with client.workflow("sums") as flow:
-        flow.batch("double", [{"n": number} for number in range(5)], name="parts")
+        parts = flow.batch("double", [{"n": number} for number in range(5)], name="parts")
         flow.job("total", {}, after="parts")
-    with pytest.raises(WorkflowFailed, match=r"node 'total' has no result: job .* is cancelled"):
+        flow.job("read", {}, after="total")
+    broken = rf"job {parts.new[3].id} of node 'parts' failed: ValueError: broken"
+    with pytest.raises(WorkflowFailed, match=rf"^node 'read' has no result: job .* is cancelled: {broken}$"):
         await flow.result(timeout=60)
     found = await client.workflows.get(flow.id)
     assert (found["errors"][0]["node"], found["nodes"][1]["outcome"]) == ("parts", "cancelled")
     is_broken = False
     assert await client.workflows.retry(flow.id) == 1
-    assert await flow.result(timeout=60) == {"sum": 10, "members": 5}
+    assert await flow.result(timeout=60) == [{"sum": 10, "members": 5}]
 
 
 async def test_a_retry_while_the_results_are_read_is_waited_for(

@@ -54,6 +54,19 @@ SELECT need.name, need.id FROM jsworker.jobs AS j
 JOIN jsworker.batch_needs AS n ON n.batch = j.batch_id JOIN jsworker.batches AS need ON need.id = n.needs
 WHERE j.id = CAST(:job_id AS uuid) ORDER BY need.place
 """)
+# The first failed job of the nodes because of which a job was cancelled, also through cancelled nodes.
+FAILED_BEFORE = text("""
+WITH RECURSIVE before AS (
+  SELECT j.batch_id AS id, 'cancelled' AS outcome FROM jsworker.jobs AS j
+  WHERE j.id = CAST(:job_id AS uuid) AND j.failure_reason = 'needs'
+  UNION
+  SELECT need.id, need.outcome FROM before
+  JOIN jsworker.batch_needs AS n ON n.batch = before.id JOIN jsworker.batches AS need ON need.id = n.needs
+  WHERE before.outcome = 'cancelled'
+)
+SELECT j.id, b.name AS node, j.last_error FROM before JOIN jsworker.batches AS b ON b.id = before.id
+JOIN jsworker.jobs AS j ON j.batch_id = b.id AND j.status = 'failed' ORDER BY b.place, j.id LIMIT 1
+""")
 # In the order of the index: cancelled, completed, failed.
 RESULTS = filled(
     """
@@ -104,6 +117,12 @@ async def place_of(database: Database, batch: UUID) -> dict[str, Any] | None:
 async def needs_of(database: Database, job_id: UUID) -> dict[str, UUID]:
     """Return what the batch of a job needs: batches by the names of their nodes."""
     return {row.name: row.id for row in await database.run(NEEDS_OF, {"job_id": job_id})}
+
+
+async def failed_before(database: Database, job_id: UUID) -> Row | None:
+    """Return ``id``, ``node`` and ``last_error`` of a failed job because of which a job was cancelled."""
+    rows = await database.run(FAILED_BEFORE, {"job_id": job_id})
+    return rows[0] if rows else None
 
 
 async def results(
