@@ -482,14 +482,14 @@ class Job(_Statements, Generic[P]):
         return await self._ownership.add_to_batch(kind, payloads, _options(max_attempts, max_stalls))
 
     async def results_of(self, node: str) -> AsyncIterator[MemberResult]:
-        """Yield the outcomes of the members of a node; this job's own node must come ``after`` that node.
+        """Yield the outcomes of the members of a node; this job's own node must name it in ``after``.
 
         They are read page by page: first the cancelled members, then the completed ones in the order of their
         payloads, then the failed ones. If a member is retried meanwhile, the run ends, and the job runs
         again, from the beginning, once the node has finished again.
 
         Raises:
-            ValueError: this job's node does not come after one of that name.
+            ValueError: this job's node names no such node in ``after``.
             Snooze: a member was retried; neither a snooze nor an attempt is counted.
         """
         after: MemberResult | None = None

@@ -347,9 +347,10 @@ async def test_results_of_what_is_no_need(client: JobClient, start: StartWorker)
 
     await start(scripted(double, kind="double"), scripted(wrong, kind="wrong"))
     async with client.workflow("sums") as flow:
-        flow.job("double", {"n": 1})
+        flow.job("double", {"n": 1}, name="elsewhere")
+        flow.job("double", {"n": 1}, after="elsewhere")
         flow.job("wrong", {}, after="double")
-    expected = "results_of('elsewhere'): this job's node does not come after it; needs: 'double'"
+    expected = "results_of('elsewhere'): this job's node does not name it in after=; it names: 'double'"
     assert await flow.result(timeout=60) == expected
 
 

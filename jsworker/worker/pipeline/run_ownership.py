@@ -290,7 +290,7 @@ class RunLease:
         return workflow_control.add_members_statement(worker_id, *self._run.held, kind_name(kind), new)
 
     async def results_page(self, node: str, after: MemberResult | None) -> list[MemberResult]:
-        """Return a page of outcomes, behind ``after``, of a node that the job's own node comes after."""
+        """Return a page of outcomes, behind ``after``, of a node that the job's own node names."""
         database, contents = self._services.database, self._services.contents
         if self._needs is None:
             self._needs = await until_answered(
@@ -299,7 +299,7 @@ class RunLease:
         if (batch := self._needs.get(node)) is None:
             names = ", ".join(map(shown, self._needs)) or "none"
             raise ValueError(
-                f"results_of({shown(node)}): this job's node does not come after it; needs: {names}"
+                f"results_of({shown(node)}): this job's node does not name it in after=; it names: {names}"
             )
         end = partial(until_answered, self._run, lambda _: workflow_listing.end_of(database, batch))
         if node not in self._ends:
