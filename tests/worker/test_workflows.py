@@ -671,6 +671,44 @@ async def test_batches_that_are_refused_are_one_complaint_which_ends(
     assert ended["what"] == what
 
 
+async def test_batches_that_are_refused_hide_no_others_from_scans(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    make_settings: Callable[..., Settings],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workflows, "_MOST_LEFT", 2)
+    flows = []
+    for number in range(4):
+        async with client.workflow("left") as flow:
+            flow.job("double", {"n": number})
+            flow.job("double", {"n": number}, name="next", after="double")
+        flows.append(flow)
+    refused = flows[1].id
+    # As workers leave them that were killed before they had finished the batches of their jobs.
+    await rows.query(
+        "UPDATE jsworker.jobs AS j SET status = 'completed', finished_at = now(), needs_publish = false,"
+        " attempts = 1, fencing_token = 1"
+        " FROM jsworker.batches AS b WHERE b.id = j.batch_id AND b.name = 'double'"
+    )
+    await rows.query(
+        "ALTER TABLE jsworker.batches ADD CONSTRAINT theirs"
+        f" CHECK (workflow > '{refused}' OR finished_at IS NULL)"
+    )
+    running = await start(scripted(double, kind="double"), with_settings=make_settings(scan_interval=0.5))
+    assert [await flow.result(timeout=60) for flow in flows[2:]] == [4, 6]
+    reported = running.worker._context.complaints._reasons
+    assert "rows of workflows and batches" in reported
+
+    async def ended() -> None:
+        assert "rows of workflows and batches" not in reported
+
+    await rows.query("ALTER TABLE jsworker.batches DROP CONSTRAINT theirs")
+    assert [await flow.result(timeout=60) for flow in flows[:2]] == [0, 2]
+    await eventually(ended)
+
+
 async def test_a_batch_is_not_looked_after_all_the_time(
     client: JobClient,
     start: StartWorker,

@@ -214,16 +214,18 @@ RETURNING w.id, w.name, w.outcome, (SELECT count(*) FROM jsworker.batches AS b W
 # What was left unfinished: at most ``_MOST_LEFT`` rows of each sort.
 LEFT = _statement("""
 (SELECT 'batch' AS what, b.id, b.generation FROM jsworker.batches AS b
- WHERE {unfinished} AND {sealed} AND NOT {has_live_member} LIMIT :limit)
+ WHERE b.id > CAST(:after AS uuid) AND {unfinished} AND {sealed} AND NOT {has_live_member} ORDER BY b.id LIMIT :limit)
 UNION ALL
-(SELECT 'needs', b.id, b.generation FROM jsworker.batches AS b WHERE {finished} AND {not_propagated} LIMIT :limit)
+(SELECT 'needs', b.id, b.generation FROM jsworker.batches AS b
+ WHERE b.id > CAST(:after AS uuid) AND {finished} AND {not_propagated} ORDER BY b.id LIMIT :limit)
 UNION ALL
 (SELECT 'workflow', w.id, w.revision FROM jsworker.workflows AS w
- WHERE {workflow_open} AND NOT EXISTS (SELECT FROM jsworker.batches AS b WHERE b.workflow = w.id AND {unfinished})
- LIMIT :limit)
+ WHERE w.id > CAST(:after AS uuid) AND {workflow_open}
+   AND NOT EXISTS (SELECT FROM jsworker.batches AS b WHERE b.workflow = w.id AND {unfinished})
+ ORDER BY w.id LIMIT :limit)
 UNION ALL
 (SELECT 'cancelled', w.id, w.revision FROM jsworker.workflows AS w
- WHERE {workflow_open} AND NOT {not_cancelled} LIMIT :limit)
+ WHERE w.id > CAST(:after AS uuid) AND {workflow_open} AND NOT {not_cancelled} ORDER BY w.id LIMIT :limit)
 """)
 _MOST_LEFT: Final = 2000
 
@@ -280,12 +282,14 @@ class Left(NamedTuple):
         needs: finished batches that are not propagated, with their generations.
         workflows: open ones without an unfinished batch.
         cancelled: open workflows that were cancelled.
+        more_after: the id behind which there may be more; None: there is no more.
     """
 
     batches: list[UUID]
     needs: dict[UUID, int]
     workflows: list[UUID]
     cancelled: list[UUID]
+    more_after: UUID | None
 
 
 async def advance(
@@ -325,11 +329,12 @@ async def advance(
     return done
 
 
-async def left_undone(database: Database, *, seconds: float | None = None) -> Left:
-    """Return what processes left undone because they died or found rows locked."""
-    rows = await database.run(LEFT, {"limit": _MOST_LEFT}, seconds=seconds)
+async def left_undone(database: Database, *, after: UUID | None = None, seconds: float | None = None) -> Left:
+    """Return what processes left undone because they died or found rows locked, of ids behind ``after``."""
+    rows = await database.run(LEFT, {"limit": _MOST_LEFT, "after": after or _FIRST}, seconds=seconds)
     of = {what: {row.id: row.generation for row in rows if row.what == what} for what in _WHAT}
-    return Left(list(of["batch"]), of["needs"], list(of["workflow"]), list(of["cancelled"]))
+    more_after = min((max(found) for found in of.values() if len(found) == _MOST_LEFT), default=None)
+    return Left(list(of["batch"]), of["needs"], list(of["workflow"]), list(of["cancelled"]), more_after)
 
 
 _WHAT: Final = ("batch", "needs", "workflow", "cancelled")

@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Final
+from uuid import UUID
 
 from jsworker.core.clock import boottime
 from jsworker.ownership.transitions import workflow_control, workflows
@@ -22,6 +23,8 @@ class WorkflowSweep:
         self._context = context
         self._search = ThrottledScan(context, "unfinished batches")
         self._is_to_sweep = True
+        self._after: UUID | None = None  # the last sweep has looked at the ids up to this one
+        self._has_refused = False
 
     def sweep_soon(self) -> None:
         """Let the next step look for all batches and workflows left undone, by any worker."""
@@ -29,9 +32,18 @@ class WorkflowSweep:
 
     async def step(self) -> None:
         """Finish batches that ended here since the last step; after ``sweep_soon``, all left undone."""
+        while self._context.health.up:
+            await self._finish_own()
+            if not (self._is_to_sweep and self._search.is_due):
+                return
+            self._is_to_sweep = False
+            with self._context.noting("workflows"):
+                await self._sweep()
+            if not self._is_to_sweep:
+                return
+
+    async def _finish_own(self) -> None:
         context = self._context
-        if not context.health.up:
-            return
         touched = {batch for batch in context.batches.take() if not context.in_flight.has_member_of(batch)}
         try:
             with context.noting("workflows"):
@@ -46,30 +58,32 @@ class WorkflowSweep:
                         await asyncio.sleep(min(_REST * took, _LONGEST_REST_SECONDS))
         finally:
             context.batches.put_back(touched)  # unanswered or refused
-        if self._is_to_sweep and self._search.is_due:
-            self._is_to_sweep = False
-            with context.noting("workflows"):
-                await self._sweep()
 
     async def _sweep(self) -> None:
+        """Do what one answer has; the next sweep goes on behind it, as all of its rows may be refused."""
         context = self._context
         left = await self._search.make(
-            lambda seconds: workflows.left_undone(context.database, seconds=seconds)
+            lambda seconds: workflows.left_undone(context.database, after=self._after, seconds=seconds)
         )
         if left is None:
             return
-        if not any(left):
-            context.complaints.end(_REFUSED)
-            return
-        advanced = await workflows.advance(
-            context.database,
-            left.batches,
-            needs=left.needs,
-            workflows=left.workflows,
-            refused_rows=context.refused_rows,
-        )
-        self._report(advanced)
-        if not advanced.refused:
+        if self._after is None:
+            self._has_refused = False
+        self._after = left.more_after
+        if any(left):
+            advanced = await workflows.advance(
+                context.database,
+                left.batches,
+                needs=left.needs,
+                workflows=left.workflows,
+                refused_rows=context.refused_rows,
+            )
+            self._report(advanced)
+            self._has_refused = self._has_refused or bool(advanced.refused)
+        if self._after is not None:
+            self._is_to_sweep = True
+            self._search.hurry()
+        elif not self._has_refused:
             context.complaints.end(_REFUSED)
         for workflow in left.cancelled:  # its cancellation was interrupted, or members were added
             await workflow_control.cancel_left(context.database, workflow)
