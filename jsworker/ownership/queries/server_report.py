@@ -98,9 +98,9 @@ JOIN pg_class AS c ON c.oid = i.indexrelid
 JOIN pg_class AS t ON t.oid = i.indrelid
 WHERE t.relnamespace = to_regnamespace('jsworker')
 UNION ALL
-SELECT 'constraint', con.conname, t.relname, con.convalidated, NULL
-FROM pg_constraint AS con JOIN pg_class AS t ON t.oid = con.conrelid
-WHERE con.connamespace = to_regnamespace('jsworker') AND con.contype IN ('c', 'p', 'f')
+SELECT 'constraint', con.conname, NULL, NULL, NULL
+FROM pg_constraint AS con
+WHERE con.connamespace = to_regnamespace('jsworker') AND con.conrelid <> 0 AND con.contype IN ('c', 'p', 'f')
 UNION ALL
 SELECT 'table', c.relname, c.relname, c.relpersistence <> 'u', NULL
 FROM pg_class AS c WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relkind IN ('r', 'p')
@@ -109,7 +109,7 @@ SELECT 'filtered', c.relname, c.relname, EXISTS (SELECT FROM pg_policy AS p WHER
 FROM pg_class AS c
 WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relrowsecurity AND row_security_active(c.oid)
 UNION ALL
-SELECT 'unvacuumed', c.relname, c.relname, false, NULL
+SELECT 'unvacuumed', c.relname, NULL, NULL, NULL
 FROM pg_class AS c, pg_options_to_table(c.reloptions) AS o
 WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relkind = 'r'
   AND o.option_name = 'autovacuum_enabled' AND NOT CAST(o.option_value AS boolean)
