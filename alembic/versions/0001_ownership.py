@@ -227,12 +227,3 @@ def upgrade() -> None:
     op.execute("ALTER TABLE jsworker.workers SET (fillfactor = 70)")
     op.execute(REFUSE_JOB_UPDATE)
     op.execute(JOBS_GUARD)
-
-
-def downgrade() -> None:
-    op.drop_table("dead_messages", schema=SCHEMA)
-    op.drop_table("installation", schema=SCHEMA)
-    op.drop_table("job_events", schema=SCHEMA)
-    op.drop_table("workers", schema=SCHEMA)
-    op.drop_table("jobs", schema=SCHEMA)
-    op.execute("DROP FUNCTION jsworker.refuse_job_update()")

@@ -47,10 +47,3 @@ FOR EACH STATEMENT EXECUTE FUNCTION jsworker.refuse_jobs_truncate()
 def upgrade() -> None:
     for statement in (REFUSE_JOB_DELETE, JOBS_LIVE_STAY, REFUSE_JOBS_TRUNCATE, JOBS_LIVE_STAY_AT_ONCE):
         op.execute(statement)
-
-
-def downgrade() -> None:
-    op.execute("DROP TRIGGER jobs_live_stay_at_once ON jsworker.jobs")
-    op.execute("DROP TRIGGER jobs_live_stay ON jsworker.jobs")
-    op.execute("DROP FUNCTION jsworker.refuse_jobs_truncate()")
-    op.execute("DROP FUNCTION jsworker.refuse_job_delete()")

@@ -25,20 +25,7 @@ ALTER TABLE jsworker.jobs
     CHECK (unique_key ~ '^[a-z0-9][a-z0-9_.-]*$' AND octet_length(unique_key) <= 64) NOT VALID
 """
 
-COUNTED_RULES = """
-ALTER TABLE jsworker.jobs
-  DROP CONSTRAINT jobs_kind,
-  ADD CONSTRAINT jobs_kind CHECK (kind ~ '^[a-z0-9][a-z0-9_-]{0,63}$') NOT VALID,
-  DROP CONSTRAINT jobs_unique_key,
-  ADD CONSTRAINT jobs_unique_key CHECK (unique_key ~ '^[a-z0-9][a-z0-9_.-]{0,63}$') NOT VALID
-"""
-
 
 def upgrade() -> None:
     op.execute("ALTER TABLE jsworker.jobs SET (fillfactor = 60)")
     op.execute(CHEAPER_RULES)
-
-
-def downgrade() -> None:
-    op.execute(COUNTED_RULES)
-    op.execute("ALTER TABLE jsworker.jobs SET (fillfactor = 70)")

@@ -30,7 +30,3 @@ def upgrade() -> None:
             "run `jsworker db upgrade`, or `alembic upgrade 0003` first"
         )
     op.execute(VALIDATE)
-
-
-def downgrade() -> None:
-    """Nothing to undo: a rule that was found to hold still holds."""

@@ -57,14 +57,6 @@ ALTER TABLE jsworker.jobs
   ADD CONSTRAINT jobs_times CHECK ({TIMELY}) NOT VALID
 """
 
-NO_BOUNDS = """
-ALTER TABLE jsworker.jobs
-  DROP CONSTRAINT jobs_times,
-  DROP CONSTRAINT jobs_numbers,
-  DROP CONSTRAINT jobs_limits,
-  ADD CONSTRAINT jobs_limits CHECK (max_attempts >= 1 AND max_stalls >= 1)
-"""
-
 REFUSE_JOB_UPDATE = """
 CREATE OR REPLACE FUNCTION jsworker.refuse_job_update() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -94,28 +86,6 @@ FOR EACH ROW WHEN (
 ) EXECUTE FUNCTION jsworker.refuse_job_update()
 """
 
-EARLIER_REFUSE_JOB_UPDATE = """
-CREATE OR REPLACE FUNCTION jsworker.refuse_job_update() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  RAISE EXCEPTION 'jsworker refuses % token % dispatch % -> % token % dispatch %',
-    OLD.status, OLD.fencing_token, OLD.dispatch, NEW.status, NEW.fencing_token, NEW.dispatch
-    USING ERRCODE = 'restrict_violation', CONSTRAINT = 'jobs_guard', SCHEMA = 'jsworker', TABLE = 'jobs';
-END
-$$
-"""
-
-EARLIER_JOBS_GUARD = """
-CREATE TRIGGER jobs_guard BEFORE UPDATE OF status, fencing_token, dispatch ON jsworker.jobs
-FOR EACH ROW WHEN (
-     (OLD.status IN ('completed', 'cancelled') AND NEW.status <> OLD.status)
-  OR (OLD.status = 'failed' AND NEW.status NOT IN ('failed', 'queued'))
-  OR NEW.fencing_token < OLD.fencing_token
-  OR NEW.dispatch < OLD.dispatch
-  OR (NEW.status = 'processing' AND NEW.fencing_token = OLD.fencing_token
-      AND NEW.worker_id IS DISTINCT FROM OLD.worker_id)
-) EXECUTE FUNCTION jsworker.refuse_job_update()
-"""
-
 
 def upgrade() -> None:
     connection = op.get_bind()
@@ -136,10 +106,3 @@ def afterwards(connection: Connection) -> bool:
         connection.exec_driver_sql(NEAREST, (beyond,))
         connection.exec_driver_sql(JOBS_GUARD)
     return bool(beyond)
-
-
-def downgrade() -> None:
-    op.execute("DROP TRIGGER jobs_guard ON jsworker.jobs")
-    op.execute(NO_BOUNDS)
-    op.get_bind().exec_driver_sql(EARLIER_REFUSE_JOB_UPDATE.replace("%", "%%"))
-    op.execute(EARLIER_JOBS_GUARD)

@@ -40,7 +40,3 @@ def upgrade() -> None:
             "rows beyond the bounds were written while 0005 looked for such: "
             "run `jsworker db upgrade`, which brings them to the nearest"
         ) from error
-
-
-def downgrade() -> None:
-    """Nothing to undo: a rule that was found to hold still holds."""

@@ -34,7 +34,3 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("job_id", "attempted"),
         schema="jsworker",
     )
-
-
-def downgrade() -> None:
-    op.drop_table("refused_rows", schema="jsworker")

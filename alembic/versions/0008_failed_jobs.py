@@ -48,8 +48,3 @@ def upgrade() -> None:
             )
         op.execute(DROP[name])
         op.execute(statement.replace(" CONCURRENTLY", ""))
-
-
-def downgrade() -> None:
-    for name in CONCURRENTLY:
-        op.execute(DROP[name])

@@ -24,7 +24,3 @@ ALTER TABLE jsworker.jobs
 
 def upgrade() -> None:
     op.get_bind().exec_driver_sql(WIDER)
-
-
-def downgrade() -> None:
-    """Nothing to undo: jobs with such keys are there, and the narrower rule would let nobody change them."""

@@ -26,8 +26,3 @@ def upgrade() -> None:
         sa.Column("kinds_without_timeout", postgresql.ARRAY(sa.Text()), nullable=True),
         schema="jsworker",
     )
-
-
-def downgrade() -> None:
-    op.drop_column("workers", "kinds_without_timeout", schema="jsworker")
-    op.drop_column("jobs", "progress_at", schema="jsworker")

@@ -30,7 +30,3 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
         schema="jsworker",
     )
-
-
-def downgrade() -> None:
-    op.drop_table("untold_resets", schema="jsworker")

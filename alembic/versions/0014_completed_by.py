@@ -15,7 +15,3 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("jobs", sa.Column("completed_by", sa.Text(), nullable=True), schema="jsworker")
-
-
-def downgrade() -> None:
-    op.drop_column("jobs", "completed_by", schema="jsworker")

@@ -51,9 +51,3 @@ def upgrade() -> None:
     op.create_index(
         "schedules_next", "schedules", ["next_at"], schema="jsworker", postgresql_where=sa.text("NOT paused")
     )
-
-
-def downgrade() -> None:
-    op.drop_table("schedules", schema="jsworker")
-    op.drop_column("jobs", "scheduled_for", schema="jsworker")
-    op.drop_column("jobs", "schedule", schema="jsworker")

@@ -10,8 +10,6 @@ that failed itself, may be held again until its needs have finished.
 Revision: 0016, after 0015
 """
 
-import sqlalchemy as sa
-
 from alembic import op
 
 revision = "0016"
@@ -58,26 +56,6 @@ ALTER TABLE jsworker.jobs
     OR (unique_key IS NULL AND waiting_key {IS_PRINTABLE} AND char_length(waiting_key) BETWEEN 1 AND 255)
   ) NOT VALID
 """
-# What is held becomes due; an older version knows no other way to wait.
-EARLIER_JOBS = (
-    "ALTER TABLE jsworker.jobs DROP CONSTRAINT jobs_scheduled_waits, DROP CONSTRAINT jobs_held",
-    "UPDATE jsworker.jobs SET run_at = coalesce(due_at, clock_timestamp()) WHERE status = 'scheduled' AND run_at IS NULL",
-    """
-ALTER TABLE jsworker.jobs
-  DROP COLUMN held_by,
-  DROP COLUMN held_at,
-  DROP COLUMN due_at,
-  DROP COLUMN limit_key,
-  DROP COLUMN priority,
-  DROP COLUMN expires_at,
-  DROP COLUMN waiting_key,
-  DROP COLUMN behind,
-  DROP COLUMN debounce_until,
-  DROP COLUMN snoozes,
-  DROP COLUMN batch_id,
-  ADD CONSTRAINT jobs_scheduled_has_run_at CHECK (run_at IS NOT NULL OR status <> 'scheduled')
-""",
-)
 
 SCHEDULES = f"""
 ALTER TABLE jsworker.schedules
@@ -181,20 +159,11 @@ CREATE TABLE jsworker.batch_needs (
 );
 CREATE INDEX batch_needs_needs ON jsworker.batch_needs (needs)
 """
-NAMES = ("batch_needs", "batches", "workflows", "job_steps", "unique_windows", "limits")
 
-REFUSES_BEGIN = """
+# Percent signs are doubled, for the driver.
+REFUSES = """
 CREATE OR REPLACE FUNCTION jsworker.refuse_job_update() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN"""
-REFUSES_END = """
-  RAISE EXCEPTION 'jsworker refuses %% token %% dispatch %% -> %% token %% dispatch %%',
-    OLD.status, OLD.fencing_token, OLD.dispatch, NEW.status, NEW.fencing_token, NEW.dispatch || CASE
-      WHEN OLD.status IN ('completed', 'failed', 'cancelled') THEN ': what a job was and came to stays' ELSE '' END
-    USING ERRCODE = 'restrict_violation', CONSTRAINT = 'jobs_guard', SCHEMA = 'jsworker', TABLE = 'jobs';
-END
-$$
-"""
-BUT_HELD_AGAIN = """
+BEGIN
   IF NEW.status = 'scheduled' AND NEW.held_by = 'needs' AND NEW.batch_id = OLD.batch_id
     AND NEW.fencing_token = OLD.fencing_token AND NEW.dispatch = OLD.dispatch
     AND (NEW.id, NEW.kind, NEW.payload, NEW.unique_key, NEW.result, NEW.last_error) IS NOT DISTINCT FROM
@@ -202,10 +171,14 @@ BUT_HELD_AGAIN = """
     AND (OLD.status = 'failed' OR OLD.status = 'cancelled' AND OLD.failure_reason = 'needs')
   THEN
     RETURN NEW;
-  END IF;"""
-# Percent signs are doubled, for the driver.
-REFUSES = REFUSES_BEGIN + BUT_HELD_AGAIN + REFUSES_END
-EARLIER_REFUSES = REFUSES_BEGIN + REFUSES_END
+  END IF;
+  RAISE EXCEPTION 'jsworker refuses %% token %% dispatch %% -> %% token %% dispatch %%',
+    OLD.status, OLD.fencing_token, OLD.dispatch, NEW.status, NEW.fencing_token, NEW.dispatch || CASE
+      WHEN OLD.status IN ('completed', 'failed', 'cancelled') THEN ': what a job was and came to stays' ELSE '' END
+    USING ERRCODE = 'restrict_violation', CONSTRAINT = 'jobs_guard', SCHEMA = 'jsworker', TABLE = 'jobs';
+END
+$$
+"""
 
 
 def upgrade() -> None:
@@ -215,13 +188,3 @@ def upgrade() -> None:
     for statement in TABLES.split(";"):
         connection.exec_driver_sql(statement)
     connection.exec_driver_sql(REFUSES)
-
-
-def downgrade() -> None:
-    op.get_bind().exec_driver_sql(EARLIER_REFUSES)
-    for name in NAMES:
-        op.drop_table(name, schema="jsworker")
-    for name in ("priority", "limit_key"):
-        op.drop_column("schedules", name, schema="jsworker")
-    for statement in EARLIER_JOBS:
-        op.execute(sa.text(statement))

@@ -92,8 +92,3 @@ def upgrade() -> None:
             )
         op.execute(DROP[name])
         op.execute(statement.replace(" CONCURRENTLY", ""))
-
-
-def downgrade() -> None:
-    for statement in DROP.values():
-        op.execute(statement)

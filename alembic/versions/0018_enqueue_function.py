@@ -214,7 +214,3 @@ CONTRACT = "COMMENT ON FUNCTION jsworker.enqueue IS 'jsworker SQL contract 1: do
 def upgrade() -> None:
     op.get_bind().exec_driver_sql(ENQUEUE.replace("%", "%%"))
     op.execute(CONTRACT)
-
-
-def downgrade() -> None:
-    op.execute("DROP FUNCTION jsworker.enqueue")

@@ -18,7 +18,3 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("workers", sa.Column("limits", postgresql.JSONB(), nullable=True), schema="jsworker")
-
-
-def downgrade() -> None:
-    op.drop_column("workers", "limits", schema="jsworker")

@@ -42,8 +42,3 @@ def upgrade() -> None:
         op.execute(DROP[name])
         op.execute(statement.replace(" CONCURRENTLY", ""))
     op.execute("DROP INDEX jsworker.jobs_queued")
-
-
-def downgrade() -> None:
-    op.execute("CREATE INDEX jobs_queued ON jsworker.jobs (kind, queued_at) WHERE status || '' = 'queued'")
-    op.execute("DROP INDEX jsworker.jobs_queued_in_order")

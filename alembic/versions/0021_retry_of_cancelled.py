@@ -13,13 +13,17 @@ down_revision = "0020"
 branch_labels = None
 depends_on = None
 
+# Percent signs are doubled, for the driver.
 REFUSES = """
 CREATE OR REPLACE FUNCTION jsworker.refuse_job_update() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   IF NEW.fencing_token = OLD.fencing_token
     AND (NEW.id, NEW.kind, NEW.payload, NEW.unique_key, NEW.result, NEW.last_error) IS NOT DISTINCT FROM
       (OLD.id, OLD.kind, OLD.payload, OLD.unique_key, OLD.result, OLD.last_error)
-    AND ({passes})
+    AND (NEW.status = 'scheduled' AND NEW.held_by = 'needs' AND NEW.batch_id = OLD.batch_id
+      AND NEW.dispatch = OLD.dispatch AND OLD.status IN ('failed', 'cancelled')
+      OR NEW.status = 'queued' AND NEW.dispatch = OLD.dispatch + 1 AND NEW.needs_publish
+      AND OLD.status = 'cancelled' AND OLD.failure_reason IS DISTINCT FROM 'needs')
   THEN
     RETURN NEW;
   END IF;
@@ -30,23 +34,7 @@ BEGIN
 END
 $$
 """
-HELD_AGAIN = """NEW.status = 'scheduled' AND NEW.held_by = 'needs' AND NEW.batch_id = OLD.batch_id
-      AND NEW.dispatch = OLD.dispatch AND """
-# Percent signs are doubled, for the driver.
-NOW_REFUSES = REFUSES.format(
-    passes=HELD_AGAIN
-    + """OLD.status IN ('failed', 'cancelled')
-      OR NEW.status = 'queued' AND NEW.dispatch = OLD.dispatch + 1 AND NEW.needs_publish
-      AND OLD.status = 'cancelled' AND OLD.failure_reason IS DISTINCT FROM 'needs'"""
-)
-EARLIER_REFUSES = REFUSES.format(
-    passes=HELD_AGAIN + "(OLD.status = 'failed' OR OLD.status = 'cancelled' AND OLD.failure_reason = 'needs')"
-)
 
 
 def upgrade() -> None:
-    op.get_bind().exec_driver_sql(NOW_REFUSES)
-
-
-def downgrade() -> None:
-    op.get_bind().exec_driver_sql(EARLIER_REFUSES)
+    op.get_bind().exec_driver_sql(REFUSES)

@@ -82,9 +82,3 @@ def upgrade() -> None:
         schema="jsworker",
     )
     op.create_index("audit_at", "audit", ["at"], schema="jsworker")
-
-
-def downgrade() -> None:
-    op.drop_table("audit", schema="jsworker")
-    op.drop_table("statistics", schema="jsworker")
-    op.execute("DROP INDEX jsworker.jobs_failures")

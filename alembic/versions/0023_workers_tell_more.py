@@ -21,22 +21,10 @@ COLUMNS = (
     ("drained_at", sa.DateTime(timezone=True)),
 )
 STATES = "state IN ('running', 'drained', 'draining', 'stopped')"
-EARLIER_STATES = "state IN ('running', 'draining', 'stopped')"
 
 
 def upgrade() -> None:
     for name, of_type in COLUMNS:
         op.add_column("workers", sa.Column(name, of_type, nullable=True), schema="jsworker")
-    rule(STATES)
-
-
-def downgrade() -> None:
-    op.execute("UPDATE jsworker.workers SET state = 'running' WHERE state = 'drained'")
-    rule(EARLIER_STATES)
-    for name, _ in reversed(COLUMNS):
-        op.drop_column("workers", name, schema="jsworker")
-
-
-def rule(states: str) -> None:
     op.drop_constraint("workers_state", "workers", schema="jsworker")
-    op.create_check_constraint("workers_state", "workers", states, schema="jsworker")
+    op.create_check_constraint("workers_state", "workers", STATES, schema="jsworker")

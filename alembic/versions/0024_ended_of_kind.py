@@ -40,7 +40,3 @@ def upgrade() -> None:
             )
         connection.exec_driver_sql(DROP[name])
         connection.exec_driver_sql(statement.replace(" CONCURRENTLY", ""))
-
-
-def downgrade() -> None:
-    op.execute("DROP INDEX jsworker.jobs_ended_of_kind")

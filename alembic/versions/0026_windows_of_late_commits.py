@@ -26,36 +26,21 @@ SELECT 1 WHERE (position(%s IN pg_get_functiondef(to_regproc('jsworker.enqueue')
 """Whether the function lacks a text, is missing or stands twice."""
 BY_HAND = "jsworker.enqueue was changed by hand: make it anew as migrations 0018 to 0025 do, then upgrade"
 
-
-def _replaced(old: str, new: str) -> str:
-    """Return the statement that makes the function anew; its owner and its privileges stay."""
-    return f"""
+# The function's owner and its privileges stay.
+TAKE_WHAT_IS_SEEN = f"""
 DO $do$
 DECLARE
   definition text := pg_get_functiondef(CAST('jsworker.enqueue' AS regproc));
 BEGIN
-  IF position($old${old}$old$ IN definition) = 0 THEN
+  IF position($old${BEFORE}$old$ IN definition) = 0 THEN
     RAISE EXCEPTION '{BY_HAND}';
   END IF;
-  EXECUTE replace(definition, $old${old}$old$, $new${new}$new$);
+  EXECUTE replace(definition, $old${BEFORE}$old$, $new${AFTER}$new$);
 END $do$"""
 
 
-TAKE_WHAT_IS_SEEN = _replaced(BEFORE, AFTER)
-TAKE_WHAT_IS_OVER = _replaced(AFTER, BEFORE)
-
-
-def _check(old: str) -> None:
-    # The refusal of the block itself would be shown without its text, which may be that of a trigger about a row.
-    if op.get_bind().exec_driver_sql(IS_OTHER, (old,)).scalar():
-        raise CommandError(BY_HAND)
-
-
 def upgrade() -> None:
-    _check(BEFORE)
+    # The refusal of the block itself would be shown without its text, which may be that of a trigger about a row.
+    if op.get_bind().exec_driver_sql(IS_OTHER, (BEFORE,)).scalar():
+        raise CommandError(BY_HAND)
     op.execute(TAKE_WHAT_IS_SEEN)
-
-
-def downgrade() -> None:
-    _check(AFTER)
-    op.execute(TAKE_WHAT_IS_OVER)

@@ -153,7 +153,10 @@ def upgrade_script(since: str = "base") -> str:
 
 
 def run_migrations(context: "EnvironmentContext") -> None:
-    """Run what alembic asks for; alembic's own command uses the database of JSWORKER_DATABASE_URL."""
+    """Run what alembic asks for; alembic's own command uses the database of JSWORKER_DATABASE_URL.
+
+    Raises CommandError for a downgrade: no migration has one.
+    """
     if context.is_offline_mode():
         _write_step(context, context.config.attributes.get("step"))
         return
@@ -297,7 +300,6 @@ def _current(connection: Connection) -> str | None:
 
 
 def _migrate(context: "EnvironmentContext", connection: Connection) -> None:
-    connection.execute(CreateSchema(SCHEMA, if_not_exists=True))
     context.configure(
         connection=connection,
         target_metadata=metadata,
@@ -305,6 +307,11 @@ def _migrate(context: "EnvironmentContext", connection: Connection) -> None:
         include_schemas=True,
         include_name=_ours,
     )
+    if context.get_context().opts["fn"].__name__ == "downgrade":
+        raise CommandError(
+            "schema jsworker has no downgrade: leave it as it is, workers of the previous version run on it"
+        )
+    connection.execute(CreateSchema(SCHEMA, if_not_exists=True))
     with context.begin_transaction():
         context.run_migrations()
 

@@ -119,10 +119,7 @@ def generated(config: Config) -> str:
 async def test_autogenerate_finds_the_applications_tables_and_no_others(project: Project, rows: Rows) -> None:
     config = project(ENV)
     text = generated(config)
-    assert re.findall(r"op\.(\w+)\('?\"?(\w+)", text) == [
-        ("create_table", "orders"),
-        ("drop_table", "orders"),
-    ]
+    assert re.findall(r"op\.(\w+)\('?\"?(\w+)", text) == [("create_table", "orders")]
     assert "'jsworker.jobs.id'" in text
     command.upgrade(config, "head")
     assert await rows.value("SELECT count(*) FROM orders") == 0

@@ -28,7 +28,6 @@ from jsworker.ownership import upgrading
 from jsworker.ownership.database import Database
 from jsworker.ownership.schema import SCHEMA, metadata
 from jsworker.ownership.upgrading import current_revision, upgrade_database
-from tests.support.migrations import downgrade_database
 
 from .catalog import describe_schema
 from .conftest import TestDatabases
@@ -72,17 +71,20 @@ def connected(url: str) -> Iterator[Sql]:
         yield connection
 
 
-def test_upgrade_downgrade_upgrade(empty_url: str) -> None:
-    assert current_revision(empty_url) is None
-    assert upgrade_database(empty_url) == HEAD
-    with connected(empty_url) as sql:
-        first = describe_schema(sql)
-        assert downgrade_database(empty_url, "base") is None
-        assert not any(describe_schema(sql).values())
-        assert current_revision(empty_url) is None
-        assert upgrade_database(empty_url) == HEAD
-        assert describe_schema(sql) == first
-    assert current_revision(empty_url) == HEAD
+def test_a_downgrade_is_refused_and_changes_nothing(
+    at_revision: AtRevision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = at_revision("head")
+    monkeypatch.setenv("JSWORKER_DATABASE_URL", url)
+    with connected(url) as sql:
+        insert_job(sql)
+        before = describe_schema(sql)
+        for revision in ("base", "-1"):
+            with pytest.raises(CommandError, match=r"^schema jsworker has no downgrade: leave it as it is"):
+                command.downgrade(Config(ROOT / "alembic.ini"), revision)
+        assert describe_schema(sql) == before
+        assert sql.execute("SELECT 1 FROM jsworker.jobs").rowcount == 1
+    assert current_revision(url) == HEAD
 
 
 def test_an_upgrade_of_the_newest_schema_keeps_every_row(at_revision: AtRevision) -> None:
@@ -535,10 +537,10 @@ def test_alembic_commands_work_without_the_command_line_of_jsworker(
 ) -> None:
     monkeypatch.setenv("JSWORKER_DATABASE_URL", empty_url)
     config = Config(ROOT / "alembic.ini")
+    assert current_revision(empty_url) is None
     command.upgrade(config, "head")
     command.check(config)
-    command.downgrade(config, "base")
-    assert current_revision(empty_url) is None
+    assert current_revision(empty_url) == HEAD
 
 
 def test_the_alembic_command_names_the_missing_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from psycopg import errors
 from sqlalchemy import text
 
 from jsworker.core.errors import DatabaseRefused, TransitionRefused
+from jsworker.ownership.database import OLDEST_REVISION
 from jsworker.ownership.queries import listing
 from jsworker.ownership.queries.job_report import DEAD_MESSAGES
 from jsworker.ownership.queries.server_report import read_missing_rights, read_server
@@ -20,7 +21,6 @@ from jsworker.ownership.upgrading import current_revision, upgrade_database
 from tests.ownership.calls import opened
 from tests.ownership.rows import Sql, insert_job
 from tests.security.guarded import LOGINS, ROLES, Guarded, apply_roles, guard, make_logins
-from tests.support.migrations import downgrade_database
 from tests.support.servers import TestServers, as_role
 
 OWN_DATABASE = ROLES.with_name("own-database.sql")
@@ -368,18 +368,19 @@ def test_the_file_may_be_run_again_and_takes_back_what_was_given_too_much(guarde
             connection.execute("DELETE FROM jsworker.jobs")
 
 
-def test_tables_that_somebody_made_before_are_handed_over(servers: TestServers, database_url: str) -> None:
-    """``database_url`` was migrated by the superuser, without roles."""
-    apply_roles(database_url)
-    make_logins(database_url)
-    guarded = Guarded(database_url)
-    downgrade_database(guarded.url("owner"), "base")
-    upgrade_database(guarded.url("owner"))
-    with psycopg.connect(database_url) as connection:
-        owners = connection.execute(
-            "SELECT DISTINCT relowner::regrole::text FROM pg_class "
-            "WHERE relnamespace = 'jsworker'::regnamespace"
-        ).fetchall()
+def test_what_somebody_made_before_is_handed_over(servers: TestServers) -> None:
+    """By the superuser, without roles; the owner migrates it further."""
+    url = servers.postgres.create_database(f"made_before_{secrets.token_hex(4)}")
+    upgrade_database(url, OLDEST_REVISION)
+    apply_roles(url)
+    make_logins(url)
+    upgrade_database(Guarded(url).url("owner"))
+    with psycopg.connect(url) as connection:
+        owners = connection.execute("""
+            SELECT relowner::regrole::text FROM pg_class WHERE relnamespace = 'jsworker'::regnamespace
+            UNION SELECT proowner::regrole::text FROM pg_proc WHERE pronamespace = 'jsworker'::regnamespace
+            UNION SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = 'jsworker'
+        """).fetchall()
     assert owners == [("jsworker_owner",)]
 
 
@@ -458,7 +459,8 @@ def test_in_a_database_of_its_own_nobody_keeps_anything_but_jobs(servers: TestSe
         connection.execute(f"CREATE ROLE {stranger} LOGIN".encode())
     with pytest.raises(psycopg.OperationalError, match="does not have CONNECT privilege"):
         psycopg.connect(as_role(url, stranger))
-    downgrade_database(guarded.url("owner"), "base")
+    with psycopg.connect(guarded.url("owner")) as connection:
+        connection.execute("DROP SCHEMA jsworker CASCADE")
     upgrade_database(guarded.url("owner"))
 
 

@@ -1,4 +1,4 @@
-"""Readiness of a real worker tells the schema's present level, while others migrate it or take it back."""
+"""Readiness of a real worker tells the schema's present level, while others migrate or replace it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,7 +9,6 @@ import pytest
 from psycopg.sql import SQL, Identifier
 from sqlalchemy import make_url
 
-from jsworker.core.errors import DatabaseRefused
 from jsworker.core.job import Job
 from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings
@@ -19,7 +18,6 @@ from jsworker.supervisor.children import FleetView, PlaceView
 from jsworker.supervisor.probes import readyz
 from jsworker.telemetry.http import Response
 from jsworker.worker.worker import Worker
-from tests.support.migrations import downgrade_database
 from tests.support.polling import eventually
 from tests.support.proxy import proxied
 
@@ -66,16 +64,6 @@ async def answers(worker: Worker, status: int, part: str) -> str:
     return await eventually(told)
 
 
-async def taken_back(database_url: str) -> None:
-    """Drop the schema; what a sweep of the worker has locked meanwhile is no reason to give up."""
-    refusal = None
-    try:
-        await asyncio.to_thread(downgrade_database, database_url, "base")
-    except DatabaseRefused as refused:
-        refusal = refused
-    assert refusal is None
-
-
 async def test_a_newer_schema_is_told_and_no_reason_to_be_unready(worker: Worker, database_url: str) -> None:
     await answers(worker, 200, f"migration: {HEAD}\n")
     with psycopg.connect(database_url, autocommit=True) as connection:
@@ -83,21 +71,21 @@ async def test_a_newer_schema_is_told_and_no_reason_to_be_unready(worker: Worker
     await answers(worker, 200, "migration: 9999\n")
 
 
-async def test_a_schema_that_is_taken_back_too_far_is_no_longer_enough(
-    worker: Worker, database_url: str
-) -> None:
-    assert await asyncio.to_thread(downgrade_database, database_url, OLDEST_REVISION) == OLDEST_REVISION
-    await answers(worker, 200, f"migration: {OLDEST_REVISION}\n")
-    older = REVISIONS[REVISIONS.index(OLDEST_REVISION) - 1]
-    assert await asyncio.to_thread(downgrade_database, database_url, older) == older
-    needed = f"this version needs {OLDEST_REVISION} or later: run `jsworker"
-    await answers(worker, 503, f"migration: the database is at migration {older}, {needed}")
-    await asyncio.to_thread(upgrade_database, database_url)
-    await answers(worker, 200, f"migration: {HEAD}\n")
+async def test_a_schema_that_is_too_old_is_no_longer_enough(worker: Worker, database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(LEVEL_OF_ANOTHER, [OLDEST_REVISION])
+        await answers(worker, 200, f"migration: {OLDEST_REVISION}\n")
+        older = REVISIONS[REVISIONS.index(OLDEST_REVISION) - 1]
+        connection.execute(LEVEL_OF_ANOTHER, [older])
+        needed = f"this version needs {OLDEST_REVISION} or later: run `jsworker"
+        await answers(worker, 503, f"migration: the database is at migration {older}, {needed}")
+        connection.execute(LEVEL_OF_ANOTHER, [HEAD])
+        await answers(worker, 200, f"migration: {HEAD}\n")
 
 
 async def test_a_schema_that_is_gone_is_named_until_it_is_back(worker: Worker, database_url: str) -> None:
-    await eventually(lambda: taken_back(database_url))
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("ALTER SCHEMA jsworker RENAME TO away")  # waits for no lock of the worker's
     await answers(worker, 503, "migration: the database has no jsworker schema: run `jsworker db upgrade`\n")
     await asyncio.to_thread(upgrade_database, database_url)
     await answers(worker, 200, f"migration: {HEAD}\n")

@@ -5,7 +5,9 @@ import secrets
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import psycopg
 import pytest
+from psycopg.sql import SQL, Identifier
 
 from jsworker import JobClient
 from jsworker.core.errors import DatabaseRefused
@@ -16,9 +18,8 @@ from jsworker.ownership.queries.job_report import KIND_SETTINGS
 from jsworker.ownership.transitions import workers
 from jsworker.ownership.upgrading import upgrade_database
 from jsworker.worker.recovery.earlier_lives import identify
-from tests.support.migrations import downgrade_database
 from tests.support.polling import eventually
-from tests.support.servers import TestServers, drop_database
+from tests.support.servers import TEMPLATE, TestServers, copy_database, drop_database
 from tests.worker.processors import KIND, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
@@ -31,13 +32,23 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def database_url(servers: TestServers) -> Iterator[str]:
-    """A database that the previous minor version has migrated."""
+@pytest.fixture(scope="module")
+def older_database(servers: TestServers) -> Iterator[str]:
+    """Name of a database that the previous minor version migrated; schema ``newest`` is this version's."""
     name = f"older_{secrets.token_hex(6)}"
-    url = servers.postgres.create_database(name)
+    url = copy_database(servers.postgres, name, TEMPLATE)
+    upgrade_database(url)
+    with psycopg.connect(url) as connection:
+        connection.execute("ALTER SCHEMA jsworker RENAME TO newest")
     upgrade_database(url, OLDEST_REVISION)
-    yield url
+    yield name
+    drop_database(servers.postgres, name)
+
+
+@pytest.fixture
+def database_url(servers: TestServers, older_database: str) -> Iterator[str]:
+    name = f"older_{secrets.token_hex(6)}"
+    yield copy_database(servers.postgres, name, older_database)
     drop_database(servers.postgres, name)
 
 
@@ -81,16 +92,16 @@ async def test_a_schema_that_goes_back_beneath_a_worker(
     start: StartWorker, client: JobClient, rows: Rows, database_url: str
 ) -> None:
     """As a backup does it that is restored."""
-    await asyncio.to_thread(upgrade_database, database_url)
+    exchange(database_url, kept="older", taken="newest")
     running = await start(scripted(process))
-    await asyncio.to_thread(downgrade_database, database_url, OLDEST_REVISION)
+    exchange(database_url, kept="newest", taken="older")
     [degraded] = await schema_events(running, "worker.degraded", 1)
     assert degraded["reason"] == upgrade_advice(OLDEST_REVISION)
     job = await client.enqueue(KIND, {})
     assert await job.result(timeout=SECONDS) == "run 1"
 
     too_old = REVISIONS[REVISIONS.index(OLDEST_REVISION) - 1]
-    await asyncio.to_thread(downgrade_database, database_url, too_old)
+    await rows.query("UPDATE jsworker.alembic_version SET version_num = %s", too_old)
     _, worse = await schema_events(running, "worker.degraded", 2)
     assert f"at migration {too_old}, this version needs {OLDEST_REVISION} or later" in worse["reason"]
     assert await schema_events(running, "worker.restored", 0) == []
@@ -99,14 +110,30 @@ async def test_a_schema_that_goes_back_beneath_a_worker(
 async def test_a_heartbeat_that_meets_an_older_schema_learns_of_it(
     database: Database, settings: Settings, database_url: str
 ) -> None:
-    await asyncio.to_thread(upgrade_database, database_url)
+    exchange(database_url, kept="older", taken="newest")
     await database.migrated_to()
     me = identify(settings, [KIND])
     await workers.seen(database, me, state="running")
-    await asyncio.to_thread(downgrade_database, database_url, OLDEST_REVISION)
+    exchange(database_url, kept="newest", taken="older")
     with pytest.raises(DatabaseRefused, match="kind_settings"):
         await workers.seen(database, me, state="running")
     await workers.seen(database, me, state="running")
+
+
+def exchange(database_url: str, *, kept: str, taken: str) -> None:
+    """Rename schema jsworker to ``kept`` and ``taken`` to jsworker, at once and without locking a table.
+
+    The id of the installation is kept, which the stream has too.
+    """
+    with psycopg.connect(database_url) as connection:
+        for statement in (
+            SQL(
+                "INSERT INTO {taken}.installation SELECT * FROM jsworker.installation ON CONFLICT DO NOTHING"
+            ),
+            SQL("ALTER SCHEMA jsworker RENAME TO {kept}"),
+            SQL("ALTER SCHEMA {taken} RENAME TO jsworker"),
+        ):
+            connection.execute(statement.format(kept=Identifier(kept), taken=Identifier(taken)))
 
 
 def readiness(running: Running) -> tuple[str | None, str | None]:
