@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import gc
+import inspect
 import threading
 import time
 from collections.abc import Callable
@@ -670,12 +671,29 @@ async def test_short_sleeps_end_by_themselves(client: JobClient, rows: Rows, sta
     assert (await rows.becomes(job.id, "completed"))["result"] >= 2.0
 
 
+async def asleep(job: Job[Any]) -> None:
+    await job.sleep(3600, name="cool-off")
+
+
+async def asleep_in_a_try(job: Job[Any]) -> None:
+    async for attempt in job.transaction(retry=True):
+        async with attempt:
+            await job.sleep(3600, name="cool-off")
+
+
+def asleep_in_a_try_of_a_thread(job: Job[Any]) -> None:
+    for attempt in job.sync.transaction(retry=True):
+        with attempt:
+            job.sync.sleep(3600, name="cool-off")
+
+
+@pytest.mark.parametrize("sleep", [asleep, asleep_in_a_try, asleep_in_a_try_of_a_thread])
 async def test_a_sleep_that_the_processor_swallows_ends_its_run_all_the_same(
-    client: JobClient, rows: Rows, start: StartWorker
+    client: JobClient, rows: Rows, start: StartWorker, sleep: Callable[[Job[Any]], Any]
 ) -> None:
     async def process(job: Job[Any]) -> Any:
         try:
-            await job.sleep(3600, name="cool-off")
+            await (sleep(job) if inspect.iscoroutinefunction(sleep) else asyncio.to_thread(sleep, job))
         except Exception:  # noqa: BLE001 -- what it is about
             return "swallowed"
         return "over"

@@ -204,11 +204,11 @@ class RunLease:
         """Yield transactions until one ends without a server's fault."""
         try:
             async for attempt in tenacity.AsyncRetrying(**self._retry()):
-                self._run.unfinished = None
+                self._forget_error()
                 yield self._retried(attempt, result)
                 _entered(attempt)
         except (Exception, asyncio.CancelledError):  # not when the processor leaves the loop
-            self._run.unfinished = None
+            self._forget_error()
             raise
 
     def complete_statement(self, result: Any) -> "Executable":
@@ -385,11 +385,11 @@ class RunLease:
     def _sync_transactions(self, result: Any) -> Iterator[contextlib.AbstractContextManager["Session"]]:
         try:
             for attempt in tenacity.Retrying(**self._retry()):
-                self._run.unfinished = None
+                self._forget_error()
                 yield self._sync_retried(attempt, result)
                 _entered(attempt)
         except (Exception, asyncio.CancelledError):  # not when the processor leaves the loop
-            self._run.unfinished = None
+            self._forget_error()
             raise
 
     def _retry(self) -> dict[str, Any]:
@@ -402,6 +402,11 @@ class RunLease:
             "stop": lambda state: run.stop is not None or late(state),
             "reraise": True,
         }
+
+    def _forget_error(self) -> None:
+        """Forget the error of a try; a sleep ends the run even if the processor swallows it."""
+        if not isinstance(self._run.unfinished, Asleep):
+            self._run.unfinished = None
 
     def _interrupt(self, error: Exception, attempt: Attempt) -> None:
         if isinstance(error, OwnershipLost):
