@@ -415,8 +415,9 @@ class Job(_Statements, Generic[P]):
             options: see ``EnqueueOptions``; a delay counts from the completion.
 
         Raises:
-            UsageError: the run has ended, its job was completed before by ``job.transaction()``, or
-                ``complete_statement`` was called, which cannot enqueue anything.
+            UsageError: the run has ended, its job was completed before by ``job.transaction()``,
+                ``complete_statement`` was called, which cannot enqueue anything, or a step of the job calls
+                this: a later run, which does not call the step again, would enqueue nothing.
             ValueError: more than 5,000 children of a run, or payloads of more than eight times
                 JSWORKER_MAX_PAYLOAD_BYTES in all.
             InvalidName, InvalidPayload, InvalidJson, TypeError: as ``JobClient.enqueue``.

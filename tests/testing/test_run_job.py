@@ -794,6 +794,17 @@ async def test_what_it_enqueues_is_told_once_it_has_completed() -> None:
     assert run_of(caught.value).enqueued == []
 
 
+async def test_a_step_enqueues_nothing() -> None:
+    class FanOut(JobProcessor):
+        async def process(self, job: Job[dict[str, Any]]) -> None:
+            await job.step("fan out", job.enqueue, "child", {})
+
+    with pytest.raises(UsageError, match=r"job\.enqueue\(\) in step 'fan out'"):
+        await run_job(FanOut, {})
+    run = await run_job(FanOut, {}, steps={"fan out": None})
+    assert run.enqueued == []
+
+
 async def test_what_it_enqueues_shares_the_fate_of_its_transaction(database_url: str) -> None:
     class Enqueue(JobProcessor):
         async def process(self, job: Job[dict[str, Any]]) -> None:

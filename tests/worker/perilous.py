@@ -108,6 +108,8 @@ class Parent(JobProcessor):
 
     async def process(self, job: Job[dict[str, Any]]) -> int:
         how = job.payload["how"]
+        if how == "step":
+            await job.step("enqueue", job.enqueue, "child", {"of": how})
         if how == "transaction":
             async with job.transaction():
                 await job.enqueue_many("child", [{"of": how, "n": n} for n in range(2)])

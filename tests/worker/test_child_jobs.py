@@ -355,6 +355,72 @@ async def test_what_could_not_be_committed_with_the_completion_is_refused(
     assert found == ["before its statement", "within its statement"]
 
 
+async def fan_out(job: Job[Any]) -> None:
+    inside, done = asyncio.Event(), asyncio.Event()
+
+    async def beside() -> None:
+        await inside.wait()
+        await job.enqueue(CHILD, {"n": "beside"})
+        done.set()
+
+    async def fan() -> None:
+        inside.set()
+        await done.wait()
+        for enqueued in (job.enqueue, job.enqueue_many):
+            with pytest.raises(UsageError, match=r"job\.enqueue\(\) in step 'fan': a later run"):
+                await enqueued(CHILD, [{}])
+
+    task = asyncio.create_task(beside())
+    await job.step("fan", fan)
+    await task
+    refused: list[tuple[str, Callable[..., Any]]] = [("direct", job.enqueue), ("thread", job.sync.enqueue)]
+    for name, function in refused:
+        with pytest.raises(UsageError, match=f"in step '{name}'"):
+            await job.step(name, function, CHILD, {})
+    await job.enqueue(CHILD, {"n": "behind"})
+
+
+def fan_out_plainly(job: Job[Any]) -> None:
+    async def in_step() -> None:
+        await job.enqueue(CHILD, {})
+
+    refused: list[tuple[str, Callable[[], Any]]] = [
+        ("direct", lambda: job.sync.enqueue(CHILD, {})),
+        ("coroutine", in_step),
+    ]
+    for name, function in refused:
+        with pytest.raises(UsageError, match=f"in step '{name}'"):
+            job.sync.step(name, function)
+    job.sync.enqueue(CHILD, {"n": "behind"})
+
+
+@pytest.mark.parametrize("process", [fan_out, fan_out_plainly], ids=["coroutine", "thread"])
+async def test_a_step_enqueues_nothing_for_no_later_run_would_call_it(
+    client: JobClient, rows: Rows, start: StartWorker, process: Any
+) -> None:
+    await start(scripted(process))
+    job = await client.enqueue(KIND, {}, max_attempts=1)
+    await rows.becomes(job.id, "completed")
+    expected = ["beside", "behind"] if process is fan_out else ["behind"]
+    assert [row["payload"]["n"] for row in await children(rows)] == expected
+
+
+async def test_a_step_that_completes_the_job_enqueues_with_its_completion(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    async def complete(job: Job[Any]) -> None:
+        async with job.transaction("done"):
+            await job.enqueue(CHILD, {"n": 1})
+
+    async def process(job: Job[Any]) -> None:
+        await job.step("complete", complete, job)
+
+    await start(scripted(process))
+    job = await client.enqueue(KIND, {}, max_attempts=1)
+    assert (await rows.becomes(job.id, "completed"))["result"] == "done"
+    assert [row["payload"]["n"] for row in await children(rows)] == [1]
+
+
 async def test_mistakes_are_told_at_once_and_cost_nothing(
     client: JobClient, rows: Rows, start: StartWorker, make_settings: Callable[..., Settings]
 ) -> None:
@@ -532,9 +598,9 @@ async def test_a_job_may_follow_itself(client: JobClient, rows: Rows, start: Sta
 
 async def test_children_of_a_quarantined_job(client: JobClient, rows: Rows, start: StartWorker) -> None:
     running = await start(Parent, scripted(echo, kind=CHILD))
-    for how in ("return", "transaction", "raise"):
+    for how in ("return", "transaction", "raise", "step"):
         job = await client.enqueue(Parent, {"how": how}, max_attempts=1)
-        row = await rows.becomes(job.id, "failed" if how == "raise" else "completed")
+        row = await rows.becomes(job.id, "failed" if how in {"raise", "step"} else "completed")
         if how == "return":
             assert row["result"] != os.getpid()
     found = await children(rows)

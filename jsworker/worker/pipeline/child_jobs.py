@@ -8,6 +8,7 @@ from typing import Final
 from uuid import UUID
 
 from jsworker.core.errors import UsageError
+from jsworker.core.names import shown
 from jsworker.ownership.transitions.enqueue import ChildJob
 from jsworker.worker.pipeline.in_flight import Phase, Run
 
@@ -33,6 +34,8 @@ class _Block:
 
 _block: ContextVar[_Block | None] = ContextVar("block", default=None)
 """The present block, also of tasks that it has started."""
+_step: ContextVar[tuple[Run, str] | None] = ContextVar("step", default=None)
+"""Run and name of the present step, also of tasks that it has started; None in a block that it opens."""
 
 
 class ChildJobs:
@@ -49,9 +52,14 @@ def add(run: Run, child_jobs: list[ChildJob], *, max_payload_bytes: int) -> None
     """Keep child jobs for the completion of their run.
 
     Raises:
-        UsageError: the run has ended, or the completion of its job was already made.
+        UsageError: a step enqueues, the run has ended, or the completion of its job was already made.
         ValueError: there would be too many jobs, or their payloads together would be too large.
     """
+    if (step := _step.get()) is not None and step[0] is run:
+        raise UsageError(
+            f"job {run.id}: job.enqueue() in step {shown(step[1])}: a later run, which does not call the step"
+            " again, would enqueue nothing; call job.enqueue() outside of the step"
+        )
     most = MOST_PAYLOADS * max_payload_bytes
     with _changing:
         if run.phase is not Phase.RUNNING or not run.takes_child_jobs:
@@ -83,10 +91,11 @@ def take(run: Run) -> tuple[ChildJob, ...]:
 @contextmanager
 def within_block(run: Run) -> Iterator[None]:
     """Forget the jobs enqueued in the block if it raises, because its transaction is rolled back."""
-    outer, took = _block.get(), run.takes_child_jobs
+    outer, step, took = _block.get(), _step.get(), run.takes_child_jobs
     # Not a cut at the list's length: other tasks and threads of the job enqueue meanwhile, outside the block.
     inside = _Block(outer)
     _block.set(inside)
+    _step.set(None)
     try:
         yield
     except BaseException:
@@ -99,6 +108,18 @@ def within_block(run: Run) -> Iterator[None]:
     finally:
         inside.locks_batch = False
         _block.set(outer)
+        _step.set(step)
+
+
+@contextmanager
+def within_step(run: Run, name: str) -> Iterator[None]:
+    """Refuse to enqueue meanwhile: a later run, which does not call the step, would enqueue nothing."""
+    outer = _step.get()
+    _step.set((run, name))
+    try:
+        yield
+    finally:
+        _step.set(outer)
 
 
 def note_lock_of_batch() -> None:

@@ -16,6 +16,7 @@ from jsworker.core.errors import InvalidJson, InvalidStep
 from jsworker.core.names import check_step_name, shown
 from jsworker.ownership.transitions import steps
 from jsworker.ownership.transitions.steps import FoundStep
+from jsworker.worker.pipeline import child_jobs
 from jsworker.worker.pipeline.in_flight import Run
 from jsworker.worker.pipeline.outcomes import Asleep, InvalidResult, check_size
 from jsworker.worker.pipeline.run_writes import LeaseServices, until_answered, write_owned
@@ -83,7 +84,8 @@ class Steps:
             raise InvalidStep(f"step {shown(name)} is used twice in one run: each needs a name of its own")
         self._used.add(name)
         try:
-            yield step
+            with child_jobs.within_step(self._run, name):
+                yield step
         except BaseException:
             self._used.discard(name)
             raise
