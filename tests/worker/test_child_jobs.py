@@ -182,6 +182,7 @@ async def in_block(job: Job[Any]) -> None:
             await job.enqueue(CHILD, {"n": 1}, unique_key="key")
             await session.execute(text("INSERT INTO effects VALUES (1)"))
             tries.append(job.attempt)
+            await job.step("once", steps.append, len(tries))
             if len(tries) == 1:
                 await session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
             await job.enqueue(CHILD, {"n": 2}, expires_in=600, unique_key="other")
@@ -194,17 +195,20 @@ def in_block_of_thread(job: Job[Any]) -> None:
             job.sync.enqueue(CHILD, {"n": 1}, unique_key="key")
             session.execute(text("INSERT INTO effects VALUES (1)"))
             tries.append(job.attempt)
+            job.sync.step("once", steps.append, len(tries))
             if len(tries) == 1:
                 session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
             job.sync.enqueue(CHILD, {"n": 2}, expires_in=600, unique_key="other")
 
 
 tries: list[int] = []
+steps: list[int] = []
 
 
 @pytest.fixture
 async def _effects(rows: Rows) -> None:
     tries.clear()
+    steps.clear()
     await rows.query("CREATE TABLE effects (n int)")
 
 
@@ -217,6 +221,7 @@ async def test_in_a_transaction_they_share_its_fate_in_each_try(
     job = await client.enqueue(KIND, {})
     row = await rows.becomes(job.id, "completed")
     assert (row["result"], row["attempts"], tries) == ("done", 1, [1, 1])
+    assert steps == [1]
     assert [row["payload"]["n"] for row in await children(rows)] == [0, 1, 2]
     by = (
         "SELECT count(DISTINCT x) FROM (SELECT CAST(xmin AS text) AS x FROM jsworker.jobs"

@@ -22,12 +22,13 @@ _changing = threading.Lock()
 
 
 class _Block:
-    """A block of ``job.transaction()``: the ids of jobs enqueued in it, and whether it locks the batch."""
+    """A block of ``job.transaction()``: jobs enqueued in it, its steps, and whether it locks the batch."""
 
-    __slots__ = ("enqueued", "locks_batch", "outer")
+    __slots__ = ("enqueued", "locks_batch", "outer", "steps")
 
     def __init__(self, outer: "_Block | None") -> None:
         self.enqueued: set[UUID] = set()
+        self.steps: set[str] = set()
         self.locks_batch = False
         self.outer = outer
 
@@ -90,7 +91,10 @@ def take(run: Run) -> tuple[ChildJob, ...]:
 
 @contextmanager
 def within_block(run: Run) -> Iterator[None]:
-    """Forget the jobs enqueued in the block if it raises, because its transaction is rolled back."""
+    """Forget the jobs enqueued in the block if it raises, because its transaction is rolled back.
+
+    The names of the steps that have ended in it may then be used again, in another try of the block.
+    """
     outer, step, took = _block.get(), _step.get(), run.takes_child_jobs
     # Not a cut at the list's length: other tasks and threads of the job enqueue meanwhile, outside the block.
     inside = _Block(outer)
@@ -99,6 +103,8 @@ def within_block(run: Run) -> Iterator[None]:
     try:
         yield
     except BaseException:
+        if run.steps is not None:
+            run.steps.free_names(inside.steps)
         with _changing:
             run.takes_child_jobs = took
             if run.child_jobs is not None:
@@ -120,6 +126,8 @@ def within_step(run: Run, name: str) -> Iterator[None]:
         yield
     finally:
         _step.set(outer)
+    if (block := _block.get()) is not None:
+        block.steps.add(name)
 
 
 def note_lock_of_batch() -> None:

@@ -90,6 +90,10 @@ class Steps:
             self._used.discard(name)
             raise
 
+    def free_names(self, names: set[str]) -> None:
+        """Let the run use the names of steps again; it gets the results that they have stored."""
+        self._used -= names
+
     async def _find(self, step: "NamedStep") -> FoundStep:
         """Return what is known of a step; raise InvalidStep if its name or number shows a mistake."""
         found = await self._looked_up(step)
