@@ -7,6 +7,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from sqlalchemy import text
 
 from jsworker.core.errors import DatabaseUnavailable
 from jsworker.ownership.database import Database
@@ -14,6 +15,7 @@ from jsworker.ownership.transitions import child_jobs, control, settle
 from jsworker.ownership.transitions.child_jobs import complete_with_child_jobs
 from jsworker.ownership.transitions.enqueue import ChildJob, JobTerms, NewJob, new_job_id
 from jsworker.ownership.transitions.settle import Completion, Refusals, Settled
+from tests.support.proxy import proxied
 
 from .calls import complete, opened
 from .polling import eventually
@@ -78,6 +80,18 @@ async def test_the_timeline_of_a_job_names_its_children(database: Database, sql:
     others: list[Any] = [None, [], {}, {"ids": 7}, {"ids": [None, {}, "no id"]}]
     for other in others:
         assert child_jobs.noted_child_jobs(other) == []
+
+
+async def test_children_with_a_statement_each_get_time_for_their_round_trips(
+    database_url: str, sql: Sql
+) -> None:
+    job_id, terms = insert_job(sql, "processing"), JobTerms(debounce=60.0)
+    children = [child(n, unique_key=f"key {n}", terms=terms) for n in range(150)]
+    async with proxied(database_url) as (proxy, url), opened(url, statement_timeout=1.0) as slow:
+        await slow.run(text("SELECT 1"))
+        proxy.slow_down(0.005)  # each way: a second and a half in all
+        assert await settled(slow, job_id, *children, tries=2) is Settled.COMPLETED
+    assert numbers(sql) == [*range(150)]
 
 
 @pytest.mark.parametrize("wait", [True, False])
