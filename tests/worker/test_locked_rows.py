@@ -18,6 +18,7 @@ from jsworker.core.job import Job
 from jsworker.core.settings import Settings
 from jsworker.ownership.transitions import claim as claims
 from jsworker.ownership.transitions.claim import Taken
+from jsworker.worker.pipeline import settling
 from jsworker.worker.pipeline.in_flight import Run
 from jsworker.worker.pipeline.intake import Consumer
 from jsworker.worker.supervision import DeadOwner
@@ -395,9 +396,14 @@ async def test_large_results_do_not_wait_behind_outcomes_whose_rows_are_locked(
 
 
 @with_and_without_lock_timeout
-async def test_outcomes_behind_locks_keep_nobody_waiting(
-    client: JobClient, rows: Rows, start: StartWorker, holder: psycopg.Connection[Any]
+async def test_outcomes_behind_locks_keep_nobody_waiting_and_are_reported(
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    holder: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(settling, "_LATE_SECONDS", 0.0)
     gate = Gate()
     running = await start(scripted(gate.process))
     jobs = [job.id for job in await client.enqueue_many("scripted", [{}] * 8)]
@@ -407,11 +413,15 @@ async def test_outcomes_behind_locks_keep_nobody_waiting(
     lock(holder, *locked)
     gate.open()
     await running.events.told("job.completed", times=len(others))
-    await asyncio.sleep(HELD_SECONDS)
+    complaint = (await running.events.told("worker.degraded"))[0]
+    assert complaint["what"] == "outcomes"
+    assert any(f"the outcome of job {job_id} could not" in complaint["reason"] for job_id in locked)
     later = await client.enqueue("scripted", {})
     await rows.becomes(later.id, "completed")
     assert never_silent(running)
+    assert running.events.of("worker.restored") == []
     holder.rollback()
+    await running.events.told("worker.restored")
     for job_id in locked:
         row = await rows.becomes(job_id, "completed")
         assert (row["fencing_token"], row["attempts"]) == (1, 1)

@@ -5,10 +5,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, TypeAlias
+from uuid import UUID
 
 from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime, jittered
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, LockTimeout
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, JsworkerError, LockTimeout
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import limits, settle, snooze, timeline
 from jsworker.ownership.transitions.child_jobs import complete_with_child_jobs
@@ -36,6 +37,7 @@ _JITTER = 0.2  # the share by which pauses vary
 _LONGEST_WITHOUT_KEY_SECONDS = 600.0
 _MOST_SERVER_FAULTS = 16  # in a row; the pauses between them add up to eleven minutes
 _ALONE_AT_ONCE = 3  # outcomes that wait for locks, and large ones; claims need their connections, too
+_LATE_SECONDS = 60.0  # an outcome that could not be written for so long is reported
 _REFUSED_KEPT = 200  # the most refused failures kept here; for others a mark shows that the job has run
 _FIRST_WAIT_SECONDS = 0.05
 _LONGEST_WAIT_SECONDS = 2.0  # between single tries: some errors come at once while others are answered
@@ -59,6 +61,7 @@ class Settler:
         self._context = context
         self._refusals: Refusals = {}
         self._refused: dict[Held, Failure] = {}
+        self._late: set[UUID] = set()  # jobs whose outcomes are reported as not written
         self._waiting = asyncio.Semaphore(_ALONE_AT_ONCE)
         self._large = asyncio.Semaphore(_ALONE_AT_ONCE)
         self._letting_go: set[asyncio.Task[Settled | None]] = set()
@@ -252,6 +255,7 @@ class Settler:
 
     async def _persist(self, statement: Statement, ended: Ended, *, wait: bool = True) -> Settled:
         """Write one outcome alone, repeatedly until it is answered: a locked row must not delay others."""
+        started = boottime()
         for tries in count():
             # Outcomes that wait for a lock may hold their places for long.
             async with self._waiting if wait else self._large:
@@ -261,11 +265,22 @@ class Settler:
                 except (DatabaseUnavailable, DatabaseRefused) as error:
                     # Find out whether the database is silent: a row that stays locked looks the same.
                     await self._context.unanswered(error)
+                    if boottime() - started >= _LATE_SECONDS and self._context.health.up:
+                        self._report_late(ended.id, error)
                 else:
+                    self._late.discard(ended.id)
+                    if not self._late:
+                        self._context.complaints.end("outcomes")
                     return settled
             seconds = min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2 ** min(tries, 10))
             await asyncio.sleep(jittered(seconds, _JITTER))
         raise AssertionError
+
+    def _report_late(self, job_id: UUID, error: JsworkerError) -> None:
+        if job_id not in self._late:
+            self._late.add(job_id)
+            reason = f"the outcome of job {job_id} could not be written for {_LATE_SECONDS:g} s: {error}"
+            self._context.complaints.report("outcomes", reason)
 
     async def _once(self, statement: Statement, ended: Ended) -> Settled | None:
         async with self._waiting:
