@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import pytest
 from hypothesis import given, settings
@@ -269,3 +269,9 @@ def test_a_list_with_fields_is_a_list() -> None:
     tags = Tags("x")
     tags.append(1)
     assert dumps({"tags": tags}) == '{"tags":[1]}'
+
+
+def test_the_adapter_of_a_type_is_made_once() -> None:
+    assert adapter_of(list[Decimal]) is adapter_of(list[Decimal])
+    assert adapter_of(int | str) is not adapter_of(str | int)  # equal for Python, not for pydantic
+    assert adapter_of(Annotated[int, []]).validate_json("1") == 1  # metadata without a hash

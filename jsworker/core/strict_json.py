@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Final, Never, NoReturn, TypedDict, get_args, get_origin
 from uuid import UUID
@@ -168,7 +169,20 @@ def result_type(process: Callable[..., Any]) -> TypeAdapter[Any]:
 
 
 def adapter_of(annotation: Any) -> TypeAdapter[Any]:
-    """Return the adapter that reads and writes values of a type."""
+    """Return the adapter that reads and writes values of a type; to make it takes longer than to use it."""
+    try:
+        # Unions in another order are equal, but of members that fit alike pydantic takes the first.
+        return _kept_adapter(annotation, repr(annotation))
+    except TypeError:  # some of its metadata cannot be hashed
+        return _new_adapter(annotation)
+
+
+@lru_cache(maxsize=1000)  # limited, because functions may define types of their own in each call
+def _kept_adapter(annotation: Any, _written: str) -> TypeAdapter[Any]:
+    return _new_adapter(annotation)
+
+
+def _new_adapter(annotation: Any) -> TypeAdapter[Any]:
     try:
         return TypeAdapter(annotation, config=_CONFIG)
     except PydanticUserError:  # models, dataclasses and TypedDicts have a configuration of their own
