@@ -164,7 +164,7 @@ class UnitLease(RunLease):
         child_jobs.refuse_to_wait_for_batch(self._run)
         new = self._new_members(kind, payloads, options)
         if new:
-            self.count_write()
+            self.write()
         self.said.added += new
         return [job.id for job in new]
 

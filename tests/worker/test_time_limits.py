@@ -195,7 +195,7 @@ async def test_without_a_sign_of_life_of_its_own_a_run_fails_whatever_the_heartb
     assert row["last_error"] == "no progress for 0.2 s"
 
 
-@pytest.mark.parametrize("sign", ["progress", "checkpoint", "quiet"])
+@pytest.mark.parametrize("sign", ["progress", "checkpoint", "quiet", "members"])
 async def test_signs_of_life_keep_a_run_from_its_progress_time_out(
     client: JobClient, rows: Rows, start: StartWorker, sign: str
 ) -> None:
@@ -207,12 +207,16 @@ async def test_signs_of_life_keep_a_run_from_its_progress_time_out(
                 await job.update_progress(progress=step / 10)
             elif sign == "checkpoint":
                 await job.save_checkpoint(step)
+            elif sign == "members":
+                await job.add_to_batch("other", [{}])
             await asyncio.sleep(0.2)
         return "alive"
 
     await start(scripted(process, progress_timeout=1.5, backoff=LATER))
-    job = await client.enqueue(KIND, {})
-    assert (await rows.becomes(job.id, "completed"))["result"] == "alive"
+    async with client.workflow("one node") as flow:
+        flow.job(KIND, {})
+    job_id = await rows.value("SELECT id FROM jsworker.jobs WHERE kind = %s", KIND)
+    assert (await rows.becomes(job_id, "completed"))["result"] == "alive"
 
 
 async def test_progress_that_ends_is_noticed(client: JobClient, rows: Rows, start: StartWorker) -> None:

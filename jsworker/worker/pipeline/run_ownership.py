@@ -47,6 +47,7 @@ from jsworker.worker.pipeline.outcomes import Asleep, check_size, passed_limit, 
 from jsworker.worker.pipeline.run_writes import (
     PAUSES,
     LeaseServices,
+    note_sign,
     until_answered,
     write_in_order,
     write_owned,
@@ -277,6 +278,7 @@ class RunLease:
             new=new,
         )
         await until_answered(self._run, lambda tries: add(tries=tries))
+        note_sign(self._run, services)
 
     def add_to_batch_statement(
         self, kind: Kind, payloads: Iterable[Any], options: Mapping[str, Any]

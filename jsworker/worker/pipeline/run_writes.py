@@ -71,9 +71,14 @@ async def _write(
     with _noting_loss(run):
         written = await statement(services.database, worker_id=services.worker_id, held=run.held, **values)
     run.beaten_at = max(run.beaten_at, started)
+    note_sign(run, services)
+    return written
+
+
+def note_sign(run: Run, services: LeaseServices) -> None:
+    """Note a sign of life of the job itself."""
     run.sign_at = boottime()
     services.on_sign()
-    return written
 
 
 async def note_beginning(run: Run, services: LeaseServices) -> None:
