@@ -22,7 +22,8 @@
 -- Plain SQL for the database of the jobs, by a superuser or by the database's owner with CREATEROLE:
 --   psql --set=ON_ERROR_STOP=1 --dbname=jsworker --file=deploy/postgres/roles.sql
 -- Run it before the first migration and again after each one; twice does no harm, workers may run meanwhile.
--- Tables that somebody else has made before are handed over to jsworker_owner.
+-- Tables that somebody else has made before are handed over to jsworker_owner. If another transaction has one of them in
+-- use, this ends with "canceling statement due to lock timeout" and has changed nothing: run it again when that has ended.
 --
 -- The roles cannot log in: deploy/postgres/logins.sql makes logins for six of them; make others as it does.
 -- In a database that jsworker has for itself, deploy/postgres/own-database.sql shuts everybody else out.
@@ -30,7 +31,9 @@
 BEGIN;
 
 -- The lock that migrations take: neither meets the other half-way.
-SELECT pg_advisory_xact_lock(1786017647);
+SELECT pg_advisory_xact_lock(1785952111);
+-- Whoever waits to hand a table over makes all others wait for it, heartbeats too.
+SET LOCAL lock_timeout = '1500ms';
 
 DO $$
 DECLARE

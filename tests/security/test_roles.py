@@ -17,7 +17,7 @@ from jsworker.ownership.queries.server_report import read_missing_rights, read_s
 from jsworker.ownership.transitions import control, prune, workers
 from jsworker.ownership.transitions.enqueue import JobTerms, NewJob, new_job_id
 from jsworker.ownership.transitions.enqueue_terms import enqueue_many, enqueue_one
-from jsworker.ownership.upgrading import current_revision, upgrade_database
+from jsworker.ownership.upgrading import _LOCK, current_revision, upgrade_database
 from tests.ownership.calls import opened
 from tests.ownership.rows import Sql, insert_job
 from tests.security.guarded import LOGINS, ROLES, Guarded, apply_roles, guard, make_logins
@@ -382,6 +382,21 @@ def test_what_somebody_made_before_is_handed_over(servers: TestServers) -> None:
             UNION SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = 'jsworker'
         """).fetchall()
     assert owners == [("jsworker_owner",)]
+
+
+@pytest.mark.parametrize("held", [_LOCK, "SELECT FROM jsworker.jobs"], ids=["a migration", "a reader"])
+def test_the_file_waits_for_migrations_and_only_briefly_for_a_table(guarded: Guarded, held: str) -> None:
+    """While it waits for a table, heartbeats wait for it."""
+    with psycopg.connect(guarded.admin_url) as connection:
+        connection.execute("ALTER TABLE jsworker.jobs OWNER TO CURRENT_USER")
+    with psycopg.connect(guarded.admin_url) as holder:
+        holder.execute(held.encode())
+        with psycopg.connect(guarded.admin_url, autocommit=True) as connection:
+            connection.execute("SET statement_timeout = '20s'")
+            if held == _LOCK:
+                connection.execute("SET lock_timeout = '100ms'")
+            with pytest.raises(errors.LockNotAvailable):
+                connection.execute(ROLES.read_bytes())
 
 
 def test_tables_of_later_migrations_are_open_to_readers_and_workers_at_once(guarded: Guarded) -> None:
