@@ -24,7 +24,7 @@ BEGIN
   FOR login IN
     SELECT * FROM (VALUES
       ('jobs_migration', 'jsworker_owner', 5),
-      ('jobs_worker', 'jsworker_worker', 350),     -- 33 for each process of the largest fleet, and some
+      ('jobs_worker', 'jsworker_worker', 450),     -- 43 for each process of the largest fleet, and some
       ('jobs_producer', 'jsworker_producer', 100), -- 23 for each JobClient; max_connections is above the sum
       ('jobs_reader', 'jsworker_reader', 5),
       ('jobs_metrics', 'jsworker_metrics', 5),

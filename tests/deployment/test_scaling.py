@@ -11,6 +11,7 @@ import pytest
 from psycopg.rows import DictRow
 from psycopg.sql import SQL, Identifier, Literal
 
+from jsworker.doctor.postgresql_checks import _OF_A_SLOT
 from jsworker.embedded import EmbeddedPostgres
 from jsworker.ownership.database import Database
 from tests.deployment.files import DEPLOY, ROOT, container, own_variables, pod, read_yaml, settings_from
@@ -235,8 +236,8 @@ def test_cluster_has_connections_for_the_largest_fleet(
     settings = settings_from(variables, tmp_path, monkeypatch)
     database = Database("postgresql://nobody@127.0.0.1:1/none", statement_timeout=1.0)
     pools = (database._statements, database._by_key, database._heartbeats)
-    process = sum(pool._lendable._value for pool in pools) + settings.concurrency
-    assert process == 33  # as the files say
+    process = sum(pool._lendable._value for pool in pools) + _OF_A_SLOT * settings.concurrency
+    assert process == 43  # as the files say
     fleet = process * settings.processes * SCALED["maxReplicaCount"]
     limits = {role["name"]: role["connectionLimit"] for role in CLUSTER["spec"]["managed"]["roles"]}
     assert fleet <= limits["jobs_worker"]
