@@ -50,6 +50,7 @@ _ONE_MIGRATION_AT_A_TIME: Final = 0x6A73776F
 _ONE_BUILDER_AT_A_TIME = 0x6A737778
 _LOOK_AGAIN_SECONDS = 0.5
 _LOCK: Final = f"SELECT pg_advisory_xact_lock({_ONE_MIGRATION_AT_A_TIME})"
+_TRY_LOCK: Final = f"SELECT pg_try_advisory_xact_lock({_ONE_MIGRATION_AT_A_TIME})"
 # A statement that waits for a table's lock blocks all later statements on the table, heartbeats too, so it
 # never waits for long. But it waits longer than deadlock_timeout (a second), after which PostgreSQL ends an
 # autovacuum that is in the way.
@@ -74,8 +75,8 @@ def upgrade_database(
     Workers go on meanwhile: each migration is a transaction of its own, and waits in short turns for a table
     that another open transaction has locked. Migrations completed before an error stay.
 
-    While another upgrade builds indexes, this waits, however long that takes; ``tell`` is first called with a
-    line for people.
+    While another upgrade migrates or builds indexes, this waits, however long that takes; ``tell`` is first called
+    with a line for people, once with each.
 
     Raises:
         DatabaseUnavailable: no answer, or the login was refused.
@@ -89,8 +90,9 @@ def upgrade_database(
         wait=wait_fixed(1.0),
         reraise=True,
     )
+    tell = cache(tell)  # not again for each migration
     build = partial(_build_indexes, revision=revision, tell=tell)
-    upgrade = partial(_upgrade_by_one, revision=revision)
+    upgrade = partial(_upgrade_by_one, revision=revision, tell=tell)
     done = False
     reached: str | None = None
     while not done:
@@ -225,13 +227,15 @@ def _of_a_function(error: DBAPIError | psycopg.Error, mapped: JsworkerError, pla
     return refused
 
 
-def _upgrade_by_one(connection: Connection, revision: str) -> tuple[str | None, bool]:
+def _upgrade_by_one(
+    connection: Connection, revision: str, tell: Callable[[str], None]
+) -> tuple[str | None, bool]:
     """Migrate one revision up, in the connection's transaction; return the revision and whether that is all.
 
     While a migration is still to be done: if the previous one has left work for afterwards, this does only
     that work; if indexes must be built first, it does nothing.
     """
-    _begin(connection)
+    _begin(connection, tell)
     ahead, behind = _ways(connection, revision)
     current = _current(connection)
     if current is not None and current not in REVISIONS:
@@ -253,14 +257,11 @@ def _build_indexes(connection: Connection, revision: str, tell: Callable[[str], 
     After an error the caller closes the connection, which gives the lock back.
     """
     lock = {"key": _ONE_BUILDER_AT_A_TIME}
-    is_said = False
     while _to_build(connection, revision):
         # Tried again and again: a statement that waits for the lock would hold a snapshot, and the build of
         # the other upgrade waits for the end of all snapshots.
         if not connection.execute(text("SELECT pg_try_advisory_lock(:key)"), lock).scalar():
-            if not is_said:
-                tell("waiting for another upgrade, which builds indexes")
-            is_said = True
+            tell("waiting for another upgrade, which builds indexes")
             time.sleep(_LOOK_AGAIN_SECONDS)
             continue
         connection.execute(text(_IN_SESSION))
@@ -371,12 +372,14 @@ def _ours(name: str | None, kind: str, __parents: Any) -> bool:
     return not (kind == "table" and name == "alembic_version")
 
 
-def _begin(connection: Connection) -> None:
+def _begin(connection: Connection, tell: Callable[[str], None] = lambda _: None) -> None:
     """Refuse a database that jsworker cannot work with, then wait for other migrations to end."""
     session = connection.execute(SESSION).one()
     check_session(session._asdict(), place_of(connection.engine.url))
     connection.execute(text(_IN_TRANSACTION))
-    connection.execute(text(_LOCK))
+    if not connection.execute(text(_TRY_LOCK)).scalar():
+        tell(f"waiting for another migration, which holds the advisory lock {_ONE_MIGRATION_AT_A_TIME}")
+        connection.execute(text(_LOCK))
     connection.execute(text(_NEVER_FOR_LONG))
 
 

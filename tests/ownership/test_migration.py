@@ -150,11 +150,14 @@ def test_a_difference_is_found(at_revision: AtRevision, observer: Sql) -> None:
             assert describe_schema(sql)[part] != migrated[part], part
 
 
-def migrate_by_function(url: str) -> None:
-    upgrade_database(url)
+Tell = Callable[[str], None]
 
 
-def migrate_by_command(url: str) -> None:
+def migrate_by_function(url: str, tell: Tell) -> None:
+    upgrade_database(url, tell=tell)
+
+
+def migrate_by_command(url: str, _: Tell = print) -> None:
     """Do what ``alembic upgrade head`` does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JSWORKER_DATABASE_URL", url)
@@ -162,16 +165,21 @@ def migrate_by_command(url: str) -> None:
 
 
 @pytest.mark.parametrize("migrate", [migrate_by_function, migrate_by_command])
-async def test_a_second_upgrade_waits_for_the_first(empty_url: str, migrate: Callable[[str], None]) -> None:
+async def test_a_second_upgrade_waits_for_the_first(
+    empty_url: str, migrate: Callable[[str, Tell], None]
+) -> None:
+    said: list[str] = []
     engine = create_engine(make_url(empty_url).set(drivername="postgresql+psycopg"))
     with connected(empty_url) as sql:
         with engine.begin() as first:
-            upgrading._upgrade_by_one(first, "head")
-            second = asyncio.create_task(asyncio.to_thread(migrate, empty_url))
+            upgrading._upgrade_by_one(first, "head", print)
+            second = asyncio.create_task(asyncio.to_thread(migrate, empty_url, said.append))
             waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
             await eventually(lambda: sql.execute(waiting).rowcount == 1, "the second upgrade waits")
         await second
         assert describe_schema(sql)["triggers"]
+    if migrate is migrate_by_function:
+        assert said == ["waiting for another migration, which holds the advisory lock 1785952111"]
     engine.dispose()
 
 
