@@ -65,6 +65,13 @@ _SCRIPT_HEAD: Final = """\
 -- jsworker's tables from {since} to {until}. Each part is a transaction of its own; indexes are built between them, beside
 -- those who write. Run it statement by statement and stop at the first error: psql -v ON_ERROR_STOP=1 -f FILE
 """
+_MUST_BE_AT: Final = """\
+DO $$ BEGIN
+  IF NOT EXISTS (SELECT FROM jsworker.alembic_version WHERE version_num = '{revision}') THEN
+    RAISE 'the database must be at migration {revision} for this part';
+  END IF;
+END $$;"""
+"""Who runs the script may not stop at the first error: then nothing after it is applied either."""
 
 
 def upgrade_database(
@@ -311,6 +318,8 @@ def _write_step(context: "EnvironmentContext", step: Script | None) -> None:
     with context.begin_transaction():
         for statement in (_LOCK, _NEVER_FOR_LONG, "CREATE SCHEMA IF NOT EXISTS jsworker"):
             migration.impl.static_output(f"{statement};")
+        if step.down_revision is not None:
+            migration.impl.static_output(_MUST_BE_AT.format(revision=step.down_revision))
         context.run_migrations()
 
 

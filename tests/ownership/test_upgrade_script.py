@@ -98,6 +98,19 @@ def test_it_stops_before_a_table_that_is_held_and_goes_on_from_there(
         assert describe_schema(connection) == describe_schema(observer)
 
 
+def test_no_part_is_applied_after_one_that_failed(databases: TestDatabases, psql: Psql) -> None:
+    """Whoever runs it may not stop at errors."""
+    url = databases.create()
+    upgrade_database(url, "0024")
+    with psycopg.connect(url) as holder:
+        holder.execute("LOCK TABLE jsworker.workers IN ROW EXCLUSIVE MODE")
+        done = psql(url, f"\\set ON_ERROR_STOP off\n{upgrade_script('0024')}")
+    assert "canceling statement due to lock timeout" in done.stderr
+    assert "ERROR:  the database must be at migration 0025 for this part\n" in done.stderr
+    assert current_revision(url) == "0024"
+    assert upgrade_database(url) == HEAD
+
+
 def test_at_the_newest_revision_it_does_nothing() -> None:
     lines = upgrade_script(HEAD).splitlines()
     assert lines
