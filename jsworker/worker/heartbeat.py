@@ -33,8 +33,6 @@ _LOOK_EVERY_HEARTBEATS: Final = 12
 _ALONE_AT_ONCE: Final = 3
 """The most heartbeats that wait for a lock; each uses a connection that claims and outcomes need, too."""
 
-_GRACE_HEARTBEATS: Final = 2
-"""A run may go on for so many intervals after its stop; the fence stops runs that much earlier."""
 _CANCELLATIONS: Final = 2
 """A coroutine that was cancelled so often and goes on counts as ignoring its stop."""
 
@@ -285,7 +283,7 @@ class Heartbeat:
         if ignoring:
             self._request_kill(ignoring)
         for run in self._in_flight.given_up:
-            if now - run.cancelled_at > self._grace_of(run):
+            if now - run.cancelled_at > run.grace_heartbeats * self._interval:
                 run.cancel_again()
 
     def _check(self, run: Run, *, gone: bool = False) -> None:
@@ -301,6 +299,7 @@ class Heartbeat:
             ends += [limits.crash_after - self._interval] if gone else []
         if all(silent <= end for end in ends):
             return
+        run.grace_heartbeats = min(run.grace_heartbeats, 0.5 if gone else 1.0)
         if run.stop is None and run.phase is not Phase.SETTLING:
             self._context.events.emit("job.fenced", **run.facts(), seconds_without_heartbeat=round(silent, 3))
         run.signal(StopReason.FENCED)
@@ -313,17 +312,12 @@ class Heartbeat:
         if run.isolated or run.stop is StopReason.SHUTDOWN:
             return False
         asked_at = run.cancelled_at if run.kind.is_async else run.first_cancelled_at
-        if now - asked_at <= self._grace_of(run):
+        if now - asked_at <= run.grace_heartbeats * self._interval:
             return False
         is_over = not run.kind.is_async or run.cancellations >= _CANCELLATIONS
         if not is_over:
             run.cancel_again()
         return is_over
-
-    def _grace_of(self, run: Run) -> float:
-        """Return for how many seconds a run may go on after a cancellation, or a thread after its stop."""
-        grace = _GRACE_HEARTBEATS * self._interval
-        return grace / _CANCELLATIONS if run.kind.is_async and run.is_urgent else grace
 
     def _request_kill(self, runs: list[Run]) -> None:
         """Ask the supervisor to kill this process: nothing else ends these runs, and no job may run twice."""

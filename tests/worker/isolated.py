@@ -165,6 +165,17 @@ class Stubborn(JobProcessor):
             pass
 
 
+class EndlessAtFirst(JobProcessor):
+    """Ignores every stop of its first run."""
+
+    kind = "endless-at-first"
+    isolation = "process"
+
+    def process(self, job: Job[Any]) -> None:
+        while job.fencing_token == 1:
+            time.sleep(0.05)
+
+
 class Steady(JobProcessor):
     """Reports progress, often enough, for much longer than it may be silent."""
 

@@ -14,14 +14,14 @@ from jsworker.core.clock import boottime
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
 from jsworker.worker import heartbeat
-from jsworker.worker.isolation import isolated_process
-from jsworker.worker.pipeline.in_flight import StopReason
+from jsworker.worker.isolation.isolated_process import IsolatedProcess
+from jsworker.worker.pipeline.in_flight import Run, StopReason
 from tests.conftest import FAST
 from tests.stream.nats_server import NatsServer
 from tests.support.polling import eventually
 from tests.support.proxy import proxied
 from tests.support.rounds import count_rounds, rounds_pass
-from tests.worker import perilous
+from tests.worker import isolated, perilous
 from tests.worker.processors import Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
@@ -69,11 +69,30 @@ class Fenced:
 
     async def silence_at_stop(self, running: Running) -> float:
         """Return for how long the run had given no sign of life when it was stopped."""
-        [run] = running.worker._context.in_flight.runs.values()
+        runs = running.worker._context.in_flight.runs.values()
+        [run] = [each for each in runs if each.kind.name == "scripted"]
         async with asyncio.timeout(60):
             stopped_at: float = await self.stopped_at
         assert run.stop is StopReason.FENCED
         return stopped_at - run.beaten_at
+
+
+class Stubborn:
+    """A plain function that ends when the test says so, and not before."""
+
+    def __init__(self) -> None:
+        self.end = threading.Event()
+
+    def process(self, job: Job[Any]) -> Any:
+        self.end.wait(30)
+        return job.payload
+
+
+@pytest.fixture
+def stubborn() -> Any:
+    made = Stubborn()
+    yield made
+    made.end.set()
 
 
 async def test_without_a_database_a_run_is_stopped_before_it_is_stale(
@@ -137,6 +156,12 @@ async def proves_itself(running: Running) -> None:
     assert running.worker._components.presence.reachable()
 
 
+@pytest.fixture
+def _only_the_fence_kills(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Run, "grace_heartbeats", 1000.0)
+
+
+@pytest.mark.usefixtures("_only_the_fence_kills")
 async def test_without_database_and_nats_a_run_is_stopped_before_witnesses_may_find_nobody(
     start: StartWorker,
     rows: Rows,
@@ -144,16 +169,22 @@ async def test_without_database_and_nats_a_run_is_stopped_before_witnesses_may_f
     database_url: str,
     tmp_path: Path,
 ) -> None:
-    server = NatsServer(tmp_path)
+    server, stubborn = NatsServer(tmp_path), Stubborn()
     await server.start()
     try:
         async with proxied(database_url) as (proxy, url):
             fenced = Fenced()
             settings = make_settings(nats_url=server.url, database_url=url)
-            running = await start(scripted(fenced.process), with_settings=settings)
+            running = await start(
+                scripted(fenced.process),
+                scripted(stubborn.process, kind="plain"),
+                isolated.EndlessAtFirst,
+                with_settings=settings,
+            )
             async with JobClient(make_settings(nats_url=server.url, statement_timeout=10.0)) as client:
                 job = await client.enqueue("scripted", {})
-                await running.events.told("job.started")
+                ignoring = [(await client.enqueue(kind, {})).id for kind in ("plain", "endless-at-first")]
+                await running.events.told("job.started", times=3)
             await eventually(lambda: proves_itself(running))
             proxy.black_hole()
             await server.stop()
@@ -161,12 +192,18 @@ async def test_without_database_and_nats_a_run_is_stopped_before_witnesses_may_f
             print(f"fenced after {silence:.3f} s without database and NATS")  # noqa: T201 -- for -rP
             assert BY_RULE_3 <= silence < BY_RULE_3 + LOOK + SLACK_SECONDS
             assert silence < BY_RULE_1
+            [ignored] = await running.events.told("job.stop_ignored")
+            assert (ignored["kind"], ignored["stop"]) == ("plain", "fenced")
+            assert (await running.events.told("isolated.ended"))[0]["cause"] == "stop ignored"
+            stubborn.end.set()
             await server.start()
             proxy.restore()
-            await rows.becomes(job.id, "completed")
+            for job_id in (job.id, *ignoring):
+                await rows.becomes(job_id, "completed")
             assert await rows.told(job.id) == ["fenced", "released", "claimed"]
             await running.worker.close()
     finally:
+        stubborn.end.set()
         await server.stop()
 
 
@@ -199,24 +236,6 @@ async def test_without_nats_alone_nothing_is_stopped(
 
 
 # --- what ignores its stop ---
-
-
-class Stubborn:
-    """A plain function that ends when the test says so, and not before."""
-
-    def __init__(self) -> None:
-        self.end = threading.Event()
-
-    def process(self, job: Job[Any]) -> Any:
-        self.end.wait(30)
-        return job.payload
-
-
-@pytest.fixture
-def stubborn() -> Any:
-    made = Stubborn()
-    yield made
-    made.end.set()
 
 
 async def test_a_thread_that_ignores_its_stop_is_condemned_with_its_process(
@@ -286,9 +305,6 @@ async def test_a_thread_that_is_told_to_drain_is_not_condemned(
 async def test_a_job_in_quarantine_does_not_condemn_the_process_that_watches_it(
     client: JobClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        isolated_process, "_GRACE_HEARTBEATS", 1000
-    )  # else its process is ended before the fence looks
     async with tied(perilous.Stubborn, settings=settings) as (running, supervision):
         job = await client.enqueue("stubborn", {})
         await running.events.told("job.started")
@@ -297,8 +313,10 @@ async def test_a_job_in_quarantine_does_not_condemn_the_process_that_watches_it(
         async def timed_out() -> None:
             assert run.stop is StopReason.TIMEOUT
 
-        await eventually(timed_out)
-        await rounds_pass(count_rounds(running.worker._components.fences), 2 * 4 + 4)
+        with monkeypatch.context() as patch:  # else its process is ended before the fence looks
+            patch.setattr(IsolatedProcess, "_request_stop", lambda *_: asyncio.Future())
+            await eventually(timed_out)
+            await rounds_pass(count_rounds(running.worker._components.fences), 2 * 4 + 4)
         assert supervision.condemned == []
         assert running.worker._context.in_flight.runs == {job.id: run}
 

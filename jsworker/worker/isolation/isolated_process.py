@@ -49,8 +49,6 @@ _BYTES_A_BYTE: Final = 7
 """One byte of a result or payload takes at most so many bytes as JSON text within JSON."""
 _LINE_BYTES_A_CHILD_JOB: Final = 4096
 """The most bytes sent of a child job beside its payload; its keys and trace states are bounded."""
-_GRACE_HEARTBEATS: Final = 2
-"""A job may go on for so many heartbeat intervals after it was asked to stop."""
 _ROUNDS_A_TIMEOUT: Final = 10
 _LONGEST_ROUND_SECONDS: Final = 1.0
 _HEARD_ROUNDS: Final = 2
@@ -322,7 +320,7 @@ class IsolatedProcess:
                 if run.stop is None or run.abandoned:
                     raise
                 forget_cancellation()
-                timer = self._request_stop(run.stop)
+                timer = self._request_stop(run, run.stop)
                 until_the_end.callback(timer.cancel)
         ended = self._run_ended.result()
         if ended is not None:
@@ -333,9 +331,9 @@ class IsolatedProcess:
             return ended.outcome
         return self._outcome_of_death(run)
 
-    def _request_stop(self, reason: StopReason) -> asyncio.TimerHandle:
+    def _request_stop(self, run: Run, reason: StopReason) -> asyncio.TimerHandle:
         self._link.send(wire.Request(what="stop", reason=reason))
-        grace = _GRACE_HEARTBEATS * self._settings.heartbeat_interval
+        grace = run.grace_heartbeats * self._settings.heartbeat_interval
         if reason is StopReason.SHUTDOWN:  # the owner itself has only this time left
             grace = self._settings.statement_timeout
         why = f"it went on although it was told to stop: {reason.value}"

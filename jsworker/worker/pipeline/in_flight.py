@@ -62,7 +62,9 @@ class Run:
     first_cancelled_at: float | None = None
     cancelled_at: float = 0.0
     cancellations: int = 0
-    is_urgent: bool = False  # others may soon run its job, although this run still owns it
+    # It may go on for so many intervals after a stop, a coroutine after each of two cancellations. The fence
+    # lowers this, so that it ends before others may run its job.
+    grace_heartbeats: float = 2.0
     ignores_stop: bool = False
     left_task: asyncio.Task[None] | None = None  # the task in which it goes on although it was given up
     should_stop: bool = False  # visible to the processor; also True while the worker drains
@@ -194,7 +196,6 @@ class Run:
             self.stop = reason
         self.should_stop = True
         self.cancelled |= reason is StopReason.CANCELLED
-        self.is_urgent |= reason is StopReason.FENCED
         # A repeated reason does not cancel again: not every heartbeat may interrupt a slow clean-up.
         # After another reason only LOST and SHUTDOWN cancel once more.
         escalates = reason in {StopReason.LOST, StopReason.SHUTDOWN} and self.cancelled_for is not reason
