@@ -148,9 +148,10 @@ class _Life:
         """Do what the parent wants; a worker that has not started just ends when it is to stop."""
         match message:
             case StopWorker(force=force):
-                self._stop_requested = True
+                # The parent asks twice, and a second cancellation would cut short what ``teardown`` closes.
+                is_first, self._stop_requested = not self._stop_requested, True
                 self._worker.stop(force=force)
-                if not self._started:
+                if not self._started and (is_first or force):
                     self._running.cancel()
             case Wake():
                 self._worker.wake_relay()

@@ -267,6 +267,25 @@ class SetsUpForEver(JobProcessor):
     async def process(self, job: Job[dict[str, Any]]) -> None: ...
 
 
+class ClosesWhileStopped(JobProcessor):
+    """Gets SIGTERM once more while it is torn down."""
+
+    async def teardown(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.5)
+        os.write(2, b"is closed\n")
+
+    async def process(self, job: Job[dict[str, Any]]) -> None: ...
+
+
+class SetsUpSlowly(JobProcessor):
+    async def setup(self) -> None:
+        os.write(2, b"sets up\n")
+        await asyncio.sleep(3600)
+
+    async def process(self, job: Job[dict[str, Any]]) -> None: ...
+
+
 class HoldsGil(JobProcessor):
     """Keeps the whole interpreter, and tells so."""
 

@@ -177,6 +177,14 @@ sys.meta_path.insert(0, Waits())
 """
 
 
+async def test_a_stopped_start_tears_down_what_it_has_set_up_to_the_end(supervise: Supervise) -> None:
+    parent = supervise("ClosesWhileStopped", "SetsUpSlowly")
+    await parent.says("sets up")
+    parent.send(signal.SIGTERM)
+    assert await parent.ends() == 0
+    assert "is closed" in parent.log
+
+
 @pytest.mark.parametrize("module", ["jsworker.cli.app", "jsworker.supervisor.parent"])
 @pytest.mark.parametrize("prefix", [(), pytest.param(UNSHARE, marks=needs_unshare)], ids=["", "process 1"])
 async def test_sigterm_ends_a_supervisor_that_still_imports(
