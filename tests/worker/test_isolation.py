@@ -23,6 +23,7 @@ from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings, variable_of
 from jsworker.worker.isolation import resident_memory
 from jsworker.worker.isolation.resident_memory import resident_bytes
+from jsworker.worker.pipeline.in_flight import Run, StopReason
 from jsworker.worker.worker import SetupFailed, Worker
 from tests.support.polling import eventually
 from tests.worker.isolated import (
@@ -284,17 +285,28 @@ async def test_it_is_told_of_a_drain(begin: Any, client: JobClient, rows: Rows) 
     assert (await rows.job(job.id))["status"] == "completed"
 
 
-async def test_a_forced_end_hands_it_back(begin: Any, client: JobClient, rows: Rows, tmp_path: Path) -> None:
-    running = await begin(Isolated, processes=2)
+async def test_a_forced_end_hands_it_back_and_kills_what_has_timed_out(
+    begin: Any, client: JobClient, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Run, "grace_heartbeats", 1000.0)
+    running = await begin(Isolated, Stubborn, processes=3, heartbeat_interval=3.0, statement_timeout=2.0)
+    stubborn = await client.enqueue("stubborn-isolated", {"does": "loop"})
     jobs = [
         await client.enqueue("isolated", {"does": does, "until": str(tmp_path / "never")})
         for does in ("wait", "compute")
     ]
-    await running.events.told("job.started", times=2)
+    await running.events.told("job.started", times=3)
+    run = running.worker._context.in_flight.runs[stubborn.id]
+
+    async def timed_out() -> None:
+        assert run.stop is StopReason.TIMEOUT
+
+    await eventually(timed_out)
     assert await running.worker.close(force=True) == 0
     for job in jobs:
         row = await rows.job(job.id)
         assert (row["status"], row["attempts"], row["stalls"]) == ("queued", 0, 0)
+    assert (await rows.job(stubborn.id))["last_error"].startswith("timed out after 1 s")
     assert children() == []
 
 

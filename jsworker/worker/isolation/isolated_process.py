@@ -320,7 +320,8 @@ class IsolatedProcess:
                 if run.stop is None or run.abandoned:
                     raise
                 forget_cancellation()
-                timer = self._request_stop(run, run.stop)
+                # Not the first reason alone: a stop of the worker leaves less time than a time-out before it.
+                timer = self._request_stop(run, run.cancelled_for or run.stop)
                 until_the_end.callback(timer.cancel)
         ended = self._run_ended.result()
         if ended is not None:
