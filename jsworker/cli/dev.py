@@ -5,15 +5,16 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Annotated
 
 from jsworker.cli.options import argument, flag, new_app, option
 from jsworker.cli.output import print_line, remark
+from jsworker.core.errors import ServersUnavailable
 from jsworker.embedded import EmbeddedServers, start_with_parent
 from jsworker.ownership.upgrading import upgrade_database
 
@@ -23,6 +24,7 @@ _NOT_FOUND = 127
 _OTHER_SERVERS = ("JSWORKER_DATABASE_", "JSWORKER_NATS_")
 _OF_THE_DASHBOARD = ("starlette", "jinja2", "uvicorn", "python_multipart")
 """Packages of the extra; all are looked for, because FastAPI's own extra installs a part of them."""
+_LOOK_SECONDS = 1.0
 _FROM_THE_TERMINAL = (signal.SIGINT, signal.SIGHUP)
 
 app = new_app()
@@ -83,18 +85,23 @@ def _dashboard(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def _serve(servers: EmbeddedServers) -> None:
-    stop, variables = threading.Event(), servers.environment()
+    signals: SimpleQueue[int] = SimpleQueue()
+    variables = servers.environment()
     others = [
         name for name in sorted(os.environ) if name.startswith(_OTHER_SERVERS) and name not in variables
     ]
-    with _on_signals(lambda _: stop.set()):
+    with _on_signals(signals.put):
         if others:
             print_line(f"unset {' '.join(others)}")
         for name, value in variables.items():
             print_line(f"export {name}={shlex.quote(value)}")
         sys.stdout.flush()
         remark(f"NATS and PostgreSQL are running, data in {servers.data}; Ctrl-C stops them")
-        stop.wait()
+        while servers.are_kept():
+            with suppress(Empty):
+                signals.get(timeout=_LOOK_SECONDS)
+                return
+    raise ServersUnavailable(f"the servers in {servers.data} have ended")
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:

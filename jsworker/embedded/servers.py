@@ -125,6 +125,10 @@ class EmbeddedServers:
         """Return the settings with which jsworker uses these servers; they contain PostgreSQL's password."""
         return {"JSWORKER_DATABASE_URL": self.database_url, "JSWORKER_NATS_URL": self.nats_url}
 
+    def are_kept(self) -> bool:
+        """Return whether the process that keeps the servers running is alive; they end with it."""
+        return self.data.exists() and self._folder.has_guard()
+
     def _find_or_start(self, presence: IO[bytes]) -> dict[str, str]:
         if not wait_for_lock(presence, SHARED, seconds=_STOP_DEADLINE):
             raise ServersUnavailable(

@@ -136,9 +136,17 @@ def test_a_command_that_does_not_exist_is_127(data: Path, cli: Cli) -> None:
     assert ended.refused(127) == "command 'no-such-command' is not an executable file and not on the PATH"
 
 
-def test_a_killed_dev_leaves_nothing_behind(spawn: Spawn) -> None:
+def test_neither_a_killed_guard_nor_a_killed_dev_leaves_anything_behind(spawn: Spawn) -> None:
     folder = new_servers_folder()
     try:
+        serving = spawn("dev", "--no-dashboard", "--data", folder / "data")
+        variables_of(serving)
+        [guard] = [each for each in processes_of(folder) if "jsworker.embedded.guard" in each.cmdline()]
+        guard.kill()
+        ended = serving.wait()
+        assert ended.code == 1
+        assert ended.err.endswith(f"the servers in {folder / 'data'} have ended\n")
+        wait_until(lambda: processes_of(folder) == [], "nothing is left")
         script = f"trap '' TERM; echo {folder}; {LOOP}"
         running = spawn("dev", "--data", folder / "data", "--", "sh", "-c", script)
         assert running.read_line() == str(folder)
