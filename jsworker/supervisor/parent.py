@@ -12,20 +12,20 @@ from typing import Final
 import structlog
 
 from jsworker.core.clock import boottime
+from jsworker.core.exit_codes import WRONG_USAGE
 from jsworker.core.settings import Settings
 from jsworker.supervisor import messages
 from jsworker.supervisor.child_process import Child, Death, KillReason, reap_orphans
 from jsworker.supervisor.child_start import DUMP_SIGNAL
 from jsworker.supervisor.children import FleetView, Place, show_work
 from jsworker.supervisor.dead_children import DeadChildren
+from jsworker.supervisor.process_exit import EXIT_SECONDS
 from jsworker.telemetry.logs import log_events
 from jsworker.worker.supervision import DeadOwner
 
 CONNECT_SECONDS: Final = 10.0
 """The first child of each place gives up reaching its servers after so long."""
 
-_WRONG_SETTINGS: Final = 2
-_EXIT_SECONDS: Final = 3.0
 _MARGIN_SECONDS: Final = 1.0
 _LINE_SECONDS: Final = 0.2
 _LAST_SIGNS_SECONDS: Final = 0.2
@@ -33,8 +33,6 @@ _LAST_SIGNS_SECONDS: Final = 0.2
 _ROUNDS_A_TIMEOUT: Final = 10
 _SHORTEST_ROUND_SECONDS: Final = 0.05
 _LONGEST_ROUND_SECONDS: Final = 0.5
-_HEARD_ROUNDS: Final = 2
-"""After a pause in which the parent itself stood still, a child's silence grows by at most so many rounds."""
 _ASLEEP_ROUNDS: Final = 10
 _OWN_ENDS: Final = frozenset(
     -number for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
@@ -200,11 +198,10 @@ class Supervisor:
         now = boottime()
         if self._stood_still():
             self._woke_at = now
-        heard = min(now - self._heard_at, _HEARD_ROUNDS * self._round_seconds)
         self._heard_at = now
         for child in self._children():
             child.link.hear()
-            if child.silence.pass_by(heard, now=now) and child.kill_reason is None:
+            if child.silence.pass_round(self._round_seconds, now=now) and child.kill_reason is None:
                 self._kill_hung(child)
         self._reap()
 
@@ -231,7 +228,7 @@ class Supervisor:
             self._over.set()
 
     def _note_death(self, place: Place, child: Child, code: int) -> None:
-        unfit = not child.ready and (code == _WRONG_SETTINGS or (code > 0 and child.generation == 1))
+        unfit = not child.ready and (code == WRONG_USAGE or (code > 0 and child.generation == 1))
         # If others work, it may be able to soon: a file is being replaced, for example.
         alone = not any(other.ready and not other.stopped for other in self._children())
         # A process that was asked to stop and holds no jobs may already have removed its signal handlers.
@@ -249,7 +246,7 @@ class Supervisor:
             if any(each.was_ready for each in self._places):
                 # At once, because its words are shown at the end.
                 self._logger.error("supervisor.stopping", **child.facts(), reason=child.last_words)
-            self._code = _WRONG_SETTINGS if code == _WRONG_SETTINGS else 1
+            self._code = WRONG_USAGE if code == WRONG_USAGE else 1
             self._words = child.last_words
             self._stop(force=False)
         else:
@@ -301,7 +298,7 @@ class Supervisor:
                 place.restart.cancel()
         for child in self._children():
             child.stop(force=force)
-        seconds = 2 * self._settings.statement_timeout + _EXIT_SECONDS + _MARGIN_SECONDS
+        seconds = 2 * self._settings.statement_timeout + EXIT_SECONDS + _MARGIN_SECONDS
         seconds += 0 if force else self._settings.shutdown_timeout
         self._loop.call_later(seconds, self._kill_the_rest)
         self._reap()

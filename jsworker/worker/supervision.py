@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 from uuid import UUID
 
+from jsworker.core.clock import boottime
 from jsworker.core.errors import JsworkerError
+
+_MOST_ROUNDS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ class Silence:
         self.quiet_until = 0.0
         """The boot time until which silence is not counted."""
         self._heard = False
+        self._looked_at = boottime()
         self.seconds = 0.0
 
     def note_tick(self) -> None:
@@ -82,6 +86,14 @@ class Silence:
     def is_quiet(self, now: float) -> bool:
         """Return whether an announced quiet phase lasts at the boot time ``now``."""
         return now < self.quiet_until
+
+    def pass_round(self, seconds: float, *, now: float) -> bool:
+        """Call ``pass_by`` with the time since the last round, of which there is one every ``seconds``.
+
+        After a pause in which the parent itself stood still, that is at most two rounds.
+        """
+        passed, self._looked_at = min(now - self._looked_at, _MOST_ROUNDS * seconds), now
+        return self.pass_by(passed, now=now)
 
     def pass_by(self, seconds: float, *, now: float) -> bool:
         """Add seconds without a tick, and return whether the silence exceeds the time-out now."""

@@ -17,8 +17,6 @@ _SLOW_SECONDS: Final = 10.0
 _ROUNDS_A_TIMEOUT: Final = 4
 _LONGEST_ROUND_SECONDS: Final = 1.0
 _BLOCKED_SECONDS: Final = 5.0
-_HEARD_ROUNDS: Final = 2
-"""After a pause of the whole process, at most so many rounds of it count."""
 _MOST_FRAMES: Final = 30
 LAG_SECONDS: Final = 0.25
 _LAG_WINDOW_SECONDS: Final = 15.0
@@ -98,15 +96,13 @@ class Watchdog:
 
     def _watch(self, thread: int, supervised: bool) -> None:  # noqa: FBT001 -- of Thread's args
         pause = min(_LONGEST_ROUND_SECONDS, self._timeout / _ROUNDS_A_TIMEOUT)
-        rounds, looked_at, report_at = -1, boottime(), _BLOCKED_SECONDS
+        rounds, report_at = -1, _BLOCKED_SECONDS
         while not self._over.wait(pause):
-            now = boottime()
-            passed, looked_at = min(now - looked_at, _HEARD_ROUNDS * pause), now
             if self._rounds != rounds:
                 rounds, report_at = self._rounds, _BLOCKED_SECONDS
                 self._silence.note_tick()
             self._silence.quiet_until = self._quiet.until
-            is_late, was_late = self._silence.pass_by(passed, now=now), self.blocked_seconds > 0
+            is_late, was_late = self._silence.pass_round(pause, now=boottime()), self.blocked_seconds > 0
             if self._silence.seconds >= report_at:
                 report_at *= 2
                 place = innermost(frames_of_thread(thread))

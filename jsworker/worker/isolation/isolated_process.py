@@ -51,8 +51,6 @@ _LINE_BYTES_A_CHILD_JOB: Final = 4096
 """The most bytes sent of a child job beside its payload; its keys and trace states are bounded."""
 _ROUNDS_A_TIMEOUT: Final = 10
 _LONGEST_ROUND_SECONDS: Final = 1.0
-_HEARD_ROUNDS: Final = 2
-"""After a pause in which this process itself stood still, a silence grows by at most so many rounds."""
 _STACKS_SECONDS: Final = 2.0
 """The time in which a process must answer; shorter than the caller waits."""
 _LOOK_SECONDS: Final = 0.1
@@ -118,7 +116,6 @@ class IsolatedProcess:
         )
         self._link.open()
         self._link.send(introduction)
-        self._heard_at = boottime()
         self._watch(settings.startup_timeout)
         self._round = self._loop.call_later(0.0, self._go_round)
         self._watching = asyncio.create_task(self._see_end(), name=f"end of isolated process {process.pid}")
@@ -299,10 +296,8 @@ class IsolatedProcess:
         seconds = min(_LONGEST_ROUND_SECONDS, self._silence.timeout / _ROUNDS_A_TIMEOUT)
         self._round = self._loop.call_later(seconds, self._go_round)
         self._link.hear()
-        now = boottime()
-        heard, self._heard_at = min(now - self._heard_at, _HEARD_ROUNDS * seconds), now
         self._silence.quiet_until = self._quiet_until
-        if self._silence.pass_by(heard, now=now):
+        if self._silence.pass_round(seconds, now=boottime()):
             limit = f"{self._silence.timeout:g} s"
             if self._prepared.done():
                 self.kill("silent", f"its event loop has not ticked for {limit}")
