@@ -299,7 +299,10 @@ class Heartbeat:
             ends += [limits.crash_after - self._interval] if gone else []
         if all(silent <= end for end in ends):
             return
-        run.grace_heartbeats = min(run.grace_heartbeats, 0.5 if gone else 1.0)
+        if gone:
+            run.grace_heartbeats = 0.5
+        elif run.kind.is_async and not run.isolated:  # of two cancellations each
+            run.grace_heartbeats = min(run.grace_heartbeats, 1.0)
         if run.stop is None and run.phase is not Phase.SETTLING:
             self._context.events.emit("job.fenced", **run.facts(), seconds_without_heartbeat=round(silent, 3))
         run.signal(StopReason.FENCED)
