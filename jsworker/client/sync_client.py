@@ -2,7 +2,7 @@
 
 import builtins  # Python 3.14 reads annotations late: there, list is the method
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, overload
 from uuid import UUID
@@ -10,22 +10,26 @@ from uuid import UUID
 from typing_extensions import Unpack
 
 from jsworker.client.client_thread import ClientThread
-from jsworker.client.enqueueing import one_for_each
-from jsworker.client.job_client import JobClient
+from jsworker.client.enqueueing import Kind, one_for_each
+from jsworker.client.job_info import JobDetails, JobEvent, JobInfo, JobStatus, StepInfo
+from jsworker.client.selected_jobs import JobConditions
 from jsworker.client.sync_parts import (
     SyncFlow,
     SyncJobHandle,
     SyncLimits,
     SyncSchedules,
+    SyncSelectedJobs,
     SyncWorkflows,
-    selects,
-    waits,
 )
 from jsworker.core.codec import Codec
 from jsworker.core.enqueue_options import EnqueueOptions
 from jsworker.core.events import Events
+from jsworker.core.priorities import Priority
 from jsworker.core.processor import AsyncProcessorOf, Payload, ProcessorOf, Returned
 from jsworker.core.settings import Settings, load_settings
+from jsworker.ownership.transitions.audit import Action
+from jsworker.ownership.transitions.control import Cancelled
+from jsworker.ownership.transitions.reset import Reset
 
 
 class SyncJobClient:
@@ -38,8 +42,6 @@ class SyncJobClient:
 
     ``events`` are those of ``JobClient``; their listeners are called in the client's own thread.
     """
-
-    _part = staticmethod(lambda client: client)
 
     def __init__(self, settings: Settings, *, codec: Codec | None = None) -> None:
         """See ``JobClient``."""
@@ -104,6 +106,24 @@ class SyncJobClient:
         Calls in other threads that are still waiting raise RuntimeError; so does every later call.
         """
         self._thread.close()
+
+    def pause(
+        self,
+        kind: Kind,
+        key: str | None = None,
+        *,
+        until: datetime | timedelta | None = None,
+        reason: str | None = None,
+        actor: str | None = None,
+    ) -> datetime | None:
+        """See ``JobClient.pause``."""
+        return self._thread.call(
+            lambda client: client.pause(kind, key, until=until, reason=reason, actor=actor)
+        )
+
+    def resume(self, kind: Kind, key: str | None = None, *, actor: str | None = None) -> int:
+        """See ``JobClient.resume``."""
+        return self._thread.call(lambda client: client.resume(kind, key, actor=actor))
 
     @overload
     def enqueue(
@@ -201,19 +221,103 @@ class SyncJobClient:
         """Return a workflow to be filled in a ``with`` block, at whose end all of it is enqueued."""
         return SyncFlow(name, self._thread)
 
-    publish_pending = waits(JobClient.publish_pending)
-    get = waits(JobClient.get)
-    timeline = waits(JobClient.timeline)
-    steps = waits(JobClient.steps)
-    list = waits(JobClient.list)
-    select = selects(JobClient.select)
-    audit = waits(JobClient.audit)
-    cancel = waits(JobClient.cancel)
-    retry = waits(JobClient.retry)
-    set_priority = waits(JobClient.set_priority)
-    reschedule = waits(JobClient.reschedule)
-    clear_and_reenqueue = waits(JobClient.clear_and_reenqueue)
-    pause = waits(JobClient.pause)
-    resume = waits(JobClient.resume)
-    drain_worker = waits(JobClient.drain_worker)
-    undrain_worker = waits(JobClient.undrain_worker)
+    def publish_pending(self, *, wait: bool = True) -> int:
+        """See ``JobClient.publish_pending``."""
+        return self._thread.call(lambda client: client.publish_pending(wait=wait))
+
+    def get(self, job_id: UUID | str) -> JobDetails:
+        """See ``JobClient.get``."""
+        return self._thread.call(lambda client: client.get(job_id))
+
+    def timeline(self, job_id: UUID | str) -> builtins.list[JobEvent]:
+        """See ``JobClient.timeline``."""
+        return self._thread.call(lambda client: client.timeline(job_id))
+
+    def steps(self, job_id: UUID | str) -> builtins.list[StepInfo]:
+        """See ``JobClient.steps``."""
+        return self._thread.call(lambda client: client.steps(job_id))
+
+    def list(
+        self,
+        *,
+        status: JobStatus | None = None,
+        kind: Kind | None = None,
+        limit: int = 50,
+        after: UUID | str | None = None,
+        stale_for: float | None = None,
+        running_for: float | None = None,
+        no_progress_for: float | None = None,
+        priority: Priority | None = None,
+        **where: Unpack[JobConditions],
+    ) -> builtins.list[JobInfo]:
+        """See ``JobClient.list``."""
+        return self._thread.call(
+            lambda client: client.list(
+                status=status,
+                kind=kind,
+                limit=limit,
+                after=after,
+                stale_for=stale_for,
+                running_for=running_for,
+                no_progress_for=no_progress_for,
+                priority=priority,
+                **where,
+            )
+        )
+
+    def select(
+        self,
+        *,
+        status: JobStatus,
+        kind: Kind | None = None,
+        stale_for: float | None = None,
+        running_for: float | None = None,
+        no_progress_for: float | None = None,
+        priority: Priority | None = None,
+        **where: Unpack[JobConditions],
+    ) -> SyncSelectedJobs:
+        """See ``JobClient.select``."""
+        return SyncSelectedJobs(
+            self._thread,
+            lambda client: client.select(
+                status=status,
+                kind=kind,
+                stale_for=stale_for,
+                running_for=running_for,
+                no_progress_for=no_progress_for,
+                priority=priority,
+                **where,
+            ),
+        )
+
+    def audit(self, *, limit: int = 50, after: UUID | str | None = None) -> Sequence[Action]:
+        """See ``JobClient.audit``."""
+        return self._thread.call(lambda client: client.audit(limit=limit, after=after))
+
+    def cancel(self, *job_ids: UUID | str, actor: str | None = None) -> Cancelled:
+        """See ``JobClient.cancel``."""
+        return self._thread.call(lambda client: client.cancel(*job_ids, actor=actor))
+
+    def drain_worker(self, worker_id: str, *, actor: str | None = None) -> None:
+        """See ``JobClient.drain_worker``."""
+        self._thread.call(lambda client: client.drain_worker(worker_id, actor=actor))
+
+    def undrain_worker(self, worker_id: str, *, actor: str | None = None) -> None:
+        """See ``JobClient.undrain_worker``."""
+        self._thread.call(lambda client: client.undrain_worker(worker_id, actor=actor))
+
+    def retry(self, job_id: UUID | str, *, actor: str | None = None) -> None:
+        """See ``JobClient.retry``."""
+        self._thread.call(lambda client: client.retry(job_id, actor=actor))
+
+    def set_priority(self, job_id: UUID | str, priority: Priority, *, actor: str | None = None) -> None:
+        """See ``JobClient.set_priority``."""
+        self._thread.call(lambda client: client.set_priority(job_id, priority, actor=actor))
+
+    def reschedule(self, job_id: UUID | str, run_at: datetime, *, actor: str | None = None) -> None:
+        """See ``JobClient.reschedule``."""
+        self._thread.call(lambda client: client.reschedule(job_id, run_at, actor=actor))
+
+    def clear_and_reenqueue(self, job_id: UUID | str, reason: str, *, actor: str | None = None) -> Reset:
+        """See ``JobClient.clear_and_reenqueue``."""
+        return self._thread.call(lambda client: client.clear_and_reenqueue(job_id, reason, actor=actor))

@@ -31,10 +31,10 @@ class SyncJobHandle(Handle[R]):
         return self._returned(self._wait(timeout))
 
 
-def waits(
+def _waits(
     method: Callable[Concatenate[Any, A], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, A], T]:
-    """Return the method of the client or a part of it that calls this one in its thread, and waits."""
+    """Return the method of a part of the client that calls this one in the client's thread, and waits."""
 
     @wraps(method)
     def call(self: Any, /, *args: A.args, **named: A.kwargs) -> T:
@@ -56,23 +56,23 @@ class SyncLimits(_Part):
     """The limits of an installation, as ``Limits``; the calls wait."""
 
     _part = staticmethod(attrgetter("limits"))
-    list = waits(Limits.list)
-    set = waits(Limits.set)
-    numbers = waits(Limits.numbers)
-    reset = waits(Limits.reset)
-    pause = waits(Limits.pause)
-    resume = waits(Limits.resume)
+    list = _waits(Limits.list)
+    set = _waits(Limits.set)
+    numbers = _waits(Limits.numbers)
+    reset = _waits(Limits.reset)
+    pause = _waits(Limits.pause)
+    resume = _waits(Limits.resume)
 
 
 class SyncSchedules(_Part):
     """The schedules of an installation, as ``Schedules``; the calls wait."""
 
     _part = staticmethod(attrgetter("schedules"))
-    list = waits(Schedules.list)
-    add = waits(Schedules.add)
-    pause = waits(Schedules.pause)
-    resume = waits(Schedules.resume)
-    remove = waits(Schedules.remove)
+    list = _waits(Schedules.list)
+    add = _waits(Schedules.add)
+    pause = _waits(Schedules.pause)
+    resume = _waits(Schedules.resume)
+    remove = _waits(Schedules.remove)
 
     def run_now(self, name: str, *, actor: str | None = None) -> SyncJobHandle:
         """See ``Schedules.run_now``."""
@@ -87,34 +87,22 @@ class SyncSelectedJobs(_Part):
         super().__init__(thread)
         self._part = select
 
-    count = waits(SelectedJobs.count)
-    retry = waits(SelectedJobs.retry)
-    cancel = waits(SelectedJobs.cancel)
-    clear = waits(SelectedJobs.clear)
-    set_priority = waits(SelectedJobs.set_priority)
-    reschedule = waits(SelectedJobs.reschedule)
-
-
-def selects(
-    method: Callable[Concatenate[JobClient, A], SelectedJobs],
-) -> Callable[Concatenate[Any, A], SyncSelectedJobs]:
-    """Return the method that selects jobs as this one does, with each call of what it returns."""
-
-    @wraps(method)
-    def select(self: Any, /, *args: A.args, **named: A.kwargs) -> SyncSelectedJobs:
-        return SyncSelectedJobs(self._thread, lambda client: method(client, *args, **named))
-
-    return select
+    count = _waits(SelectedJobs.count)
+    retry = _waits(SelectedJobs.retry)
+    cancel = _waits(SelectedJobs.cancel)
+    clear = _waits(SelectedJobs.clear)
+    set_priority = _waits(SelectedJobs.set_priority)
+    reschedule = _waits(SelectedJobs.reschedule)
 
 
 class SyncWorkflows(_Part):
     """The workflows of an installation, as ``Workflows``; the calls wait."""
 
     _part = staticmethod(attrgetter("workflows"))
-    list = waits(Workflows.list)
-    get = waits(Workflows.get)
-    cancel = waits(Workflows.cancel)
-    retry = waits(Workflows.retry)
+    list = _waits(Workflows.list)
+    get = _waits(Workflows.get)
+    cancel = _waits(Workflows.cancel)
+    retry = _waits(Workflows.retry)
 
 
 class SyncFlow(Nodes):
