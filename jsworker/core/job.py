@@ -417,7 +417,8 @@ class Job(_Statements, Generic[P]):
         Raises:
             UsageError: the run has ended, its job was completed before by ``job.transaction()``,
                 ``complete_statement`` was called, which cannot enqueue anything, or a step of the job calls
-                this: a later run, which does not call the step again, would enqueue nothing.
+                this, except in a thread that inherits no context: a later run, which does not call the step
+                again, would enqueue nothing.
             ValueError: more than 5,000 children of a run, or payloads of more than eight times
                 JSWORKER_MAX_PAYLOAD_BYTES in all.
             InvalidName, InvalidPayload, InvalidJson, TypeError: as ``JobClient.enqueue``.

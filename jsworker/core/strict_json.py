@@ -177,7 +177,7 @@ def adapter_of(annotation: Any) -> TypeAdapter[Any]:
         return _new_adapter(annotation)
 
 
-@lru_cache(maxsize=1000)  # limited, because functions may define types of their own in each call
+@lru_cache(maxsize=200)  # limited, because functions may define types of their own in each call
 def _kept_adapter(annotation: Any, _written: str) -> TypeAdapter[Any]:
     return _new_adapter(annotation)
 

@@ -221,6 +221,34 @@ async def test_a_failure_cancels_and_a_retry_goes_on(client: JobClient, start: S
     assert await flow.result(timeout=60) == [{"sum": 10, "members": 5}]
 
 
+async def test_a_failure_before_is_not_named_where_an_operator_has_cancelled(
+    client: JobClient, start: StartWorker
+) -> None:
+    begun = asyncio.Event()
+
+    async def broken(_: Job[Any]) -> None:
+        raise ValueError("broken")
+
+    async def clean_up(_: Job[Any]) -> None:
+        begun.set()
+        await asyncio.sleep(60)
+
+    await start(
+        scripted(broken, kind="double", max_attempts=1),
+        scripted(clean_up, kind="clean-up"),
+        scripted(echo, kind="total"),
+    )
+    async with client.workflow("sums") as flow:
+        flow.job("double", {})
+        cleaning = flow.job("clean-up", {}, after="double", on_failure="run")
+        flow.job("total", {}, after="clean-up")
+    async with asyncio.timeout(60):
+        await begun.wait()
+    assert await client.cancel(cleaning.new[0].id)
+    with pytest.raises(WorkflowFailed, match=r"^node 'total' has no result: job \S+ is cancelled$"):
+        await flow.result(timeout=60)
+
+
 async def test_a_retry_while_the_results_are_read_is_waited_for(
     client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,7 +62,9 @@ WITH RECURSIVE before AS (
   UNION
   SELECT need.id, need.outcome FROM before
   JOIN jsworker.batch_needs AS n ON n.batch = before.id JOIN jsworker.batches AS need ON need.id = n.needs
-  WHERE before.outcome = 'cancelled'
+  WHERE before.outcome = 'cancelled' AND EXISTS (
+    SELECT FROM jsworker.jobs AS c
+    WHERE c.batch_id = before.id AND c.status = 'cancelled' AND c.failure_reason = 'needs')
 )
 SELECT j.id, b.name AS node, j.last_error FROM before JOIN jsworker.batches AS b ON b.id = before.id
 JOIN jsworker.jobs AS j ON j.batch_id = b.id AND j.status = 'failed' ORDER BY b.place, j.id LIMIT 1

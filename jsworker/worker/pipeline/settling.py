@@ -255,25 +255,30 @@ class Settler:
 
     async def _persist(self, statement: Statement, ended: Ended, *, wait: bool = True) -> Settled:
         """Write one outcome alone, repeatedly until it is answered: a locked row must not delay others."""
-        started = boottime()
-        for tries in count():
-            # Outcomes that wait for a lock may hold their places for long.
-            async with self._waiting if wait else self._large:
-                await self._context.health.wait_until_up()
-                try:
-                    [settled] = await self._ask(statement, [ended], tries=tries, wait=wait)
-                except (DatabaseUnavailable, DatabaseRefused) as error:
-                    # Find out whether the database is silent: a row that stays locked looks the same.
-                    await self._context.unanswered(error)
-                    if boottime() - started >= _LATE_SECONDS and self._context.health.up:
-                        self._report_late(ended.id, error)
-                else:
-                    self._late.discard(ended.id)
-                    if not self._late:
-                        self._context.complaints.end("outcomes")
-                    return settled
-            seconds = min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2 ** min(tries, 10))
-            await asyncio.sleep(jittered(seconds, _JITTER))
+        up_since: float | None = None
+        try:
+            for tries in count():
+                # Outcomes that wait for a lock may hold their places for long.
+                async with self._waiting if wait else self._large:
+                    await self._context.health.wait_until_up()
+                    up_since = up_since or boottime()
+                    try:
+                        [settled] = await self._ask(statement, [ended], tries=tries, wait=wait)
+                    except (DatabaseUnavailable, DatabaseRefused) as error:
+                        # Find out whether the database is silent: a row that stays locked looks the same.
+                        await self._context.unanswered(error)
+                        if not self._context.health.up:
+                            up_since = None
+                        elif boottime() - up_since >= _LATE_SECONDS:
+                            self._report_late(ended.id, error)
+                    else:
+                        return settled
+                seconds = min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2 ** min(tries, 10))
+                await asyncio.sleep(jittered(seconds, _JITTER))
+        finally:
+            self._late.discard(ended.id)
+            if not self._late:
+                self._context.complaints.end("outcomes")
         raise AssertionError
 
     def _report_late(self, job_id: UUID, error: JsworkerError) -> None:

@@ -130,8 +130,8 @@ def _answered_to(consumer: ConsumerInfo | None) -> float:
 
 
 def _was_in_earlier_stream(row: Posted, state: StreamState) -> bool:
-    """Return whether the stream was made anew, which explains, once, why the message is gone."""
-    return row.stream_created is not None and row.stream_created < state.created
+    """Return whether the stream was made after the job was queued, which explains the loss once."""
+    return row.stream_created is not None and max(row.stream_created, row.queued_at) < state.created
 
 
 def _is_gone(row: Posted, state: StreamState, ack_floor: float) -> bool:
