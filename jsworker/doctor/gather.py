@@ -167,8 +167,7 @@ async def _ask_postgresql(database: Database, facts: Facts) -> None:
     facts.schema = await _learn(read_schema(database))
     await _ask_for_rows(database, facts)
     # Last, to see what the other questions waited for.
-    found = [getattr(facts, each.name) for each in fields(facts)]
-    waited = any(isinstance(each, Unknown) and each.failed for each in found)
+    waited = any(isinstance(getattr(facts, name), Unknown) for name in _OF_TABLES if name != "holders")
     older_than = _STATEMENT_SECONDS if waited else HELD_SECONDS
     facts.holders = await _learn(read_holders(database, older_than))
 
