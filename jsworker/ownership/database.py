@@ -33,9 +33,7 @@ REVISIONS: Final = (
 OLDEST_REVISION: Final = "0024"
 """The first migration that this version works on, the newest one of the previous minor version."""
 
-_REVISION = text("""
-SELECT array(SELECT CAST(version_num AS text) FROM jsworker.alembic_version), to_regclass('jsworker.jobs') IS NOT NULL
-""")
+_REVISION = text("SELECT version_num FROM jsworker.alembic_version")
 _PING = text("SELECT 1")
 # Not pg_control_checkpoint(): after a promotion it shows the old timeline until the next checkpoint has ended.
 # The name of the WAL file that is being written begins with the timeline's eight hexadecimal digits; a standby
@@ -245,14 +243,14 @@ class Database:
         await self.ping()
 
     async def migrated_to(self) -> str | None:
-        """Return the schema's revision, None when there is none; refuse one that ``only_revision`` refuses."""
+        """Return the schema's revision, None when there is none."""
         try:
-            [(found, has_jobs)] = await self.run(_REVISION)
+            rows = await self.run(_REVISION)
         except DatabaseRefused as error:
             if error.sqlstate not in _NO_SUCH_TABLE:
                 raise
-            found, has_jobs = (), False
-        self.revision = only_revision(found, has_jobs=has_jobs)
+            rows = ()
+        self.revision = rows[0].version_num if rows else None
         return self.revision
 
     async def hidden_tables(self) -> list[str]:
@@ -380,19 +378,6 @@ def place_of(url: URL) -> str:
     listed = [hosts] if isinstance(hosts, str) else hosts
     place = ",".join(listed) or f"{url.host or 'local socket'}:{url.port or 5432}"
     return f"{place}/{url.database or ''}"
-
-
-def only_revision(found: Sequence[str], *, has_jobs: bool) -> str | None:
-    """Return the revision of those that ``alembic_version`` holds, None when there are no tables.
-
-    Raises DatabaseRefused when it holds several, or none beside tables, as after a restore of parts of a backup.
-    """
-    if len(found) > 1 or (has_jobs and not found):
-        raise DatabaseRefused(
-            "jsworker.alembic_version must hold one row, the migration that the tables are at, and holds "
-            f"{', '.join(sorted(found)) or 'none'}: correct it by hand"
-        )
-    return found[0] if found else None
 
 
 def check_level(found: str | None) -> str:

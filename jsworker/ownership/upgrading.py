@@ -26,7 +26,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 from alembic import command
 from jsworker.core.errors import DatabaseRefused, JsworkerError, SettingsError
 from jsworker.core.names import printable
-from jsworker.ownership.database import REVISIONS, only_revision, place_of
+from jsworker.ownership.database import REVISIONS, place_of
 from jsworker.ownership.pool import CONNECT_ARGUMENTS, driver_url
 from jsworker.ownership.queries.server_report import HOLDERS, Holder
 from jsworker.ownership.refusals import RowRefused, map_error
@@ -45,7 +45,6 @@ _LOCK_TIMEOUT: Final = text("SELECT set_config('lock_timeout', :limit, false)")
 _HELD_SECONDS: Final = 1.0
 """Transactions younger than this are not what an upgrade waits for."""
 _NAMED: Final = 3
-_HAS_JOBS: Final = text("SELECT to_regclass('jsworker.jobs') IS NOT NULL")
 _FUNCTION: Final = re.compile(r"\S+\([^()]*\)")
 _ONE_MIGRATION_AT_A_TIME: Final = 0x6A73776F
 _ONE_BUILDER_AT_A_TIME = 0x6A737778
@@ -284,8 +283,7 @@ def _build_indexes(connection: Connection, revision: str, tell: Callable[[str], 
 
 def _current(connection: Connection) -> str | None:
     options = {"version_table_schema": SCHEMA}
-    heads = MigrationContext.configure(connection, opts=options).get_current_heads()
-    return only_revision(heads, has_jobs=bool(connection.execute(_HAS_JOBS).scalar()))
+    return MigrationContext.configure(connection, opts=options).get_current_revision()
 
 
 def _migrate(context: "EnvironmentContext", connection: Connection) -> None:

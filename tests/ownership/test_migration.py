@@ -569,30 +569,6 @@ def test_a_database_of_a_newer_version_is_left_alone(at_revision: AtRevision) ->
         assert current_revision(url) == "9999"
 
 
-@pytest.mark.parametrize(
-    ("change", "held"),
-    [
-        ("DELETE FROM", "none"),
-        ("INSERT INTO jsworker.alembic_version VALUES ('0024'); SELECT FROM", f"0024, {HEAD}"),
-    ],
-    ids=["no row", "two rows"],
-)
-async def test_a_database_that_does_not_say_where_it_is_is_refused(
-    at_revision: AtRevision, change: str, held: str
-) -> None:
-    """As after a restore of parts of a backup."""
-    url = at_revision("head")
-    with connected(url) as sql:
-        sql.execute(f"{change} jsworker.alembic_version".encode())
-    says = f"^jsworker.alembic_version must hold one row, .* and holds {held}: correct it by hand$"
-    for refuse in (upgrade_database, current_revision):
-        with pytest.raises(DatabaseRefused, match=says):
-            refuse(url)
-    async with Database(url, statement_timeout=3.0) as database:
-        with pytest.raises(DatabaseRefused, match=says):
-            await database.check_usable()
-
-
 class TestLevel:
     def test_the_revisions_that_are_known_are_those_of_the_scripts(self) -> None:
         scripts = ScriptDirectory.from_config(upgrading._config(None))
