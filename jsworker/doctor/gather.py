@@ -24,7 +24,6 @@ from jsworker.ownership.queries.job_report import (
     Statement,
 )
 from jsworker.ownership.queries.server_report import (
-    HELD_SECONDS,
     Holder,
     Link,
     MissingRight,
@@ -165,11 +164,8 @@ async def _ask_postgresql(database: Database, facts: Facts) -> None:
             return
     facts.rights = await _learn(read_missing_rights(database))
     facts.schema = await _learn(read_schema(database))
+    facts.holders = await _learn(read_holders(database))
     await _ask_for_rows(database, facts)
-    # Last, to see what the other questions waited for.
-    waited = any(isinstance(getattr(facts, name), Unknown) for name in _OF_TABLES if name != "holders")
-    older_than = _STATEMENT_SECONDS if waited else HELD_SECONDS
-    facts.holders = await _learn(read_holders(database, older_than))
 
 
 async def _ask_for_rows(database: Database, facts: Facts) -> None:

@@ -15,7 +15,7 @@ from alembic.migration import MigrationContext
 from alembic.script import Script, ScriptDirectory
 from alembic.script.revision import RevisionError
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, Engine, Row, create_engine, text
 from sqlalchemy.engine import URL, IteratorResult, Result
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.exc import DBAPIError
@@ -28,7 +28,6 @@ from jsworker.core.errors import DatabaseRefused, JsworkerError, SettingsError
 from jsworker.core.names import printable
 from jsworker.ownership.database import REVISIONS, place_of
 from jsworker.ownership.pool import CONNECT_ARGUMENTS, driver_url
-from jsworker.ownership.queries.server_report import HOLDERS, Holder
 from jsworker.ownership.refusals import RowRefused, map_error
 from jsworker.ownership.schema import SCHEMA, metadata
 from jsworker.ownership.session_settings import SESSION, begin_sessions, check_session
@@ -41,6 +40,29 @@ T = TypeVar("T")
 _LONGEST_WAIT_SECONDS: Final = 60.0
 _LOCK_NOT_AVAILABLE: Final = "55P03"
 _DEADLOCK: Final = "40P01"
+# The build of an index waits for snapshots, too, of transactions that hold no lock on the tables. When a transaction of
+# another role began is hidden from most logins.
+_HOLDERS: Final = text("""
+SELECT held.transaction, held.pid, held.gid, held.role,
+  CAST(extract(epoch FROM clock_timestamp() - held.since) AS double precision) AS seconds
+FROM (
+  SELECT l.virtualtransaction AS transaction, l.pid, p.gid, coalesce(a.usename, p.owner) AS role,
+    coalesce(a.xact_start, p.prepared) AS since
+  FROM pg_locks AS l
+  JOIN pg_class AS c ON c.oid = l.relation AND c.relnamespace = to_regnamespace('jsworker') AND c.relkind = 'r'
+  LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+  LEFT JOIN pg_locks AS x ON l.pid IS NULL AND x.pid IS NULL AND x.virtualtransaction = l.virtualtransaction
+    AND x.locktype = 'transactionid' AND x.granted
+  LEFT JOIN pg_prepared_xacts AS p ON p.transaction = x.transactionid
+  WHERE l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  UNION
+  SELECT 'snapshot ' || CAST(a.backend_xmin AS text), a.pid, NULL, a.usename, a.xact_start
+  FROM pg_stat_activity AS a
+  WHERE :of_a_build AND a.datname = current_database() AND a.backend_xmin IS NOT NULL
+    AND a.backend_type IS DISTINCT FROM 'autovacuum worker'
+) AS held
+WHERE held.pid IS DISTINCT FROM pg_backend_pid() ORDER BY seconds DESC NULLS LAST
+""")
 _LOCK_TIMEOUT: Final = text("SELECT set_config('lock_timeout', :limit, false)")
 _HELD_SECONDS: Final = 1.0
 """Transactions younger than this are not what an upgrade waits for."""
@@ -171,16 +193,15 @@ def _is_locked(error: BaseException) -> bool:
 
 
 def _holders(engine: Engine, *, of_a_build: bool) -> str:
-    def look() -> list[Holder]:
+    def look() -> list[Row[Any]]:
         with engine.connect() as connection:
-            found = [Holder(*row) for row in connection.execute(HOLDERS)]
-        return [one for one in found if one.tables or of_a_build]
+            return list(connection.execute(_HOLDERS, {"of_a_build": of_a_build}))
 
-    found = [one for one in look() if one.seconds is None or one.seconds >= _HELD_SECONDS]
-    if any(one.seconds is None for one in found):
+    found = [row for row in look() if row.seconds is None or row.seconds >= _HELD_SECONDS]
+    if any(row.seconds is None for row in found):
         time.sleep(_HELD_SECONDS)
-        again = {(one.transaction, one.pid) for one in look()}
-        found = [one for one in found if (one.transaction, one.pid) in again]
+        again = {(row.transaction, row.pid) for row in look()}
+        found = [row for row in found if (row.transaction, row.pid) in again]
     named = list(dict.fromkeys(map(_named, found)))[:_NAMED]
     what = "the build of an index waits for" if of_a_build else "a table is held by"
     return (
@@ -188,10 +209,10 @@ def _holders(engine: Engine, *, of_a_build: bool) -> str:
     )
 
 
-def _named(one: Holder) -> str:
-    what = f"prepared transaction {one.gid}" if one.pid is None else f"pid {one.pid}"
-    age = "" if one.seconds is None else f", open for {one.seconds:.0f} s"
-    return printable(f"{what} of role {one.role}{age}", 200)
+def _named(row: Row[Any]) -> str:
+    what = f"prepared transaction {row.gid}" if row.pid is None else f"pid {row.pid}"
+    age = "" if row.seconds is None else f", open for {row.seconds:.0f} s"
+    return printable(f"{what} of role {row.role}{age}", 200)
 
 
 def _migrating(dsn: str, call: Callable[[Connection], T], *, in_transaction: bool = True) -> T:

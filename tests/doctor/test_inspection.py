@@ -186,40 +186,16 @@ async def test_a_question_without_an_answer_hides_no_other(
 ) -> None:
     monkeypatch.setattr("jsworker.doctor.gather._STATEMENT_SECONDS", 1.0)
     with psycopg.connect(database_url) as connection:
-        pid = connection.info.backend_pid
         connection.execute("LOCK TABLE jsworker.limits, jsworker.batches IN ACCESS EXCLUSIVE MODE")
         facts = await gather(settings)
     answers = {each.name: getattr(facts, each.name) for each in fields(facts)}
     unknown = {name for name, answer in answers.items() if isinstance(answer, Unknown) and answer.failed}
     assert unknown == {"limits", "left_batches"}
-    assert not isinstance(facts.holders, Unknown)
-    assert [holder.pid for holder in facts.holders] == [pid]
     found = [each for each in examine(facts) if not each.check.startswith("nats.")]  # there is no stream
     unchecked = {each.check: each for each in found if "not checked" in each.says}
     assert unchecked.keys() == {"jobs.limits", "jobs.workflows"}
     assert all(each.says.endswith("did not answer within 1 s") for each in unchecked.values())
     assert {each.level for each in unchecked.values()} == {"warning"}
-
-
-async def test_a_reader_for_whom_others_wait_is_named(database: Database, database_url: str) -> None:
-    """As when ALTER TABLE waits for a backup, and everybody else waits for ALTER TABLE."""
-    with psycopg.connect(database_url) as reader, psycopg.connect(database_url) as other:
-        pid = reader.info.backend_pid
-        reader.execute("SELECT FROM jsworker.jobs")
-        assert await server_report.read_holders(database, older_than=0.0) == []
-        waits = asyncio.create_task(
-            asyncio.to_thread(other.execute, "ALTER TABLE jsworker.jobs OWNER TO CURRENT_USER")
-        )
-        try:
-
-            async def is_named() -> None:
-                found = await server_report.read_holders(database)
-                assert [(one.pid, one.tables, one.waiting) for one in found] == [(pid, ["jobs"], 1)]
-
-            await eventually(is_named)
-        finally:
-            reader.rollback()
-            await waits
 
 
 HELD = """

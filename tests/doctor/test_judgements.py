@@ -209,7 +209,7 @@ def test_migrations(found: str | None, level: str, part: str) -> None:
 
 
 def test_a_prepared_transaction_that_holds_locks() -> None:
-    forgotten = Holder("4/7", None, "it's", "app", ["jobs", "job_events"], True, 90.0, 0)
+    forgotten = Holder("4/7", None, "it's", "app", ["jobs", "job_events"], 90.0, 0)
     remark = only(postgresql_checks.locks([forgotten]))
     assert remark.level == "warning"
     held = "prepared transaction 'it''s' of role app holds locks on job_events, jobs for 90 s"

@@ -120,37 +120,29 @@ WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relname = 'jobs' AND NO
 ORDER BY what, name
 """)
 
-# Who holds locks on the tables; and snapshots, for which the build of an index waits. Not a commit that waits for a
-# synchronous standby: to end it would show others what no standby has. A login that is neither of the same role nor
-# in pg_read_all_stats does not see how long a transaction has been open.
+# Locks that keep others from writing: not those of readers, of VACUUM and of CREATE INDEX CONCURRENTLY, and not those
+# of a commit that waits for a synchronous standby: to end it would show others what no standby has. A
+# login that is neither of the same role nor in pg_read_all_stats does not see how long a transaction has been open.
 HOLDERS = text("""
-WITH blocked AS MATERIALIZED (
-  SELECT w.pid, unnest(pg_blocking_pids(w.pid)) AS by
-  FROM (SELECT DISTINCT pid FROM pg_locks WHERE NOT granted AND locktype <> 'virtualxid') AS w
-)
-SELECT h.transaction, h.pid, p.gid, coalesce(a.usename, p.owner) AS role, h.tables, h.writes,
+SELECT h.transaction, h.pid, p.gid, coalesce(a.usename, p.owner) AS role, h.tables,
   CAST(extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared)) AS double precision) AS seconds,
-  (SELECT count(DISTINCT b.pid) FROM blocked AS b WHERE b.by = coalesce(h.pid, 0)) AS waiting
+  (SELECT count(DISTINCT w.pid) FROM pg_locks AS w
+   WHERE NOT w.granted AND coalesce(h.pid, 0) = ANY (pg_blocking_pids(w.pid))) AS waiting
 FROM (
-  SELECT l.virtualtransaction AS transaction, l.pid, array_agg(DISTINCT CAST(c.relname AS text)) AS tables,
-    bool_or(l.mode NOT IN ('AccessShareLock', 'ShareUpdateExclusiveLock')) AS writes
+  SELECT l.virtualtransaction AS transaction, l.pid, array_agg(DISTINCT CAST(c.relname AS text)) AS tables
   FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation AND c.relkind IN ('r', 'p')
-  WHERE c.relnamespace = to_regnamespace('jsworker') AND l.granted
+  WHERE c.relnamespace = to_regnamespace('jsworker') AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND l.mode NOT IN ('AccessShareLock', 'ShareUpdateExclusiveLock')
   GROUP BY l.virtualtransaction, l.pid
-  UNION ALL
-  SELECT 'snapshot ' || CAST(s.backend_xmin AS text), s.pid, '{}', false FROM pg_stat_activity AS s
-  WHERE s.datname = current_database() AND s.backend_xmin IS NOT NULL
-    AND s.backend_type IS DISTINCT FROM 'autovacuum worker'
 ) AS h
 LEFT JOIN pg_stat_activity AS a ON a.pid = h.pid
 LEFT JOIN pg_locks AS x ON h.pid IS NULL AND x.pid IS NULL AND x.virtualtransaction = h.transaction
   AND x.locktype = 'transactionid' AND x.granted
 LEFT JOIN pg_prepared_xacts AS p ON p.transaction = x.transactionid
-WHERE h.pid IS DISTINCT FROM pg_backend_pid() AND a.wait_event IS DISTINCT FROM 'SyncRep'
-ORDER BY waiting DESC, seconds DESC NULLS LAST
+WHERE a.wait_event IS DISTINCT FROM 'SyncRep'
+ORDER BY waiting DESC, seconds DESC NULLS LAST LIMIT 20
 """)
-_MOST_HOLDERS: Final = 20
 HELD_SECONDS: Final = 30.0
 """Transactions that hold locks on jsworker's tables are reported from this age on, or if others wait for them."""
 _SEEN_SECONDS: Final = 3.0
@@ -207,15 +199,12 @@ class Link:
 
 
 class Holder(NamedTuple):
-    """A transaction that holds locks on jsworker's tables, or a snapshot.
+    """A transaction that holds locks on jsworker's tables.
 
     Attributes:
         pid: of its session; None: it is a prepared transaction, and has the name ``gid``.
-        tables: names of those that it has locked; none: this is its snapshot.
-        writes: whether its locks keep others from writing: not those of readers, of VACUUM and of CREATE INDEX
-            CONCURRENTLY, behind which somebody may wait whose lock does.
         seconds: how long it has been open; None: this login may not see it, and it is older than a few seconds.
-        waiting: number of sessions that wait for its locks.
+        waiting: number of sessions that wait for it.
     """
 
     transaction: str
@@ -223,7 +212,6 @@ class Holder(NamedTuple):
     gid: str | None
     role: str | None
     tables: Sequence[str]
-    writes: bool
     seconds: float | None
     waiting: int
 
@@ -342,22 +330,17 @@ async def read_schema(database: Database) -> Schema:
     )
 
 
-async def read_holders(database: Database, older_than: float = HELD_SECONDS) -> list[Holder]:
-    """Return transactions that have held locks on the tables for so many seconds, or for which others wait."""
-    found = await _read_lockers(database)
+async def read_holders(database: Database) -> list[Holder]:
+    """Return transactions that have held locks on the tables for long, or for which others wait."""
+    found = [Holder(*row) for row in await database.run(HOLDERS)]
     reported = [
-        one for one in found if one.waiting or (one.seconds is not None and one.seconds >= older_than)
+        one for one in found if one.waiting or (one.seconds is not None and one.seconds >= HELD_SECONDS)
     ]
     if unclear := {one.transaction for one in found if one.seconds is None and not one.waiting}:
         await asyncio.sleep(_SEEN_SECONDS)
-        reported += [one for one in await _read_lockers(database) if one.transaction in unclear]
-    return reported[:_MOST_HOLDERS]
-
-
-async def _read_lockers(database: Database) -> list[Holder]:
-    """Return transactions whose locks on the tables keep others from writing, or that others wait for."""
-    found = [Holder(*row) for row in await database.run(HOLDERS)]
-    return [one for one in found if one.tables and (one.writes or one.waiting)]
+        again = [Holder(*row) for row in await database.run(HOLDERS)]
+        reported += [one for one in again if one.transaction in unclear]
+    return reported
 
 
 async def read_link(database: Database) -> Link:
