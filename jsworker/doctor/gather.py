@@ -164,8 +164,8 @@ async def _ask_postgresql(database: Database, facts: Facts) -> None:
             return
     facts.rights = await _learn(read_missing_rights(database))
     facts.schema = await _learn(read_schema(database))
-    facts.holders = await _learn(read_holders(database))
     await _ask_for_rows(database, facts)
+    facts.holders = await _learn(read_holders(database))  # last, to see what the other questions wait for
 
 
 async def _ask_for_rows(database: Database, facts: Facts) -> None:

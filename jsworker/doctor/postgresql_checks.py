@@ -391,7 +391,7 @@ def locks(holders: Sequence[Holder]) -> Iterator[Finding]:
         since = "" if each.seconds is None else f" for {seconds(each.seconds)}"
         waits = f"; {counted(each.waiting, 'session')} waiting for it" if each.waiting else ""
         where = listed(sorted(each.tables))
-        says = f"{held} holds locks on {where}{since}{waits}: jobs that it locks stand still"
+        says = f"{held} holds locks on {where}{since}{waits}: what it locks stands still"
         yield info(says, do) if each.seconds is None and not each.waiting else warning(says, do)
 
 

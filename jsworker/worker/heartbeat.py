@@ -299,10 +299,11 @@ class Heartbeat:
             ends += [limits.crash_after - self._interval] if gone else []
         if all(silent <= end for end in ends):
             return
-        if gone:
-            run.grace_heartbeats = 0.5
-        elif run.kind.is_async and not run.isolated:  # of two cancellations each
-            run.grace_heartbeats = min(run.grace_heartbeats, 1.0)
+        # It ends before others may take the job: there is a look every quarter of an interval, and the
+        # margins above have room for three quarters and seven.
+        grace = 0.4 if gone and limits.crash_after is not None else 1.4
+        is_cancelled_twice = run.kind.is_async and not run.isolated
+        run.grace_heartbeats = min(run.grace_heartbeats, grace / 2 if is_cancelled_twice else grace)
         if run.stop is None and run.phase is not Phase.SETTLING:
             self._context.events.emit("job.fenced", **run.facts(), seconds_without_heartbeat=round(silent, 3))
         run.signal(StopReason.FENCED)

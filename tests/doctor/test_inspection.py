@@ -12,7 +12,7 @@ import nats
 import psycopg
 import pytest
 from nats.js.api import ConsumerConfig
-from sqlalchemy import Connection, TextClause, create_engine
+from sqlalchemy import Connection, TextClause, create_engine, text
 from sqlalchemy.engine import make_url
 
 from jsworker import JobClient
@@ -196,6 +196,39 @@ async def test_a_question_without_an_answer_hides_no_other(
     assert unchecked.keys() == {"jobs.limits", "jobs.workflows"}
     assert all(each.says.endswith("did not answer within 1 s") for each in unchecked.values())
     assert {each.level for each in unchecked.values()} == {"warning"}
+
+
+async def test_a_reader_for_whom_others_wait_is_named(database: Database, database_url: str) -> None:
+    """As when ALTER TABLE waits for a backup, and everybody else waits for ALTER TABLE."""
+    with psycopg.connect(database_url) as reader, psycopg.connect(database_url) as other:
+        pid = reader.info.backend_pid
+        reader.execute("CREATE TABLE own AS SELECT 1 AS n")
+        reader.commit()
+        reader.execute("SELECT FROM jsworker.jobs")
+        reader.execute("LOCK TABLE own")
+        for statement, named in (
+            ("LOCK TABLE own", []),
+            ("ALTER TABLE jsworker.jobs OWNER TO CURRENT_USER", [(pid, ["jobs"], 1)]),
+        ):
+            waits = asyncio.create_task(asyncio.to_thread(other.execute, statement))
+            try:
+                await eventually(lambda: is_waited_for(database, pid))
+                found = await server_report.read_holders(database)
+                assert [(one.pid, one.tables, one.waiting) for one in found] == named
+            finally:
+                other.cancel_safe()
+                with pytest.raises(psycopg.errors.QueryCanceled):
+                    await waits
+                other.rollback()
+        reader.rollback()
+
+
+async def is_waited_for(database: Database, pid: int) -> None:
+    rows = await database.run(
+        text("SELECT w.pid FROM pg_locks AS w WHERE NOT w.granted AND :pid = ANY (pg_blocking_pids(w.pid))"),
+        {"pid": pid},
+    )
+    assert rows
 
 
 HELD = """

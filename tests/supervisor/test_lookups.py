@@ -30,6 +30,7 @@ async def test_a_worker_connects_to_named_servers_again_while_jobs_use_every_thr
             "FillsThreads",
             event_loop=event_loop,
             stale_threshold=3600.0,
+            crash_threshold=1800.0,
             ack_wait=4000.0,
             database_url=database_url.replace("127.0.0.1", "localhost"),
             nats_url=nats_url.replace("127.0.0.1", "localhost"),

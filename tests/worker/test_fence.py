@@ -186,6 +186,7 @@ async def test_without_database_and_nats_a_run_is_stopped_before_witnesses_may_f
                 ignoring = [(await client.enqueue(kind, {})).id for kind in ("plain", "endless-at-first")]
                 await running.events.told("job.started", times=3)
             await eventually(lambda: proves_itself(running))
+            stopped = list(running.worker._context.in_flight.runs.values())
             proxy.black_hole()
             await server.stop()
             silence = await fenced.silence_at_stop(running)
@@ -194,6 +195,7 @@ async def test_without_database_and_nats_a_run_is_stopped_before_witnesses_may_f
             assert silence < BY_RULE_1
             [ignored] = await running.events.told("job.stop_ignored")
             assert (ignored["kind"], ignored["stop"]) == ("plain", "fenced")
+            assert {run.grace_heartbeats for run in stopped} == {0.4, 0.2}
             assert (await running.events.told("isolated.ended"))[0]["cause"] == "stop ignored"
             stubborn.end.set()
             await server.start()
@@ -233,6 +235,23 @@ async def test_without_nats_alone_nothing_is_stopped(
         await running.worker.close()
     finally:
         await server.stop()
+
+
+@pytest.mark.usefixtures("_only_the_fence_kills")
+async def test_the_fence_hurries_an_isolated_run_that_was_stopped_before(
+    client: JobClient, start: StartWorker, rows: Rows
+) -> None:
+    running = await start(isolated.EndlessAtFirst)
+    job = await client.enqueue("endless-at-first", {})
+    await running.events.told("job.started")
+    [run] = running.worker._context.in_flight.runs.values()
+    run.signal(StopReason.TIMEOUT)
+    await rounds_pass(count_rounds(running.worker._components.fences), 2)
+    assert not running.events.of("isolated.ended")
+    run.grace_heartbeats = 0.4
+    run.signal(StopReason.FENCED)
+    assert (await running.events.told("isolated.ended"))[0]["cause"] == "stop ignored"
+    await rows.becomes(job.id, "completed")
 
 
 # --- what ignores its stop ---

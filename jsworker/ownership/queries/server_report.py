@@ -120,10 +120,16 @@ WHERE c.relnamespace = to_regnamespace('jsworker') AND c.relname = 'jobs' AND NO
 ORDER BY what, name
 """)
 
-# Locks that keep others from writing: not those of readers, of VACUUM and of CREATE INDEX CONCURRENTLY, and not those
-# of a commit that waits for a synchronous standby: to end it would show others what no standby has. A
-# login that is neither of the same role nor in pg_read_all_stats does not see how long a transaction has been open.
+# Locks that keep others from writing: not those of VACUUM and of CREATE INDEX CONCURRENTLY, not those of readers, unless
+# somebody waits for one's lock on a table, behind whom all others wait, and not those of a commit that waits for a
+# synchronous standby: to end it would show others what no standby has. A login that is neither of the same role nor in
+# pg_read_all_stats does not see how long a transaction has been open.
 HOLDERS = text("""
+WITH kept_waiting AS MATERIALIZED (
+  SELECT unnest(pg_blocking_pids(w.pid)) AS by FROM pg_locks AS w JOIN pg_class AS c ON c.oid = w.relation
+  WHERE NOT w.granted AND w.locktype = 'relation' AND c.relnamespace = to_regnamespace('jsworker')
+    AND w.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+)
 SELECT h.transaction, h.pid, p.gid, coalesce(a.usename, p.owner) AS role, h.tables,
   CAST(extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared)) AS double precision) AS seconds,
   (SELECT count(DISTINCT w.pid) FROM pg_locks AS w
@@ -133,7 +139,8 @@ FROM (
   FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation AND c.relkind IN ('r', 'p')
   WHERE c.relnamespace = to_regnamespace('jsworker') AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-    AND l.mode NOT IN ('AccessShareLock', 'ShareUpdateExclusiveLock')
+    AND (l.mode NOT IN ('AccessShareLock', 'ShareUpdateExclusiveLock')
+      OR l.mode = 'AccessShareLock' AND l.pid IN (SELECT by FROM kept_waiting))
   GROUP BY l.virtualtransaction, l.pid
 ) AS h
 LEFT JOIN pg_stat_activity AS a ON a.pid = h.pid

@@ -197,8 +197,10 @@ class Run:
         self.should_stop = True
         self.cancelled |= reason is StopReason.CANCELLED
         # A repeated reason does not cancel again: not every heartbeat may interrupt a slow clean-up.
-        # After another reason only LOST and SHUTDOWN cancel once more.
-        escalates = reason in {StopReason.LOST, StopReason.SHUTDOWN} and self.cancelled_for is not reason
+        # After another reason only LOST and SHUTDOWN cancel once more, and FENCED an isolated run, whose
+        # process has a fixed time for its end.
+        urgent = {StopReason.LOST, StopReason.SHUTDOWN, *([StopReason.FENCED] if self.isolated else [])}
+        escalates = reason in urgent and self.cancelled_for is not reason
         if self.phase is Phase.RUNNING and (self.cancelled_for is None or escalates):
             self.cancelled_for = reason
             self.first_cancelled_at = self.first_cancelled_at or boottime()
