@@ -511,7 +511,7 @@ async def test_a_worker_ends_in_time_while_postgres_is_away(
     proxy, settings = through_proxy
     running = await start(scripted(Gate().process), with_settings=settings)
     job = await client.enqueue("scripted", {})
-    await rows.becomes(job.id, "processing")
+    await running.events.told("job.started")
     proxy.black_hole()
     clock = asyncio.get_running_loop().time
     began = clock()
