@@ -49,7 +49,7 @@ class TestDatabases:
         url = self.create(template)
         # The client fills in the values: several statements in one string take no parameters of the server's.
         with psycopg.connect(url, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection:
-            for table in ("jobs", "job_events", "job_steps"):
+            for table in ("jobs", "job_events", "job_steps", "refused_rows"):
                 connection.execute(f"ALTER TABLE jsworker.{table} SET (autovacuum_enabled = off)".encode())
             for statement in statements:
                 connection.execute(statement.encode(), values if "%(" in statement else None)

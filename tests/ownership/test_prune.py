@@ -315,6 +315,13 @@ FROM jsworker.jobs WHERE status = 'completed' ORDER BY finished_at, id LIMIT :co
 """
 
 HARDLY_ANY_ENDED = ENDED_JOBS.replace("%(count)s", "10")
+MARKS_THAT_ARE_GONE = """
+INSERT INTO jsworker.refused_rows
+  (job_id, attempted, kind, status, fencing_token, dispatch, sqlstate, tries, retry_at)
+SELECT uuidv7(), 'prune', %(kind)s, 'completed', 1, 1, '23503', 1, now() FROM generate_series(1, %(count)s);
+DELETE FROM jsworker.refused_rows
+"""
+"""What PostgreSQL knows then: that the pages of this table hold no row."""
 
 
 @pytest.fixture(scope="module")
@@ -327,7 +334,7 @@ def full_url(databases: TestDatabases, migrated: str) -> str:
 )
 def table(request: pytest.FixtureRequest, databases: TestDatabases, migrated: str) -> Iterator[Connection]:
     if request.param == "ANALYZE when hardly anything had ended":
-        before = LIVE_JOBS, HARDLY_ANY_ENDED, TIMELINES, STEPS, "ANALYZE"
+        before = LIVE_JOBS, HARDLY_ANY_ENDED, TIMELINES, STEPS, MARKS_THAT_ARE_GONE, "ANALYZE"
         url = databases.create_full(migrated, *before, ENDED_JOBS, TIMELINES, STEPS, kind=KIND, count=ENDED)
     else:
         url = request.getfixturevalue("full_url")
@@ -383,6 +390,21 @@ class TestPlan:
         found = table.execute(refused_rows.TIDY, parameters).one()
         table.rollback()
         assert (found.marks, found.attempted) == (refused_rows.MOST_MARKS, ["prune"])
+
+    def test_marks_that_are_over_are_deleted_in_time(self, table: Connection) -> None:
+        """A join of all marks with those of a batch takes minutes where statistics tell of none."""
+        table.execute(text("SET LOCAL statement_timeout = '30 s'"))
+        limit = refused_rows.MOST_MARKS
+        self.keep(table)
+        table.execute(text("UPDATE jsworker.refused_rows SET attempted = 'expire', fencing_token = 7"))
+        found = table.execute(refused_rows.TIDY, {"since": UUID(int=0), "limit": limit}).one()
+        assert (found.marks, found.attempted) == (limit, None)
+        assert len(table.execute(refused_rows.TRY_AGAIN, {"limit": limit}).all()) == limit
+        left = table.execute(text("SELECT job_id FROM jsworker.refused_rows LIMIT 2000")).scalars().all()
+        table.execute(refused_rows.FORGET, {"ids": left, "attempted": "expire"})
+        remain = table.execute(text("SELECT count(*) FROM jsworker.refused_rows")).scalar_one()
+        table.rollback()
+        assert remain == self.KEPT - 2 * limit - len(left)
 
     def test_a_count_reads_nothing_that_has_not_ended(self, table: Connection) -> None:
         assert "jobs_finished" in access_paths(table, prune.OLD_JOBS, values(table, ENDED - 1000))

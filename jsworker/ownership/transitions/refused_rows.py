@@ -47,37 +47,39 @@ ON CONFLICT (job_id, attempted) DO UPDATE SET
 RETURNING job_id, kind, sqlstate, constraint_name, tries
 """)
 
+# Locked marks are deleted by their place: a join reads all marks for each one where statistics tell of none.
 FORGET = text("""
-WITH written AS (
-  SELECT r.job_id, r.attempted FROM jsworker.refused_rows AS r
+DELETE FROM jsworker.refused_rows WHERE ctid = ANY(ARRAY(
+  SELECT r.ctid FROM jsworker.refused_rows AS r
   WHERE r.job_id = ANY(CAST(:ids AS uuid[])) AND r.attempted = :attempted
-  ORDER BY r.job_id FOR UPDATE SKIP LOCKED
-)
-DELETE FROM jsworker.refused_rows AS r USING written
-WHERE r.job_id = written.job_id AND r.attempted = written.attempted
+  ORDER BY r.job_id FOR UPDATE SKIP LOCKED))
 """)
 
 # A foreign key may keep millions of ended jobs: one look reads only some marks, and checks a mark of such a job
-# only when it is due again. The scalar subquery is answered by key; for a join the planner may read all jobs.
+# only when it is due again. Subqueries are answered by key; for a join the planner may read all jobs, or all marks
+# for each one.
 TIDY = text(f"""
 WITH looked AS MATERIALIZED (
   SELECT r.* FROM jsworker.refused_rows AS r WHERE r.job_id > CAST(:since AS uuid)
   ORDER BY r.job_id FETCH FIRST (CAST(:limit AS bigint)) ROWS WITH TIES
 ), over AS (
-  SELECT m.job_id, m.attempted FROM jsworker.refused_rows AS m JOIN looked AS r
-    ON r.job_id = m.job_id AND r.attempted = m.attempted AND r.retry_at = m.retry_at
+  SELECT r.job_id, r.attempted, r.retry_at FROM looked AS r
   WHERE (r.attempted <> 'prune' OR r.retry_at <= statement_timestamp()) AND (
     SELECT j.id FROM jsworker.jobs AS j WHERE j.id = r.job_id AND {_AS_REFUSED}
       AND (j.needs_publish OR r.attempted NOT IN ('publish', 'mark'))
       AND NOT (j.needs_publish AND r.attempted = 'republish')) IS NULL
-  ORDER BY m.job_id, m.attempted FOR UPDATE OF m SKIP LOCKED
+  ORDER BY r.job_id, r.attempted
 ), gone AS (
-  DELETE FROM jsworker.refused_rows AS r USING over
-  WHERE r.job_id = over.job_id AND r.attempted = over.attempted RETURNING r.job_id, r.attempted
+  DELETE FROM jsworker.refused_rows AS r WHERE r.ctid = ANY(ARRAY(
+    SELECT m.place FROM over, LATERAL (
+      SELECT ctid AS place FROM jsworker.refused_rows AS m
+      WHERE (m.job_id, m.attempted, m.retry_at) = (over.job_id, over.attempted, over.retry_at)
+      FOR UPDATE SKIP LOCKED) AS m)) RETURNING r.job_id, r.attempted
 )
 SELECT count(*) AS marks, (SELECT job_id FROM looked ORDER BY job_id DESC LIMIT 1) AS last,
-  array_agg(DISTINCT looked.attempted) FILTER (WHERE gone.job_id IS NULL) AS attempted
-FROM looked LEFT JOIN gone ON gone.job_id = looked.job_id AND gone.attempted = looked.attempted
+  array_agg(DISTINCT attempted) FILTER (WHERE (job_id, attempted) NOT IN (SELECT job_id, attempted FROM gone))
+    AS attempted
+FROM looked
 """)  # noqa: S608 -- a constant of this file
 MOST_MARKS: Final = 5_000
 """How many marks a look reads."""
@@ -100,12 +102,10 @@ REFERENCED: Final = ("23503", "23001")
 # Not those of jobs that a foreign key keeps: no error, and trying millions of them again takes hours. A locked
 # mark is being written or deleted just now.
 TRY_AGAIN = text(f"""
-WITH marks AS (
-  SELECT r.job_id, r.attempted FROM jsworker.refused_rows AS r
+DELETE FROM jsworker.refused_rows WHERE ctid = ANY(ARRAY(
+  SELECT r.ctid FROM jsworker.refused_rows AS r
   WHERE NOT (r.attempted = 'prune' AND r.sqlstate IN {REFERENCED}) LIMIT :limit FOR UPDATE SKIP LOCKED
-)
-DELETE FROM jsworker.refused_rows AS r USING marks AS m
-WHERE r.job_id = m.job_id AND r.attempted = m.attempted RETURNING r.job_id
+)) RETURNING job_id
 """)  # noqa: S608 -- constants of this file
 
 
