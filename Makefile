@@ -15,9 +15,10 @@ USE_DEPENDENCIES := tests/ownership $(addprefix tests/client/test_,enqueue.py jo
 	$(addprefix tests/worker/test_,server_faults.py transactions.py) tests/stream tests/telemetry tests/contrib \
 	tests/test_settings.py tests/test_contents.py
 # What the statements do in PostgreSQL: test_sql_page.py shows that the lowest SQLAlchemy writes the same ones.
-NOT_ON_OLDEST := $(addprefix --ignore=tests/ownership/test_,$(addsuffix .py,admission child_jobs constraints deadlocks \
-	guards operator_races owner_races plans prune races reset reset_races settle_stalls waiting_keys waiting_keys_walk \
-	workflow_control workflow_plans workflows)) --deselect=tests/contrib/test_django.py::TestCommands
+NOT_ON_OLDEST := $(addprefix --ignore=tests/ownership/test_,$(addsuffix .py,admission child_jobs claim_stale constraints \
+	deadlocks enqueue_function expire failures guards operator_races outbox_and_control owner_races plans priorities prune \
+	races registry repair reset reset_races settle_stalls waiting_keys waiting_keys_walk workflow_control workflow_plans \
+	workflows)) --ignore=tests/telemetry/test_event_names.py --deselect=tests/contrib/test_django.py::TestCommands
 # What reads and writes most of the tables.
 USE_TABLES := $(addprefix tests/client/test_,enqueue.py jobs.py own_transactions.py) \
 	$(addprefix tests/ownership/test_,late.py lives.py registry.py reset.py settle.py job_report.py) \
