@@ -32,30 +32,39 @@ _DUE = """
 # Text, because an INSERT of computed rows is harder to read as an expression. DO NOTHING, never DO UPDATE, which
 # would block the live job's owner until the producer commits. If there is no row in the answer, a job with the
 # same key is being committed right now; execute it again.
-ENQUEUE = filled(
-    """
-WITH created AS (
-  INSERT INTO jsworker.jobs ({columns})
-  SELECT CAST(:id AS uuid), CAST(:kind AS text), CAST(:payload AS jsonb), CAST(:unique_key AS text),
+KEY: Final = "CAST(:unique_key AS text)"
+OF_ONE: Final = """
+  SELECT CAST(:id AS uuid), CAST(:kind AS text), CAST(:payload AS jsonb), {live_key},
     CAST(:max_attempts AS integer), CAST(:max_stalls AS integer),
-    CAST(:traceparent AS text), CAST(:tracestate AS text), CAST(:limit_key AS text), CAST(:priority AS smallint),{due}
-  FROM (SELECT CAST(:delay AS double precision)) AS d(delay)
+    CAST(:traceparent AS text), CAST(:tracestate AS text), CAST(:limit_key AS text), CAST(:priority AS smallint),{due}{more}
+  FROM {source}"""
+ONE_OF_A_KEY: Final = """
+WITH created AS (
+  INSERT INTO jsworker.jobs ({columns}){of_one}
   ON CONFLICT DO NOTHING
   RETURNING id, dispatch
 )
 SELECT id, true AS created, dispatch FROM created
 UNION ALL
 SELECT j.id, false, j.dispatch FROM jsworker.jobs AS j
-WHERE j.kind = :kind AND j.unique_key = :unique_key AND {live} AND NOT EXISTS (SELECT FROM created)
-""",
+WHERE j.kind = :kind AND j.{key} = :unique_key AND {holder} AND NOT EXISTS (SELECT FROM created)
+"""
+ENQUEUE = filled(
+    ONE_OF_A_KEY,
+    of_one=OF_ONE,
     columns=COLUMNS,
+    live_key=KEY,
+    key="unique_key",
+    holder=condition(live),
     due=_DUE.format(delay="d.delay"),
-    live=condition(live),
+    more="",
+    source="(SELECT CAST(:delay AS double precision)) AS d(delay)",
 )
 
 # If one call has a key twice, the first wins. All producers insert keys in the same order, which avoids deadlocks:
 # each waits for equal keys that are not committed yet.
-INPUT: Final = """WITH input AS (
+MANY: Final = """
+WITH input AS (
   SELECT * FROM unnest(
     CAST(:ids AS uuid[]), CAST(:payloads AS text[]), CAST(:unique_keys AS text[]), CAST(:delays AS double precision[]),
     CAST(:max_attempts AS integer[]), CAST(:max_stalls AS integer[]),
@@ -64,21 +73,15 @@ INPUT: Final = """WITH input AS (
   ) WITH ORDINALITY AS i(
     id, payload, unique_key, delay, max_attempts, max_stalls, traceparent, tracestate, limit_key, priority, place)
   ORDER BY unique_key, place
-)"""
-ENQUEUE_MANY = filled(
-    """
-{input}
+)
 INSERT INTO jsworker.jobs ({columns})
 SELECT id, CAST(:kind AS text), CAST(payload AS jsonb), unique_key, max_attempts, max_stalls,
   traceparent, tracestate, limit_key, priority,{due}
-FROM input
+FROM {source}
 ON CONFLICT DO NOTHING
 RETURNING id
-""",
-    input=INPUT,
-    columns=COLUMNS,
-    due=_DUE.format(delay="delay"),
-)
+"""
+ENQUEUE_MANY = filled(MANY, columns=COLUMNS, due=_DUE.format(delay="delay"), source="input")
 _ARRAYS = (
     "ids",
     "payloads",

@@ -10,7 +10,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import live, may_begin, never_claimed, scheduled, waiting
 from jsworker.ownership.statements import condition, filled, j
 from jsworker.ownership.transitions import enqueue
-from jsworker.ownership.transitions.enqueue import COLUMNS, INPUT, Enqueued, JobTerms, NewJob, values_of
+from jsworker.ownership.transitions.enqueue import COLUMNS, KEY, OF_ONE, Enqueued, JobTerms, NewJob, values_of
 
 # The present time is read once for each row, so that all columns agree on whether the job is due.
 _PRESENT: Final = "(SELECT clock_timestamp() AS now) AS n"
@@ -21,57 +21,33 @@ _DUE: Final = """
     CASE WHEN d.run_at <= n.now THEN n.now END,
     n.now + make_interval(secs => CAST(:expires_in AS double precision))"""
 _INSTANT: Final = "LATERAL (SELECT coalesce(CAST(:run_at AS timestamptz), n.now + make_interval(secs => {delay}))) AS d(run_at)"
-_OF_ONE: Final = """
-  SELECT CAST(:id AS uuid), CAST(:kind AS text), CAST(:payload AS jsonb), {live_key},
-    CAST(:max_attempts AS integer), CAST(:max_stalls AS integer),
-    CAST(:traceparent AS text), CAST(:tracestate AS text), CAST(:limit_key AS text), CAST(:priority AS smallint),{due}{more}
-  FROM {present}, {instant}"""
-
-_parts: Final = {"columns": f"{COLUMNS}, expires_at", "due": _DUE, "present": _PRESENT}
-_KEY: Final = "CAST(:unique_key AS text)"
-_one: Final = _parts | {"instant": _INSTANT.format(delay="CAST(:delay AS double precision)")}
+_parts: Final = {"columns": f"{COLUMNS}, expires_at", "due": _DUE}
+_instant: Final = _INSTANT.format(delay="CAST(:delay AS double precision)")
+_one: Final = _parts | {"source": f"{_PRESENT}, {_instant}"}
 # Where ON CONFLICT names another index than that of the ids: the statement may be executed again after its commit.
 _IS_NEW: Final = "NOT EXISTS (SELECT FROM jsworker.jobs AS same WHERE same.id = CAST(:id AS uuid))"
 
 # A job that expired before it began no longer holds its key, although the index still has it: then no row.
 _holds_its_key: Final = and_(live, may_begin)
 ENQUEUE_TERMS = filled(
-    """
-WITH created AS (
-  INSERT INTO jsworker.jobs ({columns}){of_one}
-  ON CONFLICT DO NOTHING
-  RETURNING id, dispatch
-)
-SELECT id, true AS created, dispatch FROM created
-UNION ALL
-SELECT j.id, false, j.dispatch FROM jsworker.jobs AS j
-WHERE j.kind = :kind AND j.unique_key = :unique_key AND {live} AND NOT EXISTS (SELECT FROM created)
-""",
-    of_one=_OF_ONE,
-    live_key=_KEY,
-    live=condition(_holds_its_key),
+    enqueue.ONE_OF_A_KEY,
+    of_one=OF_ONE,
+    live_key=KEY,
+    key="unique_key",
+    holder=condition(_holds_its_key),
     more="",
     **_one,
 )
 
 # For a key of which one job may wait while another one runs.
 ENQUEUE_WAITING = filled(
-    """
-WITH created AS (
-  INSERT INTO jsworker.jobs ({columns}, waiting_key){of_one}
-  ON CONFLICT DO NOTHING
-  RETURNING id, dispatch
-)
-SELECT id, true AS created, dispatch FROM created
-UNION ALL
-SELECT j.id, false, j.dispatch FROM jsworker.jobs AS j
-WHERE j.kind = :kind AND j.waiting_key = :unique_key AND {waiting} AND NOT EXISTS (SELECT FROM created)
-""",
-    of_one=_OF_ONE,
+    enqueue.ONE_OF_A_KEY,
+    of_one=OF_ONE,
     live_key="NULL",
-    waiting=condition(and_(waiting, may_begin)),
-    more=f", {_KEY}",
-    **_one,
+    key="waiting_key",
+    holder=condition(and_(waiting, may_begin)),
+    more=f", {KEY}",
+    **_one | {"columns": f"{COLUMNS}, expires_at, waiting_key"},
 )
 
 # One job in a window, also after it has ended, and for as long as it lives. The statement that takes the window
@@ -105,9 +81,9 @@ SELECT w.job_id, false, 0 FROM jsworker.unique_windows AS w
 WHERE w.kind = :kind AND w.key = :unique_key AND (w.until > clock_timestamp() OR {job_lives})
   AND NOT EXISTS (SELECT FROM created)
 """,
-    of_one=_OF_ONE,
+    of_one=OF_ONE,
     live_key="NULL",
-    key=_KEY,
+    key=KEY,
     until=_UNTIL,
     is_new=_IS_NEW,
     job_lives=_IN_THE_WINDOW,
@@ -167,14 +143,14 @@ UNION ALL
 SELECT j.id, false, j.dispatch FROM jsworker.jobs AS j
 WHERE j.id = CAST(:id AS uuid) AND {waiting} AND NOT EXISTS (SELECT FROM debounced)
 """,
-    of_one=_OF_ONE,
+    of_one=OF_ONE,
     live_key="NULL",
     is_new=_IS_NEW,
     waiting=condition(waiting),
     moves=condition(and_(scheduled, never_claimed, j.c.behind.is_(None))),
     never_claimed=condition(never_claimed),
     waited=condition(waiting).replace("j.", "o."),
-    more=f", {_KEY}, n.now + make_interval(secs => CAST(:debounce_max AS double precision))",
+    more=f", {KEY}, n.now + make_interval(secs => CAST(:debounce_max AS double precision))",
     **_one,
 )
 _ENQUEUE: Final = {
@@ -185,18 +161,8 @@ _ENQUEUE: Final = {
 }
 
 ENQUEUE_MANY_TERMS = filled(
-    """
-{input}
-INSERT INTO jsworker.jobs ({columns})
-SELECT id, CAST(:kind AS text), CAST(payload AS jsonb), unique_key, max_attempts, max_stalls,
-  traceparent, tracestate, limit_key, priority,{due}
-FROM {present}, input, {instant}
-ORDER BY unique_key, place
-ON CONFLICT DO NOTHING
-RETURNING id
-""",
-    input=INPUT,
-    instant=_INSTANT.format(delay="input.delay"),
+    enqueue.MANY,
+    source=f"{_PRESENT}, input, {_INSTANT.format(delay='input.delay')}\nORDER BY unique_key, place",
     **_parts,
 )
 
