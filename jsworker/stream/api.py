@@ -10,7 +10,8 @@ from typing import Any, Final, TypeVar
 
 import nats.errors
 from nats.js import JetStreamManager
-from nats.js.api import ConsumerConfig, ConsumerInfo, RawStreamMsg, StreamInfo
+from nats.js.api import ConsumerConfig, RawStreamMsg, StreamInfo
+from nats.js.api import ConsumerInfo as ConsumerInfo  # noqa: PLC0414 -- for rooms that import no nats
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from jsworker.core.errors import StreamRefused, StreamUnavailable
@@ -20,18 +21,6 @@ from jsworker.core.settings import Settings
 from jsworker.stream.connection import Connection
 from jsworker.stream.message import consumer_of, is_literal, overlap, subject_of
 from jsworker.stream.nats_client import reason_of
-
-__all__ = [
-    "ApiRefused",
-    "ConsumerInfo",
-    "ConsumerShape",
-    "JetStreamApi",
-    "NotThere",
-    "StreamState",
-    "api_errors",
-    "ask_each",
-    "read_consumer",
-]
 
 T = TypeVar("T")
 Asked = TypeVar("Asked")

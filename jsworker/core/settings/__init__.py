@@ -7,31 +7,22 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from jsworker.core.errors import SettingsError
-from jsworker.core.settings.model import RECOVERY_RULES, FieldFaults, Settings
+from jsworker.core.settings.model import RECOVERY_RULES as RECOVERY_RULES
+from jsworker.core.settings.model import FieldFaults
+from jsworker.core.settings.model import Settings as Settings
 from jsworker.core.settings.variables import (
     LONGEST_SECONDS,
     PREFIX,
     TEST_SERVERS,
     as_given,
-    changed_environment,
     database_parts,
     is_service_link,
     known_variables,
     no_setting,
-    redact_url,
-    variable_of,
 )
-
-__all__ = [
-    "RECOVERY_RULES",
-    "Settings",
-    "changed_environment",
-    "check_timing",
-    "load_settings",
-    "redact_url",
-    "unknown_variables",
-    "variable_of",
-]
+from jsworker.core.settings.variables import changed_environment as changed_environment
+from jsworker.core.settings.variables import redact_url as redact_url
+from jsworker.core.settings.variables import variable_of as variable_of
 
 _TIMING: tuple[tuple[str, str, tuple[tuple[int, str], ...]], ...] = (
     ("stale_threshold", "must be at least", ((3, "heartbeat_interval"),)),
