@@ -49,10 +49,10 @@ GROUP BY a.action_id ORDER BY a.action_id DESC LIMIT :limit
 """)
 
 PRUNE_ACTIONS = text("""
-DELETE FROM jsworker.audit AS a WHERE (a.action_id, a.part) IN (
-  SELECT o.action_id, o.part FROM jsworker.audit AS o
+DELETE FROM jsworker.audit AS a WHERE a.ctid = ANY(ARRAY(
+  SELECT o.ctid FROM jsworker.audit AS o
   WHERE o.at < statement_timestamp() - make_interval(secs => CAST(:kept AS double precision))
-  ORDER BY o.at LIMIT :limit)
+  ORDER BY o.at LIMIT :limit))
 RETURNING a.part
 """)
 

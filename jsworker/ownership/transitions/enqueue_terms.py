@@ -100,15 +100,12 @@ ORDER BY w.until, w.kind, w.key LIMIT :limit
 """)
 FORGET_WINDOWS = filled(
     """
-WITH over AS (
-  SELECT w.kind, w.key FROM jsworker.unique_windows AS w
-  JOIN unnest(CAST(:kinds AS text[]), CAST(:keys AS text[])) AS ended(kind, key)
-    ON ended.kind = w.kind AND ended.key = w.key
-  WHERE w.until <= statement_timestamp() AND {as_seen} AND NOT {job_lives}
-  FOR UPDATE OF w SKIP LOCKED
-)
-DELETE FROM jsworker.unique_windows AS w USING over
-WHERE w.kind = over.kind AND w.key = over.key AND w.until <= clock_timestamp()
+DELETE FROM jsworker.unique_windows AS w WHERE w.until <= clock_timestamp() AND w.ctid = ANY(ARRAY(
+  SELECT over.place FROM unnest(CAST(:kinds AS text[]), CAST(:keys AS text[])) AS ended(kind, key), LATERAL (
+    SELECT w.ctid AS place FROM jsworker.unique_windows AS w
+    WHERE (w.kind, w.key) = (ended.kind, ended.key) AND w.until <= statement_timestamp()
+      AND {as_seen} AND NOT {job_lives}
+    FOR UPDATE SKIP LOCKED) AS over))
 RETURNING w.job_id
 """,
     job_lives=_IN_THE_WINDOW,

@@ -151,15 +151,15 @@ _TIDIED_AT_ONCE: Final = 1_000
 
 # Rows of keys unused for an hour without numbers, a pause, held jobs, or a rate of which a token is missing.
 TIDY = sa.text("""
-DELETE FROM jsworker.limits AS l WHERE (l.kind, l.key) IN (
-  SELECT t.kind, t.key FROM jsworker.limits AS t
+DELETE FROM jsworker.limits AS l WHERE l.ctid = ANY(ARRAY(
+  SELECT t.ctid FROM jsworker.limits AS t
   WHERE t.key <> '' AND t.set_by IS NULL AND t.used_at < clock_timestamp() - interval '1 hour'
     AND coalesce(t.paused_until < clock_timestamp(), t.paused_at IS NULL)
     AND coalesce(t.full_at < clock_timestamp(), true)
     AND NOT EXISTS (
       SELECT FROM jsworker.jobs AS j WHERE j.status || '' = 'scheduled'
         AND j.held_by IN ('limit', 'rate', 'paused') AND j.kind = t.kind AND j.limit_key = t.key)
-  LIMIT 1000 FOR UPDATE SKIP LOCKED)
+  LIMIT 1000 FOR UPDATE SKIP LOCKED))
 RETURNING l.key
 """)
 

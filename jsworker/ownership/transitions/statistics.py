@@ -42,10 +42,10 @@ ON CONFLICT (minute, kind) DO UPDATE SET
 """)  # noqa: S608 -- constants
 
 FORGET_STATISTICS = text("""
-DELETE FROM jsworker.statistics AS s WHERE (s.minute, s.kind) IN (
-  SELECT minute, kind FROM jsworker.statistics
+DELETE FROM jsworker.statistics AS s WHERE s.ctid = ANY(ARRAY(
+  SELECT ctid FROM jsworker.statistics
   WHERE minute < statement_timestamp() - make_interval(secs => CAST(:kept AS double precision))
-  ORDER BY minute, kind LIMIT 5000 FOR UPDATE SKIP LOCKED)
+  ORDER BY minute, kind LIMIT 5000 FOR UPDATE SKIP LOCKED))
 RETURNING s.minute
 """)
 
