@@ -1,5 +1,7 @@
 """When schedules come due: time changes against a table written by hand, missed instants, bad rules."""
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -74,15 +76,59 @@ def test_within_an_hour_that_comes_twice_no_instant_is_over() -> None:
     assert Cron("30 2 * * *", tz=BERLIN).after(now) == utc("2026-10-26T01:30:00")
 
 
-@pytest.mark.timeout(30)
-def test_instants_rise_where_the_library_turns_in_a_circle() -> None:
-    """On Chatham clocks go back from 03:45 to 02:45; for these rules it yields the same instants for ever."""
-    for rule in ("*/18 3 * * 0", "*/5 3 * * *"):
-        schedule, now = Cron(rule, tz="Pacific/Chatham"), utc("2026-04-04T13:00:00")
-        found = [now := schedule.after(now) for _ in range(40)]
-        assert found == sorted(set(found))
-        assert found[0] == utc("2026-04-04T13:15:00")
-        assert utc("2026-04-04T15:00:00") < found[-1] < utc("2026-07-20T00:00:00")
+CHATHAM = "Pacific/Chatham"  # 5 April 2026: 03:45 becomes 02:45
+
+
+@pytest.mark.timeout(30)  # the library alone would return the same instants for ever, or none
+@pytest.mark.parametrize("rule", ["*/18 3 * * 0", "*/5 3 * * *", "50 */3 * * SUN", "45 */3 * * *"])
+def test_a_rule_comes_due_where_the_library_never_answers(rule: str) -> None:
+    schedule, now = Cron(rule, tz=CHATHAM), utc("2026-04-04T11:05:00")
+    found = [now := schedule.after(now) for _ in range(40)]
+    assert found == sorted(set(found))
+    assert found[0] < utc("2026-04-04T16:00:00") < found[-1] < utc("2026-07-20T00:00:00")
+
+
+@pytest.mark.parametrize(
+    ("tz", "changed_at", "hours", "weekdays", "rule"),
+    [
+        # Clocks go forward at midnight: 24 April, 6 September, 8 March, 29 March.
+        ("Africa/Cairo", "2026-04-23T22:00", range(24), [5], "*/5 * * * FRI"),
+        ("Africa/Cairo", "2026-04-23T22:00", [0], [5], "* 0 * * FRI"),
+        ("Africa/Cairo", "2026-04-23T22:00", [1], [5], "* 1 * * FRI"),
+        ("America/Santiago", "2026-09-06T04:00", [1, 2, 3], [7], "* 1-3 * * SUN"),
+        ("America/Havana", "2026-03-08T05:00", [1], [7], "* 1 * * SUN"),
+        ("Atlantic/Azores", "2026-03-29T01:00", [0, 1], [7], "* 0,1 * * SUN"),
+        # By half an hour, back at midnight, back from 03:45, and as in most places.
+        (LORD_HOWE, "2026-04-04T15:00", range(0, 24, 2), range(1, 8), "20 */2 * * *"),
+        (LORD_HOWE, "2026-10-03T15:30", [2, 3, 4], range(1, 8), "*/15 2-4 * * *"),
+        (SAO_PAULO, "2018-02-18T02:00", [23], [6], "*/20 23 * * SAT"),
+        (CHATHAM, "2026-04-04T14:00", [0, 2, 4], range(1, 8), "*/7 0-4/2 * * *"),
+        (BERLIN, "2026-10-25T01:00", [1, 2], range(1, 8), "*/30 1,2 * * *"),
+        (BERLIN, "2026-03-29T01:00", [2], range(1, 8), "* 2 * * *"),
+    ],
+)
+def test_rules_with_a_star_follow_the_hours(
+    tz: str, changed_at: str, hours: Sequence[int], weekdays: Sequence[int], rule: str
+) -> None:
+    """Against every minute around a change of clocks, asked from instants before and after it."""
+    text = rule.split(maxsplit=1)[0]
+    minutes = range(0, 60, int(text[2:] or 1)) if text.startswith("*") else [int(text)]
+
+    def is_due(local: datetime) -> bool:
+        return local.minute in minutes and local.hour in hours and local.isoweekday() in weekdays
+
+    begin = utc(changed_at) - timedelta(hours=5)
+    following = (begin + timedelta(minutes=minute) for minute in range(10 * 1440))
+    expected = [instant for instant in following if is_due(instant.astimezone(ZoneInfo(tz)))]
+    schedule, asked = Cron(rule, tz=tz), begin - timedelta(seconds=1)
+    while asked < begin + timedelta(hours=10):
+        assert schedule.after(asked) == expected[bisect_right(expected, asked)]
+        asked += timedelta(minutes=3, seconds=20)
+
+
+def test_a_rule_that_clocks_always_skip_is_never_due() -> None:
+    with pytest.raises(ValueError, match="never comes due"):
+        Cron("* 2 * MAR 0L", tz=BERLIN)
 
 
 @pytest.mark.parametrize(

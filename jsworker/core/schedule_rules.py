@@ -23,7 +23,10 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_NAME: Final = 100
 _EVERY: Final = "every "
 _CATCH_UP: Final = "catch_up="
-_LONGEST_CHANGE_MINUTES: Final = 1500  # by which clocks have ever been turned back
+_LONGEST_CHANGE: Final = timedelta(hours=25)
+"""Clocks have never been set back by more."""
+_MOST_YEARS: Final = 50
+"""A rule that is not due for so long never is, as for the library."""
 _FIRST_WINDOW: Final = timedelta(hours=1)
 _WINDOW_GROWTH: Final = 8
 
@@ -104,28 +107,39 @@ class Cron(_Policies):
         Raises:
             ValueError: the rule cannot be read, or never comes due again.
         """
+        local = instant.astimezone(ZoneInfo(self.tz))
+        found = self._first_after(instant, local.replace(fold=0))
+        if self._follows_hours:
+            # What the clock would show if it were set back already: later times may come twice.
+            set_back = (instant + _LONGEST_CHANGE).astimezone(local.tzinfo) - _LONGEST_CHANGE
+            if local.fold or set_back < local:
+                found = min(found, self._first_after(instant, min(local, set_back).replace(fold=1)))
+        return found
+
+    @property
+    def _follows_hours(self) -> bool:
+        return any(field.startswith("*") for field in self.rule.split()[:2])
+
+    def _first_after(self, instant: datetime, start: datetime) -> datetime:
+        """Return the first due instant after this one, of the local times after ``start`` with its fold."""
         try:
-            for minutes in range(_LONGEST_CHANGE_MINUTES):
-                if (found := self._first_after(instant, instant + timedelta(minutes=minutes))) is not None:
+            # With the zone, the library leaves hours out, or never answers, where clocks are changed.
+            for due in CronSim(self.rule, start.replace(tzinfo=None)):
+                local = due.replace(tzinfo=start.tzinfo, fold=start.fold)
+                while _is_skipped(local) and not self._follows_hours:
+                    local += timedelta(minutes=1)
+                if (found := local.astimezone(UTC)) > instant and not _is_skipped(local):
                     return found
+                if due.year > start.year + _MOST_YEARS:
+                    break
         except CronSimError as error:
             raise ValueError(f"cron rule {shown(self.rule)}: {str(error).lower()}") from None
         raise ValueError(f"cron rule {shown(self.rule)} never comes due")
 
-    def _first_after(self, instant: datetime, start: datetime) -> datetime | None:
-        """Return the first due instant after this one, searched for from ``start`` on; None: start later.
 
-        Where clocks are turned back, the library may return the same instants again, without an end.
-        """
-        previous = datetime.min.replace(tzinfo=UTC)
-        for due in CronSim(self.rule, start.astimezone(ZoneInfo(self.tz))):
-            # Of a time that occurs twice the library returns the first, which may be past already.
-            if (found := due.astimezone(UTC)) > instant:
-                return found
-            if found <= previous:
-                return None
-            previous = found
-        raise ValueError(f"cron rule {shown(self.rule)} never comes due")
+def _is_skipped(local: datetime) -> bool:
+    """Return whether clocks are set forward over a local time."""
+    return local.astimezone(UTC).astimezone(local.tzinfo) != local
 
 
 @dataclass(frozen=True, slots=True)
