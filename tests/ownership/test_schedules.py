@@ -281,6 +281,16 @@ async def test_other_kinds_and_operators_schedules_stay(database: Database, sql:
     assert (row(sql, "by hand")["set_by"], row(sql, "by hand")["rule"]) == ("operator", "every 86400 s")
 
 
+async def test_a_pause_outlasts_a_version_without_the_schedule(database: Database, sql: Sql) -> None:
+    of_new = [of_code("a", Every(hours=1)), of_code("b", Every(hours=1))]
+    await schedules.write_code(database, kinds=[KIND], new=of_new)
+    await schedules.pause(database, "a")
+    await schedules.write_code(database, kinds=[KIND], new=[])
+    assert await read_names(database) == ["a"]
+    await schedules.write_code(database, kinds=[KIND], new=of_new)
+    assert (row(sql, "a")["paused"], row(sql, "b")["paused"]) == (True, False)
+
+
 async def test_a_name_that_another_kind_has_is_named(database: Database, sql: Sql) -> None:
     await schedules.write_code(database, kinds=["other"], new=[of_code("a", Every(hours=1), kind="other")])
     taken = await schedules.write_code(database, kinds=[KIND], new=[of_code("a", Every(hours=2))])

@@ -167,11 +167,13 @@ WRITE_CODE = _write("code")
 WRITE_OPERATOR = _write("operator")
 
 # Deletes what the code of a kind no longer has; a running worker of an older version does not write it back.
+# A paused one stays, else a version that does not have it yet would end the pause: the next one writes it anew.
 FORGET = compiled(
     sa.delete(schedules).where(
         schedules.c.set_by == "code",
         schedules.c.kind == sa.any_(given_array("kinds", sa.Text)),
         schedules.c.name != sa.all_(given_array("names", sa.Text)),
+        ~schedules.c.paused,
     )
 )
 KIND_OF = compiled(sa.select(s.c.name, s.c.kind).where(s.c.name == sa.any_(given_array("names", sa.Text))))
@@ -320,7 +322,7 @@ async def write_code(
 ) -> dict[str, str]:
     """Write the schedules that the code of these kinds has, and delete those that it no longer has.
 
-    A schedule that an operator has set under one of the names stays.
+    A schedule that an operator has set under one of the names stays, and so does one that is paused.
 
     Returns:
         Names that a schedule of another kind has, each with that kind; nothing was written for them.
