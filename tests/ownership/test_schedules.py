@@ -369,6 +369,18 @@ async def test_two_schedules_of_one_name(database: Database, sql: Sql) -> None:
     assert (row(sql)["kind"], row(sql)["revision"]) == ("other", 2)
 
 
+@pytest.mark.parametrize("kind", [KIND, "other"])
+async def test_the_last_job_of_another_kind_holds_up_none(database: Database, sql: Sql, kind: str) -> None:
+    before = await due(database, sql, overlap="skip")
+    assert await fire(database, before) is not None  # its job waits
+    again = NewSchedule(NAME, kind, "{}", Every(hours=1, overlap="skip"), LATER)
+    await schedules.add(database, again, replace=True)
+    change(sql, "next_at = clock_timestamp()")
+    [stored] = await schedules.upcoming(database)
+    assert (fired := await fire(database, stored)) is not None
+    assert (fired.job_id is None) is fired.held_up is (kind == KIND)
+
+
 @pytest.mark.parametrize(("was_due", "is_due"), [(LATER, SOON), (BEFORE, BEFORE)])
 async def test_one_that_is_replaced_goes_on_from_the_present(
     database: Database, sql: Sql, was_due: datetime, is_due: datetime
