@@ -324,6 +324,9 @@ class JobClient:
         Raises:
             DatabaseUnavailable: it is unclear whether the job was stored; with a ``unique_key`` a second try
                 creates no other job while the job lives, with ``unique_for`` none within that time.
+            DatabaseRefused: PostgreSQL refused the login, the statement or the job.
+            TransitionRefused: an expired job holds the ``unique_key`` and the login may not cancel it, or the
+                key was taken and freed again several times during the call. Try again later.
             RuntimeError: the client is not open, or closed; every other call raises this, too.
         """
         job_options = JobOptions.of(self._settings.max_payload_bytes, options, self._contents)
