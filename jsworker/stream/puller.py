@@ -224,11 +224,6 @@ class Puller:
         self._signal.set()
 
     @property
-    def outstanding(self) -> int:
-        """How many messages were requested and have not arrived."""
-        return self._credit.total
-
-    @property
     def is_dry(self) -> bool:
         """Whether requests are open and nothing has arrived for so long that the consumer is empty."""
         return bool(self._credit.total) and time.monotonic() - self._moved_at > _TURN_SECONDS

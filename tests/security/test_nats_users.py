@@ -329,7 +329,7 @@ async def test_nothing_that_a_producer_publishes_disconnects_or_misleads_anybody
     heard = worker.connection.client.inboxes
     desk = Desk(worker, kind="echo")
     desk.puller.begin()
-    await until(lambda: desk.puller.outstanding == 10)
+    await until(lambda: desk.puller._credit.total == 10)
     assert len(heard) == 3
 
     odd = [bytes([byte]) for byte in range(256) if byte not in b" \t\r\n"]  # at which the server splits

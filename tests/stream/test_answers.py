@@ -145,7 +145,7 @@ async def test_what_jetstream_did_not_send_is_refused(
     stream: TestStream, open_desk: OpenDesk, plain: NatsClient
 ) -> None:
     desk = await open_desk(stream)
-    await until(lambda: desk.puller.outstanding == 10)
+    await until(lambda: desk.puller._credit.total == 10)
     assert desk.puller._inbox is not None
     inbox = desk.puller._inbox.subject
     assert await stream.flush()  # else the server may not know of the inbox yet

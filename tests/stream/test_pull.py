@@ -18,7 +18,7 @@ async def test_never_more_is_outstanding_than_there_is_room_for(
     desk = await open_desk(stream, room=3)
     await desk.has(3)
     assert desk.jobs == jobs[:3]
-    assert desk.puller.outstanding == 0
+    assert desk.puller._credit.total == 0
     assert (await stream.consumer_state("resize")).num_ack_pending == 3
     await desk.ack_all()
     await desk.has(3)
@@ -56,7 +56,7 @@ async def test_many_wakes_make_no_request_when_all_room_is_asked_for(
 ) -> None:
     async with pulls_heard(plain) as heard:
         desk = await open_desk(stream, room=5)
-        await until(lambda: desk.puller.outstanding == 5)
+        await until(lambda: desk.puller._credit.total == 5)
         for _ in range(1000):
             desk.puller.wake()
             await asyncio.sleep(0)
@@ -101,7 +101,7 @@ async def test_after_stop_nothing_is_outstanding(
     stream: TestStream, open_stream: OpenStream, open_desk: OpenDesk
 ) -> None:
     desk = await open_desk(stream, room=5)
-    await until(lambda: desk.puller.outstanding == 5)
+    await until(lambda: desk.puller._credit.total == 5)
     await desk.puller.stop()
     assert (await stream.consumer_state("resize")).num_waiting == 0
     [job] = await publish(stream, 1)
@@ -132,10 +132,10 @@ async def test_requests_are_cancelled_when_the_room_shrinks_for_long(
     stream: TestStream, open_desk: OpenDesk
 ) -> None:
     desk = await open_desk(stream)
-    await until(lambda: desk.puller.outstanding == 10)
+    await until(lambda: desk.puller._credit.total == 10)
     desk.places = 2
     desk.puller.wake()
-    await until(lambda: desk.puller.outstanding == 2)
+    await until(lambda: desk.puller._credit.total == 2)
     await publish(stream, 5)
     await desk.has(2)
     assert (await stream.consumer_state("resize")).num_ack_pending == 2
@@ -146,7 +146,7 @@ async def test_two_pullers_share_the_work(
 ) -> None:
     desks = [await open_desk(stream, room=10), await open_desk(await open_stream(), room=10)]
     for desk in desks:
-        await until(lambda desk=desk: desk.puller.outstanding == 10)  # type: ignore[misc] # bound now
+        await until(lambda desk=desk: desk.puller._credit.total == 10)  # type: ignore[misc] # bound now
     jobs = await publish(stream, 20)
     for desk in desks:
         await desk.has(10)

@@ -27,13 +27,13 @@ async def test_pulling_goes_on_after_a_restart_of_the_server(
     stream: TestStream, server: NatsServer, open_desk: OpenDesk, how: signal.Signals
 ) -> None:
     desk = await open_desk(stream)
-    await until(lambda: desk.puller.outstanding == 10)
+    await until(lambda: desk.puller._credit.total == 10)
     await server.restart(how)
     await until(lambda: stream.connected)
     jobs = await publish(stream, 3)
     await desk.has(3)
     assert desk.jobs == jobs
-    await until(lambda: desk.puller.outstanding == 7)
+    await until(lambda: desk.puller._credit.total == 7)
 
 
 async def test_all_pullers_together_ask_once_whose_the_stream_is_after_a_reconnect(
@@ -43,12 +43,12 @@ async def test_all_pullers_together_ask_once_whose_the_stream_is_after_a_reconne
         stream = await open_stream(url=url)
         await stream.ensure(["resize", "shrink"])
         pullers = [(await open_desk(stream, kind=kind)).puller for kind in ("resize", "shrink")]
-        await until(lambda: all(each.outstanding == 10 for each in pullers))
+        await until(lambda: all(each._credit.total == 10 for each in pullers))
         async with pulls_heard(plain) as heard:
             proxy.cut()
             await until(lambda: not stream.connected)
             proxy.restore()
-            await until(lambda: all(each.outstanding == 10 for each in pullers))
+            await until(lambda: all(each._credit.total == 10 for each in pullers))
             assert await stream.flush()
             await plain.flush()
             assert [each.split()[0] for each in heard if each.startswith("STREAM.")] == ["STREAM.INFO.JOBS"]
@@ -135,7 +135,7 @@ async def test_one_failure_to_learn_whose_the_stream_is_is_not_reported(
     stream = await open_stream(url=url)
     left.append(b'{"error": {"code": 503, "err_code": 10008}}')
     desk = await open_desk(stream)
-    await until(lambda: desk.puller.outstanding == 10)
+    await until(lambda: desk.puller._credit.total == 10)
     assert (left, stream.told_of("worker.degraded")) == ([], [])
 
 
@@ -143,7 +143,7 @@ async def test_a_deleted_consumer_is_made_again(
     stream: TestStream, open_desk: OpenDesk, plain: NatsClient
 ) -> None:
     desk = await open_desk(stream)
-    await until(lambda: desk.puller.outstanding == 10)
+    await until(lambda: desk.puller._credit.total == 10)
     await plain.jetstream().delete_consumer("JOBS", "resize")
     [job] = await publish(stream, 1)
     await desk.has(1)
@@ -158,7 +158,7 @@ async def test_a_deleted_stream_is_made_again(
 ) -> None:
     created = (await stream.state()).created
     desk = await open_desk(stream)
-    await until(lambda: desk.puller.outstanding == 10)
+    await until(lambda: desk.puller._credit.total == 10)
     await plain.jetstream().delete_stream("JOBS")
     published = await stream.publish(WireMessage(uuid4(), "resize", 1))
     await desk.has(1)
@@ -186,7 +186,7 @@ async def test_missed_heartbeats_lead_to_a_new_request(
     stream: TestStream, open_stream: OpenStream, server: NatsServer, open_desk: OpenDesk
 ) -> None:
     desk = await open_desk(stream, expires=1.0, idle_heartbeat=0.2)
-    await until(lambda: desk.puller.outstanding == 10)
+    await until(lambda: desk.puller._credit.total == 10)
     first = desk.puller._inbox
     server.freeze()
     await until(lambda: desk.puller._inbox is not first)
@@ -202,7 +202,7 @@ async def test_a_frozen_server_loses_no_message_that_it_sends_to_an_inbox_given_
     stream: TestStream, open_stream: OpenStream, server: NatsServer, open_desk: OpenDesk
 ) -> None:
     desk = await open_desk(stream, room=5, expires=30.0, idle_heartbeat=0.2)
-    await until(lambda: desk.puller.outstanding == 5)
+    await until(lambda: desk.puller._credit.total == 5)
     other = await open_stream()
     first = desk.puller._inbox
     server.freeze()
@@ -270,7 +270,7 @@ async def test_no_more_is_asked_for_than_a_consumer_allows(
         await desk.ack_all()
         await desk.has(9)
         await desk.ack_all()
-        await until(lambda: desk.puller.outstanding == 9)
+        await until(lambda: desk.puller._credit.total == 9)
         await plain.flush()
     assert any(asked in request for request in heard)
     assert len(heard) < 40
@@ -283,7 +283,7 @@ async def test_a_limit_is_forgotten_with_the_connection(
     await edit_consumer(plain, max_batch=3)
     desk = await open_desk(stream, room=9)
     await until(lambda: desk.puller._limits.most == 3)  # nine are outstanding until the refusal comes
-    await until(lambda: desk.puller.outstanding == 9)
+    await until(lambda: desk.puller._credit.total == 9)
     await edit_consumer(plain, max_batch=0)
     await server.restart(signal.SIGTERM)
     jobs = await publish(stream, 3)
@@ -301,7 +301,7 @@ async def test_a_refusal_is_not_asked_for_in_a_hot_loop(
         await asyncio.sleep(1.0)
         await plain.flush()
     assert len(heard) < 10
-    assert desk.puller.outstanding == 0
+    assert desk.puller._credit.total == 0
     assert stream.told_of("worker.degraded") == [
         {
             "what": "consumer resize",
@@ -318,7 +318,7 @@ async def test_a_stream_that_cannot_be_made_again_is_not_tried_in_a_hot_loop(
 
     jetstream = plain.jetstream()
     desk = await open_desk(stream)
-    await until(lambda: desk.puller.outstanding == 10)
+    await until(lambda: desk.puller._credit.total == 10)
     await jetstream.delete_stream("JOBS")
     await jetstream.add_stream(name="OTHER", subjects=["jobs.>"])
     async with pulls_heard(plain) as heard:
@@ -475,7 +475,7 @@ async def test_a_fault_of_the_receiver_does_not_end_the_connection(
 
 async def test_a_mistake_that_ends_the_loop_is_told(stream: TestStream, open_desk: OpenDesk) -> None:
     desk = await open_desk(stream)
-    await until(lambda: desk.puller.outstanding == 10)
+    await until(lambda: desk.puller._credit.total == 10)
     joining = asyncio.create_task(desk.puller.join())
 
     def no_room() -> int:
@@ -495,7 +495,7 @@ async def test_a_mistake_that_ends_the_loop_is_told(stream: TestStream, open_des
 async def test_joining_ends_when_the_puller_is_stopped(stream: TestStream, open_desk: OpenDesk) -> None:
     desk = await open_desk(stream)
     joining = asyncio.create_task(desk.puller.join())
-    await until(lambda: desk.puller.outstanding == 10)
+    await until(lambda: desk.puller._credit.total == 10)
     assert not joining.done()
     await desk.puller.stop()
     await joining
@@ -506,7 +506,7 @@ async def test_stopping_after_the_stream_was_closed(open_stream: OpenStream) -> 
     await stream.ensure(["resize"], {})
     desk = Desk(stream)
     desk.puller.begin()
-    await until(lambda: desk.puller.outstanding == 10)
+    await until(lambda: desk.puller._credit.total == 10)
     await stream.close()
     async with asyncio.timeout(5):
         await desk.puller.stop()

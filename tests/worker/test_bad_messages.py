@@ -604,7 +604,7 @@ async def test_a_message_for_a_job_that_another_worker_runs_is_skipped(
 
     async def asks_for_nothing() -> None:
         puller.wake()
-        assert puller.outstanding == 0
+        assert puller._credit.total == 0
 
     await eventually(asks_for_nothing)
     other = await start(scripted(gate.process))

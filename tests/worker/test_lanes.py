@@ -136,7 +136,7 @@ async def test_a_high_job_begins_before_all_that_were_claimed_ahead(
         if expects_short_runs:
             assert slots._in_line[1] >= 20
         else:  # what was asked for while runs were short is withdrawn
-            assert sum(puller.outstanding for puller in pullers) == 0
+            assert sum(puller._credit.total for puller in pullers) == 0
 
     await eventually(taken)
     monkeypatch.setattr(slots_module, "_GRACE_SECONDS", 60.0)  # however busy the machine is
