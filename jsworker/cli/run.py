@@ -14,14 +14,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import structlog
 import typer
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 import jsworker
 from jsworker.cli.options import argument, flag, new_app
-from jsworker.telemetry.logs import configure_logs, is_terminal, write_line
+from jsworker.telemetry.logs import configure_logs, is_terminal, own_logger, write_line
 from jsworker.supervisor.parent import Supervisor
 from jsworker.core.settings import Settings, changed_environment, load_settings, unknown_variables
 from jsworker.core.targets import working_directory
@@ -155,7 +154,7 @@ def run(
     # Core dumps would hold payloads and passwords. Children inherit the limit; a job may lift it for itself.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     for line in unknown_variables():
-        structlog.get_logger().warning("setting.unknown", reason=line)
+        own_logger().warning("setting.unknown", reason=line)
     supervisor = Supervisor(
         loaded,
         command=_command(targets),

@@ -11,8 +11,6 @@ from contextlib import suppress
 from typing import Final, TextIO
 from uuid import UUID
 
-import structlog
-
 from jsworker.core.clock import boottime
 from jsworker.core.errors import JsworkerError
 from jsworker.core.exit_codes import FAILED
@@ -23,7 +21,7 @@ from jsworker.supervisor.begun_jobs import BegunJobs, open_memory
 from jsworker.supervisor.child_start import ChildStart
 from jsworker.supervisor.process_exit import exit_now
 from jsworker.telemetry.line_writer import LineWriter
-from jsworker.telemetry.logs import drain_logs, stderr_lines
+from jsworker.telemetry.logs import drain_logs, own_logger, stderr_lines
 from jsworker.telemetry.worker_status import Readiness
 
 TICKS_PER_TIMEOUT: Final = 4
@@ -137,7 +135,7 @@ class ChildLink:
             # Handed back uncounted, a job that causes such ends would end one process after another.
             reason = str(died_of or "it got SIGTERM, but not from its parent, and jobs did not end in time")
             cause = None if died_of is None else died_of.__cause__
-            structlog.get_logger().error("worker.died", reason=reason, exc_info=cause)
+            own_logger().error("worker.died", reason=reason, exc_info=cause)
             exit_now(FAILED)
 
     def last_words(self, text: str) -> bool:

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 from uuid import UUID
 
-import structlog
-
 from jsworker.core.clock import boottime
 from jsworker.core.message_link import LONGEST_LINE, SPARING_RATE, MessageLink
 from jsworker.core.settings import Settings, changed_environment
 from jsworker.supervisor import messages
 from jsworker.supervisor.begun_jobs import BegunJobs
 from jsworker.supervisor.child_start import ChildStart, signals_held_back
+from jsworker.telemetry.logs import own_logger
 from jsworker.telemetry.worker_status import Readiness
 from jsworker.worker.isolation.parent_death_signal import lifeline
 from jsworker.worker.supervision import Silence
@@ -187,7 +186,7 @@ class Child:
                 self.ready = True
                 if self.worker_id is None:
                     reason = f"no worker id that begins with {self._name}: if it dies its jobs wait"
-                    structlog.get_logger().warning("child.not_registered", **self.facts(), reason=reason)
+                    own_logger().warning("child.not_registered", **self.facts(), reason=reason)
             case messages.Report(readiness=readiness, figures=figures):
                 self.readiness, self.reported_at = readiness, boottime()
                 if figures is not None:

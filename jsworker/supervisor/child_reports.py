@@ -4,12 +4,12 @@ import asyncio
 import threading
 from typing import Final
 
-import structlog
 from prometheus_client import CollectorRegistry
 
 from jsworker.core.clock import boottime
 from jsworker.supervisor.child_link import ChildLink
 from jsworker.telemetry.figures import packed
+from jsworker.telemetry.logs import own_logger
 from jsworker.telemetry.metrics import Metrics
 from jsworker.worker.worker import Worker
 
@@ -74,4 +74,4 @@ class Reporter:
     def _complain(self, reason: str) -> None:
         if boottime() >= self._complain_at:
             self._complain_at = boottime() + _REMIND_SECONDS
-            structlog.get_logger().error("report.failed", reason=reason)
+            own_logger().error("report.failed", reason=reason)

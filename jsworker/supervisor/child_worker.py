@@ -6,8 +6,6 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any, Final
 
-import structlog
-
 from jsworker.core.clock import boottime
 from jsworker.core.errors import JsworkerError, SettingsError
 from jsworker.core.events import Event
@@ -21,7 +19,7 @@ from jsworker.supervisor.child_start import ChildStart
 from jsworker.supervisor.event_loops import loop_factory
 from jsworker.supervisor.messages import FromParent, Ready, Registered, Stopped, StopWorker, TakeBack, Wake
 from jsworker.supervisor.process_exit import EXIT_SECONDS, exit_now, exit_within
-from jsworker.telemetry.logs import configure_logs, log_events
+from jsworker.telemetry.logs import configure_logs, log_events, own_logger
 from jsworker.telemetry.worker_status import MOST_KINDS
 from jsworker.worker.watchdog import reported_while_slow
 from jsworker.worker.worker import Worker, WorkerDied
@@ -56,7 +54,7 @@ def _work(targets: Sequence[str], start: ChildStart, link: ChildLink, loop: Exit
                 processors += load_processors(target)
         if start.number == 1:  # all children would say the same
             for line in (line for target in targets for line in unfinished_processors(target)):
-                structlog.get_logger().warning("processor.left_out", reason=line)
+                own_logger().warning("processor.left_out", reason=line)
         try:
             runner.run(_run(processors, settings, start, link))
         except JsworkerError:
@@ -66,7 +64,7 @@ def _work(targets: Sequence[str], start: ChildStart, link: ChildLink, loop: Exit
             # or KeyboardInterrupt in a task or callback of its own. The process ends without cancelling its
             # jobs, so that the parent counts a stall for each that had begun: if they were handed back
             # uncounted, the same job would end one process after another.
-            structlog.get_logger().error("worker.died", exc_info=error)
+            own_logger().error("worker.died", exc_info=error)
             exit_now(FAILED)
     except JsworkerError as error:
         if not link.last_words("\n".join(lines_of(error))):  # the parent shows it once for all its children
@@ -106,7 +104,7 @@ async def _run(processors: Sequence[Given], settings: Settings, start: ChildStar
 
 
 def _reported_while_slow(what: str) -> AbstractContextManager[None]:
-    return reported_while_slow(partial(structlog.get_logger().warning, "setup.slow"), what=what)
+    return reported_while_slow(partial(own_logger().warning, "setup.slow"), what=what)
 
 
 class _Life:
@@ -135,7 +133,7 @@ class _Life:
             raise
         except WorkerDied as died:
             if not isinstance(died.__cause__, JsworkerError):  # an unexpected error: where it was
-                structlog.get_logger().error("worker.died", exc_info=died.__cause__)
+                own_logger().error("worker.died", exc_info=died.__cause__)
             raise
 
     def report_end(self) -> None:

@@ -9,12 +9,11 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 from jsworker.core.clock import boottime
 from jsworker.core.errors import JsworkerError
 from jsworker.core.events import Events
 from jsworker.core.settings import Settings
+from jsworker.telemetry.logs import own_logger
 from jsworker.telemetry.worker_status import KindLabels
 from jsworker.worker.supervision import DeadOwner
 
@@ -43,7 +42,7 @@ class DeadChildren:
         self._labels = KindLabels()
         self._dead: dict[asyncio.Task[None], str] = {}
         self._complain_at = 0.0
-        self._logger = structlog.get_logger()
+        self._logger = own_logger()
 
     def add(self, owner: DeadOwner, *, asked_sibling: bool) -> None:
         """Take back the owner's jobs; if a sibling was asked to, only once no claim can commit any more."""

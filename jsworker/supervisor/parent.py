@@ -9,8 +9,6 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final
 
-import structlog
-
 from jsworker.core.clock import boottime
 from jsworker.core.exit_codes import WRONG_USAGE
 from jsworker.core.settings import Settings
@@ -20,7 +18,7 @@ from jsworker.supervisor.child_start import DUMP_SIGNAL
 from jsworker.supervisor.children import FleetView, Place, show_work
 from jsworker.supervisor.dead_children import DeadChildren
 from jsworker.supervisor.process_exit import EXIT_SECONDS
-from jsworker.telemetry.logs import log_events
+from jsworker.telemetry.logs import log_events, own_logger
 from jsworker.worker.supervision import DeadOwner
 
 CONNECT_SECONDS: Final = 10.0
@@ -75,7 +73,7 @@ class Supervisor:
         self._woke_at = -_MARGIN_SECONDS
         self._ended_before = 0  # runs of children that have died
         self._shows_work = shows_work
-        self._logger = structlog.get_logger()
+        self._logger = own_logger()
 
     async def run(self) -> tuple[int, str | None]:
         """Supervise until a signal stops it or no child can work.

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import h11
-import structlog
 
 from jsworker.core.errors import JsworkerError
+from jsworker.telemetry.logs import own_logger
 
 _SECONDS: Final = 5.0
 """The longest time that a connection may last, however slow its client is."""
@@ -134,7 +134,7 @@ class HttpServer:
             answer = route(accept.decode("latin-1"))
             return answer if isinstance(answer, Response) else await answer
         except Exception:  # noqa: BLE001 -- a mistake of ours; the other paths still answer
-            structlog.get_logger().exception("http.failed", path=path)
+            own_logger().exception("http.failed", path=path)
             return _plain(500, "this is a mistake in jsworker; see its log")
 
 

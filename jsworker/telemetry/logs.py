@@ -51,6 +51,8 @@ bound_facts: Final[ContextVar[Facts | None]] = ContextVar("jsworker_bound_facts"
 speaking_worker: Final[ContextVar[str | None]] = ContextVar("jsworker_speaking_worker", default=None)
 """Id of the worker whose code is running."""
 
+_own: FilteringBoundLogger = structlog.get_logger()
+
 _writers: Final[dict[int, LineWriter]] = {}
 """The writers by the file descriptor that they write to."""
 
@@ -67,32 +69,35 @@ def configure_logs(
     level: str,
     stream: TextIO | None = None,
 ) -> None:
-    """Send every log line of this process, of events and of ``logging``, to one stream.
+    """Send every log line of this process, of events, structlog and ``logging``, to one stream.
 
     The root logger gets the level, debug, info, warning, error or critical; the libraries that a worker
     depends on log only warnings and errors. Without a stream the lines go to stderr.
     """
     least = logging.getLevelNamesMapping()[level.upper()]
     out = stderr_lines() if stream is None else stream
-    prepare: list[Processor] = [
-        _with_bound_facts,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,
-    ]
     on_terminal = is_terminal(stream or sys.stderr)
     colours = on_terminal and "NO_COLOR" not in os.environ
     write: list[Processor] = [json_fields, structlog.processors.JSONRenderer()]
     if format == "console":
         write = [partial(console_line, colours=colours, clears=on_terminal)]
-    structlog.configure(
-        processors=[*prepare, _in_order, *write],
-        wrapper_class=structlog.make_filtering_bound_logger(least),
-        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", out)),
-    )
+    write = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        _in_order,
+        *write,
+    ]
+    of_users = [_with_bound_facts, structlog.contextvars.merge_contextvars, *write]
+    loggers = structlog.WriteLoggerFactory(cast("TextIO", out))
+    wrapper = structlog.make_filtering_bound_logger(least)
+    structlog.configure(processors=of_users, wrapper_class=wrapper, logger_factory=loggers)
+    own = [_with_bound_facts, *write]
+    global _own  # noqa: PLW0603 -- one for the process
+    _own = structlog.wrap_logger(loggers(), own, wrapper, context_class=dict).bind()
     formatter = ProcessorFormatter(
-        foreign_pre_chain=[structlog.stdlib.add_logger_name, _with_extras, *prepare],
-        processors=[ProcessorFormatter.remove_processors_meta, _in_order, *write],
+        foreign_pre_chain=[structlog.stdlib.add_logger_name, _with_extras],
+        processors=[ProcessorFormatter.remove_processors_meta, *of_users],
     )
     root = logging.getLogger()
     for earlier in [handler for handler in root.handlers if handler.get_name() == "jsworker"]:
@@ -107,6 +112,11 @@ def configure_logs(
         library = logging.getLogger(name)
         if library.level == logging.NOTSET:
             library.setLevel(logging.WARNING)
+
+
+def own_logger() -> FilteringBoundLogger:
+    """Return the logger of jsworker's own lines; a user's ``structlog.configure`` does not change it."""
+    return _own
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -142,8 +152,7 @@ def log_events(events: Events, *, worker_id: str | None = None) -> None:
     others. ``worker_id`` is added to every line whose event has no other one.
     """
     speaking_worker.set(worker_id)
-    logger: FilteringBoundLogger = structlog.get_logger()
-    logger = logger.bind(worker_id=worker_id) if worker_id else logger.bind()
+    logger = own_logger().bind(worker_id=worker_id) if worker_id else own_logger()
 
     def write(event: Event) -> None:
         level = logging.DEBUG if _is_reported_already(event) else level_of(event.name)
@@ -186,7 +195,7 @@ def stderr_lines() -> "TextIO | LineWriter":
 
 def _report_dropped(lines: int) -> None:
     reason = "stderr is not read, or a stopped process holds it; up to 10,000 lines wait"
-    structlog.get_logger().warning("log.dropped", lines=lines, reason=reason)
+    own_logger().warning("log.dropped", lines=lines, reason=reason)
 
 
 def _with_bound_facts(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

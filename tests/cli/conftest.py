@@ -10,6 +10,7 @@ import pytest
 import structlog
 from psycopg.rows import dict_row
 
+from jsworker.telemetry import logs
 from tests.ownership.rows import TABLES, Sql, empty_tables
 from tests.support.servers import TEMPLATE, TestServers, copy_database
 
@@ -142,8 +143,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def _logs_as_before() -> Iterator[None]:
+def _logs_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """``run`` sends this process's logs to a stream that ends with the test."""
+    monkeypatch.setattr(logs, "_own", logs.own_logger())
     configured, handlers = structlog.get_config(), logging.getLogger().handlers[:]
     yield
     structlog.configure(**configured)

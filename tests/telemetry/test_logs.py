@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 
 from jsworker.core.events import EVENT_NAMES, Event, EventName, Events
 from jsworker.telemetry.log_lines import CLEAR_LINE, LONGEST_TRACEBACK, LONGEST_VALUE
-from jsworker.telemetry.logs import bound_facts, configure_logs, drain_logs, level_of, log_events, show_line
+from jsworker.telemetry.logs import (
+    bound_facts,
+    configure_logs,
+    drain_logs,
+    level_of,
+    log_events,
+    own_logger,
+    show_line,
+)
 
 Format = Literal["json", "console"]
 unhurried = settings(deadline=None)  # the machine may be busy
@@ -580,6 +588,89 @@ def test_lines_go_to_stderr_by_default(capsys: pytest.CaptureFixture[str]) -> No
     captured = capsys.readouterr()
     assert json.loads(captured.err)["event"] == "worker.started"
     assert captured.out == ""
+
+
+STAMPED = [structlog.stdlib.add_log_level, structlog.processors.TimeStamper(fmt="%H:%M:%S")]
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "generic": {"wrapper_class": structlog.BoundLogger},
+    "asynchronous": {"wrapper_class": structlog.stdlib.AsyncBoundLogger},
+    "errors only": {"wrapper_class": structlog.make_filtering_bound_logger(logging.ERROR)},
+    "logging": {
+        "processors": [*STAMPED, structlog.processors.JSONRenderer()],
+        "wrapper_class": structlog.stdlib.BoundLogger,
+        "logger_factory": structlog.stdlib.LoggerFactory(),
+        "cache_logger_on_first_use": True,
+    },
+    "formatter": {
+        "processors": [structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        "wrapper_class": structlog.stdlib.BoundLogger,
+        "logger_factory": structlog.stdlib.LoggerFactory(),
+    },
+}
+"""What users give to ``structlog.configure``, as structlog's own documentation shows it."""
+
+
+@pytest.fixture
+def configured(request: pytest.FixtureRequest) -> Iterator[io.StringIO]:
+    """The log lines of a process in which user code has configured structlog."""
+    _, out = start(level="info")
+    structlog.configure(**CONFIGURATIONS[request.param])
+    yield out
+    structlog.reset_defaults()
+
+
+class TestStructlog:
+    """What users' code does with structlog."""
+
+    @pytest.mark.parametrize("configured", CONFIGURATIONS, indirect=True)
+    def test_no_configuration_changes_the_lines_of_jsworker(self, configured: io.StringIO) -> None:
+        events = Events()
+        log_events(events, worker_id="pod-0-17-a1")
+        events.emit("worker.started", kinds=["clone"])
+        own_logger().warning("setting.unknown", reason="no such setting")
+        started, unknown = map(json.loads, lines(configured))
+        facts = {"event": "worker.started", "worker_id": "pod-0-17-a1", "kinds": ["clone"], "level": "info"}
+        assert started == {"timestamp": started["timestamp"], **facts}
+        assert datetime.fromisoformat(started["timestamp"]).tzinfo == UTC
+        assert (unknown["event"], unknown["reason"]) == ("setting.unknown", "no such setting")
+
+    @pytest.mark.parametrize("format", ["json", "console"])
+    def test_lines_rendered_by_the_handler_are_whole(
+        self,
+        format: Format,  # noqa: A002 -- as above
+    ) -> None:
+        _, out = start(format)
+        structlog.configure(**CONFIGURATIONS["formatter"])
+        bound = bound_facts.set(lambda: {"job_id": "4711", "kind": "clone", "attempt": 2})
+        try:
+            structlog.get_logger().warning("cloning", repository="x/y")
+        finally:
+            bound_facts.reset(bound)
+            structlog.reset_defaults()
+        (line,) = lines(out)
+        if format == "json":
+            told = json.loads(line)
+            names = ("level", "event", "job_id", "kind", "attempt", "repository")
+            assert [told[name] for name in names] == ["warning", "cloning", "4711", "clone", 2, "x/y"]
+        else:
+            assert re.fullmatch(r"[\d:]{8} warning  clone 4711 cloning \(.*repository=x/y.*\)", line)
+
+    def test_context_variables_are_in_the_lines_of_users_only_and_replace_no_facts(self) -> None:
+        events, out = start()
+        bound = bound_facts.set(lambda: {"job_id": "4711"})
+        try:
+            with structlog.contextvars.bound_contextvars(request_id="r1", job_id="forged"):
+                structlog.get_logger().info("by structlog")
+                logging.getLogger("my_jobs").info("by logging")
+                events.emit("worker.started")
+        finally:
+            bound_facts.reset(bound)
+        told = [json.loads(line) for line in lines(out)]
+        assert [(line["job_id"], line.get("request_id")) for line in told] == [
+            ("4711", "r1"),
+            ("4711", "r1"),
+            ("4711", None),
+        ]
 
 
 class TestProcessors:

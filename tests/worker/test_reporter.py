@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import cast
 
 import pytest
+import structlog
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
@@ -91,6 +92,7 @@ async def test_figures_that_are_too_long_are_told_now_and_then(
     monkeypatch.setattr("jsworker.supervisor.child_reports._REST", 0)
     running = await start(scripted(echo))
     parent = Parent(takes_figures=False)
+    monkeypatch.setattr("jsworker.supervisor.child_reports.own_logger", structlog.get_logger)
     with capture_logs() as lines, reporting(running.worker, parent):
 
         async def refused_twice() -> None:
