@@ -56,7 +56,7 @@ class SentryScope:
                 raise
 
     def flush(self, seconds: float) -> None:
-        """Send what was captured, before the process of a job in quarantine ends."""
+        """Send what was captured, before a process ends without ``atexit``."""
         sentry_sdk.flush(seconds)
 
 

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any, Final
 
+from jsworker.core import tracing
 from jsworker.core.clock import boottime
 from jsworker.core.errors import JsworkerError, SettingsError
 from jsworker.core.events import Event
@@ -18,9 +19,10 @@ from jsworker.supervisor.child_link import ChildLink
 from jsworker.supervisor.child_start import ChildStart
 from jsworker.supervisor.event_loops import loop_factory
 from jsworker.supervisor.messages import FromParent, Ready, Registered, Stopped, StopWorker, TakeBack, Wake
-from jsworker.supervisor.process_exit import EXIT_SECONDS, exit_now, exit_within
+from jsworker.supervisor.process_exit import EXIT_SECONDS, exit_now, exit_within, flushes
 from jsworker.telemetry.logs import configure_logs, log_events, own_logger
 from jsworker.telemetry.worker_status import MOST_KINDS
+from jsworker.worker.pipeline.kinds import flushes_of
 from jsworker.worker.watchdog import reported_while_slow
 from jsworker.worker.worker import Worker, WorkerDied
 
@@ -84,6 +86,7 @@ async def _run(processors: Sequence[Given], settings: Settings, start: ChildStar
             # What a survey finds is the same for all, so one child makes it.
             surveys=settings.http_port is not None and start.number == 1,
         )
+    flushes.extend([tracing.flush, *flushes_of(worker._kinds)])  # noqa: SLF001 -- not part of the public interface
     log_events(worker.events, worker_id=worker.id)
     life = _Life(worker, link, asyncio.create_task(worker.run(), name="jsworker run"))
     link.open(settings, obey=life.obey)

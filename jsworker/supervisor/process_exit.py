@@ -5,10 +5,15 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn
+from time import monotonic
+from typing import Final, NoReturn
 
 EXIT_SECONDS = 3.0
 """The event loop, and then the interpreter, may each take so long to end."""
+_FLUSH_SECONDS: Final = 1.0
+
+flushes: Final[list[Callable[[float], object]]] = []
+"""Functions that ``exit_now`` calls, each in a thread, with the seconds that all of them may take."""
 
 
 def exit_within(seconds: float, code: int) -> Callable[[], None]:
@@ -30,6 +35,13 @@ def exit_now(code: int) -> NoReturn:
     """End the process without finalizing the interpreter, which aborts if a thread still writes."""
     from jsworker.telemetry.logs import drain_logs  # noqa: PLC0415 -- a child's first steps load nothing slow
 
+    ends_at = monotonic() + _FLUSH_SECONDS
+    flushing = [threading.Thread(target=each, args=[_FLUSH_SECONDS], daemon=True) for each in flushes]
+    with suppress(RuntimeError, MemoryError):  # jobs may have left no thread to start
+        for thread in flushing:
+            thread.start()
+        for thread in flushing:
+            thread.join(max(0.0, ends_at - monotonic()))
     with suppress(AttributeError, OSError, ValueError):  # a job may have closed or replaced it
         sys.stdout.flush()
     drain_logs()

@@ -18,7 +18,8 @@ import sys
 import threading
 import time
 import weakref
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -101,8 +102,40 @@ def _fail() -> float:
     raise MemoryError("no more")
 
 
+class HoldsBack:
+    """Middleware that writes to the file ``flushed`` what it has held back."""
+
+    @asynccontextmanager
+    async def __call__(self, job: Job[Any], processor: JobProcessor[Any]) -> AsyncIterator[None]:  # noqa: ARG002 -- a middleware's shape
+        yield
+
+    def flush(self, seconds: float) -> None:  # noqa: ARG002 -- as above
+        with Path("flushed").open("a") as file:
+            file.write(f"{os.getpid()} middleware\n")
+
+
+def _export_late() -> None:
+    """Write the spans of this process to the file ``flushed``, but not before it is told to."""
+    from opentelemetry import trace  # noqa: PLC0415 -- slow, and only this needs it
+    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 -- as above
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter  # noqa: PLC0415 -- as above
+
+    def line(span: Any) -> str:
+        return f"{os.getpid()} {span.name.partition(' ')[0]}\n"
+
+    exporter = ConsoleSpanExporter(out=Path("flushed").open("a"), formatter=line)  # noqa: SIM115 -- as long as the process
+    provider = TracerProvider()
+    provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=3_600_000))
+    trace.set_tracer_provider(provider)
+
+
 class Ends(JobProcessor):
     """Ends its worker in one of several ways, and goes on."""
+
+    middleware = (HoldsBack(),)
+
+    async def setup(self) -> None:
+        _export_late()
 
     async def process(self, job: Job[dict[str, Any]]) -> None:
         if job.attempt > 1:

@@ -252,7 +252,7 @@ WAYS_TO_END_A_WORKER = {
 
 
 async def test_a_job_that_ends_its_worker_in_any_way_is_counted_and_ends(
-    supervise: Supervise, client: JobClient, sql: Sql
+    supervise: Supervise, client: JobClient, sql: Sql, tmp_path: Path
 ) -> None:
     # A parent that stood still, for longer the longer this time-out is, counts no stalls.
     parent = supervise("Ends", "Exits", shutdown_timeout=0.5, watchdog_timeout=15.0, **SLOW_RULES)
@@ -261,7 +261,10 @@ async def test_a_job_that_ends_its_worker_in_any_way_is_counted_and_ends(
         before = len(parent.log)
         job_id = (await client.enqueue("ends", {"how": how})).id
         assert counters(await ends_completed(sql, job_id)) == (2, 0, 1), how
-        assert (await parent.tells("child.died", number))[-1]["how"] == "exit code 1", how
+        ended = (await parent.tells("child.died", number))[-1]
+        assert ended["how"] == "exit code 1", how
+        flushed = (tmp_path / "flushed").read_text().splitlines()
+        assert {f"{ended['pid']} middleware", f"{ended['pid']} claim"} <= set(flushed), how
         assert len(parent.lines("worker.died")) == number, how
         assert said in parent.log[before:], how
 

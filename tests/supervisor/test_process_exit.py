@@ -19,6 +19,17 @@ def test_a_process_ends_with_its_code_though_a_job_has_closed_a_stream(stream: s
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
+def test_what_holds_something_back_is_flushed_and_ends_no_process_late_or_otherwise() -> None:
+    code = """
+import sys, time
+from jsworker.supervisor.process_exit import exit_now, flushes
+flushes += [lambda seconds: time.sleep(3600), lambda seconds: 1 / 0, lambda seconds: print("flushed")]
+exit_now(3)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=120)
+    assert (ended.returncode, ended.stdout) == (3, b"flushed\n")
+
+
 @pytest.mark.hurried
 async def test_a_worker_ends_well_though_jobs_have_left_no_thread_to_start(
     supervise: Supervise, client: JobClient

@@ -25,7 +25,6 @@ from jsworker.core.events import Event, Events
 from jsworker.core.job import kinds_of_slot
 from jsworker.core.message_link import MessageLink
 from jsworker.core.open_files import are_files_scarce
-from jsworker.core.processor import Middleware
 from jsworker.core.targets import import_modules
 from jsworker.core.tracebacks import raised_at
 from jsworker.core.tracing import TraceContext
@@ -38,7 +37,7 @@ from jsworker.worker.isolation.parent_death_signal import follow_parent, leave_t
 from jsworker.worker.lifecycle import Loop
 from jsworker.worker.pipeline.attempt import judge, open_job, process_job
 from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
-from jsworker.worker.pipeline.kinds import Kind, call_hook, named_at, processor_at, resolve_kinds
+from jsworker.worker.pipeline.kinds import Kind, call_hook, flushes_of, named_at, processor_at, resolve_kinds
 from jsworker.worker.pipeline.outcomes import Outcome, failed, headline, shown_headline, stopped
 from jsworker.worker.pipeline.run_writes import LeaseServices
 from jsworker.worker.pipeline.threads import ThreadNotStarted
@@ -92,7 +91,7 @@ async def _work(end: socket.socket) -> NoReturn:
     while (message := await messages.get()) != wire.Request(what="end"):
         work.obey(message)
     await work.tear_down()
-    await _flush(work.middleware)
+    await _flush(work.flushes())
     await link.flush()
     os._exit(0)  # threads of jobs may never end, and nothing waits for them here
 
@@ -108,11 +107,8 @@ def _end_if_failed(report: asyncio.Task[None]) -> None:
         _end()
 
 
-async def _flush(middleware: Iterable[Middleware]) -> None:
-    """Write out what jobs have printed, logged and traced; what no reader takes within seconds is left.
-
-    A middleware that holds something back has a function ``flush``, which gets the seconds that it may take.
-    """
+async def _flush(of_middleware: Iterable[Callable[[float], object]]) -> None:
+    """Write out what jobs have printed, logged and traced; what no reader takes within seconds is left."""
 
     def flush_output() -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -120,8 +116,7 @@ async def _flush(middleware: Iterable[Middleware]) -> None:
                 stream.flush()
 
     own = ThreadPoolExecutor()  # the event loop's may be full of threads of jobs that never end
-    holding: list[Callable[[float], object]] = [tracing.flush, drain_logs]
-    holding += [each.flush for each in middleware if hasattr(each, "flush")]
+    holding = [tracing.flush, drain_logs, *of_middleware]
     tasks: list[Callable[[], object]] = [*(partial(each, FLUSH_SECONDS) for each in holding), flush_output]
     flushing = [asyncio.get_running_loop().run_in_executor(own, task) for task in tasks]
     await asyncio.wait(flushing, timeout=FLUSH_SECONDS)
@@ -164,9 +159,9 @@ class _Work:
             kinds=owner.kinds,
         )
 
-    @property
-    def middleware(self) -> set[Middleware]:
-        return {each for kind in self._kinds.values() for each in kind.middleware}
+    def flushes(self) -> list[Callable[[float], object]]:
+        """Return what writes out what middleware holds back."""
+        return flushes_of(self._kinds)
 
     def send_state(self) -> None:
         """Tell the owner that the event loop ticks, and how the run is."""

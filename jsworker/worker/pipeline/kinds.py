@@ -5,7 +5,7 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -87,6 +87,12 @@ class AdmissionState:
         self.is_paused = False
         self.admitting = asyncio.Lock()
         self.freed_meanwhile: set[str] = set()  # keys that became free while claims were undecided
+
+
+def flushes_of(kinds: Mapping[str, Kind]) -> list[Callable[[float], object]]:
+    """Return the ``flush`` of each middleware that has one; it gets the seconds that it may take."""
+    once = {id(each): each for kind in kinds.values() for each in kind.middleware}
+    return [each.flush for each in once.values() if hasattr(each, "flush")]
 
 
 def resolve_kinds(
