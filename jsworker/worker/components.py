@@ -72,7 +72,7 @@ class Components:
         self.quiet = QuietPhases(context)
         self.late = LateRows(scan_interval=settings.scan_interval)
         self.pipeline = Pipeline(
-            context, quiet=self.quiet, late=self.late, loop_ends=lambda: self.beats.is_cancelled
+            context, quiet=self.quiet, late=self.late, loop_ends=lambda: self.sentinel.is_cancelled
         )
         self.presence = Presence(
             context,
@@ -86,6 +86,8 @@ class Components:
         )
         interval = settings.heartbeat_interval
         self.beats = self._loop(HEARTBEAT, self.heartbeat.step, interval)
+        # Its only round never ends and has no time-out, so nothing cancels it but the end of the event loop.
+        self.sentinel = self._loop("sentinel", asyncio.Event().wait, interval)
         self._loop("lag", self.watchdog.step, LAG_SECONDS)
         self.fences = self._loop("fence", self.heartbeat.look_at_fence, interval / _FENCE_LOOKS_A_HEARTBEAT)
         self.presences = self._loop("presence", self.presence.step, interval)
@@ -241,7 +243,7 @@ class Components:
     def _loop(
         self,
         name: str,
-        step: Callable[[], Awaitable[None]],
+        step: Callable[[], Awaitable[object]],
         interval: float,
         *,
         jitter: float = 0.0,

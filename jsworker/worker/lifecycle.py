@@ -19,7 +19,7 @@ class Loop:
     def __init__(
         self,
         name: str,
-        step: Callable[[], Awaitable[None]],
+        step: Callable[[], Awaitable[object]],
         *,
         interval: float,
         died: Callable[[str, BaseException], None],
@@ -38,7 +38,10 @@ class Loop:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether its task was cancelled, by ``stop`` or because the event loop ends."""
+        """Whether its task was cancelled, by ``stop`` or because the event loop ends.
+
+        A time-out within the step, or of the wait between two rounds, cancels the task for a moment, too.
+        """
         return self._task is not None and (self._task.cancelling() > 0 or self._task.cancelled())
 
     def start(self) -> None:

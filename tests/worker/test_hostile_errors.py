@@ -22,7 +22,8 @@ from jsworker.worker.pipeline.outcomes import describe
 from jsworker.worker.worker import Worker
 from tests.worker.processors import KIND, LATER, Gate, scripted
 from tests.worker.rows import Rows
-from tests.worker.running import StartWorker
+from tests.worker.running import Running, StartWorker
+from tests.worker.tied import RecordedSupervision
 
 MARKER = "hunter2-do-not-show"
 
@@ -452,6 +453,31 @@ async def test_a_run_that_cancels_its_own_task_has_failed_an_attempt(
     await running.events.told("job.failed")
     assert not running.events.of("job.released")
     assert len(processor.failed) == 1
+
+
+@pytest.mark.parametrize("is_supervised", [True, False])
+async def test_nor_is_it_taken_for_the_end_of_the_event_loop_when_a_wait_of_the_worker_has_timed_out(
+    client: JobClient, rows: Rows, settings: Settings, *, is_supervised: bool
+) -> None:
+    """``asyncio.timeout`` cancels the heartbeats' task, too, and takes that back one turn of the loop later."""
+
+    async def process(job: Job[Any]) -> None:
+        [beats] = [task for task in asyncio.all_tasks() if task.get_name() == "jsworker heartbeat"]
+        while not beats.cancelling():  # noqa: ASYNC110 -- in this very turn
+            await asyncio.sleep(0)
+        raise asyncio.CancelledError
+
+    supervision = RecordedSupervision() if is_supervised else None
+    running = Running(Worker([scripted(process, max_attempts=1)], settings, supervision=supervision))
+    running.worker.on("*", running.events)
+    await running.worker.start()
+    try:
+        job = await client.enqueue(KIND, {})
+        row = await rows.becomes(job.id, "failed")
+        assert (row["failure_reason"], row["attempts"]) == ("attempts", 1)
+        assert not running.events.of("job.released")
+    finally:
+        await running.end()
 
 
 async def test_a_run_that_cancels_itself_while_its_worker_drains_is_handed_back(
