@@ -226,5 +226,28 @@ async def test_a_job_whose_settling_ends_the_worker_stays_noted_as_begun(
         await running.end()
 
 
+async def test_a_run_whose_settling_is_cancelled_before_it_begins_ends_the_worker(
+    client: JobClient, rows: Rows, make_settings: MakeSettings, start: StartWorker
+) -> None:
+    """Otherwise it would be renewed for ever, in nobody's hand."""
+
+    def clean_up() -> None:
+        for task in asyncio.all_tasks():
+            if getattr(task.get_coro(), "__name__", "") == "_settle":
+                task.cancel()
+
+    async def process(job: Job[Any]) -> None:
+        asyncio.get_running_loop().call_soon(clean_up)  # before the first step of tasks that start later
+        raise ValueError("as always")
+
+    running = await start(scripted(process), with_settings=make_settings(shutdown_timeout=0.2))
+    running.may_die = True
+    job = await client.enqueue(KIND, {})
+    [degraded] = await running.events.told("worker.degraded")
+    reason = f"CancelledError: the run of job {job.id} was cancelled"
+    assert degraded == {"what": "executor", "reason": reason}
+    assert (await running.events.told("worker.stopped"))[-1]["left"] == 1
+
+
 async def failing(_: Job[Any]) -> None:
     raise ValueError("as always")

@@ -459,7 +459,7 @@ async def test_a_run_that_cancels_its_own_task_has_failed_an_attempt(
 async def test_nor_is_it_taken_for_the_end_of_the_event_loop_when_a_wait_of_the_worker_has_timed_out(
     client: JobClient, rows: Rows, settings: Settings, *, is_supervised: bool
 ) -> None:
-    """``asyncio.timeout`` cancels the heartbeats' task, too, and takes that back one turn of the loop later."""
+    """``asyncio.timeout`` cancels the heartbeats' task and takes that back one turn of the loop later."""
 
     async def process(job: Job[Any]) -> None:
         [beats] = [task for task in asyncio.all_tasks() if task.get_name() == "jsworker heartbeat"]
@@ -478,6 +478,20 @@ async def test_nor_is_it_taken_for_the_end_of_the_event_loop_when_a_wait_of_the_
         assert not running.events.of("job.released")
     finally:
         await running.end()
+
+
+async def test_one_that_cancels_its_task_and_returns_at_once_has_completed(
+    client: JobClient, rows: Rows, start: StartWorker
+) -> None:
+    async def process(job: Job[Any]) -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        return "done"
+
+    await start(scripted(process))
+    job = await client.enqueue(KIND, {})
+    assert (await rows.becomes(job.id, "completed"))["result"] == "done"
 
 
 async def test_a_run_that_cancels_itself_while_its_worker_drains_is_handed_back(

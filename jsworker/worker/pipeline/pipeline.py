@@ -205,6 +205,8 @@ class Pipeline:
         self._leave_slot(run, boottime() - started)
         if type(outcome) is Completed and not run.completed and not fault_points.armed():
             # Most runs end here: no task waits for the write, which would cost time.
+            # Its task may yet end as cancelled, if the processor has cancelled it right before its return.
+            run.task = None
             self.settler.complete(run, outcome.result, partial(self._completed, run, outcome))
         elif self._loop_ends():
             await self._settle(run, outcome, error)  # nothing would wait for a new task
@@ -409,11 +411,18 @@ class Pipeline:
         # Not by the loop's task factory: an eager one would execute the steps within those of another run.
         run.task = asyncio.Task(steps, loop=self._services.loop, context=context)
         self._tasks.add(run.task)
-        run.task.add_done_callback(self._on_end)
+        run.task.add_done_callback(partial(self._on_end, run))
 
-    def _on_end(self, task: asyncio.Task[None]) -> None:
+    def _on_end(self, run: Run, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error: BaseException | None = None
+        if not task.cancelled():
+            error = task.exception()
+        elif run.task is task and not run.abandoned and self._in_flight.runs.get(run.id) is run:
+            # Nothing would settle the run, whose heartbeats would go on: something cancelled the task before
+            # its start, or the event loop ends.
+            error = asyncio.CancelledError(f"the run of job {run.id} was cancelled")
+        if error is not None:
             self._context.died("executor", error)
 
 
