@@ -187,7 +187,9 @@ async def _process(
     finally:
         if timer is not None:
             timer.cancel()
-        task.cancel()  # without effect, unless the caller was cancelled before the task has ended
+        # Both without effect, unless the caller was cancelled before the task has ended.
+        run.abandoned = True
+        task.cancel()
     try:
         exited = task.result()
     except asyncio.CancelledError:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Any
@@ -20,7 +21,7 @@ from jsworker.worker.worker import Worker
 from tests.support.polling import eventually
 from tests.worker import middleware as theirs
 from tests.worker.middleware import Alone, Labels, Threaded, labelled, noting
-from tests.worker.processors import KIND, LATER, Gate, echo, scripted
+from tests.worker.processors import AT_ONCE, KIND, LATER, Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import Running, StartWorker
 
@@ -306,6 +307,29 @@ async def test_around_a_plain_function_one_that_is_a_plain_context_manager_too_e
     job = await client.enqueue("coroutine", {})
     await rows.becomes(job.id, "completed")
     assert theirs.seen == ["async MainThread", "labelled", "async end"]
+
+
+async def test_a_time_out_of_one_around_a_plain_function_waits_for_the_end_of_its_thread(
+    client: JobClient, rows: Rows, within: Callable[..., Any]
+) -> None:
+    @asynccontextmanager
+    async def limited(job: Job[Any], processor: JobProcessor[Any]) -> AsyncIterator[None]:
+        async with asyncio.timeout(None) as limit:
+            limits.append(limit)
+            yield
+
+    def process(job: Job[Any]) -> None:
+        loop.call_soon_threadsafe(limits[-1].reschedule, 0.0)
+        while not limits[-1].expired():
+            time.sleep(0.005)
+        ends.append(job.attempt)
+
+    loop, limits, ends = asyncio.get_running_loop(), list[asyncio.Timeout](), list[int]()
+    await within(scripted(process, max_attempts=2, backoff=AT_ONCE), middleware=[limited])
+    job = await client.enqueue(KIND, {})
+    row = await rows.becomes(job.id, "failed")
+    assert row["last_error"].startswith("TimeoutError")
+    assert ends == [1, 2]
 
 
 async def test_without_any_there_is_no_context_manager_around_a_run(

@@ -89,9 +89,9 @@ async def process_job(run: Run, job: Job[Any], services: LeaseServices) -> Outco
     try:
         if run.kind.needs_timers:
             with time_limits(run):
-                value = await _call(run, job)
+                value = await _call(run, job, services)
         else:
-            value = await _call(run, job)
+            value = await _call(run, job, services)
         if run.unfinished is not None:  # it left the loop over the tries by break or return
             raise run.unfinished
         if run.never_awaited is not None:
@@ -101,14 +101,14 @@ async def process_job(run: Run, job: Job[Any], services: LeaseServices) -> Outco
     return outcomes.returned(run, value, services)
 
 
-def _call(run: Run, job: Job[Any]) -> Awaitable[Any]:
+def _call(run: Run, job: Job[Any], services: LeaseServices) -> Awaitable[Any]:
     if run.kind.middleware:
-        return _process_within(run, job)
+        return _process_within(run, job, services)
     call = run.kind.processor.process
-    return call(job) if run.kind.is_async else _process_in_thread(run, partial(call, job))
+    return call(job) if run.kind.is_async else _process_in_thread(run, partial(call, job), services)
 
 
-async def _process_within(run: Run, job: Job[Any]) -> Any:
+async def _process_within(run: Run, job: Job[Any], services: LeaseServices) -> Any:
     """Have the processor do the job within its middleware, some of which may enter a function's thread."""
     kind = run.kind
     call = partial(kind.processor.process, job)
@@ -117,25 +117,35 @@ async def _process_within(run: Run, job: Job[Any]) -> Any:
         return await call_within(contexts, call)
     inside = partial(call_within_in_thread, [each for each in contexts if each.enters_threads], call)
     outside = [each for each in contexts if not each.enters_threads]
-    return await call_within(outside, partial(_process_in_thread, run, inside))
+    return await call_within(outside, partial(_process_in_thread, run, inside, services))
 
 
-async def _process_in_thread(run: Run, call: Callable[[], Any]) -> Any:
-    """Run a plain function in a thread and wait for its end, also after its stop: it must not run twice."""
+async def _process_in_thread(run: Run, call: Callable[[], Any], services: LeaseServices) -> Any:
+    """Run a plain function in a thread and wait for its end, also after its stop: it must not run twice.
+
+    A cancellation that is no stop, such as the time-out of a middleware, is raised after the thread's end.
+    """
     thread, ended = start_thread(f"jsworker {run.kind.name} {run.id}", call, "the processor")
     run.thread_id, run.has_thread = thread.ident, True
-    while True:
+    cancelled: asyncio.CancelledError | None = None
+    while not ended.done():
         try:
             await asyncio.wait({ended})
-            return ended.result()
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if ended.done():
-                return ended.result()
-            if run.stop is None:  # the event loop ends, but the thread goes on: the run must not be settled
+                break
+            if run.stop is None and services.loop_ends():  # the thread goes on: the run must not be settled
                 run.abandoned = True
             if run.abandoned:
                 raise
-            forget_cancellation()
+            if run.stop is None:
+                cancelled = error
+            else:
+                forget_cancellation()
+    value = ended.result()
+    if cancelled is not None:
+        raise cancelled
+    return value
 
 
 def forget_cancellation(task: "asyncio.Task[Any] | None" = None) -> None:

@@ -60,7 +60,6 @@ class Pipeline:
         self._files = context.files
         self._supervision = context.supervision
         self._quiet = quiet
-        self._loop_ends = loop_ends
         self._services = LeaseServices(
             worker_id=context.worker_id,
             settings=context.settings,
@@ -73,6 +72,7 @@ class Pipeline:
             cover_others=quiet.cover_others,
             kinds=frozenset(context.kinds),
             on_added=context.requeued.notify,
+            loop_ends=loop_ends,
         )
         self._tasks: set[asyncio.Task[None]] = set()
         # Tasks start with a copy of one of these contexts, not with the context in which another run ended.
@@ -208,7 +208,7 @@ class Pipeline:
             # Its task may yet end as cancelled, if the processor has cancelled it right before its return.
             run.task = None
             self.settler.complete(run, outcome.result, partial(self._completed, run, outcome))
-        elif self._loop_ends():
+        elif self._services.loop_ends():
             await self._settle(run, outcome, error)  # nothing would wait for a new task
         else:
             # In a task of its own, because what the processor has left, such as a timer, may cancel this one.
@@ -241,8 +241,8 @@ class Pipeline:
         except GeneratorExit:
             raise
         except BaseException as raised:  # even sys.exit() in a job must not end the worker
-            supervised = self._supervision is not None
-            if (outcome := judge(run, raised, loop_ends=self._loop_ends, supervised=supervised)) is None:
+            loop_ends, supervised = self._services.loop_ends, self._supervision is not None
+            if (outcome := judge(run, raised, loop_ends=loop_ends, supervised=supervised)) is None:
                 raise
             self._files.try_one()
             if type(raised) is ThreadNotStarted:

@@ -42,6 +42,7 @@ class LeaseServices:
     on_added: Callable[[], None] = lambda: None  # called when jobs were enqueued that wait to be published
     fetching: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_FETCHED_AT_ONCE))
     kinds: frozenset[str] = frozenset()  # the kinds whose jobs need the slots of this process
+    loop_ends: Callable[[], bool] = lambda: False  # whether all tasks of the event loop have been cancelled
 
 
 async def write_owned(
