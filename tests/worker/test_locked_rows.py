@@ -143,8 +143,13 @@ async def test_a_key_whose_row_is_locked_waits_alone(
 
 @with_and_without_lock_timeout
 async def test_a_job_pauses_its_key_as_soon_as_that_is_unlocked(
-    client: JobClient, rows: Rows, start: StartWorker, holder: psycopg.Connection[Any]
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    holder: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(settling, "_LATE_SECONDS", 0.0)
     gate = Gate()
 
     async def process(job: Job[Any]) -> None:
@@ -156,9 +161,12 @@ async def test_a_job_pauses_its_key_as_soon_as_that_is_unlocked(
     await gate.met()
     lock_key(holder, "scripted", "")
     gate.open()
-    await asyncio.sleep(HELD_SECONDS)
+    [complaint] = await running.events.told("worker.degraded")
+    assert complaint["what"] == "outcomes"
+    assert complaint["reason"].startswith(f"the outcome of job {job.id} could not be written for 0 s: ")
     assert (await rows.job(job.id))["status"] == "processing"  # its key is paused before its slot falls free
     holder.rollback()
+    await running.events.told("worker.restored")
 
     async def is_told() -> None:  # the next look tells of the kind, too
         told = [event["job_id"] for event in running.events.of("limit.paused") if "job_id" in event]

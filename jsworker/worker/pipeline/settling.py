@@ -9,7 +9,7 @@ from uuid import UUID
 
 from jsworker.core.batching import Batcher
 from jsworker.core.clock import boottime, jittered
-from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, JsworkerError, LockTimeout
+from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable, LockTimeout
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import limits, settle, snooze, timeline
 from jsworker.ownership.transitions.child_jobs import complete_with_child_jobs
@@ -217,20 +217,25 @@ class Settler:
             token=token,
             reason=f"job {run.id}: {first_line(outcome.error)}",
         )
-        while True:
-            await self._context.health.wait_until_up()
-            try:
-                if not await pause():
-                    return
-                break
-            except (DatabaseUnavailable, LockTimeout) as error:
-                await self._context.unanswered(error)
-            except DatabaseRefused as error:
-                if error.sqlstate is not None:
-                    self._context.complaints.report("pauses", str(error))
-                    return
-                self._context.health.failed(error)
-            await asyncio.sleep(jittered(_FIRST_WAIT_SECONDS, _JITTER))
+        up_since: float | None = None
+        try:
+            while True:
+                await self._context.health.wait_until_up()
+                up_since = up_since or boottime()
+                try:
+                    if not await pause():
+                        return
+                    break
+                except (DatabaseUnavailable, LockTimeout) as error:
+                    up_since = await self._note_unanswered(run.id, error, up_since)
+                except DatabaseRefused as error:
+                    if error.sqlstate is not None:
+                        self._context.complaints.report("pauses", str(error))
+                        return
+                    self._context.health.failed(error)
+                await asyncio.sleep(jittered(_FIRST_WAIT_SECONDS, _JITTER))
+        finally:
+            self._end_late(run.id)
         facts = {"kind": run.kind.name, "key": key, "seconds": round(outcome.delay, 3)}
         self._context.events.emit("limit.paused", **facts, job_id=str(run.id))
 
@@ -265,27 +270,33 @@ class Settler:
                     try:
                         [settled] = await self._ask(statement, [ended], tries=tries, wait=wait)
                     except (DatabaseUnavailable, DatabaseRefused) as error:
-                        # Find out whether the database is silent: a row that stays locked looks the same.
-                        await self._context.unanswered(error)
-                        if not self._context.health.up:
-                            up_since = None
-                        elif boottime() - up_since >= _LATE_SECONDS:
-                            self._report_late(ended.id, error)
+                        up_since = await self._note_unanswered(ended.id, error, up_since)
                     else:
                         return settled
                 seconds = min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2 ** min(tries, 10))
                 await asyncio.sleep(jittered(seconds, _JITTER))
         finally:
-            self._late.discard(ended.id)
-            if not self._late:
-                self._context.complaints.end("outcomes")
+            self._end_late(ended.id)
         raise AssertionError
 
-    def _report_late(self, job_id: UUID, error: JsworkerError) -> None:
-        if job_id not in self._late:
+    async def _note_unanswered(
+        self, job_id: UUID, error: DatabaseUnavailable | DatabaseRefused, up_since: float
+    ) -> float | None:
+        """Report an outcome that is late; return since when the database is up, None if it is not."""
+        # Find out whether the database is silent: a row that stays locked looks the same.
+        await self._context.unanswered(error)
+        if not self._context.health.up:
+            return None
+        if boottime() - up_since >= _LATE_SECONDS and job_id not in self._late:
             self._late.add(job_id)
             reason = f"the outcome of job {job_id} could not be written for {_LATE_SECONDS:g} s: {error}"
             self._context.complaints.report("outcomes", reason)
+        return up_since
+
+    def _end_late(self, job_id: UUID) -> None:
+        self._late.discard(job_id)
+        if not self._late:
+            self._context.complaints.end("outcomes")
 
     async def _once(self, statement: Statement, ended: Ended) -> Settled | None:
         async with self._waiting:
