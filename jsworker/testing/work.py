@@ -29,11 +29,13 @@ _OUTCOMES: Final = {
 
 
 class RunError(NamedTuple):
-    """An attempt that ended in an error.
+    """An attempt that ended in an error, or a run that was interrupted and after which the job still waits.
 
     Attributes:
-        attempt: its number; None: the job has failed because its runs were taken back too often.
-        is_final: whether the job has failed for good; else another attempt follows.
+        attempt: its number; None: the job has failed because its runs were taken back too often, or its run
+            was interrupted by a fault that is not the job's, which counts no attempt: a decryption key is
+            missing, or PostgreSQL failed in the job's transaction.
+        is_final: whether the job has failed for good; else another run follows.
         error: the first line of the error that it raised, or why it failed.
         exception: what the processor raised; None: nothing was raised in this process.
     """
@@ -56,7 +58,7 @@ class WorkDone:
             that they need has failed.
         retrying: attempts that ended in an error and after which the job waits for its next attempt.
         snoozed: runs that ended in ``Snooze`` or in a sleep.
-        errors: each attempt that ended in an error.
+        errors: each attempt that ended in an error, then each interrupted run whose job still waits.
     """
 
     completed: Counter[str] = field(default_factory=Counter)
@@ -116,21 +118,31 @@ async def work_until_empty(
     Args:
         processors: as for ``Worker``.
         timeout: seconds after the worker's start until it gives up; the start itself may take as long.
-        raise_failures: whether the first error of an attempt is raised once all is done: any error of the
+        raise_failures: whether the first of ``errors`` is raised once all is done: any error of the
             processor, ``Retry`` and ``Fail`` included, but not ``Snooze``. For tests of retries give False.
         settings: where the jobs are; None: in the database of the test that runs.
 
     Raises:
         TimeoutError: jobs are left; the message names them.
         Exception: the error of a processor; notes name the job and other errors.
-        JobFailed: an attempt ended in an error that was not raised in this process.
+        JobFailed: an attempt ended in an error that was not raised in this process, or a run was interrupted.
         JsworkerError: the worker could not start, or died.
     """
     own = settings_in_use(settings, "work_until_empty")
     done = WorkDone()
+    interrupted: dict[str, Event] = {}
+
+    def note_interruption(event: Event) -> None:
+        """Keep the end of a run until its job is claimed again, if a fault that is not the job's ended it."""
+        interrupted.pop(event.fields["job_id"], None)
+        if "server_fault" in event.fields:
+            interrupted[event.fields["job_id"]] = event
+
     async with database_at(own) as database:
         worker = Worker(processors, own, connect_seconds=timeout)
         worker.on("*", done.note)
+        worker.on("job.claimed", note_interruption)
+        worker.on("job.released", note_interruption)
         kinds = [each.kind for each in processors]
         cancelled_before = Counter(await for_tests.cancelled(database))
         async with worker:
@@ -151,6 +163,10 @@ async def work_until_empty(
         raise TimeoutError(
             f"after {timeout:g} s {len(left)} of kind {', '.join(kinds)} were not done:\n  {lines}"
         )
+    done.errors += [
+        RunError(UUID(job_id), event.fields["kind"], None, False, event.fields["reason"], None)
+        for job_id, event in interrupted.items()
+    ]
     if raise_failures:
         done.raise_first()
     return done

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import psycopg
 import pytest
+from sqlalchemy import text
 
 from jsworker import (
     Every,
@@ -181,6 +182,24 @@ async def test_a_job_whose_worker_died_too_often_has_failed(
         done = await work_until_empty([Shout], raise_failures=False)
         assert (done.failed, done.completed) == ({"shout": 1}, {})
         assert done.errors == [RunError(job.id, "shout", None, True, "stalled too often", None)]
+
+
+class Cut(JobProcessor):
+    """Loses its connection to PostgreSQL in its first run."""
+
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        async with job.transaction() as session:
+            if not job.cleared:
+                await session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+
+async def test_a_run_that_was_interrupted_is_an_error_while_its_job_waits(job_client: JobClient) -> None:
+    job = await job_client.enqueue(Cut, {})
+    with pytest.raises(JobFailed, match="PostgreSQL failed in the job's own transaction") as caught:
+        await work_until_empty([Cut])
+    assert caught.value.__notes__ == [f"raised in a run of job {job.id} of kind cut"]
+    await advance(minutes=1)
+    assert (await work_until_empty([Cut])).completed == {"cut": 1}
 
 
 class One(JobProcessor):

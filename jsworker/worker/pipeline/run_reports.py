@@ -60,7 +60,8 @@ def emit_end(
             events.emit("job.cancelled", **facts)
         case Settled.QUEUED:
             reason = outcome.reason if isinstance(outcome, HandedBack | Interrupted) else None
-            events.emit("job.released", **facts, reason=reason)
+            fault = {"server_fault": True} if isinstance(outcome, Interrupted) else {}
+            events.emit("job.released", **facts, reason=reason, **fault)
         case Settled.SNOOZED:
             waits = {"reason": outcome.reason, "after": outcome.after} if isinstance(outcome, Snoozed) else {}
             events.emit("job.snoozed", **facts, **waits)
