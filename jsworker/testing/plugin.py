@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,6 +73,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.Function) and issubclass(item.cls or object, module.JsworkerTestCase):
             item.fixturenames.insert(0, "jsworker_template")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_fixture_setup(fixturedef: "pytest.FixtureDef[Any]") -> Generator[None, Any, None]:
+    """Let the functions of ``jsworker.testing`` use the settings that an overriding fixture has made."""
+    outcome = yield
+    if fixturedef.argname == "jsworker_settings" and outcome.excinfo is None:
+        from jsworker.testing.shared_servers import using  # noqa: PLC0415 -- as above
+
+        opened = ExitStack()
+        opened.enter_context(using(outcome.get_result()))
+        fixturedef.addfinalizer(opened.close)
 
 
 @pytest.fixture(scope="session")

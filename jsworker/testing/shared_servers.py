@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -78,7 +78,7 @@ class RunningServers:
             **_PACE,
         }
         try:
-            with _environment(own), _noted(_used, load_settings()) as settings:
+            with _environment(own), using(load_settings()) as settings:
                 yield settings
         finally:
             self._databases.drop(name)
@@ -189,6 +189,11 @@ def _embedded_servers(folder: Path | None) -> Iterator[RunningServers]:
 
 _running: list[RunningServers] = []
 _used: list[Settings] = []
+
+
+def using(settings: Settings) -> AbstractContextManager[Settings]:
+    """Let the functions of ``jsworker.testing`` use these settings within the block."""
+    return _noted(_used, settings)
 
 
 def settings_in_use(settings: Settings | None, what: str) -> Settings:

@@ -92,6 +92,27 @@ PASSING = {
             await assert_enqueued("count-words")
 
     """,
+    "test_own_settings.py": """
+        import pytest
+        from jsworker import JobProcessor
+        from jsworker.testing import work_until_empty
+
+
+        class Broken(JobProcessor):
+            async def process(self, job):
+                raise ValueError
+
+
+        @pytest.fixture
+        def jsworker_settings(jsworker_settings):
+            return jsworker_settings.model_copy(update={"max_attempts": 1})
+
+
+        @pytest.mark.asyncio
+        async def test_an_overriding_fixture_is_used(job_client):
+            await job_client.enqueue(Broken, {})
+            assert (await work_until_empty([Broken], raise_failures=False)).failed == {"broken": 1}
+    """,
     "test_anyio.py": """
         import pytest
         from jsworker.testing import work_until_empty
@@ -241,7 +262,7 @@ def test_every_kind_of_test_works_in_processes_that_share_servers(
     before = servers_processes()
     result = project(PASSING)("-n", "2")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "11 passed" in result.stdout
+    assert "12 passed" in result.stdout
     assert len(set((tmp_path / "places").read_text().split())) == 1
     deadline = time.monotonic() + 60
     while servers_processes() - before and time.monotonic() < deadline:  # they end with a signal
