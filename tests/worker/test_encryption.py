@@ -241,7 +241,7 @@ async def test_payloads_that_were_swapped_fail_both_jobs_at_once(
     assert CANARY not in str(running.events.events) + await whole_database(rows)
 
 
-@pytest.mark.parametrize("column", ["checkpoint", "step"])
+@pytest.mark.parametrize("column", ["checkpoint", "step", "step in a TaskGroup"])
 async def test_a_checkpoint_or_a_step_of_another_job_is_refused(
     sealed: JobClient, encrypted: Settings, rows: Rows, start: StartWorker, column: str
 ) -> None:
@@ -250,6 +250,10 @@ async def test_a_checkpoint_or_a_step_of_another_job_is_refused(
             await job.save_checkpoint(job.payload)
             await job.step("first", echo, job)
             raise Snooze(3600)
+        if column == "step in a TaskGroup":
+            async with asyncio.TaskGroup() as group:
+                first = group.create_task(job.step("first", echo, job))
+            return await first
         return await job.step("first", echo, job)
 
     await start(scripted(stops), with_settings=encrypted)

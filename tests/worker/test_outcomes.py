@@ -18,12 +18,13 @@ import pytest
 from pydantic import BaseModel, PlainSerializer
 
 from jsworker import JobClient
-from jsworker.core.errors import Fail, InvalidJson, InvalidPayload, Retry, Snooze
+from jsworker.core.errors import Fail, InvalidJson, InvalidPayload, KeyMissing, Retry, Snooze
 from jsworker.core.job import Job
 from jsworker.core.processor import Backoff, JobProcessor
 from jsworker.core.settings import Settings
 from jsworker.worker.pipeline.attempt import judge
 from jsworker.worker.pipeline.in_flight import Run
+from jsworker.worker.pipeline.threads import ThreadNotStarted
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, LATER, echo, scripted
 from tests.worker.rows import Rows
@@ -366,6 +367,20 @@ async def test_retry_and_snooze_in_a_task_group_keep_their_wait(
     row = await rows.becomes(job.id, "scheduled")
     assert 2800 < (row["run_at"] - datetime.now(UTC)).total_seconds() <= 3000
     assert row["errors"] == errors
+
+
+@pytest.mark.parametrize("error", [KeyMissing.of("step a", "key 'k'"), ThreadNotStarted("no thread")])
+@pytest.mark.parametrize("others", [[], [Retry(after=3000.0), Snooze(3000.0)]])
+async def test_a_fault_that_is_not_the_jobs_is_not_counted_out_of_a_task_group_either(
+    client: JobClient, rows: Rows, start: StartWorker, error: Exception, others: list[Exception]
+) -> None:
+    async def process(_: Job[Any]) -> None:
+        raise ExceptionGroup("of a TaskGroup", [error, *others])
+
+    running = await start(scripted(process))
+    job = await client.enqueue(KIND, {}, max_attempts=1)
+    assert (await running.events.told("job.released"))[0]["reason"] == str(error)
+    assert (await rows.job(job.id))["errors"] == 0
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), Fail("broken")], ids=["error", "fail"])

@@ -171,19 +171,22 @@ def raised_in(error: BaseException) -> Iterator[BaseException]:
 
 
 def _decisive(run: Run, error: BaseException) -> BaseException:
-    """Return of a group of nothing but Fail, Retry and Snooze the one that counts; else the error itself."""
-    asked = [each for each in raised_in(error) if isinstance(each, Fail | Retry | Snooze)]
+    """Return the error that counts of a group in which each has a rule of its own; else the group itself."""
+    decisive = Fail | ContentRefused | KeyMissing | ThreadNotStarted | Retry | Snooze
+    asked = [each for each in raised_in(error) if isinstance(each, decisive)]
     if not asked or len(asked) < sum(1 for _ in raised_in(error)):
         return error
 
     def weight(each: BaseException) -> tuple[int, float]:
         match each:
-            case Retry():
-                return 1, _delay(run, each.after)
             case Snooze():
                 return 0, _delay(run, each.after)
-            case _:
+            case Retry():
+                return 1, _delay(run, each.after)
+            case KeyMissing() | ThreadNotStarted():
                 return 2, 0.0
+            case _:
+                return 3, 0.0
 
     return max(asked, key=weight)
 
