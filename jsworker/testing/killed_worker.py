@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any, Final
 from uuid import UUID
@@ -78,22 +78,28 @@ async def _work(order: dict[str, Any]) -> int:
             # The starting process has waited for the dead worker's end, as a supervisor does for its child.
             settled_at = boottime() + settings.statement_timeout
             worker.take_back(DeadOwner(order["dead"], "its worker was killed", settled_at))
-        if moment is None:
-            await _until_ended(UUID(order["job_id"]), settings, stopped)
-        else:
-            await stopped.wait()
+        # Its run may still come to the moment after a transaction has completed the job.
+        ends = _ENDED if moment is None else {"cancelled"}
+        how += await _until_ended(UUID(order["job_id"]), settings, stopped, ends)
     print(*how, sep="; ", flush=True)  # noqa: T201
     return 0 if moment is None else ENDED_BEFORE
 
 
-async def _until_ended(job_id: UUID, settings: Settings, stopped: asyncio.Event) -> None:
-    """Wait for the end of a job, which the killed worker may have completed already by a transaction."""
+async def _until_ended(
+    job_id: UUID, settings: Settings, stopped: asyncio.Event, ends: Collection[str]
+) -> list[str]:
+    """Wait for an event that tells a job's end, or for an end without one; return in words how it ended so.
+
+    There is no event of a job that is cancelled before it begins, or that the killed worker has completed.
+    """
     async with database_at(settings) as database:
         while not stopped.is_set():
-            if (await for_tests.state_of(database, job_id))["status"] in _ENDED:
-                return
+            state = await for_tests.state_of(database, job_id)
+            if state["status"] in ends:
+                return [f"job.{state['status']} {state['failure_reason'] or ''}".strip()]
             with suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), _LOOK_SECONDS)
+    return []
 
 
 def _load(origin: str, file: str | None) -> JobProcessor[Any]:

@@ -100,7 +100,7 @@ async def kill_worker_during(
 
     Raises:
         InvalidTarget: another process cannot make the processor.
-        TypeError: ``at`` is not one of the four moments.
+        TypeError: ``at`` is not one of the four moments, or a step of a kind with isolation.
         AssertionError: the worker was not killed at the moment, or the second worker did not finish the job.
     """
     if not isinstance(at, Moment):
@@ -108,6 +108,9 @@ async def kill_worker_during(
         raise TypeError(f"at={shown(at)} {rule}")
     own = settings_in_use(settings, "kill_worker_during")
     [kind] = resolve_kinds([processor], own).values()
+    if isinstance(at, AtStep) and kind.is_isolated:
+        rule = f"does not work for kind {kind.name}: with isolation its steps run in a process of their own"
+        raise TypeError(f"at={at} {rule}")
     if kind.origin is None:
         raise InvalidTarget(
             f"another process cannot make the processor of kind {kind.name}: define its class at the top "

@@ -31,6 +31,10 @@ class Stepwise(JobProcessor):
         return [await job.step(name, effect, name) for name in ("first", "second", "third")]
 
 
+class Apart(Stepwise):
+    isolation = "process"
+
+
 class InTransaction(JobProcessor):
     """Completes in its own transaction."""
 
@@ -52,6 +56,12 @@ class Slow(JobProcessor):
 class Quick(JobProcessor):
     async def process(self, job: Job[dict[str, Any]]) -> None:
         await job.update_progress(progress=0.1)
+
+
+class Late(Quick):
+    """Has expired before a worker can start."""
+
+    expires_in = 0.001
 
 
 class Stuck(JobProcessor):

@@ -15,7 +15,17 @@ from jsworker.core.errors import InvalidPayload, InvalidTarget
 from jsworker.testing import AfterSeconds, AtEnd, AtProgress, AtStep, kill_worker_during, sync
 from tests.support.polling import eventually
 from tests.test_contents import OLD, text_of_keys
-from tests.testing.jobs_to_kill import NAMED, Effects, InTransaction, Quick, Slow, Stepwise, Stuck
+from tests.testing.jobs_to_kill import (
+    NAMED,
+    Apart,
+    Effects,
+    InTransaction,
+    Late,
+    Quick,
+    Slow,
+    Stepwise,
+    Stuck,
+)
 
 Lines = Callable[[], list[str]]
 
@@ -81,6 +91,11 @@ async def test_a_moment_that_does_not_come_is_told(effects: Lines) -> None:
     ):
         await kill_worker_during(Quick, {}, at=AtProgress(0.5))
     with pytest.raises(
+        AssertionError,
+        match=r"^the job of kind late ended before the end of process: job\.cancelled exp",
+    ):
+        await kill_worker_during(Late, {})
+    with pytest.raises(
         AssertionError, match="the job of kind stuck did not come to the end of process within 3 s"
     ):
         await kill_worker_during(Stuck, {}, timeout=3)
@@ -110,6 +125,8 @@ async def test_what_another_process_cannot_make_is_refused(effects: Lines) -> No
         await kill_worker_during(Local, {})
     with pytest.raises(InvalidPayload):
         await kill_worker_during(Quick, [1])
+    with pytest.raises(TypeError, match="does not work for kind apart: with isolation its steps"):
+        await kill_worker_during(Apart, {}, at=AtStep("second"))
 
 
 @pytest.mark.parametrize("at", ["end", 0.5, None, AtEnd, ("second",)])
