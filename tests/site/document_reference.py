@@ -32,7 +32,9 @@ _SETTINGS = f"""# Settings
 
 Every setting is an environment variable and an option of `jsworker run`: `JSWORKER_ACK_WAIT=600` is
 `--ack-wait 600`. Durations are in seconds. If settings are invalid, the command exits with code 2 and one
-line for each, which names the variable, the value and the rule.
+line for each, which names the variable, the value and the rule. An empty variable means `none` where that is
+allowed (`JSWORKER_RETENTION=` keeps ended jobs for ever), "not set" for the settings that can be read from a
+file, and is invalid for most others.
 
 These settings can also be read from a file, whose path is in the variable with `_FILE` appended to its name:
 {", ".join(f"`{variable_of(name)}`" for name in FROM_FILES)}.
