@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import socket
 import traceback
 from collections.abc import Callable
@@ -131,6 +132,24 @@ class TestValues:
         inherited = {variable_of(name): "1", f"{variable_of(name)}_FILE": "/x", "JSWORKER_DATABASE_URL": URL}
         monkeypatch.setattr(os, "environ", changed_environment(inherited, {name: None}))
         assert getattr(load_settings(), name) is None
+
+    @pytest.mark.parametrize(
+        ("update", "line"),
+        [
+            ({"max_atempts": 1}, "JSWORKER_MAX_ATEMPTS is no setting: did you mean JSWORKER_MAX_ATTEMPTS?"),
+            ({"log_level": "loud"}, "JSWORKER_LOG_LEVEL='loud' must be debug, info, warning"),
+            ({"encryption_keys": CANARY}, "JSWORKER_ENCRYPTION_KEYS must read NAME:KEY"),
+        ],
+    )
+    def test_what_a_copy_changes_is_checked(self, put: Set, update: dict[str, Any], line: str) -> None:
+        put(CONCURRENCY="7")
+        settings = load_settings()
+        with pytest.raises(SettingsError, match=f"^{re.escape(line)}") as caught:
+            settings.model_copy(update=update)
+        assert CANARY not in str(caught.value)
+        copy = settings.model_copy(update={"max_attempts": "1", "nats_token": CANARY})
+        assert (copy.max_attempts, copy.nats_token, copy.concurrency) == (1, SecretStr(CANARY), 7)
+        assert copy.model_fields_set == {"database_url", "concurrency", "max_attempts", "nats_token"}
 
     def test_another_process_gets_the_secrets_themselves(self) -> None:
         values = {"nats_token": SecretStr(CANARY), "concurrency": 3}

@@ -315,7 +315,13 @@ class Settings(BaseSettings):
         return self._from_files
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> "Settings":
-        """Return a copy, as pydantic does; no file replaces the values of ``update``."""
+        """Return a copy with the values of ``update``, as text or typed; no file replaces them.
+
+        Raises SettingsError if one is wrong, or is no setting. Rules between settings are not checked.
+        """
+        if update:
+            checked = type(self)(**{**dict(self), **update})
+            update = {name: getattr(checked, name) for name in update}
         copy = super().model_copy(update=update, deep=deep)
         copy._from_files = self._from_files.difference(update or ())  # noqa: SLF001 -- its own class
         return copy
