@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
+from markupsafe import escape
 from python_multipart.multipart import parse_options_header
 from starlette.applications import Starlette
 from starlette.datastructures import FormData, MutableHeaders, UploadFile
@@ -268,11 +269,11 @@ def _stream(page: PageRoute, visit: Visit) -> Response:
         return refusal(503, "too many pages are open: this one does not renew itself")
 
     def stale(line: str) -> Mapping[str, str]:
-        return {"live": visit.site.render("stale.html", visit, {"line": line})}
+        return {"stale": escape(f"Not up to date: {line}")}
 
     async def render() -> Mapping[str, str]:
         try:
-            return await visit.site.render_live(page, visit)
+            return {**await visit.site.render_live(page, visit), "stale": ""}
         except JsworkerError as error:
             found = stale(_line(visit.site, error))
             if isinstance(error, DatabaseUnavailable) and not _took_long(error):

@@ -236,16 +236,6 @@ class Visit:
         """The hidden field that each form needs."""
         return Markup('<input type="hidden" name="csrf" value="{}">').format(self.csrf)
 
-    @property
-    def live(self) -> Markup:
-        """The attributes of an element whose content is the block ``live``."""
-        return Markup('{} sse-swap="live"').format(self.stream)
-
-    @property
-    def stream(self) -> Markup:
-        """The attributes of an element within which others name their live block in ``sse-swap``."""
-        return Markup('hx-ext="sse" sse-connect="{}"').format(self.here())
-
     def for_all(self) -> "Visit":
         """Return this visit without the viewer's token and report."""
         return replace(self, csrf="", report="")

@@ -59,12 +59,14 @@ async def test_an_open_page_says_that_it_is_not_up_to_date_and_recovers(
 
     await eventually(partial(shows, "resize"))
     proxy.cut()
-    await eventually(partial(shows, "Not up to date: PostgreSQL at"))
+    await eventually(partial(shows, "event: stale\ndata: Not up to date: PostgreSQL at"))
     sent.clear()
+    await put("failed", kind="crop")
     monkeypatch.setattr(live, "_SHARE", 1e-9)  # the time of reads that failed so counts for no rest
     await asyncio.sleep(0.5)
     proxy.restore()
-    await eventually(partial(shows, "resize"))
+    await eventually(partial(shows, "crop"))
+    assert "event: stale\ndata: \n\n" in "".join(sent)
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
 

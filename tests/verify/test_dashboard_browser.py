@@ -16,6 +16,7 @@ from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import ClassVar
 from uuid import UUID
 
+import psycopg
 import pytest
 
 from jsworker import Limit
@@ -239,6 +240,18 @@ def test_an_open_page_is_live_again_soon_after_an_outage(browser: Browser, shop:
     browser.shows("report-of-somebody")
     assert browser.run("return window.stillTheSame") is True
     browser.complaints()  # of each refusal
+
+
+def test_a_list_stays_while_a_read_fails(browser: Browser, shop: Shop) -> None:
+    browser.open("/schedules")
+    browser.shows("clean-up")
+    browser.run("window.stillTheSame = true")
+    with psycopg.connect(shop.settings.database_dsn()) as connection:
+        connection.execute("LOCK TABLE jsworker.schedules")
+        browser.shows("Not up to date: PostgreSQL took longer than 3 s", "clean-up")
+    wait_for(lambda: "Not up to date" not in browser.text, lambda: browser.text)
+    assert browser.run("return window.stillTheSame") is True
+    assert not browser.run("return document.querySelector('[sse-swap=stale]').offsetHeight")
 
 
 def test_an_open_page_is_live_again_though_its_connection_died_without_a_word(
