@@ -2,8 +2,7 @@
 
 import asyncio
 import sys
-from contextlib import AsyncExitStack, suppress
-from datetime import datetime
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +13,7 @@ from jsworker.cli.enqueued_batches import EnqueuedBatches, JobBatch, remark_unpu
 from jsworker.cli.interruption import run_in_batches
 from jsworker.cli.options import argument, flag, in_options, new_app, option
 from jsworker.cli.output import json_text, print_stored, progress_bar, progress_wanted, remark
-from jsworker.cli.selection import warn_unless_served
+from jsworker.cli.selection import choose_instant, warn_unless_served
 from jsworker.client.enqueueing import Kind, kind_name
 from jsworker.client.job_client import JobClient
 from jsworker.client.terms import LONGEST_DELAY, Terms
@@ -108,7 +107,7 @@ def enqueue(
     _check_lines(source, key_field, payload is not None or count > 1 or wait or unique_key is not None)
     of_kind = kind_of(kind)
     content = None if source is not None else read_payload("{}" if payload is None else payload)
-    at = None if run_at is None else _instant(run_at)
+    at = None if run_at is None else choose_instant("run-at", run_at)
     terms = Terms(at, expires_in, unique, unique_for, debounce, debounce_max)
     try:
         terms.check_keys([unique_key or key_field])
@@ -225,15 +224,6 @@ def _check_lines(source: str | None, key_field: str | None, is_other: bool) -> N
         raise WrongUsage("--key-field needs --from: else give --unique-key")
     if source is not None and is_other:
         raise WrongUsage("--from goes without --payload, --count, --unique-key and --wait")
-
-
-def _instant(given: str) -> datetime:
-    with suppress(ValueError):
-        instant = datetime.fromisoformat(given)
-        if instant.tzinfo is not None:
-            return instant
-    rule = "must be a time with its zone, as 2030-01-31T18:00+01:00 or 2030-01-31T17:00Z"
-    raise WrongUsage(f"--run-at {shown(given)} {rule}")
 
 
 def kind_of(given: str) -> Kind:

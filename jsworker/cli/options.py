@@ -168,7 +168,10 @@ OnlyError = Annotated[
 OnlyKey = Annotated[str | None, option("KEY", "Only jobs of this limit key.")]
 OnlyWorker = Annotated[str | None, option("ID", "Only jobs that this worker runs or has completed.")]
 OnlyUniqueKey = Annotated[str | None, option("KEY", "Only jobs of this unique key, live or not.")]
-Since = Annotated[str | None, option("TIME", "Only jobs that were enqueued then or later, in ISO 8601.")]
+Since = Annotated[
+    str | None,
+    option("TIME", "Only jobs that were enqueued then or later: ISO 8601, without a zone in this machine's."),
+]
 Until = Annotated[str | None, option("TIME", "Only jobs that were enqueued before.")]
 OnlyPriority = Annotated[Priority | None, option("PRIORITY", "Only high, normal or low jobs.")]
 StaleFor = Annotated[

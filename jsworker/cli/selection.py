@@ -118,6 +118,16 @@ def choose_moment(name: str, text: str) -> datetime:
         raise WrongUsage(f"--{name} {shown(text)} is too early or too late") from None
 
 
+def choose_instant(name: str, text: str) -> datetime:
+    """Return the time that an option gives with its zone."""
+    with suppress(ValueError):
+        given = datetime.fromisoformat(text)
+        if given.tzinfo is not None:
+            return given
+    rule = "must be a time with its zone, as 2030-01-31T18:00+01:00 or 2030-01-31T17:00Z"
+    raise WrongUsage(f"--{name} {shown(text)} {rule}")
+
+
 def age_options(age: RunAge) -> list[str]:
     """Return the names of the options by which an age was given."""
     return [name.replace("_", "-") for name, seconds in asdict(age).items() if seconds is not None]

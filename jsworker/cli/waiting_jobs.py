@@ -11,7 +11,7 @@ from uuid import UUID
 from jsworker.cli import options
 from jsworker.cli.options import argument, option
 from jsworker.cli.output import ActionOutcome, refused, report
-from jsworker.cli.selection import ask_database, choose_moment, connected_database
+from jsworker.cli.selection import ask_database, choose_instant, connected_database
 from jsworker.client.terms import LONGEST_DELAY, instant_of
 from jsworker.core.exit_codes import WrongUsage
 from jsworker.core.priorities import Priority, priority_number
@@ -54,7 +54,7 @@ def priority(
 def reschedule(
     ids: Annotated[list[UUID], argument("ID...", "The jobs' ids.", parser=options.job_id)],
     *,
-    at: Annotated[str | None, option("TIME", "When they are due, in ISO 8601.")] = None,
+    at: Annotated[str | None, option("TIME", "When they are due, in ISO 8601 with its zone.")] = None,
     delay: Annotated[
         float | None, option("SECONDS", "In how long they are due, by the database's clock; 0: now.")
     ] = None,
@@ -62,8 +62,7 @@ def reschedule(
 ) -> int:
     """Change the due time of jobs that wait for a time, a delay or their next attempt.
 
-    A time without a zone is this machine's. Jobs that wait for anything else, that run or have ended, stay
-    as they are.
+    Jobs that wait for anything else, that run or have ended, stay as they are.
 
     Example: `jsworker reschedule 01a2074f-a6fa-739d-acb3-4f19a2de76ad --delay 0`
     """
@@ -75,7 +74,7 @@ def reschedule(
         run_at = ask_database(database_now) + timedelta(seconds=delay or 0.0)
     else:
         try:
-            run_at = instant_of("at", choose_moment("at", at))
+            run_at = instant_of("at", choose_instant("at", at))
         except ValueError as error:
             raise WrongUsage(f"--{error}".replace("=", " ", 1)) from None
     change = partial(reschedule_all, run_at=run_at)

@@ -30,11 +30,12 @@ HEADER = """# The command line
 | 130 | Ctrl-C; but 0 for `run`, `dashboard` and `dev` without COMMAND, which end by it |
 
 Results are written to stdout, everything else (questions, messages, progress bars) to stderr. On a terminal,
-tables fit its width and have colours unless `NO_COLOR` is set; in a pipe they are complete and plain.
-`--json`, or `--output json`, prints one JSON document: an array for a listing and for jobs that are enqueued
-or acted on, an object for a single item. Field names are column names, times are ISO 8601 in UTC, and
-durations are in seconds. A listing has `--limit` and `--after`; if there are more items, it prints the
-command for its next page. Progress bars are shown only on a terminal, and never with `--json`.
+tables fit its width and have colours unless `NO_COLOR` is set; in a pipe they are complete and plain. Their
+times are in this machine's zone. `--json`, or `--output json`, prints one JSON document: an array for a
+listing and for jobs that are enqueued or acted on, an object for a single item. Field names are column names,
+times are ISO 8601 in UTC, and durations are in seconds. A listing has `--limit` and `--after`; if there are
+more items, it prints the command for its next page. Progress bars are shown only on a terminal, and never
+with `--json`.
 
 `jsworker --install-completion` lets bash, zsh, fish and PowerShell complete commands, options and values.
 """
