@@ -20,6 +20,7 @@ from jsworker.stream.nats_client import Client, end_tasks
 _SETTLE_SECONDS: Final = 1.0
 _SHORT_SECONDS: Final = 1.0
 _STOP_SECONDS: Final = 2.0
+_PONG_SECONDS: Final = 2.0
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 _DENIED_SECONDS: Final = 60.0
@@ -245,7 +246,7 @@ class Puller:
             return self._pause_left()
         now, room = time.monotonic(), self._room()
         if is_silent := self._is_silent(now):
-            self._note_lost(now)
+            await self._note_lost(now)
         if is_silent or self._is_short_of_room(now, room):
             self._leave()
         if self._credit.wanted(room, self._waiting()):
@@ -262,8 +263,10 @@ class Puller:
             return False
         return now - self._heard_at > 2 * self._idle_heartbeat or self._credit.overdue(now)
 
-    def _note_lost(self, now: float) -> None:
+    async def _note_lost(self, now: float) -> None:
         """Note requests that the server has forgotten; once may be an accident, a second time is reported."""
+        if not await self._stream.flush(_PONG_SECONDS):  # all of it is silent: the connection will tell
+            return
         if now - self._lost_at < _LOST_SECONDS:
             self._degrade(_LOST)
         self._lost_at = now

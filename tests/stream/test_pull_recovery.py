@@ -183,13 +183,17 @@ async def test_a_consumer_that_was_deleted_while_nobody_was_connected(
 
 
 async def test_missed_heartbeats_lead_to_a_new_request(
-    stream: TestStream, open_stream: OpenStream, server: NatsServer, open_desk: OpenDesk
+    stream: TestStream, server: NatsServer, open_desk: OpenDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("jsworker.stream.puller._PONG_SECONDS", 0.1)
     desk = await open_desk(stream, expires=1.0, idle_heartbeat=0.2)
     await until(lambda: desk.puller._credit.total == 10)
     first = desk.puller._inbox
     server.freeze()
     await until(lambda: desk.puller._inbox is not first)
+    await asks_again(desk)
+    await asks_again(desk)
+    assert stream.told_of("worker.degraded") == []  # who answers nothing has not forgotten anything
     server.thaw()
     jobs = await publish(stream, 3)
     await desk.has(3)
