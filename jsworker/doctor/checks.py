@@ -11,7 +11,7 @@ from typing import Any, Final
 from jsworker.core.settings import RECOVERY_RULES, Settings, unknown_variables
 from jsworker.doctor import job_checks, nats_checks, postgresql_checks
 from jsworker.doctor.finding import Finding, error, info, ok, unchecked, warning
-from jsworker.doctor.gather import Facts, Unknown
+from jsworker.doctor.gather import NO_NATS, NO_POSTGRESQL, Facts, Unknown
 
 Judge = Callable[..., Iterable[Finding]]
 
@@ -147,6 +147,8 @@ def found_by(name: str, judge: Judge, facts: Facts) -> Iterator[Finding]:
         found = list(judge(*given)) or [ok(_what_holds(judge))]
     elif name in _CURES:
         found = [error(unknown.because, _cure(name, unknown.because))]
+    elif unknown in (facts.server, facts.nats):  # the check of the connection tells why
+        found = [unchecked((NO_POSTGRESQL if unknown is facts.server else NO_NATS).because)]
     else:
         found = [unchecked(unknown.because, failed=unknown.failed)]
     for each in found:

@@ -70,8 +70,8 @@ Learnt: TypeAlias = T | Unknown
 Login: TypeAlias = Literal["worker", "dashboard"]
 """What a login is for: a worker writes, a dashboard may be there to read alone."""
 
-_NO_POSTGRESQL: Final = Unknown("PostgreSQL cannot be used")
-_NO_NATS: Final = Unknown("NATS cannot be used")
+NO_POSTGRESQL: Final = Unknown("PostgreSQL cannot be used")
+NO_NATS: Final = Unknown("NATS cannot be used")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -93,31 +93,31 @@ class Facts:
     settings: Settings
     place: str
     login: Login = "worker"
-    server: Learnt[Server] = _NO_POSTGRESQL
-    link: Learnt[Link] = _NO_POSTGRESQL
-    revision: Learnt[str | None] = _NO_POSTGRESQL
-    rights: Learnt[list[MissingRight]] = _NO_POSTGRESQL
-    schema: Learnt[Schema] = _NO_POSTGRESQL
-    holders: Learnt[Sequence[Holder]] = _NO_POSTGRESQL
-    installation: Learnt[UUID | None] = _NO_POSTGRESQL
-    registered: Learnt[Sequence[RegisteredWorker]] = _NO_POSTGRESQL
-    unpublished: Learnt[Late] = _NO_POSTGRESQL
-    overdue: Learnt[Late] = _NO_POSTGRESQL
-    queues: Learnt[Sequence[QueuedKind]] = _NO_POSTGRESQL
-    posted: Learnt[Sequence[Posted]] = _NO_POSTGRESQL
-    schedules: Learnt[Sequence[SchedulesOfKind]] = _NO_POSTGRESQL
-    limits: Learnt[Sequence[KeyLimit]] = _NO_POSTGRESQL
-    left_batches: Learnt[LeftBatches] = _NO_POSTGRESQL
-    silent_owners: Learnt[Sequence[SilentOwner]] = _NO_POSTGRESQL
-    refusals: Learnt[Sequence[RefusalGroup]] = _NO_POSTGRESQL
-    ended: Learnt[EndedSample] = _NO_POSTGRESQL
-    dead_messages: Learnt[DeadMessages] = _NO_POSTGRESQL
-    nats: Learnt[NatsServer] = _NO_NATS
-    stream: Learnt[StreamReport | None] = _NO_NATS
-    consumers: Learnt[list[ConsumerReport]] = _NO_NATS
-    unconsumed: Learnt[Mapping[str, int]] = _NO_NATS
-    refused: Learnt[list[str]] = _NO_NATS
-    answered_for_unknown_worker: Learnt[bool] = _NO_NATS
+    server: Learnt[Server] = NO_POSTGRESQL
+    link: Learnt[Link] = NO_POSTGRESQL
+    revision: Learnt[str | None] = NO_POSTGRESQL
+    rights: Learnt[list[MissingRight]] = NO_POSTGRESQL
+    schema: Learnt[Schema] = NO_POSTGRESQL
+    holders: Learnt[Sequence[Holder]] = NO_POSTGRESQL
+    installation: Learnt[UUID | None] = NO_POSTGRESQL
+    registered: Learnt[Sequence[RegisteredWorker]] = NO_POSTGRESQL
+    unpublished: Learnt[Late] = NO_POSTGRESQL
+    overdue: Learnt[Late] = NO_POSTGRESQL
+    queues: Learnt[Sequence[QueuedKind]] = NO_POSTGRESQL
+    posted: Learnt[Sequence[Posted]] = NO_POSTGRESQL
+    schedules: Learnt[Sequence[SchedulesOfKind]] = NO_POSTGRESQL
+    limits: Learnt[Sequence[KeyLimit]] = NO_POSTGRESQL
+    left_batches: Learnt[LeftBatches] = NO_POSTGRESQL
+    silent_owners: Learnt[Sequence[SilentOwner]] = NO_POSTGRESQL
+    refusals: Learnt[Sequence[RefusalGroup]] = NO_POSTGRESQL
+    ended: Learnt[EndedSample] = NO_POSTGRESQL
+    dead_messages: Learnt[DeadMessages] = NO_POSTGRESQL
+    nats: Learnt[NatsServer] = NO_NATS
+    stream: Learnt[StreamReport | None] = NO_NATS
+    consumers: Learnt[list[ConsumerReport]] = NO_NATS
+    unconsumed: Learnt[Mapping[str, int]] = NO_NATS
+    refused: Learnt[list[str]] = NO_NATS
+    answered_for_unknown_worker: Learnt[bool] = NO_NATS
 
 
 def opened(settings: Settings) -> Database:
@@ -159,7 +159,7 @@ async def _ask_postgresql(database: Database, facts: Facts) -> None:
         except MigrationMissing:
             not_migrated = Unknown("the database is not migrated to this version")
             for each in fields(facts):
-                if getattr(facts, each.name) is _NO_POSTGRESQL:  # not asked for yet: a fact of the tables
+                if getattr(facts, each.name) is NO_POSTGRESQL:  # not asked for yet: a fact of the tables
                     setattr(facts, each.name, not_migrated)
             return
     facts.rights = await _learn(read_missing_rights(database))

@@ -295,20 +295,26 @@ def service(
 ) -> Iterator[Finding]:
     """Every consumer has workers, and every kind of the workers its consumer."""
     makes = _MADE_AGAIN if _may_be_mended(facts) else _FIX_STREAM
-    served = served_kinds(registered)
+    served, empty = served_kinds(registered), list[str]()
     for report in consumers:
         kind = lane_of(report.name)[0]
         if kind in served or report.requests or report.takes or report.apart:
             continue
         name, waiting = printable(report.name, 64), report.pending + report.unanswered
-        holds = f"holds {counted(waiting, 'message')}" if waiting else "is empty"
+        if not waiting:
+            empty.append(name)
+            continue
         kind = printable(kind, 64)
-        cancel = f"`jsworker cancel --kind {kind}`, then " if waiting else ""
-        judge = warning if waiting else info
-        yield judge(
-            f"consumer {name} {holds}, and no worker of this kind is alive",
-            f"Run a worker for {kind}; or, if the kind is gone: {cancel}"
+        yield warning(
+            f"consumer {name} holds {counted(waiting, 'message')}, and no worker of this kind is alive",
+            f"Run a worker for {kind}; or, if the kind is gone: `jsworker cancel --kind {kind}`, then "
             f"`nats consumer rm {facts.settings.stream} {name}`.",
+        )
+    if empty:
+        yield info(
+            f"no message is in {counted(len(empty), 'consumer')} without a live worker: {listed(empty)}",
+            "Run workers for these kinds; or, if a kind is gone: "
+            f"`nats consumer rm {facts.settings.stream} CONSUMER`.",
         )
     for kind in sorted(set(served) - {report.name for report in consumers}):
         subject = subject_of(facts.settings.subject_prefix, kind)

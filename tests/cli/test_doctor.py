@@ -270,6 +270,7 @@ class TestUnsoundServers:
         ):
             assert the_finding(found.json, check)["says"].startswith("not checked because ")
         assert the_finding(found.json, "nats.connection")["level"] == "ok"
+        assert {each["level"] for each in found.json if "not checked" in each["says"]} == {"info"}
 
     def test_no_nats(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("JSWORKER_NATS_URL", f"nats://{NO_ONE}")
@@ -278,6 +279,7 @@ class TestUnsoundServers:
         for check in ("nats.stream", "nats.consumers", "nats.publishing"):
             assert the_finding(found.json, check)["says"].startswith("not checked because ")
         assert the_finding(found.json, "postgresql.connection")["level"] == "ok"
+        assert {each["level"] for each in found.json if "not checked" in each["says"]} == {"info"}
         unknown = the_finding(world.cli("doctor", "--json", "--fix").json, "fix.unknown")
         says = "it is not known whether anything has to be mended, because NATS cannot be used"
         assert (unknown["level"], unknown["says"]) == ("warning", says)
@@ -973,12 +975,12 @@ class TestNats:
         assert the_finding(mended, "nats.consumers")["level"] == "ok"
 
     def test_a_consumer_without_workers(self, world: World) -> None:
-        world.start_worker("gone")
+        world.start_worker("gone", "old")
         world.sql.execute("DELETE FROM jsworker.workers")
         world.start_worker(KIND)
         finding = the_finding(world.findings(), "nats.service")
         assert finding["level"] == "info"
-        assert finding["says"] == "consumer gone is empty, and no worker of this kind is alive"
+        assert finding["says"] == "no message is in 2 consumers without a live worker: gone, old"
 
     def test_messages_that_no_consumer_takes(self, world: World) -> None:
         world.start_worker(KIND)

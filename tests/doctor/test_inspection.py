@@ -414,7 +414,7 @@ class TestManyConsumers:
         assert wrong.level == "error"
         assert f"consumer {KINDS[-1]} has ack_wait={WRONG_ACK_WAIT:g} s" in wrong.says
         [idle] = found["nats.service"]
-        assert idle.says == f"consumer {KINDS[-1]} is empty, and no worker of this kind is alive"
+        assert idle.says == f"no message is in 1 consumer without a live worker: {KINDS[-1]}"
 
     async def test_too_many_are_not_all_looked_at_and_it_is_told(
         self, settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
