@@ -21,7 +21,7 @@ from jsworker.core.clock import jittered
 from jsworker.core.errors import InvalidJson, InvalidPayload
 from jsworker.core.job import Job
 from jsworker.core.limits import Limit, Rate
-from jsworker.core.names import check_kind, kebab_case, printable, shown
+from jsworker.core.names import check_kind, kebab_case, shown
 from jsworker.core.priorities import Priority
 from jsworker.core.schedule_rules import Schedule
 
@@ -369,13 +369,7 @@ def _payload_argument(cls: type[Any]) -> Any:
 def _invalid_payload(
     processor: type[JobProcessor[Any]], error: ValidationError, fault: str = ""
 ) -> InvalidPayload:
-    faults = error.errors(include_url=False, include_input=False, include_context=False)
-    first = faults[0]
-    place = ".".join(printable(str(part), 80) for part in first["loc"]) or "the whole value"
-    # The only message of pydantic's own that contains the value:
-    tag = first["type"] == "union_tag_invalid"
-    rule = "Input tag is none of the expected tags" if tag else printable(first["msg"], 300)
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    refusal = InvalidPayload(f"payload of kind {processor.kind}: {fault}{place}: {rule}{more}")
-    refusal.without_content = f"payload of kind {processor.kind} does not fit its type: {first['type']}{more}"
+    says, rule = strict_json.misfit(error)
+    refusal = InvalidPayload(f"payload of kind {processor.kind}: {fault}{says}")
+    refusal.without_content = f"payload of kind {processor.kind} does not fit its type: {rule}"
     return refusal

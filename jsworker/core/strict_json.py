@@ -136,11 +136,23 @@ def read_result(text: str, adapter: TypeAdapter[Any]) -> Any:
     try:
         return adapter.validate_json(text, by_alias=True, by_name=True)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the whole value"
-        raise InvalidJson(
-            f"its result does not fit the return type: {shown(place)}: {first['type']}"
-        ) from None
+        says, _ = misfit(error)
+        raise InvalidJson(f"its result does not fit the return type: {says}") from None
+
+
+def misfit(error: ValidationError) -> tuple[str, str]:
+    """Return why a value does not fit its type: in words, and without the names of its fields.
+
+    Neither quotes the value, but the text of a validator of the user's own is in the first as it is.
+    """
+    faults = error.errors(include_url=False, include_input=False, include_context=False)
+    first = faults[0]
+    place = ".".join(printable(str(part), 80) for part in first["loc"]) or "the whole value"
+    # The only message of pydantic's own that contains the value:
+    tag = first["type"] == "union_tag_invalid"
+    rule = "Input tag is none of the expected tags" if tag else printable(first["msg"], 300)
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    return f"{place}: {rule}{more}", f"{first['type']}{more}"
 
 
 def json_form(value: Any, adapter: TypeAdapter[Any], what: str, how: Written) -> Any:

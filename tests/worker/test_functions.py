@@ -97,6 +97,7 @@ async def test_a_result_of_another_type_is_named_without_its_value(
     plan = await client.enqueue(Plan, {"day": "MARKER"})
     with pytest.raises(InvalidJson) as refusal:
         await plan.result(WITHIN)
-    misfit = "its result does not fit the return type: 'start.day': date_parsing"
-    assert str(refusal.value) == f"job {plan.id} of kind plan: {misfit}"
+    misfit = "its result does not fit the return type: start.day: Input should be a valid date"
+    assert str(refusal.value).startswith(f"job {plan.id} of kind plan: {misfit}")
+    assert "MARKER" not in str(refusal.value)
     assert (await client.result(plan.id)) == {"start": {"day": "MARKER"}}
