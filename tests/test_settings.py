@@ -523,7 +523,9 @@ class TestNatsUrl:
     @pytest.mark.parametrize(
         ("url", "shown"),
         [
-            ("localhost:4222", ""),
+            ("localhost:4222", "='localhost:4222'"),
+            (f"nats://u:1,{CANARY}:4222,2@b", ""),
+            (CANARY, ""),
             ("nats://a,", ""),
             (f"nats://u:1,{CANARY}@b", ""),
             ("http://a:4222", "='http://a:4222'"),

@@ -383,7 +383,9 @@ class Settings(BaseSettings):
         for server in servers:
             if not NATS_SERVER.fullmatch(server):
                 rule = "must read nats://host:port or tls://host:port, special characters percent-encoded"
-                raise refused(f"{shown_url('nats_url', server)} {rule}")
+                # A part without a scheme may be one of a password that holds commas.
+                fault = "" if "," in urls and "://" not in server else server
+                raise refused(f"{shown_url('nats_url', fault)} {rule}")
         return ",".join(servers)
 
     def database_dsn(self) -> str:

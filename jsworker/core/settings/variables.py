@@ -35,6 +35,8 @@ _DATABASE_URL = re.compile(
     rf"(?P<place>{_HOST % '0,'}(?:/[^?#@\s]*)?(?:\?[^#@\s]*)?)"
 )
 NATS_SERVER = re.compile(rf"(?:nats|tls)://(?:[^/?#@\s]*@)?{_HOST % '1,'}/?")
+_PLACE = re.compile(r"[\w.-]+:\d{4,5}")
+"""A host and its port, the commonest of what is no URL; anything else may be a password."""
 _SECRET_IN_QUERY = re.compile(r"([?&][^=&]*(?:pass|pwd|secret|token|key)[^=&]*=)[^&]*", re.IGNORECASE)
 
 
@@ -167,4 +169,6 @@ def database_parts(url: str) -> dict[str, str]:
 
 def shown_url(name: str, url: str) -> str:
     """Return ``VARIABLE=url`` for a fault, without what may be secret."""
+    if _PLACE.fullmatch(url):
+        return f"{variable_of(name)}={shown(url)}"
     return f"{variable_of(name)}={shown(redact_url(url))}" if "://" in url else variable_of(name)
