@@ -155,6 +155,7 @@ _MOST_QUERY_BYTES: Final = 8 * 1024
 _READS_AT_ONCE: Final = 3
 _LONGEST_WAIT_SECONDS: Final = 5.0
 _NO_PAGE: Final = 404
+_REFRESH_SECONDS: Final = "5"
 _IMMUTABLE: Final = "public, max-age=3600"
 
 
@@ -382,7 +383,10 @@ async def _tell(request: Request, error: Exception) -> Response:
         line = f"there is no page {shown(request.url.path)}" if status == _NO_PAGE else error.detail
     else:
         status, line = _status(error), _line(visit.site, error)
-    return _error(visit, status, line)
+    response = _error(visit, status, line)
+    if request.method == "GET" and isinstance(error, DatabaseUnavailable) and not _took_long(error):
+        response.headers["refresh"] = _REFRESH_SECONDS  # the page loads itself again
+    return response
 
 
 def _error(visit: Visit, status: int, line: str, *, may_be_done: bool = False) -> Response:

@@ -38,6 +38,7 @@ async def test_pages_and_questions_say_that_it_is_away(cuttable: tuple[Proxy, An
     proxy.cut()
     for address in ADDRESSES:
         assert "is not available" in (await viewer.see(address, 503)).text
+    assert (await viewer.http.get("/jobs")).headers["refresh"] == "5"
     assert "is not available" in (await viewer.press(question, "Cancel", status=503)).text
     proxy.restore()
     for address in ADDRESSES:
