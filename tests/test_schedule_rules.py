@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jsworker import Cron, Every
+from jsworker.core import schedule_rules
 from jsworker.core.schedule_rules import Schedule, due, named_schedules, read_schedule
 
 BERLIN, SAO_PAULO, LORD_HOWE = "Europe/Berlin", "America/Sao_Paulo", "Australia/Lord_Howe"
@@ -280,6 +281,20 @@ def test_an_outage_of_years_is_not_gone_through_minute_by_minute(monkeypatch: py
     found = due(Every(seconds=1), utc("2020-01-01T00:00:00"), FIRST)
     assert found.run == (FIRST,)
     assert len(asked) < 10_000
+
+
+def test_the_day_before_clocks_are_set_back_costs_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[datetime] = []
+    is_skipped = schedule_rules._is_skipped
+
+    def counted(local: datetime) -> bool:
+        looked.append(local)
+        return is_skipped(local)
+
+    monkeypatch.setattr(schedule_rules, "_is_skipped", counted)
+    first = utc("2026-10-24T04:00:00")
+    due(Cron("* * * * *", tz=BERLIN, catch_up=1000), first, first + timedelta(hours=20))
+    assert len(looked) < 10_000
 
 
 @settings(deadline=None)  # a busy machine

@@ -110,8 +110,9 @@ class Cron(_Policies):
         local = instant.astimezone(ZoneInfo(self.tz))
         found = self._first_after(instant, local.replace(fold=0))
         if self._follows_hours:
-            # What the clock would show if it were set back already: later times may come twice.
-            set_back = (instant + _LONGEST_CHANGE).astimezone(local.tzinfo) - _LONGEST_CHANGE
+            # What the clock would show if it were set back until then: times may come twice before that.
+            ahead = min(found - instant, _LONGEST_CHANGE)
+            set_back = (instant + ahead).astimezone(local.tzinfo) - ahead
             if local.fold or set_back < local:
                 found = min(found, self._first_after(instant, min(local, set_back).replace(fold=1)))
         return found

@@ -381,6 +381,18 @@ async def test_the_last_job_of_another_kind_holds_up_none(database: Database, sq
     assert (fired.job_id is None) is fired.held_up is (kind == KIND)
 
 
+async def test_a_kind_that_gets_its_schedule_back_waits_for_its_own_job(database: Database, sql: Sql) -> None:
+    """In a roll-out, an old process takes back what the new version gave to another kind."""
+    before = await due(database, sql, overlap="skip")
+    assert await fire(database, before) is not None
+    for kind in ("other", KIND):
+        again = NewSchedule(NAME, kind, "{}", Every(hours=1, overlap="skip"), LATER)
+        await schedules.add(database, again, replace=True)
+    change(sql, "next_at = clock_timestamp()")
+    [stored] = await schedules.upcoming(database)
+    assert await fire(database, stored) == Fired(None, held_up=True)
+
+
 @pytest.mark.parametrize(("was_due", "is_due"), [(LATER, SOON), (BEFORE, BEFORE)])
 async def test_one_that_is_replaced_goes_on_from_the_present(
     database: Database, sql: Sql, was_due: datetime, is_due: datetime

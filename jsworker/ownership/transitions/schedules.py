@@ -58,7 +58,8 @@ def _unless_ahead(last_at: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     return sa.case((last_at <= NOW, last_at))
 
 
-_last_job_lives: Final = sa.select(j.c.id).where(j.c.id == s.c.last_job, live).exists()
+# A job of a previous kind holds up none of the present one.
+_last_job_lives: Final = sa.select(j.c.id).where(j.c.id == s.c.last_job, j.c.kind == s.c.kind, live).exists()
 
 
 _is_held_up: Final = sa.and_(s.c.overlap == "skip", _last_job_lives)
@@ -137,8 +138,6 @@ def _write(set_by: Literal["code", "operator"]) -> sa.TextClause:
     same_rule = sa.and_(schedules.c.rule == new.excluded.rule, schedules.c.tz == new.excluded.tz)
     is_same = sa.and_(*(schedules.c[name].is_not_distinct_from(new.excluded[name]) for name in described))
     described_anew: dict[str, Any] = {name: new.excluded[name] for name in described}
-    # A job of the previous kind holds up none of the new one.
-    described_anew["last_job"] = sa.case((schedules.c.kind == new.excluded.kind, schedules.c.last_job))
     next_at: sa.ColumnElement[Any] = schedules.c.next_at
     if set_by == "code":
         # A schedule of one of this worker's kinds may pass, with its name, to another one of its kinds.
