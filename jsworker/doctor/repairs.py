@@ -195,7 +195,7 @@ async def _try_refused_rows(facts: Facts) -> AsyncIterator[Mended]:
         return
     tried, found = 0, _MARKS_AT_ONCE
     async with opened(facts.settings) as database:
-        while found == _MARKS_AT_ONCE:
+        while found > _MARKS_AT_ONCE // 2:  # one that a worker notes again meanwhile is left
             found = await try_again(database, limit=_MARKS_AT_ONCE)
             tried += found
             yield None, found

@@ -715,6 +715,22 @@ class TestJobs:
             assert [(row["job_id"], row["attempted"]) for row in left] == [(old, "prune")]
             world.sql.execute("DELETE FROM jsworker.jobs WHERE id = %s", [old])
 
+    def test_a_refused_row_that_stays_keeps_no_other_one_from_being_tried_again(self, world: World) -> None:
+        """As one does that a worker notes again at this very moment."""
+        world.start_worker(KIND)
+        world.sql.execute(
+            "INSERT INTO jsworker.refused_rows"
+            " (job_id, attempted, kind, status, fencing_token, dispatch, sqlstate, retry_at)"
+            " SELECT uuidv7(), 'expire', 'k-' || n, 'queued', 0, 0, 'P0001', now()"
+            " FROM generate_series(1, 1400) AS n"
+        )
+        world.sql.execute(
+            "CREATE FUNCTION stay() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
+            "CREATE TRIGGER stays BEFORE DELETE ON jsworker.refused_rows FOR EACH ROW"
+            " WHEN (old.kind = 'k-1') EXECUTE FUNCTION stay()"
+        )
+        assert the_finding(world.findings("--fix"), "fix.refused_rows")["says"].startswith("1,399 refused")
+
     def test_a_sequence_that_is_behind_its_rows(self, world: World) -> None:
         """As it is on the subscriber of a logical replication, to which no sequence is copied."""
         world.start_worker(KIND)
