@@ -36,8 +36,8 @@ def exit_now(code: int) -> NoReturn:
     from jsworker.telemetry.logs import drain_logs  # noqa: PLC0415 -- a child's first steps load nothing slow
 
     ends_at = monotonic() + _FLUSH_SECONDS
-    flushing = [threading.Thread(target=each, args=[_FLUSH_SECONDS], daemon=True) for each in flushes]
     with suppress(RuntimeError, MemoryError):  # jobs may have left no thread to start
+        flushing = [threading.Thread(target=_flush, args=[each], daemon=True) for each in flushes]
         for thread in flushing:
             thread.start()
         for thread in flushing:
@@ -48,3 +48,8 @@ def exit_now(code: int) -> NoReturn:
     with suppress(AttributeError, OSError, ValueError):
         sys.stderr.flush()
     os._exit(code)
+
+
+def _flush(flush: Callable[[float], object]) -> None:
+    with suppress(Exception):  # foreign code; a thread's traceback would be among lines of JSON
+        flush(_FLUSH_SECONDS)

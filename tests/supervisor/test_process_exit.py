@@ -27,7 +27,7 @@ flushes += [lambda seconds: time.sleep(3600), lambda seconds: 1 / 0, lambda seco
 exit_now(3)
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=120)
-    assert (ended.returncode, ended.stdout) == (3, b"flushed\n")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, b"flushed\n", b"")
 
 
 @pytest.mark.hurried
