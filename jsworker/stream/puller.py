@@ -246,7 +246,7 @@ class Puller:
             return self._pause_left()
         now, room = time.monotonic(), self._room()
         if is_silent := self._is_silent(now):
-            await self._note_lost(now)
+            is_silent = await self._is_lost(now)
         if is_silent or self._is_short_of_room(now, room):
             self._leave()
         if self._credit.wanted(room, self._waiting()):
@@ -263,13 +263,16 @@ class Puller:
             return False
         return now - self._heard_at > 2 * self._idle_heartbeat or self._credit.overdue(now)
 
-    async def _note_lost(self, now: float) -> None:
-        """Note requests that the server has forgotten; once may be an accident, a second time is reported."""
-        if not await self._stream.flush(_PONG_SECONDS):  # all of it is silent: the connection will tell
-            return
-        if now - self._lost_at < _LOST_SECONDS:
-            self._degrade(_LOST)
-        self._lost_at = now
+    async def _is_lost(self, now: float) -> bool:
+        """Return whether requests are lost; once may be an accident, a second time is reported."""
+        if await self._stream.flush(_PONG_SECONDS):  # else all of it is silent: the connection will tell
+            await asyncio.sleep(min(self._idle_heartbeat, _SETTLE_SECONDS))  # heartbeats follow the PONG
+            if not self._is_silent(time.monotonic()):  # it was only late, or the connection is a new one
+                return False
+            if now - self._lost_at < _LOST_SECONDS:
+                self._degrade(_LOST)
+            self._lost_at = now
+        return True
 
     def _is_short_of_room(self, now: float, room: int) -> bool:
         if self._credit.total <= max(room, 0):

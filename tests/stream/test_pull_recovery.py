@@ -202,6 +202,22 @@ async def test_missed_heartbeats_lead_to_a_new_request(
     assert (await stream.consumer_state("resize")).num_ack_pending == 3
 
 
+async def test_requests_whose_heartbeats_were_only_late_are_not_told_to_be_lost(
+    stream: TestStream, server: NatsServer, open_desk: OpenDesk
+) -> None:
+    """A server that is stopped for a moment, twice in a minute, sends them right behind its PONG."""
+    desk = await open_desk(stream, expires=30.0, idle_heartbeat=0.5)
+    await until(lambda: desk.puller._credit.total == 10)
+    for _ in range(2):
+        first, heard_at = desk.puller._inbox, desk.puller._heard_at
+        server.freeze()
+        await until(lambda: bool(stream.connection.client._pongs))
+        server.thaw()
+        await until(lambda since=heard_at: desk.puller._heard_at > since + 1.5)  # type: ignore[misc]
+        assert desk.puller._inbox is first
+    assert stream.told_of("worker.degraded") == []
+
+
 async def test_a_frozen_server_loses_no_message_that_it_sends_to_an_inbox_given_up(
     stream: TestStream, open_stream: OpenStream, server: NatsServer, open_desk: OpenDesk
 ) -> None:
