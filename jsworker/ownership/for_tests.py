@@ -77,6 +77,9 @@ WAITING_OF_OTHER_KINDS: Final = text("""
 SELECT kind, count(*) AS jobs FROM jsworker.jobs
 WHERE status IN ('scheduled', 'queued') AND kind <> :kind GROUP BY kind ORDER BY kind LIMIT 20
 """)
+WAITING_OF: Final = text("""
+SELECT id FROM jsworker.jobs WHERE id = ANY(CAST(:ids AS uuid[])) AND status IN ('queued', 'scheduled')
+""")
 END: Final = text("""
 SELECT id, kind, status, result, last_error, failure_reason, fencing_token, attempts, errors, stalls, stage, progress
 FROM jsworker.jobs WHERE id = :id
@@ -123,6 +126,11 @@ async def cancelled(database: Database) -> dict[str, int]:
 async def count_waiting_of_other_kinds(database: Database, kind: str) -> dict[str, int]:
     """Return how many jobs of other kinds wait."""
     return {row.kind: row.jobs for row in await database.run(WAITING_OF_OTHER_KINDS, {"kind": kind})}
+
+
+async def waiting_of(database: Database, ids: list[UUID]) -> set[UUID]:
+    """Return those of these jobs that wait."""
+    return {row.id for row in await database.run(WAITING_OF, {"ids": ids})}
 
 
 async def state_of(database: Database, job_id: UUID) -> dict[str, Any]:

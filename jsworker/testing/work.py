@@ -157,6 +157,7 @@ async def work_until_empty(
             if left:
                 worker.stop(force=True)
         done.cancelled = Counter(await for_tests.cancelled(database)) - cancelled_before
+        waiting = await for_tests.waiting_of(database, [UUID(job_id) for job_id in interrupted])
     if left:
         more = [f"and {len(left) - _SHOWN} more"] if len(left) > _SHOWN else []
         lines = "\n  ".join([*left[:_SHOWN], *more])
@@ -166,6 +167,7 @@ async def work_until_empty(
     done.errors += [
         RunError(UUID(job_id), event.fields["kind"], None, False, event.fields["reason"], None)
         for job_id, event in interrupted.items()
+        if UUID(job_id) in waiting
     ]
     if raise_failures:
         done.raise_first()

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -200,6 +201,26 @@ async def test_a_run_that_was_interrupted_is_an_error_while_its_job_waits(job_cl
     assert caught.value.__notes__ == [f"raised in a run of job {job.id} of kind cut"]
     await advance(minutes=1)
     assert (await work_until_empty([Cut])).completed == {"cut": 1}
+
+
+class CancelsCut(JobProcessor):
+    """Cancels the job whose run was interrupted while that waits."""
+
+    client: ClassVar[JobClient]
+
+    async def process(self, job: Job[dict[str, Any]]) -> None:
+        cut = UUID(job.payload["cut"])
+        while (await self.client.get(cut)).status != "scheduled":
+            await asyncio.sleep(0.02)
+        assert (await self.client.cancel(cut)).cancelled == [cut]
+
+
+async def test_a_run_that_was_interrupted_is_no_error_if_its_job_was_cancelled(job_client: JobClient) -> None:
+    CancelsCut.client = job_client
+    cut = await job_client.enqueue(Cut, {})
+    await job_client.enqueue(CancelsCut, {"cut": str(cut.id)})
+    done = await work_until_empty([Cut, CancelsCut])
+    assert (done.cancelled, done.errors) == ({"cut": 1}, [])
 
 
 class One(JobProcessor):
