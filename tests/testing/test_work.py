@@ -29,6 +29,7 @@ from jsworker.ownership.transitions import workers
 from jsworker.testing import RunError, advance, work_until_empty
 from jsworker.testing.shared_servers import database_at
 from jsworker.worker.recovery.earlier_lives import identify
+from tests.support.polling import eventually
 from tests.worker.lives import ended_pid
 
 
@@ -210,8 +211,11 @@ class CancelsCut(JobProcessor):
 
     async def process(self, job: Job[dict[str, Any]]) -> None:
         cut = UUID(job.payload["cut"])
-        while (await self.client.get(cut)).status != "scheduled":
-            await asyncio.sleep(0.02)
+
+        async def waits() -> None:
+            assert (await self.client.get(cut)).status == "scheduled"
+
+        await eventually(waits)
         assert (await self.client.cancel(cut)).cancelled == [cut]
 
 
