@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -140,6 +141,7 @@ _STATIC: Final = Path(__file__).parent / "static"
 _ACCESS: Final = "jsworker.access"
 _ROOT: Final = "jsworker.root"
 """Where the dashboard is mounted, kept because Starlette adds its own mounts to the scope's root_path."""
+_BEGAN: Final = "jsworker.began"
 _HEALTH: Final = "/healthz"
 """Answered to anybody, by any host name: a probe of Kubernetes has neither a login nor the name of the host.
 
@@ -155,7 +157,8 @@ _MOST_QUERY_BYTES: Final = 8 * 1024
 _READS_AT_ONCE: Final = 3
 _LONGEST_WAIT_SECONDS: Final = 5.0
 _NO_PAGE: Final = 404
-_REFRESH_SECONDS: Final = "5"
+_REFRESH_SECONDS: Final = (5, 30)
+"""Until a page loads itself again that failed at once, or after a while: many may wait for places."""
 _IMMUTABLE: Final = "public, max-age=3600"
 
 
@@ -384,8 +387,10 @@ async def _tell(request: Request, error: Exception) -> Response:
     else:
         status, line = _status(error), _line(visit.site, error)
     response = _error(visit, status, line)
-    if request.method == "GET" and isinstance(error, DatabaseUnavailable) and not _took_long(error):
-        response.headers["refresh"] = _REFRESH_SECONDS  # the page loads itself again
+    is_away = status == 503 and not (isinstance(error, DatabaseUnavailable) and _took_long(error))
+    if request.method == "GET" and is_away and not visit.report:  # which the next page would not show
+        was_late = time.monotonic() - request.scope[_BEGAN] > 1.0
+        response.headers["refresh"] = str(_REFRESH_SECONDS[was_late])
     return response
 
 
@@ -464,4 +469,6 @@ class _Guard:
             await found(scope, receive, send_safely)
             return
         is_file = path.startswith("/static/")
-        await self._app({**scope, _ACCESS: found, _ROOT: root}, receive, send_safely)
+        await self._app(
+            {**scope, _ACCESS: found, _ROOT: root, _BEGAN: time.monotonic()}, receive, send_safely
+        )

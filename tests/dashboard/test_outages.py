@@ -39,11 +39,25 @@ async def test_pages_and_questions_say_that_it_is_away(cuttable: tuple[Proxy, An
     for address in ADDRESSES:
         assert "is not available" in (await viewer.see(address, 503)).text
     assert (await viewer.http.get("/jobs")).headers["refresh"] == "5"
+    reported = await viewer.http.get("/jobs", headers={"cookie": "jsworker-said=1%20job%20cancelled"})
+    assert ("1 job cancelled" in reported.text, reported.headers.get("refresh")) == (True, None)
     assert "is not available" in (await viewer.press(question, "Cancel", status=503)).text
     proxy.restore()
     for address in ADDRESSES:
         await viewer.see(address)
     assert "1 job cancelled" in (await viewer.press(question, "Cancel")).text
+
+
+async def test_a_page_that_has_waited_for_others_loads_itself_again_after_a_while(
+    cuttable: tuple[Proxy, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL may answer nothing: pages that try it again must leave room for others, as the doctor."""
+    _, app = cuttable
+    monkeypatch.setattr("jsworker.dashboard.app._LONGEST_WAIT_SECONDS", 1.1)
+    for _ in range(3):
+        await app.state.reading.acquire()
+    refused = await Viewer(app).http.get("/jobs")
+    assert (refused.status_code, refused.headers["refresh"]) == (503, "30")
 
 
 async def test_an_open_page_says_that_it_is_not_up_to_date_and_recovers(
