@@ -175,13 +175,18 @@ async def test_a_step_that_raised_is_called_again_also_by_the_same_run(
     assert (row["result"], made) == (2, [1, 1, 2])
 
 
+@pytest.mark.parametrize("in_a_group", [False, True])
 async def test_a_step_whose_thread_cannot_be_started_is_no_error_of_the_job(
-    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch, *, in_a_group: bool
 ) -> None:
     calls = Calls()
 
     async def process(job: Job[Any]) -> Any:
         await job.step("charge", calls.charge, 5, to="alice")
+        if in_a_group:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(job.step("ship", calls.ship, 7))
+            return None
         return await job.step("ship", calls.ship, 7)
 
     running = await start(scripted(process))

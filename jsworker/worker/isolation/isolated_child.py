@@ -38,9 +38,15 @@ from jsworker.worker.lifecycle import Loop
 from jsworker.worker.pipeline.attempt import judge, open_job, process_job
 from jsworker.worker.pipeline.in_flight import Phase, Run, StopReason
 from jsworker.worker.pipeline.kinds import Kind, call_hook, flushes_of, named_at, processor_at, resolve_kinds
-from jsworker.worker.pipeline.outcomes import Outcome, failed, headline, shown_headline, stopped
+from jsworker.worker.pipeline.outcomes import (
+    Outcome,
+    failed,
+    headline,
+    missing_thread,
+    shown_headline,
+    stopped,
+)
 from jsworker.worker.pipeline.run_writes import LeaseServices
-from jsworker.worker.pipeline.threads import ThreadNotStarted
 from jsworker.worker.stacks import of_run, within_bounds
 
 FLUSH_SECONDS: Final = 2.0
@@ -234,7 +240,7 @@ class _Work:
             if (judged := judge(run, raised)) is None:
                 raise
             outcome = judged
-            self._lacks_threads = type(raised) is ThreadNotStarted
+            self._lacks_threads = missing_thread(raised) is not None
         run.phase = Phase.SETTLING  # threads that the job has left behind can enqueue no more
         ended.set_result(outcome)
 

@@ -170,6 +170,11 @@ def raised_in(error: BaseException) -> Iterator[BaseException]:
             yield each
 
 
+def missing_thread(error: BaseException) -> ThreadNotStarted | None:
+    """Return the error, or one in a group, that says that the system starts no thread; else None."""
+    return next((each for each in raised_in(error) if type(each) is ThreadNotStarted), None)
+
+
 def _decisive(run: Run, error: BaseException) -> BaseException:
     """Return the error that counts of a group in which each has a rule of its own; else the group itself."""
     decisive = Fail | ContentRefused | KeyMissing | ThreadNotStarted | Retry | Snooze

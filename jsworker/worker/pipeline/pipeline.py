@@ -33,7 +33,6 @@ from jsworker.worker.pipeline.run_ownership import fetch_content
 from jsworker.worker.pipeline.run_writes import LeaseServices, note_beginning, until_answered
 from jsworker.worker.pipeline.settling import Settler
 from jsworker.worker.pipeline.slots import Slots
-from jsworker.worker.pipeline.threads import ThreadNotStarted
 from jsworker.worker.quiet_phases import QuietPhases
 from jsworker.worker.recovery.sweeper import LateRows
 
@@ -245,9 +244,9 @@ class Pipeline:
             if (outcome := judge(run, raised, loop_ends=loop_ends, supervised=supervised)) is None:
                 raise
             self._files.try_one()
-            if type(raised) is ThreadNotStarted:
+            if (missing := outcomes.missing_thread(raised)) is not None:
                 run.has_thread = False
-                self._context.complaints.report("threads", str(raised))
+                self._context.complaints.report("threads", str(missing))
             return outcome, raised
         finally:
             if run.has_thread:
