@@ -421,6 +421,36 @@ async def test_a_worker_starts_once(client: JobClient, start: StartWorker) -> No
         await running.worker.close()
 
 
+@pytest.mark.parametrize("in_a_step", [False, True])
+@pytest.mark.parametrize("seconds", [0.1, 60.0])
+async def test_the_end_of_the_event_loop_waits_for_no_thread(
+    client: JobClient, rows: Rows, settings: Settings, *, in_a_step: bool, seconds: float
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def block(_: Job[Any]) -> None:
+        began.set()
+        go_on.wait(120.0)
+
+    async def process(job: Job[Any]) -> None:
+        await job.step("block", block, job)
+
+    async def application() -> None:
+        await Worker([scripted(process if in_a_step else block, timeout=seconds)], settings).start()
+        await asyncio.to_thread(began.wait)
+        await asyncio.sleep(0.3)  # a shorter time-out has stopped it
+
+    job = await client.enqueue(KIND, {})
+    working = asyncio.create_task(asyncio.to_thread(asyncio.run, application()))
+    try:
+        await asyncio.wait_for(asyncio.shield(working), 30.0)
+    finally:
+        go_on.set()
+        await working
+    row = await rows.job(job.id)
+    assert (row["status"], row["attempts"]) == ("processing", 1)  # others take it back
+
+
 class SlowSetup(JobProcessor):
     kind = KIND
 

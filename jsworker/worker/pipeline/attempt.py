@@ -134,7 +134,7 @@ async def _process_in_thread(run: Run, call: Callable[[], Any], services: LeaseS
         except asyncio.CancelledError as error:
             if ended.done():
                 break
-            if run.stop is None and services.loop_ends():  # the thread goes on: the run must not be settled
+            if services.loop_ends():  # the thread goes on: the run must not be settled
                 run.abandoned = True
             if run.abandoned:
                 raise

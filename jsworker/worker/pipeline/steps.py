@@ -135,6 +135,8 @@ class Steps:
                 try:
                     await asyncio.wait({ended})
                 except asyncio.CancelledError as error:
+                    if not ended.done() and self._services.loop_ends():  # the thread goes on, as a function's
+                        run.abandoned = True
                     if run.abandoned:
                         raise
                     cancelled = error
