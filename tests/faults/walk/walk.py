@@ -144,7 +144,7 @@ class Walk:
         watch = Watch(lambda query: self._world.database.run(text(query)))
         tasks.append(asyncio.create_task(watch.watch()))
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 await asyncio.gather(self._produce(), self._produce_workflows(), self._walk())
                 await schedules.pause(self._world.database, _SCHEDULE)
                 self._world.faults = False
