@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -428,7 +429,9 @@ async def test_the_end_of_the_event_loop_waits_for_no_thread(
 ) -> None:
     began, go_on = threading.Event(), threading.Event()
 
-    def block(_: Job[Any]) -> None:
+    def block(job: Job[Any]) -> None:
+        while seconds < 1.0 and not job.should_stop:
+            time.sleep(0.01)
         began.set()
         go_on.wait(120.0)
 
@@ -437,8 +440,7 @@ async def test_the_end_of_the_event_loop_waits_for_no_thread(
 
     async def application() -> None:
         await Worker([scripted(process if in_a_step else block, timeout=seconds)], settings).start()
-        await asyncio.to_thread(began.wait)
-        await asyncio.sleep(0.3)  # a shorter time-out has stopped it
+        assert await asyncio.to_thread(began.wait, 60.0)
 
     job = await client.enqueue(KIND, {})
     working = asyncio.create_task(asyncio.to_thread(asyncio.run, application()))
