@@ -29,15 +29,15 @@ _DUE = """
     CASE WHEN {delay} <= 0 THEN clock_timestamp() + make_interval(secs => CAST(:publish_after AS double precision)) END,
     CASE WHEN {delay} <= 0 THEN clock_timestamp() END"""
 
-# Text, because an INSERT of computed rows is harder to read as an expression. DO NOTHING, never DO UPDATE, which
-# would block the live job's owner until the producer commits. If there is no row in the answer, a job with the
-# same key is being committed right now; execute it again.
 KEY: Final = "CAST(:unique_key AS text)"
 OF_ONE: Final = """
   SELECT CAST(:id AS uuid), CAST(:kind AS text), CAST(:payload AS jsonb), {live_key},
     CAST(:max_attempts AS integer), CAST(:max_stalls AS integer),
     CAST(:traceparent AS text), CAST(:tracestate AS text), CAST(:limit_key AS text), CAST(:priority AS smallint),{due}{more}
   FROM {source}"""
+# Text, because an INSERT of computed rows is harder to read as an expression. DO NOTHING, never DO UPDATE, which
+# would block the live job's owner until the producer commits. If there is no row in the answer, a job with the
+# same key is being committed right now; execute it again.
 ONE_OF_A_KEY: Final = """
 WITH created AS (
   INSERT INTO jsworker.jobs ({columns}){of_one}
