@@ -385,6 +385,12 @@ async def coroutine_function(job: Job[Any], processor: JobProcessor[Any]) -> Non
     """Is no context manager."""
 
 
+@asynccontextmanager
+async def for_the_job(job: Job[Any]) -> AsyncIterator[None]:
+    """Takes no processor."""
+    yield
+
+
 async def undecorated(job: Job[Any], processor: JobProcessor[Any]) -> AsyncIterator[None]:
     yield
 
@@ -394,7 +400,8 @@ async def undecorated(job: Job[Any], processor: JobProcessor[Any]) -> AsyncItera
     [
         ([undecorated], "undecorated of the worker must be decorated: @asynccontextmanager"),
         ([coroutine_function], "must return an async context manager, not be a coroutine function"),
-        ([42], "middleware builtins:int of the worker must be callable with job and processor"),
+        ([42], "middleware builtins:int of the worker must be callable with job and processor: "),
+        ([for_the_job], "for_the_job of the worker must be callable with job and processor: too many "),
         ("noting", "middleware of the worker must be a list, not 'noting'"),
         (noting, "middleware of the worker must be a list, not "),
     ],

@@ -327,7 +327,7 @@ def _check_class(processor: JobProcessor[Any]) -> None:
             of_kind = f"of kind {processor.kind} ({name})"
             raise SettingsError(f"{attribute}={shown(value)} {of_kind} needs isolation='process'")
     process = f"{name}.process"
-    _check_call(
+    around.check_call(
         processor.process,
         ("job",),
         f"{process} must take the job alone, as process(self, job)",
@@ -358,19 +358,7 @@ def _check_hooks(processor: JobProcessor[Any], name: str) -> None:
     """Refuse a hook that cannot be called; the first job that fails for good would be the first to tell."""
     for hook, parameters in _PARAMETERS_OF_HOOKS.items():
         rule = f"{name}.{hook} must be async def {hook}({', '.join(('self', *parameters))})"
-        _check_call(getattr(processor, hook), parameters, rule, f"{rule}, and not yield")
-
-
-def _check_call(function: Callable[..., Any], arguments: tuple[str, ...], rule: str, if_yields: str) -> None:
-    """Raise InvalidTarget for a generator, and for a function that does not take these arguments."""
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise InvalidTarget(if_yields)
-    try:
-        inspect.signature(function).bind(*arguments)
-    except TypeError as error:
-        raise InvalidTarget(f"{rule}: {error}") from None
-    except ValueError:  # written in C, without a signature
-        return
+        around.check_call(getattr(processor, hook), parameters, rule, f"{rule}, and not yield")
 
 
 async def call_hook(hook: Callable[..., Any], *arguments: Any) -> None:

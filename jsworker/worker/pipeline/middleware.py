@@ -43,16 +43,26 @@ def name_of(middleware: Any) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
+def check_call(function: Any, arguments: tuple[str, ...], rule: str, if_yields: str) -> None:
+    """Raise InvalidTarget for a generator, and for what cannot be called with these arguments."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidTarget(if_yields)
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        raise InvalidTarget(f"{rule}: {error}") from None
+    except ValueError:  # written in C, without a signature
+        return
+
+
 def checked(given: Any, whose: str) -> tuple[Middleware, ...]:
     """Return middleware as a tuple; raise InvalidTarget if an item cannot be middleware."""
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise InvalidTarget(f"middleware of {whose} must be a list, not {shown(given)}")
     for each in given:
         what = f"middleware {name_of(each)} of {whose}"
-        if not callable(each) or isinstance(each, AbstractAsyncContextManager):
-            raise InvalidTarget(f"{what} must be callable with job and processor")
-        if inspect.isasyncgenfunction(each) or inspect.isgeneratorfunction(each):
-            raise InvalidTarget(f"{what} must be decorated: @asynccontextmanager")
+        rule = f"{what} must be callable with job and processor"
+        check_call(each, ("job", "processor"), rule, f"{what} must be decorated: @asynccontextmanager")
         if inspect.iscoroutinefunction(each):
             raise InvalidTarget(f"{what} must return an async context manager, not be a coroutine function")
     return tuple(given)
