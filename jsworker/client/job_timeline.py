@@ -23,7 +23,19 @@ _CAUSES: Final = {
 ENDS: Final = frozenset({"reset", "error", "failed", "cancelled", "released", "snoozed"})
 """Events that end a run; ``cancelled`` may also be of a job that is not running."""
 _BY_OWNER: Final = frozenset(
-    {"child_jobs", "claimed", "error", "failed", "released", "snoozed", "step", "sleep", "fenced", "rejected"}
+    {
+        "cancelled",
+        "child_jobs",
+        "claimed",
+        "error",
+        "failed",
+        "fenced",
+        "rejected",
+        "released",
+        "sleep",
+        "snoozed",
+        "step",
+    }
 )
 """Events that the owner of a run writes; other events may name the owner in their details."""
 _ENTRIES: Final = {
@@ -32,7 +44,7 @@ _ENTRIES: Final = {
     "step": "step {step} was done",
     "child_jobs": "jobs enqueued with its completion: {jobs} ({kinds})",
     "sleep": "sleep {step} began, until {until}",
-    "cancelled": "cancelled{because}",
+    "cancelled": "cancelled{because}{error_before}",
     "error": "attempt failed: {error}",
     "retried": "put back into the queue by hand; it had {ended}",
     "cancel_requested": "{owner} was asked to stop it",
@@ -110,7 +122,9 @@ def _filled(words: str, event: Mapping[str, Any], zone: tzinfo | None = None) ->
         details["ended"] = f"been cancelled: {CANCELLATIONS.get(why, why)}" if why else "been cancelled"
     else:
         details["ended"] = f"failed: {details.get('failed_for', '?')}"
-    details |= {"who": cell(event["worker_id"]) or "an operator", "error": headline(event["error"])}
+    error = headline(event["error"])
+    details["error_before"] = f"; its error: {error}" if error else ""
+    details |= {"who": cell(event["worker_id"]) or "an operator", "error": error}
     return words.format_map(defaultdict(lambda: "?", details)).rstrip()
 
 
@@ -183,6 +197,8 @@ def _end(event: Mapping[str, Any]) -> str:
         case "failed":
             reason = f" ({cell(detail['reason'])})" if detail.get("reason") else ""
             return f"failed for good{reason}: {headline(event['error'])}"
+        case "error" if detail.get("stalls"):
+            return f"{headline(event['error'])}; stall {cell(detail['stalls'])}"
         case name:
             return _filled(_ENTRIES[name], event)
 

@@ -418,6 +418,28 @@ class TestJob:
             "claimed by alpha-1 for attempt 2, after it was taken back: worker beta-2 has ended",
         ]
 
+    def test_the_end_of_an_isolated_process_and_of_a_superseded_run_are_told(
+        self, cli: Cli, sql: Sql
+    ) -> None:
+        job_id = insert_job(sql, "cancelled", fencing_token=2)
+        died = "the process in which the job ran was killed by SIGKILL"
+        for event, worker, token, error, detail in [
+            ("error", "alpha-1", 1, died, {"errors": 0, "stalls": 1}),
+            ("claimed", "beta-2", 2, None, {"attempt": 2}),
+            ("cancelled", "beta-2", 2, "ValueError: no\nTraceback", {"errors": 0, "reason": "superseded"}),
+        ]:
+            sql.execute(
+                "INSERT INTO jsworker.job_events (job_id, event, worker_id, fencing_token, error, detail)"
+                " VALUES (%s, %s, %s, %s, %s, %s)",
+                [job_id, event, worker, token, error, json.dumps(detail)],
+            )
+        shown = cli("job", job_id).ok().lines
+        waited = "another job of its unique key waited already when it came back to the queue"
+        assert [line for line in shown if line.startswith("run ")] == [
+            f"run 1 by alpha-1: {died}; stall 1",
+            f"run 2 by beta-2: cancelled: {waited}; its error: ValueError: no",
+        ]
+
     def test_a_long_value_is_cut(self, cli: Cli, sql: Sql) -> None:
         many, long = insert_job(sql, payload=json.dumps([*range(1_000)])), insert_job(sql, payload='"x"')
         sql.execute("UPDATE jsworker.jobs SET payload = to_jsonb(repeat('x', 200000)) WHERE id = %s", [long])
