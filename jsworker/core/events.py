@@ -73,8 +73,8 @@ class Event:
         name: what happened.
         fields: the event's details, for example ``job_id``, ``kind``, ``fencing_token``; never a payload.
         exception: for ``job.error`` and ``job.failed`` the error that the processor raised, with its
-            traceback, for an error tracker; None where nothing was raised in this process. It may hold
-            payloads; ``repr`` leaves it out.
+            traceback, for an error tracker; TimeoutError if it was cancelled for a time limit; None where
+            nothing was raised in this process. It may hold payloads; ``repr`` leaves it out.
     """
 
     name: EventName

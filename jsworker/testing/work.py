@@ -37,7 +37,8 @@ class RunError(NamedTuple):
             missing, or PostgreSQL failed in the job's transaction.
         is_final: whether the job has failed for good; else another run follows.
         error: the first line of the error that it raised, or why it failed.
-        exception: what the processor raised; None: nothing was raised in this process.
+        exception: what the processor raised, TimeoutError if it was cancelled for a time limit; None: nothing
+            was raised in this process.
     """
 
     job_id: UUID
@@ -123,7 +124,7 @@ async def work_until_empty(
         settings: where the jobs are; None: in the database of the test that runs.
 
     Raises:
-        TimeoutError: jobs are left; the message names them.
+        TimeoutError: jobs are left; the message names them. Or an attempt was cancelled for its time limit.
         Exception: the error of a processor; notes name the job and other errors.
         JobFailed: an attempt ended in an error that was not raised in this process, or a run was interrupted.
         JsworkerError: the worker could not start, or died.

@@ -12,6 +12,7 @@ from jsworker import JobClient
 from jsworker.core.errors import Retry, SettingsError
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
+from jsworker.core.tracebacks import raised_at
 from jsworker.worker.pipeline import attempt, kinds
 from jsworker.worker.pipeline.kinds import resolve_kinds, without_timeout
 from jsworker.worker.worker import Worker
@@ -264,7 +265,8 @@ async def test_a_processor_may_use_time_outs_of_its_own_after_it_was_cancelled(
         async def process(self, _job: Job[Any]) -> None:
             await asyncio.Event().wait()
 
-        async def on_failed(self, _job: Job[Any], _error: BaseException) -> None:
+        async def on_failed(self, job: Job[Any], error: BaseException) -> None:
+            await super().on_failed(job, error)
             task = asyncio.current_task()
             self.cancellations = task.cancelling() if task else -1
             try:
@@ -280,6 +282,12 @@ async def test_a_processor_may_use_time_outs_of_its_own_after_it_was_cancelled(
     await running.worker.close()
     assert processor.waited
     assert processor.cancellations == 0
+    [(_, error)] = processor.failed
+    assert (type(error), str(error)) == (TimeoutError, "timed out after 0.1 s")
+    assert type(error.__cause__) is asyncio.CancelledError
+    [told] = [event for event in running.events.events if event.name == "job.failed"]
+    assert told.exception is error
+    assert __file__ in raised_at(error)
 
 
 async def test_a_slow_clean_up_is_not_interrupted_again_and_the_job_is_kept_meanwhile(

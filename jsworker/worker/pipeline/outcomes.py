@@ -1,5 +1,6 @@
 """The outcomes of runs as values, and how an exception becomes one."""
 
+import asyncio
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from jsworker.core.errors import (
 from jsworker.core.names import storable
 from jsworker.core.processor import Backoff
 from jsworker.core.strict_json import write_result
-from jsworker.core.tracebacks import members_of, message_of, traceback_of, type_name
+from jsworker.core.tracebacks import held_by, members_of, message_of, traceback_of, type_name
 from jsworker.ownership.refusals import is_cause_of
 from jsworker.worker.pipeline.concealment import concealed, concealed_words
 from jsworker.worker.pipeline.in_flight import Run, StopReason
@@ -230,6 +231,16 @@ def stopped(run: Run) -> Outcome:
             return failed(run, passed_limit(run))
         case StopReason.FENCED | StopReason.SHUTDOWN | None:
             return _handed_back(run)
+
+
+def timed_out(run: Run, raised: BaseException) -> BaseException:
+    """Return TimeoutError in place of the cancellation for a passed time limit; else the error itself."""
+    limit = passed_limit(run)
+    if not (limit and issubclass(type(raised), asyncio.CancelledError)):
+        return raised
+    error = TimeoutError(limit).with_traceback(held_by(raised, "__traceback__"))  # the place where it waited
+    error.__cause__ = raised
+    return error
 
 
 def ignored_its_stop(run: Run) -> Outcome:

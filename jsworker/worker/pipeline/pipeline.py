@@ -247,7 +247,7 @@ class Pipeline:
             if (missing := outcomes.missing_thread(raised)) is not None:
                 run.has_thread = False
                 self._context.complaints.report("threads", str(missing))
-            return outcome, raised
+            return outcome, outcomes.timed_out(run, raised)
         finally:
             if run.has_thread:
                 self._context.complaints.end("threads")
