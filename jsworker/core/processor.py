@@ -182,12 +182,24 @@ class JobProcessor(ABC, Generic[P]):
     async def on_failed(self, job: Job[P], error: BaseException) -> None:
         """React to a run after which its job has failed for good.
 
-        It is called in that run's process, at most once. It is not called if the process has died, or if the
-        payload could not be read: a job that others take back and fail (``stalled``) has no such run.
+        It is called in the worker's process, at most once. It is not called if that process has died, or if
+        the payload could not be read: a job that others take back and fail (``stalled``) has no such run.
+
+        A job that runs in a process of its own, isolated or in quarantine, passes only the text of its error,
+        also if that process has died. ``setup`` of an isolated kind is not called in the worker's process.
+
+        Args:
+            job: the job, as ``process`` gets it.
+            error: what ``process`` raised; TimeoutError if it was cancelled for a time limit. From another
+                process a RuntimeError with the first line of the text, a TimeoutError if a time limit has
+                passed, InvalidJson if the result cannot be stored.
         """
 
     async def on_lost(self, job: Job[P]) -> None:
-        """React to a run that lost its job; it has been stopped, its writes are refused."""
+        """React to a run that lost its job; it has been stopped, its writes are refused.
+
+        It is called in the worker's process, in which ``setup`` of an isolated kind is not called.
+        """
 
 
 _SETTINGS: Final = tuple(JobProcessor.__annotations__)

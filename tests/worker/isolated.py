@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
+from uuid import UUID
 
 import structlog
 from sqlalchemy import text
@@ -157,6 +158,10 @@ class Stubborn(JobProcessor):
     isolation = "process"
     timeout = 1.0
     max_attempts = 1
+    failed: ClassVar[dict[UUID, BaseException]] = {}
+
+    async def on_failed(self, job: Job[dict[str, Any]], error: BaseException) -> None:
+        Stubborn.failed[job.id] = error
 
     def process(self, job: Job[dict[str, Any]]) -> None:
         if job.payload["does"] == "match":  # one call that never lets another thread run

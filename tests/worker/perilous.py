@@ -5,7 +5,8 @@ import os
 import signal
 import sys
 import time
-from typing import Any
+from typing import Any, ClassVar
+from uuid import UUID
 
 import structlog
 from sqlalchemy import text
@@ -21,6 +22,10 @@ class Perilous(JobProcessor):
     kind = "perilous"
     max_stalls = 1
     backoff = Backoff(first=0.0)
+    failed: ClassVar[dict[UUID, BaseException]] = {}
+
+    async def on_failed(self, job: Job[dict[str, Any]], error: BaseException) -> None:
+        Perilous.failed[job.id] = error
 
     async def process(self, job: Job[dict[str, Any]]) -> Any:
         match job.payload["does"]:

@@ -406,6 +406,12 @@ async def test_code_that_ignores_its_time_out_is_killed(
             "timed out after 1 s; the process in which the job ran was killed by SIGKILL: "
             "it went on although it was told to stop: timeout"
         )
+
+        async def hook_is_told(job_id: UUID = job.id, error: str = row["last_error"]) -> None:
+            told = Stubborn.failed[job_id]
+            assert (type(told), str(told)) == (TimeoutError, error)
+
+        await eventually(hook_is_told)
     job = await client.enqueue("stubborn-isolated", {"does": "nothing"})
     await rows.becomes(job.id, "completed", seconds=STARTED)
     (tmp_path / "go").touch()

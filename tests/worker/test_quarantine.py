@@ -45,6 +45,16 @@ async def running(settings: Settings, request: pytest.FixtureRequest) -> Any:
     await started.end()
 
 
+async def error_of_hook(job_id: UUID) -> BaseException:
+    """Wait for the call of ``on_failed`` in this process, and return the error that it got."""
+
+    async def found() -> BaseException:
+        assert job_id in Perilous.failed
+        return Perilous.failed[job_id]
+
+    return await eventually(found)
+
+
 async def test_the_job_runs_in_another_process_under_the_same_token(
     running: Running, client: JobClient, rows: Rows
 ) -> None:
@@ -153,6 +163,8 @@ async def test_a_job_that_takes_its_process_down_fails_alone(
         assert stalled[-1]["job_id"] == str(job.id)
         [failed] = [event for event in await rows.timeline(job.id) if event["event"] == "failed"]
         assert how in failed["error"]
+        error = await error_of_hook(job.id)
+        assert (type(error), str(error)) == (RuntimeError, row["last_error"])
 
 
 async def test_a_crash_that_is_not_the_last_stall_is_told_and_followed_by_a_pause(
@@ -349,6 +361,10 @@ async def test_an_exception_is_an_error_as_anywhere(running: Running, client: Jo
     row = await rows.becomes(job.id, "failed")
     assert (row["failure_reason"], row["errors"], row["stalls"]) == ("attempts", 1, 0)
     assert row["last_error"].startswith("ValueError: raised in quarantine")
+    error = await error_of_hook(job.id)
+    assert (type(error), str(error)) == (RuntimeError, "ValueError: raised in quarantine")
+    [failed] = [event for event in running.events.events if event.name == "job.failed"]
+    assert failed.exception is None
 
 
 async def test_progress_and_checkpoint_are_written_under_the_owner_s_token(

@@ -107,11 +107,8 @@ async def call_hooks(
         return
     try:
         if settled is Settled.FAILED:
-            if error is None and isinstance(outcome, Failed):
-                error = outcomes.InvalidResult(outcome.error)
-            elif isinstance(outcome, Snoozed):  # a snooze is no error
-                error = None
-            error = error or RuntimeError(run.refusal or "its outcome could not be stored")
+            if error is None or isinstance(outcome, Snoozed):  # a snooze is no error
+                error = _error_for_hook(run, outcome, settled)
             await call_hook(run.kind.processor.on_failed, run.job, error)
         elif settled is Settled.LOST:
             await call_hook(run.kind.processor.on_lost, run.job)
@@ -119,6 +116,18 @@ async def call_hooks(
         raise
     except BaseException as raised:  # noqa: BLE001 -- the user's code; the job has ended
         emit_hook_error(events, run, raised)
+
+
+def _error_for_hook(run: Run, outcome: Outcome, settled: Settled) -> Exception:
+    """Return an error with the first line of the outcome's text: nothing was raised in this process."""
+    text = _error_in(run, outcome, settled) or "its outcome could not be stored"
+    match outcome:
+        case Failed(permanent="result"):
+            return outcomes.InvalidResult(text)
+        case Failed(permanent=None) if outcomes.passed_limit(run):
+            return TimeoutError(text)
+        case _:
+            return RuntimeError(text)
 
 
 def emit_hook_error(events: Events, run: Run, raised: BaseException) -> None:
