@@ -1033,7 +1033,8 @@ def test_the_admin_shows_jobs_whose_payload_python_does_not_read(payload: str, b
     assert str(job.id) in listing
     assert str(other.id) in listing
     assert begins in client.get(f"/admin/jsworker/storedjob/{job.id}/change/").content.decode()
-    assert begins in StoredJob.objects.get(id=job.id).payload
+    # Python 3.13 reads ten times as many levels as 3.11: there the deep one is a list.
+    assert begins in str(StoredJob.objects.get(id=job.id).payload)
 
 
 def test_jobs_are_not_written_through_models() -> None:
