@@ -80,7 +80,8 @@ _NEVER_FOR_LONG: Final = "SET LOCAL lock_timeout = '1500ms'"
 # An index or a check of many jobs takes as long as it takes. By pg_settings, because not every version has all.
 _NO_TIME_LIMITS: Final = """\
 SELECT set_config(name, '0', {is_local}) FROM pg_settings
-WHERE name IN ('statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')"""
+WHERE name IN
+  ('statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')"""
 _IN_SESSION: Final = _NO_TIME_LIMITS.format(is_local="false")
 _IN_TRANSACTION: Final = _NO_TIME_LIMITS.format(is_local="true")
 _SCRIPT_HEAD: Final = """\

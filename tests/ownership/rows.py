@@ -184,7 +184,8 @@ DECLARE
 BEGIN
   FOR limited IN
     SELECT name FROM pg_settings
-    WHERE name IN ('statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')
+    WHERE name IN
+      ('statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')
   LOOP
     EXECUTE format('ALTER DATABASE %I SET %I = ''1h''', current_database(), limited);
   END LOOP;
@@ -195,8 +196,8 @@ DECLARE
   limits text := concat_ws(', ', current_setting('statement_timeout'),
     current_setting('idle_in_transaction_session_timeout'), current_setting('transaction_timeout', true));
 BEGIN
-  IF limits NOT IN ('0, 0', '0, 0, 0') THEN
-    RAISE 'the time is limited: %', limits;
+  IF limits NOT IN ('0, 0', '0, 0, 0') OR current_setting('lock_timeout') = '1h' THEN
+    RAISE 'the time is limited: %, %', limits, current_setting('lock_timeout');
   END IF;
 END
 $$;

@@ -173,6 +173,8 @@ async def test_a_second_upgrade_waits_for_the_first(
     with connected(empty_url) as sql:
         with engine.begin() as first:
             upgrading._upgrade_by_one(first, "head", print)
+            limit = SQL("ALTER DATABASE {} SET lock_timeout = '1ms'").format(Identifier(sql.info.dbname))
+            sql.execute(limit)  # ends no wait for a migration
             second = asyncio.create_task(asyncio.to_thread(migrate, empty_url, said.append))
             waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
             await eventually(lambda: sql.execute(waiting).rowcount == 1, "the second upgrade waits")
