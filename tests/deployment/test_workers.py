@@ -78,6 +78,13 @@ def test_grace_period_is_longer_than_a_worker_takes_to_stop(workers: Manifest, s
     assert formula in (ROOT / "docs/operate/checklist.md").read_text()
 
 
+def test_drain_of_nodes_takes_one_worker_at_a_time_also_in_an_outage(rendered: Any) -> None:
+    """Then no worker is ready, and each holds the outcomes that it cannot write."""
+    budget = rendered["PodDisruptionBudget", "jsworker"]["spec"]
+    assert budget["maxUnavailable"] == 1
+    assert budget.get("unhealthyPodEvictionPolicy", "IfHealthyBudget") == "IfHealthyBudget"
+
+
 def test_probes_ask_the_port_that_the_settings_open(workers: Manifest, settings: Settings) -> None:
     (port,) = container(workers)["ports"]
     assert port == {"name": "http", "containerPort": settings.http_port}
