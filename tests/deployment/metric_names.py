@@ -70,8 +70,9 @@ LABELS = {
     **{name: labels | FROM_PROMETHEUS for name, labels in SUPERVISORS.items()},
 }
 OF_OTHERS: dict[str, dict[str, set[str]]] = {
-    # Of Prometheus: whether a pod answers. The job is the PodMonitor, NAMESPACE/NAME.
+    # Of Prometheus: whether a pod answers, and what fires. The job is the PodMonitor, NAMESPACE/NAME.
     "up": {"job": {".+/jsworker"}},
+    "ALERTS": {"alertname": {"JsworkerDatabaseAway"}, "alertstate": {"firing"}},
     # Of kube-state-metrics. KEDA names the autoscaler after its ScaledObject.
     "kube_statefulset_replicas": {"statefulset": {"jsworker.*"}},
     "kube_statefulset_status_replicas_ready": {"statefulset": {"jsworker.*"}},

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.deployment.files import KUBERNETES, ROOT
+from tests.deployment.files import KUBERNETES, ROOT, read_yaml
 from tests.deployment.metric_names import (
     FLEET_WIDE,
     FROM_PROMETHEUS,
@@ -154,6 +154,11 @@ def test_dashboard_fits_together() -> None:
             assert panel["datasource"]["uid"] == "${datasource}"
     names = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
     assert names == {"datasource"} | {variable.removeprefix("$") for variable in VARIABLES}
+
+
+def test_each_alert_fires_in_a_situation() -> None:
+    cases = [case for test in read_yaml(TESTS.read_text())["tests"] for case in test["alert_rule_test"]]
+    assert {case["alertname"] for case in cases if case["exp_alerts"]} == set(ALERTS)
 
 
 def promtool(*arguments: str | Path) -> str:
