@@ -376,7 +376,8 @@ def place_of(url: URL) -> str:
     """Return where a database is, for messages: ``host:port/name``."""
     hosts = url.query.get("host", ())
     listed = [hosts] if isinstance(hosts, str) else hosts
-    place = ",".join(listed) or f"{url.host or 'local socket'}:{url.port or 5432}"
+    host = f"[{url.host}]" if ":" in (url.host or "") else url.host or "local socket"
+    place = ",".join(listed) or f"{host}:{url.port or 5432}"
     return f"{place}/{url.database or ''}"
 
 

@@ -18,6 +18,7 @@ from uuid import UUID
 
 import psycopg
 from psycopg.abc import Buffer, Loader
+from psycopg.conninfo import make_conninfo
 from psycopg.errors import ReadOnlySqlTransaction
 from psycopg.pq import Format, PipelineStatus, TransactionStatus
 from psycopg.rows import namedtuple_row, tuple_row
@@ -29,8 +30,9 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from jsworker.core.errors import SettingsError
+from jsworker.core.names import printable
 from jsworker.core.own_sockets import own
-from jsworker.core.settings.variables import shown_url
+from jsworker.core.settings.variables import shown_url, variable_of
 from jsworker.ownership.session_settings import (
     BEGIN_OWN_SESSION,
     BEGIN_SESSION_THAT_KEEPS_PLANS,
@@ -285,14 +287,25 @@ def arguments_of(url: URL) -> dict[str, Any]:
 def driver_url(dsn: str) -> URL:
     """Return a PostgreSQL URL for SQLAlchemy, with the driver in it.
 
-    Raises SettingsError when SQLAlchemy cannot read the hosts and ports in its query.
+    Raises SettingsError when SQLAlchemy cannot read the hosts and ports in its query, and for an option in it that
+    libpq does not know, or that is given twice.
     """
     url = make_url(dsn).set(drivername="postgresql+psycopg")
     try:
-        arguments_of(url)
+        arguments = arguments_of(url)
     except (ArgumentError, ValueError):
         rule = "must list hosts and ports in its query as ?host=a,b&port=1,2 or as ?host=a:1&host=b:2"
         raise SettingsError(f"{shown_url('database_url', dsn)} {rule}") from None
+    # Without the URL from here on: an option that is misspelled may be the password.
+    variable = variable_of("database_url")
+    for name, value in arguments.items():
+        if isinstance(value, tuple):
+            raise SettingsError(f"{variable} must give the option {printable(name, 80)} once")
+    try:
+        make_conninfo(**arguments)
+    except psycopg.ProgrammingError as error:
+        rule = f"must have options of PostgreSQL in its query: {printable(str(error).strip(), 200)}"
+        raise SettingsError(f"{variable} {rule}") from None
     return url
 
 

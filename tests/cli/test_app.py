@@ -182,6 +182,27 @@ def test_wrong_ports_of_a_url_are_named_without_its_password(
     assert line == f"JSWORKER_DATABASE_URL='postgresql://u:***@h/d?{query}' {rule}"
 
 
+NO_OPTION = "must have options of PostgreSQL in its query: invalid connection option"
+
+
+@pytest.mark.parametrize(
+    ("command", "query", "rule"),
+    [
+        ("db current", "ssl=true", f'{NO_OPTION} "ssl"'),
+        ("run cli_jobs:Double", "pwrd=sesame", f'{NO_OPTION} "pwrd"'),
+        ("jobs", "row_factory=x", f'{NO_OPTION} "row_factory"'),
+        ("db upgrade", "autocommit=false", f'{NO_OPTION} "autocommit"'),
+        ("doctor", "user=sesame&user=b", "must give the option user once"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_a_wrong_option_of_a_url_is_named_without_its_value(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, command: str, query: str, rule: str
+) -> None:
+    monkeypatch.setenv("JSWORKER_DATABASE_URL", f"postgresql://u:sesame@h/d?{query}")
+    assert cli(*command.split()).refused(2) == f"JSWORKER_DATABASE_URL {rule}"
+
+
 def test_a_read_only_server_is_named_with_what_to_do(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, cli_environment: Mapping[str, str]
 ) -> None:

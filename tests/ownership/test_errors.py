@@ -87,6 +87,10 @@ class TestRefusedStatement:
         assert refused.value.sqlstate == "42P01"
         assert database.place in str(refused.value)
 
+    @pytest.mark.parametrize("place", ["h:1/d", "[::1]:1/d"])
+    def test_the_place_reads_as_in_a_url(self, place: str) -> None:
+        assert Database(f"postgresql://u@{place}", statement_timeout=1.0).place == place
+
 
 @pytest.fixture
 def slow_driver(monkeypatch: pytest.MonkeyPatch) -> None:

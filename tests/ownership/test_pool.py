@@ -262,8 +262,8 @@ async def test_a_connection_that_cannot_be_prepared_for_use_is_closed(
         await eventually(lambda: backends(sql) == 0, "the connection is closed")
 
 
-async def test_what_the_url_says_of_transactions_changes_nothing(database_url: str) -> None:
-    async with opened(f"{database_url}?autocommit=false&application_name=mine") as database:
+async def test_an_application_name_in_the_url_changes_nothing(database_url: str) -> None:
+    async with opened(f"{database_url}?application_name=mine") as database:
         [row] = await database.run(text("SELECT current_setting('application_name') AS name"))
         assert row.name == "jsworker"
 
