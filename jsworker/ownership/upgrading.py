@@ -40,6 +40,7 @@ T = TypeVar("T")
 _LONGEST_WAIT_SECONDS: Final = 60.0
 _LOCK_NOT_AVAILABLE: Final = "55P03"
 _DEADLOCK: Final = "40P01"
+_DUPLICATE_TABLE: Final = "42P07"
 # The build of an index waits for snapshots, too, of transactions that hold no lock on the tables. When a transaction of
 # another role began is hidden from most logins.
 _HOLDERS: Final = text("""
@@ -230,6 +231,10 @@ def _migrating(dsn: str, call: Callable[[Connection], T], *, in_transaction: boo
         raise DatabaseRefused(f"PostgreSQL at {place} cannot be migrated: {error}") from None
     except (DBAPIError, psycopg.Error) as error:
         mapped = map_error(error, place)
+        if getattr(mapped, "sqlstate", None) == _DUPLICATE_TABLE:
+            raise DatabaseRefused(
+                f"{mapped}: by jsworker.alembic_version, no migration has made it"
+            ) from None
         if not _is_locked(mapped):
             raise _of_a_function(error, mapped, place) from None
         holders = _holders(engine, of_a_build=not in_transaction)
@@ -305,7 +310,10 @@ def _build_indexes(connection: Connection, revision: str, tell: Callable[[str], 
 
 def _current(connection: Connection) -> str | None:
     options = {"version_table_schema": SCHEMA}
-    return MigrationContext.configure(connection, opts=options).get_current_revision()
+    heads = MigrationContext.configure(connection, opts=options).get_current_heads()
+    if len(heads) > 1:
+        raise CommandError(f"table alembic_version must have one row, not {len(heads)}: {', '.join(heads)}")
+    return heads[0] if heads else None
 
 
 def _migrate(context: "EnvironmentContext", connection: Connection) -> None:

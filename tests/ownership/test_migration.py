@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -557,6 +557,26 @@ def test_the_alembic_command_names_the_missing_variable(monkeypatch: pytest.Monk
     monkeypatch.delenv("JSWORKER_DATABASE_URL", raising=False)
     with pytest.raises(SettingsError, match=r"^JSWORKER_DATABASE_URL must be set$"):
         command.current(Config(ROOT / "alembic.ini"))
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ("DELETE FROM jsworker.alembic_version", r"\(SQLSTATE 42P07\): by jsworker.alembic_version, no m"),
+        (
+            "INSERT INTO jsworker.alembic_version VALUES ('0003')",
+            r"cannot be migrated: table alembic_version must have one row, not 2: 000[13], 000[13]$",
+        ),
+    ],
+)
+def test_a_table_of_revisions_that_somebody_has_changed_is_named(
+    at_revision: AtRevision, change: LiteralString, rule: str
+) -> None:
+    url = at_revision("0001")
+    with connected(url) as sql:
+        sql.execute(change)
+    with pytest.raises(DatabaseRefused, match=rule):
+        upgrade_database(url)
 
 
 def test_a_database_of_a_newer_version_is_left_alone(at_revision: AtRevision) -> None:
