@@ -1,6 +1,10 @@
 """Which rows a sweeper looks at, in which order, and what else it learns with them."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
+from psycopg.sql import SQL
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import reset, workers
@@ -30,6 +34,51 @@ async def test_a_crash_threshold_below_two_heartbeats_of_the_sweeper(database: D
     crashed = insert_job(sql, "processing", last_activity_at=ago(4), crash_after=seconds(3))
     (found,) = (await reset.look_for_late(database, heartbeat_interval=5.0, limit=10)).suspects
     assert (found.id, found.crash_after, found.crashed, found.stale) == (crashed, 3.0, True, False)
+
+
+FAR, FAR_BACK = SQL("interval '178000000 years'"), SQL("interval '-178000000 years'")
+ENDLESS, ENDLESS_BACK = SQL("interval 'infinity'"), SQL("interval '-infinity'")
+LAST, FIRST = SQL("timestamptz '294276-12-31 23:59:59.9+00'"), SQL("timestamptz '4714-11-24 00:00+00 BC'")
+NEVER, EVER = SQL("timestamptz 'infinity'"), SQL("timestamptz '-infinity'")
+NOT_LATE: tuple[dict[str, Any], ...] = (
+    {"stale_after": FAR, "crash_after": FAR},
+    {"stale_after": None, "crash_after": FAR},
+    {"stale_after": ENDLESS, "crash_after": ENDLESS},
+    {"last_activity_at": LAST, "claimed_at": LAST},
+    {"last_activity_at": NEVER, "stale_after": ENDLESS_BACK},
+)
+STALE: tuple[dict[str, Any], ...] = (
+    {"stale_after": FAR_BACK},
+    {"stale_after": ENDLESS_BACK, "crash_after": ENDLESS_BACK},
+    {"last_activity_at": FIRST, "claimed_at": FIRST},
+    {"last_activity_at": FIRST, "stale_after": FAR_BACK, "crash_after": FAR_BACK},
+    {"last_activity_at": EVER, "claimed_at": EVER},
+)
+
+
+async def test_times_that_cannot_be_added_hide_no_other_row(database: Database, sql: Sql) -> None:
+    """Nobody but a person writes such thresholds and times; they must not end the recovery of all others."""
+    await workers.seen(database, replace(ROW, concurrency=1), state="running")
+    for columns in NOT_LATE:
+        insert_job(sql, "processing", **columns)
+    odd = {insert_job(sql, "processing", **columns) for columns in STALE}
+    late = insert_job(sql, "processing", last_activity_at=ago(60))
+    lateness = await reset.look_for_late(database, heartbeat_interval=5.0, limit=100)
+    assert {one.id for one in lateness.suspects} == {late, *odd}
+    rows = LateRows(scan_interval=1.0)
+    rows.look(lateness, now=0.0)
+    stale = rows.look(lateness, now=10.0).stale
+    taken = await reset.reset_stale(database, worker_id=WORKER, stale=stale, reason="silent", counted=True)
+    assert late in {job.id for job in taken.resets}
+    assert {job.id for job in taken.resets} | taken.refused.keys() == {late, *odd}
+
+
+async def test_a_last_sign_of_life_at_the_first_instant(database: Database, sql: Sql) -> None:
+    """Nothing can be subtracted from it to see which jobs had not begun."""
+    await workers.seen(database, replace(ROW, concurrency=1), state="running")
+    ids = {insert_job(sql, "processing", last_activity_at=FIRST, claimed_at=FIRST) for _ in range(2)}
+    taken = await reset.reset_dead(database, worker_id=OTHER_WORKER, owner=WORKER, reason="it is gone")
+    assert {job.id for job in taken.resets} == ids
 
 
 async def test_never_stale_but_crashed(database: Database, sql: Sql) -> None:

@@ -11,6 +11,7 @@ from jsworker.core.events import Events
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Pool
+from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import heartbeat, republish, reset
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
 from tests.support.contexts import make_context
@@ -111,6 +112,20 @@ async def test_a_connection_that_breaks_is_no_slow_search(searching: Searching) 
         await searching.search.make(ask)
     assert not searching.search.is_slow
     assert searching.search.is_due
+
+
+async def test_a_search_that_a_row_fails_is_named(searching: Searching) -> None:
+    async def ask(_: float) -> None:
+        await searching.database.run(text("SELECT now() + interval '178000000 years'"))
+
+    for _ in range(2):
+        with pytest.raises(RowRefused):
+            await searching.search.make(ask)
+    reason = "PostgreSQL refused a row: SQLSTATE 22008"
+    told = [(event["what"], event["reason"]) for event in searching.heard.of("worker.degraded")]
+    assert told == [("looking for that", reason)]
+    await searching.make(0.0)
+    assert [event["what"] for event in searching.heard.of("worker.restored")] == ["looking for that"]
 
 
 async def test_who_lives_is_not_late_at_the_end_of_a_long_search(

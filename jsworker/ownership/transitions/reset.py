@@ -164,39 +164,43 @@ _OWNED = """owned AS MATERIALIZED (
 # Of a job that runs alone the row is sure: its owner notes the beginning before anything of the job runs. What
 # kills a whole container, supervisor included, leaves no other witness.
 _NOT_BEGUN = f"""(coalesce(
-    owners.jobs > w.concurrency AND NOT job.cleared AND job.claimed_at > owners.heard_at - interval '1 s', false
+    owners.jobs > w.concurrency AND NOT job.cleared
+    AND date_part('epoch', job.claimed_at) > date_part('epoch', owners.heard_at) - 1, false
   ) OR job.stalls >= least({SHARED_STALLS}, job.max_stalls - 1)
     AND (job.progress_at IS NULL OR job.progress_at < job.claimed_at))"""
 
 # Rows are late from two missed heartbeats on: watching begins before the threshold, so that the second of two
 # sightings can come right after it. The longest overdue come first; rows that never turn stale are last.
 # statement_timestamp(): the rows are of that moment; with a later time, a long search would find all of them late.
+# Sums are made of seconds: one row whose sum no time can hold would fail the search for all of them. Not of extract(),
+# whose numbers take twice as long where there are very many rows.
 _LATE = f"""
 WITH {_OWNED.format(of="")}, late AS MATERIALIZED (
-  SELECT owned.* FROM owned
-  WHERE coalesce(stale_after, crash_after) IS NOT NULL
-    AND last_activity_at
-        + least(stale_after, crash_after, 2 * make_interval(secs => CAST(:heartbeat_interval AS double precision)))
-        < statement_timestamp(){{besides}}
+  SELECT owned.*, date_part('epoch', last_activity_at) + date_part('epoch', stale_after) AS stale_at,
+    date_part('epoch', last_activity_at) + date_part('epoch', crash_after) AS crashed_at
+  FROM owned
+  WHERE coalesce(stale_after, crash_after) IS NOT NULL AND last_activity_at < statement_timestamp() - greatest(
+    least(stale_after, crash_after, 2 * make_interval(secs => CAST(:heartbeat_interval AS double precision))),
+    interval '0'){{besides}}
 ), fleet AS (
   SELECT count(DISTINCT worker_id) AS owners, (SELECT count(DISTINCT worker_id) FROM late) AS late_owners,
     extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) AS database_up_for
   FROM owned
 ), first AS (
   SELECT late.* FROM late
-  ORDER BY last_activity_at + stale_after, last_activity_at + crash_after LIMIT :limit
+  ORDER BY stale_at, crashed_at LIMIT :limit
 )
 SELECT fleet.owners, fleet.late_owners, fleet.database_up_for, job.id, job.kind, job.worker_id, job.fencing_token,
   job.last_activity_at,
   extract(epoch FROM job.stale_after) AS stale_after,
-  coalesce(job.last_activity_at + job.stale_after < statement_timestamp(), false) AS stale,
+  coalesce(job.stale_at < date_part('epoch', statement_timestamp()), false) AS stale,
   extract(epoch FROM job.crash_after) AS crash_after,
-  coalesce(job.last_activity_at + job.crash_after < statement_timestamp(), false) AS crashed,
+  coalesce(job.crashed_at < date_part('epoch', statement_timestamp()), false) AS crashed,
   coalesce(w.answers, false) AS answers, coalesce(w.state = '{DRAINING}', false) OR {_NOT_BEGUN} AS uncounted,
-  extract(epoch FROM statement_timestamp() - job.last_activity_at) AS silent_for
+  date_part('epoch', statement_timestamp()) - date_part('epoch', job.last_activity_at) AS silent_for
 FROM fleet LEFT JOIN first AS job ON true LEFT JOIN owners ON owners.worker_id = job.worker_id
 LEFT JOIN jsworker.workers AS w ON w.id = job.worker_id
-ORDER BY job.last_activity_at + job.stale_after, job.last_activity_at + job.crash_after
+ORDER BY job.stale_at, job.crashed_at
 """  # noqa: S608 -- constants of this file
 LATE = statements.filled(_LATE, besides="")
 # Leaves out rows whose RESET is refused: they stay late for ever and would always come first.

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
+from jsworker.ownership.refusals import RowRefused
 from jsworker.worker.context import WorkerContext
 
 T = TypeVar("T")
@@ -102,6 +103,9 @@ class ThrottledScan(ScanPace):
                 raise
             self._grow(error)
             return None
+        except RowRefused as error:  # it says of no row, and of no search, which one it was
+            self._context.complaints.report(self._what, str(error))
+            raise
         if boottime() - began < self._least:
             self._seconds = self._least
             self.is_slow = False
