@@ -1,5 +1,6 @@
 """What doctor and figures read of limits, schedules and workflows: what is full, late or held for nothing."""
 
+import math
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, LiteralString
@@ -15,6 +16,7 @@ from jsworker.ownership.queries.job_report import (
     LeftBatches,
     LimitUse,
     RegisteredWorker,
+    SilentOwner,
     Waiting,
     backlog,
 )
@@ -24,7 +26,7 @@ from jsworker.ownership.transitions.schedules import NewSchedule
 from jsworker.ownership.transitions.workflows import advance
 
 from .flows import change, stored
-from .rows import HELD, KIND, Sql, ago, empty_tables, insert_job
+from .rows import HELD, KIND, WORKER, Sql, ago, empty_tables, insert_job, seconds
 from .test_registry import ROW
 
 pytestmark = pytest.mark.usefixtures("_no_rows")
@@ -52,6 +54,23 @@ def age(sql: Sql, table: LiteralString) -> None:
     with sql.transaction():
         sql.execute("SET LOCAL session_replication_role = replica")
         sql.execute(SQL("UPDATE jsworker.{} SET {}").format(Identifier(table), columns))
+
+
+async def test_owners_that_are_silent(database: Database, sql: Sql) -> None:
+    """Also beside times and thresholds that nobody but a person writes."""
+    await workers.seen(database, ROW, state="running")
+    insert_job(sql, "processing", last_activity_at=ago(300), stale_after=seconds(200))
+    insert_job(sql, "processing", last_activity_at=ago(300), stale_after=SQL("interval '178000000 years'"))
+    insert_job(sql, "processing", worker_id="gone", last_activity_at=ago(60))
+    insert_job(sql, "processing", worker_id="long gone", last_activity_at=SQL("'-infinity'"))
+    insert_job(sql, "processing", worker_id="heard", last_activity_at=ago(10))
+    found = [SilentOwner(*row) for row in await database.run(job_report.SILENT_OWNERS)]
+    assert [(owner.worker_id, owner.jobs, owner.registered) for owner in found] == [
+        (WORKER, 1, True),
+        ("gone", 1, False),
+        ("long gone", 1, False),
+    ]
+    assert (round(found[0].seconds_silent), found[2].seconds_silent) == (300, math.inf)
 
 
 async def left(database: Database) -> LeftBatches:

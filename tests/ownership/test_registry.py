@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from psycopg.sql import SQL
 
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import RunAge
@@ -73,6 +74,27 @@ class TestWorkers:
         (worker,) = await workers.list_workers(database, limit=10)
         assert (worker["id"], worker["state"], worker["processing"]) == (WORKER, "running", 2)
         assert await workers.list_workers(database, limit=0) == []
+
+    @pytest.mark.parametrize(
+        ("interval", "silent", "alive"),
+        [
+            ("5 s", 19.0, True),
+            ("5 s", 21.0, False),
+            ("10 s", 39.0, True),
+            ("178000000 years", 1e6, True),
+            ("-178000000 years", 19.0, True),
+            ("-infinity", 21.0, False),
+        ],
+    )
+    async def test_whether_it_is_alive(
+        self, database: Database, sql: Sql, interval: str, silent: float, *, alive: bool
+    ) -> None:
+        """Also by an interval that nobody but a person writes: it must not hide all other workers."""
+        await workers.seen(database, ROW, state="running")
+        change = SQL("UPDATE jsworker.workers SET heartbeat_interval = {}::interval, last_seen_at = {}")
+        sql.execute(change.format(interval, ago(silent)))
+        (worker,) = await workers.list_workers(database, limit=10)
+        assert worker["alive"] is alive
 
 
 class TestInstallation:

@@ -176,11 +176,11 @@ SILENT_OWNERS = text("""
 SELECT held.worker_id, count(*) AS jobs, max(held.seconds) AS seconds_silent, w.id IS NOT NULL AS registered,
   bool_or(held.stale_after IS NULL) AS never_stale
 FROM (
-  SELECT worker_id, stale_after, extract(epoch FROM statement_timestamp() - last_activity_at) AS seconds
+  SELECT worker_id, extract(epoch FROM stale_after) AS stale_after,
+    extract(epoch FROM statement_timestamp()) - extract(epoch FROM last_activity_at) AS seconds
   FROM jsworker.jobs WHERE status || '' = 'processing' LIMIT 10000) AS held
 LEFT JOIN jsworker.workers AS w ON w.id = held.worker_id
-WHERE make_interval(secs => CAST(held.seconds AS double precision))
-  > CASE WHEN w.id IS NULL THEN interval '30 seconds' ELSE greatest(coalesce(held.stale_after, '5 minutes'), '30 seconds') END
+WHERE held.seconds > CASE WHEN w.id IS NULL THEN 30 ELSE greatest(coalesce(held.stale_after, 300), 30) END
 GROUP BY held.worker_id, w.id ORDER BY count(*) DESC, held.worker_id LIMIT 20
 """)
 

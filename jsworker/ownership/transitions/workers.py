@@ -100,9 +100,10 @@ MAKE_INSTALLATION = text("""
 INSERT INTO jsworker.installation (id) VALUES (:id) ON CONFLICT DO NOTHING RETURNING id
 """)
 
-# Longer than heartbeats may fail without their worker being taken for dead.
-IS_ALIVE = """w.state <> 'stopped'
-  AND w.last_seen_at > statement_timestamp() - greatest(interval '20 seconds', 4 * w.heartbeat_interval)"""
+# Longer than heartbeats may fail without their worker being taken for dead. In seconds, because one row with an
+# interval that cannot be multiplied would fail every statement that reads this.
+IS_ALIVE = """w.state <> 'stopped' AND extract(epoch FROM statement_timestamp()) - extract(epoch FROM w.last_seen_at)
+  < greatest(20, 4 * extract(epoch FROM w.heartbeat_interval))"""
 
 WORKERS = text(f"""
 SELECT w.id, w.hostname, w.pid, w.supervisor_pid, w.state, w.kinds, w.concurrency, w.version, w.started_at,
