@@ -26,6 +26,12 @@ WAITS_BRIEFLY: Final = sa.text("(SELECT set_config('lock_timeout', '200ms', true
 one that takes a unique key, or adds to the same batch. Tables are locked before it counts."""
 NO_OWNER: Final = {"worker_id": sa.null(), "last_activity_at": sa.null()}
 """The values written when a job leaves ``processing``."""
+BOUNDED_TEXTS: Final = {
+    name: sa.func.left(j.c[name], most).label(name)
+    for name, most in {"clear_reason": 1_000, "traceparent": 56, "tracestate": 513}.items()
+}
+"""Texts that a row may hold at any length, cut where a batch of rows is read: all of them together would fill the
+memory. A valid trace context is shorter by a character at least, so one that is cut stays invalid."""
 NOT_HELD: Final = dict.fromkeys(("held_by", "held_at", "due_at"), sa.null())
 """The values written when a job is no longer held."""
 

@@ -3,8 +3,10 @@
 import pytest
 
 from jsworker.core.errors import TransitionRefused
+from jsworker.core.tracing import TraceContext
 from jsworker.ownership.database import Database
 from jsworker.ownership.transitions import control, publish, reset
+from jsworker.ownership.transitions.claim import read_back
 from jsworker.ownership.transitions.enqueue import new_job_id
 from jsworker.ownership.transitions.settle import Settled
 
@@ -43,6 +45,30 @@ class TestOutbox:
         assert await publish.take_outgoing(database, limit=10) == []
         change_job(sql, job_id, publish_after=ago(0))
         assert [one.id for one in await publish.take_outgoing(database, limit=10)] == [job_id]
+
+    async def test_texts_of_any_length_are_read_cut(self, database: Database, sql: Sql) -> None:
+        """Compressed they are small, and a thousand of them would fill the memory of every worker."""
+        parent = f"00-{'a' * 32}-{'b' * 16}-01"
+        context = TraceContext(parent, "v" * 512)
+        fits = insert_job(sql, needs_publish=True, clear_reason="c" * 1_000, **context._asdict())
+        rows = {fits: context.headers()}
+        for values, headers in (
+            ({"tracestate": "v" * 2_000_000}, {"traceparent": parent}),
+            ({"traceparent": parent + "0" * 2_000_000}, None),
+        ):
+            columns = {**context._asdict(), **values, "clear_reason": "c" * 2_000_000}
+            rows[insert_job(sql, needs_publish=True, **columns)] = headers
+        ids = list(rows)
+        outgoing = await publish.take_outgoing(database, limit=10)
+        for read in (
+            outgoing,
+            await claimed(database, *ids),
+            await read_back(database, worker_id=WORKER, ids=ids),
+        ):
+            found = {one.id: TraceContext(one.traceparent, one.tracestate).headers() for one in read}
+            assert found == rows
+            assert {one.clear_reason for one in read} == {"c" * 1_000}
+            assert max(len(each) for one in read for each in one if isinstance(each, str)) == 1_000
 
     async def test_the_longest_due_goes_first(self, database: Database, sql: Sql) -> None:
         late = insert_job(sql, needs_publish=True, publish_after=ago(10))

@@ -83,6 +83,7 @@ def _columns(**computed: sa.ColumnElement[Any]) -> list[sa.ColumnElement[Any]]:
     """Return the columns of ``ClaimedJob``, in its order."""
     waited = sa.cast(sa.extract("epoch", j.c.claimed_at - j.c.queued_at), sa.Double)
     computed |= {"attempt": j.c.attempts, "deadline": j.c.deadline_at, "waited": waited}
+    computed |= statements.BOUNDED_TEXTS
     return [computed[name].label(name) if name in computed else j.c[name] for name in ClaimedJob._fields]
 
 

@@ -72,7 +72,7 @@ _PUBLISHING = _sweep(
     indexed=(predicates.needs_publish_indexed, predicates.queued),
     guard=(predicates.queued, j.c.needs_publish),
     values={"publish_after": NOW + timedelta(seconds=5)},
-    answer=j.c["id", "kind", "dispatch", "cleared", "clear_reason", "traceparent", "tracestate", "priority"],
+    answer=(*j.c["id", "kind", "dispatch", "cleared"], *statements.BOUNDED_TEXTS.values(), j.c.priority),
 )
 PUBLISH = _PUBLISHING.at_once
 
