@@ -11,12 +11,15 @@ from typing import Final
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jsworker.core.errors import JsworkerError
 
 PORT: Final = 8100
 """The default port."""
 _BACKLOG: Final = 2048
+_HEAD_SECONDS: Final = 10.0
+"""From the begin of a connection, or from the last response, until the next request's head is complete."""
 _CLOSING_SECONDS: Final = 20
 """Time for actions and for responses that are being sent; Kubernetes kills the process after 30 s."""
 _INTERRUPTED_SECONDS: Final = 3.0
@@ -25,6 +28,24 @@ _INTERRUPTED_SECONDS: Final = 3.0
 
 class PortTaken(JsworkerError):
     """The dashboard cannot listen there."""
+
+
+class _Connection(H11Protocol):
+    """Ends when the next request does not come in time; uvicorn keeps one with half a request for ever."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
+        super().connection_made(transport)
+        self._ends = self.loop.call_later(_HEAD_SECONDS, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._ends.cancel()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete:  # the next request may be there already
+            self._ends = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
 
 
 class _Server(uvicorn.Server):
@@ -63,6 +84,7 @@ async def serve(app: Starlette, listening: socket.socket, *, started: Callable[[
     """
     config = uvicorn.Config(
         app,
+        http=_Connection,
         lifespan="off",
         access_log=False,
         log_config=None,
