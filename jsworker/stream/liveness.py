@@ -22,6 +22,9 @@ STACKS: Final = ".stack"
 like this, for each has a random end."""
 WELL: Final = b"alive"
 REFUSED: Final = b"alive, and JetStream stores no messages"
+_LONGEST_SUBJECT: Final = 300
+"""Characters; a worker's own is shorter. A row may name any owner, and for a line above 4,096 bytes the
+server closes the connection."""
 
 
 class Answer(Enum):
@@ -135,7 +138,7 @@ async def _send_stacks(
 
 async def ask(connection: Connection, subject: str, seconds: float, question: bytes = b"") -> Reply:
     """Ask on a worker's subject and wait for an answer for at most ``seconds``; never raises."""
-    if not connection.connected:
+    if not connection.connected or len(subject) > _LONGEST_SUBJECT:
         return Reply(Answer.UNKNOWN)
     asking = connection.client.request(subject, question, timeout=seconds)
     try:

@@ -70,6 +70,17 @@ async def test_asking_needs_no_subject_of_ones_own(open_stream: OpenStream) -> N
     assert await soon(Witness(other.connection, "other").ask("asking", LONG)) is Answer.NO_RESPONDERS
 
 
+async def test_a_name_too_long_for_a_subject_is_not_asked(open_stream: OpenStream) -> None:
+    """The server would close the connection, also for the questions about all other workers."""
+    connection = (await open_stream()).connection
+    lost: list[bool] = []
+    connection.lost_callbacks.append(lambda: lost.append(True))
+    asking = Witness(connection, "asking")
+    assert await asking.ask("w" * 5_000, LONG) is Answer.UNKNOWN
+    assert await asking.ask("w" * 230, LONG) is Answer.NO_RESPONDERS
+    assert lost == []
+
+
 async def test_proving_again_answers_each_question_once(open_stream: OpenStream, plain: NatsClient) -> None:
     witness = Witness((await open_stream()).connection, "me")
     for _ in range(3):
