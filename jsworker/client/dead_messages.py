@@ -76,9 +76,10 @@ async def _replay_one(
     message, name = messages[0], f"message {message_id}"
     if message.truncated:
         return f"{name} was longer than the {KEPT_BYTES} bytes that are kept of it"
+    begin = f"{prefix}."
+    lane = lane_at(message.subject.removeprefix(begin)) if message.subject.startswith(begin) else None
     try:
-        lane = lane_at(message.subject.removeprefix(f"{prefix}."))
-        check_kind(lane[0] if lane is not None else message.subject)
+        check_kind("" if lane is None else lane[0])
         await stream.publish_raw(message.subject, message.data)
     except InvalidName:
         return f"{name} came from subject {shown(message.subject)}, not {prefix}.KIND"

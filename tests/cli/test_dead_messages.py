@@ -116,15 +116,17 @@ class TestReplay:
     def test_what_cannot_be_sent_is_refused_and_kept(self, cli: Cli, sql: Sql, subject: str) -> None:
         cut = insert_message(sql, subject, truncated=True)
         strange = insert_message(sql, "somebody.elses")
+        bare = insert_message(sql, "double.high")
         good = insert_message(sql, subject)
-        found = cli("dead-messages", "replay", cut, strange, good, good + 1)
+        found = cli("dead-messages", "replay", cut, strange, bare, good, good + 1)
         assert (found.code, found.lines) == (1, [f"{good} replayed"])
         assert found.errors == [
             f"message {cut} was longer than the 4096 bytes that are kept of it",
             f"message {strange} came from subject 'somebody.elses', not {subject.removesuffix('double')}KIND",
+            f"message {bare} came from subject 'double.high', not {subject.removesuffix('double')}KIND",
             f"no dead message has id {good + 1}",
         ]
-        assert left(sql) == 2
+        assert left(sql) == 3
 
     def test_without_nats_nothing_is_dropped(
         self, cli: Cli, sql: Sql, subject: str, monkeypatch: pytest.MonkeyPatch
