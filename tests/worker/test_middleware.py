@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -391,6 +392,21 @@ async def for_the_job(job: Job[Any]) -> AsyncIterator[None]:
     yield
 
 
+class Unshowable:
+    def __repr__(self) -> str:
+        raise AssertionError
+
+
+def taking_both(factory: Callable[[Job[Any]], Any]) -> Middleware:
+    """Make middleware of what takes no processor."""
+
+    @wraps(factory)
+    def middleware(job: Job[Any], processor: JobProcessor[Any]) -> Any:
+        return factory(job)
+
+    return middleware
+
+
 async def undecorated(job: Job[Any], processor: JobProcessor[Any]) -> AsyncIterator[None]:
     yield
 
@@ -400,7 +416,8 @@ async def undecorated(job: Job[Any], processor: JobProcessor[Any]) -> AsyncItera
     [
         ([undecorated], "undecorated of the worker must be decorated: @asynccontextmanager"),
         ([coroutine_function], "must return an async context manager, not be a coroutine function"),
-        ([42], "middleware builtins:int of the worker must be callable with job and processor: "),
+        ([42], "middleware builtins:int of the worker must be callable with job and processor"),
+        ([Unshowable()], "Unshowable of the worker must be callable with job and processor"),
         ([for_the_job], "for_the_job of the worker must be callable with job and processor: too many "),
         ("noting", "middleware of the worker must be a list, not 'noting'"),
         (noting, "middleware of the worker must be a list, not "),
@@ -415,6 +432,10 @@ def test_what_can_be_no_middleware_is_refused_at_the_start(
     with pytest.raises(InvalidTarget) as refused:
         resolve_kinds([scripted(echo, middleware=given)], settings)
     assert refusal.replace("the worker", f"kind {KIND} (Made)") in str(refused.value)
+
+
+def test_what_a_decorator_takes_counts_not_what_it_wraps(settings: Settings) -> None:
+    resolve_kinds([Alone], settings, [taking_both(for_the_job)])
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,13 @@ def check_call(function: Any, arguments: tuple[str, ...], rule: str, if_yields: 
     """Raise InvalidTarget for a generator, and for what cannot be called with these arguments."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidTarget(if_yields)
+    if not callable(function):  # Python's message would have its repr, which may hold secrets
+        raise InvalidTarget(rule)
     try:
-        inspect.signature(function).bind(*arguments)
+        taken = inspect.signature(function, follow_wrapped=False)
+        if any(each.kind is each.VAR_POSITIONAL for each in taken.parameters.values()):
+            taken = inspect.signature(function)  # a decorator that passes on what it gets
+        taken.bind(*arguments)
     except TypeError as error:
         raise InvalidTarget(f"{rule}: {error}") from None
     except ValueError:  # written in C, without a signature
