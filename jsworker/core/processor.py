@@ -190,9 +190,9 @@ class JobProcessor(ABC, Generic[P]):
 
         Args:
             job: the job, as ``process`` gets it.
-            error: what ``process`` raised; TimeoutError if it was cancelled for a time limit. From another
-                process a RuntimeError with the first line of the text, a TimeoutError if a time limit has
-                passed, InvalidJson if the result cannot be stored.
+            error: what ``process`` raised, from another process a RuntimeError with the first line of its
+                text; TimeoutError if it was cancelled for a time limit; InvalidJson if the result cannot be
+                stored.
         """
 
     async def on_lost(self, job: Job[P]) -> None:

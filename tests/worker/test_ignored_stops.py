@@ -215,13 +215,21 @@ async def test_inside_an_application_a_cancelled_job_is_cancelled(
 async def test_inside_an_application_a_fenced_run_has_failed_its_attempt(
     client: JobClient, rows: Rows, start: StartWorker, swallower: Swallower
 ) -> None:
-    running = await start(scripted(swallower.process, backoff=LATER))
+    processor = scripted(swallower.process, max_attempts=1)
+    running = await start(processor)
     job = await client.enqueue(KIND, {})
     await running.events.told("job.started")
     the_run(running).signal(StopReason.FENCED)
-    row = await rows.becomes(job.id, "scheduled")
+    row = await rows.becomes(job.id, "failed")
     assert row["errors"] == 1
     assert "it goes on although it was cancelled 2 times" in row["last_error"]
+
+    async def told() -> BaseException:
+        assert processor.failed
+        return processor.failed[0][1]
+
+    error = await eventually(told)
+    assert (type(error), str(error)) == (RuntimeError, row["last_error"])  # no time limit has passed
     swallower.end()
 
 

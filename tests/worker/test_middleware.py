@@ -397,6 +397,14 @@ class Unshowable:
         raise AssertionError
 
 
+class AnnotatedForTypeCheckers:
+    @property
+    def __signature__(self) -> Any:
+        raise NameError  # as Python 3.14 does where annotations have names that only type checkers import
+
+    def __call__(self, job: Job[Any], processor: JobProcessor[Any]) -> Any: ...
+
+
 def taking_both(factory: Callable[[Job[Any]], Any]) -> Middleware:
     """Make middleware of what takes no processor."""
 
@@ -436,6 +444,10 @@ def test_what_can_be_no_middleware_is_refused_at_the_start(
 
 def test_what_a_decorator_takes_counts_not_what_it_wraps(settings: Settings) -> None:
     resolve_kinds([Alone], settings, [taking_both(for_the_job)])
+
+
+def test_annotations_that_cannot_be_evaluated_refuse_no_middleware(settings: Settings) -> None:
+    resolve_kinds([Alone], settings, [AnnotatedForTypeCheckers()])
 
 
 @pytest.mark.parametrize(

@@ -297,6 +297,17 @@ async def test_a_quarantined_job_works_in_the_span_of_its_run(
     assert row["result"] == {"trace": f"{trace_id:032x}", "span": f"{span_id:016x}"}
 
 
+async def test_an_error_in_quarantine_is_shown_by_its_span(
+    exported: Exported, client: JobClient, start: StartWorker
+) -> None:
+    await start(Traced)
+    await client.enqueue("traced", {"fails": True})
+    await exported.told("settle")
+    [process] = exported.of("process")
+    assert process.status.status_code is StatusCode.ERROR
+    assert attribute(process, "error.type") == "RuntimeError"
+
+
 async def test_spans_made_in_quarantine_are_exported_before_its_process_ends(
     client: JobClient, settings: Settings, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

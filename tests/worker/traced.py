@@ -22,7 +22,9 @@ class Traced(JobProcessor):
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
             trace.set_tracer_provider(TracerProvider())
 
-    async def process(self, job: Job[dict[str, Any]]) -> dict[str, str]:  # noqa: ARG002 -- a processor's shape
+    async def process(self, job: Job[dict[str, Any]]) -> dict[str, str]:
+        if job.payload.get("fails"):
+            raise ValueError
         context = trace.get_current_span().get_span_context()
         return {"trace": f"{context.trace_id:032x}", "span": f"{context.span_id:016x}"}
 

@@ -327,7 +327,7 @@ def _check_class(processor: JobProcessor[Any]) -> None:
             of_kind = f"of kind {processor.kind} ({name})"
             raise SettingsError(f"{attribute}={shown(value)} {of_kind} needs isolation='process'")
     process = f"{name}.process"
-    around.check_call(
+    around.check_signature(
         processor.process,
         ("job",),
         f"{process} must take the job alone, as process(self, job)",
@@ -358,7 +358,7 @@ def _check_hooks(processor: JobProcessor[Any], name: str) -> None:
     """Refuse a hook that cannot be called; the first job that fails for good would be the first to tell."""
     for hook, parameters in _PARAMETERS_OF_HOOKS.items():
         rule = f"{name}.{hook} must be async def {hook}({', '.join(('self', *parameters))})"
-        around.check_call(getattr(processor, hook), parameters, rule, f"{rule}, and not yield")
+        around.check_signature(getattr(processor, hook), parameters, rule, f"{rule}, and not yield")
 
 
 async def call_hook(hook: Callable[..., Any], *arguments: Any) -> None:

@@ -43,7 +43,7 @@ def name_of(middleware: Any) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def check_call(function: Any, arguments: tuple[str, ...], rule: str, if_yields: str) -> None:
+def check_signature(function: Any, arguments: tuple[str, ...], rule: str, if_yields: str) -> None:
     """Raise InvalidTarget for a generator, and for what cannot be called with these arguments."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidTarget(if_yields)
@@ -56,7 +56,7 @@ def check_call(function: Any, arguments: tuple[str, ...], rule: str, if_yields: 
         taken.bind(*arguments)
     except TypeError as error:
         raise InvalidTarget(f"{rule}: {error}") from None
-    except ValueError:  # written in C, without a signature
+    except (ValueError, NameError):  # written in C, or annotated with names that only type checkers import
         return
 
 
@@ -67,7 +67,7 @@ def checked(given: Any, whose: str) -> tuple[Middleware, ...]:
     for each in given:
         what = f"middleware {name_of(each)} of {whose}"
         rule = f"{what} must be callable with job and processor"
-        check_call(each, ("job", "processor"), rule, f"{what} must be decorated: @asynccontextmanager")
+        check_signature(each, ("job", "processor"), rule, f"{what} must be decorated: @asynccontextmanager")
         if inspect.iscoroutinefunction(each):
             raise InvalidTarget(f"{what} must return an async context manager, not be a coroutine function")
     return tuple(given)

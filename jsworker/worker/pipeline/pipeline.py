@@ -371,7 +371,9 @@ class Pipeline:
         self._tasks.discard(run.task)
         run.phase = Phase.SETTLING
         outcome = outcomes.ignored_its_stop(run)
-        error = TimeoutError(outcome.error) if isinstance(outcome, Failed) else None
+        error: TimeoutError | None = None
+        if isinstance(outcome, Failed) and outcomes.passed_limit(run):
+            error = TimeoutError(outcome.error)
         run_reports.end_process_span(run, outcome, error)
         self._start(run, self._settle(run, outcome, error), self._application.copy())
 

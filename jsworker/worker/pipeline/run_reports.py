@@ -84,7 +84,7 @@ def _error_in(run: Run, outcome: Outcome, settled: Settled) -> str | None:
 def end_process_span(run: Run, outcome: Outcome, error: BaseException | None) -> None:
     """End the span of a run that has an outcome."""
     if run.spans is not None:
-        shown = error if isinstance(outcome, Failed) else None
+        shown = error or _error_of(run, outcome, Settled.FAILED) if isinstance(outcome, Failed) else None
         tracing.attempt(partial(run.spans.processed, shown))
 
 
@@ -108,7 +108,7 @@ async def call_hooks(
     try:
         if settled is Settled.FAILED:
             if error is None or isinstance(outcome, Snoozed):  # a snooze is no error
-                error = _error_for_hook(run, outcome, settled)
+                error = _error_of(run, outcome, settled)
             await call_hook(run.kind.processor.on_failed, run.job, error)
         elif settled is Settled.LOST:
             await call_hook(run.kind.processor.on_lost, run.job)
@@ -118,7 +118,7 @@ async def call_hooks(
         emit_hook_error(events, run, raised)
 
 
-def _error_for_hook(run: Run, outcome: Outcome, settled: Settled) -> Exception:
+def _error_of(run: Run, outcome: Outcome, settled: Settled) -> Exception:
     """Return an error with the first line of the outcome's text: nothing was raised in this process."""
     text = _error_in(run, outcome, settled) or "its outcome could not be stored"
     match outcome:
