@@ -48,7 +48,7 @@ async def test_all_pullers_together_ask_once_whose_the_stream_is_after_a_reconne
             proxy.cut()
             await until(lambda: not stream.connected)
             proxy.restore()
-            await until(lambda: all(each._credit.total == 10 for each in pullers))
+            await until(lambda: stream.connected and all(each._credit.total == 10 for each in pullers))
             assert await stream.flush()
             await plain.flush()
             assert [each.split()[0] for each in heard if each.startswith("STREAM.")] == ["STREAM.INFO.JOBS"]
