@@ -334,7 +334,9 @@ class Puller:
             else:
                 await self._stream.check_installation()
         except JsworkerError as fault:
-            if self._failures or not isinstance(fault, StreamUnavailable):  # a cluster may elect its leaders
+            # A cluster may elect its leaders; a lost connection reports itself.
+            is_told = self._failures and self._stream.connected
+            if is_told or not isinstance(fault, StreamUnavailable):
                 self._degrade(str(fault))
             self._begin_pause()
             return False
@@ -387,7 +389,8 @@ class Puller:
         else:
             text = headers.get("Description", "").partition("\n")[0]
             self._gone = self._gone or status == "503" or text == "Consumer Deleted"
-            self._degrade(f"JetStream answered {status} {text}".rstrip())
+            if status != "503" or self._failures > 1:  # a server that stops answers so for each consumer
+                self._degrade(f"JetStream answered {status} {text}".rstrip())
             self._leave()
         if status != "408":
             self._begin_pause()

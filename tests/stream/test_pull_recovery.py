@@ -139,6 +139,19 @@ async def test_one_failure_to_learn_whose_the_stream_is_is_not_reported(
     assert (left, stream.told_of("worker.degraded")) == ([], [])
 
 
+async def test_failures_to_learn_whose_the_stream_is_are_reported(
+    failures: tuple[str, list[bytes]], open_stream: OpenStream, open_desk: OpenDesk
+) -> None:
+    url, left = failures
+    stream = await open_stream(url=url)
+    left += [b'{"error": {"code": 503, "err_code": 10008}}'] * 20
+    await open_desk(stream)
+    await until(lambda: bool(stream.told_of("worker.degraded")))
+    [told] = stream.told_of("worker.degraded")
+    assert told["what"] == "consumer resize"
+    assert len(left) > 10
+
+
 async def test_a_deleted_consumer_is_made_again(
     stream: TestStream, open_desk: OpenDesk, plain: NatsClient
 ) -> None:
@@ -180,6 +193,38 @@ async def test_a_consumer_that_was_deleted_while_nobody_was_connected(
     [job] = await publish(stream, 1)
     await desk.has(1)
     assert desk.jobs == [job]
+    assert stream.told_of("worker.degraded") == []  # it was there again after a moment
+
+
+async def test_a_consumer_that_is_never_there_is_told(
+    start_server: StartServer, open_stream: OpenStream, open_desk: OpenDesk
+) -> None:
+    server = await start_server('mappings { "$JS.API.CONSUMER.MSG.NEXT.JOBS.resize": nowhere }')
+    stream = await open_stream(url=server.url)
+    await stream.ensure(["resize"])
+    await open_desk(stream)
+    await until(lambda: bool(stream.told_of("worker.degraded")))
+    assert stream.told_of("worker.degraded") == [
+        {"what": "consumer resize", "reason": "JetStream answered 503"}
+    ]
+
+
+async def test_a_connection_that_is_lost_while_a_consumer_is_looked_for_is_told_once(
+    start_server: StartServer, open_stream: OpenStream, open_desk: OpenDesk
+) -> None:
+    server = await start_server()
+    stream = await open_stream(url=server.url)
+    await stream.ensure(["resize"])
+    desk = await open_desk(stream)
+    await until(lambda: desk.puller._credit.total == 10)
+    server.freeze()
+    desk.puller._gone, desk.puller._failures = True, 1
+    desk.puller.wake()
+    await until(lambda: desk.puller._inbox is None)  # it has asked
+    await server.stop(signal.SIGKILL)
+    await until(lambda: desk.puller._failures == 2)  # it has no answer
+    assert [told["what"] for told in stream.told_of("worker.degraded")] == ["nats"]
+    assert not stream.connected
 
 
 async def test_missed_heartbeats_lead_to_a_new_request(
