@@ -108,6 +108,9 @@ async def test_jobs_are_claimed_from_the_table_until_messages_are_stored_again(
         {"attempts": 1, "stalls": 0, "errors": 0, "fencing_token": 1}
     ]
     assert await rows.query("SELECT * FROM jsworker.job_events") == []
+    poll = running.worker._components.poll
+    await poll.step()
+    assert [line.in_flight for line in poll._lines] == [set()]
 
 
 async def test_messages_of_producers_tell_that_the_stream_stores_again(

@@ -52,6 +52,10 @@ class _Line:
         self._delivered = delivered
         self.consumer.put_off.clear()
 
+    def forget_ended(self, in_flight: InFlight) -> None:
+        """Forget rows that are no longer in flight."""
+        self.in_flight = {job_id for job_id in self.in_flight if job_id in in_flight}
+
     def is_first(self, look_again: Callable[[], None]) -> bool:
         """Return whether messages of higher priority have had time to take the free slots."""
         if not (seconds := self.consumer.gives_way()):
@@ -70,7 +74,7 @@ class _Line:
         self._room_since = None
         while self.rows and self.consumer.room() > 0:
             if len(self.in_flight) >= self.most:
-                self.in_flight = {job_id for job_id in self.in_flight if job_id in in_flight}
+                self.forget_ended(in_flight)
                 if len(self.in_flight) >= self.most:
                     return
             job_id = self.rows.popleft()
@@ -106,6 +110,7 @@ class IdlePoll:
         async with self._searching:
             for line in list(self._lines):
                 line.note_deliveries()
+                line.forget_ended(self._context.in_flight)
                 line.rows.clear()  # others may have claimed them, and there may be older ones
                 line.consumer.has_rows = False
             lines = [line for line in self._lines if not self._is_without_messages(line)]
