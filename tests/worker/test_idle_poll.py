@@ -10,14 +10,18 @@ from uuid import UUID
 import nats
 import pytest
 from nats.js import JetStreamContext
+from sqlalchemy import text
 
 from jsworker import JobClient
 from jsworker.core.clock import boottime
+from jsworker.core.errors import DatabaseUnavailable
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.refusals import RowRefused
+from jsworker.ownership.transitions import republish
 from jsworker.ownership.transitions.refused_rows import RefusedRows
+from jsworker.worker.pipeline.intake import Consumer
 from tests.conftest import FAST
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
@@ -77,6 +81,12 @@ class Taken:
         monkeypatch.setattr(consumer, "take", note)
 
 
+def stop_pulling(*consumers: Consumer) -> None:
+    """Let these get no messages."""
+    for consumer in consumers:
+        consumer.puller = cast("Any", SimpleNamespace(is_pulling=False, is_dry=False))
+
+
 async def test_a_job_whose_message_nobody_answers_is_claimed_after_two_scans(
     swallow: Callable[[int], Any], start: StartWorker, rows: Rows
 ) -> None:
@@ -96,8 +106,7 @@ async def test_a_kind_whose_consumer_does_not_work_is_taken_at_once_and_others_a
 ) -> None:
     rarely = settings.model_copy(update={"scan_interval": 20.0})
     running = await start(scripted(echo), scripted(echo, kind="other"), with_settings=rarely)
-    idle = cast("Any", SimpleNamespace(is_pulling=False, is_dry=False))
-    running.worker._components.pipeline.of_kind[KIND].puller = idle
+    stop_pulling(running.worker._components.pipeline.of_kind[KIND])
     await rows.query(
         "INSERT INTO jsworker.jobs "
         "(id, kind, payload, status, dispatch, needs_publish, publish_after, queued_at) "
@@ -111,6 +120,72 @@ async def test_a_kind_whose_consumer_does_not_work_is_taken_at_once_and_others_a
         assert [row["kind"] for row in done] == [KIND]
 
     await eventually(is_taken, seconds=35.0)
+
+
+OTHERS = ["other", "third"]
+
+
+async def insert(rows: Rows, kind: str) -> None:
+    """Queue a job whose message its producer may still publish."""
+    await rows.query(
+        "INSERT INTO jsworker.jobs "
+        "(id, kind, payload, status, dispatch, needs_publish, publish_after, queued_at) "
+        "VALUES (gen_random_uuid(), %s, '{}', 'queued', 1, true, now() + interval '1 hour', now())",
+        kind,
+    )
+
+
+async def all_completed(rows: Rows, count: int) -> None:
+    async def check() -> None:
+        assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE status = 'completed'") == count
+
+    await eventually(check)
+
+
+async def test_only_kinds_that_have_queued_jobs_are_searched(
+    start: StartWorker, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start(scripted(echo), *(scripted(echo, kind=kind) for kind in OTHERS))
+    searched: list[str] = []
+    waiting = republish.waiting
+
+    async def noted(*arguments: Any, kind: str, **rest: Any) -> list[UUID]:
+        searched.append(kind)
+        return await waiting(*arguments, kind=kind, **rest)
+
+    stop_pulling(*running.worker._components.pipeline.consumers)
+    passes = count_rounds(running.worker._components.table)
+    await rounds_pass(passes, 1)
+    monkeypatch.setattr(republish, "waiting", noted)
+    await insert(rows, KIND)
+    await all_completed(rows, 1)
+    await rounds_pass(passes, 3)
+    assert {*searched} == {KIND}
+    await insert(rows, "third")
+    await all_completed(rows, 2)
+    assert {*searched} == {KIND, "third"}
+    # A search that was reported as slow is made again, though there is nothing to find.
+    [slow] = [line for line in running.worker._components.poll._lines if line.consumer.name == "other"]
+    slow.search._grow(DatabaseUnavailable("it did not answer"))
+    await running.events.told("worker.restored")
+    assert not slow.search.is_slow
+
+
+async def test_all_kinds_are_searched_if_it_takes_long_to_find_those_with_queued_jobs(
+    start: StartWorker, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start(scripted(echo), scripted(echo, kind="other"))
+    monkeypatch.setattr(republish, "QUEUED_KINDS", text("SELECT 'no' AS kind FROM pg_sleep(600)"))
+    stop_pulling(*running.worker._components.pipeline.consumers)
+    for kind in (KIND, "other"):
+        await insert(rows, kind)
+    await all_completed(rows, 2)
+
+    async def is_told() -> None:
+        told = [event["what"] for event in running.events.of("worker.degraded")]
+        assert "looking for kinds with waiting jobs" in told
+
+    await eventually(is_told)
 
 
 BUSY: dict[str, Any] = {"concurrency": SLOTS, "scan_interval": 20.0}

@@ -216,9 +216,10 @@ async def waiting(
     return [row.id for row in await database.run(statement, values, seconds=seconds)]
 
 
-async def queued_kinds(database: Database, *, kinds: Sequence[str]) -> set[str]:
+async def queued_kinds(database: Database, *, kinds: Sequence[str], seconds: float | None = None) -> set[str]:
     """Return those of these kinds of which a job is queued."""
-    return {row.kind for row in await database.run_along_index(QUEUED_KINDS, {"kinds": list(kinds)})}
+    rows = await database.run_along_index(QUEUED_KINDS, {"kinds": list(kinds)}, seconds=seconds)
+    return {row.kind for row in rows}
 
 
 async def posted(

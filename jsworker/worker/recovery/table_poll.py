@@ -95,6 +95,7 @@ class IdlePoll:
         self._scan_interval = context.settings.scan_interval
         self._on_more = on_more
         self._pace = ScanPace(longest_rest=longest_rest(context))
+        self._kinds = ThrottledScan(context, "kinds with waiting jobs", most_timeouts=1)
         self._searching = asyncio.Lock()
         for consumer in consumers:
             self.add(consumer)
@@ -117,7 +118,7 @@ class IdlePoll:
             if not lines or not self._pace.is_due:
                 return
             with self._pace.timed():  # measures the searches of all kinds together
-                for line in lines:
+                for line in await self._with_rows(lines):
                     await self._look(line)
 
     async def go_on(self) -> None:
@@ -125,9 +126,10 @@ class IdlePoll:
         if not self._context.health.up:
             return
         async with self._searching:
-            for line in list(self._lines):
-                if not line.rows and (line.is_longer or self._is_without_messages(line)):
-                    await self._look(line)
+            empty = [line for line in self._lines if not line.rows]
+            due = [line for line in empty if line.is_longer or self._is_without_messages(line)]
+            for line in await self._with_rows(due):
+                await self._look(line)
 
     def on_room(self) -> None:
         """Claim rows that were found; called whenever there may be more free slots."""
@@ -146,6 +148,22 @@ class IdlePoll:
 
     def _is_without_messages(self, line: _Line) -> bool:
         return self._context.publishing.refused or not line.consumer.puller.is_pulling
+
+    async def _with_rows(self, lines: list[_Line]) -> list[_Line]:
+        """Return the lines of kinds that have queued jobs, which most have not; all, if that is not known."""
+        if len(lines) < 2 or self._kinds.must_rest:
+            return lines
+        kinds = sorted({line.consumer.kind.name for line in lines})
+        search = partial(republish.queued_kinds, self._context.database, kinds=kinds)
+        queued: set[str] | None = None
+        with self._context.health.noting():
+            queued = await self._kinds.make(lambda seconds: search(seconds=seconds))
+        if queued is None:
+            return lines
+        for line in lines:
+            line.is_longer = False
+        # A slow search, too: it would stay reported.
+        return [line for line in lines if line.consumer.kind.name in queued or line.search.is_slow]
 
     async def _look(self, line: _Line) -> None:
         line.is_longer = False
