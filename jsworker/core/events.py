@@ -38,7 +38,7 @@ EventName: TypeAlias = Literal[
     "stale.recovered",  # jobs were taken back together: owners, cause, how many counted
     "reconcile.completed",  # a worker has checked at its start for jobs of previous processes
     "recovery.off",  # recovery rules are disabled
-    "heartbeat.failed",  # PostgreSQL did not answer a heartbeat
+    "heartbeat.failed",  # PostgreSQL did not answer a heartbeat (debug from the second `in_a_row` on)
     "loop.blocked",  # code has held the event loop of a worker for long, so that nothing else in it runs
     "batch.finished",  # the last job of a workflow's node has ended
     "database.changed",  # PostgreSQL is another server than before: a failover, or a restore

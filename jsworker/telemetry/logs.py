@@ -170,9 +170,11 @@ def level_of(name: str) -> int:
 
 
 def _is_reported_already(event: Event) -> bool:
-    """Return whether another line reports the event: the one of all jobs, or of the only job, taken back."""
+    """Return whether another line reports the event: of jobs taken back, the only one, or the outage."""
     if event.name == "stale.recovered":
         return event.fields.get("jobs") == 1
+    if event.name == "heartbeat.failed":
+        return bool(event.fields.get("in_a_row", 1) > 1)
     return event.name in _REPORTED_TOGETHER and event.fields.get("together", 1) > 1
 
 

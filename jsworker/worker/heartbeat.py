@@ -67,6 +67,7 @@ class Heartbeat:
         """The beginning of the last heartbeat that was answered."""
         self._gap_at = -math.inf
         self._was_answered = False
+        self._unanswered = 0  # heartbeats in a row
         self._is_registered = True
         self._look_at = boottime() + _LOOK_EVERY_HEARTBEATS * self._interval
         self._doubted_at = -math.inf
@@ -140,8 +141,9 @@ class Heartbeat:
         except _UNANSWERED as error:
             self._answered_since = None
             self._context.health.failed(error)
-            in_hand = len(self._in_flight.runs)
-            self._context.events.emit("heartbeat.failed", reason=str(error), in_hand=in_hand)
+            self._unanswered += 1
+            facts = {"in_hand": len(self._in_flight.runs), "in_a_row": self._unanswered}
+            self._context.events.emit("heartbeat.failed", reason=str(error), **facts)
             for run in self._in_flight.runs.values():
                 self._check(run)
             return
@@ -172,6 +174,7 @@ class Heartbeat:
             if self._was_answered:
                 self._gap_at = started
         self._was_answered = True
+        self._unanswered = 0
         self.answered_at = started
 
     def _is_gap(self, now: float) -> bool:

@@ -438,6 +438,14 @@ class TestLevels:
             events.emit(name)
             assert (only_line(out)["level"], only_line(out)["event"]) == (level, name)
 
+    def test_an_outage_is_told_by_its_first_failed_heartbeat(self) -> None:
+        events, out = start(level="info")
+        for outage in ("one", "two"):
+            for in_a_row in range(1, 4):
+                events.emit("heartbeat.failed", reason=outage, in_a_row=in_a_row)
+        told = [json.loads(line) for line in out.getvalue().splitlines()]
+        assert [(line["level"], line["reason"]) for line in told] == [("warning", "one"), ("warning", "two")]
+
     def test_jobs_that_were_taken_back_together_are_told_in_one_line(self) -> None:
         events, out = start(level="info")
         for job_id in range(300):

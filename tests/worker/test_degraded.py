@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -264,6 +265,28 @@ async def test_who_is_back_first_takes_nothing_from_those_who_follow(
         assert await rows.told(job.id) == []
         for each in (first, follower):
             await each.worker.close()
+
+
+async def test_failed_heartbeats_of_each_outage_are_counted(
+    start: StartWorker, through_proxy: tuple[Proxy, Settings]
+) -> None:
+    proxy, settings = through_proxy
+    running = await start(scripted(Load().process), with_settings=settings)
+    for _ in range(2):
+        failed = len(running.events.of("heartbeat.failed"))
+        proxy.cut()
+        await running.events.told("heartbeat.failed", times=failed + 2)
+        proxy.restore()
+        answered_at = running.worker._components.heartbeat.answered_at
+
+        async def is_answered(before: float = answered_at) -> None:
+            assert running.worker._components.heartbeat.answered_at > before
+
+        await eventually(is_answered)
+    counts = [event["in_a_row"] for event in running.events.of("heartbeat.failed")]
+    assert counts[:2] == [1, 2]
+    assert counts[2:].count(1) >= 1
+    assert all(later in {1, count + 1} for count, later in pairwise(counts))
 
 
 async def test_with_both_back_work_goes_on_at_once(
