@@ -119,7 +119,7 @@ class DatabaseHealth:
         return boottime() - self._failed_at < seconds
 
     def failed(self, error: JsworkerError) -> None:
-        """Note an unanswered statement. A refused row is an answer, and is reported once for each reason."""
+        """Note an unanswered statement. A refused row is an answer, told once until the next outage."""
         if isinstance(error, RowRefused):
             if str(error) not in self._refusals:
                 self._refusals.add(str(error))
@@ -159,6 +159,7 @@ class DatabaseHealth:
             self.silence = None
             if self._reported:
                 self._reported.clear()
+                self._refusals.clear()
                 self._events.emit("worker.restored", what="postgresql")
         if not was_up:
             self.changed.notify()

@@ -20,6 +20,7 @@ from jsworker.core.errors import (
 from jsworker.core.events import Events
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
+from jsworker.ownership.refusals import RowRefused
 from jsworker.worker import context as module
 from jsworker.worker.context import DatabaseHealth
 from tests.support.clock import Clock
@@ -224,6 +225,16 @@ def test_an_outage_ends_with_the_first_answer_whatever_was_refused_before(
     health.answered()
     assert not health.degraded
     assert told.names() == ["worker.degraded", "worker.degraded", "worker.restored"]
+
+
+def test_a_refused_row_is_told_once_between_two_outages(health: DatabaseHealth, told: Recorder) -> None:
+    for _ in range(2):
+        for _ in range(3):
+            health.failed(RowRefused("P0001", None))
+            health.answered()
+        health.failed(DatabaseUnavailable())
+        health.answered()
+    assert told.names() == ["row.refused", "worker.degraded", "worker.restored"] * 2
 
 
 def test_a_full_disk_is_told_once_whatever_file_it_is_about(
