@@ -9,7 +9,7 @@ from typing import Any, Final, Self, TypeVar
 from sqlalchemy import TextClause, text
 from sqlalchemy.engine import URL
 
-from jsworker.core.errors import DatabaseRefused, DatabaseTimeout, MigrationMissing
+from jsworker.core.errors import DatabaseRefused, DatabaseTimeout, MigrationMissing, SettingsError
 from jsworker.ownership.pool import (
     DRIVER_ERRORS,
     Parameters,
@@ -110,7 +110,7 @@ class Database:
         """
         current = dsn if callable(dsn) else lambda: dsn
         self.url = driver_url(current())
-        self.arguments: Callable[[], dict[str, Any]] = lambda: arguments_of(driver_url(current()))
+        self.arguments: Callable[[], dict[str, Any]] = partial(_arguments_now, current)
         self.place = place_of(self.url)
         self._statement_timeout = statement_timeout
         pool = partial(Pool, self.arguments, owner=owner)
@@ -370,6 +370,14 @@ class Reads(Database):
     def _reading(self, statement: TextClause, parameters: Parameters | None, **read: str) -> Any:
         values = {**(parameters or {}), **self._read, **read}
         return partial(self._statements.execute, statement, values, first=self._first)
+
+
+def _arguments_now(current: Callable[[], str]) -> dict[str, Any]:
+    """Return the driver's arguments; OSError for a URL that cannot be used any more: its file may be put right."""
+    try:
+        return arguments_of(driver_url(current()))
+    except SettingsError as error:
+        raise OSError(str(error)) from None
 
 
 def place_of(url: URL) -> str:

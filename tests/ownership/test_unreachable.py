@@ -178,6 +178,16 @@ class TestLogin:
                 finally:
                     change("right")
 
+    async def test_a_url_that_turns_wrong_counts_as_a_server_that_is_away(self, database_url: str) -> None:
+        """Its file may be written while workers run, and put right again."""
+        given = [database_url]
+        async with Database(lambda: given[-1], statement_timeout=10.0) as database:
+            given.append(f"{database_url}?sslmod=disable")
+            with pytest.raises(DatabaseUnavailable, match='invalid connection option "sslmod"'):
+                await database.run(ONE)
+            given.pop()
+            assert [row.one for row in await database.run(ONE)] == [1]
+
 
 async def eventually_password_needed(url: str) -> None:
     def needed() -> bool:
