@@ -126,8 +126,17 @@ is_superseded: Final = sa.and_(j.c.waiting_key.is_not(None), _another_waits)
 
 # Guards of a reset: the row is as the sweeper has seen it, and is still late.
 may_stall_once: Final = sa.and_(j.c.stalls == 0, j.c.max_stalls >= 2, ~j.c.cancel_requested)
-is_stale: Final = j.c.last_activity_at + j.c.stale_after < NOW
-is_crashed: Final = j.c.last_activity_at + j.c.crash_after < NOW
+
+
+def _in_seconds(value: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
+    return sa.func.date_part("epoch", value, type_=sa.Double)
+
+
+# Sums are made of seconds: of a short table PostgreSQL may compute them for rows that were not given, too, and one
+# whose sum no time can hold would refuse all of them.
+_active: Final = _in_seconds(j.c.last_activity_at)
+is_stale: Final = _active + _in_seconds(j.c.stale_after) < _in_seconds(NOW)
+is_crashed: Final = _active + _in_seconds(j.c.crash_after) < _in_seconds(NOW)
 
 
 def as_seen(seen: sa.FromClause) -> Predicate:
