@@ -301,11 +301,13 @@ def driver_url(dsn: str) -> URL:
     for name, value in arguments.items():
         if isinstance(value, tuple):
             raise SettingsError(f"{variable} must give the option {printable(name, 80)} once")
+    rule = f"{variable} must have options of PostgreSQL in its query"
+    if "conninfo" in arguments:  # psycopg takes it for a string of other options
+        raise SettingsError(f'{rule}: invalid connection option "conninfo"')
     try:
         make_conninfo(**arguments)
     except psycopg.ProgrammingError as error:
-        rule = f"must have options of PostgreSQL in its query: {printable(str(error).strip(), 200)}"
-        raise SettingsError(f"{variable} {rule}") from None
+        raise SettingsError(f"{rule}: {printable(str(error).strip(), 200)}") from None
     return url
 
 

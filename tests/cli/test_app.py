@@ -192,6 +192,7 @@ NO_OPTION = "must have options of PostgreSQL in its query: invalid connection op
         ("run cli_jobs:Double", "pwrd=sesame", f'{NO_OPTION} "pwrd"'),
         ("jobs", "row_factory=x", f'{NO_OPTION} "row_factory"'),
         ("db upgrade", "autocommit=false", f'{NO_OPTION} "autocommit"'),
+        ("jobs", "conninfo=sesame", f'{NO_OPTION} "conninfo"'),
         ("doctor", "user=sesame&user=b", "must give the option user once"),
     ],
 )
