@@ -182,7 +182,7 @@ class Puller:
     @property
     def is_pulling(self) -> bool:
         """Whether messages are requested as soon as there is room."""
-        return self._stream.is_own and not self._reasons and self._task is not None
+        return self._stream.is_own and not (self._gone or self._reasons) and self._task is not None
 
     @property
     def reason(self) -> str:

@@ -142,7 +142,8 @@ class DatabaseHealth:
         reason = str(error)
         # The reason of a server that fails names another file or block each time.
         known_by = error.sqlstate if isinstance(error, DatabaseFailing) else reason
-        if (was_up or refused) and known_by not in self._reported:
+        # A login may be refused only after a while of silence.
+        if (was_up or refused or isinstance(error, DatabaseRefused)) and known_by not in self._reported:
             self._reported.add(known_by)
             self._events.emit("worker.degraded", what="postgresql", reason=reason)
         if was_up:

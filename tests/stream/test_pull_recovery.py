@@ -209,6 +209,18 @@ async def test_a_consumer_that_is_never_there_is_told(
     ]
 
 
+async def test_jobs_are_looked_for_in_the_table_from_the_first_refusal_on(
+    stream: TestStream, server: NatsServer, open_desk: OpenDesk
+) -> None:
+    desk = await open_desk(stream, idle_heartbeat=1.0)
+    await until(lambda: desk.puller._credit.total == 10)
+    assert desk.puller.is_pulling
+    server._signal(signal.SIGUSR2)  # it stops JetStream, and keeps the connections for ten seconds
+    await until(lambda: not desk.puller.is_pulling)
+    assert stream.told_of("worker.degraded") == []
+    assert stream.connected
+
+
 async def test_a_connection_that_is_lost_while_a_consumer_is_looked_for_is_told_once(
     start_server: StartServer, open_stream: OpenStream, open_desk: OpenDesk
 ) -> None:

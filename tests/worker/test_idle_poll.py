@@ -188,6 +188,31 @@ async def test_all_kinds_are_searched_if_it_takes_long_to_find_those_with_queued
     await eventually(is_told)
 
 
+async def test_the_report_of_a_refused_search_ends_though_no_job_of_its_kind_is_queued(
+    start: StartWorker, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start(scripted(echo), scripted(echo, kind="other"))
+    waiting = republish.waiting
+
+    async def refuse(*arguments: Any, kind: str, **rest: Any) -> list[UUID]:
+        if kind == "other":
+            raise RowRefused("P0001", None)
+        return await waiting(*arguments, kind=kind, **rest)
+
+    stop_pulling(*running.worker._components.pipeline.consumers)
+    monkeypatch.setattr(republish, "waiting", refuse)
+    await insert(rows, "other")
+    await running.events.told("worker.degraded")
+    await rows.query(
+        "UPDATE jsworker.jobs SET status = 'cancelled', needs_publish = false, publish_after = NULL, "
+        "finished_at = now()"
+    )
+    monkeypatch.setattr(republish, "waiting", waiting)
+    await running.events.told("worker.restored")
+    [told] = running.events.of("worker.restored")
+    assert told["what"] == "looking for waiting jobs of other"
+
+
 BUSY: dict[str, Any] = {"concurrency": SLOTS, "scan_interval": 20.0}
 """For a worker to which messages come all the time: no pause of a busy machine is as long as a scan."""
 

@@ -227,6 +227,15 @@ def test_an_outage_ends_with_the_first_answer_whatever_was_refused_before(
     assert told.names() == ["worker.degraded", "worker.degraded", "worker.restored"]
 
 
+def test_a_login_that_is_refused_during_an_outage_is_told(health: DatabaseHealth, told: Recorder) -> None:
+    for _ in range(2):
+        health.failed(DatabaseUnavailable("the server closed the connection"))
+        for _ in range(3):
+            health.failed(DatabaseRefused("refused the login"))
+        health.answered()
+    assert told.names() == ["worker.degraded", "worker.degraded", "worker.restored"] * 2
+
+
 def test_a_refused_row_is_told_once_between_two_outages(health: DatabaseHealth, told: Recorder) -> None:
     for _ in range(2):
         for _ in range(3):

@@ -84,6 +84,8 @@ class ThrottledScan(ScanPace):
         self._least = self._seconds = context.settings.statement_timeout
         self._most = most_timeouts * self._least
         self.is_slow = False
+        self.is_reported = False
+        """Whether it was slow or refused, and was not answered quickly since, which alone ends the report."""
 
     @property
     def must_rest(self) -> bool:
@@ -104,11 +106,12 @@ class ThrottledScan(ScanPace):
             self._grow(error)
             return None
         except RowRefused as error:  # it says of no row, and of no search, which one it was
+            self.is_reported = True
             self._context.complaints.report(self._what, str(error))
             raise
         if boottime() - began < self._least:
             self._seconds = self._least
-            self.is_slow = False
+            self.is_slow = self.is_reported = False
             self._context.complaints.end(self._what)
         return found
 
@@ -122,6 +125,6 @@ class ThrottledScan(ScanPace):
     def _grow(self, error: DatabaseUnavailable) -> None:
         self._seconds = min(2 * self._seconds, self._most)
         if not self.is_slow:
-            self.is_slow = True
+            self.is_slow = self.is_reported = True
             why = "but answers at once otherwise; is a transaction open for long? See pg_stat_activity"
             self._context.complaints.report(self._what, f"{error}, {why}")

@@ -151,7 +151,7 @@ class IdlePoll:
 
     async def _with_rows(self, lines: list[_Line]) -> list[_Line]:
         """Return the lines of kinds that have queued jobs, which most have not; all, if that is not known."""
-        if len(lines) < 2 or self._kinds.must_rest:
+        if (len(lines) < 2 and not self._kinds.is_reported) or self._kinds.must_rest:
             return lines
         kinds = sorted({line.consumer.kind.name for line in lines})
         search = partial(republish.queued_kinds, self._context.database, kinds=kinds)
@@ -162,8 +162,8 @@ class IdlePoll:
             return lines
         for line in lines:
             line.is_longer = False
-        # A slow search, too: it would stay reported.
-        return [line for line in lines if line.consumer.kind.name in queued or line.search.is_slow]
+        # A search that is reported, too: it would stay so.
+        return [line for line in lines if line.consumer.kind.name in queued or line.search.is_reported]
 
     async def _look(self, line: _Line) -> None:
         line.is_longer = False
