@@ -123,6 +123,8 @@ async def test_a_kind_whose_consumer_does_not_work_is_taken_at_once_and_others_a
 
 
 OTHERS = ["other", "third"]
+PATIENT = {"statement_timeout": 5.0, "heartbeat_interval": 6.0}
+"""On a busy machine no search counts as slow."""
 
 
 async def insert(rows: Rows, kind: str) -> None:
@@ -143,9 +145,10 @@ async def all_completed(rows: Rows, count: int) -> None:
 
 
 async def test_only_kinds_that_have_queued_jobs_are_searched(
-    start: StartWorker, rows: Rows, monkeypatch: pytest.MonkeyPatch
+    start: StartWorker, rows: Rows, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = await start(scripted(echo), *(scripted(echo, kind=kind) for kind in OTHERS))
+    processors = [scripted(echo, kind=kind) for kind in (KIND, *OTHERS)]
+    running = await start(*processors, with_settings=settings.model_copy(update=PATIENT))
     searched: list[str] = []
     waiting = republish.waiting
 
@@ -189,9 +192,10 @@ async def test_all_kinds_are_searched_if_it_takes_long_to_find_those_with_queued
 
 
 async def test_the_report_of_a_refused_search_ends_though_no_job_of_its_kind_is_queued(
-    start: StartWorker, rows: Rows, monkeypatch: pytest.MonkeyPatch
+    start: StartWorker, rows: Rows, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = await start(scripted(echo), scripted(echo, kind="other"))
+    patient = settings.model_copy(update=PATIENT)
+    running = await start(scripted(echo), scripted(echo, kind="other"), with_settings=patient)
     waiting = republish.waiting
 
     async def refuse(*arguments: Any, kind: str, **rest: Any) -> list[UUID]:
