@@ -8,6 +8,8 @@ from unittest.mock import patch
 
 from sqlalchemy import TextClause, text
 
+from jsworker.ownership import predicates
+from jsworker.ownership.statements import condition
 from jsworker.ownership.transitions import (
     admission,
     claim,
@@ -70,9 +72,7 @@ class Mutant:
         return text(mutated)
 
 
-_SEEN_STALE = (
-    " AND j.last_activity_at = seen.activity AND j.last_activity_at + j.stale_after < clock_timestamp()"
-)
+_SEEN_STALE = f" AND j.last_activity_at = seen.activity AND {condition(predicates.is_stale)}"
 _BATCH_TOKEN = " AND j.fencing_token = run.token"
 
 MUTANTS = [

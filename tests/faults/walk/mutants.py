@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from sqlalchemy import TextClause, text
 
+from jsworker.ownership import predicates
 from jsworker.ownership.database import Database
-from jsworker.ownership.predicates import ANY_AGE
-from jsworker.ownership.statements import waiting
+from jsworker.ownership.statements import condition, waiting
 from jsworker.ownership.transitions import (
     admission,
     claim,
@@ -108,11 +108,11 @@ def in_two(patch: pytest.MonkeyPatch) -> None:
 
     async def cancel(database: Database, ids: Any) -> Cancelled:
         cancelled = await database.run(
-            waiting, {"ids": ids, "statuses": list(control.LIVE), **ANY_AGE.values()}
+            waiting, {"ids": ids, "statuses": list(control.LIVE), **predicates.ANY_AGE.values()}
         )
         await asyncio.sleep(0.2)  # what lies between two statements of a busy client
         requested = await database.run(
-            running, {"ids": ids, "statuses": list(control.LIVE), **ANY_AGE.values()}
+            running, {"ids": ids, "statuses": list(control.LIVE), **predicates.ANY_AGE.values()}
         )
         return Cancelled([row.id for row in cancelled], [row.id for row in requested], {}, [])
 
@@ -144,7 +144,7 @@ MUTANTS = (
                 "WHERE j.status = 'processing' AND true",
                 "WHERE true",
             ),
-            ("AND j.last_activity_at + j.stale_after < clock_timestamp()", ""),
+            (f"AND {condition(predicates.is_stale)}", ""),
             ("WHERE j.id = decided.id AND j.status = 'processing'", "WHERE j.id = decided.id"),
         ),
     ),
