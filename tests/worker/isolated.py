@@ -171,12 +171,14 @@ class Stubborn(JobProcessor):
 
 
 class EndlessAtFirst(JobProcessor):
-    """Ignores every stop of its first run."""
+    """Ignores every stop of its first run; makes the file that it is given once it is at work."""
 
     kind = "endless-at-first"
     isolation = "process"
 
-    def process(self, job: Job[Any]) -> None:
+    def process(self, job: Job[dict[str, str]]) -> None:
+        if "at_work" in job.payload:
+            Path(job.payload["at_work"]).touch()
         while job.fencing_token == 1:
             time.sleep(0.05)
 

@@ -239,11 +239,16 @@ async def test_without_nats_alone_nothing_is_stopped(
 
 @pytest.mark.usefixtures("_only_the_fence_kills")
 async def test_the_fence_hurries_an_isolated_run_that_was_stopped_before(
-    client: JobClient, start: StartWorker, rows: Rows
+    client: JobClient, start: StartWorker, rows: Rows, tmp_path: Path
 ) -> None:
+    at_work = tmp_path / "at_work"
+
+    async def is_at_work() -> None:
+        assert at_work.exists()
+
     running = await start(isolated.EndlessAtFirst)
-    job = await client.enqueue("endless-at-first", {})
-    await running.events.told("job.started")
+    job = await client.enqueue("endless-at-first", {"at_work": str(at_work)})
+    await eventually(is_at_work)
     [run] = running.worker._context.in_flight.runs.values()
     run.signal(StopReason.TIMEOUT)
     await rounds_pass(count_rounds(running.worker._components.fences), 2)
