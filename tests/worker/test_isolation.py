@@ -408,6 +408,7 @@ async def test_code_that_ignores_its_time_out_is_killed(
         )
 
         async def hook_is_told(job_id: UUID = job.id, error: str = row["last_error"]) -> None:
+            assert job_id in Stubborn.failed
             told = Stubborn.failed[job_id]
             assert (type(told), str(told)) == (TimeoutError, error)
 
