@@ -16,6 +16,7 @@ class Traced(JobProcessor):
     """Tells which span its work belongs to."""
 
     kind = "traced"
+    max_attempts = 1
     max_stalls = 1
 
     async def setup(self) -> None:
