@@ -335,8 +335,8 @@ class Puller:
                 await self._stream.check_installation()
         except JsworkerError as fault:
             # A cluster may elect its leaders; a lost connection reports itself.
-            is_told = self._failures and self._stream.connected
-            if is_told or not isinstance(fault, StreamUnavailable):
+            is_lasting = self._failures and self._stream.connected
+            if is_lasting or not isinstance(fault, StreamUnavailable):
                 self._degrade(str(fault))
             self._begin_pause()
             return False

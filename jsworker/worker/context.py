@@ -119,7 +119,7 @@ class DatabaseHealth:
         return boottime() - self._failed_at < seconds
 
     def failed(self, error: JsworkerError) -> None:
-        """Note an unanswered statement. A refused row is an answer, told once until the next outage."""
+        """Note an unanswered statement. A refused row is an answer, reported once until the next outage."""
         if isinstance(error, RowRefused):
             if str(error) not in self._refusals:
                 self._refusals.add(str(error))
