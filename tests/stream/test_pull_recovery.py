@@ -19,6 +19,7 @@ from tests.stream.conftest import OpenDesk, OpenStream, StartServer
 from tests.stream.desk import Desk, edit_consumer, publish, pulls_heard, until
 from tests.stream.nats_server import HOST, NatsServer
 from tests.stream.streams import TestStream
+from tests.support.polling import eventually
 from tests.support.proxy import proxied
 
 
@@ -155,8 +156,11 @@ async def test_failures_to_learn_whose_the_stream_is_are_reported(
 async def test_a_deleted_consumer_is_made_again(
     stream: TestStream, open_desk: OpenDesk, plain: NatsClient
 ) -> None:
+    async def waits() -> None:
+        assert (await stream.consumer_state("resize")).num_waiting == 1
+
     desk = await open_desk(stream)
-    await until(lambda: desk.puller._credit.total == 10)
+    await eventually(waits)  # a request that comes behind the deletion gets a 503, as from a stopping server
     await plain.jetstream().delete_consumer("JOBS", "resize")
     [job] = await publish(stream, 1)
     await desk.has(1)
