@@ -26,7 +26,7 @@ ONE = text("SELECT 1 AS one")
 async def network(database_url: str, sql: Sql) -> AsyncIterator[tuple[Proxy, Database]]:
     """A database behind a network that can fall silent; its deadline is short."""
     async with proxied(database_url) as (proxy, url):
-        behind = Database(url, statement_timeout=0.3)
+        behind = Database(url, statement_timeout=1.0)
         await answered(lambda: behind.run(ONE))
         # What runs by key is prepared with its first execution, which is an answer of its own.
         nothing: Sequence[UUID] = [uuid4()]
