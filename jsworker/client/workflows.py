@@ -27,7 +27,7 @@ from jsworker.core.errors import (
     may_answer_later,
 )
 from jsworker.core.job import MemberResult, kinds_of_slot
-from jsworker.core.names import shown
+from jsworker.core.names import check_text, shown
 from jsworker.core.processor import KindOf, Payload, ProcessorOf
 from jsworker.core.settings import Settings
 from jsworker.ownership.database import Database
@@ -43,7 +43,6 @@ from jsworker.stream.message import subject_of
 OnFailure = Literal["cancel", "run"]
 MOST_MEMBERS: Final = 100_000
 MOST_NODES: Final = 1_000
-_NAME_CHARACTERS: Final = 255
 _MOST_LISTED: Final = 2**31 - 1
 _FIRST_LOOK_SECONDS: Final = 0.05
 _LONGEST_LOOK_SECONDS: Final = 1.0
@@ -138,7 +137,7 @@ class Flow(Nodes):
         contents: Contents,
     ) -> None:
         self.id = new_job_id()
-        self.name = _checked_name("workflow", name)
+        self.name = check_text(name, "workflow name")
         self._database = database
         self._contents = contents
         self._settings = settings
@@ -178,7 +177,7 @@ class Flow(Nodes):
             raise RuntimeError(
                 f"workflow {shown(self.name)} is not open: add nodes inside its `async with` block"
             )
-        name = self._free_name(kind_name(kind)) if name is None else _checked_name("node", name)
+        name = self._free_name(kind_name(kind)) if name is None else check_text(name, "node name")
         if name in self._nodes:
             raise ValueError(f"workflow {shown(self.name)}: there is a node {shown(name)} already")
         if on_failure not in get_args(OnFailure):
@@ -429,14 +428,6 @@ def workflow_uuid(workflow: UUID | str) -> UUID:
         return UUID(workflow)
     except (ValueError, AttributeError, TypeError):
         raise WorkflowNotFound(f"no workflow has id {shown(workflow)}") from None
-
-
-def _checked_name(what: str, name: str) -> str:
-    if not isinstance(name, str) or not 1 <= len(name) <= _NAME_CHARACTERS or not name.isprintable():
-        raise ValueError(
-            f"{what} name {shown(name)} must be text of 1 to {_NAME_CHARACTERS} printable characters"
-        )
-    return str.__str__(name)
 
 
 def _refuse_cycles(workflow: str, needs: dict[str, list[str]]) -> None:

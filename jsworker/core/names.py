@@ -39,17 +39,17 @@ def is_loopback(host: str) -> bool:
 
 def check_unique_key(key: str) -> str:
     """Return ``key`` when it is text of 1 to 255 printable characters (``str.isprintable``)."""
-    return _check_text(key, "unique key")
+    return check_text(key, "unique key")
 
 
 def check_step_name(name: str) -> str:
     """Return ``name`` when it may name a step of a job, by the rule of unique keys."""
-    return _check_text(name, "step")
+    return check_text(name, "step")
 
 
 def check_limit_key(key: str) -> str:
     """Return ``key`` when limits can count by it, by the rule of unique keys."""
-    return _check_text(key, "limit key")
+    return check_text(key, "limit key")
 
 
 def check_limit_key_of_row(key: str) -> str:
@@ -57,10 +57,11 @@ def check_limit_key_of_row(key: str) -> str:
 
     It allows keys that ``check_limit_key`` refuses: other languages and versions of Python write rows too.
     """
-    return _check_text(key, "limit key", _NO_CONTROLS)
+    return check_text(key, "limit key", _NO_CONTROLS)
 
 
-def _check_text(name: str, what: str, allowed: Callable[[str], Any] = str.isprintable) -> str:
+def check_text(name: str, what: str, allowed: Callable[[str], Any] = str.isprintable) -> str:
+    """Return ``name`` when it is text of 1 to 255 allowed characters; else an error names ``what`` it is."""
     if not isinstance(name, str) or not 1 <= len(name) <= _KEY_CHARACTERS or not allowed(name):
         raise InvalidName(f"{what} {shown(name)} must be text of 1 to {_KEY_CHARACTERS} printable characters")
     return str.__str__(name)
