@@ -278,12 +278,12 @@ def read_payload(processor: type[JobProcessor[Any]], value: Any) -> Any:
     return read_payload_text(processor, text)
 
 
-def read_payload_text(processor: type[JobProcessor[Any]], text: str) -> Any:
-    """Return a payload's JSON text, as it is stored, as the processor's payload type."""
+def read_payload_text(processor: type[JobProcessor[Any]], text: str, fault: str = "") -> Any:
+    """Return a payload's JSON text, as it is stored, as its payload type; ``fault`` precedes an error."""
     try:
         return payload_type(processor).validator.validate_json(text, by_alias=True, by_name=True)
     except ValidationError as error:
-        raise _invalid_payload(processor, error) from None
+        raise _invalid_payload(processor, error, fault) from None
 
 
 def write_payload(processor: type[JobProcessor[Any]], payload: Any) -> str:
@@ -307,16 +307,8 @@ def write_payload(processor: type[JobProcessor[Any]], payload: Any) -> str:
     if ("null" in text and _may_be_any(processor)) or strict_json.ASTERISKS in text:
         strict_json.refuse_lost(found, form, adapter, "payload", how)
     if not round_trip.is_surely_readable(adapter):
-        _refuse_unreadable(processor, text)
+        read_payload_text(processor, text, "a worker could not read it again: ")
     return text
-
-
-def _refuse_unreadable(processor: type[JobProcessor[Any]], text: str) -> None:
-    """Raise InvalidPayload if a worker could not read a payload from its JSON text."""
-    try:
-        payload_type(processor).validator.validate_json(text, by_alias=True, by_name=True)
-    except ValidationError as error:
-        raise _invalid_payload(processor, error, "a worker could not read it again: ") from None
 
 
 @cache
