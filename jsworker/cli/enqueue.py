@@ -179,7 +179,8 @@ def _enqueue_one(
                 try:
                     known.update(status="completed", result=await client.result(one.id, timeout))
                 except JobNotCompleted as error:
-                    known.update(status=_status(error), reason=error.reason, error=error.error)
+                    status = {JobFailed: "failed", JobCancelled: "cancelled"}.get(type(error), "gone")
+                    known.update(status=status, reason=error.reason, error=error.error)
                     raise
                 if not as_json:
                     print_stored(strict_json.dumps(known["result"]))
@@ -198,16 +199,6 @@ def _enqueue_one(
     finally:  # a committed job is printed, whatever came after the commit
         if as_json:
             print_stored(json_text([known] if known else []))
-
-
-def _status(error: JobNotCompleted) -> str:
-    match error:
-        case JobFailed():
-            return "failed"
-        case JobCancelled():
-            return "cancelled"
-        case _:
-            return "gone"
 
 
 def _check_waiting(*, wait: bool, timeout: float | None, count: int) -> None:
