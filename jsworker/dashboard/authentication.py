@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -190,17 +190,15 @@ class ProxyHeaders:
         held = [access for group, access in self._groups.items() if group in member_of]
         if not held and self._everybody is not None:
             held = [self._everybody]
-        return _together(held, user) if held else None
+        if not held:
+            return None
+        actions = frozenset[str]().union(*(access.actions for access in held))
+        return Access(actions, payloads=any(access.payloads for access in held), name=user)
 
 
 def _values(request: Request, header: str) -> list[bytes]:
     """Return a header's values as they came; Starlette reads them as Latin-1."""
     return [value.encode("latin-1") for value in request.headers.getlist(header)]
-
-
-def _together(held: Sequence[Access], name: str) -> Access:
-    actions = frozenset[str]().union(*(access.actions for access in held))
-    return Access(actions, payloads=any(access.payloads for access in held), name=name)
 
 
 def _logins(path: Path, content: bytes) -> dict[str, tuple[bytes, bytes, Access]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import urlencode
+from uuid import UUID
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -46,6 +47,14 @@ def needed(form: FormData, name: str, what: str) -> str:
     if not value:
         raise WrongFilter(f"{what} is needed")
     return value
+
+
+def uuid_of(given: str | None, fault: str) -> UUID | None:
+    """Return a UUID; None: none is given. WrongFilter, with the text ``fault``: it is no UUID."""
+    try:
+        return UUID(given) if given else None
+    except ValueError:
+        raise WrongFilter(fault) from None
 
 
 @dataclass(frozen=True, slots=True)

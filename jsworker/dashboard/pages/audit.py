@@ -3,9 +3,8 @@
 import json
 from collections.abc import Mapping
 from typing import Any, Final
-from uuid import UUID
 
-from jsworker.dashboard.visit import Visit, WrongFilter
+from jsworker.dashboard.visit import Visit, uuid_of
 from jsworker.ownership.transitions.audit import list_actions
 
 _PAGE: Final = 50
@@ -14,11 +13,7 @@ _NAMED: Final = 3
 
 async def read(visit: Visit) -> Mapping[str, Any]:
     """Return a page of actions, the last one first."""
-    after = visit.get("after")
-    try:
-        behind = None if after is None else UUID(after)
-    except ValueError:
-        raise WrongFilter("after must be the id of an action") from None
+    behind = uuid_of(visit.get("after"), "after must be the id of an action")
     found = await list_actions(visit.site.reads, limit=_PAGE, after=behind)
     targets = {each.action_id: in_words(each.target) for each in found}
     last = found[-1].action_id if len(found) == _PAGE else None

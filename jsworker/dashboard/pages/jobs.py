@@ -10,7 +10,7 @@ from jsworker.client.job_info import JobStatus
 from jsworker.core.names import is_kind, shown
 from jsworker.core.priorities import PRIORITIES, Priority, priority_number
 from jsworker.dashboard.filters import error_shown
-from jsworker.dashboard.visit import Visit, WrongFilter
+from jsworker.dashboard.visit import Visit, WrongFilter, uuid_of
 from jsworker.ownership.queries.job_filter import JobFilter
 from jsworker.ownership.queries.listing import MOST_KINDS, list_jobs
 from jsworker.ownership.queries.status import services_of
@@ -53,11 +53,7 @@ class JobSearch:
             raise WrongFilter(f"kind={shown(kind)} can be no kind's name")
         if given.get("error") and not payloads:
             raise WrongFilter("error: you may not see texts of errors, nor search in them")
-        failure = given.get("failure") or None
-        try:
-            group = None if failure is None else UUID(failure)
-        except ValueError:
-            raise WrongFilter(f"failure={shown(failure)} must be a UUID") from None
+        failure = given.get("failure")
         try:
             where = JobFilter(
                 error=given.get("error") or None,
@@ -66,7 +62,7 @@ class JobSearch:
                 unique_key=given.get("unique_key") or None,
                 since=instant("since", given.get("since")),
                 until=instant("until", given.get("until")),
-                failure=group,
+                failure=uuid_of(failure, f"failure={shown(failure)} must be a UUID"),
             )
         except ValueError as error:
             raise WrongFilter(str(error)) from None

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from typing import Any, Final
-from uuid import UUID
 
 from starlette.datastructures import FormData
 
 from jsworker.core.errors import WorkflowNotFound
 from jsworker.dashboard.filters import error_shown, plural
-from jsworker.dashboard.visit import Done, Question, Visit, WrongFilter
+from jsworker.dashboard.visit import Done, Question, Visit, uuid_of
 from jsworker.dashboard.workflow_picture import in_words, workflow_picture
 from jsworker.ownership.queries.workflow_listing import get_workflow, list_workflows
 
@@ -28,11 +27,7 @@ VERBS: Final[Mapping[str, tuple[str, str]]] = {
 
 async def read(visit: Visit) -> Mapping[str, Any]:
     """Return a page of workflows, the newest first."""
-    after = visit.get("after")
-    try:
-        behind = None if after is None else UUID(after)
-    except ValueError:
-        raise WrongFilter("after must be the id of a workflow") from None
+    behind = uuid_of(visit.get("after"), "after must be the id of a workflow")
     found = await list_workflows(visit.site.reads, limit=_PAGE, after=behind)
     return {"workflows": found, "after": found[-1]["id"] if len(found) == _PAGE else None}
 
