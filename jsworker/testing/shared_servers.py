@@ -12,12 +12,14 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from jsworker.core.errors import JsworkerError, ServersUnavailable, SettingsError
+from jsworker.core.events import Events
 from jsworker.core.settings import Settings, load_settings, variable_of
 from jsworker.core.settings.variables import PREFIX, TEST_SERVERS
 from jsworker.embedded import EmbeddedServers
 from jsworker.ownership.database import Database
 from jsworker.ownership.throwaway import ThrowawayDatabases
-from jsworker.stream.removal import check_answers, delete_stream
+from jsworker.stream.api import JetStreamApi, NotThere
+from jsworker.stream.connection import Connection
 from jsworker.testing.servers_folder import new_folder
 
 T = TypeVar("T")
@@ -84,7 +86,7 @@ class RunningServers:
             self._databases.drop(name)
             if self._are_given:  # embedded servers are deleted with all their streams
                 with suppress(JsworkerError):
-                    _wait_for(delete_stream(settings_at(self, own["stream"]), _ANSWER_SECONDS))
+                    _wait_for(_connect(settings_at(self, own["stream"]), deletes_stream=True))
 
     def close(self) -> None:
         """Drop the databases that this object has made."""
@@ -129,7 +131,7 @@ def running_servers(
         if database_url or nats_url:
             servers = _given_servers(database_url, nats_url)
             opened.callback(servers.close)
-            _wait_for(check_answers(settings_at(servers), _ANSWER_SECONDS))
+            _wait_for(_connect(settings_at(servers)))
         else:
             servers = opened.enter_context(_embedded_servers(folder))
         opened.enter_context(_noted(_running, servers))
@@ -243,6 +245,19 @@ def _environment(own: Mapping[str, Any]) -> Iterator[None]:
         for name in list(filter(_is_setting, os.environ)):
             del os.environ[name]
         os.environ.update(before)
+
+
+async def _connect(settings: Settings, *, deletes_stream: bool = False) -> None:
+    """Return once NATS accepts a connection; raises as ``Stream.connect`` does."""
+    api = JetStreamApi(Connection(settings, events=Events(), name="jsworker testing"), settings)
+    await api.connect(_ANSWER_SECONDS)
+    try:
+        if deletes_stream:
+            with suppress(NotThere):
+                deleting = api.manager.delete_stream(settings.stream)
+                await api.ask(f"STREAM.DELETE.{settings.stream}", deleting)
+    finally:
+        await api.close()
 
 
 def _wait_for(call: Coroutine[Any, Any, None]) -> None:
