@@ -446,15 +446,11 @@ class Puller:
 
     def _on_denied(self, text: str) -> None:
         """Name a right that requests or verdicts lack; without the first jobs come late, from the table."""
-        if self._inbox is not None and f'to "{self._inbox.subject.lower()}*"' in text:
-            self._degrade(_NO_INBOX.format(self._stream.settings.nats_inbox_prefix))
-            self._leave()
-            self._begin_pause()
-            self._signal.set()
-            return
+        lacks_inbox = self._inbox is not None and f'to "{self._inbox.subject.lower()}*"' in text
         before, consumer, _ = text.partition(f".{self._stream.name}.{self.name}.".lower())
-        if f'"{self._request_subject.lower()}"' in text:
-            self._degrade(text)
+        if lacks_inbox or f'"{self._request_subject.lower()}"' in text:
+            prefix = self._stream.settings.nats_inbox_prefix
+            self._degrade(_NO_INBOX.format(prefix) if lacks_inbox else text)
             self._leave()
             self._begin_pause()
             self._signal.set()
