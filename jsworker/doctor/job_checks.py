@@ -188,6 +188,7 @@ def limits(limits: Sequence[KeyLimit]) -> Iterator[Finding]:
     """What is held waits for something, and pauses are meant."""
     for each in limits:
         name = printable(named(each.kind, each.key), 200)
+        is_unused = each.unused_for is None or each.unused_for > _UNUSED_SECONDS
         if each.paused_for is not None:
             by = printable(each.paused_by or "somebody", 100)
             why = f": {printable(each.reason, 200)}" if each.reason else ""
@@ -198,7 +199,7 @@ def limits(limits: Sequence[KeyLimit]) -> Iterator[Finding]:
                 f"{name} has been paused for {seconds(each.paused_for)} by {by}{why}",
                 f"{resume}, should it go on.",
             )
-        elif each.free and each.held_for is not None and each.held_for > _IDLE_SECONDS and _is_unused(each):
+        elif each.free and each.held_for is not None and each.held_for > _IDLE_SECONDS and is_unused:
             free = each.free if each.free < _ANY else "any number"
             jobs = counted(each.held, "job", bound=BOUND)
             yield warning(
@@ -211,10 +212,6 @@ def limits(limits: Sequence[KeyLimit]) -> Iterator[Finding]:
             f"no more than {counted(len(limits), 'key')} with held jobs or a pause were looked at",
             "See all of them: `jsworker limits`.",
         )
-
-
-def _is_unused(key: KeyLimit) -> bool:
-    return key.unused_for is None or key.unused_for > _UNUSED_SECONDS
 
 
 def declared_limits(registered: Sequence[RegisteredWorker]) -> Iterator[Finding]:

@@ -183,14 +183,11 @@ class Scheduler:
                 break
             self._pauses.pop(schedule.name, None)
             if seen == schedule.next_at and found.missed:
-                self._report_missed(schedule, found.missed)
+                late = (schedule.now - seen).total_seconds()
+                self._skip(schedule, seen, f"it was missed by {late:.0f} s: {schedule.missed}", found.missed)
             self._report(schedule, instant, fired)
             seen = then
         return [steps[-1][1]]
-
-    def _report_missed(self, schedule: StoredSchedule, instants: int) -> None:
-        late = (schedule.now - schedule.next_at).total_seconds()
-        self._skip(schedule, schedule.next_at, f"it was missed by {late:.0f} s: {schedule.missed}", instants)
 
     def _report(self, schedule: StoredSchedule, instant: datetime | None, fired: schedules.Fired) -> None:
         if instant is None:  # only moved on; what was missed is reported
