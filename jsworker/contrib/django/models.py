@@ -28,9 +28,7 @@ class ReadOnly(models.Model):
         """Raise NotImplementedError."""
         raise NotImplementedError("jobs are changed by a client of jsworker, not through Django's models")
 
-    def delete(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise NotImplementedError."""
-        raise NotImplementedError("jobs are changed by a client of jsworker, not through Django's models")
+    delete = save
 
 
 class StoredJob(ReadOnly):
