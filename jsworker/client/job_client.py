@@ -42,12 +42,7 @@ from jsworker.core.events import Events
 from jsworker.core.garbage import fewer_collections, no_collection
 from jsworker.core.names import printable, shown
 from jsworker.core.priorities import NORMAL, Priority, priority_number
-from jsworker.core.processor import (
-    AsyncProcessorOf,
-    Payload,
-    ProcessorOf,
-    Returned,
-)
+from jsworker.core.processor import AsyncProcessorOf, Payload, ProcessorOf, Returned
 from jsworker.core.settings import Settings, load_settings
 from jsworker.ownership.database import Database
 from jsworker.ownership.predicates import RunAge

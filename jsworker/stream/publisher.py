@@ -10,13 +10,7 @@ from typing import Annotated, Final, NamedTuple, NotRequired
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from jsworker.core.errors import (
-    MessageUnfit,
-    PublishFailed,
-    PublishRefused,
-    StreamRefused,
-    StreamUnavailable,
-)
+from jsworker.core.errors import MessageUnfit, PublishFailed, PublishRefused, StreamRefused, StreamUnavailable
 from jsworker.core.names import check_kind
 from jsworker.core.priorities import NORMAL
 from jsworker.core.settings import Settings

@@ -6,14 +6,7 @@ from typing import Final
 from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseTimeout, DatabaseUnavailable
 from jsworker.ownership.transitions import workers
-from jsworker.ownership.transitions.prune import (
-    FIRST_LIMIT,
-    Ended,
-    OldWorkflows,
-    cutoff,
-    next_limit,
-    prune,
-)
+from jsworker.ownership.transitions.prune import FIRST_LIMIT, Ended, OldWorkflows, cutoff, next_limit, prune
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.recovery.earlier_lives import FORGOTTEN_AFTER_SECONDS
 

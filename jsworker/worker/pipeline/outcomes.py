@@ -7,15 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jsworker.core.clock import LONGEST_WAIT
-from jsworker.core.errors import (
-    ContentRefused,
-    Fail,
-    InvalidJson,
-    InvalidPayload,
-    KeyMissing,
-    Retry,
-    Snooze,
-)
+from jsworker.core.errors import ContentRefused, Fail, InvalidJson, InvalidPayload, KeyMissing, Retry, Snooze
 from jsworker.core.names import storable
 from jsworker.core.processor import Backoff
 from jsworker.core.strict_json import write_result
