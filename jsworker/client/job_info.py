@@ -40,8 +40,6 @@ JobEventName: TypeAlias = Literal[
 
 
 class _Record:
-    """A record that is made from a row."""
-
     __slots__ = ()
     __match_args__: ClassVar[tuple[str, ...]]  # the names of the fields, which dataclass writes
 

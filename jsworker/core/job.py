@@ -52,8 +52,6 @@ Method = TypeVar("Method", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
 class _Steps(Protocol):
-    """The steps of a run."""
-
     async def step(
         self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any: ...

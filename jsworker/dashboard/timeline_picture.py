@@ -99,8 +99,6 @@ class _Scale:
 
 @dataclass(slots=True)
 class _Lane:
-    """A worker's lane."""
-
     name: str
     top: float
     anchors: list[float] = field(default_factory=list)

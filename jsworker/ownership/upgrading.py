@@ -334,7 +334,6 @@ def _migrate(context: "EnvironmentContext", connection: Connection) -> None:
 
 
 def _write_step(context: "EnvironmentContext", step: Script | None) -> None:
-    """Write one migration as SQL."""
     if step is None:
         raise CommandError(
             "alembic's --sql leaves out what belongs between the migrations: run `jsworker db sql`"
