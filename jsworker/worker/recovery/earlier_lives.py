@@ -3,7 +3,6 @@
 import asyncio
 import os
 import secrets
-import socket
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from functools import partial
@@ -40,7 +39,7 @@ def identify(settings: Settings, kinds: Sequence[str]) -> WorkerRow:
 
     Its id is the configured id, or else ``hostname-pid``, with a random end.
     """
-    hostname, pid = settings.hostname or socket.gethostname(), os.getpid()
+    hostname, pid = settings.hostname, os.getpid()
     return WorkerRow(
         id=f"{settings.worker_id or f'{hostname}-{pid}'}-{secrets.token_hex(4)}",
         hostname=hostname,
