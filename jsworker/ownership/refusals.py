@@ -57,12 +57,8 @@ _RAISE = "exec_stmt_raise"
 _OUT_OF_IDS = ("54000", {"varsup.c", "multixact.c"})
 """The SQLSTATE and the files of PostgreSQL's source that refuse every write when transaction ids have run out."""
 _INSUFFICIENT_PRIVILEGE = "42501"
-_SERVER_CLASSES = (
-    "08",
-    "53",
-    "57P",
-    "580",
-)  # connection lost, slots or disk used up, server shut down or not up yet, the disk is broken
+# Connection lost, slots or disk used up, server shut down or not up yet, the disk is broken.
+_SERVER_CLASSES = ("08", "53", "57P", "580")
 QUERY_CANCELED = "57014"  # for example by a statement_timeout of the server
 _IN_FAILED_TRANSACTION = "25P02"  # every statement after a failed one, until a rollback
 CONFLICTS = ("40001", "40P01")  # serialisation failure, deadlock
