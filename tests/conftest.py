@@ -58,8 +58,13 @@ FAST = {
     "shutdown_timeout": 5.0,
 }
 
-UNHURRIED = FAST | {"crash_threshold": None, "stale_threshold": 60.0, "ack_wait": 90.0}
-"""On a busy machine no owner is taken for dead, nor stops itself."""
+UNHURRIED = FAST | {
+    "crash_threshold": None,
+    "stale_threshold": 60.0,
+    "ack_wait": 90.0,
+    "watchdog_timeout": 30.0,
+}
+"""On a busy machine no owner is taken for dead, nor stops itself, nor is killed for a silent event loop."""
 
 
 LONG = (

@@ -1,6 +1,7 @@
 """Of a key one job runs and one waits: the one that waits begins when the other has ended."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -137,15 +138,15 @@ async def test_a_superseded_job_is_told_as_cancelled(
 
 
 async def test_a_producers_open_transaction_holds_up_no_other_outcome(
-    client: JobClient, rows: Rows, start: StartWorker, settings: Settings
+    client: JobClient, rows: Rows, start: StartWorker, make_settings: Callable[..., Settings]
 ) -> None:
-    gate = Gate()
+    gate, settings = Gate(), make_settings(statement_timeout=1.5, heartbeat_interval=2.0)
 
     async def process(job: Job[Any]) -> None:
         await gate.process(job)
         raise RuntimeError("again")
 
-    running = await start(scripted(process, backoff=LATER))
+    running = await start(scripted(process, backoff=LATER), with_settings=settings)
     keyed = await client.enqueue(KIND, {}, unique_key="a", unique="waiting")
     others = [await client.enqueue(KIND, {}) for _ in range(3)]
     for _ in range(4):
@@ -156,9 +157,7 @@ async def test_a_producers_open_transaction_holds_up_no_other_outcome(
         gate.open()
         for each in others:
             await rows.becomes(each.id, "scheduled")
-        await asyncio.sleep(
-            2 * settings.statement_timeout
-        )  # its owner asks again, and nobody is taken for dead
+        await asyncio.sleep(2 * settings.statement_timeout)  # its owner asks again; nobody is taken for dead
         assert (await rows.job(keyed.id))["status"] == "processing"
         await producer.commit()
     await engine.dispose()
