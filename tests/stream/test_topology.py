@@ -426,18 +426,19 @@ async def test_the_state_of_stream_and_consumer(open_stream: OpenStream, jetstre
     subscription = await jetstream.pull_subscribe_bind("resize", "JOBS")
     first, _ = await subscription.fetch(2)
     await first.ack_sync()
-    state = await stream.state()
-    assert (state.first_seq, state.last_seq, state.messages) == (2, 4, 3)
-    assert state.created == (await jetstream.stream_info("JOBS")).created
-    assert state.created.tzinfo is not None
 
     async def counted() -> None:  # a little later than acknowledged
+        state = await stream.state()
+        assert (state.first_seq, state.last_seq, state.messages) == (2, 4, 3)
         consumer = await stream.consumer_state("resize")
         assert (consumer.num_pending, consumer.num_ack_pending) == (2, 1)
         assert consumer.ack_floor is not None
         assert consumer.ack_floor.stream_seq == 1
 
     await eventually(counted)
+    created = (await stream.state()).created
+    assert created == (await jetstream.stream_info("JOBS")).created
+    assert created.tzinfo is not None
     message = await stream.get(4)
     assert message is not None
     assert (message.subject, message.data) == ("jobs.resize", b"last")
