@@ -51,7 +51,7 @@ class Desk:
 
 async def publish(stream: TestStream, count: int) -> list[UUID]:
     messages = [WireMessage(uuid4(), "resize", 1) for _ in range(count)]
-    outcomes = await stream.publish_many(messages)
+    outcomes = await stream.publish_many(messages, timeout=60.0)
     assert all(isinstance(outcome, Published) for outcome in outcomes)
     return [message.job_id for message in messages]
 

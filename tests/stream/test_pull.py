@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import pytest
 from nats.aio.client import Client as NatsClient
 
 from tests.stream.conftest import OpenDesk, OpenStream
@@ -71,6 +72,7 @@ async def test_a_request_that_expires_is_made_again(
 ) -> None:
     async with pulls_heard(plain) as heard:
         desk = await open_desk(stream, room=5, expires=0.3, idle_heartbeat=0.1)
+        desk.puller._idle_heartbeat = 60.0  # that a busy server is silent for a while is no reason
         await until(lambda: desk.puller._inbox is not None)
         inbox = desk.puller._inbox
         await until(lambda: len(heard) >= 3)
@@ -83,8 +85,9 @@ async def test_a_request_that_expires_is_made_again(
 
 
 async def test_stop_hands_back_at_once_what_is_on_its_way(
-    open_stream: OpenStream, stream: TestStream, open_desk: OpenDesk
+    open_stream: OpenStream, stream: TestStream, open_desk: OpenDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("jsworker.stream.puller._STOP_SECONDS", 60.0)  # it is not given up on a busy machine
     jobs = await publish(stream, 20_000)
     desk = await open_desk(stream, room=20_000)
     await until(lambda: bool(desk.deliveries))

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import signal
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 from uuid import uuid4
@@ -12,7 +13,7 @@ import pytest
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
-from jsworker.stream import api, topology
+from jsworker.stream import api, puller, topology
 from jsworker.stream.message import Delivery, WireMessage
 from jsworker.stream.topology import Topology
 from tests.stream.conftest import OpenDesk, OpenStream, StartServer
@@ -38,8 +39,14 @@ async def test_pulling_goes_on_after_a_restart_of_the_server(
 
 
 async def test_all_pullers_together_ask_once_whose_the_stream_is_after_a_reconnect(
-    server: NatsServer, open_stream: OpenStream, open_desk: OpenDesk, plain: NatsClient
+    server: NatsServer,
+    open_stream: OpenStream,
+    open_desk: OpenDesk,
+    plain: NatsClient,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(topology, "_PATIENCE_SECONDS", ())  # nor again while a busy server is silent
+    monkeypatch.setattr(api, "_SECONDS", 60.0)
     async with proxied(server.url) as (proxy, url):
         stream = await open_stream(url=url)
         await stream.ensure(["resize", "shrink"])
@@ -153,14 +160,20 @@ async def test_failures_to_learn_whose_the_stream_is_are_reported(
     assert len(left) > 10
 
 
-async def test_a_deleted_consumer_is_made_again(
-    stream: TestStream, open_desk: OpenDesk, plain: NatsClient
-) -> None:
+async def request_waits(stream: TestStream) -> None:
+    """Wait until a request is at the server: one behind a deletion gets a 503, as from a stopping server."""
+
     async def waits() -> None:
         assert (await stream.consumer_state("resize")).num_waiting == 1
 
+    await eventually(waits)
+
+
+async def test_a_deleted_consumer_is_made_again(
+    stream: TestStream, open_desk: OpenDesk, plain: NatsClient
+) -> None:
     desk = await open_desk(stream)
-    await eventually(waits)  # a request that comes behind the deletion gets a 503, as from a stopping server
+    await request_waits(stream)
     await plain.jetstream().delete_consumer("JOBS", "resize")
     [job] = await publish(stream, 1)
     await desk.has(1)
@@ -175,9 +188,9 @@ async def test_a_deleted_stream_is_made_again(
 ) -> None:
     created = (await stream.state()).created
     desk = await open_desk(stream)
-    await until(lambda: desk.puller._credit.total == 10)
+    await request_waits(stream)
     await plain.jetstream().delete_stream("JOBS")
-    published = await stream.publish(WireMessage(uuid4(), "resize", 1))
+    published = await stream.publish(WireMessage(uuid4(), "resize", 1), timeout=60.0)
     await desk.has(1)
     assert (published.stream_seq, desk.deliveries[0].stream_seq) == (1, 1)
     state = await stream.state()
@@ -246,7 +259,7 @@ async def test_a_connection_that_is_lost_while_a_consumer_is_looked_for_is_told_
 async def test_missed_heartbeats_lead_to_a_new_request(
     stream: TestStream, server: NatsServer, open_desk: OpenDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jsworker.stream.puller._PONG_SECONDS", 0.1)
+    monkeypatch.setattr(puller, "_PONG_SECONDS", 0.1)
     desk = await open_desk(stream, expires=1.0, idle_heartbeat=0.2)
     await until(lambda: desk.puller._credit.total == 10)
     first = desk.puller._inbox
@@ -264,9 +277,10 @@ async def test_missed_heartbeats_lead_to_a_new_request(
 
 
 async def test_requests_whose_heartbeats_were_only_late_are_not_told_to_be_lost(
-    stream: TestStream, server: NatsServer, open_desk: OpenDesk
+    stream: TestStream, server: NatsServer, open_desk: OpenDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that is stopped for a moment, twice in a minute, sends them right behind its PONG."""
+    monkeypatch.setattr(puller, "_PONG_SECONDS", 60.0)  # the moment may be a long one
     desk = await open_desk(stream, expires=30.0, idle_heartbeat=0.5)
     await until(lambda: desk.puller._credit.total == 10)
     for _ in range(2):
@@ -317,20 +331,22 @@ async def test_a_request_that_the_server_forgets_is_made_again(
 
 
 async def test_a_request_that_the_server_forgets_beside_another_is_found(
-    stream: TestStream, open_desk: OpenDesk, plain: NatsClient
+    stream: TestStream, open_desk: OpenDesk, plain: NatsClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one's heartbeats say that all is well."""
+    monkeypatch.setattr(puller, "_PONG_SECONDS", 60.0)  # also those of a server that stood still
     jetstream = plain.jetstream()
     await jetstream.delete_consumer("JOBS", "resize")
     await jetstream.add_consumer(
         "JOBS", name="resize", durable_name="resize", filter_subject="jobs.resize", max_waiting=1
     )
     async with pulls_heard(plain) as heard:
-        desk = await open_desk(stream, room=2, expires=0.6, idle_heartbeat=0.1)
+        desk = await open_desk(stream, room=2, expires=30.0, idle_heartbeat=0.3)
         await until(lambda: len(heard) == 1)
+        desk.puller._limits = desk.puller._limits._replace(expires=0.6)
         desk.places = 10
         desk.puller.wake()
-        await until(lambda: len(heard) == 2)
+        await until(lambda: len(heard) >= 2)
         assert ['"batch":2,' in heard[0], '"batch":8,' in heard[1]] == [True, True]
         await until(lambda: '"batch":10,' in heard[-1])
 
@@ -382,7 +398,7 @@ async def test_a_refusal_is_not_asked_for_in_a_hot_loop(
         await asyncio.sleep(1.0)
         await plain.flush()
     assert len(heard) < 10
-    assert desk.puller._credit.total == 0
+    await until(lambda: desk.puller._credit.total == 0)  # once the answer to the last one has come
     assert stream.told_of("worker.degraded") == [
         {
             "what": "consumer resize",
@@ -399,10 +415,13 @@ async def test_a_stream_that_cannot_be_made_again_is_not_tried_in_a_hot_loop(
 
     jetstream = plain.jetstream()
     desk = await open_desk(stream)
-    await until(lambda: desk.puller._credit.total == 10)
+    await request_waits(stream)
+    desk.puller._paused_until = time.monotonic() + 3600.0  # else it may be made again before there is OTHER
     await jetstream.delete_stream("JOBS")
     await jetstream.add_stream(name="OTHER", subjects=["jobs.>"])
     async with pulls_heard(plain) as heard:
+        desk.puller._paused_until = 0.0
+        desk.puller.wake()
         await until(lambda: len(heard) > 1)
         await until(lambda: any("stream OTHER overlaps" in reason for reason in reasons()))
         await asyncio.sleep(1.0)
@@ -410,7 +429,7 @@ async def test_a_stream_that_cannot_be_made_again_is_not_tried_in_a_hot_loop(
     assert len(heard) < 40
     assert len(reasons()) == len(set(reasons()))
     await jetstream.delete_stream("OTHER")
-    await stream.publish(WireMessage(uuid4(), "resize", 1), timeout=10.0)
+    await stream.publish(WireMessage(uuid4(), "resize", 1), timeout=60.0)
     await desk.has(1)
 
 
@@ -497,7 +516,7 @@ async def test_a_missing_right_to_acknowledge_is_told_until_it_is_given(
     assert stream.told_of("worker.degraded").count(denied("$js.ack.jobs.resize.>")) == 1
     assert not desk.puller.is_pulling
     assert stream.told_of("worker.restored") == []
-    monkeypatch.setattr("jsworker.stream.puller._DENIED_SECONDS", 0.0)
+    monkeypatch.setattr(puller, "_DENIED_SECONDS", 0.0)
     await until(lambda: desk.puller.is_pulling)
     assert stream.told_of("worker.restored") == [{"what": "consumer resize"}]
 
