@@ -28,7 +28,6 @@ from tests.support.polling import eventually
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the time after which a client without a connection is replaced."""
     monkeypatch.setattr(connection, "_REPLACE_SECONDS", 1.0)
-    monkeypatch.setattr(connection, "_PING_SECONDS", 0.3)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
@@ -61,7 +60,6 @@ async def test_a_client_that_closed_itself_is_replaced(open_stream: OpenStream) 
     await stream.ensure(["resize"], {})
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_an_error_that_nats_py_takes_for_final_is_survived(
     open_stream: OpenStream, start_server: StartServer
 ) -> None:
@@ -143,9 +141,10 @@ async def test_subscriptions_come_back_with_a_permission_that_was_taken_away(
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_frozen_server_that_is_owed_bytes_is_left(
-    open_stream: OpenStream, start_server: StartServer, server: NatsServer
+    open_stream: OpenStream, start_server: StartServer, server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """nats-py waits for ever for its socket to close; after a while it gets a new client."""
+    monkeypatch.setattr(connection, "_PING_SECONDS", 0.3)
     other = await start_server()
     stream = await open_stream(url=f"{server.url},{other.url}")
     held = server if stream.connection.client.connected_url.port == server.port else other  # type: ignore[union-attr] # connected
