@@ -9,12 +9,14 @@ from typing import Any
 
 import nats
 import pytest
+from tenacity import stop_after_attempt
 
 from jsworker.core.errors import SettingsError, StreamRefused, StreamUnavailable
 from jsworker.core.settings import Settings
 from jsworker.embedded.resources import free_port
 from jsworker.stream.connection import Connection as NatsConnection
 from jsworker.stream.diagnostics import Inspector
+from jsworker.stream.login import while_unavailable
 from tests.stream.certificates import Authority, Pair
 from tests.stream.conftest import StartServer
 from tests.stream.nats_server import HOST
@@ -131,6 +133,13 @@ async def test_client_certificate(start_server: StartServer, authority: Authorit
     )
 
 
+@pytest.fixture
+def _three_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try a server three times, however long that takes: in a short time a busy machine may not answer."""
+    attempts = while_unavailable(60.0).copy(stop=stop_after_attempt(3))
+    monkeypatch.setattr("jsworker.stream.connection.while_unavailable", lambda _: attempts)
+
+
 async def refusal(url: str, expected: type[Exception], timeout: float = 5.0, **changes: Any) -> str:  # noqa: ASYNC109
     started = asyncio.get_running_loop().time()
     with pytest.raises(expected) as caught:
@@ -230,8 +239,9 @@ async def test_a_last_attempt_that_is_cut_short_does_not_hide_why_the_one_before
     assert line == f"NATS at {HOST}:{port} refused the connection: no server listens there"
 
 
+@pytest.mark.usefixtures("_three_attempts")
 async def test_an_unknown_host() -> None:
-    line = await refusal("nats://nowhere.invalid:4222", StreamUnavailable, timeout=0.5)
+    line = await refusal("nats://nowhere.invalid:4222", StreamUnavailable, timeout=60.0)
     assert line.startswith("NATS at nowhere.invalid:4222 cannot be found")
 
 
@@ -260,9 +270,10 @@ async def test_silent_servers_do_not_use_up_the_time(
             listening.bind((HOST, 0))
             listening.listen(16)
             ports.append(listening.getsockname()[1])
-        await enter(",".join([*map(at, ports), server.url]), 3.0)
+        await enter(",".join([*map(at, ports), server.url]), 9.0)
 
 
+@pytest.mark.usefixtures("_three_attempts")
 async def test_a_server_that_hangs_up_during_the_login() -> None:
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b'INFO {"server_id":"x","version":"2.15.1","max_payload":1048576,"headers":true}\r\n')
@@ -271,13 +282,14 @@ async def test_a_server_that_hangs_up_during_the_login() -> None:
 
     server = await asyncio.start_server(hang_up, HOST, 0)
     port = server.sockets[0].getsockname()[1]
-    line = await refusal(at(port), StreamUnavailable, timeout=0.5)
+    line = await refusal(at(port), StreamUnavailable, timeout=60.0)
     assert line == f"NATS at {HOST}:{port} closed the connection during the login"
     await asyncio.sleep(0.01)  # as above
     server.close()
     await server.wait_closed()
 
 
+@pytest.mark.usefixtures("_three_attempts")
 @pytest.mark.parametrize("is_secure", [False, True])
 async def test_a_full_server_is_named_every_time_and_asked_again(
     start_server: StartServer, authority: Authority, *, is_secure: bool
@@ -292,11 +304,12 @@ async def test_a_full_server_is_named_every_time_and_asked_again(
     if is_secure:
         reason = "closed the connection at once, as it does when its max_connections is reached"
     for _ in range(8):
-        line = await refusal(server.url, StreamUnavailable, timeout=0.5, **changes)
+        line = await refusal(server.url, StreamUnavailable, timeout=60.0, **changes)
         assert line == f"NATS at {HOST}:{server.port} {reason}"
     await only.close()
 
 
+@pytest.mark.usefixtures("_three_attempts")
 async def test_a_server_that_resets_the_connection_may_be_full_too() -> None:
     """As with TLS, if the client's first words come after the server has closed."""
 
@@ -307,7 +320,7 @@ async def test_a_server_that_resets_the_connection_may_be_full_too() -> None:
 
     server = await asyncio.start_server(reset, HOST, 0)
     port = server.sockets[0].getsockname()[1]
-    line = await refusal(at(port), StreamUnavailable, timeout=0.5)
+    line = await refusal(at(port), StreamUnavailable, timeout=60.0)
     reason = "closed the connection at once, as it does when its max_connections is reached"
     assert line == f"NATS at {HOST}:{port} {reason}"
     await asyncio.sleep(0.01)  # for its side of the connections to end
@@ -315,17 +328,19 @@ async def test_a_server_that_resets_the_connection_may_be_full_too() -> None:
     await server.wait_closed()
 
 
+@pytest.mark.usefixtures("_three_attempts")
 async def test_a_server_that_waits_for_the_tls_handshake_is_told_from_a_silent_one(
     start_server: StartServer, authority: Authority
 ) -> None:
     pair = authority.issue("server")
     files = f'cert_file: "{pair.certificate}", key_file: "{pair.key}"'
     server = await start_server(f"tls {{ {files}, handshake_first: true, timeout: 0.5 }}")
-    line = await refusal(server.url, StreamUnavailable, nats_tls_ca=authority.certificate)
+    line = await refusal(server.url, StreamUnavailable, timeout=60.0, nats_tls_ca=authority.certificate)
     assert line.startswith(f"NATS at {HOST}:{server.port} sent no INFO")
     assert "handshake_first" in line
 
 
+@pytest.mark.usefixtures("_three_attempts")
 async def test_a_login_that_comes_too_late_is_sent_again() -> None:
     """As from a machine that stands still: no later login would be refused."""
 
@@ -337,7 +352,7 @@ async def test_a_login_that_comes_too_late_is_sent_again() -> None:
 
     server = await asyncio.start_server(lose_patience, HOST, 0)
     port = server.sockets[0].getsockname()[1]
-    line = await refusal(at(port), StreamUnavailable, timeout=0.5)
+    line = await refusal(at(port), StreamUnavailable, timeout=60.0)
     assert line == f"NATS at {HOST}:{port} did not receive the login in time: authentication timeout"
     await asyncio.sleep(0.01)  # for its side of the connections to end
     server.close()
