@@ -175,11 +175,12 @@ async def test_commits_that_wait_for_a_synchronous_standby_are_told_of(database_
             try:
 
                 async def told() -> None:  # the watch's own connection may not have loaded it yet
-                    [degraded] = await watched.look()
-                    assert degraded.fields["what"] == "commits"
-                    assert "synchronous_standby_names" in degraded.fields["reason"]
+                    assert await watched.look()
 
                 await eventually(told)
+                [degraded] = watched.told
+                assert degraded.fields["what"] == "commits"
+                assert "synchronous_standby_names" in degraded.fields["reason"]
             finally:
                 await configure("")
 
