@@ -475,13 +475,13 @@ class TestOutages:
             waiting = asyncio.create_task(handle.result(WITHIN))
             await is_awaited(client, 1)
             proxy.cut()
-            with pytest.raises(TimeoutError, match=r"within 1 s: PostgreSQL at .* is not available"):
-                await handle.result(1)
 
             async def is_troubled() -> None:
                 assert client._results._trouble is not None
 
             await eventually(is_troubled)
+            with pytest.raises(TimeoutError, match=r"within 1 s: PostgreSQL at .* is not available"):
+                await handle.result(1)
             await end(rows, handle.id, result="7")
             proxy.restore()
             assert await waiting == 7
@@ -617,13 +617,18 @@ class TestHints:
                 raise Fail("no")
             return job.payload
 
-        await start(scripted(process))
+        running = await start(scripted(process))
         handles = await client.enqueue_many(KIND, [{"fails": False}, {"fails": True}])
         waiting = [asyncio.create_task(each.result(WITHIN)) for each in handles]
         for _ in handles:
             await gate.met()
         await is_awaited(client, 2)
-        await eventually(partial(announced, client))
+
+        async def knows() -> None:
+            hints = running.worker._components.pipeline.hints
+            assert {*hints._recent, *hints._earlier} == {each.id.bytes for each in handles}
+
+        await eventually(knows)
         gate.open()
         done, failed = await asyncio.gather(*waiting, return_exceptions=True)
         assert done == {"fails": False}
