@@ -51,7 +51,7 @@ from contextlib import suppress
 from pathlib import Path
 from jsworker.embedded import EmbeddedServers
 
-with EmbeddedServers(Path(sys.argv[1])) as servers:
+with EmbeddedServers(Path(sys.argv[1]), postgres_settings=json.loads(sys.argv[2])) as servers:
     print(json.dumps(servers.environment()), flush=True)
     sys.stdin.read()
 """
@@ -129,9 +129,9 @@ def shared_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 class Command:
     """A process that uses the embedded servers until its stdin is closed."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, **postgres_settings: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, data],
+            [sys.executable, "-c", COMMAND, data, json.dumps(postgres_settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -326,7 +326,8 @@ class TestEmbeddedServers:
             # Another command waits for the old servers' end by itself, though the first one is still there.
             with Command(prepared) as other:
                 assert query(other.wait_until_served().database_url, "SELECT value FROM kept") == 42
-                assert len(processes_named("postgres", prepared)) == 1
+                # One that it has just forked still has its name.
+                wait_until(lambda: len(processes_named("postgres", prepared)) == 1, "one PostgreSQL is left")
                 other.process.kill()
                 command.process.kill()
                 wait_until_nothing_runs(prepared)
@@ -350,7 +351,7 @@ class TestEmbeddedServers:
             assert publish(servers.nats_url) == 2
 
     def test_a_guard_killed_while_it_makes_the_cluster_does_no_harm(self, data: Path) -> None:
-        with Command(data) as command:
+        with Command(data, post_auth_delay="30") as command:  # so long lasts its last step
             wait_until(lambda: list(data.glob("postgres/*/PG_VERSION")), "the cluster is half made")
             guards_of(data)[0].kill()
             assert command.process.stderr is not None
@@ -363,8 +364,14 @@ class TestEmbeddedServers:
         with EmbeddedServers(prepared) as servers:
             execute(servers.database_url, "CREATE TABLE kept AS SELECT 42 AS value")
             assert publish(servers.nats_url) == 1
-            dead = [*processes_named("postgres", prepared), *processes_named("nats-server", prepared)]
-            assert len(dead) == 2
+            names = ("postgres", "nats-server")
+            dead: list[psutil.Process] = []
+
+            def found_alone() -> bool:  # one that PostgreSQL has just forked still has its name
+                dead[:] = [process for name in names for process in processes_named(name, prepared)]
+                return len(dead) == 2
+
+            wait_until(found_alone, "both servers are found")
             for process in dead:
                 process.kill()
             wait_until(lambda: all(has_ended(process.pid) for process in dead), "the servers are dead")
@@ -548,7 +555,8 @@ class TestEmbeddedPostgres:
         watcher = threading.Thread(target=look)
         watcher.start()
         try:
-            with EmbeddedServers(prepared) as servers:
+            # For the seconds of this delay there is a process that is sent the password.
+            with EmbeddedServers(prepared, postgres_settings={"post_auth_delay": "3"}) as servers:
                 password = urlsplit(servers.database_url).password
                 assert password
                 assert mode_of(prepared / "urls.json") == mode_of(prepared / "guard.log") == 0o600
