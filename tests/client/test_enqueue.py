@@ -335,10 +335,10 @@ async def test_of_many_twins_at_once_one_is_created(client: JobClient, rows: Row
 
 
 async def test_a_delayed_job_waits_and_then_runs(client: JobClient, rows: Rows, start: StartWorker) -> None:
-    await start(scripted(echo))
     job = await client.enqueue(KIND, {}, delay=0.3)
     row = await rows.job(job.id)
     assert (row["status"], row["dispatch"], row["needs_publish"]) == ("scheduled", 0, False)
+    await start(scripted(echo))
     row = await rows.becomes(job.id, "completed")
     assert row["queued_at"] - row["created_at"] >= timedelta(seconds=0.3)
     assert (row["dispatch"], row["attempts"]) == (1, 1)
