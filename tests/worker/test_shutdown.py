@@ -63,7 +63,8 @@ async def test_a_drain_lets_running_jobs_finish_and_renews_them_to_the_end(
 ) -> None:
     """However long it lasts: a drain must not look like a death."""
     gate = Gate()
-    running = await start(scripted(gate.process))
+    patient = settings.model_copy(update={"shutdown_timeout": 90.0})
+    running = await start(scripted(gate.process), with_settings=patient)
     job = await client.enqueue(KIND, {"n": 1})
     met = await gate.met()
     assert not met.should_stop
@@ -167,7 +168,8 @@ async def test_jobs_claimed_ahead_are_handed_back_at_once(
     client: JobClient, rows: Rows, make_settings: MakeSettings, start: StartWorker
 ) -> None:
     gate = Gate()
-    patient = make_settings(concurrency=1, shutdown_timeout=90.0)
+    # For so long a job that was claimed ahead waits for a slot, before it is handed back for want of one.
+    patient = make_settings(concurrency=1, shutdown_timeout=90.0, heartbeat_interval=15.0)
     running = await start(scripted(gate.process), with_settings=patient)
     running.expects_short_runs(KIND)
     holder = await client.enqueue(KIND, {})
