@@ -142,20 +142,21 @@ async def test_a_quiet_phase_lengthens_the_patience_of_others_and_takes_it_back_
     client: JobClient, rows: Rows, start: StartWorker, settings: Settings
 ) -> None:
     async def process(job: Job[Any]) -> None:
-        await job.quiet(1.0)
-        await job.quiet(0.5)  # replaces the first one
+        await job.quiet(7200.0)
+        await job.quiet(3600.0)  # replaces the first one
         await gate.process(job)
 
     gate = Gate()
-    await start(scripted(process))
+    running = await start(scripted(process))
     job = await client.enqueue(KIND, {})
     await gate.met()
     row = await rows.job(job.id)
     stale = timedelta(seconds=settings.stale_threshold)
     assert settings.crash_threshold is not None
     crash = timedelta(seconds=settings.crash_threshold)
-    half = timedelta(seconds=0.5)
-    assert (row["stale_after"], row["crash_after"]) == (stale + half, crash + half)
+    hour = timedelta(seconds=3600)
+    assert (row["stale_after"], row["crash_after"]) == (stale + hour, crash + hour)
+    running.worker._context.in_flight.runs[job.id].quiet_until = boottime()  # the hour has passed
 
     async def taken_back() -> None:
         row = await rows.job(job.id)
@@ -497,6 +498,7 @@ async def test_a_longer_phase_that_a_run_announces_meanwhile_stays_its_own(
     jobs = await client.enqueue_many(KIND, [{}] * 2)
     for _ in jobs:
         await gate.met()
+    await running.worker._components.beats.stop()  # they would find that no run announces the phase
     quiet = running.worker._components.quiet
     locked, announcing = running.worker._context.in_flight.runs.values()
     for run in (locked, announcing):
