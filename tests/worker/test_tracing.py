@@ -24,6 +24,7 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.transitions.timeline import note_runs
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
+from tests.worker.isolated_processes import nothing_is_left
 from tests.worker.processors import KIND, Gate, echo, scripted
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker, new_worker
@@ -319,6 +320,7 @@ async def test_spans_made_in_quarantine_are_exported_before_its_process_ends(
     try:
         job = await client.enqueue("exports", {})
         await rows.becomes(job.id, "completed")
+        await nothing_is_left()  # the process ends beside the write of the outcome
         spans = await asyncio.to_thread(file.read_text)
     finally:
         await running.end()
