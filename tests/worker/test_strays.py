@@ -63,6 +63,7 @@ async def test_a_doubt_outlives_the_rest_of_a_slow_search(start: StartWorker, lo
     heartbeat._search._rested_at = math.inf
     looks.clear()
     heartbeat.look_for_orphaned_claims()
+    heartbeat._doubted_at += 3600.0  # until the test ends the doubt
     await rounds_pass(beats, 2)
     assert looks == []
     heartbeat._doubted_at = -math.inf
@@ -93,6 +94,7 @@ async def test_a_look_that_took_too_long_is_made_again_before_the_jobs_are_stale
     assert heartbeat._search._rested_at <= boottime() + threshold / 4
     looks.clear()
     heartbeat.look_for_orphaned_claims()
+    heartbeat._doubted_at += 3600.0  # the doubt lasts as long as the test
     heartbeat._search._rested_at = -math.inf  # it has rested
 
     async def looked() -> None:
