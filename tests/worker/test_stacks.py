@@ -261,7 +261,10 @@ async def test_a_run_that_waits_for_thousands_of_tasks_costs_nobody_a_connection
     await rows.becomes(job.id, "processing")
 
     async def answered() -> None:
-        stacks = (await told(settings, running.worker.id, job.id))["job"]["stacks"]
+        run = (await told(settings, running.worker.id, job.id))["job"]
+        assert run, "the answer to its claim has not come"
+        assert run["stacks"], "the run has not begun"
+        stacks = run["stacks"]
         assert "gathers_thousands" in functions(stacks[0])
         assert len(stacks) > 50
 
