@@ -202,7 +202,7 @@ async def test_a_stalled_job_is_failed_put_off_or_cancelled_as_its_row_says(
     assert 1 < await rows.value(wait, second.id) <= 6
     cancelled = await rows.becomes(unwanted.id, "cancelled")
     assert (cancelled["stalls"], cancelled["finished_at"] is not None) == (1, True)
-    [told] = rescuer.events.of("job.failed")
+    [told] = await rescuer.events.told("job.failed")
     assert (told["job_id"], told["error"]) == (str(last.id), "stalled too often")
 
 
@@ -278,7 +278,7 @@ async def add_silent_job(
 
 
 async def test_a_late_row_that_moves_is_left_alone(start: StartWorker, rows: Rows) -> None:
-    alive = await add_silent_job(rows, stale_after=3, silent_for=60)  # to be watched for a third of it
+    alive = await add_silent_job(rows, stale_after=30, silent_for=60)  # to be watched for a third of it
     dead = [await add_silent_job(rows, stale_after=0.3, silent_for=10) for _ in range(2)]
     await start(Rescued())
 
@@ -294,6 +294,7 @@ async def test_a_late_row_that_moves_is_left_alone(start: StartWorker, rows: Row
         await eventually(lambda job_id=job_id: one_is_taken_back(job_id))  # type: ignore[misc] # bound now
     row = await rows.job(alive)
     assert (row["status"], row["fencing_token"], row["stalls"]) == ("processing", 1, 0)
+    await rows.query("UPDATE jsworker.jobs SET stale_after = interval '3 s' WHERE id = %s", alive)
     await rows.becomes(alive, "queued")  # once it stands still
 
 
