@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import count
 from uuid import UUID
 
 import pytest
@@ -88,19 +89,19 @@ async def test_what_was_taken_back_while_no_worker_lived_is_told_by_the_first_an
 
 
 @asynccontextmanager
-async def locked_entry(settings: Settings, job: UUID) -> AsyncIterator[None]:
-    """Hold the lock of an entry about this job, which nobody has told yet."""
+async def locked_entry(settings: Settings, job: UUID) -> AsyncIterator[int]:
+    """Hold the lock of an entry about this job, which nobody has told yet; yield how many were before it."""
     connection = (await open_rows(settings)).connection
     entry = (
         "INSERT INTO jsworker.untold_resets (job_id, kind, status, fencing_token, dispatch, owner, stalls)"
     )
     try:
-        while True:
+        for before in count():
             await connection.execute(f"{entry} VALUES (%s, 'scripted', 'queued', 1, 1, 'x', 0)", [job])
             async with connection.transaction():
                 look = "SELECT id FROM jsworker.untold_resets FOR UPDATE SKIP LOCKED"
                 if (await connection.execute(look)).rowcount:  # else the worker was quicker
-                    yield
+                    yield before
                     return
     finally:
         await connection.close()
@@ -121,8 +122,12 @@ async def test_an_entry_that_somebody_has_locked_is_left_to_later(
     async def is_told() -> None:
         assert told_of(job)
 
-    async with locked_entry(settings, other):
-        before = len(cleared(running))
+    async with locked_entry(settings, other) as before:
+
+        async def those_before_are_told() -> None:
+            assert len(cleared(running)) == before
+
+        await eventually(those_before_are_told)
         await client.clear_and_reenqueue(job, "it hangs")
         await eventually(is_told)
         assert len(cleared(running)) == before + 1
