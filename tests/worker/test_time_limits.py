@@ -130,7 +130,7 @@ async def test_the_classs_time_out_beats_the_settings_and_none_means_none(
         return "in time"
 
     await start(
-        scripted(slow, kind="of-settings", backoff=LATER),
+        scripted(for_ever, kind="of-settings", backoff=LATER),
         scripted(slow, kind="unlimited", timeout=None, progress_timeout=None),
         scripted(slow, kind="longer", timeout=10.0, progress_timeout=10.0),
         with_settings=make_settings(job_timeout=0.1, progress_timeout=5.0),
@@ -210,10 +210,10 @@ async def test_signs_of_life_keep_a_run_from_its_progress_time_out(
                 await job.save_checkpoint(step)
             elif sign == "members":
                 await job.add_to_batch("other", [{}])
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.35)
         return "alive"
 
-    await start(scripted(process, progress_timeout=1.5, backoff=LATER))
+    await start(scripted(process, progress_timeout=3.0, backoff=LATER))
     async with client.workflow("one node") as flow:
         flow.job(KIND, {})
     job_id = await rows.value("SELECT id FROM jsworker.jobs WHERE kind = %s", KIND)
