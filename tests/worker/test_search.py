@@ -13,7 +13,9 @@ from jsworker.ownership.database import Database
 from jsworker.ownership.pool import Pool
 from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions import heartbeat, republish, reset
+from jsworker.worker.maintenance import throttled_scan
 from jsworker.worker.maintenance.throttled_scan import ThrottledScan
+from tests.support.clock import Clock
 from tests.support.contexts import make_context
 from tests.worker.lives import Lives
 from tests.worker.processors import KIND, echo, scripted
@@ -30,8 +32,9 @@ pytestmark = pytest.mark.hurried
 class Searching:
     """A search whose statement takes as long as the test says."""
 
-    def __init__(self, database: Database, settings: Settings) -> None:
+    def __init__(self, database: Database, settings: Settings, clock: Clock) -> None:
         self.database = database
+        self.clock = clock
         self.heard = Recorder()
         events = Events()
         events.on("*", self.heard)
@@ -40,20 +43,28 @@ class Searching:
         self.given: list[float] = []
 
     async def make(self, takes: float, *, is_answered: bool = True) -> list[Any] | None:
-        """Search; one that is to be answered is, however busy the machine is."""
+        """Search; one that is to be answered is, and in time, however busy the machine is."""
 
         async def ask(seconds: float) -> list[Any]:
             self.given.append(seconds)
             statement = text("SELECT 1 FROM pg_sleep(CAST(:takes AS float))")
             allowed = 60.0 if is_answered else seconds
+            self.clock.now += min(takes, allowed)
             return list(await self.database.run(statement, {"takes": takes}, seconds=allowed))
 
         return await self.search.make(ask)
 
 
 @pytest.fixture
-def searching(database: Database, settings: Settings) -> Searching:
-    return Searching(database, settings)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(throttled_scan, "boottime", made)
+    return made
+
+
+@pytest.fixture
+def searching(database: Database, settings: Settings, clock: Clock) -> Searching:
+    return Searching(database, settings, clock)
 
 
 async def test_a_search_that_goes_unanswered_gets_more_time_and_is_told_once(searching: Searching) -> None:
@@ -93,9 +104,9 @@ async def test_a_quick_search_beside_a_slow_one_does_not_end_its_rest(searching:
     assert not searching.search.is_due
 
 
-async def test_a_database_that_answers_nothing_is_no_slow_search(settings: Settings) -> None:
+async def test_a_database_that_answers_nothing_is_no_slow_search(settings: Settings, clock: Clock) -> None:
     nobody = Database("postgresql://nobody@127.0.0.1:1/nothing", statement_timeout=0.5)
-    searching = Searching(nobody, settings)
+    searching = Searching(nobody, settings, clock)
     with pytest.raises(DatabaseUnavailable):
         await searching.make(0.0)
     assert searching.given == [LEAST]
@@ -136,11 +147,11 @@ async def test_who_lives_is_not_late_at_the_end_of_a_long_search(
     for name in ("one", "two", "three"):
         await lives.add(name)
     dead = await lives.hold("dead", silent_for=60.0)
-    slow = "WHERE status || '' = 'processing' AND (SELECT pg_sleep(2.5) IS NOT NULL)"
+    slow = "WHERE status || '' = 'processing' AND (SELECT pg_sleep(4.5) IS NOT NULL)"
     sql = str(reset.LATE.text)
     assert sql.count("WHERE status || '' = 'processing'") == 1
     monkeypatch.setattr(reset, "LATE", text(sql.replace("WHERE status || '' = 'processing'", slow)))
-    found = await reset.look_for_late(client.database, heartbeat_interval=1.0, limit=10, seconds=60.0)
+    found = await reset.look_for_late(client.database, heartbeat_interval=2.0, limit=10, seconds=60.0)
     assert [row.id for row in found.suspects] == [dead]
     assert found.owners == 4
 
