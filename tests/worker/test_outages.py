@@ -233,6 +233,7 @@ async def test_outcomes_outlive_an_outage_that_running_jobs_do_not(
     await running.stream_is_empty()
 
 
+@pytest.mark.hurried(False)
 async def test_an_outage_within_a_run_costs_no_attempt(
     client: JobClient, rows: Rows, start: StartWorker, through_proxy: tuple[Proxy, Settings]
 ) -> None:
@@ -334,7 +335,7 @@ async def test_a_run_whose_row_stays_locked_is_stopped_before_others_may_take_it
     assert await rows.told(job.id) == ["fenced", "released", "claimed"]
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.hurried(False)
 async def test_transactions_that_take_every_connection_silence_no_heartbeat(
     client: JobClient, rows: Rows, start: StartWorker, make_settings: Callable[..., Settings]
 ) -> None:
@@ -418,6 +419,10 @@ async def test_nats_is_killed_and_started_again_under_load(
     # An answer that the server took with it is given once more when the message comes again.
     await running.stream_is_empty(seconds=3 * FAST["ack_wait"])
     await each_was_accepted_once(load, running, rows, ids)
+    await eventually(lambda: nats_is_back(running))
+
+
+async def nats_is_back(running: Running) -> None:
     assert "nats" in [event["what"] for event in running.events.of("worker.restored")]
 
 
@@ -430,7 +435,7 @@ async def nothing_runs(running: Running) -> None:
 
 
 async def test_a_try_that_was_given_up_undoes_no_later_checkpoint(
-    client: JobClient, start: StartWorker, rows: Rows
+    client: JobClient, start: StartWorker, rows: Rows, make_settings: Callable[..., Settings]
 ) -> None:
     begun, go_on, saved = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -444,7 +449,8 @@ async def test_a_try_that_was_given_up_undoes_no_later_checkpoint(
         await gate.process(job)
 
     gate = Gate()
-    running = await start(scripted(process))
+    unfenced = make_settings(crash_threshold=None, stale_threshold=60.0, ack_wait=90.0)
+    running = await start(scripted(process), with_settings=unfenced)
     job = await client.enqueue("scripted", {})
     await begun.wait()
     idle = running.worker._context.database.pools_by_name()["statements"]._idle
