@@ -38,7 +38,7 @@ class Perilous(JobProcessor):
             case "block":
                 time.sleep(600)  # noqa: ASYNC251 -- what it is about
             case "be quiet and block":
-                await job.quiet(4.0)
+                await job.quiet(60.0)
                 time.sleep(2.5)  # noqa: ASYNC251 -- longer than the watchdog's patience
             case "report":
                 await job.update_progress(stage="alone", progress=0.5)
