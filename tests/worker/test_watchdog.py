@@ -42,7 +42,7 @@ async def test_a_loop_that_stands_still_in_an_application_is_told_with_its_stack
         assert status is not None
         return list(status.readiness.problems)
 
-    running = await start(scripted(block), with_settings=make_settings(watchdog_timeout=0.5))
+    running = await start(scripted(block), with_settings=make_settings(watchdog_timeout=3.0))
     job = await client.enqueue(KIND, {})
     row = await rows.becomes(job.id, "completed")
     [problem] = row["result"]
