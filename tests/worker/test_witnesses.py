@@ -135,7 +135,7 @@ async def test_an_owner_whom_nobody_finds_keeps_its_jobs_as_long_as_its_heart_be
 
         await rounds_pass(scans, 4)
         await eventually(longer_than_the_threshold)
-        await finds_nobody(asker.worker._components.presence, owner.worker.id)
+        await eventually(lambda: finds_nobody(asker.worker._components.presence, owner.worker.id))
         row = await rows.job(job.id)
         assert (row["status"], row["worker_id"]) == ("processing", owner.worker.id)
         assert owner.worker._components.presence.answers
@@ -221,7 +221,7 @@ async def test_who_has_just_connected_knows_nothing_yet(
                 assert await presence.ask("asking") is Answer.UNKNOWN
                 passed += 2 * interval
                 await eventually(lambda: finds_nobody(presence))
-                assert await presence.ask("asking") is Answer.ALIVE
+                await eventually(lambda: finds_itself(presence))
                 lost = asyncio.Event()
                 stream.connection.lost_callbacks.append(lost.set)
                 proxy.break_connections()
@@ -270,6 +270,10 @@ async def reaches_itself(presence: Presence) -> None:
 async def finds_nobody(presence: Presence, worker_id: str = "nobody") -> None:
     await presence.step()
     assert await presence.ask(worker_id) is Answer.NO_RESPONDERS
+
+
+async def finds_itself(presence: Presence) -> None:
+    assert await presence.ask("asking") is Answer.ALIVE
 
 
 async def is_back(stream: Stream) -> None:
