@@ -771,7 +771,11 @@ async def test_a_batch_is_not_looked_after_all_the_time(
 
 
 async def test_a_batch_is_not_asked_about_while_a_member_of_it_runs_here(
-    client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    make_settings: Callable[..., Settings],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks = 0
     advance = workflows.advance
@@ -784,10 +788,15 @@ async def test_a_batch_is_not_asked_about_while_a_member_of_it_runs_here(
 
     async def first_waits(job: Job[Any]) -> None:
         if job.payload["n"] == 0:
+            begun.set()
             await gate.process(job)
+        await begun.wait()  # it may be claimed after the others
 
+    begun = asyncio.Event()
     monkeypatch.setattr(workflows, "advance", counted)
-    running = await start(scripted(first_waits, kind="first-waits"))
+    running = await start(
+        scripted(first_waits, kind="first-waits"), with_settings=make_settings(concurrency=20)
+    )
     async with client.workflow("many") as flow:
         batch = flow.batch("first-waits", [{"n": n} for n in range(20)])
     await gate.met()
