@@ -31,6 +31,10 @@ _CLIENT_STATEMENT_SECONDS = 4.0
 """The time-out of the demo's own statements: if it reads the jobs late, no job is harmed."""
 
 
+_signals: list[int] = []
+"""The signals, other than Ctrl-C, that have come."""
+
+
 class CannotRun(Exception):
     """A folder cannot be written to, another demo uses it, or the tables cannot be made."""
 
@@ -53,9 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         well = print_end(console, outcome, charts=options.out, data=data, as_json=options.json)
         if outcome.lost:
             complain("\n".join(end_of_log(log) for log in sorted((data / "logs").glob("*.log"))))
-    except KeyboardInterrupt as interruption:
+    except KeyboardInterrupt:
         complain("interrupted: workers and servers are stopped")
-        return _SIGNALLED + int(interruption.args[0] if interruption.args else signal.SIGINT)
+        return _SIGNALLED + next(iter(_signals), signal.SIGINT)
     except NoRepository as error:
         complain(str(error))
         return _WRONG_USAGE
@@ -135,9 +139,13 @@ async def _count_lines(
         return conclude(run.watch, rows, resets, kill_wanted=kill)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 -- a signal handler's shape
+def _interrupt(number: int, frame: FrameType | None) -> None:
     """Do what Ctrl-C does: the first signal stops in order, the second one at once."""
-    raise KeyboardInterrupt(number)
+    _signals.append(number)
+    does = signal.getsignal(signal.SIGINT)
+    if not callable(does):  # it is ignored, as in the background
+        raise KeyboardInterrupt
+    does(signal.SIGINT, frame)  # asyncio's own, which cancels the main task: no other is hit in its midst
 
 
 def _make_folder(folder: Path) -> None:
