@@ -175,7 +175,13 @@ async def test_behind_anothers_nats_nobody_is_taken_for_gone_and_the_worker_know
     await rounds_pass(count_rounds(running.worker._components.presences), 5)  # two would do on its own NATS
     assert not presence.reachable()
     assert await presence.ask("nobody") is Answer.UNKNOWN
-    assert await presence.answered_by("nobody") is Answer.NO_RESPONDERS  # NATS itself answers
+
+    async def nats_itself_answers() -> None:  # on a busy machine not each time within so short a time-out
+        assert await presence.answered_by("nobody") is Answer.NO_RESPONDERS
+
+    await eventually(nats_itself_answers)
+    assert not presence.reachable()
+    assert await presence.ask("nobody") is Answer.UNKNOWN
     await places.others.stop(signal.SIGKILL)
     await places.own.start()
     await eventually(asks)
@@ -277,7 +283,7 @@ async def test_where_jetstream_is_silent_after_a_reconnect_killed_owners_are_fou
     try:
         await eventually(asks)
         await rounds_pass(count_rounds(running.worker._components.presences), 5)
-        await asks()
+        await eventually(asks)  # one answer may come too late on a busy machine
         assert not stream.is_own
     finally:
         await silent.close()
