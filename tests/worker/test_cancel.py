@@ -126,10 +126,12 @@ async def test_an_error_after_a_cancel_cancels_instead_of_a_retry(
 
 
 async def test_a_cancel_right_before_the_worker_stops_is_not_forgotten(
-    client: JobClient, rows: Rows, start: StartWorker
+    client: JobClient, rows: Rows, make_settings: Callable[..., Settings], start: StartWorker
 ) -> None:
     gate = Gate()
-    running = await start(scripted(gate.process))
+    # A stopped run has two statement time-outs, in which a busy database answers.
+    settings = make_settings(statement_timeout=5.0, heartbeat_interval=6.0)
+    running = await start(scripted(gate.process), with_settings=settings)
     job = await client.enqueue(KIND, {})
     await gate.met()
     await running.worker._components.beats.stop()  # the worker does not know
@@ -167,13 +169,16 @@ async def test_a_job_that_was_claimed_ahead_is_cancelled_without_being_started(
     client: JobClient, rows: Rows, make_settings: Callable[..., Settings], start: StartWorker
 ) -> None:
     gate = Gate()
-    running = await start(scripted(gate.process), with_settings=make_settings(concurrency=1))
+    # Claimed ahead, a job is handed back after so long without a slot.
+    settings = make_settings(concurrency=1, heartbeat_interval=20.0)
+    running = await start(scripted(gate.process), with_settings=settings)
     running.expects_short_runs(KIND)
     holder = await client.enqueue(KIND, {"n": 1})
     await gate.met()
     waiting = await client.enqueue(KIND, {"n": 2})
     await rows.becomes(waiting.id, "processing")
     await client.cancel(waiting.id)
+    running.worker._components.beats.wake()
 
     async def told() -> None:
         run = running.worker._context.in_flight.runs.get(waiting.id)

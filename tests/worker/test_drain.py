@@ -1,11 +1,13 @@
 """Drained workers: they claim nothing, go on with what they run, and say so, until they are undrained."""
 
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
 
 from jsworker import Job, JobClient, Limit, TransitionRefused
+from jsworker.core.settings import Settings
 from jsworker.worker.pipeline import intake
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, Gate, echo, scripted
@@ -16,6 +18,7 @@ from tests.worker.running import Running, StartWorker
 async def drain(client: JobClient, running: Running) -> None:
     """Drain a worker, and wait until it knows."""
     await client.drain_worker(running.worker.id, actor="ann")
+    running.worker._components.beats.wake()
     await running.events.told("worker.drained")
 
 
@@ -61,10 +64,12 @@ async def test_a_drained_worker_goes_on_with_its_runs_and_claims_nothing_until_u
 
 
 async def test_what_was_claimed_ahead_is_handed_back_at_once(
-    client: JobClient, rows: Rows, start: StartWorker
+    client: JobClient, rows: Rows, start: StartWorker, make_settings: Callable[..., Settings]
 ) -> None:
     gate = Gate()
-    running = await start(scripted(gate.process, concurrency=1))
+    # For so long it keeps, without a drain, what it has claimed ahead.
+    settings = make_settings(heartbeat_interval=20.0)
+    running = await start(scripted(gate.process, concurrency=1), with_settings=settings)
     running.expects_short_runs(KIND)
     jobs = await client.enqueue_many(KIND, [{}] * 4)
 

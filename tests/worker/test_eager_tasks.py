@@ -1,13 +1,14 @@
 """A worker in an application whose event loop executes the first step of each task at once."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 from jsworker import JobClient
 from jsworker.core.job import Job
+from jsworker.core.settings import Settings
 from tests.support.polling import eventually
 from tests.worker.processors import KIND, echo, scripted
 from tests.worker.rows import Rows
@@ -38,12 +39,20 @@ async def made() -> AsyncIterator[list[str]]:
 
 
 async def test_jobs_that_do_not_suspend_run_one_after_the_other(
-    made: list[str], client: JobClient, rows: Rows, start: StartWorker
+    made: list[str],
+    client: JobClient,
+    rows: Rows,
+    start: StartWorker,
+    make_settings: Callable[..., Settings],
 ) -> None:
     async def close(_job: Job[Any]) -> None:
         raise GeneratorExit
 
-    running = await start(scripted(echo), scripted(close, kind="closes", max_attempts=1))
+    # A heartbeat would hand back what was claimed ahead if this process stood still for a second.
+    settings = make_settings(heartbeat_interval=20.0)
+    running = await start(
+        scripted(echo), scripted(close, kind="closes", max_attempts=1), with_settings=settings
+    )
     running.expects_short_runs(KIND)
     await client.enqueue_many(KIND, [{}] * JOBS)
     closed = await client.enqueue("closes", {})

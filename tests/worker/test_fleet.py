@@ -222,10 +222,20 @@ async def test_jobs_claimed_ahead_of_runs_that_take_long_go_back_and_are_not_cla
     running = await start(scripted(echo, kind="quick"), scripted(gate.process, kind="slow"))
     # As far as the worker has seen, a job of this kind ends at once: it claims many ahead.
     running.worker._components.pipeline.slots._mean_seconds["slow"] = 0.001
+    # The first heartbeat that hands some back ends that: all are claimed before.
+    beats, all_are_claimed = running.worker._components.beats, asyncio.Event()
+    beat = beats._step
+
+    async def beat_later() -> None:
+        await all_are_claimed.wait()
+        await beat()
+
+    beats._step = beat_later
     await client.enqueue_many("slow", [{}] * 60)
+    await running.events.told("job.claimed", times=60)
+    all_are_claimed.set()
     await running.events.told("job.released", times=50)
-    beats = count_rounds(running.worker._components.beats)
-    await rounds_pass(beats, 6)
+    await rounds_pass(count_rounds(beats), 6)
     assert len(running.events.of("job.released")) == 50
     running_now = await rows.query("SELECT id FROM jsworker.jobs WHERE status = 'processing'")
     assert len(running_now) == gate.waiting == 10

@@ -80,6 +80,7 @@ async def test_each_kind_keeps_to_its_own_limit_and_all_to_the_workers(
 @pytest.mark.parametrize(("concurrency", "seconds"), [(1, 0.02), (10, 0.005)], ids=["one slot", "many"])
 async def test_a_flood_of_one_kind_does_not_starve_another(
     client: JobClient,
+    rows: Rows,
     make_settings: MakeSettings,
     start: StartWorker,
     *,
@@ -92,6 +93,12 @@ async def test_a_flood_of_one_kind_does_not_starve_another(
     settings = make_settings(concurrency=concurrency)
     await client.enqueue_many("flood", [{}] * flood)
     await client.enqueue_many("rare", [{}] * 20)
+
+    async def all_are_published() -> None:
+        await client.publish_pending()
+        assert await rows.value("SELECT count(*) FROM jsworker.jobs WHERE needs_publish") == 0
+
+    await eventually(all_are_published)
     await start(*(scripted(busy.process, kind=kind) for kind in kinds), with_settings=settings)
 
     async def all_started() -> None:
@@ -108,7 +115,7 @@ async def test_a_kind_has_its_place_in_the_line_beside_a_flood(
     running = await start(
         scripted(gate.process, kind="flood"),
         scripted(echo, kind="rare"),
-        with_settings=make_settings(concurrency=1),
+        with_settings=make_settings(concurrency=1, heartbeat_interval=20.0),  # later, some are handed back
     )
     flood, rare = running.worker._components.pipeline.consumers
     assert (flood.room(), rare.room()) == (1, 1)
@@ -171,7 +178,7 @@ async def test_overdue_claims_go_back_when_no_slot_falls_free(
     await client.enqueue("now-slow", {})
     await gate.met()
     waiting = await client.enqueue("now-slow", {})
-    await rows.becomes(waiting.id, "processing")
+    await running.events.told("job.claimed", times=2)
     [told] = await running.events.told("job.released")
     assert told["job_id"] == str(waiting.id)
     assert told["reason"] == "claimed ahead, but no job slot fell free"

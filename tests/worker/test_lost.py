@@ -11,6 +11,7 @@ from jsworker import JobClient
 from jsworker.core.errors import Fail, OwnershipLost
 from jsworker.core.job import Job
 from jsworker.core.settings import Settings
+from jsworker.worker.pipeline.in_flight import StopReason
 from tests.support.polling import eventually
 from tests.support.rounds import count_rounds, rounds_pass
 from tests.worker.processors import KIND, Gate, scripted
@@ -288,14 +289,22 @@ async def test_a_run_that_was_lost_while_it_waited_for_a_job_slot_never_starts(
     client: JobClient, rows: Rows, make_settings: Callable[..., Settings], start: StartWorker
 ) -> None:
     gate = Gate()
-    running = await start(scripted(gate.process), with_settings=make_settings(concurrency=1))
+    # Claimed ahead, a job is handed back after so long without a slot.
+    settings = make_settings(concurrency=1, heartbeat_interval=20.0)
+    running = await start(scripted(gate.process), with_settings=settings)
     running.expects_short_runs(KIND)
     await client.enqueue(KIND, {})
     await gate.met()
     waiting = await client.enqueue(KIND, {})
     await rows.becomes(waiting.id, "processing")
     await rows.take_back(waiting.id)
-    await running.events.told("job.lost")
+    running.worker._components.beats.wake()
+
+    async def is_known() -> None:
+        assert running.worker._context.in_flight.runs[waiting.id].stop is StopReason.LOST
+
+    await eventually(is_known)
     gate.open()
+    await running.events.told("job.lost")
     await running.stream_is_empty()
     assert "job.started" not in running.events.names(waiting.id)
