@@ -20,6 +20,9 @@ from tests.worker.tied import RecordedSupervision
 
 MakeSettings = Callable[..., Settings]
 
+TIME_TO_HAND_BACK: dict[str, Any] = {"statement_timeout": 5.0, "heartbeat_interval": 6.0}
+"""Runs that are stopped at the end have two statement time-outs, in which a busy database answers."""
+
 
 async def broken(*_: Any, **__: Any) -> Any:
     raise ZeroDivisionError("a bug")
@@ -27,6 +30,7 @@ async def broken(*_: Any, **__: Any) -> Any:
 
 def break_beats(worker: Worker) -> None:
     worker._components.beats._step = broken
+    worker._components.beats.wake()
 
 
 def break_probes(worker: Worker) -> None:
@@ -76,13 +80,14 @@ async def test_the_worker_stops_and_hands_its_jobs_back(
     name: str,
 ) -> None:
     gate = Gate()
-    running = new_worker(scripted(gate.process), settings=make_settings(shutdown_timeout=0.2))
+    settings = make_settings(shutdown_timeout=0.2, **TIME_TO_HAND_BACK)
+    running = new_worker(scripted(gate.process), settings=settings)
     working = asyncio.create_task(running.worker.run())
     job = await client.enqueue(KIND, {})
     await gate.met()
     break_loop(running.worker)
     with pytest.raises(WorkerDied, match=f"^{name} ended in ZeroDivisionError: a bug$") as death:
-        await asyncio.wait_for(working, 10.0)
+        await asyncio.wait_for(working, 60.0)
     assert isinstance(death.value.__cause__, ZeroDivisionError)
     row = await rows.job(job.id)
     assert (row["status"], row["attempts"], row["cleared"]) == ("queued", 0, True)
@@ -92,11 +97,11 @@ async def test_the_worker_stops_and_hands_its_jobs_back(
 
 
 async def test_a_drain_after_an_error_is_not_taken_for_one_that_was_asked_for(
-    client: JobClient, rows: Rows, start: StartWorker
+    client: JobClient, rows: Rows, make_settings: MakeSettings, start: StartWorker
 ) -> None:
     """If the process is killed before its end, its jobs get a stall: one of them may be the cause."""
     gate = Gate()
-    running = await start(scripted(gate.process))
+    running = await start(scripted(gate.process), with_settings=make_settings(shutdown_timeout=120.0))
     running.may_die = True
     await client.enqueue(KIND, {})
     await gate.met()
@@ -135,7 +140,8 @@ async def test_without_heartbeats_nothing_is_waited_for(
 ) -> None:
     """The job would go stale in the middle of the drain."""
     gate = Gate()
-    running = await start(scripted(gate.process), with_settings=make_settings(shutdown_timeout=60.0))
+    settings = make_settings(shutdown_timeout=120.0, **TIME_TO_HAND_BACK)
+    running = await start(scripted(gate.process), with_settings=settings)
     running.may_die = True
     job = await client.enqueue(KIND, {})
     await gate.met()
@@ -148,7 +154,8 @@ async def test_inside_an_application_the_worker_ends_by_itself_and_tells_at_the_
     client: JobClient, rows: Rows, make_settings: MakeSettings
 ) -> None:
     gate = Gate()
-    running = new_worker(scripted(gate.process), settings=make_settings(shutdown_timeout=0.2))
+    settings = make_settings(shutdown_timeout=0.2, **TIME_TO_HAND_BACK)
+    running = new_worker(scripted(gate.process), settings=settings)
     job = await client.enqueue(KIND, {})
 
     async def application() -> None:
