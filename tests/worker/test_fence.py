@@ -169,7 +169,14 @@ async def test_without_database_and_nats_a_run_is_stopped_before_witnesses_may_f
     database_url: str,
     tmp_path: Path,
 ) -> None:
-    server, stubborn = NatsServer(tmp_path), Stubborn()
+    server, stubborn, at_work = NatsServer(tmp_path), Stubborn(), tmp_path / "at_work"
+
+    async def is_at_work() -> None:
+        assert at_work.exists()
+
+    async def knows_it() -> None:
+        assert not running.worker._components.presence.reachable()
+
     await server.start()
     try:
         async with proxied(database_url) as (proxy, url):
@@ -183,12 +190,19 @@ async def test_without_database_and_nats_a_run_is_stopped_before_witnesses_may_f
             )
             async with JobClient(make_settings(nats_url=server.url, statement_timeout=10.0)) as client:
                 job = await client.enqueue("scripted", {})
-                ignoring = [(await client.enqueue(kind, {})).id for kind in ("plain", "endless-at-first")]
+                ignoring = [
+                    (await client.enqueue(kind, {"at_work": str(at_work)})).id
+                    for kind in ("plain", "endless-at-first")
+                ]
                 await running.events.told("job.started", times=3)
+                await eventually(is_at_work)
             await eventually(lambda: proves_itself(running))
+            # All of them have the same last heartbeat.
+            await rounds_pass(count_rounds(running.worker._components.beats), 2)
             stopped = list(running.worker._context.in_flight.runs.values())
-            proxy.black_hole()
             await server.stop()
+            await eventually(knows_it)
+            proxy.black_hole()
             silence = await fenced.silence_at_stop(running)
             print(f"fenced after {silence:.3f} s without database and NATS")  # noqa: T201 -- for -rP
             assert BY_RULE_3 <= silence < BY_RULE_3 + LOOK + SLACK_SECONDS
