@@ -188,12 +188,12 @@ class Steady(JobProcessor):
 
     kind = "steady"
     isolation = "process"
-    progress_timeout = 3.0
+    progress_timeout = 6.0
     max_attempts = 1
 
     async def process(self, job: Job[dict[str, Any]]) -> None:
-        for n in range(14):
-            await job.update_progress(progress=n / 14)
+        for n in range(18):
+            await job.update_progress(progress=n / 18)
             await asyncio.sleep(0.5)
 
 

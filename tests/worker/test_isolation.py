@@ -23,6 +23,7 @@ from jsworker.core.processor import JobProcessor
 from jsworker.core.settings import Settings, variable_of
 from jsworker.worker.isolation import resident_memory
 from jsworker.worker.isolation.resident_memory import resident_bytes
+from jsworker.worker.pipeline import settling
 from jsworker.worker.pipeline.in_flight import Run, StopReason
 from jsworker.worker.worker import SetupFailed, Worker
 from tests.support.polling import eventually
@@ -151,8 +152,9 @@ async def test_a_process_whose_files_its_jobs_have_used_up_is_replaced(
 
 
 async def test_a_process_that_starts_no_more_threads_is_replaced(
-    begin: Any, client: JobClient, rows: Rows
+    begin: Any, client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(settling, "_FIRST_PAUSE_SECONDS", 60.0)  # for so long it is seen to wait
     running = await begin(WithoutThreads)
     job = await client.enqueue("without-threads", {"uses_up": True})
     used_up = (await rows.becomes(job.id, "completed", seconds=STARTED))["result"]
@@ -246,8 +248,9 @@ async def test_an_error_arrives_with_its_traceback_and_what_is_logged_with_its_j
     async def is_written() -> None:
         nonlocal written
         written += capfd.readouterr().err
-        [line] = [each for each in written.splitlines() if "logged in isolation" in each]
-        assert str(job.id) in line
+        lines = [each for each in written.splitlines() if "logged in isolation" in each]
+        assert len(lines) == 1
+        assert str(job.id) in lines[0]
 
     await eventually(is_written)
 
@@ -262,8 +265,9 @@ async def test_results_and_payloads_of_a_megabyte(begin: Any, client: JobClient,
 
 
 async def test_cancelled_and_lost_jobs_are_stopped_there_and_their_process_goes_on(
-    begin: Any, client: JobClient, rows: Rows
+    begin: Any, client: JobClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Run, "grace_heartbeats", 1000.0)  # a busy machine is slow to stop a job there
     running = await begin(Isolated)
     pid = (await result_of(client, rows))["pid"]
     job = await client.enqueue("isolated", {"does": "wait"})
