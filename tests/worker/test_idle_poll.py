@@ -57,7 +57,7 @@ async def swallow(
         pulled = 0
         while pulled < count:
             try:
-                pulled += len(await pull.fetch(count - pulled, timeout=5))
+                pulled += len(await pull.fetch(count - pulled, timeout=30))
             except nats.errors.TimeoutError:
                 raise AssertionError(f"{pulled} of {count} messages came") from None
         await pull.unsubscribe()

@@ -131,8 +131,8 @@ async def restore_older_files(_js: JetStreamContext, _stream: str, rows: Rows, i
 
 async def answer_for_a_stranger(js: JetStreamContext, stream: str, _rows: Rows, _ids: list[UUID]) -> set[int]:
     pull = await js.pull_subscribe_bind(consumer=LOST, stream=stream)
-    [message] = await pull.fetch(1)
-    await message.ack_sync()
+    [message] = await pull.fetch(1, timeout=30)
+    await message.ack_sync(timeout=30)
     await pull.unsubscribe()
     return {0}
 
