@@ -1,5 +1,6 @@
 """Values that a slow line cannot carry in one statement time-out, and the limit of each kind of value."""
 
+import asyncio
 import secrets
 from collections.abc import Callable
 from itertools import pairwise
@@ -56,10 +57,12 @@ async def test_after_an_unclear_claim_half_as_many_are_asked_for(
     client: JobClient, rows: Rows, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
+    all_have_come = asyncio.Event()
     take = claim.claim
 
     async def only_two_at_once(*arguments: Any, ids: Any, **rest: Any) -> Any:
         asked.append(len(ids))
+        await all_have_come.wait()
         if len(ids) > 2 and not recovered:
             raise DatabaseUnavailable("the answer is too long for this line")
         return await take(*arguments, ids=ids, **rest)
@@ -69,6 +72,12 @@ async def test_after_an_unclear_claim_half_as_many_are_asked_for(
     jobs = await client.enqueue_many(KIND, [{}] * 8)
     await client.publish_pending()
     running = await start(scripted(echo))
+
+    async def all_are_claimed() -> None:
+        assert len(running.worker._context.in_flight.claiming) == len(jobs)
+
+    await eventually(all_are_claimed)
+    all_have_come.set()
     for job in jobs:
         await rows.becomes(job.id, "completed", seconds=60)
     assert max(asked) > 2
