@@ -97,11 +97,13 @@ def what(running: Running, name: str) -> set[str]:
     return {event["what"] for event in running.events.of(name)}
 
 
+@pytest.mark.usefixtures("patient")
 async def test_without_nats_work_goes_on_and_is_answered_for_later(
     client: JobClient, nats_server: NatsServer, start: StartWorker, rows: Rows, database: Database
 ) -> None:
     gate, load = Gate(), Load()
-    settings = client._settings.model_copy(update=TIMES | {"concurrency": 4})
+    # The database is there, so nothing need be quick; a heartbeat hands back what was claimed ahead before.
+    settings = client._settings.model_copy(update=TIMES | {"concurrency": 4, "heartbeat_interval": 20.0})
     running = await start(scripted(gate.process), load.processor(), with_settings=settings)
     at_work = await client.enqueue_many("scripted", [{"n": number} for number in range(2)])
     for _ in range(2):
@@ -132,6 +134,7 @@ async def test_without_nats_work_goes_on_and_is_answered_for_later(
     await running.worker.close()
 
 
+@pytest.mark.usefixtures("patient")
 async def test_without_nats_messages_that_cannot_come_keep_no_turns(
     client: JobClient, nats_server: NatsServer, start: StartWorker, rows: Rows
 ) -> None:
