@@ -33,6 +33,7 @@ PACE = FAST | {
     "crash_threshold": 3.0,
     "stale_threshold": 6.0,
     "ack_wait": 15.0,
+    "watchdog_timeout": 5.0,
 }
 """The margin between a stop and the threshold is two heartbeats and a statement: here longer than a busy
 machine keeps a process from running."""
