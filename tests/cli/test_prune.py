@@ -4,8 +4,9 @@ import os
 import re
 import signal
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 from uuid import UUID
 
 import psycopg
@@ -47,7 +48,19 @@ $$ BEGIN PERFORM pg_advisory_xact_lock_shared(42); RETURN NULL; END $$
 HOLD_DELETES = """
 CREATE TRIGGER hold AFTER DELETE ON jsworker.jobs FOR EACH STATEMENT EXECUTE FUNCTION jsworker.hold()
 """
+HOLD_LATER = """
+CREATE SEQUENCE jsworker.batches_deleted;
+CREATE FUNCTION jsworker.hold() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN
+  IF nextval('jsworker.batches_deleted') > 3 THEN PERFORM pg_advisory_xact_lock_shared(42); END IF;
+  RETURN NULL;
+END $$
+"""
 HELD = "SELECT count(*) > 0 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+SESSIONS = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+"""
 
 
 def left(sql: Sql) -> int:
@@ -210,16 +223,30 @@ class TestWrongUsage:
             assert "127.0.0.1:1/none" in cli("prune", *arguments).refused(1)
 
 
-@pytest.fixture
-def held(sql: Sql, cli_environment: Mapping[str, str]) -> Iterator[Holder]:
-    """Keeps every deletion from ending until this connection lets go of its lock."""
-    sql.execute(HOLD)
+@contextmanager
+def holding(sql: Sql, hold: LiteralString, environment: Mapping[str, str]) -> Iterator[Holder]:
+    sql.execute(hold)
     sql.execute(HOLD_DELETES)
-    holder = psycopg.connect(cli_environment["JSWORKER_DATABASE_URL"], autocommit=True)
+    holder = psycopg.connect(environment["JSWORKER_DATABASE_URL"], autocommit=True)
     holder.execute("SELECT pg_advisory_lock(42)")
     yield holder
     holder.close()
     sql.execute("DROP FUNCTION jsworker.hold() CASCADE")
+
+
+@pytest.fixture
+def held(sql: Sql, cli_environment: Mapping[str, str]) -> Iterator[Holder]:
+    """Keeps every deletion from ending until this connection lets go of its lock."""
+    with holding(sql, HOLD, cli_environment) as holder:
+        yield holder
+
+
+@pytest.fixture
+def held_later(sql: Sql, cli_environment: Mapping[str, str]) -> Iterator[Holder]:
+    """The same, but the first three deletions end."""
+    with holding(sql, HOLD_LATER, cli_environment) as holder:
+        yield holder
+    sql.execute("DROP SEQUENCE jsworker.batches_deleted")
 
 
 class TestStopped:
@@ -251,14 +278,18 @@ class TestStopped:
         assert (found.code, found.json["jobs"]) == (130, 0)
         assert left(sql) == 1000
 
-    def test_a_kill_leaves_whole_jobs_and_whole_timelines(self, cli: Cli, spawn: Spawn, sql: Sql) -> None:
+    def test_a_kill_leaves_whole_jobs_and_whole_timelines(
+        self, cli: Cli, spawn: Spawn, sql: Sql, held_later: Holder
+    ) -> None:
         sql.execute(OLD_JOBS, [100_000])
         sql.execute(TIMELINES)
         process = spawn("prune")
-        wait_until(lambda: left(sql) < 100_000, "the first batch is committed")
+        wait_until(lambda: read_value(sql, HELD), "a later batch is being deleted")
         process.signal(signal.SIGKILL)
         assert process.wait().code == -signal.SIGKILL
-        assert left(sql) > 0
+        held_later.execute("SELECT pg_advisory_unlock(42)")
+        wait_until(lambda: read_value(sql, SESSIONS) == 1, "its last statement has ended")
+        assert 0 < left(sql) < 100_000
         assert entries_without_their_job(sql) == jobs_without_their_entry(sql) == 0
         before = left(sql)
         assert cli("prune", "--json").ok().json["jobs"] == before
