@@ -20,6 +20,7 @@ JOBS_MODULE = """
 import asyncio
 import sys
 import time
+from pathlib import Path
 
 from pydantic import BaseModel
 
@@ -66,7 +67,7 @@ class StuckInPool(JobProcessor):
 
 class Blocking(JobProcessor):
     async def process(self, job):
-        await job.update_progress(stage="blocking")
+        Path("blocks").touch()
         time.sleep(600)
 
 
