@@ -11,7 +11,6 @@ import pytest
 from tests.ownership.rows import Sql
 
 from .commands import Cli, Process, Spawn, Terminal, wait_until
-from .test_run import wait_for_status
 
 MODULE = """
 import time
@@ -22,6 +21,8 @@ from jsworker import job
 
 @job
 def version(payload):
+    if payload.get("until"):
+        Path("begun").touch()
     while payload.get("until") and not Path(payload["until"]).exists():
         time.sleep(0.02)
     return {version}
@@ -66,7 +67,7 @@ def test_a_changed_file_is_loaded_after_running_jobs_have_ended_and_a_broken_one
     assert run_job(cli) == 1
     until = here / "go-on"
     [running] = cli("enqueue", "version", "--payload", f'{{"until": "{until}"}}').lines
-    wait_for_status(sql, "processing")
+    wait_until((here / "begun").exists, "it has begun")
     write(here, MODULE.replace("{version}", "2"))
     assert worker.read_errors_until("changed").strip() == "versions.py changed: the worker is started anew"
     worker.read_errors_until('"worker.draining"')
