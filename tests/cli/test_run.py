@@ -189,7 +189,8 @@ def test_a_worker_whose_loop_dies_is_started_again(sql: Sql, spawn: Spawn, tmp_p
         "exit code 1",
         "relay look ended in LookupError: the wheel came off",
     )
-    assert read_value(sql, "SELECT state FROM jsworker.workers") == "stopped"
+    state = read_value(sql, "SELECT state FROM jsworker.workers WHERE id = %s", started["worker_id"])
+    assert state == "stopped"
     again = json.loads(worker.read_errors_until('"child.started"'))
     assert again["generation"] == 2
     worker.signal(signal.SIGTERM)
