@@ -35,16 +35,19 @@ def test_without_a_login_it_listens_on_this_machine_alone(cli: Cli, host: str) -
 def test_it_serves_until_it_is_told_to_end(spawn: Spawn, here: Path) -> None:
     process = spawn("dashboard", "cli_jobs:Double", "--port", "0", JSWORKER_GRACE_PERIOD="65")
     address = address_of(process)
-    page = httpx.get(address)
+    page = httpx.get(address, timeout=DEADLINE)
     assert (page.status_code, "Overview" in page.text) == (200, True)
-    assert 'name="payload.n"' in httpx.get(f"{address}enqueue", params={"kind": "double"}).text
-    rebound = httpx.get(address, headers={"host": "evil.example"})
+    assert (
+        'name="payload.n"' in httpx.get(f"{address}enqueue", params={"kind": "double"}, timeout=DEADLINE).text
+    )
+    rebound = httpx.get(address, headers={"host": "evil.example"}, timeout=DEADLINE)
     assert rebound.status_code == 403
     # The doctor judges the settings of workers, though the dashboard waits longer for a statement.
     examined = httpx.get(f"{address}doctor", params={"examine": "yes"}, timeout=DEADLINE).text
     assert "shutting down takes 31 s at most, the pod gets 65 s" in examined
     # An open page does not keep it.
-    with httpx.stream("GET", address, headers={"accept": "text/event-stream"}) as stream:
+    asks_for_events = {"accept": "text/event-stream"}
+    with httpx.stream("GET", address, headers=asks_for_events, timeout=DEADLINE) as stream:
         lines = stream.iter_lines()
         assert next(lines) == "retry: 1000"
         process.signal(signal.SIGTERM)
@@ -67,16 +70,14 @@ def test_an_action_is_finished_before_it_ends(
         with socket.socket() as other:
             return other.connect_ex(("127.0.0.1", port)) != 0
 
-    with httpx.Client(base_url=address) as browser, ThreadPoolExecutor() as threads:
+    with httpx.Client(base_url=address, timeout=DEADLINE) as browser, ThreadPoolExecutor() as threads:
         token = re.search(r'name="csrf" value="([^"]+)"', browser.get("/kinds/pause?kind=double").text)
         assert token is not None
         form = {"kind": "double", "csrf": token[1], "confirmed": "yes"}
         with psycopg.connect(cli_environment["JSWORKER_DATABASE_URL"]) as other:
             other.execute("LOCK TABLE jsworker.audit IN SHARE MODE")
             headers = {"origin": address.rstrip("/")}
-            answer = threads.submit(
-                lambda: browser.post("/kinds/pause", data=form, headers=headers, timeout=60.0)
-            )
+            answer = threads.submit(lambda: browser.post("/kinds/pause", data=form, headers=headers))
             waiting = "SELECT FROM pg_locks WHERE relation = 'jsworker.audit'::regclass AND NOT granted"
             wait_until(lambda: sql.execute(waiting).fetchall(), "the action waits")
             process.signal(signal.SIGTERM)
@@ -174,11 +175,11 @@ def test_a_login_is_made_of_a_password_from_stdin_and_asked_for_on_every_address
     process = spawn("dashboard", "--host", every, "--port", "0", "--logins", "logins")
     address = address_of(process)
     for each in (address, address.replace("127.0.0.1", "[::1]" if has_ipv6() else "127.0.0.1")):
-        assert httpx.get(each).status_code == 401
-    assert httpx.get(address, auth=("ann", "wrong")).status_code == 401
-    assert httpx.get(address, auth=("ann", "right")).status_code == 200
+        assert httpx.get(each, timeout=DEADLINE).status_code == 401
+    assert httpx.get(address, auth=("ann", "wrong"), timeout=DEADLINE).status_code == 401
+    assert httpx.get(address, auth=("ann", "right"), timeout=DEADLINE).status_code == 200
     (tmp_path / "logins").write_text("# nobody\nann\n")
-    assert httpx.get(address, auth=("ann", "right")).status_code == 200
+    assert httpx.get(address, auth=("ann", "right"), timeout=DEADLINE).status_code == 200
     assert process.read_errors_until("line 2: must be as").startswith("logins logins, line 2: ")
 
 
@@ -188,10 +189,10 @@ def test_a_file_of_logins_that_cannot_be_read_is_one_line(spawn: Spawn, tmp_path
     address = address_of(process)
     (tmp_path / "logins").unlink()
     for _ in range(3):
-        refused = httpx.get(address, auth=("ann", "right"))
+        refused = httpx.get(address, auth=("ann", "right"), timeout=DEADLINE)
         assert (refused.status_code, refused.text.partition(";")[0]) == (503, "the logins cannot be read now")
     (tmp_path / "logins").write_text("# nobody\n")
-    assert httpx.get(address, auth=("ann", "right")).status_code == 401
+    assert httpx.get(address, auth=("ann", "right"), timeout=DEADLINE).status_code == 401
     process.signal(signal.SIGTERM)
     assert process.wait().err == "logins logins: No such file or directory; all logins are refused\n"
 
@@ -220,7 +221,7 @@ class Broken(JobProcessor[Order]):
 def test_what_a_page_failed_with_is_on_stderr(spawn: Spawn, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
     process = spawn("dashboard", "broken:Broken", "--port", "0")
-    failed = httpx.get(f"{address_of(process)}enqueue", params={"kind": "broken"})
+    failed = httpx.get(f"{address_of(process)}enqueue", params={"kind": "broken"}, timeout=DEADLINE)
     assert (failed.status_code, failed.text) == (500, "the dashboard failed; its log tells why\n")
     assert process.read_errors_until("RuntimeError: ").endswith("no schema today\n")
 
