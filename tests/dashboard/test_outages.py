@@ -65,6 +65,7 @@ async def test_an_open_page_says_that_it_is_not_up_to_date_and_recovers(
 ) -> None:
     proxy, app = cuttable
     app.state.site.poller._interval = 0.05
+    monkeypatch.setattr(live, "STREAM_SECONDS", 600.0)  # after a slow look the page rests for long
     await put("failed")
     sent: list[str] = []
     watching = asyncio.create_task(stream_of(app, 1_000_000, "/failures", sent))
