@@ -19,6 +19,7 @@ from jsworker.doctor.gather import gather
 from tests.dashboard.conftest import PutJob
 from tests.dashboard.viewer import Viewer
 from tests.ownership.rows import Sql, ago, insert_job, set_clock_ahead
+from tests.support.polling import eventually
 from tests.worker.rows import Rows
 from tests.worker.running import StartWorker
 
@@ -36,6 +37,7 @@ class Sleepy(JobProcessor):
     kind = "sleepy"
 
     async def process(self, job: Job[dict[str, int]]) -> None:
+        await job.update_progress(stage="asleep")
         await asyncio.sleep(job.payload.get("seconds", 600))
 
 
@@ -144,7 +146,11 @@ async def test_where_a_run_and_its_worker_are(settings: Settings, rows: Rows, st
     running = await start(Sleepy)
     async with JobClient(settings) as client:
         job = await client.enqueue(Sleepy, {})
-        await rows.becomes(job.id, "processing")
+
+        async def has_begun() -> None:
+            assert (await rows.job(job.id))["stage"] == "asleep"
+
+        await eventually(has_begun)
         viewer = Viewer(dashboard(client))
         page = await viewer.see((await viewer.see(f"/jobs/{job.id}")).links["Where is it?"])
         assert "in Sleepy.process" in page.text
