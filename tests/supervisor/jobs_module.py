@@ -475,10 +475,11 @@ class LosesStderr(JobProcessor):
 
 
 class Leaves(JobProcessor):
-    """Leaves a process behind whose parent is gone."""
+    """Leaves a process behind whose parent is gone, until it is told to go on."""
 
     def process(self, job: Job[dict[str, Any]]) -> None:  # noqa: ARG002 -- a processor's shape
-        subprocess.run(["sh", "-c", "sleep 1 &"], check=True)
+        waits = 'while [ ! -e "go on" ]; do sleep 0.1; done &'
+        subprocess.run(["sh", "-c", waits], check=True)
 
 
 class Speaks(JobProcessor):

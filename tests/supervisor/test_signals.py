@@ -57,7 +57,7 @@ async def test_ctrl_c_reaches_the_group_and_drains(supervise: Supervise, client:
     parent = supervise("Nap")
     await parent.ready()
     job_id = (await client.enqueue("nap", {"seconds": 1.0})).id
-    await owner_of_sleeper(sql)
+    await eventually(lambda: sleeps(sql, job_id))
     os.killpg(parent.pid, signal.SIGINT)
     assert await parent.ends() == 0
     assert read_job(sql, job_id)["status"] == "completed"
@@ -211,7 +211,7 @@ async def test_sigterm_ends_a_supervisor_that_still_imports(
 
 @needs_unshare
 async def test_as_process_1_it_reaps_orphans_and_drains(
-    supervise: Supervise, client: JobClient, sql: Sql
+    supervise: Supervise, client: JobClient, sql: Sql, tmp_path: Path
 ) -> None:
     parent = supervise("Leaves", "Nap", prefix=UNSHARE)
     await parent.ready()
@@ -222,9 +222,10 @@ async def test_as_process_1_it_reaps_orphans_and_drains(
         assert len(process_1.children()) == count
 
     await eventually(lambda: there_are(2))  # the worker, and the orphan that it has left
+    (tmp_path / "go on").touch()
     await eventually(lambda: there_are(1))
     job_id = (await client.enqueue("nap", {"seconds": 0.5})).id
-    await owner_of_sleeper(sql)
+    await eventually(lambda: sleeps(sql, job_id))
     process_1.send_signal(signal.SIGTERM)
     assert await parent.ends() == 0
     assert read_job(sql, job_id)["status"] == "completed"
