@@ -121,7 +121,7 @@ async def test_jobs_that_waited_for_a_slot_of_a_killed_child_have_no_stall(
     for nap in (read_job(sql, each) for each in naps):
         if nap["worker_id"] != owner and nap["stage"] != "asleep":  # it would take a slot of the next child
             await client.cancel(nap["id"])
-    parent.send(signal.SIGKILL, pid_of(parent, owner))
+    parent.send(signal.SIGKILL, await pid_of(parent, owner))
     for job_id in begun:
         assert counters(await ends(sql, job_id)) == (2, 0, 1)
     for job_id in waiting:

@@ -43,7 +43,7 @@ async def test_processes_that_are_killed_leave_no_child_of_a_run_that_did_not_co
         if not (found := await eventually(owner)):
             break
         with suppress(ProcessLookupError):  # one of the jobs kills its process itself
-            parent.send(signal.SIGKILL, pid_of(parent, found))
+            parent.send(signal.SIGKILL, await pid_of(parent, found))
         await parent.tells("child.died", kill)
 
     async def all_completed() -> None:

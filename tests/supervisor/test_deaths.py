@@ -52,9 +52,15 @@ async def owner_of_sleeper(sql: Sql) -> str:
     return await eventually(asleep)
 
 
-def pid_of(parent: ParentProcess, worker_id: str) -> int:
-    [pid] = [line["pid"] for line in parent.lines("child.started") if line["worker_id"] == worker_id]
-    return int(pid)
+async def pid_of(parent: ParentProcess, worker_id: str) -> int:
+    """Wait until the parent has told of a child's start, which may be after its first claim."""
+
+    async def told() -> int:
+        pids = [line["pid"] for line in parent.lines("child.started") if line["worker_id"] == worker_id]
+        assert len(pids) == 1, f"{worker_id}: {parent.log}"
+        return int(pids[0])
+
+    return await eventually(told)
 
 
 async def test_the_job_of_a_child_that_is_killed_or_taken_down_runs_again_at_once_and_the_child_too(
@@ -66,7 +72,7 @@ async def test_the_job_of_a_child_that_is_killed_or_taken_down_runs_again_at_onc
     job_id = (await client.enqueue("nap", {"seconds": 3600})).id
     owner = await owner_of_sleeper(sql)
 
-    parent.send(signal.SIGKILL, pid_of(parent, owner))
+    parent.send(signal.SIGKILL, await pid_of(parent, owner))
 
     job = await ends_completed(sql, job_id)
     assert counters(job) == (2, 0, 1)
@@ -102,7 +108,7 @@ async def owner_is_killed(parent: ParentProcess, client: JobClient, sql: Sql) ->
     await parent.ready(1)
     job_id = (await client.enqueue("nap", {"seconds": 3600})).id
     owner = await owner_of_sleeper(sql)
-    parent.send(signal.SIGKILL, pid_of(parent, owner))
+    parent.send(signal.SIGKILL, await pid_of(parent, owner))
     assert counters(await ends_completed(sql, job_id)) == (2, 0, 1)
     return job_id, owner
 
@@ -168,7 +174,7 @@ async def test_the_parent_watches_its_children_while_it_loads_what_it_takes_jobs
     await parent.ready(1)
     job_id = (await client.enqueue("nap", {"seconds": 3600})).id
     owner = await owner_of_sleeper(sql)
-    parent.send(signal.SIGKILL, pid_of(parent, owner))
+    parent.send(signal.SIGKILL, await pid_of(parent, owner))
 
     await parent.tells("child.started", 2)
     assert not parent.lines("dead_owner.reset")
@@ -191,7 +197,7 @@ async def test_a_dead_worker_whose_row_cannot_be_changed_is_buried_all_the_same(
     await parent.ready(1)
     job_id = (await client.enqueue("nap", {"seconds": 3600})).id
     owner = await owner_of_sleeper(sql)
-    parent.send(signal.SIGKILL, pid_of(parent, owner))
+    parent.send(signal.SIGKILL, await pid_of(parent, owner))
 
     assert counters(await ends_completed(sql, job_id)) == (2, 0, 1)
     [refused] = await parent.tells("dead_owner.row_refused")
@@ -209,7 +215,7 @@ async def test_a_new_child_leaves_to_the_parent_what_its_sibling_held(
     # What it looks with, the parent loads for the first dead child; a busy machine may take long for that.
     first = (await client.enqueue("nap", {"seconds": 3600})).id
     dead = await owner_of_sleeper(sql)
-    parent.send(signal.SIGKILL, pid_of(parent, dead))
+    parent.send(signal.SIGKILL, await pid_of(parent, dead))
     await ends_completed(sql, first)
     await parent.tells("dead_owner.reset")
     await parent.ready(3)
@@ -218,7 +224,7 @@ async def test_a_new_child_leaves_to_the_parent_what_its_sibling_held(
     owner = await owner_of_sleeper(sql)
     [sibling] = [line for line in parent.lines("child.started") if line["worker_id"] not in {dead, owner}]
     parent.send(signal.SIGSTOP, sibling["pid"])
-    parent.send(signal.SIGKILL, pid_of(parent, owner))
+    parent.send(signal.SIGKILL, await pid_of(parent, owner))
 
     assert counters(await ends_completed(sql, job_id, seconds=60)) == (2, 0, 1)
     [reset] = [event for event in read_events(sql, job_id) if event["event"] == "reset"]
@@ -378,7 +384,7 @@ async def test_the_dead_are_remembered_while_the_database_is_away(
         job_id = (await client.enqueue("nap", {"seconds": 3600})).id
         owner = await owner_of_sleeper(sql)
         proxy.cut()
-        parent.send(signal.SIGKILL, pid_of(parent, owner))
+        parent.send(signal.SIGKILL, await pid_of(parent, owner))
         [waiting] = await parent.tells("dead_owner.waiting")
         assert (waiting["worker_id"], waiting["dead"]) == (owner, 1)
         assert read_job(sql, job_id)["worker_id"] == owner
@@ -397,7 +403,7 @@ async def test_what_a_dead_child_held_stays_where_recovery_is_off(
     assert (told["level"], told["rules"]) == ("warning", ["supervisor", "start", "crashed", "stale"])
     job_id = (await client.enqueue("nap", {"seconds": 3600})).id
     owner = await owner_of_sleeper(sql)
-    parent.send(signal.SIGKILL, pid_of(parent, owner))
+    parent.send(signal.SIGKILL, await pid_of(parent, owner))
 
     [left] = await parent.tells("dead_owner.not_reset")
     assert (left["level"], left["worker_id"]) == ("warning", owner)
@@ -419,7 +425,7 @@ async def test_a_child_that_cannot_start_ends_its_supervisor_only_if_no_other_wo
 
     module.write_text("def half(:\n")
     parent.send(signal.SIGKILL, pids[0])
-    _, refused = await parent.tells("child.died", 2)
+    _, refused, *_ = await parent.tells("child.died", 2)
     assert (refused["level"], refused["how"]) == ("error", "exit code 2")
     assert "SyntaxError" in refused["reason"]
     await parent.tells("child.restart_delayed")

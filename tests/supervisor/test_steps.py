@@ -80,7 +80,7 @@ async def test_processes_that_are_killed_at_any_moment(
     jobs = [(await client.enqueue("in-steps", payload)).id for _ in range(40)]
     for kill in range(1, 5):
         owner = await an_owner(sql, parent)
-        parent.send(signal.SIGKILL, pid_of(parent, owner))
+        parent.send(signal.SIGKILL, await pid_of(parent, owner))
         await parent.tells("child.died", kill)
 
     async def all_completed() -> None:
