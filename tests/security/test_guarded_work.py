@@ -62,7 +62,7 @@ def as_process(environment: Mapping[str, str], folder: Path, *arguments: str) ->
     return Result(done.returncode, done.stdout, done.stderr)
 
 
-async def becomes(sql: Sql, job_id: Any, status: str, *, within: float = 20.0) -> dict[str, Any]:
+async def becomes(sql: Sql, job_id: Any, status: str, *, within: float = 60.0) -> dict[str, Any]:
     async def there() -> dict[str, Any]:
         row = read_job(sql, job_id)
         assert row["status"] == status, row

@@ -231,10 +231,10 @@ def test_an_inbox_prefix_is_words_of_a_subject(prefix: str) -> None:
 
 async def test_workers_hear_of_each_other(open_as: OpenAs) -> None:
     one, other = await open_as("worker"), await open_as("worker")
-    assert await Witness(one.connection, "pod-0.example-17-a1").prove(2.0)
+    assert await Witness(one.connection, "pod-0.example-17-a1").prove(30.0)
     asker = Witness(other.connection, "pod-1-9-ff")
-    assert await asker.ask("pod-0.example-17-a1", 2.0) is Answer.ALIVE
-    assert await asker.ask("pod-7-1-00", 2.0) is Answer.NO_RESPONDERS
+    assert await asker.ask("pod-0.example-17-a1", 30.0) is Answer.ALIVE
+    assert await asker.ask("pod-7-1-00", 30.0) is Answer.NO_RESPONDERS
     assert one.told == other.told == []
 
 
@@ -244,7 +244,7 @@ async def test_workers_tell_their_stacks_to_workers_alone(open_as: OpenAs, guard
 
     name, job_id = "pod-0.example-17-a1", uuid4()
     worker = await open_as("worker")
-    assert await Witness(worker.connection, name, stacks).prove(2.0)
+    assert await Witness(worker.connection, name, stacks).prove(30.0)
 
     async def ask(role: str) -> Reply:
         settings = settings_for(guarded_nats.url, **nats_user(role))
