@@ -518,7 +518,10 @@ class Spawns(JobProcessor):
 
 
 class InSteps(JobProcessor):
-    """Notes each call of a step in a file; dies once within a step and once right after one, if it is to."""
+    """Notes each call of a step in a file; dies once within a step and once right after one, if it is to.
+
+    The last step waits for a file, if one is named.
+    """
 
     max_stalls = 100
 
@@ -534,6 +537,10 @@ class InSteps(JobProcessor):
     async def act(self, job: Job[dict[str, Any]], number: int) -> int:
         self.note(job.payload["file"], f"{job.id} {number} {job.fencing_token}\n")
         await asyncio.sleep(job.payload["seconds"])
+        if number == job.payload["steps"] - 1 and "until" in job.payload:
+            until = Path(job.payload["until"])
+            while not await asyncio.to_thread(until.exists):  # noqa: ASYNC110 -- a file tells of no event
+                await asyncio.sleep(0.05)
         self.die_once(job, f"within {number}")
         return number * number
 
