@@ -353,7 +353,8 @@ async def test_a_quiet_phase_is_not_taken_for_a_hang_and_hides_none_once_its_job
 async def test_a_run_that_ignores_its_time_out_ends_with_its_process_and_is_named(
     supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
-    parent = supervise("Stubborn", "Swallows", "Nap")
+    # Only the parent takes back what its child held.
+    parent = supervise("Stubborn", "Swallows", "Nap", recover_on_start=False, **SLOW_RULES)
     for number, kind in enumerate(("stubborn", "swallows"), start=1):
         pid = (await parent.ready(number))[-1]
         innocent = (await client.enqueue("nap", {"seconds": 3600})).id

@@ -157,7 +157,7 @@ def stalls(text: str, cause: str) -> dict[str, float]:
 async def test_what_a_lone_child_leaves_is_told_and_counted_by_the_parent(
     supervise: Supervise, client: JobClient, sql: Sql
 ) -> None:
-    parent = supervise("Poison", http_port=0, max_stalls=3, **SLOW_RULES)
+    parent = supervise("Poison", http_port=0, max_stalls=3, recover_on_start=False, **SLOW_RULES)
     base = await base_of(parent)
 
     async def all_told(dead: float, quarantined: float) -> None:
