@@ -24,6 +24,9 @@ class Codec(ABC):
             content: UTF-8 text of a JSON value.
             bound_to: the job, its kind and the column. ``decode`` must refuse the content if its ``bound_to``
                 differs: else a content could be moved to another row.
+
+        Raises:
+            Exception: the content is not stored; in a job, the attempt fails, with KeyMissing too.
         """
 
     @abstractmethod

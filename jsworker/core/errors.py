@@ -143,9 +143,11 @@ class KeyMissing(JsworkerError):
 
     Attributes:
         what: the key and its codec, in words.
+        of_run: whether a run raised it as it read its own job, which then waits for the key.
     """
 
     what: str = ""
+    of_run: bool = False
 
     @classmethod
     def of(cls, where: str, what: str) -> "KeyMissing":
@@ -156,7 +158,13 @@ class KeyMissing(JsworkerError):
 
 
 class ContentRefused(JsworkerError):
-    """An encoded content was changed, or belongs to another job, kind or column."""
+    """An encoded content was changed, or belongs to another job, kind or column.
+
+    Attributes:
+        of_run: whether a run raised it as it read its own job, which then fails for good.
+    """
+
+    of_run: bool = False
 
 
 class OwnershipLost(JsworkerError):

@@ -294,6 +294,55 @@ async def test_a_result_that_was_moved_is_refused(
         await one.result(60)
 
 
+async def change_result(rows: Rows, job_id: UUID) -> None:
+    changed = json.dumps({"$codec": ["aes-gcm", "old", "AAAA"]})
+    await rows.query("ALTER TABLE jsworker.jobs DISABLE TRIGGER USER")
+    await rows.query("UPDATE jsworker.jobs SET result = %s WHERE id = %s", changed, job_id)
+    await rows.query("ALTER TABLE jsworker.jobs ENABLE TRIGGER USER")
+
+
+@pytest.mark.parametrize("why", ["its key is missing", "it was changed"])
+async def test_an_error_about_the_content_of_another_job_is_counted(  # noqa: PLR0917 -- fixtures
+    sealed: JobClient, client: JobClient, encrypted: Settings, rows: Rows, start: StartWorker, why: str
+) -> None:
+    reader = client if why == "its key is missing" else sealed
+
+    async def process(job: Job[Any]) -> Any:
+        return await job.step("read", reader.result, UUID(job.payload["other"]), 60)
+
+    running = await start(
+        scripted(echo, kind="other"), scripted(process, backoff=LATER), with_settings=encrypted
+    )
+    other = await sealed.enqueue("other", {})
+    await other.result(60)
+    if why == "it was changed":
+        await change_result(rows, other.id)
+    job = await sealed.enqueue(KIND, {"other": str(other.id)})
+    await running.events.told("job.error")
+    row = await rows.becomes(job.id, "scheduled")
+    assert (row["attempts"], row["errors"]) == (1, 1)
+    assert running.events.of("worker.degraded") == []
+
+
+class KeylessResults(Reverse):
+    """Has no key for results."""
+
+    def encode(self, content: bytes, bound_to: bytes) -> tuple[str, bytes]:
+        if b'"result"' in bound_to:
+            raise KeyMissing
+        return super().encode(content, bound_to)
+
+
+async def test_a_result_that_cannot_be_encoded_fails_its_attempt(settings: Settings, rows: Rows) -> None:
+    running = Running(Worker([scripted(echo, backoff=LATER)], settings, codec=KeylessResults()))
+    await running.worker.start()
+    async with JobClient(settings, codec=KeylessResults()) as client:
+        job = await client.enqueue(KIND, {"n": 1})
+        row = await rows.becomes(job.id, "scheduled")
+    assert (row["attempts"], row["errors"]) == (1, 1)
+    await running.end()
+
+
 async def test_the_payload_of_a_later_call_is_read_where_it_waits(
     sealed: JobClient, encrypted: Settings, rows: Rows, start: StartWorker
 ) -> None:
@@ -354,6 +403,25 @@ async def test_results_of_workflows_and_members_that_are_added(
     assert await flow.result(60) == {CANARY: [1, 2, 100]}
     for row in await rows.query("SELECT payload, result FROM jsworker.jobs"):
         assert key_of_content(row["payload"]) == key_of_content(row["result"]) == "aes-gcm old"
+
+
+async def test_a_changed_result_of_a_member_fails_the_job_that_reads_it(
+    sealed: JobClient, encrypted: Settings, rows: Rows, start: StartWorker
+) -> None:
+    async def merge(job: Job[Any]) -> Any:
+        return [each.result async for each in job.results_of("parts")]
+
+    await start(scripted(echo, kind="part"), with_settings=encrypted)
+    async with sealed.workflow("sums") as flow:
+        flow.batch("part", [{"n": 1}], name="parts")
+        flow.job("merge", {}, after="parts")
+    [part] = await rows.query("SELECT id FROM jsworker.jobs WHERE kind = 'part'")
+    await rows.becomes(part["id"], "completed")
+    await change_result(rows, part["id"])
+    await start(scripted(merge, kind="merge"), with_settings=encrypted)
+    [merging] = await rows.query("SELECT id FROM jsworker.jobs WHERE kind = 'merge'")
+    row = await rows.becomes(merging["id"], "failed")
+    assert (row["failure_reason"], row["attempts"]) == ("payload", 1)
 
 
 class Card(BaseModel):

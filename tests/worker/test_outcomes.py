@@ -369,7 +369,13 @@ async def test_retry_and_snooze_in_a_task_group_keep_their_wait(
     assert row["errors"] == errors
 
 
-@pytest.mark.parametrize("error", [KeyMissing.of("step a", "key 'k'"), ThreadNotStarted("no thread")])
+def missing_key() -> KeyMissing:
+    error = KeyMissing.of("step a", "key 'k'")
+    error.of_run = True
+    return error
+
+
+@pytest.mark.parametrize("error", [missing_key(), ThreadNotStarted("no thread")])
 @pytest.mark.parametrize("others", [[], [Retry(after=3000.0), Snooze(3000.0)]])
 async def test_a_fault_that_is_not_the_jobs_is_not_counted_out_of_a_task_group_either(
     client: JobClient, rows: Rows, start: StartWorker, error: Exception, others: list[Exception]

@@ -38,9 +38,11 @@ def open_job(run: Run, services: LeaseServices) -> Job[Any]:
     if contents.may_be_encoded(payload):
         is_scheduled = claimed.scheduled_for is not None
         owner = owner_of_payload(claimed.id, claimed.waiting_key, is_scheduled=is_scheduled)
-        payload = contents.decode(payload, "payload", claimed.kind, owner)
+        with outcomes.reading_own_content():
+            payload = contents.decode(payload, "payload", claimed.kind, owner)
     if checkpoint is not None:
-        checkpoint = contents.decode(checkpoint, "checkpoint", claimed.kind, claimed.id)
+        with outcomes.reading_own_content():
+            checkpoint = contents.decode(checkpoint, "checkpoint", claimed.kind, claimed.id)
     return Job(
         id=claimed.id,
         kind=claimed.kind,

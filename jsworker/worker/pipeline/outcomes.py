@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,6 +124,16 @@ def check_size(text: str, what: str, max_bytes: int) -> None:
         raise error
 
 
+@contextmanager
+def reading_own_content() -> Iterator[None]:
+    """Mark the errors that decide about a run: a processor may also read contents of other jobs."""
+    try:
+        yield
+    except (ContentRefused, KeyMissing) as error:
+        error.of_run = True
+        raise
+
+
 def raised(run: Run, error: BaseException) -> Outcome:
     """Return the outcome of a run whose processor raised."""
     try:
@@ -141,7 +152,7 @@ def _of_raised(run: Run, error: BaseException) -> Outcome:
         return Snoozed(
             first_line(_words(run, error)), _delay(run, error.after), not isinstance(error, Asleep)
         )
-    if isinstance(error, KeyMissing):
+    if isinstance(error, KeyMissing) and error.of_run:
         return Interrupted(str(error), str(error), _delay(run), error.what)
     if isinstance(error, ThreadNotStarted):
         return Interrupted(str(error), str(error), _delay(run))
@@ -170,8 +181,12 @@ def missing_thread(error: BaseException) -> ThreadNotStarted | None:
 
 def _decisive(run: Run, error: BaseException) -> BaseException:
     """Return the error that counts of a group in which each has a rule of its own; else the group itself."""
-    decisive = Fail | ContentRefused | KeyMissing | ThreadNotStarted | Retry | Snooze
-    asked = [each for each in raised_in(error) if isinstance(each, decisive)]
+    decisive = Fail | ThreadNotStarted | Retry | Snooze
+    asked = [
+        each
+        for each in raised_in(error)
+        if isinstance(each, decisive) or (isinstance(each, ContentRefused | KeyMissing) and each.of_run)
+    ]
     if not asked or len(asked) < sum(1 for _ in raised_in(error)):
         return error
 
@@ -259,7 +274,7 @@ def _final(run: Run, error: BaseException) -> str:
             return "permanent"
         case InvalidResult():
             return "result"
-        case ContentRefused():
+        case ContentRefused(of_run=True):
             return "payload"
         case InvalidPayload() | InvalidJson() if run.job is None:
             return "payload"

@@ -43,7 +43,13 @@ from jsworker.ownership.transitions.enqueue import ChildJob, NewJob
 from jsworker.ownership.transitions.settle import Completion, complete_statement, was_committed
 from jsworker.worker.pipeline import child_jobs
 from jsworker.worker.pipeline.in_flight import Run
-from jsworker.worker.pipeline.outcomes import Asleep, check_size, passed_limit, result_text
+from jsworker.worker.pipeline.outcomes import (
+    Asleep,
+    check_size,
+    passed_limit,
+    reading_own_content,
+    result_text,
+)
 from jsworker.worker.pipeline.run_writes import (
     PAUSES,
     LeaseServices,
@@ -306,10 +312,11 @@ class RunLease:
         end = partial(until_answered, self._run, lambda _: workflow_listing.end_of(database, batch))
         if node not in self._ends:
             self._ends.setdefault(node, await end())
-        page = await until_answered(
-            self._run,
-            lambda tries: workflow_listing.results(database, contents, batch, after, tries=tries),
-        )
+        with reading_own_content():
+            page = await until_answered(
+                self._run,
+                lambda tries: workflow_listing.results(database, contents, batch, after, tries=tries),
+            )
         if (now := await end()) is None or now != self._ends[node]:
             # As a sleep, it ends the run even if the processor swallows the error.
             why = f"a job of node {shown(node)} was retried: its results are read anew"

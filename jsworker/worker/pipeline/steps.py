@@ -18,7 +18,7 @@ from jsworker.ownership.transitions import steps
 from jsworker.ownership.transitions.steps import FoundStep
 from jsworker.worker.pipeline import child_jobs
 from jsworker.worker.pipeline.in_flight import Run
-from jsworker.worker.pipeline.outcomes import Asleep, InvalidResult, check_size
+from jsworker.worker.pipeline.outcomes import Asleep, InvalidResult, check_size, reading_own_content
 from jsworker.worker.pipeline.run_writes import LeaseServices, until_answered, write_owned
 from jsworker.worker.pipeline.threads import retrieve_error, start_thread, wait_for_loop
 
@@ -192,7 +192,8 @@ class Steps:
     def _read(self, step: "NamedStep", found: FoundStep) -> Any:
         text = found.result
         if text is not None:
-            text = self._services.contents.decode(text, step.column, self._run.kind.name, self._run.id)
+            with reading_own_content():
+                text = self._services.contents.decode(text, step.column, self._run.kind.name, self._run.id)
         return step.read(text)
 
     async def _keep(self, step: "NamedStep", text: str | None, *, sleeps: float | None = None) -> FoundStep:
