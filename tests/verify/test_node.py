@@ -10,15 +10,18 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import nats
 import psycopg
 import pytest
 
 from jsworker import Job, JobClient, JobProcessor, Settings, Worker
 from tests.ownership.test_enqueue_function import CONTRACT
 from tests.security.guarded import apply_roles, make_logins
+from tests.support.polling import eventually
 from tests.support.servers import as_role
 
 pytestmark = [pytest.mark.verify, pytest.mark.timeout(600)]
@@ -96,6 +99,13 @@ def node(folder: Path, login: str, settings: Settings) -> Run:
     return run
 
 
+async def it_reads_rows(settings: Settings) -> None:
+    """Check that a program of the login has read a job's row: it has listened before."""
+    with psycopg.connect(settings.database_dsn()) as connection:
+        count = "SELECT count(*) FROM pg_stat_activity WHERE usename = %s AND query LIKE 'SELECT status%%'"
+        assert connection.execute(count, [LOGIN]).fetchone() == (1,)
+
+
 async def test_an_order_and_its_job_are_committed_together_and_its_result_is_read(
     node: Run, settings: Settings
 ) -> None:
@@ -103,6 +113,11 @@ async def test_an_order_and_its_job_are_committed_together_and_its_result_is_rea
     assert placed["created"] is True
     assert "duplicate key" in await asyncio.to_thread(node, "place_order.mjs", "14", code=1)
     waiting = asyncio.create_task(asyncio.to_thread(node, "await_result.mjs", placed["id"]))
+    await eventually(partial(it_reads_rows, settings), seconds=60.0)
+    connection = await nats.connect(settings.nats_url)
+    for what in (b"no JSON", b"null", b'{"stream": "JOBS", "seq": 3}'):
+        await connection.publish(f"{settings.subject_prefix}.events.send-invoice.completed", what)
+    await connection.close()
     async with Worker([SendInvoice], settings):
         assert await waiting == {"status": "completed", "result": {"invoice": 1014}, "last_error": None}
         async with JobClient(settings) as client:

@@ -183,7 +183,7 @@ class Settings(BaseSettings):
         ),
     ] = Field("jobs", description="subjects are <prefix>.<kind>")
     publish_events: bool = Field(
-        False, description="publish the outcomes of jobs to subscribers of <prefix>.events.>"
+        False, description="publish the outcomes of jobs to subscribers of <prefix>.events.*.*"
     )
     stream_replicas: Annotated[int, _between(1, 5)] = Field(1, description="replicas of the stream")
     concurrency: Annotated[int, _between(1, 10_000)] = Field(10, description="job slots of each process")

@@ -3,7 +3,7 @@ import { connect } from 'nats';
 
 const nats = await connect({ servers: process.env.NATS_URL });
 const heard = [];
-for await (const message of nats.subscribe(`${process.env.SUBJECT_PREFIX}.events.>`)) {
+for await (const message of nats.subscribe(`${process.env.SUBJECT_PREFIX}.events.*.*`)) {
   heard.push({ subject: message.subject, event: message.json() });
   if (heard.length === Number(process.argv[2])) break;
 }
