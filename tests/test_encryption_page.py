@@ -5,6 +5,7 @@ import re
 import secrets
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
-from jsworker import Job, JobClient, JobProcessor, Settings, Worker
+from jsworker import Every, Job, JobClient, JobProcessor, Settings, Worker
 from jsworker.core.settings import load_settings
 from tests.support.documents import Page
 from tests.support.polling import eventually
@@ -24,7 +25,8 @@ PAGE = Page("docs/encryption.md")
 
 class SendInvoice(JobProcessor[dict[str, int]]):
     async def process(self, job: Job[dict[str, int]]) -> dict[str, int]:
-        return job.payload
+        await job.save_checkpoint(job.payload)
+        return await job.step("echo", dict, job.payload)
 
 
 @pytest.fixture
@@ -63,7 +65,8 @@ async def test_its_commands_make_a_key_and_its_code_enqueues_with_it(
         session.commit()
         [job_id] = session.scalars(text("SELECT id FROM jsworker.jobs"))
         assert await client.result(job_id, 60) == order
-        assert [*map(tuple, session.execute(text(count)))] == [("2026-01", 1)]
+        await client.schedules.add("yearly", "send-invoice", Every(days=366, payload=order))
+        assert [*map(tuple, session.execute(text(count)))] == [("2026-01", 5)]
 
 
 async def test_its_own_codec_is_one(names: dict[str, Any], make_settings: Callable[..., Settings]) -> None:
@@ -81,6 +84,18 @@ async def test_its_own_codec_is_one(names: dict[str, Any], make_settings: Callab
             assert status.in_flight == {"send-invoice": 0}
 
         await eventually(has_ended)
+
+
+def test_its_own_codec_limits_what_it_decodes(names: dict[str, Any]) -> None:
+    codec, most = names["Compressed"](), names["MOST_BYTES"]
+    place = zlib.crc32(b"place").to_bytes(4, "big")
+    largest = b" " * most
+    assert codec.decode(*codec.encode(largest, b"place"), b"place") == largest
+    with pytest.raises(ValueError, match="larger than"):
+        codec.encode(largest + b" ", b"place")
+    for refused in (zlib.compress(largest + b" "), zlib.compress(b"cut")[:-1]):
+        with pytest.raises(ValueError, match="too large, or cut"):
+            codec.decode("1", place + refused, b"place")
 
 
 def test_it_names_each_setting() -> None:
