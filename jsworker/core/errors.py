@@ -1,6 +1,7 @@
 """Every error that jsworker raises on purpose, and the three that a processor raises on purpose.
 
-A class docstring is the default message; a more exact one is given where the error is raised.
+The first paragraph of a class docstring is the default message; a more exact one is given where the error is
+raised.
 """
 
 import inspect
@@ -15,7 +16,8 @@ class JsworkerError(Exception):
     """jsworker could not do what was asked."""
 
     def __init__(self, message: str | None = None) -> None:
-        super().__init__(message or inspect.getdoc(type(self)) or type(self).__name__)
+        meaning = inspect.getdoc(type(self)) or type(self).__name__
+        super().__init__(message or meaning.partition("\n\n")[0])
 
 
 class UsageError(JsworkerError):

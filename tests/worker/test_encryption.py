@@ -340,6 +340,8 @@ async def test_a_result_that_cannot_be_encoded_fails_its_attempt(settings: Setti
         job = await client.enqueue(KIND, {"n": 1})
         row = await rows.becomes(job.id, "scheduled")
     assert (row["attempts"], row["errors"]) == (1, 1)
+    words = row["last_error"].partition("\nTraceback ")[0]
+    assert words == "A content is encoded with a key that is not here."
     await running.end()
 
 
