@@ -171,7 +171,7 @@ async def test_lanes_take_turns_of_8_3_1_and_nobody_starves(
     await enqueue(client, {"low": 200, "normal": 400, "high": 800})
 
     async def in_line() -> None:  # so many that no turn depends on claims that are late
-        high, normal, low = slots._in_line
+        high, normal, low, _ = slots._in_line
         assert high >= 80, slots._in_line
         assert normal >= 30, slots._in_line
         assert low >= 10, slots._in_line
@@ -245,7 +245,7 @@ async def test_without_messages_the_table_brings_jobs_by_their_priority(
     )
 
     async def in_line() -> None:  # so many that no turn depends on claims that are late
-        high, normal, low = slots._in_line
+        high, normal, low, _ = slots._in_line
         assert high >= 24, slots._in_line
         assert normal >= 9, slots._in_line
         assert low >= 3, slots._in_line

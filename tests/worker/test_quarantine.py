@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -252,7 +253,7 @@ async def test_processes_start_one_after_the_other_and_none_in_vain(
         jobs = await client.enqueue_many("slow-start", [{}] * 3)
 
         async def one_starts() -> psutil.Process:
-            assert len(running.events.of("job.started")) == len(jobs)
+            assert len(running.events.of("job.claimed")) == len(jobs)
             assert len(supervision.begun) == 1
             started = children()
             assert len(started) == 1
@@ -282,6 +283,41 @@ async def test_processes_start_one_after_the_other_and_none_in_vain(
     await nothing_is_left()
 
 
+async def test_jobs_that_wait_for_their_processes_leave_the_slots_to_others(
+    start: StartWorker,
+    client: JobClient,
+    rows: Rows,
+    settings: Settings,
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("IMPORT", str(tmp_path / "gate"))
+    own = settings.model_copy(update={"concurrency": 3})
+    running = await start(SlowStart, scripted(echo), with_settings=own)
+
+    async def one_starts(*, claimed: int) -> None:
+        assert len(running.events.of("job.claimed")) >= claimed
+        assert len(children()) == 1
+
+    slow = await client.enqueue_many("slow-start", [{}] * 2)
+    await eventually(partial(one_starts, claimed=2))
+    shared = await client.enqueue("slow-start", {}, max_stalls=2)
+    await rows.becomes(shared.id, "completed")
+    slow += await client.enqueue_many("slow-start", [{}] * 2)
+    await eventually(partial(one_starts, claimed=4))
+    for n in range(2):
+        job = await client.enqueue("scripted", {"n": n})
+        await rows.becomes(job.id, "completed")
+    await running.worker.close(force=True)
+    assert [(await rows.job(job.id))["status"] for job in slow] == ["queued"] * 4
+    (tmp_path / "gate").touch()
+    await start(SlowStart, with_settings=own)
+    for job in slow:
+        row = await rows.becomes(job.id, "completed")
+        assert (row["errors"], row["stalls"], row["attempts"]) == (0, 0, 1)
+
+
 async def test_a_locked_row_holds_up_no_other_job_in_line(
     client: JobClient,
     rows: Rows,
@@ -296,7 +332,7 @@ async def test_a_locked_row_holds_up_no_other_job_in_line(
         await client.enqueue_many("slow-start", [{}] * 3)
 
         async def all_are_in_line() -> list[UUID]:
-            line = [UUID(str(event["job_id"])) for event in running.events.of("job.started")]
+            line = [UUID(str(event["job_id"])) for event in running.events.of("job.claimed")]
             assert len(line) == 3
             assert len(children()) == 1
             return line
@@ -327,7 +363,7 @@ async def test_a_process_that_nobody_waits_for_is_not_started_to_its_end(
         jobs = [job.id for job in await client.enqueue_many("slow-start", [{}] * runs)]
 
         async def starts() -> None:
-            assert len(running.events.of("job.started")) == runs
+            assert len(running.events.of("job.claimed")) == runs
             assert len(supervision.begun) == 1
             assert len(children()) == 1
 

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 from typing import Any, cast
+from uuid import UUID
 
 import pytest
 
@@ -10,7 +11,6 @@ from jsworker.worker.pipeline.in_flight import InFlight
 from jsworker.worker.pipeline.slots import Slots
 from tests.support.clock import Clock
 
-NORMAL = SimpleNamespace(priority=1)
 KIND = cast("Any", SimpleNamespace(name="any", concurrency=10, is_isolated=False))
 ALONE = cast("Any", SimpleNamespace(kind=KIND, priority=1, claiming=0))
 
@@ -27,10 +27,22 @@ def slots(clock: Clock) -> Slots:
     return Slots(10, 1, InFlight())
 
 
+def run_of(kind: Any, clock: Clock, *, priority: int = 1, quarantined: bool = False) -> Any:
+    claimed = SimpleNamespace(priority=priority)
+    return SimpleNamespace(
+        id=object(),
+        kind=kind,
+        claimed_at=clock.now,
+        claimed=claimed,
+        quarantined=quarantined,
+        stop=None,
+    )
+
+
 def run_jobs(slots: Slots, clock: Clock, *, jobs: int, seconds: float) -> None:
     """Let jobs that take no time run one after the other, within so many seconds in all."""
-    for number in range(jobs):
-        slots.add(cast("Any", SimpleNamespace(id=number, kind=KIND, claimed_at=clock.now, claimed=NORMAL)))
+    for _ in range(jobs):
+        slots.add(run_of(KIND, clock))
         run = slots.next_run()
         assert run is not None
         slots.leave(run, 1e-4)
@@ -79,9 +91,8 @@ class Lane:
 
 
 def line_up(slots: Slots, clock: Clock, kind: Any, priority: int, count: int) -> None:
-    for number in range(count):
-        claimed = SimpleNamespace(priority=priority)
-        slots.add(cast("Any", SimpleNamespace(id=number, kind=kind, claimed_at=clock.now, claimed=claimed)))
+    for _ in range(count):
+        slots.add(run_of(kind, clock, priority=priority))
 
 
 def test_lanes_that_have_work_share_the_room_and_one_alone_has_all_of_it(slots: Slots) -> None:
@@ -131,17 +142,13 @@ def test_runs_that_wait_too_long_are_taken_from_every_lane(slots: Slots, clock: 
     clock.now += 5.0
     line_up(slots, clock, KIND, 2, 1)
     assert len(slots.take_waiting(older_than=1.0)) == 6
-    assert slots._in_line == [0, 0, 1]
+    assert slots._in_line == [0, 0, 1, 0]
     assert slots.next_run() is not None
     assert slots.next_run() is None
 
 
 def isolated(name: str) -> Any:
     return SimpleNamespace(name=name, concurrency=2, is_isolated=True)
-
-
-def run_of(kind: Any, clock: Clock) -> Any:
-    return SimpleNamespace(kind=kind, claimed_at=clock.now, claimed=NORMAL)
 
 
 def test_isolated_kinds_share_their_processes(clock: Clock) -> None:
@@ -177,3 +184,68 @@ def test_isolated_jobs_are_prefetched_by_what_the_isolated_processes_do(clock: C
     assert slots.next_run() is not None  # short runs of others free no process
     assert slots.room(lanes[0]) == 2 + 40
     assert slots.room(lanes[1]) == 2
+
+
+def in_quarantine(clock: Clock) -> tuple[Slots, list[Any], Lane, Lane]:
+    """Return slots, the four runs of one kind that wait for quarantine there, and the lanes of two kinds."""
+    in_flight = InFlight()
+    slots = Slots(4, 2, in_flight)
+    kind, other = (SimpleNamespace(name=name, concurrency=4, is_isolated=False) for name in ("one", "other"))
+    lanes = Lane(slots, kind, 1), Lane(slots, other, 1)
+    runs = [run_of(kind, clock, quarantined=True) for _ in range(4)]
+    for number, run in enumerate(runs):
+        in_flight.runs[UUID(int=number)] = run
+        slots.add(run)
+    return slots, runs, *lanes
+
+
+def test_quarantined_runs_take_a_slot_one_at_a_time_and_room_from_their_kind_alone(clock: Clock) -> None:
+    slots, runs, own, other = in_quarantine(clock)
+    assert slots.next_run() == runs[0]
+    assert slots.next_run() is None
+    assert (slots.room(own), slots.room(other)) == (0, 3)
+    beside = [run_of(other.kind, clock), run_of(own.kind, clock)]
+    for run in beside:
+        slots.add(run)
+    assert [slots.next_run() for _ in range(3)] == [*beside, None]
+    slots.note_started(runs[0])
+    assert slots.next_run() == runs[1]
+    slots.note_started(runs[0])  # its turn is long over
+    slots.leave(runs[0], 60.0)
+    assert slots.next_run() is None
+    slots.leave(runs[1], 60.0)
+    assert slots.next_run() == runs[2]
+
+
+def test_quarantined_runs_and_others_take_turns_for_the_slots(clock: Clock) -> None:
+    slots = Slots(1, 1, InFlight())
+    for quarantined in (False,) * 3 + (True,) * 3:
+        slots.add(run_of(KIND, clock, quarantined=quarantined))
+    begun = []
+    while (run := slots.next_run()) is not None:
+        begun.append(run.quarantined)
+        slots.leave(run, 60.0)
+    assert begun == [True, False] * 3
+
+
+def test_what_waits_for_quarantine_stays_while_a_process_starts(clock: Clock) -> None:
+    slots, runs, _, other = in_quarantine(clock)
+    assert slots.next_run() == runs[0]
+    line_up(slots, clock, other.kind, 1, 3)
+    clock.now += 5.0
+    assert len(slots.take_waiting(older_than=1.0)) == 3
+    assert slots.has_quarantined
+    for run in runs[:2]:
+        slots.add(run)
+    assert slots.take_waiting(older_than=1.0) == [runs[1]]  # four may wait
+    line_up(slots, clock, other.kind, 1, 3)
+    while slots.next_run() is not None:
+        continue
+    slots.note_started(runs[0])
+    assert slots.take_waiting(older_than=1.0) == [*runs[2:], *runs[:2]]  # all slots are taken
+    assert not slots.has_quarantined
+    slots.add(runs[1])
+    slots.leave(runs[0], 60.0)
+    assert slots.next_run() == runs[1]
+    slots.add(runs[2])
+    assert slots.take_waiting() == [runs[2]]  # the worker ends or is drained

@@ -1,7 +1,7 @@
 """Runs jobs in processes of their own: in the worker's pool of warm processes, or alone in quarantine."""
 
 import asyncio
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Final
 
 from jsworker.core.errors import JsworkerError, may_answer_later
@@ -21,11 +21,24 @@ MEMORY_LOOK_SECONDS: Final = 0.25
 
 
 class IsolatedRunner:
-    """Runs jobs in isolated processes, with the settings and the worker id of their owner."""
+    """Runs jobs in isolated processes, with the settings and the worker id of their owner.
 
-    def __init__(self, context: WorkerContext, services: LeaseServices) -> None:
+    ``next_waits`` returns whether a run waits for its turn in quarantine; ``on_started`` is called with a run
+    whose process there is ready, and gives the next one its turn.
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        services: LeaseServices,
+        *,
+        next_waits: Callable[[], bool],
+        on_started: Callable[[Run], None],
+    ) -> None:
         self._context = context
         self._services = services
+        self._next_waits = next_waits
+        self._on_started = on_started
         self._most = context.settings.isolated_processes
         self._kinds = [kind for kind in context.kinds.values() if kind.is_isolated]
         self.limits_memory = any(kind.max_memory_bytes is not None for kind in self._kinds)
@@ -33,7 +46,8 @@ class IsolatedRunner:
         self._in_pool = 0  # the number of starting, idle, busy and ending processes
         self._idle: list[IsolatedProcess] = []  # the most recently used one is last
         self._busy: dict[Run, IsolatedProcess] = {}  # those of quarantine, too
-        # For quarantine: the waiting runs, the lock of the turn, the process being made, and one left over.
+        # For quarantine: the run whose turn it is, and stopped ones while their process is still being made;
+        # the lock of the turn, the process being made, and one left over.
         self._line: set[asyncio.Future[IsolatedProcess]] = set()
         self._turn = asyncio.Lock()
         self._preparing: IsolatedProcess | None = None
@@ -122,13 +136,15 @@ class IsolatedRunner:
         wanted: asyncio.Future[IsolatedProcess] = asyncio.get_running_loop().create_future()
         self._start(self._make_alone(run, wanted))
         try:
-            return await wanted
+            process = await wanted
         except asyncio.CancelledError:
             if not wanted.cancelled() and wanted.exception() is None:
                 wanted.result().kill("not needed")
-            elif self._preparing is not None and all(each.done() for each in self._line):
+            elif self._preparing is not None and not self._next_waits():
                 self._preparing.kill("not needed")
             raise
+        self._on_started(run)
+        return process
 
     async def _make_alone(self, run: Run, wanted: "asyncio.Future[IsolatedProcess]") -> None:
         """Make one process at a time: many that start at once would starve the worker's own heartbeats.

@@ -86,7 +86,12 @@ class Pipeline:
             context.in_flight,
             isolated_processes=context.settings.isolated_processes,
         )
-        self.isolated_runner = IsolatedRunner(context, self._services)
+        self.isolated_runner = IsolatedRunner(
+            context,
+            self._services,
+            next_waits=lambda: self.slots.has_quarantined,
+            on_started=self._let_next_start,
+        )
         self._wakes: Batcher[UUID, None] = Batcher("wakes", self._wake, limit=_WAKES, died=context.died)
         self.tracing = run_reports.RunTracing(context)
         self.settler = Settler(context)
@@ -151,7 +156,13 @@ class Pipeline:
 
     def _wait_for_slots(self, runs: Iterable[Run]) -> None:
         for run in runs:
+            run.quarantined = self.isolated_runner.takes(run.claimed, run.kind)
+            run.isolated = run.quarantined or run.kind.is_isolated
             self.slots.add(run)
+        self._fill_slots()
+
+    def _let_next_start(self, run: Run) -> None:
+        self.slots.note_started(run)
         self._fill_slots()
 
     def _fill_slots(self) -> None:
@@ -227,8 +238,6 @@ class Pipeline:
                 run.job = open_job(run, self._services)
             if run.job is None or run.stop is not None:
                 return outcomes.stopped(run), None
-            run.quarantined = self.isolated_runner.takes(run.claimed, run.kind)
-            run.isolated = run.quarantined or run.kind.is_isolated
             if self._events.wants("job.started"):
                 facts = run.facts() | {"cleared": run.claimed.cleared, "quarantined": run.quarantined}
                 self._events.emit("job.started", **facts)

@@ -20,6 +20,7 @@ _SHORTEST_SECONDS = 1e-6
 
 
 _LANES = (HIGH, NORMAL, LOW)
+_QUARANTINE = len(_LANES)  # the number of the line of quarantined runs of every priority
 _GRACE_SECONDS = 0.01  # only lanes of higher priority are asked for so long, for each such lane
 
 
@@ -54,9 +55,11 @@ class Slots:
         self._isolated_kinds: set[str] = set()
         self._kinds = kinds
         self._all = in_flight
-        # By priority and kind; the kind that was served last is last.
-        self._waiting: tuple[dict[str, deque[Run]], ...] = ({}, {}, {})
-        self._in_line = [0, 0, 0]  # the number of waiting runs, by priority
+        # By priority and kind; the kind that was served last is last. The last line is that of quarantine.
+        self._waiting: tuple[dict[str, deque[Run]], ...] = ({}, {}, {}, {})
+        self._in_line = [0, 0, 0, 0]  # the number of waiting runs, by priority
+        self._starting: Run | None = None  # the quarantined run whose process is being started
+        self._others_turn = False  # whether other runs get the next slot before a quarantined one
         self._turns = Turns()
         self._lanes: dict[str, list[Lane]] = {}  # by kind
         self._has_priorities = False
@@ -148,9 +151,11 @@ class Slots:
         self._count_ended()
         prefetch = self._prefetch(kind)
         in_line = claiming + len(self._waiting[NORMAL].get(kind.name, ()))
-        if self._in_line[HIGH] or self._in_line[LOW]:
-            in_line += sum(len(self._waiting[lane].get(kind.name, ())) for lane in (HIGH, LOW))
-        free = self._capacity + prefetch - len(self._all.claiming) + self._all.surplus - self._unsettled
+        if self._in_line[HIGH] or self._in_line[LOW] or self._in_line[_QUARANTINE]:
+            in_line += sum(len(self._waiting[lane].get(kind.name, ())) for lane in (HIGH, LOW, _QUARANTINE))
+        # Runs that wait for quarantine take room from their own kind alone: their line is slow.
+        taken = self._unsettled - self._in_line[_QUARANTINE]
+        free = self._capacity + prefetch - len(self._all.claiming) + self._all.surplus - taken
         if kind.is_isolated:
             free = min(free, self._isolated_processes + prefetch - self._isolated_in_hand(kind, claiming))
         if prefetch:  # slots become free quickly: each kind gets some, even if many jobs of others wait
@@ -169,12 +174,13 @@ class Slots:
         return min(self._capacity + prefetch, self._most_of(kind, prefetch))
 
     def waiting(self, lane: Lane) -> int:
-        """Return how many runs of a lane wait for a slot."""
-        return len(self._waiting[lane.priority].get(lane.kind.name, ()))
+        """Return how many runs of a lane wait for a slot, with those of its kind that wait for quarantine."""
+        return sum(len(self._waiting[line].get(lane.kind.name, ())) for line in (lane.priority, _QUARANTINE))
 
     def add(self, run: Run) -> None:
         """Queue a run for a slot; ``next_run`` returns it in its turn."""
-        priority = run.claimed.priority  # of the row: its message may have come by another lane
+        # The priority of the row: its message may have come by another lane.
+        priority = _QUARANTINE if run.quarantined else run.claimed.priority
         self._waiting[priority].setdefault(run.kind.name, deque()).append(run)
         self._in_line[priority] += 1
         self._unsettled += 1
@@ -183,9 +189,22 @@ class Slots:
         """Give a slot to the next run and return it; None if there is no slot or no run.
 
         The priorities take turns, and within each priority the kinds take turns, so that none starves.
+        Quarantined runs get a slot only one at a time, until its process has started, and take turns with
+        all others.
         """
         if self.is_closed or self._taken >= self._capacity:
             return None
+        may_start = self._starting is None and self._in_line[_QUARANTINE] > 0
+        if not may_start or self._others_turn:
+            self._others_turn = False
+            if (run := self._next_shared()) is not None or not may_start:
+                return run
+        if (run := self._next_of(_QUARANTINE)) is None:  # its kind has reached its limit
+            return self._next_shared()
+        self._starting, self._others_turn = run, True
+        return run
+
+    def _next_shared(self) -> Run | None:
         if not (self._has_priorities or self._in_line[HIGH] or self._in_line[LOW]):
             return self._next_of(NORMAL)
         for priority in self._turns.in_order(each for each in _LANES if self._in_line[each]):
@@ -212,8 +231,19 @@ class Slots:
             return False
         return self._running[kind.name] < kind.concurrency
 
+    @property
+    def has_quarantined(self) -> bool:
+        """Whether a quarantined run waits for a slot and has not been stopped."""
+        return any(run.stop is None for queue in self._waiting[_QUARANTINE].values() for run in queue)
+
+    def note_started(self, run: Run) -> None:
+        """Let the next quarantined run have a slot: the process of this one has started, or never will."""
+        if self._starting is run:
+            self._starting = None
+
     def leave(self, run: Run, seconds: float) -> None:
         """Free the slot of a run whose processor has ended after ``seconds``; the run then settles."""
+        self.note_started(run)
         name = run.kind.name
         self._running[name] -= 1
         self._taken -= 1
@@ -233,13 +263,20 @@ class Slots:
         return self._settling() == SETTLING_JOBS - 1
 
     def take_waiting(self, *, older_than: float = 0.0) -> list[Run]:
-        """Take out the runs that have waited for a slot for at least ``older_than`` seconds."""
+        """Take out the runs that have waited for a slot for at least ``older_than`` seconds.
+
+        While a process starts, as many as there are slots may wait longer for quarantine, unless it is 0.
+        """
         now = boottime()
         taken: list[Run] = []
         for priority, name, queue in [
             (lane, *each) for lane, kinds in enumerate(self._waiting) for each in kinds.items()
         ]:
-            while queue and now - queue[0].claimed_at >= older_than:
+            # Those for which a turn is missing, not a slot, would be claimed again at once.
+            await_turn = priority == _QUARANTINE and older_than > 0 and self._starting is not None
+            while (
+                len(queue) > (self._capacity if await_turn else 0) and now - queue[0].claimed_at >= older_than
+            ):
                 taken.append(queue.popleft())
                 self._in_line[priority] -= 1
                 self._unsettled -= 1
