@@ -20,6 +20,7 @@ JobEventName: TypeAlias = Literal[
     "claimed",
     "deferred",
     "error",
+    "error_after_completion",
     "failed",
     "fenced",
     "held",

@@ -28,6 +28,7 @@ _BY_OWNER: Final = frozenset(
         "child_jobs",
         "claimed",
         "error",
+        "error_after_completion",
         "failed",
         "fenced",
         "rejected",
@@ -46,6 +47,7 @@ _ENTRIES: Final = {
     "sleep": "sleep {step} began, until {until}",
     "cancelled": "cancelled{because}{error_before}",
     "error": "attempt failed: {error}",
+    "error_after_completion": "raised after its transaction had completed the job: {error}",
     "retried": "put back into the queue by hand; it had {ended}",
     "cancel_requested": "{owner} was asked to stop it",
     "skipped": "{who} skipped a message about it: {owner} has it",
@@ -63,6 +65,7 @@ _ENTRIES: Final = {
 A name in braces is of the details, or is added by ``_filled``.
 """
 _NOTES: Final = {
+    "error_after_completion": "it raised afterwards: {error}",
     "rejected": "its late {write} was refused",
     "fenced": "it stopped itself, because its heartbeats were not answered",
     "skipped": "{who} skipped a message about it",

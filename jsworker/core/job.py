@@ -320,6 +320,7 @@ class Job(_Statements, Generic[P]):
 
         Raises:
             OwnershipLost: at the end of the block, when another run owns the job; all is rolled back.
+            UsageError: the run has another such block, which is open or has completed the job.
         """
         return self._ownership.transactions(result) if retry else self._ownership.transaction(result)
 

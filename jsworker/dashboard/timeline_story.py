@@ -89,6 +89,7 @@ SIGNS: Final = {
         "stopped itself", "lost", _STOP, of_run=True, late_label="stopped itself: no heartbeat was answered"
     ),
     "rejected": Sign("late write refused", "lost", "M-4 4L4-4", of_run=True, late_label="late write refused"),
+    "error_after_completion": Sign("error after completion", "failed", _CROSS, of_run=True),
     "skipped": Sign("skipped a message", glyph="M-4 2A4 4 0 0 1 4 2M4 2L4.5-2M4 2L.5 1", of_run=True),
     "cancel_requested": Sign("asked to stop", "cancelled", _STOP),
     "cancelled": Sign("cancelled", "cancelled", _CROSS),

@@ -352,6 +352,7 @@ class TestJob:
                 },
             ),
             ("claimed", "beta-2", 6, None, {"attempt": 3}),
+            ("error_after_completion", "beta-2", 6, "ValueError: late\nTraceback", None),
         ]
         for event, worker, token, error, detail in events:
             sql.execute(
@@ -372,7 +373,7 @@ class TestJob:
             f"run 3 by beta-2: handed back: it stopped the run; {fenced}",
             f"run 4 by alpha-4: {by_hand}",
             f"run 5 by alpha-4: taken back by supervisor-5, because {ended}; not counted as a stall",
-            "run 6 by beta-2: completed",
+            "run 6 by beta-2: completed; it raised afterwards: ValueError: late",
         ]
         entries = [" ".join(line.split()).split(" ", 2)[2] for line in shown if re.match(r"\d{4}-", line)]
         assert entries == [
@@ -389,6 +390,7 @@ class TestJob:
             "5 claimed by alpha-4 for attempt 3",
             f"5 taken back by supervisor-5, because {ended}; not counted as a stall",
             "6 claimed by beta-2 for attempt 3",
+            "6 raised after its transaction had completed the job: ValueError: late",
         ]
 
     def test_a_claim_tells_a_job_that_was_handed_back_from_one_that_was_taken_back(

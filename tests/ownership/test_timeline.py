@@ -227,3 +227,23 @@ class TestFence:
         insert_event(sql, job_id, "rejected", WORKER)
         await self.note(database, job_id)
         assert event_names(sql, job_id) == ["rejected", "fenced"]
+
+
+async def test_an_error_after_the_completion_is_told_of_the_run_that_completed_the_job(
+    database: Database, sql: Sql
+) -> None:
+    job_id = insert_job(sql, "completed", completed_by=WORKER)
+    other = insert_job(sql, "processing")
+    for each, worker_id, token in [
+        (job_id, WORKER, 1),
+        (job_id, OTHER_WORKER, 1),
+        (job_id, WORKER, 2),
+        (other, WORKER, 1),
+    ]:
+        await timeline.note_error_after_completion(
+            database, worker_id=worker_id, job_id=each, token=token, error="ValueError: late"
+        )
+    [event] = read_events(sql, job_id)
+    assert (event["event"], event["error"]) == ("error_after_completion", "ValueError: late")
+    assert (event["worker_id"], event["fencing_token"]) == (WORKER, 1)
+    assert read_events(sql, other) == []

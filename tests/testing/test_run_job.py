@@ -646,6 +646,8 @@ class Again(JobProcessor):
                 self.seen.append("written")
             except OwnershipLost:
                 self.seen.append("lost")
+            except UsageError:
+                self.seen.append("refused")
         return 3
 
     async def complete_again(self, job: Job[dict[str, Any]]) -> None:
@@ -671,6 +673,8 @@ class AgainPlainly(Again):
                 self.seen.append("written")
             except OwnershipLost:
                 self.seen.append("lost")
+            except UsageError:
+                self.seen.append("refused")
         return 3
 
     def complete_again_plainly(self, job: Job[dict[str, Any]]) -> None:
@@ -706,7 +710,7 @@ async def test_a_completed_job_can_write_no_more_as_in_a_worker(
         await work_until_empty([processor])
         assert (await job_client.get(job.id)).result == run.result
         assert list(connection.scalars(RECEIPTS)) == receipts == [1]
-    assert in_memory == Again.seen == ["lost"] * 7
+    assert in_memory == Again.seen == ["refused"] + ["lost"] * 6
 
 
 async def test_a_lost_job_adds_no_members() -> None:

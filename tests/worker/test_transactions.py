@@ -163,6 +163,55 @@ async def test_an_error_after_the_transaction_leaves_the_job_completed_and_is_to
     assert await rows.job(job.id) == row
     assert not processor.lost
     assert not processor.failed
+    [entry] = await rows.timeline(job.id)
+    assert (entry["event"], entry["fencing_token"]) == ("error_after_completion", 1)
+    assert entry["error"].startswith("ValueError: afterwards\nTraceback")
+
+
+async def loop(job: Job[Any]) -> None:
+    for _ in range(2):
+        await coroutine(job)
+
+
+def plain_loop(job: Job[Any]) -> None:
+    for _ in range(2):
+        plain(job)
+
+
+@pytest.mark.parametrize("process", [loop, plain_loop], ids=["coroutine", "thread"])
+async def test_a_second_transaction_is_refused_and_the_job_stays_completed_with_the_first(
+    client: JobClient, rows: Rows, start: StartWorker, process: Any
+) -> None:
+    running = await start(scripted(process))
+    job = await client.enqueue(KIND, {})
+    await running.events.told("job.completed")
+    [entry] = await rows.timeline(job.id)
+    assert entry["error"].startswith(f"UsageError: job {job.id}: a run has one job.transaction()")
+    assert (await rows.job(job.id))["status"] == "completed"
+    assert await booked(rows) == [job.id]
+
+
+async def in_another(job: Job[Any]) -> None:
+    async with job.transaction() as session:
+        await session.execute(BOOK, {"job_id": job.id})
+        await coroutine(job)
+
+
+def plain_in_another(job: Job[Any]) -> None:
+    with job.sync.transaction() as session:
+        session.execute(BOOK, {"job_id": job.id})
+        plain(job)
+
+
+@pytest.mark.parametrize("process", [in_another, plain_in_another], ids=["coroutine", "thread"])
+async def test_a_transaction_in_another_is_refused_and_rolls_both_back(
+    client: JobClient, rows: Rows, start: StartWorker, process: Any
+) -> None:
+    await start(scripted(process, backoff=LATER))
+    job = await client.enqueue(KIND, {})
+    row = await rows.becomes(job.id, "scheduled")
+    assert row["last_error"].startswith(f"UsageError: job {job.id}: a run has one job.transaction()")
+    assert await booked(rows) == []
 
 
 async def test_a_run_that_goes_on_after_its_transaction_is_neither_lost_nor_stopped(

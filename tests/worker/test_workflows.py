@@ -424,9 +424,7 @@ async def test_a_job_does_not_wait_for_its_own_transaction_to_add_members(
                 async with job.transaction() as session:
                     await session.execute(job.add_to_batch_statement("spread", [{"n": 1}]))
                     await try_to_add(job)
-                    async with job.transaction():
-                        await try_to_add(job)
-                        raise ZeroDivisionError
+                    raise ZeroDivisionError
             await job.add_to_batch("spread", [{"n": 3}])
             async with job.transaction() as session:
                 await job.add_to_batch("spread", [{"n": 4}])
@@ -443,9 +441,7 @@ async def test_a_job_does_not_wait_for_its_own_transaction_to_add_members(
             with suppress(ZeroDivisionError), job.sync.transaction() as session:
                 session.execute(job.add_to_batch_statement("spread", [{"n": 1}]))
                 try_to_add_plainly(job)
-                with job.sync.transaction():
-                    try_to_add_plainly(job)
-                    raise ZeroDivisionError
+                raise ZeroDivisionError
             job.sync.add_to_batch("spread", lazy())
             assert read_in == [threading.get_ident()]  # to which a queryset's connection belongs
             with job.sync.transaction() as session:
@@ -456,8 +452,8 @@ async def test_a_job_does_not_wait_for_its_own_transaction_to_add_members(
     async with client.workflow("sums") as flow:
         flow.job("spread", {"n": 0})
     await flow.result(timeout=60)
-    assert len(refused) == 2
-    assert "would wait for the end of the job.transaction() in which" in refused[0]
+    [why] = refused
+    assert "would wait for the end of the job.transaction() in which" in why
     added = await rows.query("SELECT payload FROM jsworker.jobs ORDER BY id")
     assert [job["payload"]["n"] for job in added] == [0, 3, 4, 5]
 

@@ -63,6 +63,19 @@ NOTE_RUN = compiled(
     .returning(j.c.id)
 )
 
+ERROR_AFTER_COMPLETION = compiled(
+    sa.insert(job_events).from_select(
+        ["job_id", "event", "worker_id", "fencing_token", "error"],
+        sa.select(
+            j.c.id,
+            sa.literal("error_after_completion"),
+            j.c.completed_by,
+            j.c.fencing_token,
+            given("error", sa.Text),
+        ).where(j.c.id == given("id", sa.Uuid), completed_under(given("token", sa.BigInteger))),
+    )
+)
+
 
 class RunContext(NamedTuple):
     """A run and the new ``tracestate`` of its job's row."""
@@ -78,6 +91,14 @@ async def note_fence(
     """Note once in the timeline of a job that the fence stopped this run."""
     values = {"worker_id": worker_id, "ids": [job_id], "tokens": [token]}
     await database.run(FENCED, values | {"silent": seconds_without_heartbeat})
+
+
+async def note_error_after_completion(
+    database: Database, *, worker_id: str, job_id: UUID, token: int, error: str
+) -> None:
+    """Note in the timeline of a job that its run raised after the job's own transaction had completed it."""
+    values = {"worker_id": worker_id, "id": job_id, "token": token, "error": error}
+    await database.run(ERROR_AFTER_COMPLETION, values)
 
 
 async def note_runs(database: Database, *, worker_id: str, runs: Sequence[RunContext]) -> None:

@@ -24,13 +24,12 @@ _changing = threading.Lock()
 class _Block:
     """A block of ``job.transaction()``: jobs enqueued in it, its steps, and whether it locks the batch."""
 
-    __slots__ = ("enqueued", "locks_batch", "outer", "steps")
+    __slots__ = ("enqueued", "locks_batch", "steps")
 
-    def __init__(self, outer: "_Block | None") -> None:
+    def __init__(self) -> None:
         self.enqueued: set[UUID] = set()
         self.steps: set[str] = set()
         self.locks_batch = False
-        self.outer = outer
 
 
 _block: ContextVar[_Block | None] = ContextVar("block", default=None)
@@ -94,10 +93,18 @@ def within_block(run: Run) -> Iterator[None]:
     """Forget the jobs enqueued in the block if it raises, because its transaction is rolled back.
 
     The names of the steps that have ended in it may then be used again, in another try of the block.
+    Raises UsageError if another block of the run is open or has completed the job.
     """
+    with _changing:
+        if run.completed or run.in_block:
+            raise UsageError(
+                f"job {run.id}: a run has one job.transaction(), whose end completes the job: another one is"
+                f" {'open' if run.in_block else 'committed'} already; do all of its work inside one block"
+            )
+        run.in_block = True
     outer, step, took = _block.get(), _step.get(), run.takes_child_jobs
     # Not a cut at the list's length: other tasks and threads of the job enqueue meanwhile, outside the block.
-    inside = _Block(outer)
+    inside = _Block()
     _block.set(inside)
     _step.set(None)
     try:
@@ -112,7 +119,7 @@ def within_block(run: Run) -> Iterator[None]:
                 run.child_jobs = ChildJobs(left) if left else None
         raise
     finally:
-        inside.locks_batch = False
+        inside.locks_batch = run.in_block = False
         _block.set(outer)
         _step.set(step)
 
@@ -137,15 +144,12 @@ def note_lock_of_batch() -> None:
 
 
 def refuse_to_wait_for_batch(run: Run) -> None:
-    """Raise UsageError if the present block, or one around it, locks the batch: others wait for its end."""
-    block = _block.get()
-    while block is not None:
-        if block.locks_batch:
-            raise UsageError(
-                f"job {run.id}: job.add_to_batch() would wait for the end of the job.transaction() in which"
-                " job.add_to_batch_statement() locks the batch: execute another such statement there instead"
-            )
-        block = block.outer
+    """Raise UsageError if the present block locks the batch: others wait for its end."""
+    if (block := _block.get()) is not None and block.locks_batch:
+        raise UsageError(
+            f"job {run.id}: job.add_to_batch() would wait for the end of the job.transaction() in which"
+            " job.add_to_batch_statement() locks the batch: execute another such statement there instead"
+        )
 
 
 def _bytes(child_jobs: Iterable[ChildJob]) -> int:

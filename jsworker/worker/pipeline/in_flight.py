@@ -69,6 +69,7 @@ class Run:
     left_task: asyncio.Task[None] | None = None  # the task in which it goes on although it was given up
     should_stop: bool = False  # visible to the processor; also True while the worker drains
     cancelled: bool = False
+    in_block: bool = False  # whether the job's own transaction is open
     completed: bool = False  # whether the job's own transaction has completed it
     child_jobs: "ChildJobs | None" = None  # to be written with its completion
     takes_child_jobs: bool = True

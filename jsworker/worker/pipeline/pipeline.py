@@ -292,6 +292,7 @@ class Pipeline:
                 if run.noting is not None and not isinstance(outcome, Completed | Lost):
                     await asyncio.wait({run.noting})
                 settled = await self.settler.settle(run, outcome)
+            await run_reports.note_error(self._context, run, outcome, settled)
         except BaseException:
             self._let_go(run, owned=True)
             raise

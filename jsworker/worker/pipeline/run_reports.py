@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -12,8 +13,9 @@ from jsworker.core.clock import boottime
 from jsworker.core.errors import DatabaseRefused, DatabaseUnavailable
 from jsworker.core.events import Events
 from jsworker.core.tracing import TraceContext
+from jsworker.ownership.refusals import RowRefused
 from jsworker.ownership.transitions.settle import Settled
-from jsworker.ownership.transitions.timeline import RunContext, note_runs
+from jsworker.ownership.transitions.timeline import RunContext, note_error_after_completion, note_runs
 from jsworker.worker.context import WorkerContext
 from jsworker.worker.pipeline import outcomes
 from jsworker.worker.pipeline.in_flight import Run
@@ -79,6 +81,19 @@ def _error_in(run: Run, outcome: Outcome, settled: Settled) -> str | None:
             return f"it asked to run again: {outcome.reason}"
         case _:
             return run.refusal
+
+
+async def note_error(context: WorkerContext, run: Run, outcome: Outcome, settled: Settled) -> None:
+    """Write to the timeline the error of a run whose job is completed, unless the database is away."""
+    if settled is not Settled.COMPLETED or isinstance(outcome, Completed) or not context.health.up:
+        return
+    job_id, token = run.held
+    error = outcome.error if isinstance(outcome, Failed | Interrupted) else _error_in(run, outcome, settled)
+    if error is not None:
+        with context.health.noting(), suppress(RowRefused):
+            await note_error_after_completion(
+                context.database, worker_id=context.worker_id, job_id=job_id, token=token, error=error
+            )
 
 
 def end_process_span(run: Run, outcome: Outcome, error: BaseException | None) -> None:
