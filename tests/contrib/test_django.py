@@ -663,6 +663,11 @@ def gives_up() -> None:
 
 
 @task
+def returns_a_class() -> Any:
+    return StoredJob
+
+
+@task
 def raises(how: str) -> None:
     class Local(Exception):
         pass
@@ -746,6 +751,21 @@ class TestTasks:
         assert 'raise ValueError("wrong")' in error.traceback
         assert given_up.exception_class_path == "jsworker.JobFailed"
         assert given_up.traceback == "for good"
+
+    async def test_one_whose_result_is_no_json_is_not_run_again(self, start: StartWorker, rows: Rows) -> None:
+        await start(DjangoTask)
+        result = await returns_a_class.aenqueue()
+
+        async def has_run() -> Any:
+            await result.arefresh()
+            assert result.errors
+            return result
+
+        await eventually(has_run)
+        row = await rows.job(UUID(result.id))
+        assert (row["status"], row["attempts"], row["failure_reason"]) == ("failed", 1, "permanent")
+        [error] = result.errors
+        assert error.traceback.startswith("the result of the task cannot be stored: Unsupported type")
 
     async def test_the_class_of_an_error_is_not_taken_from_its_message(
         self, start: StartWorker, rows: Rows

@@ -189,7 +189,11 @@ class DjangoTask(JobProcessor[TaskCall]):
         result = task.get_backend().get_result(str(job.id))
         task_started.send(JsworkerBackend, task_result=result)
         context = [TaskContext(task_result=result)] if task.takes_context else []
-        value = normalize_json(task.call(*context, *call.positional, **call.named))
+        returned = task.call(*context, *call.positional, **call.named)
+        try:
+            value = normalize_json(returned)
+        except (TypeError, ValueError) as error:  # another attempt would fail likewise
+            raise Fail(f"the result of the task cannot be stored: {error}") from error
         for name, found in (("status", TaskResultStatus.SUCCESSFUL), ("finished_at", timezone.now())):
             object.__setattr__(result, name, found)
         object.__setattr__(result, "_return_value", value)
