@@ -426,7 +426,7 @@ class JobClient:
             JobFailed: the job has failed for good; ``error`` is the text of its last error, ``reason`` why no
                 attempt followed. An operator may retry it: call this again to wait for that.
             JobCancelled: the job was cancelled.
-            JobGone: there is no such job: it was pruned after its end, or never committed.
+            JobGone: there is no such job: it was pruned after its end, or is not committed.
             TimeoutError: the job has not ended in time; it goes on.
             UsageError: called inside a job, for a job of a kind that the same worker serves: waiting jobs
                 could take all of its slots.

@@ -385,13 +385,14 @@ def _result_of(end: JobEnd, contents: Contents) -> Any:
         return contents.decode_value(end.result, "result", end.kind, end.id)
     lines = (end.error or "").strip().splitlines()
     error: JobFailed | JobCancelled | JobGone
+    reason = f" ({end.reason})" if end.reason else ""
     if end.status == "failed":
-        reason = f" ({end.reason})" if end.reason else ""
         line = f": {printable(lines[0], _LINE_CHARACTERS)}" if lines else ""
         error = JobFailed(f"job {end.id} failed{reason}{line}")
     elif end.status == "cancelled":
-        error = JobCancelled(f"job {end.id} was cancelled")
+        error = JobCancelled(f"job {end.id} was cancelled{reason}")
     else:
-        error = JobGone(f"no job has id {end.id}: it was pruned after its end, or there never was one")
+        why = "it was pruned after its end, or there never was one, or its enqueueing is not committed"
+        error = JobGone(f"no job has id {end.id}: {why}")
     error.job_id, error.error, error.reason = end.id, end.error, end.reason
     raise error

@@ -200,7 +200,7 @@ class JobCancelled(JobNotCompleted):
 
 
 class JobGone(JobNotCompleted):
-    """No job has this id: it was pruned after its end, or there never was one."""
+    """No job has this id: it was pruned after its end, there never was one, or it is not committed."""
 
 
 class TransitionRefused(JsworkerError):

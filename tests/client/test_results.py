@@ -173,12 +173,25 @@ class TestWhatIsRaised:
         with pytest.raises(JobCancelled) as cancelled:
             await waiting
         assert cancelled.value.job_id == handle.id
+        assert str(cancelled.value) == f"job {handle.id} was cancelled"
+
+    async def test_expired(self, client: JobClient, rows: Rows) -> None:
+        handle = await client.enqueue(KIND, {}, expires_in=3600)
+        await rows.query(
+            "UPDATE jsworker.jobs SET status = 'cancelled', failure_reason = 'expired',"
+            " needs_publish = false, finished_at = clock_timestamp() WHERE id = %s",
+            handle.id,
+        )
+        with pytest.raises(JobCancelled, match=rf"^job {handle.id} was cancelled \(expired\)$"):
+            await handle.result(WITHIN)
 
     async def test_pruned_and_never_there(self, client: JobClient, rows: Rows) -> None:
         handle = await client.enqueue(KIND, {})
         await end(rows, handle.id)
         await rows.query("DELETE FROM jsworker.jobs WHERE id = %s", handle.id)
-        with pytest.raises(JobGone, match=str(handle.id)):
+        with pytest.raises(
+            JobGone, match=rf"^no job has id {handle.id}: .*, or its enqueueing is not committed$"
+        ):
             await handle.result(WITHIN)
         never = uuid4()
         with pytest.raises(JobGone) as gone:
