@@ -174,10 +174,12 @@ def test_bad_cron_rules(rule: Any, options: dict[str, Any], said: str) -> None:
         {"seconds": 1e300},
         {"seconds": "5"},
         {"minutes": None},
+        {"seconds": timedelta(minutes=3)},
     ],
 )
 def test_bad_steps(step: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"^Every\(.*\) must be a step from 1 second to 366 days$"):
+    said = r"^Every\(.*\) must be a step from 1 second to 366 days, in numbers$"
+    with pytest.raises(ValueError, match=said):
         Every(**step)
 
 

@@ -172,7 +172,7 @@ class Every(_Policies):
                 for name in ("seconds", "minutes", "hours", "days")
                 if (value := getattr(self, name))
             )
-            raise ValueError(f"Every({given}) must be a step from 1 second to 366 days")
+            raise ValueError(f"Every({given}) must be a step from 1 second to 366 days, in numbers")
 
     @property
     def _step(self) -> timedelta:

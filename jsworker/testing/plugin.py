@@ -145,7 +145,8 @@ def job_client(request: pytest.FixtureRequest) -> "JobClient":
 
         name = client_of_test(request.node)
     else:
-        pytest.fail("job_client needs an async test that pytest-asyncio or anyio runs", pytrace=False)
+        needs = "an async test that pytest-asyncio or anyio runs; others take sync_job_client"
+        pytest.fail(f"job_client needs {needs}", pytrace=False)
     client: JobClient = request.getfixturevalue(name)
     return client
 
