@@ -9,7 +9,6 @@ import psycopg
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import QueuePool
 
 from jsworker import JobClient
 from jsworker.core.job import Job
@@ -55,16 +54,6 @@ async def gone(rows: Rows, pid: int) -> None:
         assert await rows.value("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", pid) == 0
 
     await eventually(check)
-
-
-def _give_up_soon(get: Callable[[QueuePool], Any]) -> Callable[[QueuePool], Any]:
-    """Let a pool wait for a free connection for a second, not for half a minute."""
-
-    def do_get(pool: QueuePool) -> Any:
-        pool._timeout = 1.0
-        return get(pool)
-
-    return do_get
 
 
 async def in_the_block(job: Job[Any], kill: Kill) -> None:
@@ -251,36 +240,6 @@ async def test_a_transaction_that_was_idle_for_too_long_is_an_error_of_the_job(
     await start(scripted(process, backoff=LATER))
     job = await client.enqueue(KIND, {})
     assert (await rows.becomes(job.id, "scheduled"))["errors"] == 1
-
-
-@pytest.mark.parametrize("is_sync", [False, True])
-async def test_a_second_transaction_that_waits_for_the_first_ones_connection_is_an_error_of_the_job(
-    client: JobClient,
-    rows: Rows,
-    start: StartWorker,
-    make_settings: Callable[..., Settings],
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    is_sync: bool,
-) -> None:
-    monkeypatch.setattr("sqlalchemy.pool.QueuePool._do_get", _give_up_soon(QueuePool._do_get))
-
-    def in_thread(job: Job[Any]) -> None:
-        with job.sync.transaction(), job.sync.transaction():
-            pass
-
-    async def process(job: Job[Any]) -> None:
-        if is_sync:
-            await asyncio.to_thread(in_thread, job)
-        else:
-            async with job.transaction(), job.transaction():
-                pass
-
-    await start(scripted(process, backoff=LATER), with_settings=make_settings(concurrency=1))
-    job = await client.enqueue(KIND, {})
-    row = await rows.becomes(job.id, "scheduled")
-    assert row["errors"] == 1
-    assert "QueuePool limit" in row["last_error"]
 
 
 async def test_an_error_behind_a_fault_that_was_caught_stays_the_jobs(
