@@ -6,7 +6,7 @@ raised.
 
 import inspect
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from uuid import UUID
 
 from jsworker.core.clock import wait_in_seconds
@@ -118,6 +118,9 @@ def may_answer_later(error: BaseException) -> bool:
 
 class MigrationMissing(JsworkerError):
     """The database has no jsworker schema of this version: run `jsworker db upgrade`."""
+
+    command: ClassVar[str] = "jsworker db upgrade"
+    """The command that upgrades it; in a project of Django, `manage.py migrate`."""
 
 
 class StreamUnavailable(JsworkerError):

@@ -400,11 +400,11 @@ def check_level(found: str | None) -> str:
         MigrationMissing: never migrated, or migrated to an older revision than this version needs.
     """
     if found is None:
-        raise MigrationMissing("the database has no jsworker schema: run `jsworker db upgrade`")
+        raise MigrationMissing(f"the database has no jsworker schema: run `{MigrationMissing.command}`")
     if found in REVISIONS and REVISIONS.index(found) < REVISIONS.index(OLDEST_REVISION):
         raise MigrationMissing(
             f"the database is at migration {found}, this version needs {OLDEST_REVISION} or later:"
-            " run `jsworker db upgrade`"
+            f" run `{MigrationMissing.command}`"
         )
     return found
 
@@ -415,7 +415,7 @@ def upgrade_advice(found: str | None) -> str | None:
         return None
     return (
         f"the database is at migration {found}, older than this version's own, {REVISIONS[-1]}:"
-        " workers run without its new features until `jsworker db upgrade`"
+        f" workers run without its new features until `{MigrationMissing.command}`"
     )
 
 

@@ -1062,3 +1062,17 @@ def test_jobs_are_not_written_through_models() -> None:
     for refused in (job.save, job.delete):
         with pytest.raises(NotImplementedError, match="changed by a client of jsworker"):
             refused()
+    def test_where_tables_are_missing_djangos_command_is_named(
+        self, manage: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    ) -> None:
+        (tmp_path / "jobs_apart.py").write_text(
+            "from django_app.settings import *\n\n"
+            "DATABASES['jobs'] = DATABASES['default']\nJSWORKER = {'DATABASE': 'jobs'}\n"
+        )
+        with connection.cursor() as cursor:
+            cursor.execute("DROP SCHEMA jsworker CASCADE")
+        with manage("jsworker_run", settings_module="jobs_apart", folder=tmp_path) as refused:
+            _, err = refused.communicate(timeout=60)
+        assert refused.returncode == 1
+        assert "no jsworker schema: run `manage.py migrate --database jobs`" in err
+

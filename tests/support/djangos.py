@@ -10,10 +10,13 @@ from asgiref.sync import SyncToAsync
 from django.db import connections
 from sqlalchemy.engine import make_url
 
+from jsworker.core.errors import MigrationMissing
+
 T = TypeVar("T")
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "django_app.settings")
 django.setup()
+MigrationMissing.command = "jsworker db upgrade"  # of the other tests in this process
 
 from django.core.management import call_command  # noqa: E402 -- behind the setup
 

@@ -1,10 +1,12 @@
 """The app: `manage.py migrate` also creates or upgrades jsworker's tables."""
 
+from contextlib import suppress
 from typing import Any
 
 from django.apps import AppConfig
 from django.core.checks import register
-from django.db import connections
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.backends.signals import connection_created
 from django.db.models.signals import post_migrate
@@ -17,6 +19,7 @@ from jsworker.contrib.django.configuration import (
     names_at_start,
 )
 from jsworker.contrib.django.enqueueing import close_clients
+from jsworker.core.errors import MigrationMissing
 
 
 class JsworkerApp(AppConfig):
@@ -32,6 +35,10 @@ class JsworkerApp(AppConfig):
         for alias, entry in connections.settings.items():
             # Not anew: a test that changes INSTALLED_APPS calls this again.
             names_at_start.setdefault(alias, entry.get("NAME"))
+        with suppress(ImproperlyConfigured):  # an error of the check
+            alias = database_alias()
+            option = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
+            MigrationMissing.command = f"manage.py migrate{option}"
         register(check_configuration)
         post_migrate.connect(_migrate, sender=self)
         connection_created.connect(_let_go)
